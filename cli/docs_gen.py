@@ -276,8 +276,9 @@ def _describe_source(source: Source) -> str:
         last = f" to {source.number + source.count - 1}" if source.count else ""
         drivers = f" (drivers {source.drivers})" if source.drivers else ""
         return f"field {source.number}{last}{name}{links}{drivers}"
-    last = f" to {source.number + source.count - 1}" if source.count else ""
-    return f"metric {source.number}{last} `{_GPM_METRICS[source.number]}`"
+    last = f" to {source.numbers[-1]}" if source.count else ""
+    links = ", one of each link" if source.is_by_link else ""
+    return f"metric {source.number}{last} `{_GPM_METRICS[source.number]}`{links}"
 
 
 _XIDS_HEAD: Final = """\

@@ -36,7 +36,7 @@ from simulator.gpu_models import (
     plan_cuts,
 )
 from simulator.plan import HealthFaults, PlannedProcess
-from simulator.scenario.schema import GpuGroup
+from simulator.scenario.schema import GpuGroup, RackPosition
 
 MAX_INTERVALS: Final = 1 << 17
 """Two megabytes a process and GPU; hours of kernels of 10 ms, and what is older is joined."""
@@ -208,6 +208,10 @@ class DeviceFacts:
     """Of what its draw is told as the mean: `second` or `quarter`."""
     accounting: str
     """`off`, or the version of the driver's accounting."""
+    rack: RackPosition | None = None
+    """Where it is in a rack."""
+    confidential: str = "off"
+    """Its mode of confidential computing."""
 
 
 def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
@@ -244,6 +248,8 @@ def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
         energy_counter=group.energy_counter,
         power_mean=group.power_mean,
         accounting=group.accounting,
+        rack=group.rack,
+        confidential=group.confidential,
     )
 
 

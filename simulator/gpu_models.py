@@ -147,6 +147,8 @@ class Architecture:
     """Whether it replaces rows of memory; older ones retire pages."""
     has_thresholds: bool = True
     """Whether its temperature limits are told as temperatures; newer ones tell margins."""
+    has_margins: bool = False
+    """Whether it tells how far its temperature is from the limit."""
     has_instant_power: bool = True
     """Whether the draw of the instant is told beside the average."""
     nvlink_generation: int = 3
@@ -158,15 +160,22 @@ ARCHITECTURES: Final = {
         number=6, compute_capability=(7, 5), remaps_rows=False, has_instant_power=False
     ),
     "ampere": Architecture(number=7, compute_capability=(8, 0)),
-    "ada": Architecture(number=8, compute_capability=(8, 9), has_thresholds=False),
+    "ada": Architecture(
+        number=8, compute_capability=(8, 9), has_thresholds=False, has_margins=True
+    ),
     "hopper": Architecture(
-        number=9, compute_capability=(9, 0), has_profiling=True, nvlink_generation=4
+        number=9,
+        compute_capability=(9, 0),
+        has_profiling=True,
+        has_margins=True,
+        nvlink_generation=4,
     ),
     "blackwell": Architecture(
         number=10,
         compute_capability=(10, 0),
         has_profiling=True,
         has_thresholds=False,
+        has_margins=True,
         nvlink_generation=5,
     ),
 }

@@ -65,6 +65,10 @@ class ProcessUtilizationSample(msgspec.Struct, frozen=True, kw_only=True, gc=Fal
     """Share of the window in which its kernels ran."""
     memory_percent: int
     """Share of the window in which its memory accesses kept the controller busy."""
+    encoder_percent: int = 0
+    """Share of the window in which the video encoders worked for it."""
+    decoder_percent: int = 0
+    """The same of the video decoders."""
 
 
 @dataclass(frozen=True, kw_only=True)

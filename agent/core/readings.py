@@ -70,6 +70,10 @@ RATIO: Final = Unit(name="%", high=100, over=100)
 FAN_SPEED: Final = Unit(name="%", high=bounds.MAX_FAN_RATIO * 100, over=100)
 ACTIVITY: Final = Unit(name="%", high=100.5, over=100, cap=1.0)
 CELSIUS: Final = Unit(name="°C", low=bounds.MIN_CELSIUS, high=bounds.MAX_CELSIUS)
+# A distance between two temperatures, below 0 behind the limit.
+MARGIN_CELSIUS: Final = Unit(
+    name="°C", low=-bounds.MAX_MARGIN_CELSIUS, high=bounds.MAX_MARGIN_CELSIUS
+)
 MEGAHERTZ: Final = Unit(name="MHz", high=bounds.MAX_HERTZ // 1_000_000, times=1_000_000)
 MILLIWATTS: Final = Unit(name="mW", high=bounds.MAX_MILLIWATTS)
 MILLIJOULES: Final = Unit(
@@ -229,6 +233,9 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
         "power_instant_milliwatts": ReadingSpec(MILLIWATTS),
         "encoder_utilization_ratio": ReadingSpec(RATIO),
         "decoder_utilization_ratio": ReadingSpec(RATIO),
+        "jpeg_utilization_ratio": ReadingSpec(RATIO),
+        "optical_flow_utilization_ratio": ReadingSpec(RATIO),
+        "temperature_margin_celsius": ReadingSpec(MARGIN_CELSIUS),
         "performance_state": ReadingSpec(PERFORMANCE_STATE),
         "throttling.reasons": ReadingSpec(BITS),
         "throttling.power_ns_total": ReadingSpec(NANOSECONDS),
@@ -326,6 +333,12 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
         ),
         "health.nvlink_link_symbol_bit_error_ratios": ReadingSpec(BIT_ERROR_RATIO, is_by_link=True),
         "health.nvlink_link_fec_history_totals": ReadingSpec(EVER, is_list=True, is_by_link=True),
+        "health.nvlink_link_sent_bytes_per_second": ReadingSpec(
+            MEBIBYTES_PER_SECOND, is_by_link=True
+        ),
+        "health.nvlink_link_received_bytes_per_second": ReadingSpec(
+            MEBIBYTES_PER_SECOND, is_by_link=True
+        ),
         "health.fabric_state": ReadingSpec(FABRIC_STATE),
         "health.fabric_status": ReadingSpec(NUMBER),
         "health.fabric_health_mask": ReadingSpec(BITS),
@@ -348,6 +361,12 @@ READINGS: Final[Mapping[CallGroup, Mapping[str, ReadingSpec]]] = {
         "limits.power_limit_max_milliwatts": ReadingSpec(MILLIWATTS),
         "limits.temperature_slowdown_celsius": ReadingSpec(CELSIUS),
         "limits.temperature_shutdown_celsius": ReadingSpec(CELSIUS),
+        "limits.temperature_margin_max_celsius": ReadingSpec(MARGIN_CELSIUS),
+        "limits.temperature_margin_memory_max_celsius": ReadingSpec(MARGIN_CELSIUS),
+        "limits.temperature_margin_slowdown_celsius": ReadingSpec(MARGIN_CELSIUS),
+        "limits.temperature_margin_shutdown_celsius": ReadingSpec(MARGIN_CELSIUS),
+        "limits.sm_clock_max_hertz": ReadingSpec(MEGAHERTZ),
+        "limits.memory_clock_max_hertz": ReadingSpec(MEGAHERTZ),
     },
 }
 """The readings by the group in which they are queried. Those of the first group have fields of

@@ -113,7 +113,14 @@ NODE_INFO: Final = InfoFamily(
     "gpuledger_node_info",
     "gauge",
     "What the node's GPUs are driven by.",
-    ("boot_id", "driver_version", "nvml_version", "cuda_driver_version"),
+    (
+        "boot_id",
+        "driver_version",
+        "nvml_version",
+        "cuda_driver_version",
+        "confidential_computing_mode",
+        "confidential_link_mode",
+    ),
 )
 TICK_TIME: Final = InfoFamily(
     "gpuledger_node_tick_timestamp_seconds",
@@ -157,6 +164,35 @@ FABRIC: Final = InfoFamily(
     (*_GPU, "state"),
     profile="full",
 )
+FABRIC_CLUSTER: Final = InfoFamily(
+    "gpuledger_node_gpu_fabric_cluster_info",
+    "gauge",
+    "Which NVLink fabric the GPU has joined, and the part of it in which GPUs reach each other.",
+    (*_GPU, "cluster_uuid", "clique_id"),
+    profile="full",
+)
+RACK: Final = InfoFamily(
+    "gpuledger_node_gpu_rack_info",
+    "gauge",
+    "Where the GPU is in a rack: told of racks whose GPUs are one fabric.",
+    (*_GPU, "chassis_serial_number", "slot", "tray", "host", "module"),
+    profile="full",
+)
+THROTTLE_REASON: Final = InfoFamily(
+    "gpuledger_node_gpu_throttle_reason",
+    "gauge",
+    "1 where the clocks are held down for the reason when it was asked last, else 0; `other` is all that this"
+    " version does not know.",
+    (*_GPU, "reason"),
+    profile="full",
+)
+NVLINK_RATE: Final = InfoFamily(
+    "gpuledger_node_gpu_nvlink_bytes_per_second",
+    "gauge",
+    "Rate of bytes over one NVLink, headers included, mean of some seconds (Hopper and newer).",
+    (*_GPU, "nvlink", "direction"),
+    profile="full",
+)
 NVLINK_BYTES: Final = InfoFamily(
     "gpuledger_node_gpu_nvlink_bytes_total",
     "counter",
@@ -197,6 +233,12 @@ CONTAINER_MEMORY: Final = InfoFamily(
     "gauge",
     "Device memory that the processes of the container, or of the job, hold.",
     CONTAINER_LABELS,
+)
+CONTAINER_ENGINES: Final = InfoFamily(
+    "gpuledger_container_gpu_engine_busy_ratio",
+    "gauge",
+    "Share of the tick in which video engines worked for the container; there where they did.",
+    (*CONTAINER_LABELS, "engine"),
 )
 XIDS: Final = InfoFamily(
     "gpuledger_node_gpu_xids_total", "counter", "XIDs since the agent's start.", (*_GPU, "xid")
@@ -240,11 +282,16 @@ INFO_FAMILIES: Final = (
     JOB_ALLOCATION,
     RECOVERY,
     FABRIC,
+    FABRIC_CLUSTER,
+    RACK,
+    THROTTLE_REASON,
+    NVLINK_RATE,
     NVLINK_BYTES,
     XIDS,
     INCIDENTS,
     CONTAINER_BUSY,
     CONTAINER_MEMORY,
+    CONTAINER_ENGINES,
 )
 PROCESS_FAMILIES: Final = (PID_POD, PROCESS_BUSY, PROCESS_MEMORY)
 """Those of single processes, off unless asked for."""

@@ -10,6 +10,7 @@ StatefulSet comes again: where both remain possible there is no UID, and nothing
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from agent.exposition.families import Label
@@ -115,6 +116,8 @@ class PodShare(NamedTuple):
     """Share of the tick in which their kernels ran; absent where the driver does not say."""
     memory_bytes: int | None
     """Device memory that they hold; absent where the driver does not say."""
+    engine_busy_ratios: Mapping[str, float] = MappingProxyType({})
+    """Share of the tick in which video engines worked for them, by engine; only those that did."""
 
 
 # A GPU by its UUID alone; an instance by that of its GPU, and its number there.
@@ -161,6 +164,7 @@ class TickHolders:
                 # Kernels of several processes may run at once: together they are no more than all.
                 busy_ratio=min(1.0, sum(ratios)) if ratios else None,
                 memory_bytes=sum(held) if held else None,
+                engine_busy_ratios=_engine_busy_ratios(processes),
             )
             shares.setdefault(self._sample.gpus[gpu].uuid, []).append(share)
         return shares
@@ -208,6 +212,15 @@ class TickHolders:
     ) -> NodeHolder:
         further = self._pods.labels_of(pod_uid) if pod_uid else ()
         return NodeHolder(namespace, pod, container, pod_uid, container_id, further=tuple(further))
+
+
+def _engine_busy_ratios(processes: Sequence[GpuProcess]) -> Mapping[str, float]:
+    used = {
+        "encoder": sum(process.encoder_utilization_ratio or 0.0 for process in processes),
+        "decoder": sum(process.decoder_utilization_ratio or 0.0 for process in processes),
+    }
+    # As with kernels: together they are no more than all.
+    return {engine: min(1.0, ratio) for engine, ratio in used.items() if ratio}
 
 
 def _device_of(reading: GpuReading) -> _Device:

@@ -11,19 +11,24 @@ from agent.exposition.device import ShownDevice, nvlink_link_bytes_totals
 from agent.exposition.families import (
     ALLOCATION,
     CONTAINER_BUSY,
+    CONTAINER_ENGINES,
     CONTAINER_MEMORY,
     FABRIC,
+    FABRIC_CLUSTER,
     GPU_INFO,
     INCIDENTS,
     JOB_ALLOCATION,
     LABELS,
     NODE_INFO,
     NVLINK_BYTES,
+    NVLINK_RATE,
     PID_POD,
     PROCESS_BUSY,
     PROCESS_LABELS,
     PROCESS_MEMORY,
+    RACK,
     RECOVERY,
+    THROTTLE_REASON,
     TICK_TIME,
     UP,
     XIDS,
@@ -39,6 +44,7 @@ from agent.exposition.holders import NodeHolder, PodShare
 from agent.exposition.node_state import Snapshot
 from agent.settings import Profile
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.ledger.health import throttle_reasons
 from gpuledger.records import GpuProcess
 
 _MIB: Final = 1 << 20
@@ -146,6 +152,38 @@ class _ByDevice:
         if device.health and device.health.fabric_state:
             yield [("state", device.health.fabric_state)], 1
 
+    @staticmethod
+    def fabric_cluster(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
+        facts = device.facts
+        if facts and facts.fabric_cluster_uuid:
+            clique = facts.fabric_clique_id
+            place = (facts.fabric_cluster_uuid, "" if clique is None else str(clique))
+            yield list(zip(FABRIC_CLUSTER.label_names[2:], place, strict=True)), 1
+
+    @staticmethod
+    def rack(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
+        facts = device.facts
+        if facts and facts.chassis_serial_number:
+            numbers = (facts.chassis_slot, facts.chassis_tray, facts.chassis_host, facts.module_id)
+            written = ["" if number is None else str(number) for number in numbers]
+            place = [facts.chassis_serial_number, *written]
+            yield list(zip(RACK.label_names[2:], place, strict=True)), 1
+
+    @staticmethod
+    def throttle_reason(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
+        if device.throttling and device.throttling.reasons is not None:
+            for reason, is_set in throttle_reasons(device.throttling.reasons):
+                yield [("reason", reason)], int(is_set)
+
+    @staticmethod
+    def nvlink_rate(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
+        health = device.health
+        sent = (health and health.nvlink_link_sent_bytes_per_second) or {}
+        received = (health and health.nvlink_link_received_bytes_per_second) or {}
+        for direction, rates in (("sent", sent), ("received", received)):
+            for link, rate in rates.items():
+                yield [("nvlink", link), ("direction", direction)], rate
+
 
 _BY_DEVICE: Final[
     Sequence[tuple[InfoFamily, Callable[[ShownDevice], Iterator[tuple[Labels, float]]]]]
@@ -153,6 +191,10 @@ _BY_DEVICE: Final[
     (UP, _ByDevice.up),
     (RECOVERY, _ByDevice.recovery),
     (FABRIC, _ByDevice.fabric),
+    (FABRIC_CLUSTER, _ByDevice.fabric_cluster),
+    (RACK, _ByDevice.rack),
+    (THROTTLE_REASON, _ByDevice.throttle_reason),
+    (NVLINK_RATE, _ByDevice.nvlink_rate),
     (NVLINK_BYTES, _ByDevice.nvlink_bytes),
 )
 
@@ -187,6 +229,11 @@ def write_containers(now: Snapshot) -> Iterator[str]:
     )
     yield from CONTAINER_MEMORY.write(
         (labels, share.memory_bytes) for labels, share in rows if share.memory_bytes is not None
+    )
+    yield from CONTAINER_ENGINES.write(
+        ([*labels, ("engine", engine)], ratio)
+        for labels, share in rows
+        for engine, ratio in share.engine_busy_ratios.items()
     )
 
 

@@ -305,6 +305,7 @@ _SHAPES: Final[Mapping[str, Shape]] = {
     **dict.fromkeys(
         (
             "nvmlDeviceGetGpuFabricInfoV",
+            "nvmlDeviceGetPlatformInfo",
             "nvmlDeviceGetSramEccErrorStatus",
             "nvmlDeviceRegisterEvents",
             "nvmlEventSetFree",
@@ -313,6 +314,7 @@ _SHAPES: Final[Mapping[str, Shape]] = {
             "nvmlInit",
             "nvmlShutdown",
             "nvmlSystemEventSetFree",
+            "nvmlSystemGetConfComputeSettings",
             "nvmlSystemRegisterEvents",
         ),
         _WHOLE_OR_NONE,
@@ -346,6 +348,8 @@ _SHAPES: Final[Mapping[str, Shape]] = {
             "nvmlDeviceGetEnforcedPowerLimit",
             "nvmlDeviceGetFanSpeed",
             "nvmlDeviceGetGpuInstanceId",
+            "nvmlDeviceGetMarginTemperature",
+            "nvmlDeviceGetMaxClockInfo",
             "nvmlDeviceGetMaxMigDeviceCount",
             "nvmlDeviceGetMaxPcieLinkGeneration",
             "nvmlDeviceGetMaxPcieLinkWidth",
@@ -374,7 +378,9 @@ _SHAPES: Final[Mapping[str, Shape]] = {
             "nvmlDeviceGetDecoderUtilization",
             "nvmlDeviceGetEccMode",
             "nvmlDeviceGetEncoderUtilization",
+            "nvmlDeviceGetJpgUtilization",
             "nvmlDeviceGetMigMode",
+            "nvmlDeviceGetOfaUtilization",
             "nvmlDeviceGetPowerManagementLimitConstraints",
         ),
         (_WHOLE, _WHOLE),
@@ -406,5 +412,6 @@ _SHAPES: Final[Mapping[str, Shape]] = {
     "nvmlGpmMetricsGet": Struct.of("c_nvmlGpmMetricsGet_t"),
     "nvmlGpmQueryDeviceSupport": Struct.of("c_nvmlGpmSupport_t"),
     "nvmlGpuInstanceGetInfo": Struct.of("c_nvmlGpuInstanceInfo_t"),
+    "nvmlSystemGetConfComputeState": Struct.of("c_nvmlConfComputeSystemState_t"),
     "nvmlSystemEventSetWait": [{"eventType": _WHOLE, "gpuId": _WHOLE}],
 }

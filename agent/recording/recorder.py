@@ -185,6 +185,10 @@ _CONTAINER: Final = re.compile(rb"\b[0-9a-f]{64}\b")
 _BUS_ID: Final = re.compile(rb"\b[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]\b")
 _BUS_NUMBERS: Final = re.compile(rb'"(domain|bus|device)":\d+')
 _CLUSTER: Final = re.compile(rb'"clusterUuid":(?:\{[^}]*\}|"[^"]*")')
+# Who a chassis is, and its GPUs in the fabric: texts, or bytes that are none.
+_RACK: Final = re.compile(
+    rb'"(chassisSerialNumber|rackGuid|ibGuid)":(?:\{[^}]*\}|"(?:[^"\\]|\\.)*")'
+)
 _COMMAND: Final = re.compile(r"\(.*\)", re.DOTALL)
 _SECRET_CALLS: Final = frozenset(
     {"nvmlDeviceGetSerial", "nvmlSystemGetProcessName", "nvmlDeviceGetBoardPartNumber"}
@@ -222,6 +226,7 @@ class Redactor:
         # The same address stands beside it in numbers.
         if b"busId" in text:
             text = _BUS_NUMBERS.sub(rb'"\1":0', text)
+        text = _RACK.sub(lambda found: b'"%s":{"ascii":""}' % found[1], text)
         return _CLUSTER.sub(_NO_CLUSTER, text)
 
     def _without_names(self, line: RecordingLine) -> RecordingLine:

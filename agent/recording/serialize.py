@@ -110,7 +110,7 @@ def _ctypes_to_json(value: Any, handles: Handles) -> Json:  # noqa: ANN401, PLR0
         if type(value).__name__ == _METRICS:
             fields = _metrics_fields(value, handles)
         else:
-            fields = {name: to_json(getattr(value, name), handles) for name, *_ in value._fields_}
+            fields = {name: to_json(_member(value, name), handles) for name, *_ in value._fields_}
         return {"struct": type(value).__name__, "fields": fields}
     if isinstance(value, ctypes.Union):
         return {"bits": int.from_bytes(bytes(value), "little")}
@@ -122,6 +122,14 @@ def _ctypes_to_json(value: Any, handles: Handles) -> Json:  # noqa: ANN401, PLR0
         kind = type(value).__name__.removeprefix(_POINTER)
         return {"handle": handles.number(value), "of": kind} if value else None
     return {"handle": handles.number(value)}
+
+
+def _member(struct: Any, name: str) -> Any:  # noqa: ANN401  # as above
+    try:
+        return getattr(struct, name)
+    except UnicodeDecodeError:
+        # The binding takes bytes for a text, which those of an identity need not be.
+        return object.__getattribute__(struct, name)
 
 
 def _metrics_fields(struct: Any, handles: Handles) -> dict[str, Json]:  # noqa: ANN401  # as above

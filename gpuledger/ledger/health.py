@@ -23,6 +23,7 @@ from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.records import (
     GpuDetails,
     GpuHealth,
+    GpuLimits,
     GpuThrottling,
     GpuTraffic,
     Incident,
@@ -44,6 +45,8 @@ THROTTLE_REASONS: Final = {
     0x100: "display_clocks",
 }
 """NVML's bits, by the names that dcgm-exporter gives them."""
+OTHER: Final = "other"
+"""What stands for all that this version does not know."""
 KEPT_NS: Final = 60 * 10**9
 """A GPU of which nothing came for so long is told of no more."""
 MAX_AGE_NS: Final = 3_660 * 10**9
@@ -242,6 +245,43 @@ _TABLE: Final = (
         ("health.fabric_access_timeout", "access_timeout"),
         labels=("condition",),
     ),
+    *(
+        _metric(
+            f"{engine}_utilization_ratio",
+            f"Share of the driver's last window in which the {engines} were busy.",
+            (f"details.{engine}_utilization_ratio",),
+        )
+        for engine, engines in {
+            "encoder": "video encoders",
+            "decoder": "video decoders",
+            "jpeg": "JPEG engines",
+            "optical_flow": "optical flow engines",
+        }.items()
+    ),
+    _metric(
+        "temperature_margin_celsius",
+        "How much hotter the GPU may become before it has to slow down (Ada and newer).",
+        ("details.temperature_margin_celsius",),
+    ),
+    _metric(
+        "temperature_margin_limit_celsius",
+        "The margin at which the hardware slows or shuts down, and the least to be operated with.",
+        *(
+            (f"limits.temperature_margin_{limit}_celsius", limit)
+            for limit in ("max", "memory_max", "slowdown", "shutdown")
+        ),
+        labels=("limit",),
+    ),
+    _metric(
+        "sm_clock_max_hertz",
+        "The highest clock of the streaming multiprocessors.",
+        ("limits.sm_clock_max_hertz",),
+    ),
+    _metric(
+        "memory_clock_max_hertz",
+        "The highest clock of the device memory.",
+        ("limits.memory_clock_max_hertz",),
+    ),
 )
 _HARDWARE: Final = (
     HealthFamily(
@@ -263,7 +303,7 @@ _HARDWARE: Final = (
 _REASON: Final = _metric(
     "throttle_reason",
     "1 where the clocks were held down for the reason when it was asked since the sample before, or"
-    " last; else 0.",
+    " last; else 0; `other` is all that this version does not know.",
     labels=("reason",),
 ).family
 _RECOVERY: Final = _metric(
@@ -280,6 +320,8 @@ READINGS: Final = {
 }
 """What each series reads, by its metric and the labels behind `gpu_uuid`: part and field."""
 _NS_PER_SECOND: Final = 10**9
+_TOLD: Final = ("health", "limits", "throttling", "traffic")
+"""A device is told of from the first record on that has one of these parts."""
 _STATE_BYTES: Final = 65_536
 """What a GPU takes of memory beside its labels, about: its series' groups and its last health."""
 
@@ -292,6 +334,10 @@ class _GpuState:
     """The groups of its node's `reads`, in their order."""
     health: GpuHealth | None = None
     health_ns: int = 0
+    limits: GpuLimits | None = None
+    """Asked with the health."""
+    details: GpuDetails | None = None
+    details_ns: int = 0
     throttling: GpuThrottling | None = None
     throttling_ns: int = 0
     traffic: GpuTraffic | None = None
@@ -335,6 +381,12 @@ def _reads_of(families: tuple[HealthFamily, ...]) -> _Reads:
     )
 
 
+_OF_DETAILS: Final = tuple(
+    path.removeprefix("details.")
+    for health in _TABLE
+    for _, path in health.members
+    if path.startswith("details.")
+)
 _READS: Final = _reads_of(_TABLE)
 _READS_WITH_HARDWARE: Final = (*_READS, *_reads_of(_HARDWARE))
 
@@ -385,12 +437,14 @@ def health_values(
     values: dict[SeriesGroup, SeriesValues] = {}
     for uuid, gpu in known.gpus.items():
         if abs(now_ns - gpu.health_ns) > MAX_AGE_NS:
-            gpu.health = None
+            gpu.health, gpu.limits = None, None
         # Not all of it is asked as often as it is told.
         if abs(now_ns - gpu.throttling_ns) > KEPT_NS:
             gpu.throttling = None
         if abs(now_ns - gpu.traffic_ns) > KEPT_NS:
             gpu.traffic = None
+        if abs(now_ns - gpu.details_ns) > KEPT_NS:
+            gpu.details = None
         values.update(_values_of(uuid, gpu, known.reads))
         gpu.reasons = None
     return values
@@ -399,7 +453,7 @@ def health_values(
 def _remember(details: GpuDetails, known: NodeHealth, now_ns: int) -> None:
     gpu = known.gpus.get(details.uuid)
     if gpu is None:
-        if details.health is None and details.throttling is None and details.traffic is None:
+        if not any(getattr(details, name) is not None for name in _TOLD):
             return
         if len(known.gpus) >= MAX_GPUS:
             # The one that was heard of longest ago: no node has so many.
@@ -407,8 +461,12 @@ def _remember(details: GpuDetails, known: NodeHealth, now_ns: int) -> None:
         groups = (SeriesGroup(family, (details.uuid, *labels)) for family, labels, _ in known.reads)
         gpu = known.gpus[details.uuid] = _GpuState(groups=tuple(groups))
     gpu.seen_ns = now_ns
+    if any(getattr(details, name) is not None for name in _OF_DETAILS):
+        gpu.details, gpu.details_ns = details, now_ns
     if details.health is not None:
         gpu.health, gpu.health_ns = details.health, now_ns
+    if details.limits is not None:
+        gpu.limits, gpu.health_ns = details.limits, now_ns
     if details.traffic is not None:
         gpu.traffic, gpu.traffic_ns = details.traffic, now_ns
     if details.throttling is not None:
@@ -425,13 +483,19 @@ def _values_of(
     if gpu.throttling is not None and gpu.throttling.reasons is not None:
         # Not asked since: what held the clocks down then may do so still.
         reasons = gpu.throttling.reasons if gpu.reasons is None else gpu.reasons
-        for bit, reason in THROTTLE_REASONS.items():
-            yield SeriesGroup(_REASON, (uuid, reason)), (float(bool(reasons & bit)),)
+        for reason, is_set in throttle_reasons(reasons):
+            yield SeriesGroup(_REASON, (uuid, reason)), (float(is_set),)
     if gpu.health is not None and gpu.health.recovery_action is not None:
         yield SeriesGroup(_RECOVERY, (uuid, gpu.health.recovery_action)), (1.0,)
 
 
-OTHER: Final = "other"
+def throttle_reasons(bits: int) -> Iterator[tuple[str, bool]]:
+    """Yield each reason, and whether it is among NVML's bits."""
+    for bit, reason in THROTTLE_REASONS.items():
+        yield reason, bool(bits & bit)
+    yield OTHER, bool(bits & ~sum(THROTTLE_REASONS))
+
+
 COUNTED_KINDS: Final = (*INCIDENT_KINDS, OTHER)
 """The values of the label `kind` of incidents."""
 

@@ -35,6 +35,8 @@ MAX_TICK_MILLIJOULES: Final = MAX_MILLIWATTS * MAX_INTERVAL_SECONDS
 MIN_CELSIUS: Final = -20
 MAX_CELSIUS: Final = 150
 """Boards are specified for 0 to 50 °C around them and shut down by about 105 °C (memory)."""
+MAX_MARGIN_CELSIUS: Final = 200
+"""More than lies between the coldest a GPU may be and where it shuts down, to either side."""
 MAX_HERTZ: Final = 20_000_000_000
 """GDDR7, the fastest clock that NVML tells, has 16 GHz at most as it counts."""
 MAX_MEMORY_BYTES: Final = 2**48
@@ -59,6 +61,7 @@ Milliwatts = Annotated[int, msgspec.Meta(ge=0, le=MAX_MILLIWATTS)]
 Millijoules = Annotated[int, msgspec.Meta(ge=0, le=MAX_MILLIJOULES)]
 TickMillijoules = Annotated[int, msgspec.Meta(ge=0, le=MAX_TICK_MILLIJOULES)]
 Celsius = Annotated[int, msgspec.Meta(ge=MIN_CELSIUS, le=MAX_CELSIUS)]
+MarginCelsius = Annotated[int, msgspec.Meta(ge=-MAX_MARGIN_CELSIUS, le=MAX_MARGIN_CELSIUS)]
 Hertz = Annotated[int, msgspec.Meta(ge=0, le=MAX_HERTZ)]
 MemoryBytes = Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMORY_BYTES)]
 DurationNs = Annotated[int, msgspec.Meta(ge=0, le=MAX_DURATION_NS)]

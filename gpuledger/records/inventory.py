@@ -98,6 +98,21 @@ class GpuFacts(BaseRecord, frozen=True, kw_only=True):
     """Whether the driver keeps accounts of processes."""
     compute_mode: Word | None = None
     """`default`, `exclusive_process` or `prohibited`."""
+    fabric_cluster_uuid: Word | None = None
+    """The NVLink fabric that it has joined, the same of all GPUs in it; absent until it has."""
+    fabric_clique_id: Natural | None = None
+    """The part of the fabric in which GPUs reach each other; absent as the fabric is."""
+    chassis_serial_number: Word | None = None
+    """Serial number of the chassis, of a rack whose GPUs are one fabric; this and where it stands
+    in there are told by such machines alone."""
+    chassis_slot: SmallNatural | None = None
+    """Slot in the chassis, those of switches counted."""
+    chassis_tray: SmallNatural | None = None
+    """Tray among those of the chassis that compute."""
+    chassis_host: SmallNatural | None = None
+    """Number of the machine in the slot."""
+    module_id: SmallNatural | None = None
+    """Number of the GPU in the machine, by its place there."""
     mig_enabled: bool | None = None
     """Whether it is cut into instances; absent where it cannot be."""
     instances: Annotated[list[MigInstance], at_most(MAX_GPUS)]
@@ -125,5 +140,10 @@ class Inventory(BaseRecord, frozen=True, kw_only=True):
     """The library's version."""
     cuda_driver_version: Word | None = None
     """The newest CUDA that the driver can run, such as `13.0`."""
+    confidential_computing_mode: Word | None = None
+    """`off`; `on`; or `devtools`, in which it is on and debuggers are let in, so that nothing is
+    confidential. Absent where the GPUs have none."""
+    confidential_link_mode: Word | None = None
+    """How GPUs reach each other in it: `none`, `protected_pcie` or `nvlink_encryption`."""
     gpus: Annotated[list[GpuFacts], at_most(MAX_GPUS)]
     """The GPUs that answered."""

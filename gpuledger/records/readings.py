@@ -25,6 +25,7 @@ from gpuledger.records.bounds import (
     FanRatio,
     Hertz,
     Id,
+    MarginCelsius,
     MemoryBytes,
     Millijoules,
     Milliwatts,
@@ -214,6 +215,15 @@ class GpuHealth(BaseRecord, frozen=True, kw_only=True):
         | None
     ) = None
     """Blocks that each NVLink received, by how many errors were corrected in them, from 0 on."""
+    nvlink_link_sent_bytes_per_second: (
+        Annotated[dict[Word, BytesPerSecond], at_most(MAX_LINKS)] | None
+    ) = None
+    """From the GPU over each NVLink, in the same way: the mean since the health was asked last, by
+    the chip's own counters (Hopper and newer)."""
+    nvlink_link_received_bytes_per_second: (
+        Annotated[dict[Word, BytesPerSecond], at_most(MAX_LINKS)] | None
+    ) = None
+    """To the GPU over each NVLink, in the same way."""
     fabric_state: Word | None = None
     """`not_supported`, `not_started`, `in_progress` or `completed`."""
     fabric_status: Natural | None = None
@@ -247,7 +257,7 @@ class GpuHealth(BaseRecord, frozen=True, kw_only=True):
 
 
 class GpuLimits(BaseRecord, frozen=True, kw_only=True):
-    """What the GPU may draw and how hot it may be; absent in ticks in which it was not asked."""
+    """What the GPU may draw, and how hot and fast it may be; absent in ticks without its health."""
 
     power_limit_enforced_milliwatts: Milliwatts | None = None
     """The limit in force: the least of all that are set."""
@@ -263,6 +273,20 @@ class GpuLimits(BaseRecord, frozen=True, kw_only=True):
     """Where the hardware slows down."""
     temperature_shutdown_celsius: Celsius | None = None
     """Where the hardware shuts down."""
+    # NVML's T.Limit, by which newer GPUs replace the temperatures above.
+    temperature_margin_max_celsius: MarginCelsius | None = None
+    """The margin (`GpuDetails.temperature_margin_celsius`) from which on the GPU is too hot to be
+    operated; that of the die, on Ada and newer as the next three."""
+    temperature_margin_memory_max_celsius: MarginCelsius | None = None
+    """The same of the memory."""
+    temperature_margin_slowdown_celsius: MarginCelsius | None = None
+    """The margin at which the hardware slows down; below 0 it lies behind the limit."""
+    temperature_margin_shutdown_celsius: MarginCelsius | None = None
+    """The margin at which the hardware shuts down."""
+    sm_clock_max_hertz: Hertz | None = None
+    """The highest clock of the streaming multiprocessors."""
+    memory_clock_max_hertz: Hertz | None = None
+    """The highest clock of the device memory."""
 
 
 class GpuProfiling(BaseRecord, frozen=True, kw_only=True):
@@ -420,10 +444,17 @@ class GpuDetails(BaseRecord, frozen=True, kw_only=True):
     """Share of the driver's last window in which the video encoders were busy."""
     decoder_utilization_ratio: Ratio | None = None
     """Share of the driver's last window in which the video decoders were busy."""
+    jpeg_utilization_ratio: Ratio | None = None
+    """Share of the driver's last window in which the JPEG engines were busy."""
+    optical_flow_utilization_ratio: Ratio | None = None
+    """Share of the driver's last window in which the optical flow engines were busy."""
     power_instant_milliwatts: Milliwatts | None = None
     """Power draw of the instant."""
     memory_temperature_celsius: Celsius | None = None
     """Temperature of the memory."""
+    temperature_margin_celsius: MarginCelsius | None = None
+    """How much hotter the GPU may become before it has to slow down (Ada and newer); below 0 it is
+    beyond that."""
     performance_state: PerformanceState | None = None
     """0 is the fastest, 15 the slowest."""
     profiling: GpuProfiling | None = None

@@ -82,6 +82,11 @@ class GpuProcess(ArrayRecord, frozen=True, kw_only=True):
     ended: bool | None = None
     """True where it was there at one of the ticks before and is gone: its last kernels may have run
     in the covered interval, and it ran for a part of that at most."""
+    encoder_utilization_ratio: Ratio | None = None
+    """Share of the covered interval in which the video encoders worked for it, 0 to 1; absent where
+    they did not."""
+    decoder_utilization_ratio: Ratio | None = None
+    """The same of the video decoders."""
 
 
 class DeviceAllocation(BaseRecord, frozen=True, kw_only=True):

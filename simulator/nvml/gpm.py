@@ -32,14 +32,15 @@ _RATIOS: Final[Mapping[int, str]] = {
     pynvml.NVML_GPM_METRIC_FP32_UTIL: "fp32_ratio",
     pynvml.NVML_GPM_METRIC_FP16_UTIL: "fp16_ratio",
     pynvml.NVML_GPM_METRIC_NVDEC_0_UTIL: "decoder_ratio",
+    pynvml.NVML_GPM_METRIC_NVJPG_0_UTIL: "jpeg_ratio",
+    pynvml.NVML_GPM_METRIC_NVOFA_0_UTIL: "optical_flow_ratio",
 }
 _NEVER: Final = frozenset(
     {
         pynvml.NVML_GPM_METRIC_DFMA_TENSOR_UTIL,
         pynvml.NVML_GPM_METRIC_IMMA_TENSOR_UTIL,
         *range(pynvml.NVML_GPM_METRIC_NVDEC_1_UTIL, pynvml.NVML_GPM_METRIC_NVDEC_6_UTIL + 1),
-        *range(pynvml.NVML_GPM_METRIC_NVJPG_0_UTIL, pynvml.NVML_GPM_METRIC_NVJPG_6_UTIL + 1),
-        pynvml.NVML_GPM_METRIC_NVOFA_0_UTIL,
+        *range(pynvml.NVML_GPM_METRIC_NVJPG_1_UTIL, pynvml.NVML_GPM_METRIC_NVJPG_6_UTIL + 1),
     }
 )
 _RATES: Final[Mapping[int, str]] = {
@@ -48,6 +49,11 @@ _RATES: Final[Mapping[int, str]] = {
     pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC: "nvlink_bytes_per_second",
     pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC: "nvlink_bytes_per_second",
 }
+
+
+_EACH_LINK: Final = range(
+    pynvml.NVML_GPM_METRIC_NVLINK_L0_RX_PER_SEC, pynvml.NVML_GPM_METRIC_NVLINK_L17_TX_PER_SEC + 1
+)
 
 
 class _Taken(NamedTuple):
@@ -168,5 +174,12 @@ def _metric(number: int, older: _Taken, newer: _Taken) -> float | None:
             return None
         moved = newer.gpu.mixed_ns(_RATES[number], older.time_ns, newer.time_ns)
         return moved / span_ns / _MIB
+    if number in _EACH_LINK:
+        links = newer.gpu.facts.model.nvlinks
+        if (number - _EACH_LINK.start) // 2 >= links:
+            return None
+        # Links carry alike.
+        moved = newer.gpu.mixed_ns("nvlink_bytes_per_second", older.time_ns, newer.time_ns)
+        return moved / span_ns / _MIB / links
     # An engine that nothing in a scenario ever uses is there, and idle.
     return 0.0 if number in _NEVER else None

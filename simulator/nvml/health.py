@@ -101,6 +101,9 @@ class Health(Subject):
             (_TRUE if condition in conditions else _FALSE) << 2 * position
             for position, condition in enumerate(_FABRIC_CONDITIONS)
         )
+        if gpu.facts.rack:
+            struct.clusterUuid[:] = list(gpu.facts.rack.cluster_uuid.bytes)
+            struct.cliqueId = gpu.facts.rack.clique
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Handle) -> int:
@@ -171,6 +174,7 @@ class Health(Subject):
 _KIB: Final = 1024
 _ALL_LINKS: Final = 0xFFFFFFFF
 _UINT: Final = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+_INT: Final = pynvml.NVML_VALUE_TYPE_SIGNED_INT
 _ULONG_LONG: Final = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
 _COOL_CELSIUS: Final = 34
 _WARMING_CELSIUS: Final = 45
@@ -234,6 +238,8 @@ class FieldValues(Subject):
     def _put(value: Any, taken: int) -> None:  # noqa: ANN401  # a ctypes struct
         if value.valueType == _UINT:
             value.value.uiVal = taken
+        elif value.valueType == _INT:
+            value.value.siVal = taken
         else:
             value.value.ullVal = taken
 
@@ -364,6 +370,14 @@ def _of_pcie(name: str | None = None) -> _Taken:
     return take
 
 
+def _margin(celsius: int, *, of_memory: bool = False) -> _Taken:
+    def take(gpu: SimulatedGpu, _loaded_ns: int, _now_ns: int) -> int | None:
+        is_told = gpu.facts.model.has_hbm or not of_memory
+        return celsius if gpu.facts.architecture.has_margins and is_told else None
+
+    return take
+
+
 _PER_LINK: Final = frozenset({138, 139})
 _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
     # Retired pages: single-bit, double-bit, pending. Newer chips remap rows instead.
@@ -401,6 +415,11 @@ _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
     173: (_UINT, _of_pcie("pcie_corrected")),
     180: (_UINT, _of_pcie("pcie_fatal")),
     186: (_UINT, _instant_milliwatts),
+    # Margins: where the hardware shuts down and slows down, and the most of memory and die.
+    193: (_INT, _margin(-8)),
+    194: (_INT, _margin(-2)),
+    195: (_INT, _margin(0, of_memory=True)),
+    196: (_INT, _margin(0)),
     # Bytes over PCIe, sent and received.
     197: (_ULONG_LONG, _pcie_bytes),
     198: (_ULONG_LONG, _pcie_bytes),

@@ -20,6 +20,7 @@ from simulator.plan import PlannedProcess
 _IDLE_SM_MEGAHERTZ: Final = 345
 _COOL_CELSIUS: Final = 31
 _WARMING_CELSIUS: Final = 42
+_MAX_CELSIUS: Final = 87
 _WARMING_NS: Final = 20 * NS_PER_SECOND
 _POWER_STEP_NS: Final = 100 * NS_PER_MS
 _POWER_WINDOW_NS: Final = 25 * NS_PER_MS
@@ -108,6 +109,32 @@ class Readings(Subject):
         """Return whole percents of the last window, and its length in microseconds."""
         return self._engine(handle, "decoder_ratio")
 
+    def nvmlDeviceGetJpgUtilization(self, handle: Handle) -> list[int]:
+        """Return whole percents of the last window, and its length in microseconds."""
+        return self._engine(handle, "jpeg_ratio")
+
+    def nvmlDeviceGetOfaUtilization(self, handle: Handle) -> list[int]:
+        """Return whole percents of the last window, and its length in microseconds."""
+        return self._engine(handle, "optical_flow_ratio")
+
+    def nvmlDeviceGetMarginTemperature(self, handle: Handle) -> int:
+        """Return how much hotter the GPU may become; older ones tell thresholds instead."""
+        if not self._session.gpu(handle).facts.architecture.has_margins:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return _MAX_CELSIUS - self.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: Handle, type: int) -> int:
+        """Return the highest clock in megahertz, which is that under load."""
+        model = self._session.gpu(handle).facts.model
+        clocks = {
+            pynvml.NVML_CLOCK_SM: model.sm_clock_megahertz,
+            pynvml.NVML_CLOCK_GRAPHICS: model.sm_clock_megahertz,
+            pynvml.NVML_CLOCK_MEM: model.memory_clock_megahertz,
+        }
+        if type not in clocks:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return clocks[type]
+
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
         """Return why the clocks are not higher, as bits."""
         gpu, now_ns = self._session.gpu(handle), self._session.since_epoch_ns()
@@ -171,7 +198,16 @@ class Utilization(Subject):
                 found.append(struct)
         if not found:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        self._fill_video(found, handle)
         return found
+
+    def _fill_video(self, samples: list[Any], handle: Handle) -> None:
+        """Write into process samples what the video engines did while the kernels ran."""
+        mixes = {one.pid: one.spec.load.mix for one in self._session.gpu(handle).processes}
+        for struct in samples:
+            if mix := mixes.get(struct.pid):
+                struct.encUtil = round(struct.smUtil * mix.encoder_ratio)
+                struct.decUtil = round(struct.smUtil * mix.decoder_ratio)
 
 
 _BUFFER_PROCESSES: Final = 4000

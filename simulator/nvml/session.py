@@ -160,6 +160,61 @@ class Board(Subject):
         self._session.check_open()
         return 13_000
 
+    def nvmlSystemGetConfComputeState(self) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return whether confidential computing is on; NotSupported before Hopper."""
+        mode = self._confidential_mode()
+        state = pynvml.c_nvmlConfComputeSystemState_t()
+        state.environment = (
+            pynvml.NVML_CC_SYSTEM_ENVIRONMENT_UNAVAILABLE
+            if mode == "off"
+            else pynvml.NVML_CC_SYSTEM_ENVIRONMENT_PROD
+        )
+        state.ccFeature, state.devToolsMode = int(mode != "off"), int(mode == "devtools")
+        return state
+
+    def nvmlSystemGetConfComputeSettings(self, settings: Any) -> int:  # noqa: ANN401  # a reference to a struct
+        """Fill in the same and how GPUs reach each other; of errors the binding returns the code.
+
+        Several GPUs of one confidential machine have a protected PCIe.
+        """
+        try:
+            state = self.nvmlSystemGetConfComputeState()
+        except pynvml.NVMLError as error:
+            return int(error.value)
+        struct = settings._obj  # noqa: SLF001  # what ctypes.byref refers to
+        for name in ("environment", "ccFeature", "devToolsMode"):
+            setattr(struct, name, getattr(state, name))
+        is_protected = state.ccFeature and len(self._session.gpus) > 1
+        struct.multiGpuMode = (
+            pynvml.NVML_CC_SYSTEM_MULTIGPU_PROTECTED_PCIE
+            if is_protected
+            else pynvml.NVML_CC_SYSTEM_MULTIGPU_NONE
+        )
+        return int(pynvml.NVML_SUCCESS)
+
+    def nvmlDeviceGetPlatformInfo(self, device: Handle, platformInfo: Any) -> int:  # noqa: ANN401  # a reference to a struct
+        """Fill in where a GPU is in its rack; NotSupported where it is in none."""
+        facts = self._session.gpu(device).facts
+        struct = platformInfo._obj  # noqa: SLF001  # what ctypes.byref refers to
+        if facts.rack is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        struct.chassisSerialNumber = facts.rack.chassis_serial_number.encode()
+        struct.slotNumber, struct.trayIndex = bytes([facts.rack.slot]), bytes([facts.rack.tray])
+        struct.hostId, struct.moduleId = bytes([facts.rack.host]), bytes([facts.index + 1])
+        return int(pynvml.NVML_SUCCESS)
+
+    def _confidential_mode(self) -> str:
+        """Return the node's mode, which is that of its GPUs."""
+        self._session.check_open()
+        modes = [
+            gpu.facts.confidential
+            for gpu in self._session.gpus
+            if gpu.facts.architecture.has_profiling
+        ]
+        if not modes:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return next((mode for mode in modes if mode != "off"), "off")
+
     def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int:
         """Return the number in the device file."""
         return self._session.gpu(handle).facts.index

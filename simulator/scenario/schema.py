@@ -5,6 +5,7 @@ against another and naming mistakes is `simulator.scenario.load`'s business.
 """
 
 from typing import Annotated, Literal
+from uuid import UUID
 
 from msgspec import Meta, Struct, field
 
@@ -133,6 +134,10 @@ class KernelMix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Share of time in which a video decoder is busy."""
     encoder_ratio: Ratio = 0.0
     """Share of time in which a video encoder is busy."""
+    jpeg_ratio: Ratio = 0.0
+    """Share of time in which a JPEG engine is busy."""
+    optical_flow_ratio: Ratio = 0.0
+    """Share of time in which an optical flow engine is busy."""
 
 
 Natural = Annotated[int, Meta(ge=0)]
@@ -219,6 +224,23 @@ class PluginDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A resource claim of the pod's namespace that gave it, in place of a device plugin."""
 
 
+class RackPosition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where GPUs are in a rack whose GPUs are one NVLink fabric."""
+
+    chassis_serial_number: Annotated[str, Meta(pattern="^[ -~]{1,16}$")]
+    """Serial number of the chassis."""
+    slot: Annotated[int, Meta(ge=0, le=254)] = 0
+    """Slot in the chassis, those of switches counted."""
+    tray: Annotated[int, Meta(ge=0, le=254)] = 0
+    """Tray among those that compute."""
+    host: Annotated[int, Meta(ge=0, le=254)] = 0
+    """Number of the machine in the slot."""
+    cluster_uuid: UUID
+    """The fabric."""
+    clique: Natural = 0
+    """The part of the fabric in which GPUs reach each other."""
+
+
 class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One or more equal GPUs; what is left out comes from the model's product facts."""
 
@@ -253,6 +275,10 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     context of CUDA. It is within `max_watts`, so kernels draw that much less beyond it."""
     accounting: Literal["off", "v1", "v2"] = "off"
     """Whether the driver keeps accounts of processes, and which call it has for them."""
+    rack: RackPosition | None = None
+    """Where they are in a rack; absent: in none."""
+    confidential: Literal["off", "on", "devtools"] = "off"
+    """Whether confidential computing is on, on Hopper and newer; one group says it for its node."""
 
 
 class ClockStep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -125,7 +125,14 @@ class FakeNvml:
     def nvmlDeviceGetProcessUtilization(self, gpu: FakeGpu, last_seen: int) -> list[Any]:
         self._check("nvmlDeviceGetProcessUtilization", gpu)
         return [
-            SimpleNamespace(pid=pid, timeStamp=stamp, smUtil=percent, memUtil=percent // 2)
+            SimpleNamespace(
+                pid=pid,
+                timeStamp=stamp,
+                smUtil=percent,
+                memUtil=percent // 2,
+                encUtil=0,
+                decUtil=0,
+            )
             for pid, stamp, percent in gpu.process_samples
             if stamp > last_seen
         ]

@@ -19,6 +19,7 @@ from agent.core.normalize.shares import (
     Shares,
     apportion,
     merge_processes,
+    with_video,
 )
 from agent.core.raw import ListedProcess, ProcessAccounting, RawGpuSample, SampleCursor
 from agent.core.readings import MEMORY_LIMITS, PERCENT, TIMESTAMP_US, Validator
@@ -138,6 +139,7 @@ def read_gpu(
     )
     reading = _make_reading(interval, coverage, fields, board, utilization_ratio)
     shares = _apportion(interval, coverage, running, utilization_ratio)
+    shares = _with_video(interval, coverage, shares)
     state = GpuState(
         last_seen=_next_cursor(was, coverage, shares),
         clock=coverage.clock,
@@ -243,6 +245,20 @@ def _apportion(
         gpu_ratio=utilization_ratio,
         # The gap between two samples is no window where their stamps are of two timelines.
         learns=interval.set_back_now_us is None,
+    )
+
+
+def _with_video(interval: _GpuInterval, coverage: Coverage, shares: Shares) -> Shares:
+    """Return the shares with what the video engines did for each process."""
+    return with_video(
+        shares,
+        interval.raw.process_samples,
+        coverage=SampleCoverage(
+            interval=coverage.interval,
+            windows=coverage.gpu,
+            interval_us=interval.interval_ns / _NS_PER_US,
+        ),
+        validator=interval.validator,
     )
 
 

@@ -35,6 +35,11 @@ class ProcessUsage:
     """Share of the covered time in which its kernels ran; `None` where the driver does not say."""
     ended: bool
     """Whether it is gone, and may have run in the covered time."""
+    encoder_ratio: float | None = None
+    """Share of the covered time in which the video encoders worked for it; `None` where none is
+    known of."""
+    decoder_ratio: float | None = None
+    """The same of the video decoders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +174,43 @@ def apportion(
         window_us=window_us,
         dropped=dropped,
     )
+
+
+def with_video(
+    shares: Shares,
+    samples: Sequence[ProcessUtilizationSample] | None,
+    *,
+    coverage: SampleCoverage,
+    validator: Validator,
+) -> Shares:
+    """Return the shares with what the video engines did for each process, where they did anything.
+
+    It stands beside the shares of the multiprocessors, is of the same samples and as known as they
+    are, and changes nothing of them.
+    """
+    # Of most processes both are 0.
+    busy = [sample for sample in samples or () if sample.encoder_percent or sample.decoder_percent]
+    if not busy:
+        return shares
+    processes = {usage.process.pid: usage.process for usage in shares.usages}
+    kept, _ = _sort(busy, processes, coverage.windows[-1].end_us if coverage.windows else 0)
+
+    def ratio(usage: ProcessUsage, engine: str) -> float | None:
+        if usage.sm_ratio is None:
+            return None
+        percent = 0.0
+        for sample in kept.get(usage.process.pid, ()):
+            own = getattr(sample, f"{engine}_percent")
+            known = validator.keep(own, PERCENT, reading=f"process_{engine}_utilization")
+            percent += (known or 0) * coverage.share(sample, shares.window_us)
+        # What rounds to nothing is as absent as nothing.
+        return min(ratio_of(percent), 1.0) or None
+
+    usages = [
+        replace(usage, encoder_ratio=ratio(usage, "encoder"), decoder_ratio=ratio(usage, "decoder"))
+        for usage in shares.usages
+    ]
+    return replace(shares, usages=usages)
 
 
 def _sort(

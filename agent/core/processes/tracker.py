@@ -183,4 +183,6 @@ def describe(
             memory_used_bytes=None if ended else usage.process.memory_bytes,
             sm_utilization_ratio=None if was_recycled else usage.sm_ratio,
             ended=True if ended else None,
+            encoder_utilization_ratio=None if was_recycled else usage.encoder_ratio,
+            decoder_utilization_ratio=None if was_recycled else usage.decoder_ratio,
         )

@@ -91,6 +91,8 @@ class FieldValue(msgspec.Struct, frozen=True):
     """Of several in a row that make a list for each link: how many."""
     drivers: DriverRange | None = None
     """The drivers in which the number means this, where it means something else in others."""
+    member: str | None = None
+    """The member of the union that has the value, where that is not left to the driver's word."""
 
     @property
     def scope(self) -> int:
@@ -109,12 +111,21 @@ class FieldValue(msgspec.Struct, frozen=True):
 
 
 class GpmMetric(msgspec.Struct, frozen=True):
-    """One of the metrics of `nvmlGpmMetricsGet`, or several in a row that make a list."""
+    """One of the metrics of `nvmlGpmMetricsGet`, or several that make a list or a mapping."""
 
     number: int
     """Its id, or the first one's."""
     count: int | None = None
-    """Of a list: how many there may be."""
+    """Of a list or a mapping: how many there may be."""
+    step: int = 1
+    """How far the ids of two in a row lie apart."""
+    is_by_link: bool = False
+    """Whether they are one of each NVLink, which makes a mapping by the links' numbers."""
+
+    @property
+    def numbers(self) -> range:
+        """All ids, in the order of engines or links."""
+        return range(self.number, self.number + (self.count or 1) * self.step, self.step)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -204,6 +215,13 @@ _INSTANT: Final = (
         "decoder_utilization_ratio",
         FunctionCall("nvmlDeviceGetDecoderUtilization", (), 0),
     ),
+    _row("jpeg_utilization_ratio", FunctionCall("nvmlDeviceGetJpgUtilization", (), 0)),
+    _row("optical_flow_utilization_ratio", FunctionCall("nvmlDeviceGetOfaUtilization", (), 0)),
+    _row(
+        "temperature_margin_celsius",
+        FunctionCall("nvmlDeviceGetMarginTemperature"),
+        architectures="Ada",
+    ),
     _row("performance_state", FunctionCall("nvmlDeviceGetPerformanceState")),
 )
 
@@ -261,27 +279,27 @@ _ACTIVITY: Final = tuple(
     )
 )
 _PROFILING: Final = tuple(
-    _row(f"profiling.{name}", GpmMetric(number, count), architectures="Hopper")
-    for name, number, count in (
-        ("sm_occupancy_ratio", nvml.NVML_GPM_METRIC_SM_OCCUPANCY, None),
-        ("tensor_dfma_active_ratio", nvml.NVML_GPM_METRIC_DFMA_TENSOR_UTIL, None),
-        ("tensor_hmma_active_ratio", nvml.NVML_GPM_METRIC_HMMA_TENSOR_UTIL, None),
-        ("tensor_imma_active_ratio", nvml.NVML_GPM_METRIC_IMMA_TENSOR_UTIL, None),
-        ("fp64_active_ratio", nvml.NVML_GPM_METRIC_FP64_UTIL, None),
-        ("fp32_active_ratio", nvml.NVML_GPM_METRIC_FP32_UTIL, None),
-        ("fp16_active_ratio", nvml.NVML_GPM_METRIC_FP16_UTIL, None),
-        ("integer_active_ratio", nvml.NVML_GPM_METRIC_INTEGER_UTIL, None),
-        ("pcie_sent_bytes_per_second", nvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC, None),
-        ("pcie_received_bytes_per_second", nvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC, None),
-        ("nvlink_sent_bytes_per_second", nvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC, None),
-        ("nvlink_received_bytes_per_second", nvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC, None),
-        ("c2c_sent_bytes_per_second", nvml.NVML_GPM_METRIC_C2C_TOTAL_TX_PER_SEC, None),
-        ("c2c_received_bytes_per_second", nvml.NVML_GPM_METRIC_C2C_TOTAL_RX_PER_SEC, None),
+    _row(f"profiling.{name}", metric, architectures="Hopper")
+    for name, metric in {
+        "sm_occupancy_ratio": GpmMetric(nvml.NVML_GPM_METRIC_SM_OCCUPANCY),
+        "tensor_dfma_active_ratio": GpmMetric(nvml.NVML_GPM_METRIC_DFMA_TENSOR_UTIL),
+        "tensor_hmma_active_ratio": GpmMetric(nvml.NVML_GPM_METRIC_HMMA_TENSOR_UTIL),
+        "tensor_imma_active_ratio": GpmMetric(nvml.NVML_GPM_METRIC_IMMA_TENSOR_UTIL),
+        "fp64_active_ratio": GpmMetric(nvml.NVML_GPM_METRIC_FP64_UTIL),
+        "fp32_active_ratio": GpmMetric(nvml.NVML_GPM_METRIC_FP32_UTIL),
+        "fp16_active_ratio": GpmMetric(nvml.NVML_GPM_METRIC_FP16_UTIL),
+        "integer_active_ratio": GpmMetric(nvml.NVML_GPM_METRIC_INTEGER_UTIL),
+        "pcie_sent_bytes_per_second": GpmMetric(nvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC),
+        "pcie_received_bytes_per_second": GpmMetric(nvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC),
+        "nvlink_sent_bytes_per_second": GpmMetric(nvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC),
+        "nvlink_received_bytes_per_second": GpmMetric(nvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC),
+        "c2c_sent_bytes_per_second": GpmMetric(nvml.NVML_GPM_METRIC_C2C_TOTAL_TX_PER_SEC),
+        "c2c_received_bytes_per_second": GpmMetric(nvml.NVML_GPM_METRIC_C2C_TOTAL_RX_PER_SEC),
         # The engines of a kind have ids in a row, the first one's being 0.
-        ("nvdec_active_ratios", nvml.NVML_GPM_METRIC_NVDEC_0_UTIL, 8),
-        ("nvjpg_active_ratios", nvml.NVML_GPM_METRIC_NVJPG_0_UTIL, 8),
-        ("nvofa_active_ratios", nvml.NVML_GPM_METRIC_NVOFA_0_UTIL, 2),
-    )
+        "nvdec_active_ratios": GpmMetric(nvml.NVML_GPM_METRIC_NVDEC_0_UTIL, 8),
+        "nvjpg_active_ratios": GpmMetric(nvml.NVML_GPM_METRIC_NVJPG_0_UTIL, 8),
+        "nvofa_active_ratios": GpmMetric(nvml.NVML_GPM_METRIC_NVOFA_0_UTIL, 2),
+    }.items()
 )
 
 _CORRECTED: Final = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
@@ -401,6 +419,18 @@ _HEALTH: Final = (
             ("fec_history_totals", 235, 16),
         )
     ),
+    # Behind what a link received stands what it sent, and then the next link.
+    *(
+        _row(
+            f"health.nvlink_link_{direction}_bytes_per_second",
+            GpmMetric(first, 18, step=2, is_by_link=True),
+            architectures="Hopper",
+        )
+        for direction, first in {
+            "sent": nvml.NVML_GPM_METRIC_NVLINK_L0_TX_PER_SEC,
+            "received": nvml.NVML_GPM_METRIC_NVLINK_L0_RX_PER_SEC,
+        }.items()
+    ),
     *(
         _row(
             f"health.fabric_{name}",
@@ -454,6 +484,24 @@ _LIMITS: Final = (
             "slowdown": nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
             "shutdown": nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,
         }.items()
+    ),
+    # Below 0 where they lie behind the limit, so never to be read as an unsigned number.
+    *(
+        _row(
+            f"limits.temperature_margin_{name}_celsius",
+            FieldValue(number, member="siVal"),
+            architectures="Ada",
+        )
+        for name, number in {
+            "max": 196,
+            "memory_max": 195,
+            "slowdown": 194,
+            "shutdown": 193,
+        }.items()
+    ),
+    *(
+        _row(f"limits.{name}_clock_max_hertz", FunctionCall("nvmlDeviceGetMaxClockInfo", (clock,)))
+        for name, clock in {"sm": nvml.NVML_CLOCK_SM, "memory": nvml.NVML_CLOCK_MEM}.items()
     ),
 )
 

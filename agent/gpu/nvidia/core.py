@@ -225,6 +225,8 @@ def _process_samples(
             timestamp_us=raw_getattr(sample, "timeStamp"),
             sm_percent=raw_getattr(sample, "smUtil"),
             memory_percent=raw_getattr(sample, "memUtil"),
+            encoder_percent=raw_getattr(sample, "encUtil"),
+            decoder_percent=raw_getattr(sample, "decUtil"),
         )
         for sample in samples
     )

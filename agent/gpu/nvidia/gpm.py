@@ -36,7 +36,11 @@ MIN_NS: Final = 100 * NS_PER_MS
 # Twice the longest pause that can be set: after a silence a mean says little of now.
 _MAX_NS: Final = 2 * NS_PER_MINUTE
 _METRICS: Final = "nvmlGpmMetricsGet"
-_FIELDS: Final = {CallGroup.SENSORS: "activity", CallGroup.PROFILING: "profiling"}
+_FIELDS: Final = {
+    CallGroup.SENSORS: "activity",
+    CallGroup.PROFILING: "profiling",
+    CallGroup.HEALTH: "health",
+}
 """Fields of `RawGpuSample`, by the group whose metrics they have."""
 
 
@@ -49,13 +53,12 @@ class GpmQuery:
 
     def __init__(self, client: DeviceClient, specs: Sequence[MetricSpec]) -> None:
         self._client = client
-        self._wanted: list[tuple[str, range, bool]] = []
+        self._wanted: list[tuple[str, GpmMetric]] = []
         for spec in specs:
             metric = spec.sources[0]
             if not isinstance(metric, GpmMetric):
                 raise TypeError(f"{spec.name} comes from {metric}, which is no metric")
-            numbers = range(metric.number, metric.number + (metric.count or 1))
-            self._wanted.append((spec.name, numbers, metric.count is not None))
+            self._wanted.append((spec.name, metric))
         self._struct: Any = None
         self._ids: list[int] = []
         self._slots: list[tuple[int, Any]] = []
@@ -70,6 +73,8 @@ class GpmQuery:
             self._struct = pynvml.c_nvmlGpmMetricsGet_t()
         if self._support_version != self._client.support_version:
             self._lay_out()
+        if not self._slots:
+            return {}
         self._struct.sample1, self._struct.sample2 = older, newer
         try:
             values = self._call()
@@ -81,14 +86,7 @@ class GpmQuery:
             if all((_METRICS, number) in self._client.outcomes for number in self._ids):
                 raise
             values = self._query_apart()
-        named: dict[str, Any] = {}
-        for name, numbers, is_list in self._wanted:
-            if is_list:
-                # An index in the list is an engine's number: it ends at the first missing one.
-                found = takewhile(lambda value: value is not None, map(values.get, numbers))
-                named[name] = list(found) or None
-            else:
-                named[name] = values.get(numbers[0])
+        named = {name: _value_of(metric, values) for name, metric in self._wanted}
         return {name: value for name, value in named.items() if value is not None}
 
     def _query_apart(self) -> dict[int, float]:
@@ -106,7 +104,7 @@ class GpmQuery:
     def _lay_out(self, ids: Sequence[int] | None = None) -> None:
         """Write into the struct which metrics are wanted: those that are not refused, or `ids`."""
         if ids is None:
-            numbers = (number for _, numbers, _ in self._wanted for number in numbers)
+            numbers = (number for _, metric in self._wanted for number in metric.numbers)
             ids = self._ids = [
                 number for number in numbers if not self._client.is_unsupported((_METRICS, number))
             ]
@@ -127,6 +125,20 @@ class GpmQuery:
                 if value == value:  # noqa: PLR0124  # not so of NaN, which is no data
                     values[number] = value
         return values
+
+
+def _value_of(
+    metric: GpmMetric, values: Mapping[int, float]
+) -> float | list[float] | dict[int, float] | None:
+    """Return the value of a metric, of all its engines or its links; `None` where there is none."""
+    if metric.count is None:
+        return values.get(metric.number)
+    if metric.is_by_link:
+        numbers = enumerate(metric.numbers)
+        return {link: values[number] for link, number in numbers if number in values} or None
+    # An index in the list is an engine's number: it ends at the first missing one.
+    there = takewhile(values.__contains__, metric.numbers)
+    return [values[number] for number in there] or None
 
 
 class Gpm:
@@ -160,7 +172,7 @@ class Gpm:
     def query(self) -> dict[str, Any]:
         """Return `profiling`, by our names, and the time that it is of as `profiling_ns`.
 
-        `activity` and `activity_ns` for the sensors.
+        `activity` and `activity_ns` for the sensors, `health` and `health_ns` for the health.
 
         Empty where there is nothing to report: the GPU has no such counters, or no sample before
         this one, or one that is too old or too young. Raises SourceLostError.

@@ -5,9 +5,11 @@ The layout of MIG instances is known elsewhere.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import byref
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, cast
+from uuid import UUID
 
 import pynvml as nvml
 
@@ -105,11 +107,14 @@ class Facts:
         self._index = index
         self._peers = dict(peers)
         self._built_in: dict[str, Any] = {}
+        self._fabric: dict[str, Any] = {}
         self._peer_statuses: dict[str, str] = {}
 
     def query(self) -> GpuFacts:
         """Return the facts as they are now, without the MIG layout; raises SourceLostError."""
         self._query_board()
+        self._query_rack()
+        self._query_fabric()
         self._query_peers()
         query = self._client.query
         ecc = query(NvmlLibrary.nvmlDeviceGetEccMode)
@@ -117,6 +122,7 @@ class Facts:
             uuid=self._uuid,
             index=self._index,
             **self._built_in,
+            **self._fabric,
             nvlink_peers=dict(self._peer_statuses) or None,
             # The first is the mode now, the second the one after the next reset.
             ecc_enabled=_flag(ecc[0]) if ecc else None,
@@ -142,6 +148,23 @@ class Facts:
                 elif self._client.is_unsupported(call):
                     self._built_in[name] = None
 
+    def _query_rack(self) -> None:
+        """Query where in a rack it is, until that is known or refused."""
+        if "module_id" in self._built_in:
+            return
+        struct = self._client.fill(_PLATFORM, _PLATFORM_STRUCT)
+        if struct is not None:
+            self._built_in |= _rack_of(struct)
+        elif self._client.is_unsupported((_PLATFORM,)):
+            self._built_in["module_id"] = None
+
+    def _query_fabric(self) -> None:
+        """Query which fabric it is in: it joins one some time after it is there, or another one."""
+        struct = self._client.fill(_FABRIC, _FABRIC_STRUCT)
+        # A call that failed once has changed nothing.
+        if struct is not None:
+            self._fabric = _fabric_of(struct)
+
     def _query_peers(self) -> None:
         """Query whom it reaches; a refusal is of the pair, so it is not remembered of the call."""
         for uuid in list(self._peers):
@@ -164,6 +187,51 @@ class Facts:
 def _bus_id(pci: object) -> str:
     # Not as the binding decodes it: bytes that are no text must not cost the other facts.
     return str(raw_getattr(pci, "busId").decode(errors="replace"))
+
+
+_PLATFORM: Final = "nvmlDeviceGetPlatformInfo"
+# The names of the first version's fields, of one driver branch, meant something else.
+_PLATFORM_STRUCT: Final = "c_nvmlPlatformInfo_v2_t"
+_UNKNOWN_BYTE: Final = 0xFF
+_FABRIC: Final = "nvmlDeviceGetGpuFabricInfoV"
+_FABRIC_STRUCT: Final = "c_nvmlGpuFabricInfo_v2_t"
+
+
+def _bytes_of(struct: object, name: str) -> bytes:
+    """Return a field's bytes as the driver wrote them.
+
+    The binding takes single bytes for characters: it fails on what is no text, and a text of ctypes
+    ends at its first zero.
+    """
+    descriptor = getattr(type(struct), name)
+    return bytes(cast("Any", struct))[descriptor.offset :][: descriptor.size]
+
+
+def _rack_of(struct: object) -> dict[str, Any]:
+    """Return where a GPU is in its rack, as far as it is in one."""
+
+    def number(name: str) -> int | None:
+        value = _bytes_of(struct, name)[0]
+        return None if value == _UNKNOWN_BYTE else value
+
+    serial = _bytes_of(struct, "chassisSerialNumber").partition(b"\0")[0]
+    rack: dict[str, Any] = {"module_id": number("moduleId")}
+    if serial.strip():
+        # Without a chassis a slot of it would be a 0 that says nothing.
+        rack["chassis_serial_number"] = serial.decode("ascii", errors="replace").strip()
+        rack["chassis_slot"] = number("slotNumber")
+        rack["chassis_tray"] = number("trayIndex")
+        rack["chassis_host"] = number("hostId")
+    return rack
+
+
+def _fabric_of(struct: Any) -> dict[str, Any]:  # noqa: ANN401  # a struct of ctypes
+    """Return which fabric a GPU has joined; of one machine alone, which needs none, it is all 0."""
+    cluster = bytes(struct.clusterUuid)
+    has_joined = struct.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED
+    if not has_joined or struct.status != nvml.NVML_SUCCESS or not any(cluster):
+        return {}
+    return {"fabric_cluster_uuid": str(UUID(bytes=cluster)), "fabric_clique_id": struct.cliqueId}
 
 
 _BUILT_IN: Final[Sequence[tuple[str, tuple[str, *tuple[object, ...]], Callable[[Any], Any]]]] = (
@@ -201,7 +269,34 @@ def query_versions(library: object) -> Mapping[str, str | None]:
         ),
         # 12040 is 12.4.
         "cuda_driver_version": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
+        "confidential_computing_mode": _query_confidential_mode(library),
+        "confidential_link_mode": _query_link_mode(library),
     }
+
+
+_LINK_MODES: Final = {
+    nvml.NVML_CC_SYSTEM_MULTIGPU_NONE: "none",
+    nvml.NVML_CC_SYSTEM_MULTIGPU_PROTECTED_PCIE: "protected_pcie",
+    nvml.NVML_CC_SYSTEM_MULTIGPU_NVLE: "nvlink_encryption",
+}
+
+
+def _query_confidential_mode(library: object) -> str | None:
+    state = none_where_absent(lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetConfComputeState))
+    if state is None:
+        return None
+    if state.ccFeature != nvml.NVML_CC_SYSTEM_FEATURE_ENABLED:
+        return "off"
+    return "devtools" if state.devToolsMode == nvml.NVML_CC_SYSTEM_DEVTOOLS_MODE_ON else "on"
+
+
+def _query_link_mode(library: object) -> str | None:
+    settings = nvml.c_nvmlSystemConfComputeSettings_v1_t()
+    # Of this one the binding hands on the driver's code, and raises nothing.
+    code = none_where_absent(
+        lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetConfComputeSettings, byref(settings))
+    )
+    return _LINK_MODES.get(settings.multiGpuMode) if code == nvml.NVML_SUCCESS else None
 
 
 def _flag(value: int | None) -> bool | None:

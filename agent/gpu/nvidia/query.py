@@ -71,6 +71,7 @@ class FieldBatch:
         """`wanted` are fields by our names."""
         self._client = client
         self._wanted = [(name, field.key) for name, field in wanted]
+        self._members = {field.key: field.member for _, field in wanted if field.member}
         self._numbers = [(field.number, field.scope) for _, field in wanted]
 
     def query(self) -> dict[Name, Any]:
@@ -108,7 +109,7 @@ class FieldBatch:
         structs = call_nvml(self._client.library, function, self._client.handle, numbers)
         for (name, key), struct in zip(wanted, structs, strict=False):
             if check_code(self._client, key, raw_getattr(struct, "nvmlReturn")):
-                member = value_name(raw_getattr(struct, "valueType"))
+                member = self._members.get(key) or value_name(raw_getattr(struct, "valueType"))
                 values[name] = getattr(raw_getattr(struct, "value"), member)
         return values
 

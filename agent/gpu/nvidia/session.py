@@ -23,7 +23,7 @@ from agent.gpu.nvidia.catalogue import DriverVersion, specs_for
 from agent.gpu.nvidia.core import AccountingReader, ProcessLists, list_processes, query_core
 from agent.gpu.nvidia.device_client import DeviceClient, call_nvml
 from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
-from agent.gpu.nvidia.gpm import ChipCounters, is_of_chip
+from agent.gpu.nvidia.gpm import ChipCounters, Gpm, is_of_chip
 from agent.gpu.nvidia.inventory import Facts, query_driver_version, query_versions
 from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.mig import MigLayout
@@ -75,7 +75,15 @@ class NvidiaGpu:
                 (CallGroup.PROFILING, profiling),
             )
         }
-        self._health = QueryPlan(client, specs_for(CallGroup.HEALTH, self.driver))
+        health = specs_for(CallGroup.HEALTH, self.driver)
+        self._health = QueryPlan(client, [spec for spec in health if not is_of_chip(spec)])
+        # Samples of its own: what is of each link is the mean over the time between two healths.
+        self._link_rates = Gpm(
+            client,
+            [spec for spec in health if is_of_chip(spec)],
+            group=CallGroup.HEALTH,
+            monotonic_ns=self.monotonic_ns,
+        )
         self._mig = MigLayout(client=client, uuid=self.uuid, index=self.index)
         self._lists = ProcessLists()
         self._known_facts: GpuFacts | None = None
@@ -96,7 +104,7 @@ class NvidiaGpu:
             return {"readings": self._readings.query()}
         if group is CallGroup.PROFILING:
             return self._counters[group].query(self._mig.instances)
-        health = self._health.query()
+        health = {**self._health.query(), **self._link_rates.query().get("health", {})}
         # The facts come last, as their capabilities are those of all calls before.
         self._known_facts = self._with_layout(self._facts.query())
         return {"health": health, "facts": self._known_facts}
@@ -125,6 +133,7 @@ class NvidiaGpu:
         """Let go of what the library holds for it; the library must be open."""
         for counters in self._counters.values():
             counters.close()
+        self._link_rates.close()
 
     def _query_core(self, cursor: SampleCursor) -> dict[str, Any]:
         core = query_core(self.client, cursor, self._lists)

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from agent.core.raw import InstanceIdentity, ListedProcess, RawGpuSample
+from agent.core.raw import (
+    InstanceIdentity,
+    ListedProcess,
+    ProcessUtilizationSample,
+    RawGpuSample,
+)
 from agent.core.tick import ClockReading, NodeTick
 from agent.metrics import READINGS_DROPPED
 from agent.sampling import Sampler
@@ -246,6 +251,36 @@ def test_the_samples_of_a_recycled_pid_are_booked_on_neither_owner(
         for one in made.processes
     ]
     assert named == [(TWO, None, None), (ONE, True, None)]
+
+
+def test_what_video_engines_did_stands_with_the_process_where_they_did_anything(
+    sampler: Sampler, procfs: FakeProcfs
+) -> None:
+    procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
+    procfs.start(8, started_ticks=1, cgroup=f"/docker/{ONE}")
+    sample(sampler, [answers(7, 8)], 1)
+    seen = [
+        ProcessUtilizationSample(
+            pid=7,
+            timestamp_us=1_500_000,
+            sm_percent=40,
+            memory_percent=0,
+            encoder_percent=25,
+            decoder_percent=2**32 - 1,
+        ),
+        # A row that cannot be true says nothing of its engines either.
+        ProcessUtilizationSample(
+            pid=8, timestamp_us=1_500_000, sm_percent=101, memory_percent=0, encoder_percent=50
+        ),
+    ]
+    dropped = READINGS_DROPPED.labels(reading="process_decoder_utilization", reason="out_of_range")
+    before = value_of(dropped)
+    made = tick_at(sampler, [replace(answers(7, 8), process_samples=tuple(seen))], 2)
+    assert [
+        (one.pid, one.encoder_utilization_ratio, one.decoder_utilization_ratio)
+        for one in made.processes
+    ] == [(7, 0.25, None), (8, None, None)]
+    assert value_of(dropped) == before + 1
 
 
 def test_a_process_that_was_never_readable_is_in_no_container(sampler: Sampler) -> None:

@@ -111,7 +111,7 @@ def test_every_name_of_ours_is_one_of_dcgms() -> None:
     "name",
     [
         "DCGM_FI_DEV_ECC_DBE_VOL_L2",
-        "DCGM_FI_PROF_NVLINK_L17_RX_BYTES",
+        "DCGM_FI_DEV_NVLINK_RX_BANDWIDTH_L17",
         "DCGM_FI_DEV_CPU_UTIL_TOTAL",
         "DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT",
         "DCGM_FI_DEV_NVSWITCH_TEMP_CELSIUS",

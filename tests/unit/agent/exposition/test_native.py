@@ -79,6 +79,77 @@ def test_own_values_are_the_records_own() -> None:
     assert it.values("gpuledger_node_gpu_recovery_action_info", "action") == {("reset",): 1}
 
 
+def test_each_reason_for_lower_clocks_is_0_or_1_and_those_unknown_are_one() -> None:
+    it = node(FULL)
+    it.show(sample(gpu(0, throttling=GpuThrottling(reasons=0x4 | 0x200 | 0x400)), gpu(1)))
+    shown = it.values("gpuledger_node_gpu_throttle_reason", "gpu_index", "reason")
+    assert {key for key, value in shown.items() if value == 1} == {
+        ("0", "power_cap"), ("0", "other")
+    }  # fmt: skip
+    assert {key for key, value in shown.items() if value == 0} >= {("0", "hw_thermal")}
+    assert {index for index, _ in shown} == {"0"}
+
+
+def test_each_link_has_the_rates_that_were_measured() -> None:
+    it = node(FULL)
+    health = GpuHealth(
+        nvlink_link_sent_bytes_per_second={"0": 5, "3": 0},
+        nvlink_link_received_bytes_per_second={"0": 7},
+    )
+    it.show(sample(gpu(0, health=health)))
+    assert it.values("gpuledger_node_gpu_nvlink_bytes_per_second", "nvlink", "direction") == {
+        ("0", "sent"): 5, ("3", "sent"): 0, ("0", "received"): 7
+    }  # fmt: skip
+
+
+def test_where_a_gpu_is_in_its_fabric_and_its_rack_are_info_metrics() -> None:
+    known = inventory(0, 1)
+    placed = replace(
+        known.gpus[0],
+        fabric_cluster_uuid="6f1d0c52",
+        fabric_clique_id=0,
+        chassis_serial_number="18212",
+        chassis_slot=14,
+        chassis_tray=0,
+        module_id=2,
+    )
+    it = node(FULL)
+    it.show(
+        sample(gpu(0), gpu(1)),
+        inventory=replace(
+            known, gpus=[placed, known.gpus[1]], confidential_computing_mode="devtools"
+        ),
+    )
+    assert it.values(
+        "gpuledger_node_gpu_fabric_cluster_info", "gpu_index", "cluster_uuid", "clique_id"
+    ) == {("0", "6f1d0c52", "0"): 1}
+    labels = ("gpu_index", "chassis_serial_number", "slot", "tray", "host", "module")
+    assert it.values("gpuledger_node_gpu_rack_info", *labels) == {
+        ("0", "18212", "14", "0", "", "2"): 1
+    }
+    assert it.values(
+        "gpuledger_node_info", "confidential_computing_mode", "confidential_link_mode"
+    ) == {("devtools", ""): 1}
+
+
+def test_what_video_engines_did_for_a_container_is_shown_where_they_did_anything() -> None:
+    it = node(one="ml/a/main")
+    it.show(
+        sample(
+            gpu(0),
+            containers=["one", "two"],
+            processes=[
+                process(0, 0, pid=1, decoder_utilization_ratio=0.75),
+                process(0, 0, pid=2, decoder_utilization_ratio=0.5, encoder_utilization_ratio=0.25),
+                process(0, 1, pid=3),
+            ],
+        )
+    )
+    assert it.values("gpuledger_container_gpu_engine_busy_ratio", "pod", "engine") == {
+        ("a", "decoder"): 1.0, ("a", "encoder"): 0.25
+    }  # fmt: skip
+
+
 def test_facts_are_info_metrics() -> None:
     it = node()
     it.show(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
-from agent.core.raw import SampleCursor
+from agent.core.raw import CallGroup, SampleCursor
 from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuHealth, GpuProfiling
@@ -27,7 +27,10 @@ class Machine:
     def __init__(self, model: str, ailments: list[dict[str, Any]] | None = None) -> None:
         process = {
             "command": "train", "gpus": [0], "memory_bytes": 1 << 30,
-            "load": {"busy_ratio": 0.6, "mix": {"sm_ratio": 0.5, "nvlink_bytes_per_second": 1e9}},
+            "load": {"busy_ratio": 0.6, "mix": {
+                "sm_ratio": 0.5, "nvlink_bytes_per_second": 1e9, "decoder_ratio": 0.5,
+                "jpeg_ratio": 0.25,
+            }},
         }  # fmt: skip
         content = {
             "name": "one",
@@ -84,13 +87,15 @@ def test_a_hopper_has_every_part() -> None:
         (
             "NVIDIA A100-SXM4-80GB",
             ["profiling", "traffic.pcie_sent_bytes_total", "health.retired_pages_pending",
-             "health.fabric_state"],
+             "health.fabric_state", "temperature_margin_celsius",
+             "limits.temperature_margin_slowdown_celsius"],
         ),
         (
             "NVIDIA L4",
             ["profiling", "traffic", "memory_temperature_celsius", "health.nvlink_replays_total",
              "health.nvlink_link_sent_bytes_totals",
-             "limits.temperature_slowdown_celsius"],
+             "limits.temperature_slowdown_celsius",
+             "limits.temperature_margin_memory_max_celsius"],
         ),
         (
             "Tesla T4",
@@ -228,6 +233,69 @@ def test_the_pcie_link_is_read_with_its_errors_and_what_it_can_do() -> None:
         "max_link_generation": 5,
         "max_link_width": 16,
     }
+
+
+def test_the_rates_of_each_link_add_up_to_those_of_all() -> None:
+    details = last_tick(H100).details
+    health, profiling = details.health, details.profiling
+    assert health
+    assert profiling
+    for each, every in (
+        (health.nvlink_link_sent_bytes_per_second, profiling.nvlink_sent_bytes_per_second),
+        (health.nvlink_link_received_bytes_per_second, profiling.nvlink_received_bytes_per_second),
+    ):
+        assert each
+        assert list(each) == [str(link) for link in range(18)]
+        # Each is a whole number of bytes.
+        assert sum(each.values()) == pytest.approx(every, abs=len(each))
+
+
+def test_the_rate_of_a_link_is_of_all_the_time_since_the_health_before() -> None:
+    machine = Machine(H100)
+    machine.gpu.query(CallGroup.HEALTH, SampleCursor())
+    for _ in range(10):
+        machine.clock.advance(1)
+        machine.gpu.query(CallGroup.PROFILING, SampleCursor())
+    health = machine.gpu.query(CallGroup.HEALTH, SampleCursor())["health"]
+    moved = machine.truth.mixed_ns("nvlink_bytes_per_second", 0, 10 * NS_PER_SECOND)
+    rates = health["health.nvlink_link_sent_bytes_per_second"]
+    assert rates[17] == pytest.approx(moved / (10 * NS_PER_SECOND) / 18 / (1 << 20))
+
+
+@pytest.mark.parametrize("model", [H100, "NVIDIA L4"])
+def test_the_margin_is_what_the_die_may_yet_be_hotter(model: str) -> None:
+    tick = last_tick(model)
+    details, limits = tick.details, tick.details.limits
+    assert limits
+    assert tick.reading.temperature_celsius is not None
+    assert details.temperature_margin_celsius == 87 - tick.reading.temperature_celsius
+    assert limits.temperature_margin_max_celsius == 0
+    assert limits.temperature_margin_slowdown_celsius == -2
+    assert limits.temperature_margin_shutdown_celsius == -8
+
+
+def test_the_highest_clock_is_that_under_load() -> None:
+    tick = last_tick(H100)
+    assert tick.details.limits
+    assert tick.details.limits.sm_clock_max_hertz == tick.reading.sm_clock_hertz
+    assert tick.details.limits.memory_clock_max_hertz == tick.reading.memory_clock_hertz
+
+
+def test_what_the_video_engines_did_for_a_process_is_a_part_of_what_its_kernels_did() -> None:
+    (usage,) = last_tick(H100).usages
+    assert usage.sm_ratio
+    # The driver gives whole percents of windows.
+    assert usage.decoder_ratio == pytest.approx(usage.sm_ratio / 2, abs=0.01)
+    assert usage.encoder_ratio is None
+
+
+def test_engines_of_the_device_are_read_of_their_last_window() -> None:
+    details = last_tick(H100).details
+    assert details.decoder_utilization_ratio
+    assert details.jpeg_utilization_ratio == pytest.approx(
+        details.decoder_utilization_ratio / 2, abs=0.01
+    )
+    assert details.optical_flow_utilization_ratio == 0.0
 
 
 def test_profiling_is_the_truth_of_the_time_between_two_ticks() -> None:

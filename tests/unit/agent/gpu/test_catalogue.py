@@ -56,8 +56,12 @@ def test_a_reading_that_is_several_values_is_asked_for_as_such(
 ) -> None:
     spec = READINGS[group][reading.name]
     for source in reading.sources:
-        is_list = isinstance(source, GpmMetric | FieldValue) and source.count is not None
-        is_by_link = isinstance(source, FieldValue) and source.link == EACH_LINK
+        is_metric_by_link = isinstance(source, GpmMetric) and source.is_by_link
+        is_field_by_link = isinstance(source, FieldValue) and source.link == EACH_LINK
+        is_by_link = is_metric_by_link or is_field_by_link
+        # The links of a metric are several in a row, those of a field are asked by their numbers.
+        has_several = isinstance(source, GpmMetric | FieldValue) and source.count is not None
+        is_list = has_several and not is_metric_by_link
         assert (spec.is_list, spec.is_by_link) == (is_list, is_by_link)
 
 
@@ -82,8 +86,10 @@ def test_a_question_is_one_that_the_binding_knows(group: CallGroup, reading: Met
             assert 0 < question.number < pynvml.NVML_FI_MAX
         else:
             assert 0 < question.number < pynvml.NVML_GPM_METRIC_MAX
+        # Of the chip's counters those of each link come with the health.
         is_of_chip = reading.name.startswith("profiling.")
-        assert isinstance(question, GpmMetric) == is_of_chip
+        is_rate_of_a_link = "_link_" in reading.name and reading.name.endswith("_per_second")
+        assert isinstance(question, GpmMetric) == (is_of_chip or is_rate_of_a_link)
         assert not is_of_chip or group in (CallGroup.SENSORS, CallGroup.PROFILING)
 
 

@@ -20,7 +20,13 @@ def reading(name: str, number: int, count: int | None = None) -> MetricSpec:
     return MetricSpec(name=name, unit=RATIO, sources=(GpmMetric(number, count),))
 
 
-READINGS = [reading("busy", 1), reading("occupied", 3), reading("decoders", 30, count=3)]
+BY_LINK = GpmMetric(62, 3, step=2, is_by_link=True)
+READINGS = [
+    reading("busy", 1),
+    reading("occupied", 3),
+    reading("decoders", 30, count=3),
+    MetricSpec(name="received", unit=RATIO, sources=(BY_LINK,)),
+]
 
 
 class Bench:
@@ -98,6 +104,15 @@ def test_a_metric_counts_only_where_the_whole_call_is_success(bench: Bench) -> N
     assert bench.query()["profiling_ns"] == NS_PER_SECOND
 
 
+def test_a_device_that_refuses_all_metrics_is_asked_for_none(bench: Bench) -> None:
+    bench.chip.values = {}
+    bench.query()
+    assert bench.query()["profiling"] == {}
+    asked = len(bench.chip.pairs)
+    assert bench.query()["profiling"] == {}
+    assert len(bench.chip.pairs) == asked
+
+
 def test_not_a_number_is_no_data_and_no_refusal(bench: Bench) -> None:
     bench.chip.values = {1: math.nan, 3: 25.0}
     bench.query()
@@ -112,6 +127,12 @@ def test_a_list_has_a_value_for_each_engine_up_to_the_first_that_is_missing(benc
     assert bench.query()["profiling"] == {"busy": 50.0, "decoders": [1.0, 2.0]}
     bench.chip.values = {1: 50.0, 31: 2.0}
     assert bench.query()["profiling"] == {"busy": 50.0}
+
+
+def test_what_comes_of_each_link_has_the_links_that_are_there(bench: Bench) -> None:
+    bench.chip.values = {62: 1.0, 63: 9.0, 66: 0.0}
+    bench.query()
+    assert bench.query()["profiling"] == {"received": {0: 1.0, 2: 0.0}}
 
 
 def test_where_an_unknown_metric_costs_the_whole_call_each_is_tried_alone_once(

@@ -16,9 +16,10 @@ from simulator.nvml import SimulatedNvml
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.fakes.nvml import Altered
-from tests.fakes.nvml_pointers import play
+from tests.fakes.nvml_pointers import play, referent_of
 
 EPOCH_NS = 1_790_000_000_000_000_000
+H100 = "NVIDIA H100 80GB HBM3"
 
 
 def machine(*groups: dict[str, Any]) -> SimulatedNvml:
@@ -68,7 +69,89 @@ def test_the_versions_are_the_nodes() -> None:
         "driver_version": "580.95.05",
         "nvml_version": "13.580.95.05",
         "cuda_driver_version": "13.0",
+        "confidential_computing_mode": None,
+        "confidential_link_mode": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("group", "mode", "link_mode"),
+    [
+        ({"model": H100}, "off", "none"),
+        ({"model": H100, "confidential": "on"}, "on", "none"),
+        ({"model": H100, "confidential": "on", "count": 2}, "on", "protected_pcie"),
+        ({"model": H100, "confidential": "devtools"}, "devtools", "none"),
+        ({"model": "NVIDIA A30", "confidential": "on"}, None, None),
+    ],
+)
+def test_a_node_says_whether_its_gpus_compute_confidentially(
+    group: dict[str, Any], mode: str | None, link_mode: str | None
+) -> None:
+    nvml = NvmlSession(machine(group))
+    nvml.open()
+    said = nvml.versions()
+    assert said["confidential_computing_mode"] == mode
+    assert said["confidential_link_mode"] == link_mode
+
+
+CLUSTER = "6f1d0c52-3b7a-4f0e-9c41-8a2b5d7e9f10"
+RACK = {
+    "chassis_serial_number": "1821224190077", "slot": 14, "tray": 200, "host": 1,
+    "cluster_uuid": CLUSTER, "clique": 32766,
+}  # fmt: skip
+
+
+def test_a_gpu_in_a_rack_reports_its_place_and_its_fabric() -> None:
+    first, second = facts(machine({"model": H100, "rack": RACK}, {"model": H100}))
+    assert (first.fabric_cluster_uuid, first.fabric_clique_id) == (CLUSTER, 32766)
+    assert (first.chassis_serial_number, first.chassis_slot) == ("1821224190077", 14)
+    # 200 is no text, which the binding takes a single byte for.
+    assert (first.chassis_tray, first.chassis_host, first.module_id) == (200, 1, 1)
+    # A machine that is its own fabric has a cluster of zeros.
+    assert (second.fabric_cluster_uuid, second.fabric_clique_id) == (None, None)
+    assert (second.chassis_serial_number, second.chassis_slot, second.module_id) == (None,) * 3
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        (pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS, pynvml.NVML_SUCCESS),
+        (pynvml.NVML_GPU_FABRIC_STATE_COMPLETED, pynvml.NVML_ERROR_INVALID_STATE),
+    ],
+)
+def test_a_gpu_that_has_not_joined_its_fabric_is_in_none(state: int, status: int) -> None:
+    library = Altered(machine({"model": H100, "rack": RACK}))
+
+    def fill(_gpu: object, reference: Any) -> int:
+        struct = referent_of(reference)
+        struct.clusterUuid[:] = [1] * 16
+        struct.state, struct.status = state, status
+        return 0
+
+    library.functions["nvmlDeviceGetGpuFabricInfoV"] = fill
+    (found,) = facts(library)
+    assert (found.fabric_cluster_uuid, found.fabric_clique_id) == (None, None)
+
+
+def test_a_gpu_outside_of_any_chassis_has_a_module_and_no_slot_of_0() -> None:
+    library = Altered(machine({"model": H100}))
+
+    def fill(_gpu: object, reference: Any) -> int:
+        referent_of(reference).moduleId = bytes([5])
+        return 0
+
+    library.functions["nvmlDeviceGetPlatformInfo"] = fill
+    (found,) = facts(library)
+    assert (found.chassis_serial_number, found.chassis_slot, found.module_id) == (None, None, 5)
+
+
+def test_a_fabric_that_could_not_be_asked_for_is_as_it_was() -> None:
+    library = Altered(machine({"model": H100, "rack": RACK}))
+    (gpu,) = NvmlSession(library).open()
+    gpu.query(CallGroup.HEALTH, SampleCursor())
+    library.refuse("nvmlDeviceGetGpuFabricInfoV", pynvml.NVML_ERROR_TIMEOUT)
+    found = gpu.query(CallGroup.HEALTH, SampleCursor())["facts"]
+    assert found.fabric_cluster_uuid == CLUSTER
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from typing import Any
 import pynvml
 import pytest
 
+from agent.core.raw import CallGroup
 from agent.core.readings import CELSIUS, COUNT, NUMBER
-from agent.gpu.nvidia.catalogue import FieldValue, FunctionCall, MetricSpec, Source
+from agent.gpu.nvidia.catalogue import CATALOGUE, FieldValue, FunctionCall, MetricSpec, Source
 from agent.gpu.nvidia.device_client import DeviceClient
 from agent.gpu.nvidia.query import QueryPlan
 from agent.gpu.protocol import SourceLostError
@@ -71,6 +72,23 @@ def test_calls_and_fields_are_asked_together(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert [asked.query() for _ in range(2)] == [{"die": 55, "memory": 61}] * 2
     assert fields.asked == [[82, 186], [82]]
+
+
+@pytest.mark.parametrize(
+    ("value_type", "member", "written"),
+    [
+        (pynvml.NVML_VALUE_TYPE_SIGNED_INT, "siVal", -8),
+        (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, "uiVal", 2**32 - 8),
+        (pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG, "sllVal", -8),
+    ],
+)
+def test_a_margin_behind_the_limit_is_below_zero_whichever_type_the_driver_names(
+    monkeypatch: pytest.MonkeyPatch, value_type: int, member: str, written: int
+) -> None:
+    fields = FieldsFunction({193: (value_type, member, written)})
+    client = play(monkeypatch, {"nvmlDeviceGetFieldValues": fields})
+    specs = [spec for spec in CATALOGUE[CallGroup.HEALTH] if "margin_shutdown" in spec.name]
+    assert QueryPlan(client, specs).query() == {"limits.temperature_margin_shutdown_celsius": -8}
 
 
 def test_a_struct_that_the_driver_fills_is_given_by_reference(

@@ -72,3 +72,15 @@ def test_where_a_gpu_sits_is_not_reported() -> None:
 def test_what_is_measured_stays() -> None:
     (line,) = written(RecordingLine(at_ns=5, call="nvmlDeviceGetPowerUsage", result=312_500))
     assert line["result"] == 312_500
+
+
+def test_in_which_rack_a_gpu_is_is_not_reported() -> None:
+    fields = {
+        "ibGuid": {"bytes": "ff00"}, "chassisSerialNumber": '18"2', "slotNumber": "\x0e"
+    }  # fmt: skip
+    struct = {"byref": {"struct": "c_nvmlPlatformInfo_v2_t", "fields": fields}}
+    (line,) = written(
+        RecordingLine(at_ns=0, call="nvmlDeviceGetPlatformInfo", result=0, filled=[struct])
+    )
+    told = {"ibGuid": {"ascii": ""}, "chassisSerialNumber": {"ascii": ""}, "slotNumber": "\x0e"}
+    assert line["filled"] == [{"byref": {"struct": "c_nvmlPlatformInfo_v2_t", "fields": told}}]

@@ -333,6 +333,13 @@ def test_text_that_the_driver_garbles_is_garbled_again(tmp_path: Path) -> None:
     assert {gpu.model for gpu in ticks[0].sample.gpus} == {None}
 
 
+def test_bytes_that_are_no_text_are_written_and_read() -> None:
+    struct = pynvml.c_nvmlPlatformInfo_v2_t()
+    struct.ibGuid, struct.trayIndex = b"\xff\x01", b"\xc8"
+    again = build(to_json(struct, Handles()))
+    assert bytes(again) == bytes(struct)
+
+
 def test_a_struct_takes_no_address() -> None:
     with pytest.raises(ValueError, check=has_words("unit")):
         fill(pynvml.c_metricInfo_t(), {"unit": 4096}, Handles(), keep)

@@ -14,7 +14,14 @@ from gpuledger.ledger.health import (
     NodeHealth,
     health_values,
 )
-from gpuledger.records import GpuDetails, GpuHealth, GpuThrottling, GpuTraffic, NodeReadings
+from gpuledger.records import (
+    GpuDetails,
+    GpuHealth,
+    GpuLimits,
+    GpuThrottling,
+    GpuTraffic,
+    NodeReadings,
+)
 from gpuledger.records.bounds import MAX_GPUS
 from tests.errors import has_words
 from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS
@@ -142,6 +149,37 @@ def test_what_is_read_of_each_link_is_told_of_all_together() -> None:
         ("gpuledger_gpu_nvlink_errors_total", GPU, "symbol"): 42,
         ("gpuledger_gpu_nvlink_bit_error_ratio", GPU, "symbol"): 3e-12,
     }
+
+
+def test_reasons_that_nobody_here_knows_are_told_as_one() -> None:
+    told = Told()
+    told.at(0, throttled(0x200 | 0x2000))
+    values = told.at(10, throttled(0))
+    assert values is not None
+    assert {key[-1] for key, value in values.items() if value} == {"other"}
+
+
+def test_margins_and_highest_clocks_are_told_as_long_as_they_are_read() -> None:
+    told = Told()
+    limits = GpuLimits(temperature_margin_slowdown_celsius=-2, sm_clock_max_hertz=1_980_000_000)
+    told.at(0, details(limits=limits))
+    values = told.at(
+        10, details(temperature_margin_celsius=-1, jpeg_utilization_ratio=0.5, traffic=GpuTraffic())
+    )
+    assert values == {
+        ("gpuledger_gpu_temperature_margin_limit_celsius", GPU, "slowdown"): -2,
+        ("gpuledger_gpu_sm_clock_max_hertz", GPU): 1_980_000_000,
+        ("gpuledger_gpu_temperature_margin_celsius", GPU): -1,
+        ("gpuledger_gpu_jpeg_utilization_ratio", GPU): 0.5,
+    }
+    # Not all is asked as often as it is told; what is asked no more is told for a minute.
+    assert told.at(20, details(traffic=GpuTraffic())) == values
+    for second in range(30, 90, 10):
+        values = told.at(second, details(traffic=GpuTraffic()))
+    assert values is not None
+    assert {name for name, *_ in values} == {
+        "gpuledger_gpu_temperature_margin_limit_celsius", "gpuledger_gpu_sm_clock_max_hertz"
+    }  # fmt: skip
 
 
 def test_what_was_not_read_has_no_series() -> None:

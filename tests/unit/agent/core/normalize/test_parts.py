@@ -37,6 +37,9 @@ def value_of(tick: GpuTick, name: str) -> Any:
     [
         ("readings", "encoder_utilization_ratio", 25, 0.25),
         ("readings", "memory_temperature_celsius", 61, 61),
+        ("readings", "jpeg_utilization_ratio", 7, 0.07),
+        ("readings", "optical_flow_utilization_ratio", 0, 0.0),
+        ("readings", "temperature_margin_celsius", -3, -3),
         ("sensors", "sm_clock_hertz", 1980, 1_980_000_000),
         ("readings", "power_instant_milliwatts", 412_345, 412_345),
         ("readings", "performance_state", 15, 15),
@@ -48,6 +51,12 @@ def value_of(tick: GpuTick, name: str) -> Any:
         ("activity", "profiling.sm_active_ratio", 100.000001, 1.0),
         ("profiling", "profiling.pcie_sent_bytes_per_second", 1.5, 1_572_864),
         ("profiling", "profiling.nvdec_active_ratios", [50.0, 0.0], [0.5, 0.0]),
+        (
+            "health",
+            "health.nvlink_link_sent_bytes_per_second",
+            {0: 1.5, 17: 0.0},
+            {"0": 1_572_864, "17": 0},
+        ),
         ("health", "health.recovery_action", 4, "drain_and_reset"),
         ("health", "health.remapped_rows_pending", 1, True),
         ("health", "health.remapped_rows_failed", 0, False),
@@ -56,6 +65,8 @@ def value_of(tick: GpuTick, name: str) -> Any:
         ("health", "health.fan_speed_ratio", 112, 1.12),
         ("health", "limits.power_limit_min_milliwatts", 200_000, 200_000),
         ("health", "limits.temperature_slowdown_celsius", 89, 89),
+        ("health", "limits.temperature_margin_shutdown_celsius", -8, -8),
+        ("health", "limits.sm_clock_max_hertz", 1980, 1_980_000_000),
     ],
 )
 def test_a_value_becomes_ours_in_base_units(group: str, name: str, value: Any, ours: Any) -> None:
@@ -71,6 +82,7 @@ def test_a_value_becomes_ours_in_base_units(group: str, name: str, value: Any, o
         ("readings", "encoder_utilization_ratio", 101, "out_of_range"),
         ("readings", "performance_state", 32, "out_of_range"),
         ("readings", "memory_temperature_celsius", 2**32 - 1, "out_of_range"),
+        ("readings", "temperature_margin_celsius", 2**32 - 3, "out_of_range"),
         ("readings", "power_instant_milliwatts", -1, "out_of_range"),
         ("readings", "throttling.power_ns_total", 2**64 - 1, "out_of_range"),
         ("readings", "traffic.nvlink_sent_bytes_total", 2**64 - 1, "out_of_range"),
