@@ -181,8 +181,8 @@ RACK: Final = InfoFamily(
 THROTTLE_REASON: Final = InfoFamily(
     "gpuledger_node_gpu_throttle_reason",
     "gauge",
-    "1 where the clocks are held down for the reason when it was asked last, else 0; `other` is all that this"
-    " version does not know.",
+    "1 where the clocks are held down for the reason when it was asked last, else 0; `other` is all"
+    " that this version does not know.",
     (*_GPU, "reason"),
     profile="full",
 )
