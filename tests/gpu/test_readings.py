@@ -16,6 +16,7 @@ import pytest
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.catalogue import EACH_LINK, FieldValue, specs_for
+from agent.gpu.nvidia.gpm import is_of_chip
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.gpu.protocol import SourceLostError
 from gpuledger.records import GpuFacts
@@ -142,7 +143,7 @@ def test_every_reading_is_given_or_refused(watched: list[Watched]) -> None:
             ):
                 continue  # it has as many questions as there are links
             refused = all(outcomes.get(question.key) for question in reading.sources)
-            is_profiling = reading.name.startswith("profiling.")
+            is_profiling = is_of_chip(reading)
             if reading.name in given or refused or (is_profiling and no_profiling):
                 continue
             print(f"{one.facts.model}: {reading.name} is neither given nor refused")
