@@ -181,7 +181,8 @@ class IncidentsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     its own log, whatever the path."""
     slowdown_seconds: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 60.0
     """For how long the hardware holds a GPU's clocks down without a break, for the temperature or
-    as the machine's power supply asks for it, before that is an incident; it ends likewise."""
+    as the machine's power supply asks for it, before that is an incident; it ends likewise. It is
+    looked at every `readings_seconds`."""
 
 
 class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -130,7 +130,12 @@ async def running(
         run_agent(
             host=replace(play(node), open_kmsg=node.open_kmsg),
             bus=bus,
-            settings=AgentSettings(node_name="node-a", incidents=incidents or IncidentsSettings()),
+            settings=AgentSettings(
+                node_name="node-a",
+                incidents=incidents or IncidentsSettings(),
+                # With each tick: an incident of a reading comes no sooner than it is asked.
+                readings_seconds=1.0,
+            ),
             readiness=Readiness(),
         )
     )
