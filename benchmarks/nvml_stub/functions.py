@@ -34,6 +34,8 @@ class Function:
     """The struct of an item, where the answer is a list."""
     fills: Any = None
     """The struct that the caller brings to be filled."""
+    member: tuple[Any, str] | None = None
+    """The struct that the Python function brings, and its member that it returns."""
 
 
 def _one(name: str, pattern: str, **more: Any) -> Function:  # noqa: ANN401  # fields of Function
@@ -56,6 +58,7 @@ def _processes(name: str) -> Function:
 _SAMPLE: Final = pynvml.c_nvmlSample_t
 _PROCESS_SAMPLE: Final = pynvml.c_nvmlProcessUtilizationSample_t
 
+_MARGIN: Final = pynvml.c_nvmlMarginTemperature_v1_t
 _PROFILE: Final = pynvml.c_nvmlGpuInstanceProfileInfo_t
 
 FUNCTIONS: Final = (
@@ -168,6 +171,8 @@ FUNCTIONS: Final = (
     _of_struct("nvmlGpmQueryDeviceSupport", pynvml.c_nvmlGpmSupport_t),
     _filled("nvmlDeviceGetSramEccErrorStatus", pynvml.c_nvmlEccSramErrorStatus_v1_t),
     _filled("nvmlDeviceGetGpuFabricInfoV", pynvml.c_nvmlGpuFabricInfo_v2_t),
+    _filled("nvmlDeviceGetPlatformInfo", pynvml.c_nvmlPlatformInfo_v2_t),
+    _of_struct("nvmlDeviceGetMarginTemperature", _MARGIN, member=(_MARGIN, "marginTemperature")),
     _processes("nvmlDeviceGetComputeRunningProcesses_v3"),
     _processes("nvmlDeviceGetGraphicsRunningProcesses_v3"),
     _processes("nvmlDeviceGetMPSComputeRunningProcesses_v3"),
@@ -196,6 +201,9 @@ def as_bytes(function: Function, answer: Any) -> bytes:  # noqa: ANN401  # as th
     if function.item is not None:
         items = answer[1] if function.name == "nvmlDeviceGetSamples" else answer
         return b"".join(_item(function.item, each) for each in items)
+    if function.member is not None:
+        struct, name = function.member
+        return bytes(struct(**{name: answer}))
     results = _RESULTS.findall(function.pattern)
     answers: Sequence[Any] = answer if isinstance(answer, list | tuple) else [answer]
     return b"".join(
