@@ -7,8 +7,9 @@ from typing import Final
 
 import structlog
 
-from agent.core.raw import NodeFacts, RawGpuSample
-from agent.core.tick import ClockReading, NodeTick
+from agent.core.looks import LookPlan, LookTime
+from agent.core.raw import ClockReading, NodeFacts, RawGpuSample
+from agent.core.tick import NodeTick
 from agent.exposition.node_state import NodeState
 from agent.gpu.driver import Driver
 from agent.host.job_directory import JobDirectory
@@ -161,17 +162,32 @@ class SampleLoop:
             wait_seconds = schedule.advance(self.clock.monotonic_ns())
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for the next tick; where the driver keeps accounts, look meanwhile who comes."""
-        end_ns = self.clock.monotonic_ns() + seconds * NS_PER_SECOND
-        pause_seconds = self.settings.process_scan_seconds
-        while (
-            self.driver.has_process_accounting
-            and self.clock.monotonic_ns() + pause_seconds * NS_PER_SECOND < end_ns
-        ):
-            await self.clock.sleep(pause_seconds)
-            seen_ns = self.clock.boottime_ns()
-            self.sampler.record_seen(await self.driver.scan_processes(), seen_boottime_ns=seen_ns)
-        await self.clock.sleep(max(0.0, (end_ns - self.clock.monotonic_ns()) / NS_PER_SECOND))
+        """Wait for the next tick, and look meanwhile at the GPUs that need it (`core.looks`)."""
+        begin_ns = self.clock.monotonic_ns()
+        plan = LookPlan(
+            begin_ns=begin_ns,
+            end_ns=begin_ns + round(seconds * NS_PER_SECOND),
+            lag_ns=self.sampler.lag_ns,
+            pause_ns=round(self.settings.look_seconds * NS_PER_SECOND),
+        )
+        while look_time := self._next_look(plan):
+            await self._sleep_until(look_time.at_ns)
+            cursors = self.sampler.look_cursors(
+                of_all=look_time.is_of_all,
+                now_ns=self.clock.monotonic_ns(),
+                accounted=self.driver.accounting_gpus,
+            )
+            if cursors:
+                self.sampler.record_looks(await self.driver.look(cursors))
+        await self._sleep_until(plan.end_ns)
+
+    def _next_look(self, plan: LookPlan) -> LookTime | None:
+        now_ns = self.clock.monotonic_ns()
+        closely = self.driver.accounting_gpus or self.sampler.watched_closely(now_ns)
+        return plan.next(now_ns, is_close=bool(closely))
+
+    async def _sleep_until(self, at_ns: int) -> None:
+        await self.clock.sleep(max(0.0, (at_ns - self.clock.monotonic_ns()) / NS_PER_SECOND))
 
     async def _try_tick(self, *, late: bool = False) -> bool:
         """Make one tick; what goes wrong in it costs that tick, and is logged once."""

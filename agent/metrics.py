@@ -62,9 +62,9 @@ EXITS_UNREPORTED: Final = Counter(
 count_from_zero(
     EXITS_UNREPORTED, reason=("unidentified", "undated", "older", "gpu_gone", "too_many")
 )
-PROCESS_SCANS_LATE: Final = Counter(
-    "gpuledger_agent_process_scans_late",
-    "Process scans, between two ticks, that were not answered at once.",
+LOOKS_LATE: Final = Counter(
+    "gpuledger_agent_looks_late",
+    "Looks at GPUs, between two ticks, that were not answered at once.",
 )
 GPU_DEADLINES_MISSED: Final = Counter(
     "gpuledger_agent_gpu_deadlines_missed",

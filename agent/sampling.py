@@ -4,26 +4,20 @@ Here the parts of a tick are put together, without waiting for anything: when wh
 is decided in `loop`.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import structlog
+from msgspec.structs import replace as replace_struct
 
+from agent.core.looks import GpuLooks
 from agent.core.normalize.driver_clock import LAG_WINDOWS, SetBack
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.processes.table import TableUpdate
 from agent.core.processes.tracker import ProcessTracker
-from agent.core.raw import RawGpuSample, SampleCursor
-from agent.core.tick import (
-    ClockReading,
-    LastRows,
-    NodeLayout,
-    NodeTick,
-    TickInterval,
-    flatten,
-    read_details,
-)
+from agent.core.raw import ClockReading, GpuLook, RawGpuSample, SampleCursor
+from agent.core.tick import LastRows, NodeLayout, NodeTick, TickInterval, flatten, read_details
 from agent.host.procfs import ProcessReader, Procfs, read_boot_id, read_memory_bytes
 from agent.metrics import (
     ACCOUNTS_LATE,
@@ -36,7 +30,9 @@ from agent.metrics import (
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, NS_PER_US
 from gpuledger.keys import NodeId
 from gpuledger.records import (
+    BusyMethod,
     DeviceAllocation,
+    GpuProcess,
     GpuReading,
     IncidentProcess,
     JobAllocation,
@@ -45,6 +41,8 @@ from gpuledger.records import (
 from gpuledger.records.bounds import MAX_INTERVAL_NS
 
 _log = structlog.get_logger(__name__)
+# Two clocks of one machine drift apart by less.
+_SLOWEST_CLOCK: Final = 0.999
 _RARE: Final = ("readings", "health")
 """Fields of `RawGpuSample` that are not queried for each tick."""
 
@@ -75,6 +73,12 @@ class Sampler:
         self._lag_ns: int | None = None
         """How far a tick's interval lies back, so that the driver has sampled all of it."""
         self._set_back = SetBack()
+        self._looks: dict[str, GpuLooks] = {}
+        """By UUID, what a GPU told since the time that ticks have covered."""
+        self._cursors: Mapping[str, SampleCursor] = {}
+        """By UUID, after which samples the last query began."""
+        self._shared: frozenset[str] = frozenset()
+        """The GPUs on which processes of several containers, or of one and the host, are."""
         self._procfs = procfs
         self._memory_bytes: int | None = None
         """The size of the machine's memory, once a GPU needed it."""
@@ -86,7 +90,105 @@ class Sampler:
 
     def last_seen(self) -> Mapping[str, SampleCursor]:
         """Return, by UUID, after which samples the next query begins; others begin anew."""
-        return {uuid: state.last_seen for uuid, state in self._states.items()}
+        self._cursors = {uuid: self._cursor(uuid) for uuid in self._states}
+        return self._cursors
+
+    @property
+    def lag_ns(self) -> int:
+        """How far behind the time of its answers a tick's interval ends."""
+        return self._lag_ns or 0
+
+    def watched_closely(self, now_ns: int) -> frozenset[str]:
+        """Return the GPUs on which processes come and go, or that are shared and need it."""
+        return frozenset(
+            uuid
+            for uuid, looks in self._looks.items()
+            if looks.is_lively(now_ns) or (looks.one_sample_each and uuid in self._shared)
+        )
+
+    def look_cursors(
+        self, *, of_all: bool, now_ns: int, accounted: frozenset[str] = frozenset()
+    ) -> Mapping[str, SampleCursor]:
+        """Return what to look at now, by UUID, each with its cursor.
+
+        `accounted` are the GPUs whose driver keeps accounts: what these say of a process has no
+        owner unless the process was seen.
+        """
+        if self._set_back.is_recent:
+            # Nobody knows of which of its clocks the driver's stamps are: the ticks find that out.
+            return {}
+        closely = self.watched_closely(now_ns) | accounted
+        return {uuid: self._cursor(uuid) for uuid in self._looks if of_all or uuid in closely}
+
+    def record_looks(self, looks: Sequence[GpuLook]) -> None:
+        """Take in what GPUs answered between two ticks."""
+        for look in looks:
+            state = self._states.get(look.uuid)
+            if state is None or look.uuid not in self._looks:
+                continue
+            self._looks[look.uuid].add(
+                look, window_us=state.gpu_window_us, closed_us=self._closed_us(state, look.at)
+            )
+            if look.processes is not None:
+                self._tracker.observe(look)
+
+    def _cursor(self, uuid: str) -> SampleCursor:
+        of_tick = self._states[uuid].last_seen
+        if self._set_back.is_recent or uuid not in self._looks:
+            return of_tick
+        return self._looks[uuid].cursor(of_tick)
+
+    def _closed_us(self, state: GpuState, at: ClockReading) -> float | None:
+        """Return up to where the driver's windows have closed for certain, by its own clock."""
+        if state.clock is None:
+            return None
+        since_us = (at.monotonic_ns - state.read_ns) / NS_PER_US
+        return state.clock.earliest_us + since_us * _SLOWEST_CLOCK
+
+    def _join_looks(self, raw: Sequence[RawGpuSample], at: ClockReading) -> Sequence[RawGpuSample]:
+        """Put together what was told between the ticks with what is told now."""
+        joined = []
+        for gpu in raw:
+            state = self._states.get(gpu.uuid)
+            if state is None:
+                # What it was asked before is of a time that no tick covers.
+                self._looks[gpu.uuid] = GpuLooks()
+            looks = self._looks.setdefault(gpu.uuid, GpuLooks())
+            asked = self._cursors.get(gpu.uuid, SampleCursor())
+            joined.append(
+                looks.join(
+                    gpu,
+                    GpuLook(
+                        uuid=gpu.uuid,
+                        at=at,
+                        since_us=asked.process_us,
+                        samples=gpu.samples,
+                        memory_samples=gpu.memory_samples,
+                        process_samples=gpu.process_samples,
+                        processes=gpu.processes,
+                        percent=gpu.percent,
+                        energy_millijoules=gpu.energy_millijoules,
+                        power_milliwatts=gpu.power_milliwatts,
+                    ),
+                    window_us=state.gpu_window_us if state else None,
+                    closed_us=self._closed_us(state, at) if state else None,
+                )
+            )
+        return joined
+
+    def _drop_covered(self, ticks: Sequence[GpuTick]) -> None:
+        """Forget the samples that no later tick needs, and who shares which GPU."""
+        for tick in ticks:
+            looks, clock = self._looks.get(tick.reading.uuid), tick.state.clock
+            if looks is None:
+                continue
+            if tick.has_gap:
+                # Closely watched, the driver shows whether it leaves out what was idle.
+                looks.changed_ns = tick.state.read_ns
+            if clock is None:
+                looks.forget()
+            else:
+                looks.drop_covered(tick.state.last_seen, covered_us=clock.covered_us)
 
     def forget(self) -> None:
         """Forget all but the counters, after answers of which no tick could be made."""
@@ -95,10 +197,6 @@ class Sampler:
     def processes_on(self, gpu_uuid: str, gpu_instance: int | None) -> list[IncidentProcess]:
         """Return the processes on a GPU, or on one GPU instance of it, at the last tick."""
         return self._tracker.processes_on(self._layout.devices_of(gpu_uuid, gpu_instance))
-
-    def record_seen(self, pids: Iterable[int], *, seen_boottime_ns: int) -> None:
-        """Look up the processes that are new between two ticks: they may be gone at the next."""
-        self._tracker.record_seen(pids, seen_boottime_ns=seen_boottime_ns)
 
     def sample(
         self,
@@ -121,10 +219,13 @@ class Sampler:
         before, self._before = self._interval_start(at), at
         raw = self._with_rare(raw, is_reported=before is not None)
         raw = [self._with_memory(gpu) for gpu in raw]
+        self._set_back.follow(time_ns=at.time_ns, boottime_ns=at.boottime_ns)
+        raw = self._join_looks(raw, at)
         interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
         ticks = self._read_gpus(raw, at, interval_ns)
         vanished = self._layout.update(raw)
         self._remember(ticks, vanished)
+        self._drop_covered(ticks)
         table_update = self._tracker.refresh(
             ticks,
             vanished,
@@ -167,7 +268,6 @@ class Sampler:
         self, raw: Sequence[RawGpuSample], at: ClockReading, interval_ns: int
     ) -> list[GpuTick]:
         """Read each GPU and MIG instance that answered, in the order of the tick's rows."""
-        self._set_back.follow(time_ns=at.time_ns, boottime_ns=at.boottime_ns)
         set_back_now_us = at.time_ns // NS_PER_US if self._set_back.is_recent else None
         return [
             read_gpu(
@@ -252,6 +352,7 @@ class Sampler:
         late: bool,
     ) -> NodeTick:
         found = self._tracker.describe(ticks, table_update, covered)
+        self._shared = _shared(ticks, found.processes)
         sample = NodeSample(
             cluster=self._node.cluster,
             node=self._node.node,
@@ -261,7 +362,7 @@ class Sampler:
             interval_ns=covered.length_ns,
             late=True if late else None,
             # Last, as the processes go by the positions of the GPUs that answered.
-            gpus=[*(tick.reading for tick in ticks), *silent],
+            gpus=[*_readings(ticks, found.served), *silent],
             containers=found.containers,
             processes=found.processes,
             allocations=list(allocations),
@@ -287,3 +388,20 @@ class Sampler:
         ACCOUNTS_LATE.inc(counts.accounts_late)
         for reason, count in counts.exits_unreported.items():
             EXITS_UNREPORTED.labels(reason=reason).inc(count)
+
+
+def _readings(ticks: Sequence[GpuTick], served: Collection[int]) -> Iterator[GpuReading]:
+    """Yield the rows of the GPUs that answered."""
+    for place, tick in enumerate(ticks):
+        reading = tick.reading
+        if place in served:
+            reading = replace_struct(reading, busy_method=BusyMethod.MPS_SERVER)
+        yield reading
+
+
+def _shared(ticks: Sequence[GpuTick], processes: Iterable[GpuProcess]) -> frozenset[str]:
+    """Return the GPUs on which several are: containers, or one and the host."""
+    on: dict[int, set[int | None]] = {}
+    for process in processes:
+        on.setdefault(process.gpu, set()).add(process.container)
+    return frozenset(ticks[gpu].reading.uuid for gpu, whose in on.items() if len(whose) > 1)

@@ -231,10 +231,11 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     gpu_timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.8
     """How long a tick waits for a GPU's answers; a GPU that is later is not in that tick. Never
     more than four fifths of a tick, so that one that hangs does not make the others' ticks late."""
-    process_scan_seconds: Annotated[float, msgspec.Meta(ge=0.02, le=60)] = 0.1
-    """Time from one look to the next, between ticks, at who is new on the GPUs whose driver keeps
-    accounts: what it accounts for a process that is gone before the next tick has no owner unless
-    that was seen. As long as a tick or longer means never."""
+    look_seconds: Annotated[float, msgspec.Meta(ge=0.02, le=60)] = 0.1
+    """Time from one look to the next, between ticks, at GPUs that are watched closely: several
+    containers share them and their driver gives one sample a process, their processes come and go,
+    or their driver keeps accounts. A driver's window is a sixth of a second or longer: it needs a
+    look in each. As long as a tick or longer means never."""
     attribution: bool | Literal["auto"] = "auto"
     """Whether processes are read. `auto` reads them where `/proc` is the whole machine's, as the
     driver names processes by the machine's own pids."""

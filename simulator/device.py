@@ -51,6 +51,10 @@ class Stream:
         self.start_ns = start_ns
         self.end_ns = end_ns
         self.busy = BusyTime()
+        self.pending = BusyTime()
+        """From each submission to its end."""
+        self.waits_since_ns: int | None = start_ns
+        """While it has work: up to where that is in `pending`."""
         self.remaining_ns = 0
         self._kernel_ns = kernel_ns
         self._gap_ns = kernel_ns * (1 - busy_ratio) / busy_ratio
@@ -64,6 +68,20 @@ class Stream:
     def gap_ns(self) -> int:
         """Draw the time until the next submission, around the mean."""
         return int(self._gap_ns * (0.5 + self._random.random()))
+
+    def ran(self, start_ns: int, end_ns: int) -> None:
+        """Record that its kernels ran in an interval."""
+        self.busy.add(start_ns, end_ns)
+        waited_ns = start_ns if self.waits_since_ns is None else self.waits_since_ns
+        self.pending.add(waited_ns, end_ns)
+        self.waits_since_ns = end_ns
+
+    def pending_until(self, time_ns: int) -> int:
+        """Return for how long before `time_ns` it had work, run or not."""
+        found = self.pending.until(time_ns)
+        if self.waits_since_ns is None:
+            return found
+        return found + max(0, min(time_ns, self.end_ns) - self.waits_since_ns)
 
 
 class Kernels:
@@ -93,17 +111,20 @@ class Kernels:
 
     def _wake(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._now_ns:
-            self._ready.append(heapq.heappop(self._waiting)[2])
+            woke_ns, _, stream = heapq.heappop(self._waiting)
+            stream.waits_since_ns = woke_ns
+            self._ready.append(stream)
 
     def _run(self, stream: Stream) -> None:
         start_ns = self._now_ns
         end_ns = min(start_ns + self._turn_ns(stream), stream.end_ns)
         if end_ns <= start_ns:
             return
-        stream.busy.add(start_ns, end_ns)
+        stream.ran(start_ns, end_ns)
         stream.remaining_ns -= end_ns - start_ns
         self._now_ns = end_ns
         if end_ns >= stream.end_ns:
+            stream.waits_since_ns = None
             return
         if stream.remaining_ns > 0:
             # Whoever has become ready meanwhile comes first: else a stream with much work would
@@ -112,6 +133,7 @@ class Kernels:
             self._ready.append(stream)
             return
         stream.submit()
+        stream.waits_since_ns = None
         wake_ns = end_ns + stream.gap_ns()
         heapq.heappush(self._waiting, (wake_ns, self._order[id(stream)], stream))
 
@@ -298,6 +320,13 @@ class SimulatedGpu:
             self._kernels[process.spec.instance].run_until(end_ns)
             busy = self._streams[process].busy
             return busy.until(end_ns) - busy.until(start_ns)
+
+    def pending_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> int:
+        """Time within [start, end) in which the process had work, whether it ran or waited."""
+        with self._lock:
+            self._kernels[process.spec.instance].run_until(end_ns)
+            stream = self._streams[process]
+            return stream.pending_until(end_ns) - stream.pending_until(start_ns)
 
     def device_busy_ns(self, start_ns: int, end_ns: int) -> int:
         """Time within [start, end) in which any kernel ran; that of an instance by its share."""

@@ -1,18 +1,23 @@
 """The driver's sampling: utilization in whole percents over windows on a fixed grid.
 
-Here the truth is blurred as a driver blurs it. The ring buffer is not stored: any of its samples
-can be worked out again from the truth.
+Here the truth is blurred as a driver blurs it, in the forms of `DriverModel`. The ring buffer is
+not stored: any of its samples can be worked out again from the truth.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import pynvml
+
 from gpuledger.clock import NS_PER_SECOND
 from simulator.device import SimulatedGpu
+from simulator.plan import PlannedProcess
+from simulator.scenario.drivers import DriverModel
 
-RING_SAMPLES: Final = 100
 _PERCENT: Final = 100
+_MPS_SERVER: Final = "nvidia-cuda-mps"
+_NOT_SUPPORTED: Final = pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,7 @@ class DriverWindow:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedProcessSample:
-    """What the driver says of one process in one window."""
+    """What the driver says of one process in one window, or in several."""
 
     pid: int
     timestamp_us: int
@@ -39,24 +44,43 @@ class SamplingWindows:
     """The windows of one GPU that its ring buffer still holds."""
 
     def __init__(
-        self, gpu: SimulatedGpu, *, period_ns: int, stamp_us: Callable[[int], int]
+        self,
+        gpu: SimulatedGpu,
+        *,
+        period_ns: int,
+        stamp_us: Callable[[int], int],
+        driver: DriverModel = DriverModel(),  # noqa: B008  # frozen, so one for all does no harm
     ) -> None:
         self._gpu = gpu
         self._period_ns = period_ns
         self._stamp_us = stamp_us
+        self._driver = driver
+        self._used: dict[int, bool] = {}
+        """Of completed windows, by number: a ring buffer is asked for the same ones many times."""
 
     def newer_than(self, last_seen_us: int, *, now_ns: int) -> list[DriverWindow]:
-        """Return the completed windows with a newer stamp, oldest first.
+        """Return the windows in the ring buffer with a newer stamp, oldest first.
 
         The driver has sampled since before the scenario's start: those windows are idle.
         """
+        driver, newest = self._driver, now_ns // self._period_ns
         # Older windows are lost to who asks late, as in the driver's ring buffer.
-        newest = now_ns // self._period_ns
-        return [
-            self._window(number)
-            for number in range(newest - RING_SAMPLES + 1, newest + 1)
-            if self._stamp_us(number * self._period_ns) > last_seen_us
-        ]
+        oldest = newest - driver.ring_samples + 1
+        if driver.ring_idle == "skipped":
+            # It has as many windows of use; before the scenario's start there are none.
+            oldest = 0
+        elif driver.ring_idle == "dry":
+            oldest = max(oldest, self._refilled_at(newest, oldest))
+        found: list[DriverWindow] = []
+        for number in range(newest, oldest - 1, -1):
+            if self._stamp_us(number * self._period_ns) > last_seen_us:
+                if driver.ring_idle != "skipped" or self._is_used(number):
+                    found.append(self._window(number))
+            elif driver.ring_idle == "skipped":
+                break  # hours may be behind it
+            if len(found) == driver.ring_samples:
+                break
+        return found[::-1]
 
     def latest(self, now_ns: int) -> DriverWindow:
         """Return the newest completed window."""
@@ -65,7 +89,7 @@ class SamplingWindows:
     def gpu_percent(self, window: DriverWindow) -> int:
         """Share of the window in which a kernel ran."""
         busy_ns = self._gpu.device_busy_ns(window.start_ns, window.end_ns)
-        return _percent(busy_ns, window)
+        return self._percent(busy_ns, window)
 
     def memory_percent(self, window: DriverWindow) -> int:
         """Share of the window in which the memory controller was busy."""
@@ -73,7 +97,7 @@ class SamplingWindows:
             self._gpu.memory_busy_ns(process, window.start_ns, window.end_ns)
             for process in self._gpu.processes
         )
-        return _percent(busy_ns, window)
+        return self._percent(busy_ns, window)
 
     def milliwatts(self, window: DriverWindow) -> int:
         """Mean draw over the window."""
@@ -82,20 +106,99 @@ class SamplingWindows:
 
     def process_samples(self, window: DriverWindow) -> Iterator[SimulatedProcessSample]:
         """Yield a sample of each process that used the GPU and outlived the window."""
-        for process in self._gpu.processes:
+        for pid, processes in self._sampled_by_pid().items():
             # What ends within a window is in none of the driver's samples: only its accounts know.
-            if not process.alive(window.end_ns):
-                continue
-            busy_ns = self._gpu.busy_ns(process, window.start_ns, window.end_ns)
+            there = [process for process in processes if process.alive(window.end_ns)]
+            used_ns = [self._counted_ns(process, window) for process in there]
             # The driver leaves out who rounds to nothing.
-            if sm_percent := _percent(busy_ns, window):
-                memory_ns = busy_ns * process.spec.load.memory_ratio
+            if sm_percent := self._percent(sum(used_ns), window):
+                memory_ns = sum(
+                    own * process.spec.load.memory_ratio
+                    for own, process in zip(used_ns, there, strict=True)
+                )
                 yield SimulatedProcessSample(
-                    pid=process.pid,
+                    pid=pid,
                     timestamp_us=window.timestamp_us,
                     sm_percent=sm_percent,
-                    memory_percent=_percent(memory_ns, window),
+                    memory_percent=self._percent(memory_ns, window),
                 )
+
+    def tell_processes(self, last_seen_us: int, *, now_ns: int) -> list[SimulatedProcessSample]:
+        """Return the process samples newer than a stamp, in the driver's form.
+
+        Raises `pynvml.NVMLError` where the driver has none.
+        """
+        form = self._driver.processes
+        if form == "absent":
+            raise pynvml.NVMLError(_NOT_SUPPORTED)
+        if form == "zero":
+            newest = self.latest(now_ns)
+            return [
+                SimulatedProcessSample(process.pid, newest.timestamp_us, 0, 0)
+                for process in self._gpu.alive(newest.end_ns)
+                if newest.timestamp_us > last_seen_us
+            ]
+        windows = self.newer_than(last_seen_us, now_ns=now_ns)
+        samples = [one for window in windows for one in self.process_samples(window)]
+        if form == "windows":
+            return samples
+        own: dict[int, list[SimulatedProcessSample]] = {}
+        for sample in samples:
+            own.setdefault(sample.pid, []).append(sample)
+        return [self._join(of_one, len(windows)) for of_one in own.values()]
+
+    def _join(
+        self, samples: Sequence[SimulatedProcessSample], windows: int
+    ) -> SimulatedProcessSample:
+        """Return the one sample of a process for all its windows; it is stamped as the newest."""
+        newest, form = samples[-1], self._driver.processes
+        if form == "newest":
+            return newest
+        count = windows if form == "mean" else len(samples)
+        return SimulatedProcessSample(
+            pid=newest.pid,
+            timestamp_us=newest.timestamp_us,
+            sm_percent=self._whole(sum(one.sm_percent for one in samples) / count),
+            memory_percent=self._whole(sum(one.memory_percent for one in samples) / count),
+        )
+
+    def _sampled_by_pid(self) -> dict[int, list[PlannedProcess]]:
+        """Return whose kernels are sampled under which pid."""
+        server = None
+        if self._driver.mps_samples == "server":
+            servers = (one for one in self._gpu.processes if one.comm.startswith(_MPS_SERVER))
+            server = next(servers, None)
+        found: dict[int, list[PlannedProcess]] = {}
+        for process in self._gpu.processes:
+            is_client = server is not None and process.spec.kind == "mps"
+            pid = server.pid if server is not None and is_client else process.pid
+            found.setdefault(pid, []).append(process)
+        return found
+
+    def _counted_ns(self, process: PlannedProcess, window: DriverWindow) -> int:
+        """Return what a window counts as the process's time."""
+        if self._driver.process_time == "submitted":
+            return self._gpu.pending_ns(process, window.start_ns, window.end_ns)
+        return self._gpu.busy_ns(process, window.start_ns, window.end_ns)
+
+    def _refilled_at(self, newest: int, oldest: int) -> int:
+        """Return the number of the window with which a ring that had run dry began anew.
+
+        Behind the newest where it is dry now.
+        """
+        idle, windows = 0, self._driver.dry_after_seconds * NS_PER_SECOND / self._period_ns
+        for number in range(newest, oldest - 1, -1):
+            idle = 0 if self._is_used(number) else idle + 1
+            if idle > windows:
+                return number + idle if number + idle <= newest else newest + 1
+        return oldest
+
+    def _is_used(self, number: int) -> bool:
+        """Return whether a kernel ran in a completed window."""
+        if number not in self._used:
+            window = self._window(number)
+            self._used[number] = self._gpu.device_busy_ns(window.start_ns, window.end_ns) > 0
+        return self._used[number]
 
     def _window(self, number: int) -> DriverWindow:
         end_ns = number * self._period_ns
@@ -105,6 +208,9 @@ class SamplingWindows:
             timestamp_us=self._stamp_us(end_ns),
         )
 
+    def _percent(self, busy_ns: float, window: DriverWindow) -> int:
+        percent = self._whole(_PERCENT * busy_ns / (window.end_ns - window.start_ns))
+        return min(_PERCENT, percent)
 
-def _percent(busy_ns: float, window: DriverWindow) -> int:
-    return round(_PERCENT * busy_ns / (window.end_ns - window.start_ns))
+    def _whole(self, percent: float) -> int:
+        return int(percent) if self._driver.rounding == "down" else round(percent)

@@ -12,6 +12,8 @@ from typing import Any
 from agent.core.incidents import Detection
 from agent.core.raw import (
     CallGroup,
+    ClockReading,
+    GpuLook,
     InstanceIdentity,
     ListedProcess,
     ProcessUtilizationSample,
@@ -70,8 +72,15 @@ class DirectGpu:
             return {"readings": {"power_instant_watts": self._milliwatts()}}
         return {"facts": self._facts()} if group is CallGroup.HEALTH else {}
 
-    def running_pids(self) -> frozenset[int] | None:
-        return frozenset(process.pid for process in self.truth.alive(self._now_ns()))
+    def look(self, cursor: SampleCursor, *, at: ClockReading) -> GpuLook:
+        told = self._core(cursor)
+        names = GpuLook.__dataclass_fields__.keys() & told.keys()
+        return GpuLook(
+            uuid=self.uuid,
+            at=at,
+            since_us=cursor.process_us,
+            **{name: told[name] for name in names},
+        )
 
     def _core(self, cursor: SampleCursor) -> dict[str, Any]:
         now_ns, facts = self._now_ns(), self.truth.facts

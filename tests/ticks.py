@@ -1,17 +1,21 @@
 """Ticks as the agent makes them and events as the join does, without their loops."""
 
 from collections.abc import Sequence
+from typing import Final
 
-from agent.core.raw import SampleCursor
-from agent.core.tick import ClockReading, NodeTick
+from agent.core.looks import LookPlan
+from agent.core.raw import ClockReading, SampleCursor
+from agent.core.tick import NodeTick
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.keys import NodeId
 from gpuledger.records import EventContainer, GpuEvent, NodeSample
 from simulator.clock import ManualClock
 from simulator.simulation import SimulatedNode
+
+LOOK_PAUSE_NS: Final = NS_PER_SECOND // 10
 
 
 def tick_of(sampler: Sampler, gpus: Sequence[NvidiaGpu], clock: Clock) -> NodeTick | None:
@@ -21,13 +25,35 @@ def tick_of(sampler: Sampler, gpus: Sequence[NvidiaGpu], clock: Clock) -> NodeTi
     return sampler.sample(answers, at=at)
 
 
+def take_looks(
+    sampler: Sampler, gpus: Sequence[NvidiaGpu], clock: ManualClock, node_clock: Clock, tick_ns: int
+) -> None:
+    """Go on by the length of a tick, and look in between as the agent's loop does."""
+    begin_ns = clock.monotonic_ns()
+    plan = LookPlan(
+        begin_ns=begin_ns,
+        end_ns=begin_ns + tick_ns,
+        lag_ns=sampler.lag_ns,
+        pause_ns=LOOK_PAUSE_NS,
+    )
+    while look_time := plan.next(
+        clock.monotonic_ns(), is_close=bool(sampler.watched_closely(clock.monotonic_ns()))
+    ):
+        clock.advance((look_time.at_ns - clock.monotonic_ns()) / NS_PER_SECOND)
+        at = ClockReading.read(node_clock)
+        cursors = sampler.look_cursors(of_all=look_time.is_of_all, now_ns=at.monotonic_ns)
+        asked = [gpu for gpu in gpus if gpu.uuid in cursors]
+        sampler.record_looks([gpu.look(cursors[gpu.uuid], at=at) for gpu in asked])
+    clock.advance((plan.end_ns - clock.monotonic_ns()) / NS_PER_SECOND)
+
+
 def play(node: SimulatedNode, clock: ManualClock, lengths: Sequence[float]) -> list[NodeTick]:
     """Return a played node's ticks of these lengths, in seconds."""
     sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made = []
     for seconds in [0.0, *lengths]:
-        clock.advance(seconds)
+        take_looks(sampler, gpus, clock, node.clock, round(seconds * NS_PER_SECOND))
         if tick := tick_of(sampler, gpus, node.clock):
             made.append(tick)
     return made

@@ -7,7 +7,7 @@ Those that are made hundreds of times a tick are structs, five times cheaper to 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -31,6 +31,40 @@ class CallGroup(Enum):
 
     # Each member is one object; the enumeration's own hash is a call in Python, some 250 a tick.
     __hash__ = object.__hash__
+
+
+class Clocks(Protocol):
+    """The clocks of a machine; one that can also wait is no part of the core."""
+
+    def time_ns(self) -> int:
+        """Nanoseconds since the epoch."""
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds of a clock that is never set."""
+
+    def boottime_ns(self) -> int:
+        """Nanoseconds since boot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockReading:
+    """The clocks at one instant."""
+
+    time_ns: int
+    """Since the epoch."""
+    monotonic_ns: int
+    """Of the clock that is never set."""
+    boottime_ns: int
+    """Since boot."""
+
+    @classmethod
+    def read(cls, clock: Clocks) -> "ClockReading":
+        """Read all clocks."""
+        return cls(
+            time_ns=clock.time_ns(),
+            monotonic_ns=clock.monotonic_ns(),
+            boottime_ns=clock.boottime_ns(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +103,8 @@ class ProcessUtilizationSample(msgspec.Struct, frozen=True, kw_only=True, gc=Fal
     """Share of the window in which the video encoders worked for it."""
     decoder_percent: int = 0
     """The same of the video decoders."""
+    since_us: int = 0
+    """Where the time begins of which it is the mean; 0 where it is of one window, or not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +121,54 @@ class ListedProcess:
     """Id of the GPU instance in which it runs, where the driver says one."""
     compute_instance: int | None = None
     """Id of the compute instance in that."""
+    is_mps_client: bool = False
+    """Whether it stands in the list of MPS, too."""
+
+
+class ClockSync(NamedTuple):
+    """What the driver's newest sample showed of its clock."""
+
+    at_ns: int
+    """When it was the newest, by the monotonic clock."""
+    newest_us: int
+    """Its stamp."""
+
+
+class EnergyReading(NamedTuple):
+    """What a board showed of its energy at an instant; `None` is not known."""
+
+    at_ns: int
+    """When, by the monotonic clock."""
+    counter: int | None
+    """Its counter, in millijoules."""
+    power_milliwatts: int | None
+    """Its draw."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuLook:
+    """What one GPU answered at one question, be it a tick's or one between two ticks."""
+
+    uuid: str
+    """The GPU's identity."""
+    at: ClockReading
+    """When it was asked."""
+    since_us: int = 0
+    """After which stamp process samples were asked for."""
+    samples: tuple[UtilizationSample, ...] | None = None
+    """Utilization samples; `None` where they were not asked for, or not given."""
+    memory_samples: tuple[UtilizationSample, ...] | None = None
+    """The same of the memory controller."""
+    process_samples: tuple[ProcessUtilizationSample, ...] | None = None
+    """Process samples."""
+    processes: tuple[ListedProcess, ...] | None = None
+    """The driver's lists of processes; `None` where one of them failed."""
+    percent: int | None = None
+    """Utilization in the driver's latest window."""
+    energy_millijoules: int | None = None
+    """The board's counter."""
+    power_milliwatts: int | None = None
+    """The board's draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +234,7 @@ class RawGpuSample:
     memory_samples: tuple[UtilizationSample, ...] | None = None
     """The same of the memory controller."""
     percent: int | None = None
-    """Utilization in the driver's latest window; asked only where there are no samples."""
+    """Utilization in the driver's latest window."""
     memory_percent: int | None = None
     """The same of the memory controller."""
     memory_total_bytes: int | None = None
@@ -186,6 +270,14 @@ class RawGpuSample:
     as a process missing from half an answer has not ended."""
     process_samples: tuple[ProcessUtilizationSample, ...] | None = None
     """Process samples newer than the last seen; empty where no process used the GPU."""
+    synced: "ClockSync | None" = None
+    """The last time at which the newest sample was of the latest window; `None` where none was."""
+    skips_idle: bool = False
+    """Whether the driver gives no sample of windows in which nothing was used."""
+    seen_processes: Mapping[int, ListedProcess] = field(default_factory=dict)
+    """The processes that were listed at any look since the tick before, by pid."""
+    energy_readings: tuple[EnergyReading, ...] = ()
+    """What looks since the tick before showed of its energy; the tick's own stands last."""
     accounted: tuple[ProcessAccounting, ...] | None = None
     """Processes that are done with the GPU since some answers ago; the same one may come in
     several answers. `None` where the driver keeps no accounts."""

@@ -8,7 +8,6 @@ Beside a tick stands the record of what was read and is not booked, in the same 
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import msgspec
 
@@ -52,40 +51,6 @@ class TickInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def length_ns(self) -> int:
         """How long it is."""
         return self.end_ns - self.begin_ns
-
-
-class Clocks(Protocol):
-    """The clocks of a machine; one that can also wait is no part of the core."""
-
-    def time_ns(self) -> int:
-        """Nanoseconds since the epoch."""
-
-    def monotonic_ns(self) -> int:
-        """Nanoseconds of a clock that is never set."""
-
-    def boottime_ns(self) -> int:
-        """Nanoseconds since boot."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClockReading:
-    """The clocks at one instant."""
-
-    time_ns: int
-    """Since the epoch."""
-    monotonic_ns: int
-    """Of the clock that is never set."""
-    boottime_ns: int
-    """Since boot."""
-
-    @classmethod
-    def read(cls, clock: Clocks) -> "ClockReading":
-        """Read all clocks."""
-        return cls(
-            time_ns=clock.time_ns(),
-            monotonic_ns=clock.monotonic_ns(),
-            boottime_ns=clock.boottime_ns(),
-        )
 
 
 def flatten(raw: Iterable[RawGpuSample]) -> list[RawGpuSample]:

@@ -5,7 +5,7 @@ call is made in a thread, and the event loop waits for none longer than the tick
 
     Driver ── SourceLifecycle   opens and closes the source, in one thread
        ├───── GpuPool           the GPUs that the last opening found, one GpuWorker and thread each
-       ├───── ProcessScanner    who is on the GPUs between two ticks, in one thread
+       ├───── GpuLooker    what the GPUs answer between two ticks, in one thread
        └───── GpuAvailability   which GPUs are lost, whatever the reason; it reports the changes
 
 A GPU that hangs costs its own readings, never the tick of the others. Opening the source again
@@ -30,7 +30,7 @@ An opening that fails leaves each other state as it is, for another reason.
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from enum import Enum
 from operator import attrgetter
@@ -39,11 +39,10 @@ from typing import Final, NamedTuple
 import structlog
 from msgspec.structs import replace
 
-from agent.core.raw import NodeFacts, RawGpuSample, SampleCursor
-from agent.core.tick import ClockReading
+from agent.core.raw import ClockReading, GpuLook, NodeFacts, RawGpuSample, SampleCursor
 from agent.gpu.breaker import slow_backoff
 from agent.gpu.lifecycle import SourceLifecycle, SourceListener
-from agent.gpu.pool import GpuAvailability, GpuPool, ProcessScanner, Report, report_nowhere
+from agent.gpu.pool import GpuAvailability, GpuLooker, GpuPool, Report, report_nowhere
 from agent.gpu.protocol import DriverEvent, DriverNotLoadedError, Gpu, GpuSource, SourceLostError
 from agent.gpu.threads import wait_at_most
 from agent.metrics import DRIVER_UP
@@ -115,7 +114,7 @@ class Driver:
             health_seconds=health_seconds,
         )
         """The GPUs that the last opening found."""
-        self._scanner = ProcessScanner()
+        self._looker = GpuLooker()
         self._open_timer = RetryTimer(backoff, calm_seconds=_CALM_SECONDS)
         self._lost_gpu_timer = RetryTimer(
             lost_gpu_backoff or slow_backoff(), calm_seconds=_CALM_SECONDS
@@ -168,13 +167,20 @@ class Driver:
         return Poll(at, samples)
 
     @property
-    def has_process_accounting(self) -> bool:
-        """Whether a GPU's driver keeps accounts of processes, so that a scan is worth its calls."""
-        return self.is_open and bool(self.pool.accounting_gpus)
+    def accounting_gpus(self) -> frozenset[str]:
+        """The GPUs whose driver keeps accounts of processes, by UUID."""
+        gpus = self.pool.accounting_gpus if self.is_open else ()
+        return frozenset(gpu.uuid for gpu in gpus)
 
-    async def scan_processes(self) -> Collection[int]:
-        """Return the pids that are new since the last scan, on GPUs that keep accounts."""
-        return await self._scanner.scan(self.pool.accounting_gpus)
+    async def look(self, cursors: Mapping[str, SampleCursor]) -> Sequence[GpuLook]:
+        """Return what GPUs answer between two ticks, those of them that do at once."""
+        workers = self.pool.workers if self.is_open else ()
+        asked = [
+            (worker.gpu, cursors[worker.gpu.uuid])
+            for worker in workers
+            if worker.gpu.uuid in cursors and not worker.is_silent
+        ]
+        return await self._looker.look(asked, self._clock)
 
     def inventory(self) -> NodeFacts | None:
         """Return what the node is built of, where that is news."""
@@ -289,7 +295,7 @@ class Driver:
 
     def _restart_where_it_helps(self) -> None:
         now_ns, missing = self._clock.monotonic_ns(), self._missing()
-        is_stuck = self.pool.is_stuck or self.lifecycle.is_stuck or self._scanner.is_stuck
+        is_stuck = self.pool.is_stuck or self.lifecycle.is_stuck or self._looker.is_stuck
         may_harm = is_stuck and bool(self.pool.uuids)
         if not self._open_timer.is_due(now_ns):
             return

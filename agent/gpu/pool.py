@@ -1,28 +1,25 @@
 """The GPUs of an open source: polled together once a tick, and what became of each.
 
-Between two ticks `ProcessScanner` finds the pids that are new on the GPUs whose driver keeps
-accounts: a process may open a GPU, use it and be gone before the next tick, and the driver's
-accounts do not say whose it was. Whose a pid is, is found out elsewhere; so is how the source is
-opened, and when again.
+Between two ticks `GpuLooker` asks those that need it; which do, and when, is decided elsewhere
+(`agent.core.looks`). So is whose a pid is, how the source is opened, and when again.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
 from typing import Final
 
-from agent.core.raw import RawGpuSample, SampleCursor
+from agent.core.raw import ClockReading, Clocks, GpuLook, RawGpuSample, SampleCursor
 from agent.gpu.breaker import BreakerLog, slow_backoff
 from agent.gpu.protocol import Gpu, GpuLostError, SourceLostError
 from agent.gpu.threads import CallThread, PollCycle, wait_at_most
 from agent.gpu.worker import GpuWorker, LeakedThreads, Pace
-from agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST, PROCESS_SCANS_LATE
+from agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST, LOOKS_LATE
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts
 
 _MAX_WAIT_SECONDS: Final = 0.05
+_HANGS_SECONDS: Final = 2.0
 
 Report = Callable[[str, str, str], None]
 """Takes an incident's kind, the GPU's UUID and one sentence for people."""
@@ -225,50 +222,76 @@ class GpuPool:
         return sample
 
 
-class ProcessScanner:
-    """Finds new processes; it remembers who was there at the last scan.
+class GpuLooker:
+    """Looks at GPUs between two ticks.
 
-    All GPUs are queried in one thread, so that a call that hangs costs no tick; while it hangs,
-    there is no scan.
+    All GPUs are queried in one thread, so that a call that hangs costs no tick. The GPU in which it
+    hangs is looked at no more until the call returns, and the others by another thread: at most one
+    for each GPU hangs at a time.
     """
 
     def __init__(self) -> None:
-        self._worker: CallThread | None = None  # started where there is something to scan
-        self._scanning: Future[Mapping[str, frozenset[int]]] | None = None
-        self._known: dict[str, frozenset[int]] = {}
+        self._worker: CallThread | None = None  # started where there is something to look at
+        self._look: _Look | None = None
+        self._hanging: dict[str, _Look] = {}
 
     @property
     def is_stuck(self) -> bool:
         """Whether a call is not back yet."""
-        return self._scanning is not None and not self._scanning.done()
+        looks = [*self._hanging.values(), self._look]
+        return any(look is not None and not look.is_done for look in looks)
 
-    async def scan(self, gpus: Sequence[Gpu]) -> Collection[int]:
-        """Return the pids that are new since the last scan; none at the first scan of a GPU.
+    async def look(
+        self, asked: Sequence[tuple[Gpu, SampleCursor]], clocks: Clocks
+    ) -> Sequence[GpuLook]:
+        """Return what the GPUs answer, each after the samples of its cursor.
 
-        What does not come at once comes with a later scan.
+        What does not come at once comes with a later look.
         """
-        if self._scanning is None:
-            self._worker = self._worker or CallThread("process-scan")
-            # A copy, as the thread reads it while the GPUs may be opened again.
-            self._scanning = self._worker.start(partial(running_pids_of, list(gpus)))
-        await wait_at_most(self._scanning, _MAX_WAIT_SECONDS)
-        if not self._scanning.done():
-            PROCESS_SCANS_LATE.inc()
+        self._hanging = {uuid: look for uuid, look in self._hanging.items() if not look.is_done}
+        if self._look and self._look.hangs(clocks.monotonic_ns()) and self._worker:
+            self._hanging[self._look.asking] = self._look
+            self._worker.end()
+            self._worker = self._look = None
+        if self._look is None:
+            self._worker = self._worker or CallThread("look")
+            there = [(gpu, cursor) for gpu, cursor in asked if gpu.uuid not in self._hanging]
+            self._look = _Look(there, clocks, self._worker)
+        await wait_at_most(self._look.future, _MAX_WAIT_SECONDS)
+        if not self._look.is_done:
+            LOOKS_LATE.inc()
             return ()
-        found, self._scanning = self._scanning.result(), None
-        # All pids of a GPU's first scan are known to the ticks: only what comes later is news.
-        new = [pids - self._known[uuid] for uuid, pids in found.items() if uuid in self._known]
-        self._known.update(found)
-        return frozenset[int]().union(*new)
+        found, self._look = self._look.future.result(), None
+        return found
 
 
-def running_pids_of(gpus: Sequence[Gpu]) -> Mapping[str, frozenset[int]]:
-    """Return the pids on each GPU, by UUID; GPUs that did not answer are left out."""
-    found = {}
-    for gpu in gpus:
-        # The next tick finds out what is wrong with a GPU that does not answer.
-        with suppress(UnavailableError):
-            pids = gpu.running_pids()
-            if pids is not None:
-                found[gpu.uuid] = pids
-    return found
+class _Look:
+    """One look at some GPUs, in a thread."""
+
+    def __init__(
+        self, asked: Sequence[tuple[Gpu, SampleCursor]], clocks: Clocks, worker: CallThread
+    ) -> None:
+        self._asked, self._clocks = asked, clocks
+        self._began_ns = clocks.monotonic_ns()
+        self.asking = ""
+        """The GPU that is asked now, by UUID; written by the thread."""
+        self.future = worker.start(self._ask)
+
+    @property
+    def is_done(self) -> bool:
+        return self.future.done()
+
+    def hangs(self, now_ns: int) -> bool:
+        """Return whether a call has not returned for so long that others shall not wait for it."""
+        is_late = now_ns - self._began_ns > _HANGS_SECONDS * NS_PER_SECOND
+        return is_late and bool(self.asking) and not self.is_done
+
+    def _ask(self) -> Sequence[GpuLook]:
+        """Return the answers of the GPUs; those that did not answer are left out."""
+        found = []
+        for gpu, cursor in self._asked:
+            self.asking = gpu.uuid
+            # The next tick finds out what is wrong with a GPU that does not answer.
+            with suppress(UnavailableError):
+                found.append(gpu.look(cursor, at=ClockReading.read(self._clocks)))
+        return found

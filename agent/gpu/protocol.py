@@ -23,7 +23,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from agent.core.incidents import Detection
-from agent.core.raw import CallGroup, SampleCursor
+from agent.core.raw import CallGroup, ClockReading, GpuLook, SampleCursor
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import Capability
@@ -82,10 +82,10 @@ class Gpu(GpuIdentity, Protocol):
         `cursor` says what of the ring buffers is known already. Raises SourceLostError.
         """
 
-    def running_pids(self) -> frozenset[int] | None:
-        """Return which processes are on it, from any thread; `None` where that is not known.
+    def look(self, cursor: SampleCursor, *, at: ClockReading) -> GpuLook:
+        """Return what is asked of it between two ticks, from any thread; raises UnavailableError.
 
-        Raises UnavailableError.
+        `cursor` says what of the ring buffers is known already, `at` what the clocks show.
         """
 
 

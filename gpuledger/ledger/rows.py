@@ -39,14 +39,8 @@ from gpuledger.records.bounds import (
     Word,
     at_most,
 )
-from gpuledger.records.events import (
-    Account,
-    BusyMethod,
-    Entry,
-    MemoryMethod,
-    PodState,
-)
-from gpuledger.records.readings import EnergyMethod
+from gpuledger.records.events import Account, Entry, MemoryMethod, PodState
+from gpuledger.records.readings import BusyMethod, EnergyMethod
 
 
 class ColumnType(Enum):

@@ -31,7 +31,6 @@ from gpuledger.records.counters import (
 )
 from gpuledger.records.events import (
     Account,
-    BusyMethod,
     Entry,
     EventContainer,
     EventHolder,
@@ -49,6 +48,7 @@ from gpuledger.records.incidents import AttributedIncident, Incident, IncidentPr
 from gpuledger.records.inventory import Capability, GpuFacts, Inventory, MigInstance
 from gpuledger.records.processes import GpuTotals, ProcessChange, ProcessExit, ProcessRecord
 from gpuledger.records.readings import (
+    BusyMethod,
     EnergyMethod,
     GpuDetails,
     GpuHealth,

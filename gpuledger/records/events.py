@@ -42,7 +42,7 @@ from gpuledger.records.bounds import (
     at_most,
 )
 from gpuledger.records.cluster import ContainerRequest
-from gpuledger.records.readings import EnergyMethod, GpuReading
+from gpuledger.records.readings import BusyMethod, EnergyMethod, GpuReading
 
 
 class Account(OpenEnum):
@@ -53,16 +53,6 @@ class Account(OpenEnum):
     UNATTRIBUTED = "unattributed"
     IDLE = "idle"
     JOB = "job"
-
-
-class BusyMethod(OpenEnum):
-    """How the busy time of a device's entries was found."""
-
-    EXCLUSIVE = "exclusive"
-    PROCESS_UTILIZATION = "process_utilization"
-    ACCOUNTING = "accounting"
-    MEMORY_SHARE = "memory_share"
-    EQUAL_SHARE = "equal_share"
 
 
 class MemoryMethod(OpenEnum):
@@ -208,8 +198,9 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     """The entries; for each quantity they sum to the device, to the last unit."""
     busy_method: BusyMethod | None = None
     """How the busy time of the entries was found: `exclusive` (one account had all that was busy),
-    `process_utilization` (samples of each process), `memory_share` (by the memory that each held)
-    or `equal_share`; absent without a reading of use."""
+    `process_utilization` (samples of each process), `equal_turns` and `mps_server` (what was made
+    of such samples), `memory_share` (by the memory that each held) or `equal_share`; absent without
+    a reading of use."""
     memory_method: MemoryMethod | None = None
     """How their memory was found: `measured` (of each process), `scaled` (processes claimed more
     than is in use) or `apportioned` (the only ones on the device have what is in use); absent

@@ -367,6 +367,21 @@ class EnergyMethod(OpenEnum):
     """By the draw alone, times the time: the driver has no counter, or it has begun again."""
 
 
+class BusyMethod(OpenEnum):
+    """How the busy time of a device's entries was found."""
+
+    EXCLUSIVE = "exclusive"
+    PROCESS_UTILIZATION = "process_utilization"
+    ACCOUNTING = "accounting"
+    MEMORY_SHARE = "memory_share"
+    EQUAL_SHARE = "equal_share"
+    EQUAL_TURNS = "equal_turns"
+    """The driver's samples of processes came to more than the device, as they count waiting: made
+    shares by equal turns."""
+    MPS_SERVER = "mps_server"
+    """The driver sampled the server of MPS alone: in equal parts, a client each."""
+
+
 class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     """What one GPU or MIG instance read in a tick; what the driver does not give is absent."""
 
@@ -433,6 +448,9 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     memory_unified: bool | None = None
     """True of a GPU without memory of its own: `memory_total_bytes` is all of the machine's, and
     how much is in use is not told but of processes on the GPU."""
+    busy_method: BusyMethod | None = None
+    """How shares of busy time were made of the driver's samples, where these are not each process's
+    own; absent where they are."""
 
 
 class GpuDetails(BaseRecord, frozen=True, kw_only=True):

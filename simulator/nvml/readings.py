@@ -174,8 +174,8 @@ class Utilization(Subject):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         value = values[sampling_type]
         newer = windows.newer_than(timeStamp, now_ns=self._session.since_epoch_ns())
-        if not newer:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        if not newer and self._empty_code:
+            raise pynvml.NVMLError(self._empty_code)
         samples = []
         for window in newer:
             sample = pynvml.c_nvmlSample_t()
@@ -186,20 +186,25 @@ class Utilization(Subject):
 
     def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[Any]:
         """Return each buffered sample newer than `timeStamp`; NotFound when there are none."""
-        windows = self._session.windows_of(handle)
         found = []
-        for window in windows.newer_than(timeStamp, now_ns=self._session.since_epoch_ns()):
-            for sample in windows.process_samples(window):
-                struct = pynvml.c_nvmlProcessUtilizationSample_t()
-                struct.pid = sample.pid
-                struct.timeStamp = sample.timestamp_us
-                struct.smUtil = sample.sm_percent
-                struct.memUtil = sample.memory_percent
-                found.append(struct)
+        windows, now_ns = self._session.windows_of(handle), self._session.since_epoch_ns()
+        for sample in windows.tell_processes(timeStamp, now_ns=now_ns):
+            struct = pynvml.c_nvmlProcessUtilizationSample_t()
+            struct.pid = sample.pid
+            struct.timeStamp = sample.timestamp_us
+            struct.smUtil = sample.sm_percent
+            struct.memUtil = sample.memory_percent
+            found.append(struct)
         if not found:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+            # nvidia-ml-py raises an "error" of value 0 where the driver's size call succeeds.
+            raise pynvml.NVMLError(self._empty_code)
         self._fill_video(found, handle)
         return found
+
+    @property
+    def _empty_code(self) -> int:
+        is_error = self._session.driver.empty_answer == "not_found"
+        return int(pynvml.NVML_ERROR_NOT_FOUND if is_error else pynvml.NVML_SUCCESS)
 
     def _fill_video(self, samples: list[Any], handle: Handle) -> None:
         """Write into process samples what the video engines did while the kernels ran."""

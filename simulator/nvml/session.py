@@ -10,7 +10,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 import pynvml
 
-from gpuledger.clock import Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from simulator.device import SimulatedGpu
 from simulator.identities import pci_bus_id
 from simulator.plan import PlannedIncident
@@ -52,8 +52,12 @@ class Session:
         self.driver_loaded_ns = -uptime_ns
         self.shown_ns = shown_ns
         self.driver = driver
+        if driver.window_seconds is not None:
+            sample_period_ns = round(driver.window_seconds * NS_PER_SECOND)
+        stamp_us = self.stamp_us if driver.stamps == "wall" else self._stamp_since_boot_us
         self._windows = [
-            SamplingWindows(gpu, period_ns=sample_period_ns, stamp_us=self.stamp_us) for gpu in gpus
+            SamplingWindows(gpu, period_ns=sample_period_ns, stamp_us=stamp_us, driver=driver)
+            for gpu in gpus
         ]
         self.incidents = incidents
         self.event_support = event_support
@@ -97,6 +101,11 @@ class Session:
     def stamp_us(self, since_epoch_ns: int) -> int:
         """Return an instant as the driver stamps it: by the node's wall clock as it was then."""
         return self.shown_ns(self.epoch_ns + since_epoch_ns) // 1000
+
+    def _stamp_since_boot_us(self, since_epoch_ns: int) -> int:
+        """Return an instant as a driver stamps it that goes by the time since boot."""
+        # The driver is loaded as the machine starts.
+        return (since_epoch_ns - self.driver_loaded_ns) // 1000
 
     def since_epoch_ns(self) -> int:
         """Return the time since the scenario's start."""

@@ -5,7 +5,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent.core.raw import CallGroup, SampleCursor
+from agent.core.raw import (
+    CallGroup,
+    ClockReading,
+    GpuLook,
+    SampleCursor,
+)
 from agent.gpu.driver import Driver
 from agent.gpu.protocol import (
     DriverEvent,
@@ -61,8 +66,8 @@ class PlayedGpu:
         self.hangs = dict.fromkeys(groups, released)
         return released
 
-    def running_pids(self) -> frozenset[int] | None:
-        return None
+    def look(self, cursor: SampleCursor, *, at: ClockReading) -> GpuLook:
+        return GpuLook(uuid=self.uuid, at=at)
 
 
 class SilentDriver:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from agent.core.raw import SampleCursor
-from agent.core.tick import ClockReading, NodeTick
+from agent.core.raw import ClockReading, SampleCursor
+from agent.core.tick import NodeTick
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.protocol import SourceLostError
 from agent.host.procfs import SystemProcfs

@@ -18,11 +18,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import ceil
 from typing import Final, TypeVar
 
 import msgspec
 
+from agent.core.looks import BEHIND_WINDOWS, shows_latest
 from agent.core.raw import (
+    ClockSync,
     ProcessUtilizationSample,
     RawGpuSample,
     SampleCursor,
@@ -39,10 +42,14 @@ _MAX_LAG_WINDOWS: Final = 2
 # A longer gap between two stamps is one in which the driver did not sample.
 _MAX_WINDOW: Final = 1.5
 _GAPS_TO_LEARN: Final = 3
+_ALIKE_TO_LEARN: Final = 6
+_MIN_GAP_RATIO: Final = 0.05
 # Two clocks of one machine drift apart by less than this.
 _DRIFT_RATIO: Final = 0.0005
 # Bounds that contradict one another by more than this part of a window are of another clock.
 _MAX_CONTRADICTION: Final = 0.5
+# Less of the cover than this may be without a sample, as stamps jitter.
+_MAX_GAP_WINDOWS: Final = 0.5
 # More than a clock that is slewed loses in the longest tick, and less than a driver's window.
 _MIN_SET_BACK_NS: Final = 50_000_000
 # Longer than any driver keeps samples.
@@ -101,15 +108,27 @@ class SampledWindow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def advance(
-    before: DriverClock | None, *, newest_us: int, window_us: float, interval_us: float
+    before: DriverClock | None,
+    *,
+    newest_us: int,
+    window_us: float,
+    interval_us: float,
+    is_latest: bool = True,
+    shown: tuple[float, float] | None = None,
 ) -> tuple[DriverClock, Interval]:
     """Return the clock and the cover of an interval that ended with the window at `newest_us`.
 
     Both clocks are synchronised by the stamps alone. Where the driver's jumps, the cover follows.
+    With `is_latest` off windows have closed since of which the driver gives no sample; `shown` is
+    then what stamps before showed of the clock now, if any did: no less and no more than this.
     """
-    earliest_us, latest_us = _bounds(before, newest_us, window_us, interval_us)
-    wanted_us = (earliest_us + latest_us) / 2 - LAG_WINDOWS * window_us
-    end_us = min(max(wanted_us, newest_us - _MAX_LAG_WINDOWS * window_us), newest_us)
+    fresh = shown or (float(newest_us), newest_us + window_us)
+    earliest_us, latest_us = _bounds(
+        before, fresh, window_us, interval_us, is_known=is_latest or shown is not None
+    )
+    end_us = (earliest_us + latest_us) / 2 - LAG_WINDOWS * window_us
+    if is_latest:
+        end_us = min(max(end_us, newest_us - _MAX_LAG_WINDOWS * window_us), newest_us)
     if before:
         # What is covered stays covered, also where the driver's clock jumped back.
         end_us = max(end_us, before.covered_us)
@@ -119,15 +138,21 @@ def advance(
 
 
 def _bounds(
-    before: DriverClock | None, newest_us: int, window_us: float, interval_us: float
+    before: DriverClock | None,
+    fresh: tuple[float, float],
+    window_us: float,
+    interval_us: float,
+    *,
+    is_known: bool,
 ) -> tuple[float, float]:
     """Return the earliest and latest time that the driver's clock can show."""
-    fresh = float(newest_us), newest_us + window_us
     if before is None:
         return fresh
     drift_us = interval_us * _DRIFT_RATIO
     earliest_us = max(fresh[0], before.earliest_us + interval_us - drift_us)
-    latest_us = min(fresh[1], before.latest_us + interval_us + drift_us)
+    latest_us = before.latest_us + interval_us + drift_us
+    if is_known:
+        latest_us = min(fresh[1], latest_us)
     if earliest_us - latest_us > _MAX_CONTRADICTION * window_us:
         return fresh
     # A small contradiction is a stamp that was a little late: between the two is as good.
@@ -139,9 +164,19 @@ def learn_window_us(
 ) -> float | None:
     """Return the usual length of a window; `before_us` is the stamp before the first, or 0."""
     gaps = [later - earlier for earlier, later in pairwise(_stamps(samples, before_us))]
-    if gaps and (known_us is None or len(gaps) >= _GAPS_TO_LEARN):
-        return _median(gaps)
-    return known_us
+    if not gaps:
+        return known_us
+    # A driver that leaves out idle windows has gaps of several; a stamp may also come twice.
+    shortest_of_all_us = _median(gaps) * _MIN_GAP_RATIO
+    shortest_us = min(gap for gap in gaps if gap >= shortest_of_all_us)
+    single = [gap for gap in gaps if shortest_of_all_us <= gap <= _MAX_WINDOW * shortest_us]
+    if known_us is None:
+        return _median(single)
+    # Longer ones than are known may be of several windows, and are believed where all are alike.
+    is_longer = shortest_us > _MAX_WINDOW * known_us
+    enough = _ALIKE_TO_LEARN if is_longer and len(single) == len(gaps) else _GAPS_TO_LEARN
+    is_shown = len(single) >= enough and (not is_longer or len(single) == len(gaps))
+    return _median(single) if is_shown else known_us
 
 
 def _median(values: Sequence[int]) -> float:
@@ -172,6 +207,28 @@ def cut_windows(
 def _stamps(samples: Sequence[UtilizationSample], before_us: int) -> list[int]:
     stamps = {sample.timestamp_us for sample in samples if sample.timestamp_us > before_us}
     return sorted(stamps | {before_us} if before_us else stamps)
+
+
+def fill_idle(
+    windows: Sequence[SampledWindow], covered: Interval, *, window_us: float
+) -> list[SampledWindow]:
+    """Return the windows with one of no use in each time between them that they are not of.
+
+    None is longer than usual: what stands before it was left out.
+    """
+    filled: list[SampledWindow] = []
+    at_us = int(covered.start_us)
+    for window in windows:
+        start_us = max(window.start_us, window.end_us - round(window_us))
+        if start_us > at_us:
+            filled.append(SampledWindow(start_us=at_us, end_us=start_us, percent=0))
+        filled.append(
+            SampledWindow(start_us=start_us, end_us=window.end_us, percent=window.percent)
+        )
+        at_us = max(at_us, window.end_us)
+    if at_us < covered.end_us:
+        filled.append(SampledWindow(start_us=at_us, end_us=ceil(covered.end_us), percent=0))
+    return filled
 
 
 def known_us(windows: Sequence[SampledWindow], covered: Interval) -> float:
@@ -209,6 +266,8 @@ class Coverage:
     """The memory controller's."""
     window_us: float | None
     """The usual length of the GPU's windows, as far as it has shown."""
+    has_gap: bool = False
+    """Whether nobody knows what was used in a part of the covered time."""
 
     @classmethod
     def find(
@@ -219,27 +278,59 @@ class Coverage:
         cursor: SampleCursor,
         known_us: float | None,
         interval_ns: int,
+        now_ns: int,
         validator: Validator,
+        is_one_timeline: bool = True,
     ) -> "Coverage":
-        """Return it; clock, newest samples and length of a window are those of the tick before."""
+        """Return it; clock, newest samples and length of a window are those of the tick before.
+
+        With `is_one_timeline` off stamps may be of the clock before it was set back, too.
+        """
         gpu = _plausible(raw.samples, "utilization_ratio", validator)
         memory = _plausible(raw.memory_samples, "memory_utilization_ratio", validator)
         window_us = learn_window_us(gpu, before_us=cursor.gpu_us, known_us=known_us)
-        interval = None
-        if gpu or memory:
+        skips_idle = raw.skips_idle
+        usual_us, interval_us = window_us or USUAL_WINDOW_US, interval_ns / 1000
+        newest_us = max((sample.timestamp_us for sample in gpu or memory), default=0)
+        is_behind = _is_behind(clock, newest_us, usual_us, interval_us)
+        before, interval, has_leapt = clock, None, False
+        if gpu or memory or (clock and is_behind and skips_idle):
+            is_latest = shows_latest(gpu, raw.percent) if gpu else True
+            is_latest = is_latest and not (is_behind and skips_idle)
             clock, interval = advance(
                 clock,
-                newest_us=max(sample.timestamp_us for sample in gpu or memory),
-                window_us=window_us or USUAL_WINDOW_US,
-                interval_us=interval_ns / 1000,
+                newest_us=newest_us,
+                window_us=usual_us,
+                interval_us=interval_us,
+                is_latest=is_latest,
+                shown=_shown_by(raw.synced, usual_us, now_ns) if is_one_timeline else None,
             )
+            has_leapt = _has_leapt(before, clock, usual_us, interval_us)
+            if has_leapt and interval.length_us > interval_us + usual_us:
+                # Over a leap of the driver's clock there is nothing to cover.
+                interval = Interval(start_us=interval.end_us - interval_us, end_us=interval.end_us)
+        of_gpu = cut_windows(gpu, before_us=cursor.gpu_us, window_us=window_us)
+        of_memory = cut_windows(memory, before_us=cursor.memory_us, window_us=window_us)
+        if interval and skips_idle:
+            of_gpu = fill_idle(of_gpu, interval, window_us=usual_us)
+            of_memory = fill_idle(of_memory, interval, window_us=usual_us)
         return cls(
             clock=clock,
             interval=interval,
-            gpu=cut_windows(gpu, before_us=cursor.gpu_us, window_us=window_us),
-            memory=cut_windows(memory, before_us=cursor.memory_us, window_us=window_us),
+            gpu=of_gpu,
+            memory=of_memory,
             window_us=window_us,
+            # Over a leap of the clock there are stamps without a time.
+            has_gap=is_one_timeline and not has_leapt and _has_gap(of_gpu, interval, usual_us),
         )
+
+    @property
+    def lag_ns(self) -> int:
+        """How long ago the cover ended; 0 where nothing says what was sampled when."""
+        if self.clock is None or self.interval is None:
+            return 0
+        now_us = (self.clock.earliest_us + self.clock.latest_us) / 2
+        return round((now_us - self.clock.covered_us) * 1000)
 
     def mean(
         self,
@@ -248,7 +339,12 @@ class Coverage:
         reading: str,
         validator: Validator,
     ) -> float | None:
-        """Return the mean over the cover, or the latest window where nothing new is covered."""
+        """Return the mean over the cover, or the latest window where nothing new is covered.
+
+        `None` where a part of the cover is known of nobody.
+        """
+        if self.has_gap:
+            return None
         percent = mean_percent(windows, self.interval) if self.interval else None
         if percent is None and windows:
             percent = windows[-1].percent
@@ -257,6 +353,44 @@ class Coverage:
             percent = validator.keep(latest_percent, PERCENT, reading=reading)
         # The mean of hundreds may be a hair more, in floating point.
         return None if percent is None else min(1.0, ratio_of(percent))
+
+
+def _shown_by(
+    synced: ClockSync | None, window_us: float, now_ns: int
+) -> tuple[float, float] | None:
+    """Return between which times the driver's clock is now, by a stamp of some time ago."""
+    if synced is None:
+        return None
+    since_us = (now_ns - synced.at_ns) / 1000
+    drift_us = since_us * _DRIFT_RATIO
+    earliest_us = synced.newest_us + since_us
+    return earliest_us - drift_us, earliest_us + window_us + drift_us
+
+
+def _is_behind(
+    clock: DriverClock | None, newest_us: int, window_us: float, interval_us: float
+) -> bool:
+    """Return whether a window has closed for certain that is newer than the newest sample."""
+    if clock is None:
+        return False
+    earliest_us = clock.earliest_us + interval_us * (1 - _DRIFT_RATIO)
+    return earliest_us - newest_us > BEHIND_WINDOWS * window_us
+
+
+def _has_leapt(
+    before: DriverClock | None, after: DriverClock, window_us: float, interval_us: float
+) -> bool:
+    """Return whether the driver's clock has gone another way than ours."""
+    if before is None:
+        return False
+    went_us = after.earliest_us + after.latest_us - before.earliest_us - before.latest_us
+    return abs(went_us / 2 - interval_us) > window_us
+
+
+def _has_gap(windows: Sequence[SampledWindow], covered: Interval | None, window_us: float) -> bool:
+    if not windows or covered is None:
+        return False
+    return covered.length_us - known_us(windows, covered) > _MAX_GAP_WINDOWS * window_us
 
 
 def _plausible(

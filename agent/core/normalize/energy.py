@@ -13,10 +13,16 @@ in all that time shows less than the draw; and time that no tick covers. Of a di
 than the tick, the tick's part is by time.
 """
 
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import msgspec
 
+from agent.core.raw import EnergyReading
 from agent.core.readings import Validator
 from gpuledger.records import EnergyMethod, bounds
 
@@ -25,6 +31,13 @@ MAX_STEP_NS: Final = 2_000_000_000
 """Counters move about every 100 ms; one that stands still for longer than this has stopped."""
 # A counter may show with one step what was drawn some time before.
 _SLACK_NS: Final = 1_000_000_000
+_OPENING_NS: Final = 1_000_000
+# As long as a counter stands between its steps: what is read within one says nothing of its own.
+_MIN_PART_NS: Final = 100_000_000
+# Where a tick's cover ends is known by the driver's stamps, to less than a window.
+_MAX_JOINT_NS: Final = 500_000_000
+# The last of them that is in a tick is the tick's.
+_BY_TRUST: Final = (EnergyMethod.COUNTER, EnergyMethod.INTERPOLATED, EnergyMethod.POWER)
 MIN_FREE_NS: Final = 10_000_000_000
 """For how long a board is watched without a process: a step of 100 ms is a hundredth of that."""
 FREE_BYTES: Final = 64 * 1024 * 1024
@@ -66,6 +79,17 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Whether the next ticks will not be booked less than what is drawn in them."""
         return self.ahead == 0 or self.has_stopped
 
+    def may_show(self, counter: int | None, now_ns: int) -> bool:
+        """Return whether a counter can be the one that was read last."""
+        if counter is None or self.counter is None:
+            return True
+        return 0 <= counter - self.counter <= self._max_drawn(now_ns)
+
+    def _max_drawn(self, now_ns: int) -> int:
+        """Return the most millijoules that can have been drawn since the counter was read."""
+        length_ns = now_ns - self.read_ns + _SLACK_NS
+        return min(bounds.MAX_MILLIWATTS * length_ns // _NS_PER_SECOND, bounds.MAX_TICK_MILLIJOULES)
+
     def measure(
         self,
         counter: int | None,
@@ -84,8 +108,7 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         drawn = -1 if self.counter is None else counter - self.counter
         if drawn == 0:
             return self._go_ahead(by_draw, rest, read_ns=now_ns, now_ns=now_ns)
-        max_drawn = bounds.MAX_MILLIWATTS * (now_ns - self.read_ns + _SLACK_NS) // _NS_PER_SECOND
-        if drawn > min(max_drawn, bounds.MAX_TICK_MILLIJOULES):
+        if drawn > self._max_drawn(now_ns):
             validator.drop("energy_millijoules", "out_of_range")
             drawn = -1
         energy, ahead = TickEnergy(by_draw, None if by_draw is None else EnergyMethod.POWER), 0
@@ -139,6 +162,114 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if by_draw is not None and by_draw > (energy.millijoules or 0):
             energy = TickEnergy(by_draw, EnergyMethod.POWER)
         return energy, 0
+
+
+class EnergyPoint(NamedTuple):
+    """The energy by one of the readings."""
+
+    at_ns: int
+    """When it was read, by the monotonic clock."""
+    millijoules: int
+    """What the board has drawn by then, from a beginning of our own."""
+    method: EnergyMethod | None
+    """How what was drawn since the reading before was found; `None` where it was not."""
+
+
+class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a board has drawn, by all its readings, as far back as the next tick covers it.
+
+    A tick covers the driver's time up to some windows ago, in which busy time was sampled. Its
+    energy is of the same time: between two readings, by time. Ticks add up to the last millijoule.
+    """
+
+    meter: EnergyMeter
+    """Turns readings into what was drawn between them."""
+    points: tuple[EnergyPoint, ...] = ()
+    """The readings, oldest first."""
+    covered_ns: int | None = None
+    """Where the last tick's cover ended; `None` before the first."""
+    covered_millijoules: int = 0
+    """What was drawn by then."""
+
+    def measure(
+        self,
+        readings: Sequence[EnergyReading],
+        *,
+        interval_ns: int,
+        cover_end_ns: int,
+        validator: Validator,
+    ) -> "tuple[DrawnEnergy, TickEnergy]":
+        """Return it after a tick, and what was drawn in the tick's cover."""
+        meter, points = self.meter, [*self.points]
+        for reading in readings:
+            if points and reading.at_ns <= points[-1].at_ns:
+                continue
+            length_ns = reading.at_ns - points[-1].at_ns if points else interval_ns
+            counter = reading.counter
+            # Whether a counter that leaps is another one only a tick may decide: it has more to
+            # show for it than one look.
+            if reading is not readings[-1] and not meter.may_show(counter, reading.at_ns):
+                counter = None
+            meter, drawn = meter.measure(
+                counter,
+                reading.power_milliwatts,
+                interval_ns=length_ns,
+                now_ns=reading.at_ns,
+                validator=validator,
+            )
+            if not points:
+                # The very first one opens an interval, and has none behind it.
+                points.append(EnergyPoint(reading.at_ns - length_ns, 0, None))
+                if length_ns < _OPENING_NS:
+                    points = [EnergyPoint(reading.at_ns, 0, None)]
+                    continue
+            total = points[-1].millijoules + (drawn.millijoules or 0)
+            points.append(EnergyPoint(reading.at_ns, total, drawn.method))
+        begin_ns = cover_end_ns - interval_ns
+        begin = _total_at(points, begin_ns)
+        if self.covered_ns is not None and self.covered_ns >= begin_ns - _MAX_JOINT_NS:
+            # What was booked is booked, wherever the cover's end has moved to since.
+            begin_ns, begin = self.covered_ns, self.covered_millijoules
+        end = max(begin, _total_at(points, cover_end_ns))
+        methods = _methods_within(points, begin_ns, cover_end_ns)
+        tick = TickEnergy()
+        if methods and None not in methods:
+            tick = TickEnergy(end - begin, max(methods, key=_BY_TRUST.index))
+        kept = [*(point for point in points[:-1] if point.at_ns <= cover_end_ns)][-1:]
+        kept += [point for point in points if point.at_ns > cover_end_ns or point is points[-1]]
+        after = DrawnEnergy(
+            meter=meter,
+            points=tuple(kept),
+            # Of what came before the first reading nothing is known until there is a second one.
+            covered_ns=cover_end_ns if len(points) > 1 else None,
+            covered_millijoules=end,
+        )
+        return after, tick
+
+
+def _total_at(points: Sequence[EnergyPoint], time_ns: int) -> int:
+    """Return what was drawn by a time; before the first reading as between the first two."""
+    if time_ns >= points[-1].at_ns or len(points) == 1:
+        return points[-1].millijoules
+    place = max(1, bisect_right(points, time_ns, key=attrgetter("at_ns")))
+    before, after = points[place - 1], points[place]
+    length_ns = after.at_ns - before.at_ns
+    drawn = after.millijoules - before.millijoules
+    return before.millijoules + drawn * (time_ns - before.at_ns) // length_ns
+
+
+def _methods_within(
+    points: Sequence[EnergyPoint], begin_ns: int, end_ns: int
+) -> list[EnergyMethod | None]:
+    """Return how the parts were found that a time is of, but for those that make no difference."""
+    lengths: Counter[EnergyMethod | None] = Counter()
+    for before, after in pairwise(points):
+        length_ns = min(after.at_ns, end_ns) - max(before.at_ns, begin_ns)
+        lengths[after.method] += max(0, length_ns)
+    if len(points) > 1 and begin_ns < points[0].at_ns:
+        # Before the first reading it is taken to have drawn as after it.
+        lengths[points[1].method and EnergyMethod.INTERPOLATED] += points[0].at_ns - begin_ns
+    return [method for method, length_ns in lengths.items() if length_ns > _MIN_PART_NS]
 
 
 class IdleDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+from msgspec.structs import replace as replace_struct
+
 from agent.core.normalize.driver_clock import Coverage, DriverClock, SampledWindow, without_former
-from agent.core.normalize.energy import FREE_BYTES, EnergyMeter, IdleDraw, TickEnergy
+from agent.core.normalize.energy import FREE_BYTES, DrawnEnergy, EnergyMeter, IdleDraw, TickEnergy
 from agent.core.normalize.fields import CounterTotals, CounterTracker, ReadFields, read_fields
 from agent.core.normalize.shares import (
     GoneProcess,
@@ -21,13 +23,26 @@ from agent.core.normalize.shares import (
     merge_processes,
     with_video,
 )
-from agent.core.raw import ListedProcess, ProcessAccounting, RawGpuSample, SampleCursor
-from agent.core.readings import MEMORY_LIMITS, PERCENT, TIMESTAMP_US, Validator
-from gpuledger.records import GpuDetails, GpuReading, GpuTotals, bounds
+from agent.core.raw import (
+    EnergyReading,
+    ListedProcess,
+    ProcessAccounting,
+    RawGpuSample,
+    SampleCursor,
+)
+from agent.core.readings import (
+    MEMORY_LIMITS,
+    PERCENT,
+    TIMESTAMP_US,
+    Validator,
+)
+from gpuledger.records import BusyMethod, GpuDetails, GpuReading, GpuTotals, bounds
 
 _SILENCE_NS: Final = 5_000_000_000
 # A driver samples at least once a second; where the machine's clock was set back, this is enough.
 _SILENCE_BEHIND_NS: Final = 2_000_000_000
+_COUNTER_MILLIJOULES: Final = (0, bounds.MAX_MILLIJOULES)
+_DRAW_MILLIWATTS: Final = (0, bounds.MAX_MILLIWATTS)
 _NS_PER_US: Final = 1000
 _NS_PER_MS: Final = 1_000_000
 # Longer, and it was no length of time.
@@ -40,6 +55,8 @@ _PARTS_PER_PERCENT: Final = 10_000
 class GpuState:
     """What the next tick must know of this one."""
 
+    read_ns: int = 0
+    """When the GPU answered, by the monotonic clock."""
     last_seen: SampleCursor = field(default_factory=SampleCursor)
     """The newest samples of which nothing is needed any more."""
     clock: DriverClock | None = None
@@ -48,7 +65,7 @@ class GpuState:
     """The driver's sampling window of the GPU, once it has shown."""
     silent_ns: int = 0
     """For how long the driver has shown no sample of the GPU."""
-    energy: EnergyMeter | None = None
+    energy: DrawnEnergy | None = None
     """Its energy; `None` where it gives neither energy nor draw, as an instance."""
     idle: IdleDraw = field(default_factory=IdleDraw)
     """What it draws without a process."""
@@ -86,6 +103,8 @@ class GpuTick:
     """Values that could not be true, by reading and reason."""
     dropped_samples: Counter[str]
     """Process samples left out, by reason."""
+    has_gap: bool = False
+    """Whether nobody knows what was used in a part of the covered time."""
     accounts: Sequence[tuple[int, GpuTotals]] | None = None
     """What processes that are done with it used, by pid; `None` where the driver has no accounts.
     One may come again in the next ticks."""
@@ -120,7 +139,9 @@ def read_gpu(
         cursor=was.last_seen,
         known_us=was.gpu_window_us,
         interval_ns=interval_ns,
+        now_ns=now_ns,
         validator=validator,
+        is_one_timeline=set_back_now_us is None,
     )
     fields = read_fields(raw, interval_ns=interval_ns, counters=counters, validator=validator)
     running = merge_processes(
@@ -129,22 +150,28 @@ def read_gpu(
         memory_bytes=fields.reading.get("memory_total_bytes"),
         validator=validator,
     )
-    gone = _gone(was, running, coverage.clock)
+    # Those between the two ticks included, whoever came and went in one look.
+    listed = {**was.processes, **raw.seen_processes}
+    gone = _gone(was, listed, running, coverage.clock)
     utilization_ratio = _utilization_ratio(interval, coverage, fields)
     board = _BoardEnergy.measure(
         interval,
         fields,
+        lag_ns=coverage.lag_ns,
         is_free=not running and not gone and _is_free(raw, fields),
         utilization_ratio=utilization_ratio,
     )
     reading = _make_reading(interval, coverage, fields, board, utilization_ratio)
-    shares = _apportion(interval, coverage, running, utilization_ratio)
+    shares = _apportion(interval, coverage, listed, running, utilization_ratio)
     shares = _with_video(interval, coverage, shares)
+    if shares.overlaps:
+        reading = replace_struct(reading, busy_method=BusyMethod.EQUAL_TURNS)
     state = GpuState(
+        read_ns=now_ns,
         last_seen=_next_cursor(was, coverage, shares),
         clock=coverage.clock,
         gpu_window_us=coverage.window_us,
-        energy=board.meter,
+        energy=board.drawn,
         idle=board.idle,
         window_us=shares.window_us,
         processes=running,
@@ -160,6 +187,7 @@ def read_gpu(
         dropped_readings=validator.dropped,
         dropped_samples=shares.dropped,
         accounts=_process_totals(raw, validator),
+        has_gap=coverage.has_gap,
     )
 
 
@@ -227,6 +255,7 @@ def _make_reading(
 def _apportion(
     interval: _GpuInterval,
     coverage: Coverage,
+    listed: Mapping[int, ListedProcess],
     running: Mapping[int, ListedProcess],
     utilization_ratio: float | None,
 ) -> Shares:
@@ -235,11 +264,12 @@ def _apportion(
     return apportion(
         interval.raw.process_samples,
         running=running,
-        before={pid: gone.process for pid, gone in was.gone.items()} | dict(was.processes),
+        before={pid: gone.process for pid, gone in was.gone.items()} | dict(listed),
         coverage=SampleCoverage(
             interval=coverage.interval,
             windows=coverage.gpu,
             interval_us=interval.interval_ns / _NS_PER_US,
+            has_gap=coverage.has_gap,
         ),
         window_us=was.window_us,
         gpu_ratio=utilization_ratio,
@@ -292,7 +322,7 @@ class _BoardEnergy(NamedTuple):
     """What a board drew; an instance gives neither energy nor draw."""
 
     tick: TickEnergy
-    meter: EnergyMeter | None
+    drawn: DrawnEnergy | None
     idle: IdleDraw
 
     @classmethod
@@ -301,21 +331,35 @@ class _BoardEnergy(NamedTuple):
         interval: _GpuInterval,
         fields: ReadFields,
         *,
+        lag_ns: int,
         is_free: bool,
         utilization_ratio: float | None,
     ) -> "_BoardEnergy":
-        """Return it of the interval; `is_free` says that no process is on the board at its end."""
+        """Return it of the time that the tick covers, which ends `lag_ns` ago.
+
+        `is_free` says that no process is on the board now.
+        """
         was = interval.was
         counter = fields.reading.get("energy_total_millijoules")
         power = fields.reading.get("power_milliwatts")
         if interval.raw.instance or (was.energy is None and counter is None and power is None):
             return cls(TickEnergy(), was.energy, was.idle)
-        before = was.energy or EnergyMeter(covered_ns=interval.now_ns)
-        meter, tick = before.measure(
-            counter,
-            power,
+        before = was.energy or DrawnEnergy(meter=EnergyMeter(covered_ns=interval.now_ns))
+        own = EnergyReading(interval.now_ns, counter, power)
+        keep = interval.validator.keep
+        between = [
+            EnergyReading(
+                one.at_ns,
+                keep(one.counter, _COUNTER_MILLIJOULES, reading="energy_total_millijoules"),
+                keep(one.power_milliwatts, _DRAW_MILLIWATTS, reading="power_milliwatts"),
+            )
+            for one in interval.raw.energy_readings
+            if one.at_ns < interval.now_ns
+        ]
+        drawn, tick = before.measure(
+            [*between, own],
             interval_ns=interval.interval_ns,
-            now_ns=interval.now_ns,
+            cover_end_ns=interval.now_ns - lag_ns,
             validator=interval.validator,
         )
         if utilization_ratio is None and "profiling" in fields.details:
@@ -325,10 +369,10 @@ class _BoardEnergy(NamedTuple):
             tick,
             is_free=is_free,
             is_unused=utilization_ratio == 0.0,
-            is_settled=before.is_settled,
+            is_settled=before.meter.is_settled,
             interval_ns=interval.interval_ns,
         )
-        return cls(tick, meter, idle)
+        return cls(tick, drawn, idle)
 
 
 def _is_free(raw: RawGpuSample, fields: ReadFields) -> bool:
@@ -430,14 +474,17 @@ def _next_cursor(was: GpuState, coverage: Coverage, shares: Shares) -> SampleCur
 
 
 def _gone(
-    was: GpuState, running: Mapping[int, ListedProcess], clock: DriverClock | None
+    was: GpuState,
+    listed: Mapping[int, ListedProcess],
+    running: Mapping[int, ListedProcess],
+    clock: DriverClock | None,
 ) -> Mapping[int, GoneProcess]:
     """Return the ended processes that may have run in time that is not covered yet."""
     if clock is None:
         return {}
     gone = {
         pid: GoneProcess(process=process, until_us=clock.latest_us)
-        for pid, process in was.processes.items()
+        for pid, process in listed.items()
     }
     return {
         pid: process

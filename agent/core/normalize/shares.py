@@ -7,10 +7,11 @@ process lie apart shows which.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from math import prod
 from typing import Final
 
 from agent.core.normalize.driver_clock import Interval, SampledWindow, known_us, window_at
@@ -23,6 +24,19 @@ _MIN_WINDOW_US: Final = 10_000
 _AHEAD_US: Final = 60_000_000
 # Two periods that differ by less than this are the same one, measured twice.
 _SAME_PERIOD_RATIO: Final = 0.2
+# Half a percent by rounding to the nearest; one where what is behind the point is cut off.
+_ROUNDING_PERCENT: Final = 1
+# Gauss and Legendre's points and weights on 0 to 1: exact for 15 others, and close for more.
+_GAUSS: Final = (
+    (0.019855071751, 0.050614268145),
+    (0.101666761293, 0.111190517227),
+    (0.237233795042, 0.156853322939),
+    (0.408282678752, 0.181341891689),
+    (0.591717321248, 0.181341891689),
+    (0.762766204958, 0.156853322939),
+    (0.898333238707, 0.111190517227),
+    (0.980144928249, 0.050614268145),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +76,16 @@ class SampleCoverage:
     """The GPU's own windows, oldest first."""
     interval_us: float
     """Length of the tick's interval."""
+    has_gap: bool = False
+    """Whether nobody knows what was used in a part of the covered time."""
 
     def share(self, sample: ProcessUtilizationSample, window_us: int | None) -> float:
         """Return which part of the covered time a sample represents."""
         if self.interval is None:
             return 1.0 if window_us is None else min(1.0, window_us / self.interval_us)
+        if sample.since_us:
+            overlap_us = self.interval.overlap_us(sample.since_us, sample.timestamp_us)
+            return overlap_us / (self._known_us or self.interval.length_us or 1.0)
         if window_us is None:
             # One sample for all the time since the last query.
             return 1.0 if sample.timestamp_us > self.interval.start_us else 0.0
@@ -100,6 +119,9 @@ class Shares:
     """The driver's window, as far as it has shown."""
     dropped: Counter[str]
     """Samples left out, by reason."""
+    overlaps: bool = False
+    """Whether the processes' samples came to more than the device, and were taken for the time from
+    submission to end."""
 
 
 def merge_processes(
@@ -130,6 +152,7 @@ def merge_processes(
                 # Whoever draws and computes is there to compute.
                 kind=other.kind if other.kind == process.kind else ProcessKind.COMPUTE,
                 memory_bytes=max(sizes, default=None),
+                is_mps_client=_is_mps_client(other) or _is_mps_client(process),
             )
         merged[process.pid] = kept
     return merged
@@ -153,19 +176,21 @@ def apportion(
     processes = {**before, **running}
     newest_us = coverage.windows[-1].end_us if coverage.windows else 0
     kept, dropped = _sort(samples or (), processes, newest_us)
+    percents = take_turns(kept, coverage.windows)
     if learns:
         periods = (window_us, _shortest_gap_us(kept))
         window_us = min((period for period in periods if period is not None), default=None)
     covers_any = bool(coverage.interval and coverage.interval.length_us)
     # Without new windows and samples nobody knows; with them, no sample means no kernel.
-    is_known = samples is not None and (covers_any or bool(kept))
+    is_known = samples is not None and (covers_any or bool(kept)) and not coverage.has_gap
     # One sample, of a window whose length has not shown yet, may be of a short one.
     max_ratio = 1.0 if window_us is not None or gpu_ratio is None else gpu_ratio
     usages = []
     for pid, process in processes.items():
         percent = 0.0
         for sample in kept.get(pid, ()):
-            percent += sample.sm_percent * coverage.share(sample, window_us)
+            sm_percent = percents.get((pid, sample.timestamp_us), sample.sm_percent)
+            percent += sm_percent * coverage.share(sample, window_us)
         sm_ratio = min(ratio_of(percent), max_ratio) if is_known else None
         usages.append(ProcessUsage(process=process, sm_ratio=sm_ratio, ended=pid not in running))
     return Shares(
@@ -173,7 +198,81 @@ def apportion(
         newest_us=max((sample.timestamp_us for own in kept.values() for sample in own), default=0),
         window_us=window_us,
         dropped=dropped,
+        overlaps=bool(percents),
     )
+
+
+def _is_mps_client(process: ListedProcess) -> bool:
+    return process.kind is ProcessKind.MPS or process.is_mps_client
+
+
+def share_server(
+    usages: Sequence[ProcessUsage], servers: Collection[int]
+) -> Sequence[ProcessUsage] | None:
+    """Return usages in which the clients of MPS have what was sampled of their server.
+
+    In equal parts: the driver says nothing of any of them. `servers` are the pids of the servers;
+    `None` where they were not sampled in the place of their clients.
+    """
+    clients = [one for one in usages if _is_mps_client(one.process) and not one.ended]
+    served = sum(one.sm_ratio or 0.0 for one in usages if one.process.pid in servers)
+    if not served or not clients or any(one.sm_ratio for one in clients):
+        return None
+    part, shared = served / len(clients), []
+    for one in usages:
+        if one in clients:
+            shared.append(replace(one, sm_ratio=part))
+        elif one.process.pid in servers:
+            shared.append(replace(one, sm_ratio=0.0))
+        else:
+            shared.append(one)
+    return shared
+
+
+def take_turns(
+    samples: Mapping[int, Sequence[ProcessUtilizationSample]], windows: Sequence[SampledWindow]
+) -> Mapping[tuple[int, int], float]:
+    """Return the percents of processes in windows in which they come to more than the device.
+
+    Some drivers count a kernel from its submission to its end, be it run or not. So a process has
+    work for a part of a window, and while others have some, too, they take turns, equal ones. With
+    work that comes independently of one another's, a process ran for its part times the mean of
+    one over those who have work; that is fitted to the device. By pid and stamp.
+    """
+    by_stamp: dict[int, list[ProcessUtilizationSample]] = {}
+    for own in samples.values():
+        for sample in own:
+            by_stamp.setdefault(sample.timestamp_us, []).append(sample)
+    found: dict[tuple[int, int], float] = {}
+    for stamp, together in by_stamp.items():
+        window = window_at(windows, stamp) if len(together) > 1 else None
+        if window is None or window.end_us != stamp:
+            continue
+        claimed = sum(sample.sm_percent for sample in together)
+        # Each is rounded, and so is the device.
+        if claimed <= window.percent + _ROUNDING_PERCENT * (len(together) + 1):
+            continue
+        ran = _turns([sample.sm_percent / PERCENT[1] for sample in together])
+        scale = window.percent / sum(ran)
+        found.update(
+            ((sample.pid, stamp), part * scale) for sample, part in zip(together, ran, strict=True)
+        )
+    return found
+
+
+def _turns(parts: Sequence[float]) -> list[float]:
+    """Return for which part each runs that has work for a part of the time.
+
+    The mean of 1 / (1 + k), k being how many others have work, is the integral from 0 to 1 of the
+    product of 1 - p + p x over the others: a polynomial, which Gauss's rule sums.
+    """
+    ran = [0.0] * len(parts)
+    for x, weight in _GAUSS:
+        factors = [1 - part + part * x for part in parts]
+        product = prod(factors)
+        for place, (part, factor) in enumerate(zip(parts, factors, strict=True)):
+            ran[place] += weight * part * product / factor
+    return ran
 
 
 def with_video(

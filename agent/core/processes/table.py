@@ -43,6 +43,8 @@ class ProcessFacts:
     """Where it runs."""
 
 
+# Of `nvidia-cuda-mps-server` the kernel keeps 15 letters; the control daemon is on no GPU.
+_MPS_SERVER: Final = "nvidia-cuda-mps"
 UNREADABLE: Final = ProcessFacts()
 
 
@@ -70,6 +72,11 @@ class KnownProcess:
     is_confirmed: bool = field(compare=False)
     """Whether `/proc` showed it after that. Else it may have ended before, and its pid may have
     been another process's when it was listed: nobody can tell what was used under it."""
+
+    @property
+    def is_mps_server(self) -> bool:
+        """Return whether it is the server of MPS, by the kernel's name of it."""
+        return (self.facts.command or "").startswith(_MPS_SERVER)
 
     @property
     def certain_facts(self) -> ProcessFacts:
@@ -151,6 +158,38 @@ class ProcessTable:
         )
         self._lingering = {pid: update.before[pid] for pid in lingering if pid in update.before}
         return update
+
+    @property
+    def pids(self) -> Collection[int]:
+        """Return the pids of those that are known to be there."""
+        return self._known.keys()
+
+    def observe(
+        self, listed: Mapping[str, Collection[int]], *, listed_boottime_ns: int, time_ns: int
+    ) -> list[ProcessRecord]:
+        """Take in who is new on GPUs between two updates; return the records of it.
+
+        Whoever has gone again before `/proc` could be read stays unknown.
+        """
+        new = {
+            pid: frozenset(uuid for uuid, pids in listed.items() if pid in pids)
+            for pid in frozenset[int]().union(*listed.values()) - self._known.keys()
+        }
+        found = (self._look_up(pid, gpus, listed_boottime_ns) for pid, gpus in sorted(new.items()))
+        confirmed = [known for known in found if known.is_confirmed]
+        self._known.update((known.pid, known) for known in confirmed)
+        return [
+            make_record(
+                known.facts,
+                node=self.node,
+                boot_id=self.boot_id,
+                pid=known.pid,
+                time_ns=time_ns,
+                change=ProcessChange.SEEN,
+                gpu_uuids=known.gpus,
+            )
+            for known in confirmed
+        ]
 
     def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
         """Return the processes that the last update found on any of these GPUs, by pid."""

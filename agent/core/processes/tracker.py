@@ -5,12 +5,12 @@ table of a tick's containers is made. Of what the GPUs read only the time that w
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent.core.normalize.gpu import GpuTick
-from agent.core.normalize.shares import ProcessUsage
+from agent.core.normalize.shares import ProcessUsage, share_server
 from agent.core.processes.accounting.exit_matcher import ExitMatcher
 from agent.core.processes.accounting.exit_reporter import ExitReporter
 from agent.core.processes.table import (
@@ -20,6 +20,7 @@ from agent.core.processes.table import (
     ProcessTable,
     TableUpdate,
 )
+from agent.core.raw import GpuLook
 from agent.core.tick import TickInterval
 from gpuledger.keys import NodeId
 from gpuledger.records import (
@@ -37,6 +38,8 @@ class TickProcesses(NamedTuple):
     containers: list[ContainerRef]
     processes: list[GpuProcess]
     ended_processes: list[ProcessExit] | None
+    served: frozenset[int]
+    """Positions of the GPUs on which clients of MPS have what was sampled of their server."""
 
 
 @dataclass(kw_only=True)
@@ -88,10 +91,18 @@ class ProcessTracker:
         self._records: list[ProcessRecord] = []
         self._unreadable = 0
 
-    def record_seen(self, pids: Iterable[int], *, seen_boottime_ns: int) -> None:
-        """Look up the processes that are new between two ticks: they may be gone at the next."""
-        if self.reads_processes:
-            self._matcher.seen_pids.record(pids, seen_boottime_ns=seen_boottime_ns)
+    def observe(self, look: GpuLook) -> None:
+        """Take in who is new on a GPU between two ticks: they may be gone at the next."""
+        if self.reads_processes and look.processes is not None:
+            pids = {process.pid for process in look.processes}
+            self._matcher.seen_pids.record(
+                pids.difference(self._table.pids), seen_boottime_ns=look.at.boottime_ns
+            )
+            self._records += self._table.observe(
+                {look.uuid: pids},
+                listed_boottime_ns=look.at.boottime_ns,
+                time_ns=look.at.time_ns,
+            )
 
     def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
         """Return the processes that the last update found on any of these GPUs."""
@@ -131,7 +142,12 @@ class ProcessTracker:
     ) -> TickProcesses:
         """Return what a tick reports of the processes."""
         containers = ContainerTable()
-        usages = [tick.usages for tick in ticks] if self.reads_processes else []
+        usages: list[Sequence[ProcessUsage]] = []
+        if self.reads_processes:
+            usages = [tick.usages for tick in ticks]
+        servers = {pid for pid, known in table_update.now.items() if known.is_mps_server}
+        shared = [share_server(of_gpu, servers) if servers else None for of_gpu in usages]
+        usages = [of or own for of, own in zip(shared, usages, strict=True)]
         processes = [
             process
             for gpu, usages_of_gpu in enumerate(usages)
@@ -145,7 +161,8 @@ class ProcessTracker:
             accounted=self._accounted,
             container_index=containers.index_of,
         )
-        return TickProcesses(containers.refs(), processes, exits)
+        served = frozenset(place for place, of_gpu in enumerate(shared) if of_gpu)
+        return TickProcesses(containers.refs(), processes, exits, served)
 
     def drain(self) -> list[ProcessRecord]:
         """Return what happened to the processes since the last call."""

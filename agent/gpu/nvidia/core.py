@@ -79,15 +79,11 @@ def query_core(
     client: DeviceClient, last_seen: SampleCursor, lists: "ProcessLists"
 ) -> dict[str, Any]:
     """Return a GPU's answers, by the fields of `RawGpuSample`; raises SourceLostError."""
+    # The rates are always of the last sample period, so they show whether the ring buffers leave
+    # something out. Before the samples: of a window that closes in between there is a sample.
+    rates = client.query(NvmlLibrary.nvmlDeviceGetUtilizationRates)
     samples = _samples(client, pynvml.NVML_GPU_UTILIZATION_SAMPLES, last_seen.gpu_us)
     memory_samples = _samples(client, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us)
-    # The rates are of the last sample period, so at most a second of the tick: only where one of
-    # the ring buffers gives nothing.
-    rates = (
-        None
-        if samples and memory_samples
-        else client.query(NvmlLibrary.nvmlDeviceGetUtilizationRates)
-    )
     memory = query_memory(client)
     return {
         "model": client.query(NvmlLibrary.nvmlDeviceGetName),
@@ -107,6 +103,30 @@ def query_core(
     }
 
 
+def query_look(
+    client: DeviceClient, last_seen: SampleCursor, lists: "ProcessLists"
+) -> dict[str, Any]:
+    """Return a GPU's answers between two ticks, by the fields of `GpuLook`.
+
+    Raises SourceLostError.
+    """
+    rates = client.query(NvmlLibrary.nvmlDeviceGetUtilizationRates)
+    return {
+        "since_us": last_seen.process_us,
+        # Before the samples: of a window that closes in between there is a sample, and no rate.
+        "percent": rates and rates.gpu,
+        "samples": _samples(client, pynvml.NVML_GPU_UTILIZATION_SAMPLES, last_seen.gpu_us),
+        "memory_samples": _samples(
+            client, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us
+        ),
+        "process_samples": _process_samples(client, last_seen.process_us),
+        "energy_millijoules": client.query(NvmlLibrary.nvmlDeviceGetTotalEnergyConsumption),
+        "power_milliwatts": client.query(NvmlLibrary.nvmlDeviceGetPowerUsage),
+        # Last, so that a process with samples is still looked for after they were taken.
+        "processes": list_processes(client, skipped=lists.empty),
+    }
+
+
 @dataclass(kw_only=True)
 class ProcessLists:
     """The lists of processes of one GPU, of which those that are empty are asked rarely.
@@ -118,7 +138,8 @@ class ProcessLists:
 
     is_due: bool = True
     """Whether all lists are to be asked next."""
-    _empty: frozenset[ProcessKind] = frozenset()
+    empty: frozenset[ProcessKind] = frozenset()
+    """Those that were empty when they were asked last; read by other threads, too."""
     _compute_pids: frozenset[int] = frozenset()
     _memory_used_bytes: int | None = None
 
@@ -129,7 +150,7 @@ class ProcessLists:
         # Where memory is not told, as where it is the machine's, only the lists say who has come.
         is_as_before = not self.is_due and memory_used_bytes is not None
         is_as_before &= memory_used_bytes == self._memory_used_bytes
-        skipped = self._empty if is_as_before else frozenset[ProcessKind]()
+        skipped = self.empty if is_as_before else frozenset[ProcessKind]()
         listed = list_processes(client, skipped=skipped)
         # Where no list has answered, one that was skipped may be all that there is.
         if skipped and (listed is None or _compute_pids(listed) != self._compute_pids):
@@ -143,7 +164,7 @@ class ProcessLists:
         self._compute_pids = _compute_pids(listed)
         if not skipped:
             self.is_due = False
-            self._empty = _RARE - {process.kind for process in listed}
+            self.empty = _RARE - {process.kind for process in listed}
         return listed
 
 

@@ -18,9 +18,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from agent.core.incidents import read_bus, write_bus
-from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.core.raw import CallGroup, ClockReading, GpuLook, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.catalogue import DriverVersion, specs_for
-from agent.gpu.nvidia.core import AccountingReader, ProcessLists, list_processes, query_core
+from agent.gpu.nvidia.core import AccountingReader, ProcessLists, query_core, query_look
 from agent.gpu.nvidia.device_client import DeviceClient, call_nvml
 from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
 from agent.gpu.nvidia.gpm import ChipCounters, Gpm, is_of_chip
@@ -58,7 +58,7 @@ class NvidiaGpu:
     def __post_init__(self) -> None:
         client = self.client = DeviceClient(library=self.library, handle=self.handle)
         # One of its own: it is used by another thread than the rest.
-        self._scan_client = DeviceClient(library=self.library, handle=self.handle)
+        self._look_client = DeviceClient(library=self.library, handle=self.handle)
         sensors = specs_for(CallGroup.SENSORS, self.driver)
         self._sensors = QueryPlan(client, [spec for spec in sensors if not is_of_chip(spec)])
         self._readings = QueryPlan(client, specs_for(CallGroup.READINGS, self.driver))
@@ -121,13 +121,10 @@ class NvidiaGpu:
         """Whether its driver keeps accounts of processes, by the last answer."""
         return self._accounting.is_kept
 
-    def running_pids(self) -> frozenset[int] | None:
-        """Return the pids of the processes on the GPU, from any thread; `None` where a list failed.
-
-        Raises SourceLostError.
-        """
-        listed = list_processes(self._scan_client)
-        return None if listed is None else frozenset(process.pid for process in listed)
+    def look(self, cursor: SampleCursor, *, at: ClockReading) -> GpuLook:
+        """Return what is asked of it between two ticks, from any thread; raises SourceLostError."""
+        client = self._look_client
+        return GpuLook(uuid=self.uuid, at=at, **query_look(client, cursor, self._lists))
 
     def close(self) -> None:
         """Let go of what the library holds for it; the library must be open."""

@@ -314,7 +314,7 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
         # As the node gave it: readers see the board's memory, whatever this row was booked.
         reading=reading,
         entries=_enter(claims, parts, held_times(interval_ns, held), busy, memory, joules),
-        busy_method=None if busy is None else busy.method,
+        busy_method=None if busy is None else _busy_method(busy, reading),
         memory_method=None if memory is None else memory.method,
         energy_method=None
         if energy is None or reading.energy_method is not None
@@ -329,6 +329,14 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
         board_compute_slices=slices.board_compute_slices,
         board_memory_slices=slices.board_memory_slices,
     )
+
+
+def _busy_method(busy: Split, reading: GpuReading) -> BusyMethod:
+    """Return how the busy time was found: what processes had may be no sample of their own."""
+    method: BusyMethod = busy.method
+    if method is _PROCESS_UTILIZATION and reading.busy_method is not None:
+        return reading.busy_method
+    return method
 
 
 def gather_claims(sample: NodeSample) -> list[list[Claim]]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent.core.raw import SampleCursor
-from agent.core.tick import ClockReading, NodeTick
+from agent.core.raw import ClockReading, SampleCursor
+from agent.core.tick import NodeTick
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick

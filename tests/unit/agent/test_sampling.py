@@ -9,12 +9,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.core.raw import (
+    ClockReading,
     InstanceIdentity,
     ListedProcess,
     ProcessUtilizationSample,
     RawGpuSample,
 )
-from agent.core.tick import ClockReading, NodeTick
+from agent.core.tick import NodeTick
 from agent.metrics import READINGS_DROPPED
 from agent.sampling import Sampler
 from enricher.join.booking.books import book_tick
@@ -343,7 +344,10 @@ def test_what_the_agent_adds_up_is_what_the_kernels_did(
     for place, gpu in enumerate(node.gpus):
         drawn = sum(one.gpus[place].energy_millijoules or 0 for one in samples)
         since = start_ns - EPOCH_NS, clock.time_ns() - EPOCH_NS
-        assert drawn == pytest.approx(gpu.joules(*since) * 1_000, abs=1)
+        # A tick covers the time up to some windows before it.
+        covered = (samples[0].time_ns - samples[0].interval_ns, samples[-1].time_ns)
+        joules = gpu.joules(*(at - EPOCH_NS for at in covered))
+        assert drawn == pytest.approx(joules * 1_000, rel=0.005)
         ran = sum((one.gpus[place].utilization_ratio or 0) * one.interval_ns for one in samples)
         assert ran == pytest.approx(gpu.device_busy_ns(*since), rel=0.01)
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.tick import ClockReading
+from agent.core.raw import ClockReading
 from agent.sampling import Sampler
 from gpuledger.keys import NodeId
 from tests.fakes.nvml import FakeProcfs

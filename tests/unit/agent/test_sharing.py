@@ -3,6 +3,7 @@
 from collections import defaultdict
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.core.tick import NodeTick
@@ -13,6 +14,7 @@ from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import Account, Entry, ProcessKind
 from simulator.clock import ManualClock
+from simulator.scenario.drivers import DriverModel
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from tests.ticks import tick_of
@@ -25,9 +27,12 @@ EPOCH_NS = 1_795_000_000_000_000_000
 class Run:
     """A node of the scenario, seen by an agent second by second."""
 
-    def __init__(self, node: str, seconds: int) -> None:
+    def __init__(self, node: str, seconds: int, *, driver: DriverModel = DriverModel()) -> None:  # noqa: B008  # frozen, so one for all does no harm
         clock = ManualClock(start_ns=EPOCH_NS)
-        self.simulation = Simulation(load_scenario(SHARING), epoch_ns=EPOCH_NS, clock=clock)
+        scenario = load_scenario(SHARING)
+        nodes = [msgspec.structs.replace(one, driver=driver) for one in scenario.nodes]
+        scenario = msgspec.structs.replace(scenario, nodes=nodes)
+        self.simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
         self.node = self.simulation.node(node)
         self.ticks: list[NodeTick] = []
         sampler = Sampler(node=NodeId("default", node), procfs=self.node.procfs)
@@ -99,6 +104,17 @@ def test_the_server_of_mps_is_the_hosts() -> None:
     busy = run.busy_by_pod()
     for pod in run.simulation.truth(run.start_ns, run.end_ns, "mps-node"):
         assert busy[pod.uid] == pytest.approx(pod.busy_seconds, rel=0.02)
+
+
+def test_clients_whose_server_alone_is_sampled_have_equal_parts_of_it() -> None:
+    run = Run("mps-node", 12, driver=DriverModel(mps_samples="server"))
+    assert {str(tick.sample.gpus[0].busy_method) for tick in run.ticks[2:]} == {"mps_server"}
+    busy = run.busy_by_pod()
+    clients = [pod.uid for pod in run.simulation.truth(run.start_ns, run.end_ns, "mps-node")]
+    assert len(clients) > 1
+    assert len({round(busy[uid], 3) for uid in clients}) == 1
+    device_ns = run.node.gpus[0].device_busy_ns(run.start_ns - EPOCH_NS, run.end_ns - EPOCH_NS)
+    assert sum(busy[uid] for uid in clients) == pytest.approx(device_ns / 1e9, rel=0.03)
 
 
 def test_a_batch_of_short_processes_is_reported_to_the_second() -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from agent.core.raw import SampleCursor
-from agent.core.tick import ClockReading
+from agent.core.raw import ClockReading, SampleCursor
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
 from gpuledger.keys import NodeId

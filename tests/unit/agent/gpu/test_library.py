@@ -116,9 +116,9 @@ def test_a_list_that_is_not_supported_is_an_empty_one_beside_others() -> None:
     )
 
 
-def test_the_latest_rates_are_asked_only_where_samples_are_missing() -> None:
+def test_the_latest_rates_are_asked_beside_samples_and_where_there_are_none() -> None:
     library, gpu = a_gpu(samples=[(1, 10)])
-    assert gpu.query_all(SampleCursor()).percent is None
+    assert gpu.query_all(SampleCursor()).percent == 50
     library.errors["nvmlDeviceGetSamples"] = pynvml.NVML_ERROR_NOT_SUPPORTED
     answer = gpu.query_all(SampleCursor())
     assert (answer.samples, answer.percent, answer.memory_percent) == (None, 50, 25)

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from agent.core.raw import CallGroup, RawGpuSample
-from agent.core.tick import ClockReading
+from agent.core.raw import CallGroup, ClockReading, RawGpuSample
 from agent.gpu.driver import Driver
 from agent.gpu.protocol import (
     DriverNotLoadedError,

@@ -60,7 +60,8 @@ PRIMED = GpuState(
 
 def read(answers: RawGpuSample, before: GpuState | None = PRIMED, seconds: float = 1.0) -> GpuTick:
     interval_ns = round(seconds * SECOND_NS)
-    return read_gpu(answers, before, interval_ns=interval_ns, now_ns=interval_ns)
+    now_ns = (before.read_ns if before else 0) + interval_ns
+    return read_gpu(answers, before, interval_ns=interval_ns, now_ns=now_ns)
 
 
 def usage(tick: GpuTick, pid: int) -> ProcessUsage:

@@ -13,8 +13,15 @@ from typing import Final
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from agent.core.raw import InstanceIdentity, ListedProcess, ProcessAccounting, RawGpuSample
-from agent.core.tick import ClockReading, NodeTick
+from agent.core.raw import (
+    ClockReading,
+    GpuLook,
+    InstanceIdentity,
+    ListedProcess,
+    ProcessAccounting,
+    RawGpuSample,
+)
+from agent.core.tick import NodeTick
 from agent.sampling import Sampler
 from gpuledger.clock import NS_PER_MS
 from gpuledger.keys import NodeId
@@ -224,9 +231,8 @@ def test_no_process_is_ever_shown_where_it_was_not(
     machine = Machine()
     sampler = Sampler(node=NodeId("default", "node-1"), procfs=machine)
     reported: list[ProcessRecord] = []
-    known: set[int] = set()
     for before_scan, scanned, before, within, between in world:
-        known = scan(machine, sampler, known, before_scan, scanned)
+        look(machine, sampler, before_scan, scanned)
         for step in before:
             machine.do(step)
         asked = machine.moment()
@@ -241,17 +247,14 @@ def test_no_process_is_ever_shown_where_it_was_not(
     check_records(machine, reported)
 
 
-def scan(
-    machine: Machine, sampler: Sampler, known: set[int], before: list[Step], within: list[Step]
-) -> set[int]:
+def look(machine: Machine, sampler: Sampler, before: list[Step], within: list[Step]) -> None:
     """Look who is new on the GPU, while the world goes on."""
     for step in before:
         machine.do(step)
-    seen_ns, there = machine.moment().boottime_ns, {one.pid for one in machine.listed("GPU-0")}
+    asked, listed = machine.moment(), machine.listed("GPU-0")
     machine.before_reads = list(within)
-    sampler.record_seen(there - known, seen_boottime_ns=seen_ns)
+    sampler.record_looks([GpuLook(uuid="GPU-0", at=asked, processes=tuple(listed))])
     machine.before_reads = []
-    return there
 
 
 def check_ends(machine: Machine, tick: NodeTick) -> None:

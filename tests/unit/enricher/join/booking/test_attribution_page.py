@@ -139,6 +139,8 @@ def test_the_example_with_an_end_is_what_the_join_books() -> None:
 def test_every_method_is_told_and_those_of_today_are_those_that_the_code_uses() -> None:
     modules = (books, shares, settlement)
     sources = [ROOT / module.__name__.replace(".", "/") for module in modules]
+    # What the agent makes of samples, it names itself.
+    sources += [ROOT / "agent" / "core" / "normalize" / "gpu", ROOT / "agent" / "sampling"]
     code = "".join(source.with_suffix(".py").read_text() for source in sources)
     told = {
         row.split("|")[1].strip(" `"): row.rstrip(" |").rsplit("|", 1)[1].strip()

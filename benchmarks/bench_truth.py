@@ -1,0 +1,75 @@
+"""How far books are from the truth: classes of use, by form of driver and length of tick.
+
+Each cell plays 92 seconds of a GPU in the simulator, and compares what the join books of the
+agent's ticks with what ran, over every 60 seconds of it: as parts of the device's time, memory and
+energy. Nothing here depends on the machine's speed.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from benchmarks.figure import Figure
+from tests.truth_runs import (
+    CLASSES,
+    DRIVERS,
+    MODELLED,
+    TICKS_SECONDS,
+    UNMEASURED,
+    Errors,
+    errors_of,
+    play_cell,
+)
+
+NAME = "truth"
+_SEEDS: Final = (1, 2)
+_HEADER: Final = (
+    f"{'driver':<32} {'class':<24} {'tick':>5} {'GPU-s max':>10} {'mean':>8}"
+    f" {'byte-s max':>11} {'joules max':>11} {'unknown':>8}"
+)
+
+
+def run() -> Iterator[Figure]:
+    """Print the table, a line a cell; yield the worst of what drivers' answers allow."""
+    print(_HEADER)
+    worst = modelled = unmeasured = joules = 0.0
+    for driver in DRIVERS:
+        for kind in CLASSES:
+            for tick_seconds in TICKS_SECONDS:
+                cell = _measure(driver, kind, tick_seconds)
+                _print(driver, kind, tick_seconds, cell)
+                off = cell.largest.busy_ns
+                if driver in MODELLED:
+                    modelled = max(modelled, off)
+                elif driver in UNMEASURED and not kind.startswith("one pod"):
+                    unmeasured = max(unmeasured, off)
+                    continue
+                else:
+                    worst = max(worst, off)
+                if tick_seconds == 1:
+                    joules = max(joules, cell.largest.millijoules)
+    yield Figure(name="truth_measured_max_error_ratio", value=worst, unit="of the device")
+    yield Figure(name="truth_modelled_max_error_ratio", value=modelled, unit="of the device")
+    yield Figure(name="truth_unmeasured_max_error_ratio", value=unmeasured, unit="of the device")
+    yield Figure(name="truth_joules_max_error_ratio", value=joules, unit="of the device")
+
+
+def _measure(driver: str, kind: str, tick_seconds: float) -> Errors:
+    """Return the worst of some runs of a cell."""
+    cells = [
+        errors_of(
+            play_cell(kind, DRIVERS[driver], tick_seconds=tick_seconds, seed=seed),
+            tick_seconds=tick_seconds,
+        )
+        for seed in _SEEDS
+    ]
+    return max(cells, key=lambda cell: cell.largest.busy_ns)
+
+
+def _print(driver: str, kind: str, tick_seconds: float, cell: Errors) -> None:
+    largest = cell.largest
+    print(
+        f"{driver:<32} {kind:<24} {tick_seconds:>4.0f}s {largest.busy_ns:>10.2%}"
+        f" {cell.mean.busy_ns:>8.2%} {largest.byte_ns:>11.2%} {largest.millijoules:>11.2%}"
+        f" {cell.unknown:>8.1%}",
+        flush=True,
+    )

@@ -1,0 +1,281 @@
+"""Runs of one GPU under each form of driver: what is booked on each pod, beside what it used.
+
+A class of runs says what happens on the GPU, a driver how it is told of, a tick how often an agent
+reports. A figure is the worst that a cell of these three shows over all windows of 60 seconds.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from agent.gpu.nvidia.session import NvmlSession
+from agent.sampling import Sampler
+from enricher.join.booking.books import book_tick
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import NodeId
+from gpuledger.records import Account, NodeSample
+from simulator.clock import ManualClock
+from simulator.scenario.load import parse_scenario
+from simulator.simulation import SimulatedNode, Simulation
+from tests.ticks import take_looks, tick_of
+from tests.unit.owners import pod_of
+
+EPOCH_NS: Final = 1_795_000_000_000_000_000
+NODE: Final = "gpu-a"
+MODEL: Final = "NVIDIA H100 80GB HBM3"
+LEAD_SECONDS: Final = 12.0
+"""An agent has met its driver by then."""
+WINDOW_SECONDS: Final = 60.0
+RUN_SECONDS: Final = LEAD_SECONDS + WINDOW_SECONDS + 20.0
+
+TICKS_SECONDS: Final = (1.0, 5.0, 10.0)
+
+DRIVERS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "each window": {},
+    "windows of 1/4 s, by boot time": {"window_seconds": 0.25, "stamps": "boot"},
+    "windows of 1 s": {"window_seconds": 1.0},
+    "percents cut off": {"rounding": "down"},
+    "idle windows left out": {"ring_idle": "skipped"},
+    "rings run dry": {"ring_idle": "dry", "empty_answer": "success"},
+    "4,096 samples": {"ring_samples": 4096},
+    "mean since the question": {"processes": "mean"},
+    "newest window": {"processes": "newest"},
+    "mean of windows of use": {"processes": "mean_of_used"},
+    "mean, windows of 1 s": {"processes": "mean", "window_seconds": 1.0},
+    "newest, idle left out": {"processes": "newest", "ring_idle": "skipped", "stamps": "boot"},
+    "from submission to end": {"process_time": "submitted"},
+    "process use reads 0": {"processes": "zero"},
+    "no process use": {"processes": "absent"},
+}
+
+Lives = Sequence[tuple[float, float, float, float]]
+"""Of each pod: start and end in seconds, busy ratio, mean seconds of a kernel."""
+
+
+def _steady(random: Random) -> Lives:
+    return [(0.0, 999.0, random.uniform(0.1, 0.45), 0.005) for _ in range(2)]
+
+
+def _bursts(random: Random) -> Lives:
+    return [(0.0, 999.0, random.uniform(0.1, 0.4), random.uniform(0.05, 0.6)) for _ in range(2)]
+
+
+def _crowd(random: Random) -> Lives:
+    return [(0.0, 999.0, random.uniform(0.05, 0.22), random.uniform(0.004, 0.3)) for _ in range(4)]
+
+
+def _alone(random: Random) -> Lives:
+    return [(0.0, 999.0, random.uniform(0.2, 0.8), random.uniform(0.2, 0.9))]
+
+
+def _pauses(random: Random) -> Lives:
+    """One pod that rests for longer than a ring lasts."""
+    return [(0.0, 999.0, random.uniform(0.1, 0.2), random.uniform(2.0, 4.0))]
+
+
+def _turnover(random: Random) -> Lives:
+    made: list[tuple[float, float, float, float]] = []
+    at = random.uniform(0.0, 5.0)
+    while at < RUN_SECONDS:
+        end = at + random.uniform(6.0, 25.0)
+        made.append((at, end, random.uniform(0.2, 0.5), 0.01))
+        at = end + random.choice([0.1, 1.0, 4.0]) * random.uniform(0.3, 1.0)
+    return [*made, (0.0, 999.0, random.uniform(0.1, 0.4), 0.02)]
+
+
+CLASSES: Final[Mapping[str, Callable[[Random], Lives]]] = {
+    "one pod, bursts": _alone,
+    "one pod, long pauses": _pauses,
+    "two pods, steady": _steady,
+    "two pods, bursts": _bursts,
+    "four pods": _crowd,
+    "turnover beside a pod": _turnover,
+}
+
+
+UNMEASURED: Final = frozenset({"process use reads 0", "no process use"})
+"""Drivers that say nothing of who was busy where several are."""
+MODELLED: Final = frozenset({"from submission to end"})
+"""Drivers whose samples of processes come to more than the device: a model makes shares of them."""
+
+
+class Amounts(NamedTuple):
+    """What a pod has of a tick."""
+
+    busy_ns: float = 0
+    """For how long its kernels ran."""
+    byte_ns: float = 0
+    """The memory that it held times the time."""
+    millijoules: float = 0
+    """What was drawn while its kernels ran."""
+
+    def plus(self, other: "Amounts", times: int = 1) -> "Amounts":
+        """Return the sums of both, the other so many times."""
+        return Amounts(*(one + times * more for one, more in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """What an agent said of a run, and the truth behind it."""
+
+    samples: Sequence[NodeSample]
+    simulation: Simulation
+    node: SimulatedNode
+
+    def booked(self) -> list[Mapping[str | None, Amounts]]:
+        """Return what each pod has by the books of each tick, by UID."""
+        found: list[Mapping[str | None, Amounts]] = []
+        for sample in self.samples:
+            own: dict[str | None, Amounts] = defaultdict(Amounts)
+            for entry in book_tick(sample)[0].entries:
+                if entry.account is Account.POD:
+                    uid = pod_of(entry, sample)
+                    byte_ns = (entry.memory_bytes or 0) * sample.interval_ns
+                    of_entry = Amounts(entry.busy_ns or 0, byte_ns, entry.energy_millijoules or 0)
+                    own[uid] = own[uid].plus(of_entry)
+            found.append(own)
+        return found
+
+    def true(self) -> list[Mapping[str, Amounts]]:
+        """Return what each pod used in the time that each tick covers, by UID."""
+        gpu = self.node.gpus[0]
+        found: list[Mapping[str, Amounts]] = []
+        for sample in self.samples:
+            end_ns = sample.time_ns - EPOCH_NS
+            begin_ns = end_ns - sample.interval_ns
+            own: dict[str, Amounts] = defaultdict(Amounts)
+            for process in gpu.processes:
+                if process.pod is None:
+                    continue
+                busy_ns = gpu.busy_ns(process, begin_ns, end_ns)
+                lived_ns = max(0, min(end_ns, process.end_ns) - max(begin_ns, process.start_ns))
+                joules = busy_ns / NS_PER_SECOND * gpu.facts.idle_watts
+                joules += gpu.kernel_joules(process, begin_ns, end_ns)
+                joules += gpu.context_joules_of(process, begin_ns, end_ns)
+                of_process = Amounts(
+                    busy_ns,
+                    process.spec.memory_bytes * lived_ns,
+                    joules * 1000,
+                )
+                uid = self.simulation.uid(process.pod)
+                own[uid] = own[uid].plus(of_process)
+            found.append(own)
+        return found
+
+    def device(self, begin: int, end: int) -> Amounts:
+        """Return what some ticks come to of the device: time, memory and energy."""
+        gpu, ticks = self.node.gpus[0], self.samples[begin:end]
+        end_ns = ticks[-1].time_ns - EPOCH_NS
+        length_ns = sum(sample.interval_ns for sample in ticks)
+        joules = gpu.joules(end_ns - length_ns, end_ns)
+        return Amounts(length_ns, gpu.facts.memory_bytes * length_ns, joules * 1000)
+
+    def is_known(self) -> list[bool]:
+        """Return, for each tick, whether its busy time is known."""
+        return [sample.gpus[0].utilization_ratio is not None for sample in self.samples]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errors:
+    """How far a cell is off, as parts of the device; over all its windows of 60 s and pods."""
+
+    largest: Amounts
+    """The largest error of GPU-seconds, byte-seconds and joules."""
+    mean: Amounts
+    """The mean."""
+    unknown: float
+    """Part of the ticks of which no busy time is known."""
+
+
+def errors_of(played: Played, *, tick_seconds: float) -> Errors:
+    """Return how far a run's books are off, once the agent has met its driver."""
+    count, first = round(WINDOW_SECONDS / tick_seconds), round(LEAD_SECONDS / tick_seconds)
+    booked, true, known = played.booked(), played.true(), played.is_known()
+    found: list[Amounts] = []
+    for begin in range(first, len(booked) - count + 1):
+        # Of a time that is said to be unknown nothing is said, and nothing can be wrong.
+        ticks = [at for at in range(begin, begin + count) if known[at]]
+        device = played.device(begin, begin + count)
+        for uid in {uid for at in ticks for uid in true[at]}:
+            off = Amounts()
+            for at in ticks:
+                off = off.plus(booked[at].get(uid, Amounts()))
+                off = off.plus(true[at].get(uid, Amounts()), -1)
+            found.append(Amounts(*(abs(one) / of for one, of in zip(off, device, strict=True))))
+    return Errors(
+        largest=Amounts(*(max(column, default=0.0) for column in zip(*found, strict=True))),
+        mean=Amounts(*(sum(column) / len(found) for column in zip(*found, strict=True))),
+        unknown=known[first:].count(False) / max(1, len(known[first:])),
+    )
+
+
+def play_cell(
+    kind: str,
+    driver: Mapping[str, Any],
+    *,
+    tick_seconds: float,
+    seed: int,
+    gpu: Mapping[str, Any] = MappingProxyType({}),
+) -> Played:
+    """Let an agent watch a run of a class under a driver."""
+    random = Random(f"{kind}/{seed}")  # noqa: S311  # a scenario, no secret
+    clock = ManualClock(start_ns=EPOCH_NS)
+    lives = CLASSES[kind](random)
+    scenario = parse_scenario(_scenario(lives, driver, gpu))
+    simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
+    node = simulation.node(NODE)
+    clock.advance(random.uniform(0.0, 1.0))
+    return Played(
+        samples=watch(node, clock, tick_seconds=tick_seconds, seconds=RUN_SECONDS),
+        simulation=simulation,
+        node=node,
+    )
+
+
+def watch(
+    node: SimulatedNode, clock: ManualClock, *, tick_seconds: float, seconds: float
+) -> list[NodeSample]:
+    """Return the ticks of an agent that has just been started, with its looks in between."""
+    sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
+    gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
+    made = []
+    end_ns, tick_ns = clock.monotonic_ns() + seconds * NS_PER_SECOND, 250_000_000
+    while clock.monotonic_ns() < end_ns:
+        if tick := tick_of(sampler, gpus, node.clock):
+            made.append(tick.sample)
+        take_looks(sampler, gpus, clock, node.clock, tick_ns)
+        tick_ns = round(tick_seconds * NS_PER_SECOND)
+    return made
+
+
+def _scenario(lives: Lives, driver: Mapping[str, Any], gpu: Mapping[str, Any]) -> dict[str, object]:
+    return {
+        "name": "truth",
+        "nodes": [{"name": NODE, "gpus": {"model": MODEL, **gpu}, "driver": dict(driver)}],
+        "pods": [
+            {
+                "namespace": "research",
+                "name": f"pod-{number}",
+                "node": NODE,
+                "start_seconds": start,
+                "end_seconds": end,
+                "containers": [
+                    {
+                        "name": "main",
+                        "processes": [
+                            {
+                                "command": "python",
+                                "gpus": [0],
+                                "load": {"busy_ratio": load, "kernel_seconds": kernel},
+                                "memory_bytes": 2**30,
+                            }
+                        ],
+                    }
+                ],
+            }
+            for number, (start, end, load, kernel) in enumerate(lives)
+        ],
+    }

@@ -1,0 +1,168 @@
+"""Looks between ticks: when, and what is made of the answers."""
+
+from typing import Any
+
+import pytest
+
+from agent.core.looks import GpuLooks, LookPlan
+from agent.core.raw import (
+    ClockReading,
+    GpuLook,
+    ListedProcess,
+    ProcessUtilizationSample,
+    RawGpuSample,
+    SampleCursor,
+    UtilizationSample,
+)
+from gpuledger.records import ProcessKind
+
+SECOND_NS = 1_000_000_000
+WINDOW_US = 200_000
+START_US = 1_000_000_000
+
+
+def times(
+    *, seconds: float = 1.0, lag: float = 0.0, pause: float = 0.1, is_close: bool = False
+) -> list[tuple[float, bool]]:
+    """Return when is looked in a tick, in seconds, and whether at all GPUs."""
+    plan = LookPlan(
+        begin_ns=0,
+        end_ns=round(seconds * SECOND_NS),
+        lag_ns=round(lag * SECOND_NS),
+        pause_ns=round(pause * SECOND_NS),
+    )
+    found, now_ns = [], 0
+    while time := plan.next(now_ns, is_close=is_close):
+        found.append((time.at_ns / SECOND_NS, time.is_of_all))
+        now_ns = time.at_ns
+    return found
+
+
+@pytest.mark.parametrize(
+    ("law", "plan", "expected"),
+    [
+        ("a tick asks itself", {}, []),
+        ("energy is read when the cover ends", {"lag": 0.25}, [(0.75, True)]),
+        ("also for a tick to come", {"lag": 1.5}, [(0.5, True)]),
+        ("in a long tick all are asked each second", {"seconds": 3.0}, [(1.0, True), (2.0, True)]),
+        (
+            "what is watched closely more often",
+            {"pause": 0.4, "is_close": True, "lag": 0.25},
+            [(0.4, False), (0.75, True), (0.8, False)],
+        ),
+        ("a pause as long as the tick means never", {"pause": 1.0, "is_close": True}, []),
+        ("a look next to a tick would show nothing", {"lag": 0.99}, []),
+    ],
+)
+def test_when_is_looked(law: str, plan: dict[str, Any], expected: list[tuple[float, bool]]) -> None:
+    assert times(**plan) == expected, law
+
+
+def look(
+    *percents: int,
+    since: int = 0,
+    uses: tuple[tuple[int, int, int], ...] = (),
+    pids: tuple[int, ...] = (7,),
+    latest: int | None = None,
+    at: float = 1.0,
+) -> GpuLook:
+    """Return a look after `since` windows; `uses` are pid, window and percent."""
+    at_ns = round(at * SECOND_NS)
+    return GpuLook(
+        uuid="GPU-0",
+        at=ClockReading(time_ns=at_ns, monotonic_ns=at_ns, boottime_ns=at_ns),
+        since_us=START_US + since * WINDOW_US,
+        samples=tuple(
+            UtilizationSample(timestamp_us=START_US + (since + place) * WINDOW_US, percent=percent)
+            for place, percent in enumerate(percents, 1)
+        ),
+        process_samples=tuple(
+            ProcessUtilizationSample(
+                pid=pid,
+                timestamp_us=START_US + window * WINDOW_US,
+                sm_percent=percent,
+                memory_percent=0,
+            )
+            for pid, window, percent in uses
+        ),
+        processes=tuple(
+            ListedProcess(pid=pid, kind=ProcessKind.COMPUTE, memory_bytes=1) for pid in pids
+        ),
+        percent=latest,
+    )
+
+
+def join(looks: GpuLooks, own: GpuLook) -> RawGpuSample:
+    raw = RawGpuSample(
+        uuid="GPU-0",
+        index=0,
+        samples=own.samples,
+        process_samples=own.process_samples,
+        processes=own.processes,
+    )
+    return looks.join(raw, own, window_us=WINDOW_US)
+
+
+def test_two_samples_of_a_process_in_one_answer_are_windows() -> None:
+    looks = GpuLooks()
+    looks.add(look(50, 50, 50, uses=((7, 1, 50), (7, 3, 50))), window_us=WINDOW_US)
+    assert looks.one_sample_each is False
+
+
+def test_one_sample_in_each_answer_of_several_windows_is_the_drivers_form() -> None:
+    looks, shown = GpuLooks(), []
+    for since in range(0, 24, 3):
+        told = look(50, 50, 50, since=since, uses=((7, since + 3, 50),))
+        looks.add(told, window_us=WINDOW_US)
+        shown.append(looks.one_sample_each)
+    assert shown == [None, None, *[True] * 6]
+
+
+def test_one_sample_of_several_windows_is_the_mean_of_them_and_of_one_window_its_own() -> None:
+    looks = GpuLooks(one_sample_each=True)
+    looks.add(look(50, 50, 50, uses=((7, 3, 50),)), window_us=WINDOW_US)
+    raw = join(looks, look(50, since=3, uses=((7, 4, 60),), at=1.2))
+    assert [(one.since_us - START_US) // WINDOW_US for one in raw.process_samples or ()] == [0, 3]
+
+
+def test_a_tick_has_what_looks_were_told_each_window_once() -> None:
+    looks = GpuLooks()
+    looks.add(look(10, 20, uses=((7, 1, 10), (7, 2, 20))), window_us=WINDOW_US)
+    raw = join(looks, look(20, 30, since=1, uses=((7, 2, 20), (7, 3, 30)), at=1.5))
+    assert [one.percent for one in raw.samples or ()] == [10, 20, 30]
+    assert [one.sm_percent for one in raw.process_samples or ()] == [10, 20, 30]
+    assert [one.at_ns for one in raw.energy_readings] == [SECOND_NS, SECOND_NS * 3 // 2]
+
+
+def test_the_next_question_begins_where_the_last_one_ended() -> None:
+    looks, of_tick = GpuLooks(), SampleCursor(gpu_us=1, memory_us=1, process_us=1)
+    assert looks.cursor(of_tick) == of_tick
+    closed_us = START_US + 2.5 * WINDOW_US
+    looks.add(look(10, 20, uses=((7, 1, 10),)), window_us=WINDOW_US, closed_us=closed_us)
+    cursor = looks.cursor(of_tick)
+    assert cursor.gpu_us == START_US + 2 * WINDOW_US
+    # Where nothing was used, too: a mean from there on would be of the time before.
+    assert cursor.process_us == closed_us
+
+
+def test_who_came_and_went_between_two_ticks_was_there() -> None:
+    looks = GpuLooks()
+    looks.add(look(pids=(7,)), window_us=WINDOW_US)
+    assert not looks.is_lively(2 * SECOND_NS)
+    assert looks.add(look(pids=(7, 8), at=2.0), window_us=WINDOW_US) == {8}
+    assert looks.is_lively(2 * SECOND_NS)
+    raw = join(looks, look(pids=(7,), at=3.0))
+    assert raw.seen_processes.keys() == {7, 8}
+    assert not looks.is_lively(14 * SECOND_NS)
+
+
+def test_a_driver_that_leaves_out_idle_windows_shows_by_its_latest_rates() -> None:
+    looks = GpuLooks()
+    newest_us = START_US + 2 * WINDOW_US
+    told, later = look(10, 20, latest=0), look(latest=30)
+    shown = []
+    for answer, windows in ((told, 0.9), (told, 1.5), (later, 1.6)):
+        closed_us = newest_us + windows * WINDOW_US
+        looks.add(answer, window_us=WINDOW_US, closed_us=closed_us)
+        shown.append(looks.skips_idle)
+    assert shown == [False, True, False]

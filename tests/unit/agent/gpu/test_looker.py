@@ -1,0 +1,75 @@
+"""Looks between ticks: what GPUs answer, and a call that hangs costs no tick."""
+
+import threading
+from collections.abc import Collection, Sequence
+
+from typing_extensions import override
+
+from agent.core.raw import ClockReading, GpuLook, SampleCursor
+from agent.gpu.pool import GpuLooker
+from agent.gpu.protocol import FailedError
+from simulator.clock import ManualClock
+from tests.fakes.gpus import PlayedGpu
+from tests.hanging import HANG_SECONDS
+
+CURSOR = SampleCursor(process_us=7)
+
+
+class BusyGpu(PlayedGpu):
+    """A GPU that a test has fail or hang."""
+
+    def __init__(self, uuid: str) -> None:
+        super().__init__(uuid, 0)
+        self.fails = False
+        self.released = threading.Event()
+        self.released.set()
+
+    @override
+    def look(self, cursor: SampleCursor, *, at: ClockReading) -> GpuLook:
+        self.released.wait(HANG_SECONDS)
+        if self.fails:
+            raise FailedError("no")
+        return GpuLook(uuid=self.uuid, at=at, since_us=cursor.process_us)
+
+
+async def looked(
+    looker: GpuLooker, gpus: Sequence[BusyGpu], *, clock: ManualClock | None = None
+) -> Collection[str]:
+    clock = clock or ManualClock(start_ns=0)
+    looks = await looker.look([(gpu, CURSOR) for gpu in gpus], clock)
+    assert {look.since_us for look in looks} <= {CURSOR.process_us}
+    return {look.uuid for look in looks}
+
+
+async def test_a_gpu_that_does_not_answer_costs_the_others_nothing() -> None:
+    one, other = BusyGpu("GPU-0"), BusyGpu("GPU-1")
+    looker = GpuLooker()
+    assert await looked(looker, [one, other]) == {"GPU-0", "GPU-1"}
+    one.fails = True
+    assert await looked(looker, [one, other]) == {"GPU-1"}
+    one.fails = False
+    assert await looked(looker, [one, other]) == {"GPU-0", "GPU-1"}
+
+
+async def test_a_look_that_hangs_is_not_waited_for_and_comes_with_a_later_one() -> None:
+    gpu, looker = BusyGpu("GPU-0"), GpuLooker()
+    gpu.released.clear()
+    assert await looked(looker, [gpu]) == set()
+    assert looker.is_stuck
+    gpu.released.set()
+    assert [uuid for _ in range(3) for uuid in await looked(looker, [gpu])][:1] == ["GPU-0"]
+    assert not looker.is_stuck
+
+
+async def test_where_one_hangs_for_ever_the_others_are_looked_at_on() -> None:
+    one, other, looker = BusyGpu("GPU-0"), BusyGpu("GPU-1"), GpuLooker()
+    clock = ManualClock(start_ns=0)
+    one.released.clear()
+    assert await looked(looker, [one, other], clock=clock) == set()
+    clock.advance(3.0)
+    assert await looked(looker, [one, other], clock=clock) == {"GPU-1"}
+    assert looker.is_stuck
+    one.released.set()
+    found = [uuid for _ in range(50) for uuid in await looked(looker, [one, other], clock=clock)]
+    assert {"GPU-0", "GPU-1"} == set(found)
+    assert not looker.is_stuck
