@@ -147,7 +147,11 @@ class Sampler:
 
     def _join_looks(self, raw: Sequence[RawGpuSample], at: ClockReading) -> Sequence[RawGpuSample]:
         """Put together what was told between the ticks with what is told now."""
-        joined = []
+        joined, answered = [], {gpu.uuid for gpu in raw}
+        for uuid, looks in self._looks.items():
+            if uuid not in answered:
+                # What it told is of a time of which its state is forgotten.
+                looks.forget()
         for gpu in raw:
             state = self._states.get(gpu.uuid)
             if state is None:
@@ -165,7 +169,8 @@ class Sampler:
                         samples=gpu.samples,
                         memory_samples=gpu.memory_samples,
                         process_samples=gpu.process_samples,
-                        processes=gpu.processes,
+                        # Of a GPU that is cut they are those of its instances.
+                        processes=None if gpu.mig_enabled else gpu.processes,
                         percent=gpu.percent,
                         energy_millijoules=gpu.energy_millijoules,
                         power_milliwatts=gpu.power_milliwatts,

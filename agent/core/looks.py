@@ -17,10 +17,11 @@ samples have it learns from the answers: two samples of one process in one answe
 sample in each of some answers that are of several windows is that driver's form.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace as replace_struct
 
@@ -34,6 +35,9 @@ from agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _NS_PER_SECOND: Final = 1_000_000_000
 MAX_PAUSE_NS: Final = _NS_PER_SECOND
@@ -153,7 +157,8 @@ class GpuLooks:
                 # Asked on from where nothing was used, a mean would be of the time before, too.
                 process_us=max(newest_us, before.process_us, int(closed_us or 0)),
             )
-        self._gpu.update((sample.timestamp_us, sample) for sample in look.samples or ())
+        if look.samples is not None:
+            self._gpu.update((sample.timestamp_us, sample) for sample in look.samples)
         self._note_rates(look, window_us, closed_us)
         if look.samples and shows_latest(look.samples, look.percent):
             self._synced = ClockSync(look.at.monotonic_ns, _newest(look.samples, 0))
@@ -185,12 +190,13 @@ class GpuLooks:
 
     def drop_covered(self, cursor: SampleCursor, *, covered_us: float) -> None:
         """Forget what no tick needs any more: of the next one's cursor, and what it covers."""
-        self._gpu = {stamp: one for stamp, one in self._gpu.items() if stamp > cursor.gpu_us}
-        self._memory = {
-            stamp: one for stamp, one in self._memory.items() if stamp > cursor.memory_us
-        }
-        uses = {key: one for key, one in self._uses.items() if key[1] > covered_us}
-        self._uses = dict(list(uses.items())[-_MAX_KEPT:])
+        self._gpu = _latest(
+            (stamp, one) for stamp, one in self._gpu.items() if stamp > cursor.gpu_us
+        )
+        self._memory = _latest(
+            (stamp, one) for stamp, one in self._memory.items() if stamp > cursor.memory_us
+        )
+        self._uses = _latest((key, one) for key, one in self._uses.items() if key[1] > covered_us)
 
     def forget(self) -> None:
         """Forget all samples: the driver's clock has jumped, or the GPU did not answer."""
@@ -272,6 +278,11 @@ def _newest(
     samples: Sequence[UtilizationSample] | Sequence[ProcessUtilizationSample] | None, since_us: int
 ) -> int:
     return max((sample.timestamp_us for sample in samples or ()), default=since_us)
+
+
+def _latest(kept: Iterable[tuple[K, V]]) -> dict[K, V]:
+    """Return those that came last, as many as are kept at most."""
+    return dict(deque(kept, maxlen=_MAX_KEPT))
 
 
 def _in_order(

@@ -178,7 +178,7 @@ class Driver:
         asked = [
             (worker.gpu, cursors[worker.gpu.uuid])
             for worker in workers
-            if worker.gpu.uuid in cursors and not worker.is_silent
+            if worker.gpu.uuid in cursors and not (worker.is_silent or worker.is_stuck)
         ]
         return await self._looker.look(asked, self._clock)
 

@@ -103,6 +103,17 @@ def query_core(
     }
 
 
+def query_energy(client: DeviceClient) -> dict[str, Any]:
+    """Return a board's counter of energy and its draw, by the fields of `GpuLook`.
+
+    Raises SourceLostError.
+    """
+    return {
+        "energy_millijoules": client.query(NvmlLibrary.nvmlDeviceGetTotalEnergyConsumption),
+        "power_milliwatts": client.query(NvmlLibrary.nvmlDeviceGetPowerUsage),
+    }
+
+
 def query_look(
     client: DeviceClient, last_seen: SampleCursor, lists: "ProcessLists"
 ) -> dict[str, Any]:
@@ -120,8 +131,6 @@ def query_look(
             client, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us
         ),
         "process_samples": _process_samples(client, last_seen.process_us),
-        "energy_millijoules": client.query(NvmlLibrary.nvmlDeviceGetTotalEnergyConsumption),
-        "power_milliwatts": client.query(NvmlLibrary.nvmlDeviceGetPowerUsage),
         # Last, so that a process with samples is still looked for after they were taken.
         "processes": list_processes(client, skipped=lists.empty),
     }

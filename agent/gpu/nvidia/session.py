@@ -20,7 +20,13 @@ from msgspec.structs import replace
 from agent.core.incidents import read_bus, write_bus
 from agent.core.raw import CallGroup, ClockReading, GpuLook, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.catalogue import DriverVersion, specs_for
-from agent.gpu.nvidia.core import AccountingReader, ProcessLists, query_core, query_look
+from agent.gpu.nvidia.core import (
+    AccountingReader,
+    ProcessLists,
+    query_core,
+    query_energy,
+    query_look,
+)
 from agent.gpu.nvidia.device_client import DeviceClient, call_nvml
 from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
 from agent.gpu.nvidia.gpm import ChipCounters, Gpm, is_of_chip
@@ -122,9 +128,16 @@ class NvidiaGpu:
         return self._accounting.is_kept
 
     def look(self, cursor: SampleCursor, *, at: ClockReading) -> GpuLook:
-        """Return what is asked of it between two ticks, from any thread; raises SourceLostError."""
+        """Return what is asked of it between two ticks, from any thread; raises SourceLostError.
+
+        Of a GPU that is cut it is the energy alone: processes are of its instances, of which the
+        driver samples none.
+        """
         client = self._look_client
-        return GpuLook(uuid=self.uuid, at=at, **query_look(client, cursor, self._lists))
+        told = query_energy(client)
+        if not self._mig.is_enabled:
+            told |= query_look(client, cursor, self._lists)
+        return GpuLook(uuid=self.uuid, at=at, **told)
 
     def close(self) -> None:
         """Let go of what the library holds for it; the library must be open."""

@@ -17,7 +17,7 @@ from simulator.clock import ManualClock
 from simulator.scenario.drivers import DriverModel
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
-from tests.ticks import tick_of
+from tests.ticks import play, tick_of
 from tests.unit.owners import pod_of
 
 SHARING = Path(__file__).parents[3] / "scenarios" / "sharing.yaml"
@@ -76,6 +76,20 @@ def test_pods_in_instances_are_debited_with_what_they_ran() -> None:
     for instance in instances:
         # The first sample of the chip's counters has none before it to be compared with.
         assert ran[instance.uuid] == pytest.approx(instance.usage.busy_seconds, abs=1.0)
+
+
+def test_of_a_gpu_that_is_cut_a_look_shows_its_energy_alone() -> None:
+    """Its processes are those of its instances: none has ended on the board itself."""
+    clock = ManualClock(start_ns=EPOCH_NS)
+    simulation = Simulation(load_scenario(SHARING), epoch_ns=EPOCH_NS, clock=clock)
+    node = simulation.node("mig-node")
+    looked = [tick.sample for tick in play(node, clock, [5.0] * 8)]
+    boards = {place for place, gpu in enumerate(looked[0].gpus) if gpu.mig_enabled}
+    assert boards
+    assert any(sample.processes for sample in looked)
+    assert [one for sample in looked for one in sample.processes if one.gpu in boards] == []
+    drawn = [sample.gpus[place].energy_method for sample in looked[1:] for place in boards]
+    assert {str(method) for method in drawn} == {"counter"}
 
 
 def test_a_client_of_mps_that_draws_too_is_one_process_and_holds_its_memory_once() -> None:
