@@ -15,7 +15,7 @@ from agent.gpu.driver import Driver
 from agent.host.job_directory import JobDirectory
 from agent.host.kubelet.allocations import Allocations
 from agent.host.kubelet.assignments import DeviceIndex
-from agent.metrics import TICK_SECONDS, TICKS_FAILED, TICKS_LATE
+from agent.metrics import LOOKS_FAILED, TICK_SECONDS, TICKS_FAILED, TICKS_LATE
 from agent.monitor import IncidentMonitor
 from agent.publish.message_bundle import bundle_incident, bundle_inventory, bundle_tick
 from agent.publish.send_queue import SendQueue
@@ -172,14 +172,24 @@ class SampleLoop:
         )
         while look_time := self._next_look(plan):
             await self._sleep_until(look_time.at_ns)
+            await self._try_look(is_of_all=look_time.is_of_all)
+        await self._sleep_until(plan.end_ns)
+
+    async def _try_look(self, *, is_of_all: bool) -> None:
+        """Look once; what goes wrong in it costs what looks told, and is logged once."""
+        try:
             cursors = self.sampler.look_cursors(
-                of_all=look_time.is_of_all,
+                of_all=is_of_all,
                 now_ns=self.clock.monotonic_ns(),
                 accounted=self.driver.accounting_gpus,
             )
             if cursors:
                 self.sampler.record_looks(await self.driver.look(cursors))
-        await self._sleep_until(plan.end_ns)
+        except Exception as error:  # noqa: BLE001  # the tick to come asks for all of it again
+            LOOKS_FAILED.inc()
+            self.sampler.forget_looks()
+            if count := _repeats.count(f"look {type(error).__name__}"):
+                _log.exception("look_failed", count=count)
 
     def _next_look(self, plan: LookPlan) -> LookTime | None:
         now_ns = self.clock.monotonic_ns()

@@ -62,6 +62,10 @@ EXITS_UNREPORTED: Final = Counter(
 count_from_zero(
     EXITS_UNREPORTED, reason=("unidentified", "undated", "older", "gpu_gone", "too_many")
 )
+LOOKS_FAILED: Final = Counter(
+    "gpuledger_agent_looks_failed",
+    "Looks at GPUs, between two ticks, that could not be used, by a mistake of the agent's own.",
+)
 LOOKS_LATE: Final = Counter(
     "gpuledger_agent_looks_late",
     "Looks at GPUs, between two ticks, that were not answered at once.",

@@ -118,7 +118,8 @@ class Sampler:
             # Nobody knows of which of its clocks the driver's stamps are: the ticks find that out.
             return {}
         closely = self.watched_closely(now_ns) | accounted
-        return {uuid: self._cursor(uuid) for uuid in self._looks if of_all or uuid in closely}
+        known = self._looks.keys() & self._states.keys()
+        return {uuid: self._cursor(uuid) for uuid in known if of_all or uuid in closely}
 
     def record_looks(self, looks: Sequence[GpuLook]) -> None:
         """Take in what GPUs answered between two ticks."""
@@ -131,6 +132,11 @@ class Sampler:
             )
             if look.processes is not None:
                 self._tracker.observe(look)
+
+    def forget_looks(self) -> None:
+        """Forget what looks told, after answers that could not be used: ticks ask for it again."""
+        for looks in self._looks.values():
+            looks.forget()
 
     def _cursor(self, uuid: str) -> SampleCursor:
         of_tick = self._states[uuid].last_seen
@@ -148,10 +154,12 @@ class Sampler:
     def _join_looks(self, raw: Sequence[RawGpuSample], at: ClockReading) -> Sequence[RawGpuSample]:
         """Put together what was told between the ticks with what is told now."""
         joined, answered = [], {gpu.uuid for gpu in raw}
-        for uuid, looks in self._looks.items():
-            if uuid not in answered:
-                # What it told is of a time of which its state is forgotten.
-                looks.forget()
+        # What a silent GPU told is of a time of which its state is forgotten.
+        for uuid in self._looks.keys() - answered:
+            if uuid in self._states:
+                self._looks[uuid].forget()
+            else:
+                del self._looks[uuid]
         for gpu in raw:
             state = self._states.get(gpu.uuid)
             if state is None:

@@ -261,8 +261,8 @@ class GpuLooker:
         if not self._look.is_done:
             LOOKS_LATE.inc()
             return ()
-        found, self._look = self._look.future.result(), None
-        return found
+        look, self._look = self._look, None
+        return look.future.result()
 
 
 class _Look:

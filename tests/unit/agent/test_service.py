@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
@@ -18,7 +19,7 @@ from agent.context import Host, run_agent
 from agent.exposition import PageRenderer
 from agent.exposition.node_state import make_node_state
 from agent.gpu.nvidia.session import NvmlSession
-from agent.metrics import TICKS_FAILED
+from agent.metrics import LOOKS_FAILED, TICKS_FAILED
 from agent.settings import AgentSettings, ExpositionSettings
 from agent.source_selection import find_source, play, probe
 from gpuledger.bus.memory import MemoryBus
@@ -271,6 +272,38 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
     assert len(samples) >= 3
     assert value_of(TICKS_FAILED) - failed == 1
     assert readiness.check("ticks").is_ok
+
+
+class FickleNvml(FakeNvml):
+    """Answers looks as no driver does."""
+
+    @override
+    def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> Any:
+        if threading.current_thread().name == "look":
+            raise RuntimeError("what nobody expects")
+        return super().nvmlDeviceGetUtilizationRates(gpu)
+
+
+async def test_a_look_that_fails_is_counted_and_costs_no_tick() -> None:
+    clock = SleepersClock(sleepers=1, rings_after_seconds=15)
+    failed, bus = value_of(LOOKS_FAILED), MemoryBus()
+    library = FickleNvml(FakeGpu("GPU-0", compute={7: 1}))
+    # In ticks of three seconds there is a look each second, whatever the driver has shown.
+    settings = AgentSettings(node_name="node-1", tick_seconds=3.0)
+    agent = asyncio.create_task(
+        run_agent(
+            host=Host(gpus=NvmlSession(library), procfs=FakeProcfs(), clock=clock),
+            bus=bus,
+            settings=settings,
+            readiness=Readiness(),
+        )
+    )
+    await clock.rung.wait()
+    agent.cancel()
+    await asyncio.gather(agent, return_exceptions=True)
+    samples, _ = await read_all(bus)
+    assert len(samples) >= 4
+    assert value_of(LOOKS_FAILED) - failed >= 4
 
 
 async def test_a_node_without_proc_is_reported_in_one_line() -> None:
