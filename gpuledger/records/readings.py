@@ -360,7 +360,7 @@ class EnergyMethod(OpenEnum):
     """How the energy of a tick was found."""
 
     COUNTER = "counter"
-    """By the driver's counter at the tick's two ends."""
+    """By the driver's counter at the two ends of what the tick covers."""
     INTERPOLATED = "interpolated"
     """By the draw, as the driver's counter stood still between its steps, and up to the counter."""
     POWER = "power"

@@ -5,9 +5,12 @@ the driver's time some windows late, each from exactly where the one before ende
 of load is then in one tick or the other, or in parts in both, never in none and never twice.
 
 What is known of the driver's clock comes from the stamps alone: it shows no less than the newest
-stamp, and no more than that and a window. From tick to tick both bounds move on by what passed on
-our clock, and close in on each other. Where they contradict one another, the driver's clock has
-jumped, and begins anew.
+stamp, and, where that is of the latest window, no more than that and a window. From tick to tick
+both bounds move on by what passed on our clock, and close in on each other. Where they contradict
+one another, the driver's clock has jumped, and begins anew.
+
+Some drivers give no sample of windows in which nothing was used. Where their rates have shown it
+(`agent.core.looks`), what has no sample was idle; else the tick has a gap, and its use is unknown.
 
 Most drivers stamp their samples by the wall clock. After that was set back, samples from before are
 stamped later than those that follow, until they have left the driver's buffers: `SetBack` tells so

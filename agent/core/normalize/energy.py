@@ -1,16 +1,19 @@
 """What a board drew in each tick, in whole millijoules that add up to its counter; its idle draw.
 
-Ticks book the differences of a total that never falls. Where the counter can be read and moves, the
-total is the counter's. While it stands still or cannot be read, the draw times the time takes the
-total ahead of it, and what makes no whole millijoule is carried from tick to tick; once the counter
-has moved on, ticks book what it shows beyond the total, and no more. So by the end of each tick
-that is booked by the counter, and is more than nothing, ticks have added up to the counter's
-difference since the last such tick, to the millijoule, whatever the draw said in between.
+A board is read at ticks and at looks between them. `EnergyMeter` makes of the readings a total that
+never falls: where the counter can be read and moves, the total is the counter's. While it stands
+still or cannot be read, the draw times the time takes the total ahead of it, and what makes no
+whole millijoule is carried on; once the counter has moved, the total goes on by what it shows
+beyond, and no more. So at each reading by the counter, of more than nothing, the total has gone on
+by the counter's difference since the last such reading, to the millijoule, whatever the draw said
+in between.
 
 Three things end that account, and another one begins: a counter that fell, as its driver was loaded
 anew, or that leapt; a counter that stood still for longer than its steps, as on virtual GPUs, and
-in all that time shows less than the draw; and time that no tick covers. Of a difference over more
-than the tick, the tick's part is by time.
+in all that time shows less than the draw; and time in which the board is in no tick.
+
+Ticks book differences of that total between the ends of what they cover (`DrawnEnergy`), which is
+the time in which busy time was sampled; between two readings the total goes on by time.
 """
 
 from bisect import bisect_right
