@@ -5,6 +5,7 @@ they are also put into one sentence each.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +17,15 @@ from typing_extensions import override
 _POLLS: Final = 100
 _POLL_SECONDS: Final = 0.05
 _WAIT_MILLISECONDS: Final = 20
+_QUESTIONS: Final = 4
+_QUESTION_SECONDS: Final = 1.5
+_ENERGY_POLLS: Final = 200
+_ENERGY_POLL_SECONDS: Final = 0.01
+_PROBE_SECONDS: Final = (
+    2 * _POLLS * _POLL_SECONDS
+    + _QUESTIONS * _QUESTION_SECONDS
+    + _ENERGY_POLLS * _ENERGY_POLL_SECONDS
+)
 _PCIE_FIELDS: Final = (197, 198)
 _PLAIN: Final = (
     "nvmlDeviceGetAccountingMode",
@@ -69,7 +79,13 @@ def ask(library: object, name: str, *arguments: object) -> ProbeOutcome:
         return ProbeOutcome(error=type(error).__name__.removeprefix("NVMLError_"))
 
 
-def probe_all(library: object, *, say: Callable[[str], None]) -> list[str]:
+Sleep = Callable[[float], None]
+"""Waits for so many seconds."""
+
+
+def probe_all(
+    library: object, *, say: Callable[[str], None], sleep: Sleep = time.sleep
+) -> list[str]:
     """Ask everything, one GPU after the other; return what was found, a sentence each."""
     started = ask(library, "nvmlInit")
     if started.error:
@@ -85,8 +101,9 @@ def probe_all(library: object, *, say: Callable[[str], None]) -> list[str]:
         for index in range(ask(library, "nvmlDeviceGetCount").value or 0):
             handle = ask(library, "nvmlDeviceGetHandleByIndex", index).value
             if handle is not None:
-                say(f"probing GPU {index}, about {_POLLS * _POLL_SECONDS * 2:.0f} s")
-                findings += [f"GPU {index}: {found}" for found in GpuProbes(library, handle).all()]
+                say(f"probing GPU {index}, about {_PROBE_SECONDS:.0f} s")
+                probes = GpuProbes(library, handle, sleep=sleep)
+                findings += [f"GPU {index}: {found}" for found in probes.all()]
         return findings
     finally:
         ask(library, "nvmlShutdown")
@@ -95,9 +112,10 @@ def probe_all(library: object, *, say: Callable[[str], None]) -> list[str]:
 class GpuProbes:
     """The probes of one GPU; each says in a sentence or some what it found."""
 
-    def __init__(self, library: object, handle: object) -> None:
+    def __init__(self, library: object, handle: object, *, sleep: Sleep = time.sleep) -> None:
         self._library = library
         self._handle = handle
+        self._sleep = sleep
 
     def ask(self, name: str, *arguments: object) -> ProbeOutcome:
         """Call a function of the GPU."""
@@ -113,6 +131,8 @@ class GpuProbes:
             self.profiling(),
             self.sampling_period("nvmlDeviceGetProcessUtilization"),
             self.sampling_period("nvmlDeviceGetSamples", pynvml.NVML_GPU_UTILIZATION_SAMPLES),
+            self.process_form(),
+            self.energy_steps(),
         ]
 
     def accounting(self) -> list[str]:
@@ -150,7 +170,7 @@ class GpuProbes:
         found = []
         for _ in range(2):
             found.append(self.ask("nvmlDeviceGetFieldValues", list(_PCIE_FIELDS)))
-            time.sleep(_POLL_SECONDS)
+            self._sleep(_POLL_SECONDS)
         if found[0].error:
             return [f"PCIe byte counters: {found[0]}"]
         return [
@@ -193,7 +213,60 @@ class GpuProbes:
                 # The samples of a kind come behind the type of their values.
                 items = outcome.value[1] if kind else outcome.value
                 stamps |= {item.timeStamp for item in items}
-            time.sleep(_POLL_SECONDS)
+            self._sleep(_POLL_SECONDS)
         steps = sorted(after - before for before, after in pairwise(sorted(stamps)))
         median = f"{steps[len(steps) // 2]} us" if steps else "unknown"
         return f"{name}: {len(stamps)} time stamps, period {median}, errors {errors or 'none'}"
+
+    def process_form(self) -> str:
+        """Return what one answer has of a process, how many samples rings keep, and their sums.
+
+        Asked so rarely that several windows lie between two questions, a driver gives a sample for
+        each of them, or one for all. What processes come to beside the device shows whether their
+        percents count waiting, or are cut off.
+        """
+        uses = self.ask("nvmlDeviceGetProcessUtilization", 0).value or ()
+        device = self._device_samples(0)
+        sizes = f"rings of {len(uses)} process samples and {len(device)} of the GPU"
+        since, most, claimed, used = _newest(uses), 0, 0, 0
+        for _ in range(_QUESTIONS):
+            self._sleep(_QUESTION_SECONDS)
+            uses = self.ask("nvmlDeviceGetProcessUtilization", since).value or ()
+            percents = {
+                item.timeStamp: item.sampleValue.uiVal for item in self._device_samples(since)
+            }
+            of_each = Counter(item.pid for item in uses)
+            most = max(most, *of_each.values(), 0)
+            together = [item for item in uses if item.timeStamp in percents]
+            claimed += sum(item.smUtil for item in together)
+            used += sum(percents[stamp] for stamp in {item.timeStamp for item in together})
+            since = max(since, _newest(uses))
+        if not most:
+            return f"process samples: no process computes; {sizes}"
+        form = "one for each window" if most > 1 else "one a process"
+        return f"process samples: {form}, in sum {claimed} beside the device's {used}; {sizes}"
+
+    def energy_steps(self) -> str:
+        """Read the energy counter often: how long it stands between its steps."""
+        values, moved = [], []
+        for number in range(_ENERGY_POLLS):
+            outcome = self.ask("nvmlDeviceGetTotalEnergyConsumption")
+            if outcome.error:
+                return f"energy counter: {outcome}"
+            if values and outcome.value != values[-1]:
+                moved.append(number)
+            values.append(outcome.value)
+            self._sleep(_ENERGY_POLL_SECONDS)
+        gaps = sorted(after - before for before, after in pairwise(moved))
+        if not gaps:
+            return f"energy counter: stood still for {_ENERGY_POLLS * _ENERGY_POLL_SECONDS:.0f} s"
+        step_ms = gaps[len(gaps) // 2] * _ENERGY_POLL_SECONDS * 1000
+        return f"energy counter: moves every {step_ms:.0f} ms"
+
+    def _device_samples(self, since_us: int) -> Sequence[Any]:
+        answer = self.ask("nvmlDeviceGetSamples", pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us)
+        return answer.value[1] if answer.value else ()
+
+
+def _newest(items: Sequence[Any]) -> int:
+    return max((item.timeStamp for item in items), default=0)
