@@ -248,16 +248,17 @@ class GpuProbes:
 
     def energy_steps(self) -> str:
         """Read the energy counter often: how long it stands between its steps."""
-        values, moved = [], []
+        moved: list[int] = []
+        before = None
         for number in range(_ENERGY_POLLS):
             outcome = self.ask("nvmlDeviceGetTotalEnergyConsumption")
             if outcome.error:
                 return f"energy counter: {outcome}"
-            if values and outcome.value != values[-1]:
+            if before is not None and outcome.value != before:
                 moved.append(number)
-            values.append(outcome.value)
+            before = outcome.value
             self._sleep(_ENERGY_POLL_SECONDS)
-        gaps = sorted(after - before for before, after in pairwise(moved))
+        gaps = sorted(later - earlier for earlier, later in pairwise(moved))
         if not gaps:
             return f"energy counter: stood still for {_ENERGY_POLLS * _ENERGY_POLL_SECONDS:.0f} s"
         step_ms = gaps[len(gaps) // 2] * _ENERGY_POLL_SECONDS * 1000
