@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from agent.core.looks import LookPlan, LookTime
+from agent.core.looks import LookPlan, LookScope, LookTime
 from agent.core.raw import ClockReading, NodeFacts, RawGpuSample
 from agent.core.tick import NodeTick
 from agent.exposition.node_state import NodeState
@@ -172,14 +172,14 @@ class SampleLoop:
         )
         while look_time := self._next_look(plan):
             await self._sleep_until(look_time.at_ns)
-            await self._try_look(is_of_all=look_time.is_of_all)
+            await self._try_look(look_time.scope)
         await self._sleep_until(plan.end_ns)
 
-    async def _try_look(self, *, is_of_all: bool) -> None:
+    async def _try_look(self, scope: LookScope) -> None:
         """Look once; what goes wrong in it costs what looks told, and is logged once."""
         try:
             cursors = self.sampler.look_cursors(
-                of_all=is_of_all,
+                scope,
                 now_ns=self.clock.monotonic_ns(),
                 accounted=self.driver.accounting_gpus,
             )

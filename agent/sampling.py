@@ -11,7 +11,7 @@ from typing import Any, Final
 import structlog
 from msgspec.structs import replace as replace_struct
 
-from agent.core.looks import GpuLooks
+from agent.core.looks import GpuLooks, LookScope
 from agent.core.normalize.driver_clock import LAG_WINDOWS, SetBack
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.processes.table import TableUpdate
@@ -107,9 +107,9 @@ class Sampler:
         )
 
     def look_cursors(
-        self, *, of_all: bool, now_ns: int, accounted: frozenset[str] = frozenset()
-    ) -> Mapping[str, SampleCursor]:
-        """Return what to look at now, by UUID, each with its cursor.
+        self, scope: LookScope, *, now_ns: int, accounted: frozenset[str] = frozenset()
+    ) -> Mapping[str, SampleCursor | None]:
+        """Return what to look at now, by UUID, each with its cursor; `None` for its energy alone.
 
         `accounted` are the GPUs whose driver keeps accounts: what these say of a process has no
         owner unless the process was seen.
@@ -119,7 +119,11 @@ class Sampler:
             return {}
         closely = self.watched_closely(now_ns) | accounted
         known = self._looks.keys() & self._states.keys()
-        return {uuid: self._cursor(uuid) for uuid in known if of_all or uuid in closely}
+        asked = known if scope is LookScope.ALL else known & closely
+        cursors: dict[str, SampleCursor | None] = {uuid: self._cursor(uuid) for uuid in asked}
+        if scope is LookScope.ENERGY:
+            cursors |= dict.fromkeys(known - asked)
+        return cursors
 
     def record_looks(self, looks: Sequence[GpuLook]) -> None:
         """Take in what GPUs answered between two ticks."""

@@ -72,13 +72,15 @@ class DirectGpu:
             return {"readings": {"power_instant_watts": self._milliwatts()}}
         return {"facts": self._facts()} if group is CallGroup.HEALTH else {}
 
-    def look(self, cursor: SampleCursor, *, at: ClockReading) -> GpuLook:
-        told = self._core(cursor)
+    def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
+        told = self._core(cursor or SampleCursor())
         names = GpuLook.__dataclass_fields__.keys() & told.keys()
+        if cursor is None:
+            names &= {"energy_millijoules", "power_milliwatts"}
         return GpuLook(
             uuid=self.uuid,
             at=at,
-            since_us=cursor.process_us,
+            since_us=cursor.process_us if cursor else 0,
             **{name: told[name] for name in names},
         )
 

@@ -41,7 +41,7 @@ def take_looks(
     ):
         clock.advance((look_time.at_ns - clock.monotonic_ns()) / NS_PER_SECOND)
         at = ClockReading.read(node_clock)
-        cursors = sampler.look_cursors(of_all=look_time.is_of_all, now_ns=at.monotonic_ns)
+        cursors = sampler.look_cursors(look_time.scope, now_ns=at.monotonic_ns)
         asked = [gpu for gpu in gpus if gpu.uuid in cursors]
         sampler.record_looks([gpu.look(cursors[gpu.uuid], at=at) for gpu in asked])
     clock.advance((plan.end_ns - clock.monotonic_ns()) / NS_PER_SECOND)

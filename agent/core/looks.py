@@ -20,6 +20,7 @@ sample in each of some answers that are of several windows is that driver's form
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeVar
 
@@ -57,13 +58,24 @@ _MAX_KEPT: Final = 65_536
 """Samples of one GPU: of 4,096 windows those of 16 processes."""
 
 
+class LookScope(Enum):
+    """What a look asks of GPUs that are not watched closely; of those it asks for all."""
+
+    NOTHING = "nothing"
+    """It is for the others alone."""
+    ENERGY = "energy"
+    """What the board has drawn by now."""
+    ALL = "all"
+    """Samples, energy and who is there."""
+
+
 class LookTime(NamedTuple):
     """When to look."""
 
     at_ns: int
     """By the monotonic clock."""
-    is_of_all: bool
-    """At all GPUs, or at those alone that are to be watched closely."""
+    scope: LookScope
+    """What of those that are not watched closely."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +99,12 @@ class LookPlan:
         """
         length_ns = self.end_ns - self.begin_ns
         cover_ns = self.end_ns - self.lag_ns % max(1, length_ns)
-        of_all = {cover_ns, *range(self.begin_ns + MAX_PAUSE_NS, self.end_ns, MAX_PAUSE_NS)}
-        times = dict.fromkeys(of_all, True)
+        times = {cover_ns: LookScope.ENERGY}
+        seconds = range(self.begin_ns + MAX_PAUSE_NS, self.end_ns, MAX_PAUSE_NS)
+        times |= dict.fromkeys(seconds, LookScope.ALL)
         if is_close:
             closely = range(self.begin_ns + self.pause_ns, self.end_ns, self.pause_ns)
-            times = dict.fromkeys(closely, False) | times
+            times = dict.fromkeys(closely, LookScope.NOTHING) | times
         first_ns, last_ns = max(now_ns, self.begin_ns) + _APART_NS, self.end_ns - _APART_NS
         to_come = (at for at in times if first_ns < at < last_ns)
         at_ns = min(to_come, default=None)

@@ -172,7 +172,7 @@ class Driver:
         gpus = self.pool.accounting_gpus if self.is_open else ()
         return frozenset(gpu.uuid for gpu in gpus)
 
-    async def look(self, cursors: Mapping[str, SampleCursor]) -> Sequence[GpuLook]:
+    async def look(self, cursors: Mapping[str, SampleCursor | None]) -> Sequence[GpuLook]:
         """Return what GPUs answer between two ticks, those of them that do at once."""
         workers = self.pool.workers if self.is_open else ()
         asked = [

@@ -242,7 +242,7 @@ class GpuLooker:
         return any(look is not None and not look.is_done for look in looks)
 
     async def look(
-        self, asked: Sequence[tuple[Gpu, SampleCursor]], clocks: Clocks
+        self, asked: Sequence[tuple[Gpu, SampleCursor | None]], clocks: Clocks
     ) -> Sequence[GpuLook]:
         """Return what the GPUs answer, each after the samples of its cursor.
 
@@ -269,7 +269,7 @@ class _Look:
     """One look at some GPUs, in a thread."""
 
     def __init__(
-        self, asked: Sequence[tuple[Gpu, SampleCursor]], clocks: Clocks, worker: CallThread
+        self, asked: Sequence[tuple[Gpu, SampleCursor | None]], clocks: Clocks, worker: CallThread
     ) -> None:
         self._asked, self._clocks = asked, clocks
         self._began_ns = clocks.monotonic_ns()

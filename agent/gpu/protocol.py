@@ -82,10 +82,11 @@ class Gpu(GpuIdentity, Protocol):
         `cursor` says what of the ring buffers is known already. Raises SourceLostError.
         """
 
-    def look(self, cursor: SampleCursor, *, at: ClockReading) -> GpuLook:
+    def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
         """Return what is asked of it between two ticks, from any thread; raises UnavailableError.
 
-        `cursor` says what of the ring buffers is known already, `at` what the clocks show.
+        `cursor` says what of the ring buffers is known already; `None` asks for its energy alone.
+        `at` is what the clocks show.
         """
 
 

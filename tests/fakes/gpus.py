@@ -66,7 +66,7 @@ class PlayedGpu:
         self.hangs = dict.fromkeys(groups, released)
         return released
 
-    def look(self, cursor: SampleCursor, *, at: ClockReading) -> GpuLook:
+    def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
         return GpuLook(uuid=self.uuid, at=at)
 
 

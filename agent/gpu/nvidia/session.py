@@ -127,7 +127,7 @@ class NvidiaGpu:
         """Whether its driver keeps accounts of processes, by the last answer."""
         return self._accounting.is_kept
 
-    def look(self, cursor: SampleCursor, *, at: ClockReading) -> GpuLook:
+    def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
         """Return what is asked of it between two ticks, from any thread; raises SourceLostError.
 
         Of a GPU that is cut it is the energy alone: processes are of its instances, of which the
@@ -135,7 +135,7 @@ class NvidiaGpu:
         """
         client = self._look_client
         told = query_energy(client)
-        if not self._mig.is_enabled:
+        if cursor is not None and not self._mig.is_enabled:
             told |= query_look(client, cursor, self._lists)
         return GpuLook(uuid=self.uuid, at=at, **told)
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
+from agent.core.looks import LookScope
 from agent.core.raw import ClockReading
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
@@ -99,7 +100,7 @@ def play(seed: int, *, pods_a_gpu: int, accounting: str, scans: int = GLANCES) -
         for place in range(scans + 1):
             if place:
                 at = ClockReading.read(node.clock)
-                cursors = sampler.look_cursors(of_all=True, now_ns=at.monotonic_ns)
+                cursors = sampler.look_cursors(LookScope.ALL, now_ns=at.monotonic_ns)
                 sampler.record_looks(
                     [gpu.look(cursors[gpu.uuid], at=at) for gpu in gpus if cursors]
                 )

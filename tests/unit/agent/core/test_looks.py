@@ -23,8 +23,8 @@ START_US = 1_000_000_000
 
 def times(
     *, seconds: float = 1.0, lag: float = 0.0, pause: float = 0.1, is_close: bool = False
-) -> list[tuple[float, bool]]:
-    """Return when is looked in a tick, in seconds, and whether at all GPUs."""
+) -> list[tuple[float, str]]:
+    """Return when is looked in a tick, in seconds, and at what."""
     plan = LookPlan(
         begin_ns=0,
         end_ns=round(seconds * SECOND_NS),
@@ -33,7 +33,7 @@ def times(
     )
     found, now_ns = [], 0
     while time := plan.next(now_ns, is_close=is_close):
-        found.append((time.at_ns / SECOND_NS, time.is_of_all))
+        found.append((time.at_ns / SECOND_NS, time.scope.value))
         now_ns = time.at_ns
     return found
 
@@ -42,19 +42,23 @@ def times(
     ("law", "plan", "expected"),
     [
         ("a tick asks itself", {}, []),
-        ("energy is read when the cover ends", {"lag": 0.25}, [(0.75, True)]),
-        ("also for a tick to come", {"lag": 1.5}, [(0.5, True)]),
-        ("in a long tick all are asked each second", {"seconds": 3.0}, [(1.0, True), (2.0, True)]),
+        ("energy is read when the cover ends", {"lag": 0.25}, [(0.75, "energy")]),
+        ("also for a tick to come", {"lag": 1.5}, [(0.5, "energy")]),
+        (
+            "in a long tick all are asked each second",
+            {"seconds": 3.0},
+            [(1.0, "all"), (2.0, "all")],
+        ),
         (
             "what is watched closely more often",
             {"pause": 0.4, "is_close": True, "lag": 0.25},
-            [(0.4, False), (0.75, True), (0.8, False)],
+            [(0.4, "nothing"), (0.75, "energy"), (0.8, "nothing")],
         ),
         ("a pause as long as the tick means never", {"pause": 1.0, "is_close": True}, []),
         ("a look next to a tick would show nothing", {"lag": 0.99}, []),
     ],
 )
-def test_when_is_looked(law: str, plan: dict[str, Any], expected: list[tuple[float, bool]]) -> None:
+def test_when_is_looked(law: str, plan: dict[str, Any], expected: list[tuple[float, str]]) -> None:
     assert times(**plan) == expected, law
 
 

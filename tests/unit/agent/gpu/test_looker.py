@@ -25,11 +25,11 @@ class BusyGpu(PlayedGpu):
         self.released.set()
 
     @override
-    def look(self, cursor: SampleCursor, *, at: ClockReading) -> GpuLook:
+    def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
         self.released.wait(HANG_SECONDS)
         if self.fails:
             raise FailedError("no")
-        return GpuLook(uuid=self.uuid, at=at, since_us=cursor.process_us)
+        return GpuLook(uuid=self.uuid, at=at, since_us=cursor.process_us if cursor else 0)
 
 
 async def looked(
