@@ -273,12 +273,12 @@ _TABLE: Final = (
         labels=("limit",),
     ),
     _metric(
-        "sm_clock_max_hertz",
+        "sm_clock_limit_hertz",
         "The highest clock of the streaming multiprocessors.",
         ("limits.sm_clock_max_hertz",),
     ),
     _metric(
-        "memory_clock_max_hertz",
+        "memory_clock_limit_hertz",
         "The highest clock of the device memory.",
         ("limits.memory_clock_max_hertz",),
     ),

@@ -22,6 +22,7 @@ from gpuledger.records import (
     Account,
     GpuDetails,
     GpuHealth,
+    GpuLimits,
     GpuThrottling,
     GpuTraffic,
     NodeDescription,
@@ -71,6 +72,12 @@ KNOWN: Final = {
     for metric in metrics_of(family)
 }
 """What each name means, by the tables."""
+PARTS_READ: Final = {
+    "health": GpuHealth,
+    "throttling": GpuThrottling,
+    "limits": GpuLimits,
+    "details": GpuDetails,
+}
 NOT_READ: Final = {
     # In ticks without an answer alone, and of instances and labels that are not there.
     "gpuledger_gpu_gap_seconds",
@@ -113,7 +120,7 @@ def readings_of(number: int, time_ns: int) -> NodeReadings:
     parts: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for path in HEALTH_PATHS.values():
         part, _, name = path.partition(".")
-        of_part = {"health": GpuHealth, "throttling": GpuThrottling}[part]
+        of_part = PARTS_READ[part]
         kind = str(of_part.__annotations__[name])
         one = True if "bool" in kind else 1
         parts[part][name] = {"0": one} if "dict" in kind else one
@@ -121,6 +128,8 @@ def readings_of(number: int, time_ns: int) -> NodeReadings:
         uuid=reading().uuid,
         health=GpuHealth(**parts["health"], recovery_action="none"),
         throttling=GpuThrottling(**parts["throttling"], reasons=1),
+        limits=GpuLimits(**parts["limits"]),
+        **parts["details"],
         traffic=GpuTraffic(pcie_sent_bytes_total=1, pcie_received_bytes_total=2),
     )
     return NodeReadings(

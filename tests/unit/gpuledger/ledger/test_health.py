@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from agent.exposition.families import FILE, native_families
+from gpuledger.ledger.families import FAMILIES
 from gpuledger.ledger.health import (
     HEALTH_FAMILIES,
     KEPT_NS,
@@ -14,6 +15,7 @@ from gpuledger.ledger.health import (
     NodeHealth,
     health_values,
 )
+from gpuledger.ledger.interval_values import maxima_of
 from gpuledger.records import (
     GpuDetails,
     GpuHealth,
@@ -168,7 +170,7 @@ def test_margins_and_highest_clocks_are_told_as_long_as_they_are_read() -> None:
     )
     assert values == {
         ("gpuledger_gpu_temperature_margin_limit_celsius", GPU, "slowdown"): -2,
-        ("gpuledger_gpu_sm_clock_max_hertz", GPU): 1_980_000_000,
+        ("gpuledger_gpu_sm_clock_limit_hertz", GPU): 1_980_000_000,
         ("gpuledger_gpu_temperature_margin_celsius", GPU): -1,
         ("gpuledger_gpu_jpeg_utilization_ratio", GPU): 0.5,
     }
@@ -178,7 +180,7 @@ def test_margins_and_highest_clocks_are_told_as_long_as_they_are_read() -> None:
         values = told.at(second, details(traffic=GpuTraffic()))
     assert values is not None
     assert {name for name, *_ in values} == {
-        "gpuledger_gpu_temperature_margin_limit_celsius", "gpuledger_gpu_sm_clock_max_hertz"
+        "gpuledger_gpu_temperature_margin_limit_celsius", "gpuledger_gpu_sm_clock_limit_hertz"
     }  # fmt: skip
 
 
@@ -287,3 +289,8 @@ def test_traffic_that_was_not_read_for_a_minute_is_told_no_more() -> None:
             told.at(second, healthy()) or {}
         )
     assert ("hw_gpu_io_bytes_total", GPU, "gpu", "transmit") not in (told.at(70, healthy()) or {})
+
+
+def test_no_reading_has_the_name_of_another_series_greatest_value() -> None:
+    maxima = {family.name for family in map(maxima_of, FAMILIES)}
+    assert maxima & {family.name for family in HEALTH_FAMILIES} == set()
