@@ -228,7 +228,7 @@ class GpuProbes:
         uses = self.ask("nvmlDeviceGetProcessUtilization", 0).value or ()
         device = self._device_samples(0)
         sizes = f"rings of {len(uses)} process samples and {len(device)} of the GPU"
-        since, most, claimed, used = _newest(uses), 0, 0, 0
+        since, largest, claimed, used = _newest(uses), 0, 0, 0
         for _ in range(_QUESTIONS):
             self._sleep(_QUESTION_SECONDS)
             uses = self.ask("nvmlDeviceGetProcessUtilization", since).value or ()
@@ -236,14 +236,14 @@ class GpuProbes:
                 item.timeStamp: item.sampleValue.uiVal for item in self._device_samples(since)
             }
             of_each = Counter(item.pid for item in uses)
-            most = max(most, *of_each.values(), 0)
+            largest = max(largest, *of_each.values(), 0)
             together = [item for item in uses if item.timeStamp in percents]
             claimed += sum(item.smUtil for item in together)
             used += sum(percents[stamp] for stamp in {item.timeStamp for item in together})
             since = max(since, _newest(uses))
-        if not most:
+        if not largest:
             return f"process samples: no process computes; {sizes}"
-        form = "one for each window" if most > 1 else "one a process"
+        form = "one for each window" if largest > 1 else "one a process"
         return f"process samples: {form}, in sum {claimed} beside the device's {used}; {sizes}"
 
     def energy_steps(self) -> str:
