@@ -162,8 +162,14 @@ def read_gpu(
         utilization_ratio=utilization_ratio,
     )
     reading = _make_reading(interval, coverage, fields, board, utilization_ratio)
-    shares = _apportion(interval, coverage, listed, running, utilization_ratio)
-    shares = _with_video(interval, coverage, shares)
+    sampled = SampleCoverage(
+        interval=coverage.interval,
+        windows=coverage.gpu,
+        interval_us=interval_ns / _NS_PER_US,
+        has_gap=coverage.has_gap,
+    )
+    shares = _apportion(interval, sampled, listed, running, utilization_ratio)
+    shares = with_video(shares, raw.process_samples, coverage=sampled, validator=validator)
     if shares.overlaps:
         reading = replace_struct(reading, busy_method=BusyMethod.EQUAL_TURNS)
     state = GpuState(
@@ -254,7 +260,7 @@ def _make_reading(
 
 def _apportion(
     interval: _GpuInterval,
-    coverage: Coverage,
+    sampled: SampleCoverage,
     listed: Mapping[int, ListedProcess],
     running: Mapping[int, ListedProcess],
     utilization_ratio: float | None,
@@ -265,30 +271,11 @@ def _apportion(
         interval.raw.process_samples,
         running=running,
         before={pid: gone.process for pid, gone in was.gone.items()} | dict(listed),
-        coverage=SampleCoverage(
-            interval=coverage.interval,
-            windows=coverage.gpu,
-            interval_us=interval.interval_ns / _NS_PER_US,
-            has_gap=coverage.has_gap,
-        ),
+        coverage=sampled,
         window_us=was.window_us,
         gpu_ratio=utilization_ratio,
         # The gap between two samples is no window where their stamps are of two timelines.
         learns=interval.set_back_now_us is None,
-    )
-
-
-def _with_video(interval: _GpuInterval, coverage: Coverage, shares: Shares) -> Shares:
-    """Return the shares with what the video engines did for each process."""
-    return with_video(
-        shares,
-        interval.raw.process_samples,
-        coverage=SampleCoverage(
-            interval=coverage.interval,
-            windows=coverage.gpu,
-            interval_us=interval.interval_ns / _NS_PER_US,
-        ),
-        validator=interval.validator,
     )
 
 
