@@ -119,6 +119,9 @@ class HealthWatch:
         if now_ns - self._seen_ns > _LONGEST_GAP_NS:
             self._interrupt(*self._lasting)
         self._seen_ns = now_ns
+        self._follow_work(details.performance_state, now_ns=now_ns)
+        if details.health is None and details.throttling is None:
+            return []  # nearly all ticks: health and reasons are not asked in each
         health = details.health or GpuHealth()
         values = dict(self._values(details, now_ns=now_ns))
         if health.recovery_action is not None:
@@ -130,7 +133,8 @@ class HealthWatch:
             *self._ended(values),
         ]
         self._states |= values
-        self._known = _merge(self._known, health)
+        if details.health is not None:
+            self._known = _merge(self._known, health)
         return changes
 
     def _begun(self, values: Mapping[str, bool]) -> Iterator[HealthChange]:
@@ -166,7 +170,6 @@ class HealthWatch:
                     yield kind, flag
         if details.throttling is not None:
             yield from self._slowdowns(details.throttling.reasons, now_ns=now_ns)
-        self._follow_work(details.performance_state, now_ns=now_ns)
         if details.health is not None and self._is_at_work:
             # By readings in that state alone: one of before may be of a link that was asleep.
             degraded = is_pcie_degraded(details.health)

@@ -6,12 +6,13 @@ by itself if the call ever returns. A `CallThread` does one call after the other
 A `PollCycle` is one tick's requests to the GPUs, each in the thread of its GPU, and one wake-up
 when all answered. The event loop submits the requests and waits for one future. A thread queries
 its GPU group by group and writes into the request what came, what failed and which group it is in;
-so the event loop sees at any time, without a lock, whose time is up. The threads query their GPUs
-one at a time, under a lock of the cycle: each waits for the one before it, but for no longer than
-`_MAX_LOCK_SECONDS`, so that one that hangs holds up the others by that alone. A group has a share
-of the tick's deadline that begins when the thread begins with it: a group that is late costs the
-groups behind it in the same GPU, and nothing else. The last thread to finish wakes the event loop;
-what comes later stays in the request, where the next cycle looks for the answers to probes.
+so the event loop sees at any time, without a lock, whose time is up. The GPUs are queried in turn:
+each thread submits the next request when it is done with its own. One that takes longer than
+`_MAX_TURN_SECONDS` is left to itself, and the event loop submits the next one, so that a GPU that
+hangs holds up the others by that alone. A group has a share of the tick's deadline that begins when
+the thread begins with it: a group that is late costs the groups behind it in the same GPU, and
+nothing else. The last thread to finish wakes the event loop; what comes later stays in the request,
+where the next cycle looks for the answers to probes.
 
 Which GPU is queried for what, and what a missing answer means, is decided in `worker`.
 """
@@ -20,6 +21,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -97,9 +99,9 @@ async def wait_at_most(future: "Future[Any]", seconds: float) -> None:
     await asyncio.wait((waiting,), timeout=seconds)
 
 
-# For so long a GPU waits for the one before it. One at a time they cost half the processor's time:
-# all at once, each call gives up Python's lock and the threads wake one another for it.
-_MAX_LOCK_SECONDS: Final = 0.02
+# For so long a GPU waits for the one before it. In turn they cost half the processor's time: all at
+# once, each call gives up Python's lock and the threads wake one another for it.
+_MAX_TURN_SECONDS: Final = 0.02
 # Shares of a tick's deadline, so that what is not booked cannot use it up.
 _SHARES: Final = {
     CallGroup.BOOKS: 1.0,
@@ -156,12 +158,11 @@ class PollRequest:
             took_seconds={},
         )
 
-    def run(self, done: Callable[[], None], lock: threading.Lock) -> None:
-        """Query all groups, in the GPU's thread; `done` is called when the awaited ones are there.
+    def run(self, *, pass_on: Callable[[], None], done: Callable[[], None]) -> None:
+        """Query all groups, in the GPU's thread.
 
-        It begins when it has the lock, or when the GPU before it takes too long.
+        `done` is called when the awaited ones are there, `pass_on` once others may be queried.
         """
-        has_lock = lock.acquire(timeout=_MAX_LOCK_SECONDS)
         probing = self.probing
         try:
             for group in self.awaited:
@@ -171,8 +172,7 @@ class PollRequest:
                     break
             self.has_awaited = True
         finally:
-            if has_lock:
-                lock.release()
+            pass_on()
         if probing and self.awaited:
             done()
         for group in probing:
@@ -209,23 +209,18 @@ class PollCycle:
         self._seconds = {group: share * deadline_seconds for group, share in _SHARES.items()}
         self._end_seconds = time.monotonic() + deadline_seconds
         self._requests: list[PollRequest] = []
-        self._lock = threading.Lock()
+        self._to_come: deque[tuple[PollRequest, Submit]] = deque()
+        self._turn: PollRequest | None = None
+        self._turn_seconds = 0.0
+        self._finished = count(1)
         self._loop = asyncio.get_running_loop()
         self._all_there: asyncio.Future[None] = self._loop.create_future()
 
     def start(self, requests: Sequence[tuple[PollRequest, Submit]]) -> None:
-        """Submit each request to its thread; call it once."""
+        """Have the requests done in their threads, one after the other; call it once."""
         self._requests = [request for request, _ in requests if request.awaited]
-        finished = count(1)
-
-        def count_finished() -> None:
-            # In a GPU's thread. `next` is atomic under Python's lock: one thread alone is the last.
-            if next(finished) == len(self._requests):
-                with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                    self._loop.call_soon_threadsafe(self._all_there.set_result, None)
-
-        for request, submit in requests:
-            submit(partial(request.run, count_finished, self._lock))
+        self._to_come.extend(requests)
+        self._submit_next()
 
     async def wait(self) -> None:
         """Wait until each awaited group is there or late; what is late goes on by itself."""
@@ -236,8 +231,35 @@ class PollCycle:
             ends = [min(self._end_seconds, self._group_end(request)) for request in waiting]
             seconds = max(ends, default=now) - now
             if seconds <= 0:
-                return
+                break
+            if self._to_come:
+                seconds = min(seconds, max(0, self._turn_seconds + _MAX_TURN_SECONDS - now))
             await asyncio.wait((self._all_there,), timeout=seconds)
+            if time.monotonic() >= self._turn_seconds + _MAX_TURN_SECONDS:
+                self._submit_next()
+        # Late or not, each thread gets its request: one that has none would never be free again.
+        while self._to_come:
+            self._submit_next()
+
+    def _submit_next(self) -> None:
+        """Submit the request whose turn is next, if any; from the event loop or a GPU's thread."""
+        # Where the event loop and a thread do so at once, two GPUs are queried beside each other.
+        with contextlib.suppress(IndexError):
+            request, submit = self._to_come.popleft()
+            self._turn, self._turn_seconds = request, time.monotonic()
+            submit(partial(request.run, pass_on=partial(self._pass_on, request), done=self._count))
+
+    def _pass_on(self, request: PollRequest) -> None:
+        # Where it took too long, others had their turn meanwhile, and one of them has it now.
+        if self._turn is request:
+            self._submit_next()
+
+    def _count(self) -> None:
+        """Count a request as answered, in its GPU's thread; the last one wakes the event loop."""
+        # `next` is atomic under Python's lock: one thread alone is the last.
+        if next(self._finished) == len(self._requests):
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(self._all_there.set_result, None)
 
     def is_late(self, request: PollRequest) -> bool:
         """Return whether the group that is being queried has had its time."""

@@ -155,7 +155,7 @@ class GpuWorker:
 
     def end(self) -> None:
         """Let go of the thread; where it hangs in a call it is leaked."""
-        # One that waits for the GPU before it, or is just done, ends by itself.
+        # One whose turn is yet to come, or that is just done, ends by itself.
         if self._request and self.is_stuck and self._request.current_group is not None:
             self._leaked.add(self._request, self._worker)
         self._worker.end()
@@ -231,7 +231,7 @@ class GpuWorker:
     def _free_thread(self, now_ns: int) -> bool:
         """Return whether there is a thread to query with, although one hangs."""
         group = self._request.current_group if self._request else None
-        # It waits for the GPU before it, or is just done: its thread is free soon.
+        # Its turn is yet to come, or it is just done: its thread is free soon.
         if not self._request or group is None:
             return False
         breaker = self._breakers[group]

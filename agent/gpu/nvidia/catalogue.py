@@ -23,7 +23,7 @@ ALL_LINKS: Final = 0xFFFFFFFF
 """In the place of a link's number: all of them together."""
 EACH_LINK: Final = -1
 """In the place of a link's number: each of those that the GPU has, by itself."""
-_NO_SINGLE_LINK: Final = (None, ALL_LINKS, EACH_LINK)
+_OF_EACH_LINK: Final = "each_link"
 
 
 class DriverVersion(NamedTuple):
@@ -103,7 +103,14 @@ class FieldValue(msgspec.Struct, frozen=True):
     def key(self) -> tuple[object, ...]:
         """What distinguishes it from other sources."""
         known = ("nvmlDeviceGetFieldValues", self.number)
-        return known if self.link in _NO_SINGLE_LINK else (*known, self.link)
+        if self.link in (None, ALL_LINKS):
+            return known
+        return (*known, _OF_EACH_LINK if self.link == EACH_LINK else self.link)
+
+    @property
+    def answered_key(self) -> tuple[object, ...]:
+        """What an answer is remembered by: of single links one for all, as there are hundreds."""
+        return self.key if self.link in (None, ALL_LINKS) else self.of(EACH_LINK).key
 
     def of(self, link: int, *, position: int = 0) -> "FieldValue":
         """Return the same field of one link; of several in a row the one at a position."""

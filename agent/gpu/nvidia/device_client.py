@@ -234,6 +234,11 @@ class DeviceClient:
         self.outcomes[key] = None
         return answer if fills is None else fills
 
+    @property
+    def outcomes_version(self) -> tuple[int, int]:
+        """What changes whenever the outcomes do: what was answered once is only refused later."""
+        return len(self.outcomes), self.support_version
+
     def is_unsupported(self, key: Key) -> bool:
         """Return whether the device is known not to support it."""
         return self.outcomes.get(key) is not None
@@ -242,6 +247,12 @@ class DeviceClient:
         """Remember that the device does not support it."""
         self.support_version += 1
         self.outcomes[key] = reason
+
+    def merge_refusals(self, parts: Sequence[Key], whole: Key) -> None:
+        """Remember as one refusal what was refused of each part, if of each it was."""
+        if all(map(self.is_unsupported, parts)):
+            reasons = [self.outcomes.pop(part) for part in parts]
+            self.mark_unsupported(whole, reasons[0] or "")
 
     def forget(self) -> None:
         """Probe everything again: what is supported has changed, as it does with MIG."""

@@ -109,6 +109,8 @@ class Facts:
         self._built_in: dict[str, Any] = {}
         self._fabric: dict[str, Any] = {}
         self._peer_statuses: dict[str, str] = {}
+        self._capabilities: list[Capability] = []
+        self._capabilities_version: tuple[int, int] | None = None
 
     def query(self) -> GpuFacts:
         """Return the facts as they are now, without the MIG layout; raises SourceLostError."""
@@ -131,8 +133,16 @@ class Facts:
             compute_mode=_COMPUTE_MODES.get(query(NvmlLibrary.nvmlDeviceGetComputeMode)),
             instances=[],
             # Last, as the calls above are among them.
-            capabilities=capabilities_of(self._client.outcomes),
+            capabilities=self._current_capabilities(),
         )
+
+    def _current_capabilities(self) -> list[Capability]:
+        """Return what the GPU answers; the same list as before where that has not changed."""
+        version = self._client.outcomes_version
+        if version != self._capabilities_version:
+            self._capabilities = capabilities_of(self._client.outcomes)
+            self._capabilities_version = version
+        return self._capabilities
 
     def _query_board(self) -> None:
         """Query what is not known yet: what was neither given nor refused."""

@@ -10,9 +10,10 @@ each link, the device is queried for how many links it has. Whether a value can 
 in `agent.core`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from operator import attrgetter, itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pynvml
 
@@ -59,6 +60,33 @@ _REFUSALS: Final = frozenset(
 _LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
 
 
+class WantedField(NamedTuple):
+    """A field under our name."""
+
+    name: Name
+    key: _Key
+    """By which a refusal is remembered."""
+    answered_key: _Key
+    """By which an answer is remembered."""
+    number: tuple[int, int]
+    """What is passed to the driver: the field's id, and the link."""
+    member: str | None
+    """The member of the union that has the value; `None` where the driver says which."""
+
+
+# The GPUs of a node have the same fields: hundreds, where each of their links has its own.
+@lru_cache(maxsize=2048)
+def wanted_field(name: Name, field: FieldValue) -> WantedField:
+    """Return what a batch needs of a field."""
+    return WantedField(
+        name=name,
+        key=field.key,
+        answered_key=field.answered_key,
+        number=(field.number, field.scope),
+        member=field.member,
+    )
+
+
 def value_name(value_type: int | None) -> str:
     """Return the member of the union that holds a value of this type."""
     return _VALUE_NAMES.get(value_type, "uiVal")
@@ -67,12 +95,10 @@ def value_name(value_type: int | None) -> str:
 class FieldBatch:
     """Fields that are queried together."""
 
-    def __init__(self, client: DeviceClient, wanted: Sequence[tuple[Name, FieldValue]]) -> None:
-        """`wanted` are fields by our names."""
+    def __init__(self, client: DeviceClient, wanted: Sequence[WantedField]) -> None:
         self._client = client
-        self._wanted = [(name, field.key) for name, field in wanted]
-        self._members = {field.key: field.member for _, field in wanted if field.member}
-        self._numbers = [(field.number, field.scope) for _, field in wanted]
+        self._wanted = wanted
+        self._numbers = [field.number for field in wanted]
 
     def query(self) -> dict[Name, Any]:
         """Return the values of the fields that the driver supports; raises SourceLostError."""
@@ -84,7 +110,8 @@ class FieldBatch:
             self._client.mark_unsupported((_CALL,), reason_of(error))
             return {}
         except FailedError:
-            if all(key in self._client.outcomes for _, key in self._wanted):
+            known = self._client.outcomes.keys()
+            if all(field.key in known or field.answered_key in known for field in self._wanted):
                 return {}
             # One number that is unknown to the driver may have cost all: each is tried alone, once.
             return self.query_apart()
@@ -94,23 +121,24 @@ class FieldBatch:
     def query_apart(self) -> dict[Name, Any]:
         """Query each in a call of its own, so that a refusal is its own; raises SourceLostError."""
         values: dict[Name, Any] = {}
-        for wanted, number in zip(self._wanted, self._numbers, strict=True):
+        for field in self._wanted:
             try:
-                values |= self._query([wanted], [number])
+                values |= self._query([field], [field.number])
             except (UnsupportedError, FailedError) as error:
-                mark_if_unsupported(self._client, wanted[1], error)
+                mark_if_unsupported(self._client, field.key, error)
         return values
 
     def _query(
-        self, wanted: Sequence[tuple[Name, _Key]], numbers: Sequence[tuple[int, int]]
+        self, wanted: Sequence[WantedField], numbers: Sequence[tuple[int, int]]
     ) -> dict[Name, Any]:
         values: dict[Name, Any] = {}
         function = NvmlLibrary.nvmlDeviceGetFieldValues
         structs = call_nvml(self._client.library, function, self._client.handle, numbers)
-        for (name, key), struct in zip(wanted, structs, strict=False):
-            if check_code(self._client, key, raw_getattr(struct, "nvmlReturn")):
-                member = self._members.get(key) or value_name(raw_getattr(struct, "valueType"))
-                values[name] = getattr(raw_getattr(struct, "value"), member)
+        for field, struct in zip(wanted, structs, strict=False):
+            code = raw_getattr(struct, "nvmlReturn")
+            if check_code(self._client, field.key, code, answered_key=field.answered_key):
+                member = field.member or value_name(raw_getattr(struct, "valueType"))
+                values[field.name] = getattr(raw_getattr(struct, "value"), member)
         return values
 
 
@@ -124,10 +152,15 @@ def mark_if_unsupported(client: DeviceClient, key: _Key, error: UnavailableError
         client.mark_unsupported(key, reason_of(error))
 
 
-def check_code(client: DeviceClient, key: _Key, code: int) -> bool:
-    """Return whether a code inside a successful answer is success; raises SourceLostError."""
+def check_code(
+    client: DeviceClient, key: _Key, code: int, *, answered_key: _Key | None = None
+) -> bool:
+    """Return whether a code inside a successful answer is success; raises SourceLostError.
+
+    A refusal is remembered by `key`, an answer by `answered_key` where that is another one.
+    """
     if code == _SUCCESS:
-        client.outcomes.setdefault(key, None)
+        client.outcomes.setdefault(answered_key or key, None)
         return True
     label, name = ":".join(map(str, key)), error_name(pynvml.NVMLError(code))
     if code in _LOST:
@@ -148,7 +181,7 @@ class Links:
 
     def __init__(self, client: DeviceClient) -> None:
         self._client = client
-        self._batch = FieldBatch(client, [("count", _COUNT)])
+        self._batch = FieldBatch(client, [wanted_field("count", _COUNT)])
         self._is_known = False
         self.numbers = range(0)
         """Those that it has, as far as is known."""
@@ -204,15 +237,32 @@ class QueryPlan:
                 _put(values, field, value)
         # Something was refused in this tick: from the next one on its second source is queried.
         if self._client.support_version != self._support_version:
+            self._merge_refusals()
             self._plan()
         return values
+
+    def _merge_refusals(self) -> None:
+        """Remember once what each link refused: a GPU may refuse a field of hundreds of links."""
+        each_link = [
+            (spec.name, source)
+            for spec in self._specs
+            for source in spec.sources
+            if isinstance(source, FieldValue) and source.link == EACH_LINK
+        ]
+        links = self._links.numbers if self._links else ()
+        for name, source in each_link:
+            for fields in zip(
+                *(_fields_of_link(name, source, link) for link in links), strict=True
+            ):
+                keys = [field.key for field in fields]
+                self._client.merge_refusals(keys, fields[0].answered_key)
 
     def _plan(self) -> None:
         """Choose the sources that are not unsupported, and each call once."""
         self._support_version = self._client.support_version
         is_unsupported = self._client.is_unsupported
         calls: dict[tuple[object, ...], tuple[FunctionCall, _Wanted]] = {}
-        fields: list[tuple[Name, FieldValue]] = []
+        fields: list[WantedField] = []
         for spec in self._specs:
             possible = (source for source in spec.sources if not is_unsupported(source.key))
             source = next(possible, None)
@@ -220,15 +270,15 @@ class QueryPlan:
                 wanted = (spec.name, _extractor(source))
                 calls.setdefault(source.key, (source, []))[1].append(wanted)
             elif isinstance(source, FieldValue) and source.link != EACH_LINK:
-                fields.append((spec.name, source))
+                fields.append(wanted_field(spec.name, source))
             elif isinstance(source, FieldValue):
                 links = self._links.numbers if self._links else ()
                 # One link may refuse what the others answer, as one that is not in use.
                 fields += [
-                    (name, field)
+                    field
                     for link in links
-                    for name, field in _fields_of_link(spec.name, source, link)
-                    if not is_unsupported(field.key)
+                    for field in _fields_of_link(spec.name, source, link)
+                    if not is_unsupported(field.key) and not is_unsupported(field.answered_key)
                 ]
         self._calls = list(calls.values())
         self._batches = [
@@ -237,12 +287,14 @@ class QueryPlan:
         ]
 
 
-def _fields_of_link(name: str, source: FieldValue, link: int) -> Iterator[tuple[Name, FieldValue]]:
+@lru_cache(maxsize=1024)
+def _fields_of_link(name: str, source: FieldValue, link: int) -> tuple[WantedField, ...]:
     if source.count is None:
-        yield (name, link, None), source.of(link)
-        return
-    for position in range(source.count):
-        yield (name, link, position), source.of(link, position=position)
+        return (wanted_field((name, link, None), source.of(link)),)
+    return tuple(
+        wanted_field((name, link, position), source.of(link, position=position))
+        for position in range(source.count)
+    )
 
 
 def _put(values: dict[str, Any], field: Name, value: object) -> None:

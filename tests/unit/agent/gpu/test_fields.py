@@ -7,7 +7,7 @@ import pytest
 
 from agent.gpu.nvidia.catalogue import FieldValue
 from agent.gpu.nvidia.device_client import DeviceClient
-from agent.gpu.nvidia.query import FieldBatch
+from agent.gpu.nvidia.query import FieldBatch, wanted_field
 from agent.gpu.protocol import GpuLostError
 from tests.fakes.nvml_pointers import FieldsFunction, play
 
@@ -17,7 +17,7 @@ DEGREES = (UINT, "uiVal", 61)
 
 
 def batch(client: DeviceClient, numbers: Sequence[int]) -> FieldBatch:
-    return FieldBatch(client, [(f"field_{number}", FieldValue(number)) for number in numbers])
+    return FieldBatch(client, [wanted_field(f"field_{n}", FieldValue(n)) for n in numbers])
 
 
 @pytest.mark.parametrize(

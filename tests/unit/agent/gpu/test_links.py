@@ -60,7 +60,31 @@ def test_a_link_that_is_refused_is_absent_and_never_asked_again(
     assert [asked.query()["each"] for _ in range(2)] == [{0: 1, 2: 3}] * 2
     assert fields.scopes == [[0], [0, ALL_LINKS, 0, 1, 2], [0, ALL_LINKS, 0, 2]]
     assert client.outcomes[CALL, SENT, 1] == "NotSupported"
-    assert client.outcomes[CALL, SENT] is None
+    assert client.outcomes[CALL, SENT, "each_link"] is None
+
+
+def test_a_field_that_each_link_refuses_is_refused_once_and_asked_of_none_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused = -pynvml.NVML_ERROR_NOT_SUPPORTED
+    fields = FieldsFunction(links(refused, refused, refused))
+    client = play(monkeypatch, {CALL: fields})
+    asked = inquiry(client)
+    assert [asked.query() for _ in range(2)] == [{"memory": 61, "all": 6}] * 2
+    assert fields.scopes[-1] == [0, ALL_LINKS]
+    kept = {key: reason for key, reason in client.outcomes.items() if key[1:2] == (SENT,)}
+    assert kept == {(CALL, SENT): None, (CALL, SENT, "each_link"): "NotSupported"}
+
+
+def test_what_all_links_together_refuse_each_may_still_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused: dict[int | tuple[int, int], Any] = {
+        (SENT, ALL_LINKS): pynvml.NVML_ERROR_NOT_SUPPORTED
+    }
+    asked = inquiry(play(monkeypatch, {CALL: FieldsFunction(links(1, 2, 3) | refused)}))
+    expected = {"memory": 61, "each": {0: 1, 1: 2, 2: 3}}
+    assert [asked.query() for _ in range(2)] == [expected] * 2
 
 
 def test_a_link_that_fails_now_is_absent_now_and_asked_again(
