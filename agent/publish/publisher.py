@@ -129,9 +129,13 @@ class SamplePublisher:
                 for topic, message in chain.from_iterable(bundles):
                     self._unsent.setdefault(topic, []).append(message)
                 self._times_ms = [time_ms(bundle) for bundle in bundles]
-            # In the order of their first messages: a tick's sample stands before what describes it.
-            for topic in tuple(self._unsent):
-                await self._publish(producer, topic, partition)
+            # At once, and a tick's sample first: so one request has it and what describes it, where
+            # a broker leads both partitions. A request is what sending costs.
+            publishing = [self._publish(producer, topic, partition) for topic in self._unsent]
+            # What fails costs the others nothing: each is out of what is unsent once it is taken.
+            outcomes = await asyncio.gather(*publishing, return_exceptions=True)
+            if error := next((each for each in outcomes if each is not None), None):
+                raise error
             await self._send_queue.ack()
             times_ms, self._times_ms = self._times_ms, []
             self._backoff.reset()

@@ -262,7 +262,7 @@ async def test_what_is_acknowledged_is_not_sent_again_when_the_rest_fails() -> N
     assert bus.producers == 2
 
 
-async def test_a_tick_is_acknowledged_before_its_readings_are_sent_and_not_sent_again() -> None:
+async def test_a_tick_and_its_processes_are_sent_once_though_its_readings_are_refused() -> None:
     """As where the readings' topic is missing after an upgrade."""
     bus, send_queue, check = FakeBus(), send_queue_in_memory(), Check()
     truth, refused = bus.publish, [TopicsError(f"{READINGS.name} does not exist")] * 3
@@ -277,7 +277,7 @@ async def test_a_tick_is_acknowledged_before_its_readings_are_sent_and_not_sent_
     published = counted("records_published", topic=READINGS.name)
     send_queue.put(tuple((topic.name, message) for topic in (SAMPLES, READINGS, PROCESSES)))
     await publish_all(bus, send_queue, check)
-    assert [topic for topic, _, _ in bus.published] == [SAMPLES.name, READINGS.name, PROCESSES.name]
+    assert [topic for topic, _, _ in bus.published] == [SAMPLES.name, PROCESSES.name, READINGS.name]
     assert counted("records_published", topic=READINGS.name) == published + 1
     assert bus.producers == 4
     assert check.is_ok
