@@ -111,15 +111,9 @@ def make_pod_labels(host: Host, settings: AgentSettings) -> PodLabels | None:
 
 def look_up_pods(host: Host, pod_labels: PodLabels | None = None) -> PodLookup:
     """Return who knows the pods of a node: its folders, and its kubelet where that is asked."""
-    uids = PodUids(
-        list_folders=host.list_pod_folders,
-        list_cgroups=host.list_pod_cgroups,
-        has_cgroup=host.has_cgroup,
-        clock=host.clock,
-    )
     found = PodLookup(
         name_of=ContainerNames(list_names=host.list_log_names, clock=host.clock).name_of,
-        find_uids=uids.find,
+        find_uids=PodUids(host.pod_folders).find,
     )
     return replace(found, labels_of=pod_labels.labels_of) if pod_labels else found
 

@@ -7,6 +7,7 @@ them beside one another until one fails or all are cancelled.
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from agent.exposition.node_state import NodeState
@@ -19,7 +20,7 @@ from agent.host.kmsg import Kmsg
 from agent.host.kubelet.allocations import Allocations, Kubelet
 from agent.host.kubelet.assignments import find_on
 from agent.host.kubelet.pod_labels import PodLabels, PodList
-from agent.host.node_pods import HasCgroup, ListNames, PodChanges, PodEnds
+from agent.host.node_pods import HasCgroup, ListNames, PodChanges, PodEnds, PodFolders
 from agent.host.procfs import Procfs, check_procfs, read_boot_id
 from agent.loop import InventoryTracker, Outputs, SampleLoop
 from agent.metrics import ATTRIBUTION, count_published_from_zero
@@ -67,6 +68,16 @@ class Host:
     """Reads the scheduler's directory of jobs; `None` where there is none to be read."""
     open_kmsg: Callable[[], Kmsg] | None = None
     """Opens the kernel's log at its end; `None` where it is not to be read."""
+
+    @cached_property
+    def pod_folders(self) -> PodFolders:
+        """The names of its pods' folders, for all who need them."""
+        return PodFolders(
+            list_folders=self.list_pod_folders,
+            list_cgroups=self.list_pod_cgroups,
+            has_cgroup=self.has_cgroup,
+            clock=self.clock,
+        )
 
 
 async def run_agent(
@@ -271,12 +282,7 @@ class AgentContext:
             check=self._readiness.check("kubelet", severity=CheckSeverity.WARNING),
             backoff=Backoff(),
             settings=settings,
-            find_ended=PodEnds(
-                list_folders=host.list_pod_folders,
-                list_cgroups=host.list_pod_cgroups,
-                has_cgroup=host.has_cgroup,
-                clock=host.clock,
-            ).find_ended,
+            find_ended=PodEnds(host.pod_folders).find_ended,
             have_pods_changed=PodChanges(host.list_pod_folders, host.list_pod_cgroups).have_changed,
         )
 

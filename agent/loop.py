@@ -181,7 +181,7 @@ class SampleLoop:
             cursors = self.sampler.look_cursors(
                 scope,
                 now_ns=self.clock.monotonic_ns(),
-                accounted=self.driver.accounting_gpus,
+                accounting_gpus=self.driver.accounting_gpus,
             )
             if cursors:
                 self.sampler.record_looks(await self.driver.look(cursors))

@@ -15,13 +15,13 @@ from typing import Final
 
 import structlog
 
-from agent.core.health_changes import HealthChange, HealthWatch, is_covered_by
+from agent.core.health_changes import HealthChange, HealthWatch, RecentEvents
 from agent.core.incidents import WINDOW_NS, Deduplicator, Detection, make_incident
 from agent.gpu.event_thread import EventThread
 from agent.gpu.protocol import GpuIdentity, GpuSource
 from agent.host.kmsg import Kmsg, KmsgReader
 from agent.metrics import EVENT_SET_FAILURES, INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
-from gpuledger.clock import NS_PER_MINUTE, NS_PER_SECOND, Clock
+from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.keys import NodeId
 from gpuledger.records import DeviceAllocation, GpuDetails, Incident, IncidentProcess, Severity
 from gpuledger.runtime import Backoff, Check
@@ -43,8 +43,6 @@ _PAUSE_SECONDS: Final = 0.05
 """Between as many as are handled at once: who sends them on must be able to keep up."""
 # Each hanging wait keeps a thread and a handle of the driver, until the process ends.
 _MAX_HANGING: Final = 4
-_MAX_RECENT: Final = 64
-_RECENT_NS: Final = NS_PER_MINUTE
 SLOWDOWN_SECONDS: Final = 60.0
 """For how long the hardware holds the clocks down before that is an incident, by itself."""
 # The driver reports a new layout at once, the agent sees it at a tick.
@@ -142,7 +140,8 @@ class IncidentMonitor:
         self._incident_log = IncidentLog()
         self._slowdown_ns = round(slowdown_seconds * NS_PER_SECOND)
         self._watches: dict[str, HealthWatch] = {}
-        self._recent: deque[Incident] = deque(maxlen=_MAX_RECENT)
+        self._recent_events: dict[str, RecentEvents] = {}
+        """By GPU, so that the storm of one does not push out what was said of another."""
         self._waiting: deque[Detection] = deque()
         self._filled = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -220,8 +219,10 @@ class IncidentMonitor:
             if gpu.health is None:
                 return
             watch = self._watches[gpu.uuid] = HealthWatch(slowdown_ns=self._slowdown_ns)
+        said = self._recent_events.get(gpu.uuid, RecentEvents())
         for change in watch.update(gpu, now_ns=self._clock.monotonic_ns()):
-            if not self._is_covered(change, gpu.uuid, time_ns=time_ns):
+            # An event says more than a reading, and mostly comes first.
+            if not said.cover(change, time_ns=time_ns):
                 self.handle(
                     Detection(
                         kind=change.kind,
@@ -234,15 +235,6 @@ class IncidentMonitor:
                         ended_kinds=change.ended_kinds,
                     )
                 )
-
-    def _is_covered(self, change: HealthChange, gpu_uuid: str, *, time_ns: int) -> bool:
-        """Return whether an event said it: it says more than a reading, and mostly comes first."""
-        return any(
-            incident.gpu_uuid == gpu_uuid
-            and abs(time_ns - incident.time_ns) <= _RECENT_NS
-            and is_covered_by(change, kind=incident.kind, xid=incident.xid, action=incident.action)
-            for incident in self._recent
-        )
 
     def handle(self, detection: Detection) -> None:
         """Publish what was detected, unless another source has done so; in the event loop."""
@@ -280,7 +272,9 @@ class IncidentMonitor:
             is_at_start=detection.is_at_start,
             ended_kinds=detection.ended_kinds,
         )
-        self._recent.append(incident)
+        # What readings told before says nothing of what is new in them now.
+        if incident.source != SOURCE:
+            self._recent_events.setdefault(incident.gpu_uuid, RecentEvents()).record(incident)
         INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()
         self._incident_log.record(incident)
         self._publish(incident)

@@ -44,7 +44,8 @@ _log = structlog.get_logger(__name__)
 # Two clocks of one machine drift apart by less.
 _SLOWEST_CLOCK: Final = 0.999
 _RARE: Final = ("readings", "health")
-"""Fields of `RawGpuSample` that are not queried for each tick."""
+"""Fields of `RawGpuSample` that are not queried for each tick, and are of the instant. `profiling`
+is as rare, and a mean over the time before: of that no tick tells where none was made."""
 
 
 class Sampler:
@@ -107,17 +108,17 @@ class Sampler:
         )
 
     def look_cursors(
-        self, scope: LookScope, *, now_ns: int, accounted: frozenset[str] = frozenset()
+        self, scope: LookScope, *, now_ns: int, accounting_gpus: frozenset[str] = frozenset()
     ) -> Mapping[str, SampleCursor | None]:
         """Return what to look at now, by UUID, each with its cursor; `None` for its energy alone.
 
-        `accounted` are the GPUs whose driver keeps accounts: what these say of a process has no
-        owner unless the process was seen.
+        `accounting_gpus` are the GPUs whose driver keeps accounts: what these say of a process has
+        no owner unless the process was seen.
         """
         if self._set_back.is_recent:
             # Nobody knows of which of its clocks the driver's stamps are: the ticks find that out.
             return {}
-        closely = self.watched_closely(now_ns) | accounted
+        closely = self.watched_closely(now_ns) | accounting_gpus
         known = self._looks.keys() & self._states.keys()
         asked = known if scope is LookScope.ALL else known & closely
         cursors: dict[str, SampleCursor | None] = {uuid: self._cursor(uuid) for uuid in asked}
@@ -127,15 +128,13 @@ class Sampler:
 
     def record_looks(self, looks: Sequence[GpuLook]) -> None:
         """Take in what GPUs answered between two ticks."""
-        for look in looks:
-            state = self._states.get(look.uuid)
-            if state is None or look.uuid not in self._looks:
-                continue
+        known = [look for look in looks if look.uuid in self._looks.keys() & self._states.keys()]
+        for look in known:
+            state = self._states[look.uuid]
             self._looks[look.uuid].add(
                 look, window_us=state.gpu_window_us, closed_us=self._closed_us(state, look.at)
             )
-            if look.processes is not None:
-                self._tracker.observe(look)
+        self._tracker.observe(known)
 
     def forget_looks(self) -> None:
         """Forget what looks told, after answers that could not be used: ticks ask for it again."""

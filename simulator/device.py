@@ -35,7 +35,7 @@ from simulator.gpu_models import (
     cut_at,
     plan_cuts,
 )
-from simulator.plan import HealthFaults, PlannedProcess
+from simulator.plan import NEVER_NS, HealthFaults, PlannedProcess
 from simulator.scenario.schema import GpuGroup, RackPosition
 
 MAX_INTERVALS: Final = 1 << 17
@@ -43,17 +43,23 @@ MAX_INTERVALS: Final = 1 << 17
 
 
 class Stream:
-    """One process's stream of kernels on one GPU."""
+    """One process's stream of kernels on one GPU, while it is there."""
 
     def __init__(
-        self, *, start_ns: int, end_ns: int, kernel_ns: int, busy_ratio: float, seed: str
+        self,
+        *,
+        visits: Sequence[tuple[int, int]],
+        kernel_ns: int,
+        busy_ratio: float,
+        seed: str,
     ) -> None:
-        self.start_ns = start_ns
-        self.end_ns = end_ns
+        self._visits = deque(visits or [(NEVER_NS, NEVER_NS)])
+        self.start_ns, self.end_ns = self._visits.popleft()
+        """Of the visit to the GPU that is, or that comes next."""
         self.busy = BusyTime()
         self.pending = BusyTime()
         """From each submission to its end."""
-        self.waits_since_ns: int | None = start_ns
+        self.waits_since_ns: int | None = self.start_ns
         """While it has work: up to where that is in `pending`."""
         self.remaining_ns = 0
         self._kernel_ns = kernel_ns
@@ -75,6 +81,17 @@ class Stream:
         waited_ns = start_ns if self.waits_since_ns is None else self.waits_since_ns
         self.pending.add(waited_ns, end_ns)
         self.waits_since_ns = end_ns
+
+    def comes_again(self) -> bool:
+        """End the visit, with the work that is not done; return whether there is another one."""
+        if not self._visits:
+            return False
+        if self.waits_since_ns is not None and self.waits_since_ns < self.end_ns:
+            self.pending.add(self.waits_since_ns, self.end_ns)
+        self.waits_since_ns = None
+        self.start_ns, self.end_ns = self._visits.popleft()
+        self.submit()
+        return True
 
     def pending_until(self, time_ns: int) -> int:
         """Return for how long before `time_ns` it had work, run or not."""
@@ -119,12 +136,14 @@ class Kernels:
         start_ns = self._now_ns
         end_ns = min(start_ns + self._turn_ns(stream), stream.end_ns)
         if end_ns <= start_ns:
+            self._leave(stream)
             return
         stream.ran(start_ns, end_ns)
         stream.remaining_ns -= end_ns - start_ns
         self._now_ns = end_ns
         if end_ns >= stream.end_ns:
             stream.waits_since_ns = None
+            self._leave(stream)
             return
         if stream.remaining_ns > 0:
             # Whoever has become ready meanwhile comes first: else a stream with much work would
@@ -135,7 +154,15 @@ class Kernels:
         stream.submit()
         stream.waits_since_ns = None
         wake_ns = end_ns + stream.gap_ns()
-        heapq.heappush(self._waiting, (wake_ns, self._order[id(stream)], stream))
+        if wake_ns < stream.end_ns:
+            heapq.heappush(self._waiting, (wake_ns, self._order[id(stream)], stream))
+        else:
+            self._leave(stream)
+
+    def _leave(self, stream: Stream) -> None:
+        """Let a process go from the GPU until its next visit."""
+        if stream.comes_again():
+            heapq.heappush(self._waiting, (stream.start_ns, self._order[id(stream)], stream))
 
     def _turn_ns(self, stream: Stream) -> int:
         """Length of its turn: all of its work while nobody else has any."""
@@ -293,8 +320,7 @@ class SimulatedGpu:
         self._lock = Lock()
         self._streams = {
             process: Stream(
-                start_ns=process.start_ns,
-                end_ns=process.end_ns,
+                visits=process.visits,
                 kernel_ns=round(process.spec.load.kernel_seconds * NS_PER_SECOND),
                 busy_ratio=process.spec.load.busy_ratio,
                 seed=f"{seed}/{facts.uuid}/{process.pid}",
@@ -377,13 +403,13 @@ class SimulatedGpu:
         instance = self.instance_of(process)
         return instance.share if instance else 1.0
 
-    def alive(self, time_ns: int) -> list[PlannedProcess]:
-        """Return the processes that hold memory at `time_ns`."""
-        return [process for process in self.processes if process.alive(time_ns)]
+    def users(self, time_ns: int) -> list[PlannedProcess]:
+        """Return the processes that are on it at `time_ns`, and hold memory."""
+        return [process for process in self.processes if process.is_on_gpu(time_ns)]
 
     def used_bytes(self, time_ns: int) -> int:
         """Memory that processes hold at `time_ns`."""
-        return sum(process.spec.memory_bytes for process in self.alive(time_ns))
+        return sum(process.spec.memory_bytes for process in self.users(time_ns))
 
     def kernel_joules(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
         """Energy within [start, end) of the process's kernels, beyond idle and contexts."""
@@ -439,12 +465,12 @@ class ContextSpan:
 
 def plan_contexts(processes: Sequence[PlannedProcess]) -> list[ContextSpan]:
     """Return the times in which processes are on a GPU, in order."""
-    changes = sorted({time for one in processes for time in (one.start_ns, one.end_ns)})
+    changes = sorted({time for one in processes for visit in one.visits for time in visit})
     spans = (
         ContextSpan(
             start_ns=start_ns,
             end_ns=end_ns,
-            processes=frozenset(one for one in processes if one.alive(start_ns)),
+            processes=frozenset(one for one in processes if one.is_on_gpu(start_ns)),
         )
         for start_ns, end_ns in pairwise(changes)
     )

@@ -107,9 +107,7 @@ def _sum(pairs: Sequence[tuple[SimulatedGpu, PlannedProcess]], start_ns: int, en
     return Usage(
         busy_seconds=sum(busy) / NS_PER_SECOND,
         memory_byte_seconds=sum(
-            process.spec.memory_bytes
-            * max(0, min(end_ns, process.end_ns) - max(start_ns, process.start_ns))
-            / NS_PER_SECOND
+            process.spec.memory_bytes * process.on_gpu_ns(start_ns, end_ns) / NS_PER_SECOND
             for _, process in pairs
         ),
         joules=sum(gpu.kernel_joules(process, start_ns, end_ns) for gpu, process in pairs),

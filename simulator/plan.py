@@ -5,9 +5,12 @@ knows what time it is: whoever asks says so. How NVML, the kernel's log and the 
 planned is theirs.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
 from typing import Final
 
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
@@ -74,6 +77,36 @@ class PlannedProcess:
     def alive(self, time_ns: int) -> bool:
         """Whether it runs at `time_ns` since the scenario's start."""
         return self.start_ns <= time_ns < self.end_ns
+
+    @cached_property
+    def visits(self) -> Sequence[tuple[int, int]]:
+        """The times in which it has its GPUs open, as (start, end), in order."""
+        plan = self.spec.visits
+        if plan is None:
+            return [(self.start_ns, self.end_ns)]
+        first_ns = self.start_ns + _ns(plan.first_seconds)
+        starts = (first_ns + number * _ns(plan.every_seconds) for number in range(plan.count))
+        length_ns = _ns(plan.length_seconds)
+        return [
+            (start_ns, min(start_ns + length_ns, self.end_ns))
+            for start_ns in starts
+            if start_ns < self.end_ns
+        ]
+
+    def visit_at(self, time_ns: int) -> tuple[int, int] | None:
+        """Return the latest visit to its GPUs that had begun by then."""
+        begun = bisect_right(self.visits, time_ns, key=itemgetter(0))
+        return self.visits[begun - 1] if begun else None
+
+    def is_on_gpu(self, time_ns: int) -> bool:
+        """Return whether it has its GPUs open at `time_ns`."""
+        visit = self.visit_at(time_ns)
+        return visit is not None and time_ns < visit[1]
+
+    def on_gpu_ns(self, start_ns: int, end_ns: int) -> int:
+        """Return for how long within [start, end) it had its GPUs open."""
+        spans = (min(end_ns, end) - max(start_ns, start) for start, end in self.visits)
+        return sum(max(0, span) for span in spans)
 
 
 def gpu_groups(node: Node) -> list[GpuGroup]:

@@ -4,8 +4,10 @@ Here the truth is blurred as a driver blurs it, in the forms of `DriverModel`. T
 not stored: any of its samples can be worked out again from the truth.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Final
 
 import pynvml
@@ -56,7 +58,11 @@ class SamplingWindows:
         self._stamp_us = stamp_us
         self._driver = driver
         self._used: dict[int, bool] = {}
-        """Of completed windows, by number: a ring buffer is asked for the same ones many times."""
+        """Of completed windows of late, by number: a ring is asked for the same ones many times."""
+        self._ring: deque[int] = deque(maxlen=driver.ring_samples)
+        """Of `skipped`: the numbers of the latest windows of use, up to window `_filled_until`."""
+        self._filled_until = 0
+        self._lock = Lock()
 
     def newer_than(self, last_seen_us: int, *, now_ns: int) -> list[DriverWindow]:
         """Return the windows in the ring buffer with a newer stamp, oldest first.
@@ -67,19 +73,17 @@ class SamplingWindows:
         # Older windows are lost to who asks late, as in the driver's ring buffer.
         oldest = newest - driver.ring_samples + 1
         if driver.ring_idle == "skipped":
-            # It has as many windows of use; before the scenario's start there are none.
-            oldest = 0
+            numbers = self._fill_ring(newest)
         elif driver.ring_idle == "dry":
-            oldest = max(oldest, self._refilled_at(newest, oldest))
+            numbers = range(newest, max(oldest, self._refilled_at(newest, oldest)) - 1, -1)
+        else:
+            numbers = range(newest, oldest - 1, -1)
         found: list[DriverWindow] = []
-        for number in range(newest, oldest - 1, -1):
+        for number in numbers:
             if self._stamp_us(number * self._period_ns) > last_seen_us:
-                if driver.ring_idle != "skipped" or self._is_used(number):
-                    found.append(self._window(number))
+                found.append(self._window(number))
             elif driver.ring_idle == "skipped":
                 break  # hours may be behind it
-            if len(found) == driver.ring_samples:
-                break
         return found[::-1]
 
     def latest(self, now_ns: int) -> DriverWindow:
@@ -108,7 +112,7 @@ class SamplingWindows:
         """Yield a sample of each process that used the GPU and outlived the window."""
         for pid, processes in self._sampled_by_pid().items():
             # What ends within a window is in none of the driver's samples: only its accounts know.
-            there = [process for process in processes if process.alive(window.end_ns)]
+            there = [process for process in processes if process.is_on_gpu(window.end_ns)]
             used_ns = [self._counted_ns(process, window) for process in there]
             # The driver leaves out who rounds to nothing.
             if sm_percent := self._percent(sum(used_ns), window):
@@ -135,7 +139,7 @@ class SamplingWindows:
             newest = self.latest(now_ns)
             return [
                 SimulatedProcessSample(process.pid, newest.timestamp_us, 0, 0)
-                for process in self._gpu.alive(newest.end_ns)
+                for process in self._gpu.users(newest.end_ns)
                 if newest.timestamp_us > last_seen_us
             ]
         windows = self.newer_than(last_seen_us, now_ns=now_ns)
@@ -145,19 +149,21 @@ class SamplingWindows:
         own: dict[int, list[SimulatedProcessSample]] = {}
         for sample in samples:
             own.setdefault(sample.pid, []).append(sample)
-        return [self._join(of_one, len(windows)) for of_one in own.values()]
+        return [self._join(of_one, windows) for of_one in own.values()]
 
     def _join(
-        self, samples: Sequence[SimulatedProcessSample], windows: int
+        self, samples: Sequence[SimulatedProcessSample], windows: Sequence[DriverWindow]
     ) -> SimulatedProcessSample:
-        """Return the one sample of a process for all its windows; it is stamped as the newest."""
+        """Return the one sample of a process for all these windows."""
         newest, form = samples[-1], self._driver.processes
         if form == "newest":
             return newest
-        count = windows if form == "mean" else len(samples)
+        # A mean over all windows is of the time up to the last of them, whoever rested in it.
+        is_of_all = form == "mean"
+        count = len(windows) if is_of_all else len(samples)
         return SimulatedProcessSample(
             pid=newest.pid,
-            timestamp_us=newest.timestamp_us,
+            timestamp_us=windows[-1].timestamp_us if is_of_all else newest.timestamp_us,
             sm_percent=self._whole(sum(one.sm_percent for one in samples) / count),
             memory_percent=self._whole(sum(one.memory_percent for one in samples) / count),
         )
@@ -187,18 +193,35 @@ class SamplingWindows:
         Behind the newest where it is dry now.
         """
         idle, windows = 0, self._driver.dry_after_seconds * NS_PER_SECOND / self._period_ns
+        if len(self._used) > 2 * self._driver.ring_samples:
+            self._used = {number: used for number, used in self._used.items() if number >= oldest}
         for number in range(newest, oldest - 1, -1):
             idle = 0 if self._is_used(number) else idle + 1
             if idle > windows:
                 return number + idle if number + idle <= newest else newest + 1
         return oldest
 
+    def _fill_ring(self, newest: int) -> Sequence[int]:
+        """Return the numbers of the windows in a ring that leaves idle ones out, newest first.
+
+        Before the scenario's start there are none.
+        """
+        with self._lock:
+            for number in range(self._filled_until + 1, newest + 1):
+                if self._has_kernel(number):
+                    self._ring.append(number)
+            self._filled_until = max(newest, self._filled_until)
+            return [number for number in reversed(self._ring) if number <= newest]
+
     def _is_used(self, number: int) -> bool:
         """Return whether a kernel ran in a completed window."""
         if number not in self._used:
-            window = self._window(number)
-            self._used[number] = self._gpu.device_busy_ns(window.start_ns, window.end_ns) > 0
+            self._used[number] = self._has_kernel(number)
         return self._used[number]
+
+    def _has_kernel(self, number: int) -> bool:
+        window = self._window(number)
+        return self._gpu.device_busy_ns(window.start_ns, window.end_ns) > 0
 
     def _window(self, number: int) -> DriverWindow:
         end_ns = number * self._period_ns

@@ -134,12 +134,12 @@ class DirectGpu:
         return tuple(
             _listed(process, kind, instance)
             for kind in (ProcessKind.COMPUTE, ProcessKind.GRAPHICS, ProcessKind.MPS)
-            for process in self.truth.alive(self._now_ns())
+            for process in self.truth.users(self._now_ns())
             if kind.value in process.spec.kinds and self.truth.instance_of(process) == instance
         )
 
     def _instance(self, instance: SimulatedInstance) -> RawGpuSample:
-        processes = self.truth.alive(self._now_ns())
+        processes = self.truth.users(self._now_ns())
         return RawGpuSample(
             uuid=instance.uuid,
             index=self.index,

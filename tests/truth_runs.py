@@ -7,6 +7,7 @@ reports. A figure is the worst that a cell of these three shows over all windows
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -96,6 +97,90 @@ CLASSES: Final[Mapping[str, Callable[[Random], Lives]]] = {
 }
 
 
+class Use(NamedTuple):
+    """What happens on a GPU, in a scenario's words."""
+
+    pods: Sequence[Mapping[str, Any]]
+    """Of each pod: when it starts and ends, and its processes."""
+    gpu: Mapping[str, Any] = MappingProxyType({})
+    """What is particular of the GPU."""
+
+
+def _process(load: float, kernel: float, **more: Any) -> dict[str, Any]:  # noqa: ANN401  # a scenario's fields
+    draw = {"draw_ratio": more.pop("draw_ratio")} if "draw_ratio" in more else {}
+    return {
+        "command": "python",
+        "gpus": [0],
+        "load": {"busy_ratio": load, "kernel_seconds": kernel, **draw},
+        "memory_bytes": 2**30,
+        **more,
+    }
+
+
+def _pods(*processes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [{"processes": own} for own in processes]
+
+
+def _short(random: Random) -> Use:
+    """One pod whose processes are shorter than a look, about one a second."""
+    starts = [second + random.uniform(0.0, 0.8) for second in range(int(RUN_SECONDS) + 2)]
+    lives = [
+        _process(0.8, 0.005, start_seconds=start, end_seconds=start + random.uniform(0.02, 0.08))
+        for start in starts
+    ]
+    return Use(_pods(lives))
+
+
+def _contexts(random: Random) -> Use:
+    """Two pods whose being there draws, one with hardly a kernel."""
+    loads = [
+        [_process(random.uniform(0.2, 0.5), random.uniform(0.005, 0.3))],
+        [_process(0.02, 0.005)],
+    ]
+    return Use(_pods(*loads), gpu={"context_watts": 50.0})
+
+
+def _draws(random: Random) -> Use:
+    """Two pods, of whose kernels one's draw a third of the other's."""
+    loads = [
+        [_process(random.uniform(0.2, 0.45), random.uniform(0.005, 0.3), draw_ratio=draw)]
+        for draw in (0.33, 1.0)
+    ]
+    return Use(_pods(*loads))
+
+
+def _instances(random: Random) -> Use:
+    """Three pods, each in an instance of its own."""
+    loads = [
+        [_process(random.uniform(0.2, 0.8), random.uniform(0.005, 0.3), instance=place)]
+        for place in range(3)
+    ]
+    return Use(_pods(*loads), gpu=_CUT)
+
+
+def _shared_instance(random: Random) -> Use:
+    """Two pods in one instance, by turns, one of which holds three times the other's memory."""
+    loads = [
+        [
+            _process(
+                random.uniform(0.1, 0.45), 0.01, instance=1, memory_bytes=(1 + 2 * number) * 2**30
+            )
+        ]
+        for number in range(2)
+    ]
+    return Use(_pods(*loads), gpu=_CUT)
+
+
+_CUT: Final = {"mig": [{"instances": ["1g.10gb", "3g.40gb", "2g.20gb"]}]}
+FURTHER: Final[Mapping[str, Callable[[Random], Use]]] = {
+    "shorter than a look": _short,
+    "contexts that draw": _contexts,
+    "kernels of different draw": _draws,
+    "a pod an instance of MIG": _instances,
+    "two pods in an instance": _shared_instance,
+}
+"""What no form of process samples decides: played on one driver, each with a bound of its own."""
+
 UNMEASURED: Final = frozenset({"process use reads 0", "no process use"})
 """Drivers that say nothing of who was busy where several are."""
 MODELLED: Final = frozenset({"from submission to end"})
@@ -130,7 +215,7 @@ class Played:
         found: list[Mapping[str | None, Amounts]] = []
         for sample in self.samples:
             own: dict[str | None, Amounts] = defaultdict(Amounts)
-            for entry in book_tick(sample)[0].entries:
+            for entry in chain.from_iterable(books.entries for books in book_tick(sample)):
                 if entry.account is Account.POD:
                     uid = pod_of(entry, sample)
                     byte_ns = (entry.memory_bytes or 0) * sample.interval_ns
@@ -151,8 +236,11 @@ class Played:
                 if process.pod is None:
                     continue
                 busy_ns = gpu.busy_ns(process, begin_ns, end_ns)
-                lived_ns = max(0, min(end_ns, process.end_ns) - max(begin_ns, process.start_ns))
-                joules = busy_ns / NS_PER_SECOND * gpu.facts.idle_watts
+                lived_ns = process.on_gpu_ns(begin_ns, end_ns)
+                instance = gpu.instance_of(process)
+                # Of the board's idle draw an instance has its part by memory.
+                part = instance.memory_bytes / gpu.facts.memory_bytes if instance else 1.0
+                joules = busy_ns / NS_PER_SECOND * gpu.facts.idle_watts * part
                 joules += gpu.kernel_joules(process, begin_ns, end_ns)
                 joules += gpu.context_joules_of(process, begin_ns, end_ns)
                 of_process = Amounts(
@@ -175,7 +263,11 @@ class Played:
 
     def is_known(self) -> list[bool]:
         """Return, for each tick, whether its busy time is known."""
-        return [sample.gpus[0].utilization_ratio is not None for sample in self.samples]
+        return [
+            # Of a GPU that is cut its instances' rows say it.
+            all(row.utilization_ratio is not None for row in sample.gpus if not row.mig_enabled)
+            for sample in self.samples
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +315,8 @@ def play_cell(
     """Let an agent watch a run of a class under a driver."""
     random = Random(f"{kind}/{seed}")  # noqa: S311  # a scenario, no secret
     clock = ManualClock(start_ns=EPOCH_NS)
-    lives = CLASSES[kind](random)
-    scenario = parse_scenario(_scenario(lives, driver, gpu))
+    use = FURTHER[kind](random) if kind in FURTHER else _use(CLASSES[kind](random))
+    scenario = parse_scenario(_scenario(use, driver, {**use.gpu, **gpu}))
     simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node(NODE)
     clock.advance(random.uniform(0.0, 1.0))
@@ -251,7 +343,16 @@ def watch(
     return made
 
 
-def _scenario(lives: Lives, driver: Mapping[str, Any], gpu: Mapping[str, Any]) -> dict[str, object]:
+def _use(lives: Lives) -> Use:
+    return Use(
+        [
+            {"start_seconds": start, "end_seconds": end, "processes": [_process(load, kernel)]}
+            for start, end, load, kernel in lives
+        ]
+    )
+
+
+def _scenario(use: Use, driver: Mapping[str, Any], gpu: Mapping[str, Any]) -> dict[str, object]:
     return {
         "name": "truth",
         "nodes": [{"name": NODE, "gpus": {"model": MODEL, **gpu}, "driver": dict(driver)}],
@@ -260,22 +361,9 @@ def _scenario(lives: Lives, driver: Mapping[str, Any], gpu: Mapping[str, Any]) -
                 "namespace": "research",
                 "name": f"pod-{number}",
                 "node": NODE,
-                "start_seconds": start,
-                "end_seconds": end,
-                "containers": [
-                    {
-                        "name": "main",
-                        "processes": [
-                            {
-                                "command": "python",
-                                "gpus": [0],
-                                "load": {"busy_ratio": load, "kernel_seconds": kernel},
-                                "memory_bytes": 2**30,
-                            }
-                        ],
-                    }
-                ],
+                **{name: value for name, value in pod.items() if name != "processes"},
+                "containers": [{"name": "main", "processes": pod["processes"]}],
             }
-            for number, (start, end, load, kernel) in enumerate(lives)
+            for number, pod in enumerate(use.pods)
         ],
     }

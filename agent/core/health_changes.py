@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gpuledger.clock import NS_PER_MINUTE
-from gpuledger.records import GpuDetails, GpuHealth
+from gpuledger.records import GpuDetails, GpuHealth, Incident
 from gpuledger.xids import RECOVERY_ACTION_CHANGED, recovery_action
 
 STATE_ENDED: Final = "state_ended"
@@ -50,6 +50,10 @@ _MAX_PCIE_WIDTH: Final = 32
 _LONGEST_GAP_NS: Final = 2 * NS_PER_MINUTE
 """What held before a longer silence says nothing of what holds after it; a tick is a minute at
 most, and so is the time between two readings of the reasons or of the performance state."""
+_EVENT_NS: Final = NS_PER_MINUTE
+"""How long around a reading an event may come that says the same."""
+_MAX_EVENTS: Final = 64
+"""There are fewer kinds and XIDs that say anything of a GPU's health."""
 _SAME: Final[Mapping[str, set[str | int]]] = {
     _REMAP: {"page_retirement_pending", 63},
     "page_retirement_pending": {"page_retirement_pending", 63},
@@ -229,6 +233,30 @@ def is_covered_by(change: HealthChange, *, kind: str, xid: int | None, action: s
     if kind not in same and xid not in same:
         return False
     return change.kind != _ACTION or action == change.action
+
+
+class RecentEvents:
+    """What events have said of one GPU of late; bounded."""
+
+    def __init__(self) -> None:
+        self._latest_ns: dict[tuple[str, int | None, str | None], int] = {}
+        """When each was said last, by kind, XID and action: a storm is one entry."""
+
+    def record(self, incident: Incident) -> None:
+        """Record what an event said."""
+        key = (incident.kind, incident.xid, incident.action)
+        self._latest_ns.pop(key, None)
+        self._latest_ns[key] = incident.time_ns
+        if len(self._latest_ns) > _MAX_EVENTS:
+            del self._latest_ns[next(iter(self._latest_ns))]
+
+    def cover(self, change: HealthChange, *, time_ns: int) -> bool:
+        """Return whether an event said the same within a minute of `time_ns`."""
+        return any(
+            abs(time_ns - said_ns) <= _EVENT_NS
+            and is_covered_by(change, kind=kind, xid=xid, action=action)
+            for (kind, xid, action), said_ns in self._latest_ns.items()
+        )
 
 
 def _new_errors(before: GpuHealth, now: GpuHealth) -> Iterator[HealthChange]:

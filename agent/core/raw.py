@@ -278,7 +278,7 @@ class RawGpuSample:
     """The processes that were listed at any look since the tick before, by pid."""
     energy_readings: tuple[EnergyReading, ...] = ()
     """What looks since the tick before showed of its energy; the tick's own stands last."""
-    accounted: tuple[ProcessAccounting, ...] | None = None
+    process_stats: tuple[ProcessAccounting, ...] | None = None
     """Processes that are done with the GPU since some answers ago; the same one may come in
     several answers. `None` where the driver keeps no accounts."""
     mig_enabled: bool | None = None

@@ -90,13 +90,15 @@ class NodeLayout:
         now = {gpu.uuid: frozenset(instance.uuid for instance in gpu.instances) for gpu in raw}
         self._relayouted += [gpu for gpu, found in now.items() if before.get(gpu, found) != found]
         self._instances = {**before, **now}
-        self._gpu_instances = {
+        gone = {uuid for gpu, found in now.items() for uuid in before.get(gpu, frozenset()) - found}
+        kept = {uuid: id_ for uuid, id_ in self._gpu_instances.items() if uuid not in gone}
+        self._gpu_instances = kept | {
             instance.uuid: instance.instance.gpu_instance
             for gpu in raw
             for instance in gpu.instances
             if instance.instance and instance.instance.gpu_instance is not None
         }
-        return {uuid for gpu, found in now.items() for uuid in before.get(gpu, frozenset()) - found}
+        return gone
 
     def devices_of(self, gpu_uuid: str, gpu_instance: int | None) -> Collection[str]:
         """Return the UUIDs of one GPU instance's devices; of all of the GPU's where none is known.

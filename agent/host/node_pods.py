@@ -205,71 +205,8 @@ class PodChanges:
         return has_changed
 
 
-class PodEnds:
-    """The ends of pods, asked for each tick."""
-
-    def __init__(
-        self,
-        *,
-        list_folders: ListNames,
-        list_cgroups: ListNames,
-        has_cgroup: HasCgroup,
-        clock: Clock,
-    ) -> None:
-        """Follow pods by the names of the folders of their logs and of the pods' cgroups."""
-        self._list_folders = list_folders
-        self._list_cgroups = list_cgroups
-        self._has_cgroup = has_cgroup
-        self._clock = clock
-        self._uids: dict[PodName, dict[str, bool]] = {}
-        """By pod, its UIDs, and whether the cgroup of each was seen."""
-        self._shows_cgroups = False
-        self._looked_ns: int | None = None
-
-    def find_ended(self, pods: AbstractSet[PodName]) -> set[PodName]:
-        """Return which of the pods that the kubelet lists have certainly ended.
-
-        What is known of the others is forgotten.
-        """
-        silent = {pod for pod in pods if not self._is_alive(pod)}
-        if not silent:
-            return set()
-        # Not known yet, or over: then another pod may have come under its name.
-        self._look(pods)
-        return {pod for pod in silent if not self._is_alive(pod) and self._is_over(pod)}
-
-    def _is_over(self, pod: PodName) -> bool:
-        """Return whether one that has no cgroup had one: its folder says so where cgroups show."""
-        uids = self._uids.get(pod, {})
-        return bool(uids) and (self._shows_cgroups or all(uids.values()))
-
-    def _is_alive(self, pod: PodName) -> bool:
-        uids = self._uids.get(pod, {})
-        # The newest is the last.
-        for uid in reversed(uids):
-            if self._has_cgroup(uid):
-                uids[uid] = True
-                return True
-        return False
-
-    def _look(self, pods: AbstractSet[PodName]) -> None:
-        """Read the names of the folders, twice a second at most."""
-        now_ns = self._clock.monotonic_ns()
-        if self._looked_ns is not None and now_ns - self._looked_ns < _LOOK_NS:
-            return
-        self._looked_ns = now_ns
-        # The agent's own pod has one, so where none shows they are not mounted, or not made.
-        self._shows_cgroups = any(True for _ in self._list_cgroups())
-        # The folder of a pod that is over may go before the kubelet's answer does.
-        found = {pod: uids for pod, uids in self._uids.items() if pod in pods}
-        for pod, uid in read_folders(self._list_folders):
-            if pod in pods:
-                found.setdefault(pod, {}).setdefault(uid, False)
-        self._uids = found
-
-
-class PodUids:
-    """The UIDs of the pods that are on the node now, by their names."""
+class PodFolders:
+    """The pods that have a folder for their logs, by name, read twice a second at most."""
 
     def __init__(
         self,
@@ -282,11 +219,78 @@ class PodUids:
         """Take what returns the names of the folders of the pods' logs, and of their cgroups."""
         self._list_folders = list_folders
         self._list_cgroups = list_cgroups
-        self._has_cgroup = has_cgroup
+        self.has_cgroup = has_cgroup
+        """Whether the pod of a UID has a cgroup now."""
         self._clock = clock
         self._uids: dict[PodName, list[str]] = {}
         self._looked_ns: int | None = None
-        self._shows_cgroups = False
+        self.shows_cgroups = False
+        """Whether the node's cgroups of pods are to be seen: then a pod without one has ended. The
+        agent's own pod has one, so where none shows they are not mounted, or not made."""
+
+    def look(self) -> None:
+        """Read the names, where that is not just done."""
+        now_ns = self._clock.monotonic_ns()
+        if self._looked_ns is not None and now_ns - self._looked_ns < _LOOK_NS:
+            return
+        self._looked_ns = now_ns
+        self.shows_cgroups = any(True for _ in self._list_cgroups())
+        self._uids = {}
+        for pod, uid in read_folders(self._list_folders):
+            self._uids.setdefault(pod, []).append(uid)
+
+    def uids_of(self, pod: PodName) -> Sequence[str]:
+        """Return the UIDs of the folders of a pod's name, at the last look."""
+        return self._uids.get(pod, [])
+
+
+class PodEnds:
+    """The ends of pods, asked for each tick."""
+
+    def __init__(self, folders: PodFolders) -> None:
+        """Follow pods by the names of their folders and by their cgroups."""
+        self._folders = folders
+        self._uids: dict[PodName, dict[str, bool]] = {}
+        """By pod, its UIDs, and whether the cgroup of each was seen."""
+
+    def find_ended(self, pods: AbstractSet[PodName]) -> set[PodName]:
+        """Return which of the pods that the kubelet lists have certainly ended.
+
+        What is known of the others is forgotten.
+        """
+        silent = {pod for pod in pods if not self._is_alive(pod)}
+        if not silent:
+            return set()
+        # Not known yet, or over: then another pod may have come under its name.
+        self._folders.look()
+        # The folder of a pod that is over may go before the kubelet's answer does.
+        self._uids = {pod: self._uids.get(pod, {}) for pod in pods}
+        for pod, uids in self._uids.items():
+            for uid in self._folders.uids_of(pod):
+                uids.setdefault(uid, False)
+        return {pod for pod in silent if not self._is_alive(pod) and self._is_over(pod)}
+
+    def _is_over(self, pod: PodName) -> bool:
+        """Return whether one that has no cgroup had one: its folder says so where cgroups show."""
+        uids = self._uids.get(pod, {})
+        return bool(uids) and (self._folders.shows_cgroups or all(uids.values()))
+
+    def _is_alive(self, pod: PodName) -> bool:
+        uids = self._uids.get(pod, {})
+        # The newest is the last.
+        for uid in reversed(uids):
+            if self._folders.has_cgroup(uid):
+                uids[uid] = True
+                return True
+        return False
+
+
+class PodUids:
+    """The UIDs of the pods that are on the node now, by their names."""
+
+    def __init__(self, folders: PodFolders) -> None:
+        """Find them by the names of their folders."""
+        self._folders = folders
 
     def find(self, namespace: str, pod: str) -> Sequence[str]:
         """Return the UIDs that a pod's name may mean: none where it is not known, else one or more.
@@ -294,17 +298,7 @@ class PodUids:
         Those with a cgroup, where the node's cgroups are to be seen: a folder outlives its pod, and
         the folder of the pod that comes next under that name is made after its cgroup.
         """
-        self._look()
-        uids = self._uids.get((namespace, pod), [])
-        return [uid for uid in uids if self._has_cgroup(uid)] if self._shows_cgroups else uids
-
-    def _look(self) -> None:
-        """Read the names of the folders, twice a second at most."""
-        now_ns = self._clock.monotonic_ns()
-        if self._looked_ns is not None and now_ns - self._looked_ns < _LOOK_NS:
-            return
-        self._looked_ns = now_ns
-        self._shows_cgroups = self._shows_cgroups or any(self._list_cgroups())
-        self._uids = {}
-        for pod, uid in read_folders(self._list_folders):
-            self._uids.setdefault(pod, []).append(uid)
+        folders = self._folders
+        folders.look()
+        uids = folders.uids_of((namespace, pod))
+        return [uid for uid in uids if folders.has_cgroup(uid)] if folders.shows_cgroups else uids

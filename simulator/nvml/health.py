@@ -110,7 +110,7 @@ class Health(Subject):
         """Return the PCIe link's generation: the first while nobody uses the GPU."""
         gpu, now_ns = self._session.gpu(handle), self._session.since_epoch_ns()
         trained = [fault.pcie_generation for fault in gpu.facts.ailments.lasting(now_ns)]
-        own = gpu.facts.model.pcie_generation if gpu.alive(now_ns) else _IDLE_PCIE_GENERATION
+        own = gpu.facts.model.pcie_generation if gpu.users(now_ns) else _IDLE_PCIE_GENERATION
         return min([own, *(generation for generation in trained if generation)])
 
     def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Handle) -> int:

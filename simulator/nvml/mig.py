@@ -131,7 +131,7 @@ class Mig(Subject):
         # Compute instances of one GPU instance share its memory, so all of them count.
         used = sum(
             process.spec.memory_bytes
-            for process in gpu.alive(self._session.since_epoch_ns())
+            for process in gpu.users(self._session.since_epoch_ns())
             if (own := gpu.instance_of(process)) and own.gpu_instance == instance.gpu_instance
         )
         memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
@@ -270,7 +270,7 @@ class Processes(Subject):
         gpu = self._session.whole_gpu(handle)
         listed = [
             (process, gpu.instance_of(process))
-            for process in gpu.alive(self._session.since_epoch_ns())
+            for process in gpu.users(self._session.since_epoch_ns())
             if kind in process.spec.kinds
         ]
         if isinstance(handle, MigHandle):

@@ -93,12 +93,12 @@ class Readings(Subject):
             return gpu.facts.model.memory_clock_megahertz
         if type not in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_GRAPHICS):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        working = gpu.alive(self._session.since_epoch_ns())
+        working = gpu.users(self._session.since_epoch_ns())
         return gpu.facts.model.sm_clock_megahertz if working else _IDLE_SM_MEGAHERTZ
 
     def nvmlDeviceGetPerformanceState(self, handle: Handle) -> int:
         """Return 0 while a process is there, else 8."""
-        is_used = self._session.gpu(handle).alive(self._session.since_epoch_ns())
+        is_used = self._session.gpu(handle).users(self._session.since_epoch_ns())
         return 0 if is_used else _IDLE_PERFORMANCE_STATE
 
     def nvmlDeviceGetEncoderUtilization(self, handle: Handle) -> list[int]:
@@ -138,7 +138,7 @@ class Readings(Subject):
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
         """Return why the clocks are not higher, as bits."""
         gpu, now_ns = self._session.gpu(handle), self._session.since_epoch_ns()
-        idle = 0 if gpu.alive(now_ns) else _IDLE_REASON
+        idle = 0 if gpu.users(now_ns) else _IDLE_REASON
         throttles = gpu.facts.ailments.throttles(now_ns)
         return reduce(or_, (_REASONS.get(one, 0) for one in throttles), idle)
 
@@ -247,9 +247,8 @@ class AccountingCalls(Subject):
         if gpu.facts.accounting != "v2":
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         stats = self._fill(pynvml.c_nvmlAccountingStats_v2_t(), handle, pid)
-        process = self._find(handle, pid)
-        lived_ns = max(1, self._end_ns(process) - process.start_ns)
-        busy_ns = gpu.busy_ns(process, process.start_ns, self._end_ns(process))
+        process, start_ns, end_ns = self._find(handle, pid)
+        lived_ns, busy_ns = end_ns - start_ns, gpu.busy_ns(process, start_ns, end_ns)
         stats.pid = pid
         stats.sampleCount = max(1, round(lived_ns / _NS_PER_SAMPLE))
         sum_percent = _PERCENT * _PERCENT * stats.sampleCount * busy_ns / lived_ns
@@ -258,30 +257,29 @@ class AccountingCalls(Subject):
         return stats
 
     def _fill(self, stats: Any, handle: Handle, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
-        gpu, process = self._session.gpu(handle), self._find(handle, pid)
-        end_ns, is_running = self._end_ns(process), process.alive(self._session.since_epoch_ns())
-        lived_ns = max(1, end_ns - process.start_ns)
-        percent = _PERCENT * gpu.busy_ns(process, process.start_ns, end_ns) / lived_ns
+        gpu, (process, start_ns, end_ns) = self._session.gpu(handle), self._find(handle, pid)
+        lived_ns, is_running = end_ns - start_ns, process.is_on_gpu(self._session.since_epoch_ns())
+        percent = _PERCENT * gpu.busy_ns(process, start_ns, end_ns) / lived_ns
         stats.gpuUtilization = round(percent)
         stats.memoryUtilization = round(percent * process.spec.load.memory_ratio)
         stats.maxMemoryUsage = process.spec.memory_bytes
-        # The driver says how long a process lived only once it has ended.
+        # The driver says for how long a process was there only once it is gone.
         stats.time = 0 if is_running else lived_ns // NS_PER_MS
-        stats.startTime = self._session.stamp_us(process.start_ns)
+        stats.startTime = self._session.stamp_us(start_ns)
         stats.isRunning = int(is_running)
         return stats
 
-    def _end_ns(self, process: PlannedProcess) -> int:
-        return min(process.end_ns, self._session.since_epoch_ns())
-
-    def _find(self, handle: Handle, pid: int) -> PlannedProcess:
-        found = [process for process in self._accounted(handle) if process.pid == pid]
-        if not found:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return found[0]
+    def _find(self, handle: Handle, pid: int) -> tuple[PlannedProcess, int, int]:
+        """Return a process with the begin of its latest visit to the GPU, and the end so far."""
+        now_ns = self._session.since_epoch_ns()
+        for process in self._accounted(handle):
+            visit = process.visit_at(now_ns)
+            if process.pid == pid and visit:
+                return process, visit[0], max(visit[0] + 1, min(visit[1], now_ns))
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def _accounted(self, handle: Handle) -> list[PlannedProcess]:
         gpu = self._session.gpu(handle)
         if gpu.facts.accounting == "off":
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return [one for one in gpu.processes if one.start_ns <= self._session.since_epoch_ns()]
+        return [one for one in gpu.processes if one.visit_at(self._session.since_epoch_ns())]

@@ -32,10 +32,11 @@ class DriverModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     empty_answer: Literal["not_found", "success"] = "not_found"
     """How it says that there are no samples: with an error, or with success and a size of none."""
     processes: ProcessForm = "windows"
-    """Process utilization: a sample for each window and process; or one sample a process, stamped
-    with the newest window, whose value is the mean since the stamp that was asked for, the newest
-    window's, or the mean of those windows in which the process ran; or 0 of each process that is
-    there, whatever it does; or not supported."""
+    """Process utilization: a sample for each window and process; or one sample a process that ran
+    since the stamp that was asked for. That is, stamped with the newest window, the mean since
+    then; or, stamped with the newest window in which the process ran, that window's value or the
+    mean of all in which it ran. Or 0 of each process that is there, whatever it does; or not
+    supported."""
     process_time: Literal["running", "submitted"] = "running"
     """What percents of a process count: its kernels while they run, or from their submission to
     their end, so that processes that take turns come to more than the device."""

@@ -165,6 +165,7 @@ def _check_gpus(scenario: Scenario) -> None:
                         " memory_bytes or move a process"
                     )
             for process in here:
+                _check_visits(process)
                 _check_instance(process, f"GPU {index} of {node.name}", facts.cuts)
 
 
@@ -202,6 +203,18 @@ def _check_incidents(scenario: Scenario) -> None:
                 f"incidents[{number}].xid: an incident has either an xid or another event, "
                 f"got xid {incident.xid} and event {incident.event!r}"
             )
+
+
+def _check_visits(process: PlannedProcess) -> None:
+    """Check that one visit ends before the next one begins, and that there is one."""
+    plan = process.spec.visits
+    if plan and plan.count > 1 and plan.every_seconds <= plan.length_seconds:
+        raise UserError(
+            f"{_who(process)}: visits.every_seconds: {plan.every_seconds} is not more than"
+            f" length_seconds {plan.length_seconds}"
+        )
+    if not process.visits:
+        raise UserError(f"{_who(process)}: visits.first_seconds: the process ends before; lower it")
 
 
 def _check_instance(process: PlannedProcess, gpu: str, cuts: list[Cut]) -> None:

@@ -331,6 +331,23 @@ class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What else they do to the chip."""
 
 
+class GpuVisits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a process has its GPUs open, where that is not all its life.
+
+    Outside of these times it runs on, as `/proc` shows, and is on no GPU: it holds no memory there,
+    is in no list of the driver, and each visit has an account of its own.
+    """
+
+    first_seconds: Seconds = 0.0
+    """When the first visit begins, after the process's start."""
+    length_seconds: Positive
+    """How long a visit lasts."""
+    count: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    """How many there are."""
+    every_seconds: Positive = 1.0
+    """From the begin of one to the begin of the next."""
+
+
 class Process(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A program that holds device memory and runs kernels."""
 
@@ -356,6 +373,8 @@ class Process(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """On GPUs that are cut: the position of its instance in the cut."""
     also: list[Literal["compute", "graphics", "mps"]] = []
     """Further lists of the driver in which it stands too."""
+    visits: GpuVisits | None = None
+    """When it has its GPUs open; absent: all its life."""
 
     @property
     def kinds(self) -> set[str]:

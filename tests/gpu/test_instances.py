@@ -62,7 +62,7 @@ def test_accounts_are_there_exactly_where_the_mode_is_on(gpus: list[NvidiaGpu]) 
             is_on = pynvml.nvmlDeviceGetAccountingMode(gpu.handle) == pynvml.NVML_FEATURE_ENABLED
         except pynvml.NVMLError:
             is_on = False
-        assert (answer.accounted is not None) == is_on
+        assert (answer.process_stats is not None) == is_on
 
 
 def test_whether_the_driver_has_the_sums_of_accounts_is_told(gpus: list[NvidiaGpu]) -> None:

@@ -177,7 +177,7 @@ def test_ends_are_told_and_with_accounting_what_was_used(loads: list[Load]) -> N
                 load.process.terminate()
         at, seen = ClockReading.read(clock), sampler.last_seen()
         answers = [gpu.query_all(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
-        is_accounted = answers[0].accounted is not None
+        is_accounted = answers[0].process_stats is not None
         tick = sampler.sample(answers, at=at)
         records += tick.processes if tick else []
         time.sleep(1)

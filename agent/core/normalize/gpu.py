@@ -375,9 +375,9 @@ def _is_free(raw: RawGpuSample, fields: ReadFields) -> bool:
 
 def _process_totals(raw: RawGpuSample, validator: Validator) -> list[tuple[int, GpuTotals]] | None:
     """Return what processes that are done with the GPU used, by pid, as far as it can be true."""
-    if raw.accounted is None:
+    if raw.process_stats is None:
         return None
-    return [(account.pid, _totals(raw.uuid, account, validator)) for account in raw.accounted]
+    return [(account.pid, _totals(raw.uuid, account, validator)) for account in raw.process_stats]
 
 
 def _totals(gpu_uuid: str, account: ProcessAccounting, validator: Validator) -> GpuTotals:

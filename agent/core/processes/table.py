@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from agent.core.raw import ClockReading
 from gpuledger.keys import NodeId
 from gpuledger.records import IncidentProcess, ProcessChange, ProcessRecord
 
@@ -72,6 +73,9 @@ class KnownProcess:
     is_confirmed: bool = field(compare=False)
     """Whether `/proc` showed it after that. Else it may have ended before, and its pid may have
     been another process's when it was listed: nobody can tell what was used under it."""
+    has_ended: bool = field(default=False, compare=False)
+    """Whether `/proc` shows it no more, and showed it after a look since the tick before: it was on
+    the GPU in this tick."""
 
     @property
     def is_mps_server(self) -> bool:
@@ -81,7 +85,7 @@ class KnownProcess:
     @property
     def certain_facts(self) -> ProcessFacts:
         """Return what is certain of the process that was listed."""
-        return self.facts if self.is_confirmed else UNREADABLE
+        return self.facts if self.is_confirmed or self.has_ended else UNREADABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +118,8 @@ class ProcessTable:
     """The kernel's id of this boot, for the records."""
     _known: dict[int, KnownProcess] = field(default_factory=dict)
     _lingering: dict[int, KnownProcess] = field(default_factory=dict)
+    _updated_boottime_ns: int = 0
+    """When the lists of the last update were read."""
 
     def refresh(
         self,
@@ -142,54 +148,38 @@ class ProcessTable:
             now=self._known,
             before={**self._lingering, **before},
             records=[
-                make_record(
-                    known.facts,
-                    node=self.node,
-                    boot_id=self.boot_id,
-                    pid=pid,
-                    time_ns=time_ns,
-                    change=change,
-                    gpu_uuids=known.gpus,
-                )
+                self._record(known, change, time_ns=time_ns)
                 for pid in sorted({*before, *self._known})
                 for change, known in _changes(self._known.get(pid), before.get(pid))
             ],
-            unreadable=sum(not self._known[pid].is_confirmed for pid in listed_pids),
+            unreadable=sum(self._known[pid].certain_facts is UNREADABLE for pid in listed_pids),
         )
         self._lingering = {pid: update.before[pid] for pid in lingering if pid in update.before}
+        self._updated_boottime_ns = listed_boottime_ns
         return update
 
-    @property
-    def pids(self) -> Collection[int]:
-        """Return the pids of those that are known to be there."""
-        return self._known.keys()
+    def observe(self, listed: Mapping[int, Mapping[str, ClockReading]]) -> list[ProcessRecord]:
+        """Take in who is new on which GPU between two updates; return the records of it.
 
-    def observe(
-        self, listed: Mapping[str, Collection[int]], *, listed_boottime_ns: int, time_ns: int
-    ) -> list[ProcessRecord]:
-        """Take in who is new on GPUs between two updates; return the records of it.
-
-        Whoever has gone again before `/proc` could be read stays unknown.
+        `listed` holds, by pid, the GPUs that list it and when they were asked: all that were asked
+        together, as a process opens several at once. Whoever has gone again before `/proc` could be
+        read stays unknown, and a pid that has passed to another process is the next update's.
         """
-        new = {
-            pid: frozenset(uuid for uuid, pids in listed.items() if pid in pids)
-            for pid in frozenset[int]().union(*listed.values()) - self._known.keys()
-        }
-        found = (self._look_up(pid, gpus, listed_boottime_ns) for pid, gpus in sorted(new.items()))
-        confirmed = [known for known in found if known.is_confirmed]
-        self._known.update((known.pid, known) for known in confirmed)
-        return [
-            make_record(
-                known.facts,
-                node=self.node,
-                boot_id=self.boot_id,
-                pid=known.pid,
-                time_ns=time_ns,
-                change=ProcessChange.SEEN,
-                gpu_uuids=known.gpus,
-            )
-            for known in confirmed
-        ]
+        records = []
+        for pid, times in sorted(listed.items()):
+            cached = self._known.get(pid)
+            if cached and times.keys() <= cached.gpus:
+                continue
+            known = _observed(pid, self.processes.read(pid), times, cached)
+            if known is None or _is_another(known, cached):
+                continue
+            self._known[pid] = known
+            time_ns = min(at.time_ns for at in times.values())
+            records += [
+                self._record(known, change, time_ns=time_ns)
+                for change, _ in _changes(known, cached)
+            ]
+        return records
 
     def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
         """Return the processes that the last update found on any of these GPUs, by pid."""
@@ -215,19 +205,38 @@ class ProcessTable:
         facts = self.processes.read(pid)
         started_ns = facts.started_boottime_ns
         # One that started after the list was read is not the one that was listed.
-        is_confirmed = started_ns is not None and started_ns <= listed_boottime_ns
-        if not is_confirmed:
-            # What was known of it stays: it may be gone and still hold the GPU.
-            facts = cached.facts if cached else UNREADABLE
+        if started_ns is not None and started_ns <= listed_boottime_ns:
+            return KnownProcess(
+                pid=pid,
+                facts=facts,
+                gpus=gpus,
+                listed_boottime_ns=listed_boottime_ns,
+                certain_boottime_ns=listed_boottime_ns,
+                is_confirmed=True,
+            )
+        # What was known of it stays: it may be gone and still hold the GPU.
+        certain_ns = cached.certain_boottime_ns if cached else listed_boottime_ns
         return KnownProcess(
             pid=pid,
-            facts=facts,
+            facts=cached.facts if cached else UNREADABLE,
             gpus=gpus,
             listed_boottime_ns=listed_boottime_ns,
-            certain_boottime_ns=cached.certain_boottime_ns
-            if cached and not is_confirmed
-            else listed_boottime_ns,
-            is_confirmed=is_confirmed,
+            certain_boottime_ns=certain_ns,
+            is_confirmed=False,
+            has_ended=cached is not None
+            and cached.is_confirmed
+            and certain_ns > self._updated_boottime_ns,
+        )
+
+    def _record(self, known: KnownProcess, change: ProcessChange, *, time_ns: int) -> ProcessRecord:
+        return make_record(
+            known.facts,
+            node=self.node,
+            boot_id=self.boot_id,
+            pid=known.pid,
+            time_ns=time_ns,
+            change=change,
+            gpu_uuids=known.gpus,
         )
 
 
@@ -256,6 +265,32 @@ def make_record(
         container_id=facts.location.container_id,
         pod_uid=facts.location.pod_uid,
         job_id=facts.location.job_id,
+    )
+
+
+def _observed(
+    pid: int,
+    facts: ProcessFacts,
+    times: Mapping[str, ClockReading],
+    cached: KnownProcess | None,
+) -> KnownProcess | None:
+    """Return the process that GPUs listed at these times; `None` where it is not what is there."""
+    started_ns = facts.started_boottime_ns
+    # One that started after a list was read is not the one that was listed there.
+    gpus = {
+        uuid: at.boottime_ns
+        for uuid, at in times.items()
+        if started_ns is not None and started_ns <= at.boottime_ns
+    }
+    if not gpus:
+        return None
+    return KnownProcess(
+        pid=pid,
+        facts=facts,
+        gpus=frozenset(gpus) | (cached.gpus if cached else frozenset()),
+        listed_boottime_ns=max(gpus.values()),
+        certain_boottime_ns=max(gpus.values()),
+        is_confirmed=True,
     )
 
 

@@ -5,7 +5,7 @@ table of a tick's containers is made. Of what the GPUs read only the time that w
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from agent.core.processes.table import (
     ProcessTable,
     TableUpdate,
 )
-from agent.core.raw import GpuLook
+from agent.core.raw import ClockReading, GpuLook
 from agent.core.tick import TickInterval
 from gpuledger.keys import NodeId
 from gpuledger.records import (
@@ -86,23 +86,23 @@ class ProcessTracker:
         self._table = ProcessTable(processes=processes, node=node, boot_id=boot_id)
         self._matcher = ExitMatcher(processes=processes, node=node, boot_id=boot_id)
         self._reporter = ExitReporter()
-        self._accounted: Collection[str] = ()
+        self._accounting_gpus: Collection[str] = ()
         """The GPUs whose driver keeps accounts."""
         self._records: list[ProcessRecord] = []
         self._unreadable = 0
 
-    def observe(self, look: GpuLook) -> None:
-        """Take in who is new on a GPU between two ticks: they may be gone at the next."""
-        if self.reads_processes and look.processes is not None:
-            pids = {process.pid for process in look.processes}
-            self._matcher.seen_pids.record(
-                pids.difference(self._table.pids), seen_boottime_ns=look.at.boottime_ns
-            )
-            self._records += self._table.observe(
-                {look.uuid: pids},
-                listed_boottime_ns=look.at.boottime_ns,
-                time_ns=look.at.time_ns,
-            )
+    def observe(self, looks: Iterable[GpuLook]) -> None:
+        """Take in who is new on GPUs between two ticks: they may be gone at the next.
+
+        `looks` are those of all GPUs that were asked together.
+        """
+        if not self.reads_processes:
+            return
+        listed: dict[int, dict[str, ClockReading]] = {}
+        for look in looks:
+            for process in look.processes or ():
+                listed.setdefault(process.pid, {})[look.uuid] = look.at
+        self._records += self._table.observe(listed)
 
     def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
         """Return the processes that the last update found on any of these GPUs."""
@@ -130,7 +130,7 @@ class ProcessTracker:
         )
         self._unreadable += table_update.unreadable
         accounts = {tick.reading.uuid: tick.accounts for tick in read}
-        self._accounted = {uuid for uuid, given in accounts.items() if given is not None}
+        self._accounting_gpus = {uuid for uuid, given in accounts.items() if given is not None}
         self._records += self._matcher.match(
             table_update, accounts, time_ns=time_ns, boottime_ns=boottime_ns
         )
@@ -158,7 +158,7 @@ class ProcessTracker:
             covered,
             gpus=[tick.reading for tick in ticks],
             processes=processes,
-            accounted=self._accounted,
+            accounting_gpus=self._accounting_gpus,
             container_index=containers.index_of,
         )
         served = frozenset(place for place, of_gpu in enumerate(shared) if of_gpu)
@@ -188,8 +188,9 @@ def describe(
     """
     pid = usage.process.pid
     was_recycled = not usage.ended and table_update.was_recycled(pid)
-    for ended in (False, True) if was_recycled else (usage.ended,):
-        known = (table_update.before if ended else table_update.now).get(pid)
+    for gone in (False, True) if was_recycled else (usage.ended,):
+        known = (table_update.before if gone else table_update.now).get(pid)
+        ended = gone or (known is not None and known.has_ended)
         facts = known.certain_facts if known else UNREADABLE
         yield GpuProcess(
             gpu=gpu,

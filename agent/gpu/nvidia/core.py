@@ -1,24 +1,16 @@
-"""What is booked: samples, memory, power, energy, processes, and the driver's accounts of them.
+"""What is booked: samples, memory, power, energy, processes.
 
 Nothing slow may be called here. Whether a value can be true is decided in `agent.core`.
-
-The driver's accounts are there where accounting mode is on, and outlive the process: so one that is
-shorter than a tick is still known by what it used. `AccountingReader` queries each process once,
-when it is done with the GPU: only pids that are new or gone. The driver's ring buffer holds the
-latest process of a pid; to which process an account belongs is decided by its start, in
-`agent.core.processes.accounting`.
 """
 
-from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import pynvml
 
 from agent.core.raw import (
     ListedProcess,
-    ProcessAccounting,
     ProcessUtilizationSample,
     SampleCursor,
     UtilizationSample,
@@ -27,14 +19,11 @@ from agent.core.readings import PID
 from agent.gpu.nvidia.device_client import (
     NOT_SUPPORTED,
     DeviceClient,
-    call_nvml,
     instance_id,
-    list_nvml,
     raw_getattr,
 )
-from agent.gpu.nvidia.library import AccountingStats, NvmlLibrary, ProcessInfo
+from agent.gpu.nvidia.library import NvmlLibrary, ProcessInfo
 from agent.gpu.nvidia.query import value_name
-from agent.gpu.protocol import FailedError, UnsupportedError
 from agent.metrics import NVML_ERRORS
 from gpuledger.records import ProcessKind
 
@@ -259,132 +248,4 @@ def _process_samples(
             decoder_percent=raw_getattr(sample, "decUtil"),
         )
         for sample in samples
-    )
-
-
-_STATS: Final = "nvmlDeviceGetAccountingStats"
-# An answer that comes too late is thrown away, so each account is in some answers.
-_ANSWERS_EACH: Final = 3
-_MAX_AT_ONCE: Final = 64
-_NO_PERCENT: Final = 0xFFFFFFFF
-_NO_BYTES: Final = (1 << 64) - 1
-_PER_PERCENT: Final = 100
-
-
-@dataclass(kw_only=True)
-class AccountingReader:
-    """The driver's accounts of the processes of one GPU."""
-
-    client: DeviceClient
-    """Queries the GPU."""
-    _known: set[int] | None = None
-    _listed: set[int] = field(default_factory=set)
-    _pending: set[int] = field(default_factory=set)
-    _latest: deque[list[ProcessAccounting]] = field(
-        default_factory=lambda: deque(maxlen=_ANSWERS_EACH)
-    )
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the driver keeps accounts, by the last answer; safe to read from any thread."""
-        return self._known is not None
-
-    def query(self, listed: Iterable[ListedProcess] | None) -> tuple[ProcessAccounting, ...] | None:
-        """Return the processes that are done with the GPU since some queries ago.
-
-        `listed` are those that are on it now, `None` where that is not known. What had ended
-        before the first query is not reported. Raises SourceLostError.
-        """
-        try:
-            buffered = self._query_buffered_pids()
-        except FailedError:
-            # Those of the answers before come again, as in any answer.
-            if self._known is None:
-                return None
-        else:
-            if buffered is None:
-                # Accounting was turned off, or is not there: its buffer begins anew.
-                self._known = None
-                self._latest.clear()
-                self._pending.clear()
-                return None
-            self._find_candidates(buffered, listed)
-            self._latest.append(self._query_candidates())
-        return tuple(account for accounts in self._latest for account in accounts)
-
-    def _query_buffered_pids(self) -> set[int] | None:
-        """Return the pids in the ring buffer, `None` where there is none; raises FailedError."""
-        client, get_mode = self.client, NvmlLibrary.nvmlDeviceGetAccountingMode
-        mode = client.query(get_mode)
-        if mode is None and not client.is_unsupported((get_mode.__name__,)):
-            raise FailedError(f"{get_mode.__name__}: no answer")
-        if mode != pynvml.NVML_FEATURE_ENABLED:
-            return None
-        try:
-            # Not through the client: it is refused while the mode is off, and may be there later.
-            function = NvmlLibrary.nvmlDeviceGetAccountingPids
-            return set(list_nvml(client.library, (), function, client.handle))
-        except UnsupportedError:
-            return None
-
-    def _find_candidates(self, buffered: set[int], listed: Iterable[ListedProcess] | None) -> None:
-        """Record which may have ended: no longer listed, or there only between two queries."""
-        now = self._listed if listed is None else {process.pid for process in listed}
-        if self._known is not None:
-            self._pending |= self._listed - now
-            self._pending |= buffered - self._known
-        # One that is listed again goes on, and of one that has left the buffer nothing is known.
-        self._pending = (self._pending - now) & buffered
-        self._known, self._listed = buffered, now
-
-    def _query_candidates(self) -> list[ProcessAccounting]:
-        found = []
-        for pid in sorted(self._pending)[:_MAX_AT_ONCE]:
-            stats = self._query_stats(pid)
-            if stats is not None and stats.isRunning:
-                continue  # not listed any more, and not closed yet: again at the next tick
-            self._pending.discard(pid)
-            if stats is not None:
-                found.append(_account(pid, stats))
-        return found
-
-    def _query_stats(self, pid: int) -> AccountingStats | None:
-        """Return the account of a pid, `None` where there is none; raises SourceLostError."""
-        client, newer = self.client, NvmlLibrary.nvmlDeviceGetAccountingStats_v2
-        stats = client.query_varying(newer, pid)
-        # An older driver has the first version alone.
-        if stats is not None or not client.is_unsupported((newer.__name__,)):
-            return stats
-        try:
-            function = NvmlLibrary.nvmlDeviceGetAccountingStats
-            return call_nvml(client.library, function, client.handle, pid)
-        except (FailedError, UnsupportedError):
-            return None
-        except TypeError:
-            # nvidia-ml-py writes None into a number where the driver does not know the memory.
-            NVML_ERRORS.labels(call=_STATS, error="TypeError").inc()
-            return None
-
-
-def _account(pid: int, stats: AccountingStats) -> ProcessAccounting:
-    # The second version sums hundredths of a percent, which gives the exact mean; the first one
-    # has whole percents.
-    count = getattr(stats, "sampleCount", 0)
-    gpu_percent: float | None
-    memory_percent: float | None
-    if count:
-        gpu_percent = stats.sumGpuUtil / count / _PER_PERCENT
-        memory_percent = stats.sumFbUtil / count / _PER_PERCENT
-    else:
-        gpu_percent, memory_percent = (
-            None if percent == _NO_PERCENT else float(percent)
-            for percent in (stats.gpuUtilization, stats.memoryUtilization)
-        )
-    return ProcessAccounting(
-        pid=pid,
-        started_us=stats.startTime,
-        lived_ms=stats.time,
-        gpu_percent=gpu_percent,
-        memory_percent=memory_percent,
-        max_memory_bytes=None if stats.maxMemoryUsage == _NO_BYTES else stats.maxMemoryUsage,
     )

@@ -19,14 +19,9 @@ from msgspec.structs import replace
 
 from agent.core.incidents import read_bus, write_bus
 from agent.core.raw import CallGroup, ClockReading, GpuLook, RawGpuSample, SampleCursor
+from agent.gpu.nvidia.accounting import AccountingReader
 from agent.gpu.nvidia.catalogue import DriverVersion, specs_for
-from agent.gpu.nvidia.core import (
-    AccountingReader,
-    ProcessLists,
-    query_core,
-    query_energy,
-    query_look,
-)
+from agent.gpu.nvidia.core import ProcessLists, query_core, query_energy, query_look
 from agent.gpu.nvidia.device_client import DeviceClient, call_nvml
 from agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
 from agent.gpu.nvidia.gpm import ChipCounters, Gpm, is_of_chip
@@ -150,7 +145,7 @@ class NvidiaGpu:
         core |= self._mig.query(core)
         # Not under MIG: what the driver accounts for there is not documented.
         if not core["mig_enabled"]:
-            core["accounted"] = self._accounting.query(core["processes"])
+            core["process_stats"] = self._accounting.query(core["processes"])
         if self._known_facts and self._layout_version != self._mig.version:
             # At once, and not with the next health: kubelet's ids lead to instances by it.
             self._known_facts = self._with_layout(self._known_facts)

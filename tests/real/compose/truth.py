@@ -85,14 +85,14 @@ class Truth:
                     busy_ns = gpu.busy_ns(process, self._start_ns, self._end_ns)
                     busy = busy_ns / _NS / self._seconds
                     gpus += busy
-                    held += process.spec.memory_bytes * process.alive(self._end_ns - 1)
+                    held += process.spec.memory_bytes * process.is_on_gpu(self._end_ns - 1)
                     watts += busy * gpu.facts.max_watts
         return Used(gpus=gpus, bytes=held, watts=watts)
 
     def held(self, pod: PlannedPod) -> float:
         """Return how many GPUs a pod holds: of one that several use each has as much."""
         there = [
-            {id(one.pod) for one in gpu.alive(self._end_ns - 1) if one.pod is not None}
+            {id(one.pod) for one in gpu.users(self._end_ns - 1) if one.pod is not None}
             for _, gpu in self.gpus
         ]
         return sum(1 / len(pods) for pods in there if id(pod) in pods)
@@ -116,7 +116,7 @@ class Truth:
         """Count the pairs of a GPU and a pod by whether the pod was alone on the GPU."""
         found: Counter[str] = Counter()
         for _, gpu in self.gpus:
-            there = {id(one.pod): one.pod for one in gpu.alive(self._end_ns - 1)}
+            there = {id(one.pod): one.pod for one in gpu.users(self._end_ns - 1)}
             pods = [pod for pod in there.values() if pod is not None]
             found["exclusive" if len(there) == 1 else "process_utilization"] += len(pods)
         return found

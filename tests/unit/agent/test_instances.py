@@ -111,6 +111,25 @@ def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: ManualC
     assert changes == [ProcessChange.SEEN] * 3 + [ProcessChange.ENDED] * 3
 
 
+def test_an_incident_of_an_instance_names_who_is_in_it_also_while_the_gpu_does_not_answer(
+    clock: ManualClock,
+) -> None:
+    node = cut_simulation(clock).node("node-a")
+    sampler = Sampler(node=NodeId("default", "node-a"), procfs=node.procfs)
+    (gpu,) = NvmlSession(node.nvml).open()
+    clock.advance(1.0)
+    answer = gpu.query_all(SampleCursor())
+    ids = [one.instance.gpu_instance for one in answer.instances if one.instance]
+    named = []
+    for raw in ([answer], [], []):
+        sampler.sample(raw, at=ClockReading.read(node.clock))
+        clock.advance(1.0)
+        named.append([[one.command for one in sampler.processes_on(gpu.uuid, id_)] for id_ in ids])
+    assert named[0][:3] == [["infer"], ["train"], ["notebook"]]
+    assert named[0] == named[1] == named[2]
+    assert len(sampler.processes_on(gpu.uuid, None)) == 3
+
+
 def sums(samples: list[NodeSample]) -> dict[str, int]:
     found: dict[str, int] = defaultdict(int)
     for sample in samples:

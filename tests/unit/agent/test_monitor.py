@@ -295,6 +295,35 @@ def test_an_event_of_another_gpu_or_of_long_ago_says_nothing(
     assert [one.kind for one in news(reported)] == ["xid", "row_remap_pending"]
 
 
+def test_what_readings_told_before_does_not_silence_what_is_new_in_them(
+    idle: IncidentMonitor, reported: Reported
+) -> None:
+    states = [(0, "none"), (1, "reset"), (5, "none"), (9, "reset")]
+    for number, (errors, action) in enumerate(states):
+        health = GpuHealth(recovery_action=action, ecc_uncorrected_volatile_total=errors)
+        idle.evaluate_health(healthy(health), time_ns=EPOCH_NS + number * 10 * NS_PER_SECOND)
+
+    kinds = [one.kind for one in news(reported) if not one.ended_kinds]
+    assert kinds.count("ecc_uncorrected") == 3
+    assert kinds.count("recovery_action") == 3  # RESET, NONE, RESET
+    assert "4 more, 9 in all" in news(reported)[-1].message
+
+
+def test_what_an_event_said_is_known_for_a_minute_whatever_storm_comes_meanwhile(
+    idle: IncidentMonitor, reported: Reported
+) -> None:
+    idle.evaluate_health(healthy(WELL), time_ns=EPOCH_NS)
+    idle.handle(xid(63, at=5))
+    for number in range(100):
+        idle.handle(xid(31, at=6 + number / 10))
+        idle.handle(xid(13, gpu_uuid="GPU-2", at=6 + number / 10))
+    idle.evaluate_health(
+        healthy(GpuHealth(remapped_rows_pending=True)), time_ns=EPOCH_NS + 30 * NS_PER_SECOND
+    )
+
+    assert {one.kind for one in news(reported)} == {"xid"}
+
+
 def test_the_table_of_processes_reports_who_is_on_a_gpu_or_its_instances() -> None:
     procfs = FakeProcfs()
     procfs.start(7, started_ticks=5, cgroup="/system.slice/ssh.service", command="train")

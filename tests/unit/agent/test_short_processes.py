@@ -1,13 +1,23 @@
 """Processes that open a GPU and are gone before any tick lists them."""
 
+from typing import Any
+
 import pytest
 
+from agent.core.raw import ClockReading, SampleCursor
+from agent.gpu.nvidia.session import NvmlSession
+from agent.sampling import Sampler
 from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of
+from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
+from simulator.clock import ManualClock
+from simulator.scenario.load import parse_scenario
+from simulator.simulation import Simulation
 from tests.default_topics import PROCESSES, SAMPLES
+from tests.ticks import take_looks
 from tests.unit.agent.builders import EPOCH_NS, short_lives, watch
 
 # Ticks are taken 0.25 s after the start and then each second: this one is gone before the third.
@@ -63,3 +73,39 @@ async def test_without_accounts_a_look_shows_it_where_processes_came_or_went_of_
     assert len({one.pid for one in seen}) == 2
     assert all(one.container is not None for one in seen)
     assert [end for tick in ticks for end in tick.ended_processes or ()] == []
+
+
+async def test_one_on_several_gpus_has_one_life_with_the_use_of_all() -> None:
+    scenario: Any = short_lives([BETWEEN_TICKS])
+    scenario["nodes"][0]["gpus"]["count"] = 4
+    (process,) = scenario["pods"][0]["containers"][0]["processes"]
+    process["gpus"] = [0, 1, 2, 3]
+    (end,) = await reported(await watch(scenario, AgentSettings(node_name="gpu-a"), seconds=6))
+    assert len(end.gpu_uuids) == len(end.totals or ()) == 4
+    assert end.busy_ns == pytest.approx(4 * 0.48e9, abs=0.3e9)
+
+
+def test_one_that_ends_before_proc_is_read_has_what_a_look_saw_of_it() -> None:
+    clock = ManualClock(start_ns=EPOCH_NS)
+    scenario = parse_scenario(short_lives([(0.5, 1.6), (2.2, 2.9)], accounting="off"))
+    (node,) = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock).nodes.values()
+    sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
+    gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
+    samples = []
+    for _ in range(6):
+        take_looks(sampler, gpus, clock, node.clock, 750_000_000)
+        at, cursors = ClockReading.read(node.clock), sampler.last_seen()
+        answers = [gpu.query_all(cursors.get(gpu.uuid, SampleCursor())) for gpu in gpus]
+        # Other GPUs take their time to answer.
+        clock.advance(0.25)
+        if tick := sampler.sample(answers, at=at):
+            samples.append(tick.sample)
+    pods = [
+        tick.containers[one.container or 0].pod_uid
+        for tick in samples
+        for one in tick.processes
+        if one.sm_utilization_ratio
+    ]
+    assert len(pods) > 3
+    assert None not in pods
+    assert all(one.started_boottime_ns for tick in samples for one in tick.processes)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.truth_runs import CLASSES, DRIVERS, MODELLED, UNMEASURED, errors_of, play_cell
+from tests.truth_runs import CLASSES, DRIVERS, FURTHER, MODELLED, UNMEASURED, errors_of, play_cell
 
 SHARED = [kind for kind in CLASSES if not kind.startswith("one pod")]
 MEASURED = [name for name in DRIVERS if name not in UNMEASURED | MODELLED]
@@ -66,3 +66,21 @@ def test_joules_of_kernels_that_draw_alike_are_right_to_three_percent(
     """Also on bursts: energy is of the time that the busy time covers."""
     errors = errors_of(play_cell(kind, DRIVERS[driver], tick_seconds=1.0, seed=4), tick_seconds=1.0)
     assert errors.largest.millijoules <= 0.03
+
+
+FURTHER_BOUNDS = {
+    # Kinds of use: GPU-seconds and joules, as parts of the device's.
+    "shorter than a look": (0.05, 0.35),
+    "contexts that draw": (0.006, 0.1),
+    "kernels of different draw": (0.006, 0.25),
+    "a pod an instance of MIG": (0.006, 0.03),
+    "two pods in an instance": (0.3, 0.4),
+}
+
+
+@pytest.mark.parametrize("kind", FURTHER)
+def test_what_no_form_of_driver_decides_stays_within_its_bound(kind: str) -> None:
+    """Who of several it was that nobody can see, or that it was anybody at all."""
+    largest = errors_of(play_cell(kind, {}, tick_seconds=1.0, seed=3), tick_seconds=1.0).largest
+    busy, joules = FURTHER_BOUNDS[kind]
+    assert (largest.busy_ns <= busy, largest.millijoules <= joules) == (True, True)

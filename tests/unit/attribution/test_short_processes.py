@@ -1,11 +1,13 @@
-"""Processes of 50 to 900 ms that come and go between ticks: settled, pods are nearer to the truth.
+"""What is shorter than a tick: processes of 50 to 900 ms, and visits to a GPU of 20 to 80 ms.
 
-The agent watches the simulator as it does a node: it ticks each second, and scans ten times
-between. Truth is the simulator's; what its accounts say is rounded as the driver's are.
+Looks show the former while they are there. The latter are shorter than a look, by processes that
+live on: what they used is settled. The agent watches the simulator as it does a node: it ticks each
+second, and looks ten times between. Truth is the simulator's; what its accounts say is rounded as
+the driver's are.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -34,7 +36,7 @@ EPOCH_NS: Final = 1_795_000_000_000_000_000
 SECOND_NS: Final = 10**9
 RUN_SECONDS: Final = 24.0
 LEAD_SECONDS: Final = 2.0
-GLANCES: Final = 10
+LOOKS: Final = 10
 WINDOW_SECONDS: Final = 1 / 6
 EntryOwner = str
 """A pod's UID, or the name of another account."""
@@ -84,11 +86,17 @@ def _owner_of(entry: Entry, sample: NodeSample) -> EntryOwner:
     return sample.containers[entry.container or 0].pod_uid or "?"
 
 
-def play(seed: int, *, pods_a_gpu: int, accounting: str, scans: int = GLANCES) -> Run:
-    """Let an agent watch two GPUs on which pods run short processes, one after the other."""
+Load = Callable[[Random, int], Iterable[dict[str, object]]]
+"""Returns the processes of a pod on a GPU."""
+
+
+def play(
+    seed: int, load: Load, *, pods_a_gpu: int, accounting: str = "v1", looks: int = LOOKS
+) -> Run:
+    """Let an agent watch two GPUs on which pods run what `load` returns."""
     clock = ManualClock(start_ns=EPOCH_NS)
     random = Random(seed)  # noqa: S311  # no secret is made of it
-    scenario = parse_scenario(_scenario(random, pods_a_gpu, accounting))
+    scenario = parse_scenario(_scenario(random, load, pods_a_gpu, accounting))
     simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node("gpu-a")
     sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
@@ -97,18 +105,18 @@ def play(seed: int, *, pods_a_gpu: int, accounting: str, scans: int = GLANCES) -
     while clock.monotonic_ns() < RUN_SECONDS * SECOND_NS:
         if tick := tick_of(sampler, gpus, node.clock):
             made.append(tick.sample)
-        for place in range(scans + 1):
+        for place in range(looks + 1):
             if place:
                 at = ClockReading.read(node.clock)
                 cursors = sampler.look_cursors(LookScope.ALL, now_ns=at.monotonic_ns)
                 sampler.record_looks(
                     [gpu.look(cursors[gpu.uuid], at=at) for gpu in gpus if cursors]
                 )
-            clock.advance(1 / (scans + 1))
+            clock.advance(1 / (looks + 1))
     return Run(made, simulation, node)
 
 
-def _scenario(random: Random, pods_a_gpu: int, accounting: str) -> dict[str, object]:
+def _scenario(random: Random, load: Load, pods_a_gpu: int, accounting: str) -> dict[str, object]:
     return {
         "name": "short",
         "nodes": [
@@ -122,7 +130,7 @@ def _scenario(random: Random, pods_a_gpu: int, accounting: str) -> dict[str, obj
                 "namespace": "research",
                 "name": f"short-{gpu}-{number}",
                 "node": "gpu-a",
-                "containers": [{"name": "main", "processes": list(_lives(random, gpu))}],
+                "containers": [{"name": "main", "processes": list(load(random, gpu))}],
             }
             for gpu in range(2)
             for number in range(pods_a_gpu)
@@ -130,20 +138,35 @@ def _scenario(random: Random, pods_a_gpu: int, accounting: str) -> dict[str, obj
     }
 
 
-def _lives(random: Random, gpu: int) -> Iterator[dict[str, object]]:
+def short_processes(random: Random, gpu: int) -> Iterator[dict[str, object]]:
+    """Yield one process of 50 to 900 ms after the other."""
     # What began before the agent did, or has not ended when it does, is not told.
     at = LEAD_SECONDS + random.uniform(0.0, 1.0)
     while at < RUN_SECONDS - LEAD_SECONDS:
         end = at + random.uniform(0.05, 0.9)
-        yield {
-            "command": "python",
-            "gpus": [gpu],
-            "load": {"busy_ratio": random.uniform(0.2, 0.95), "kernel_seconds": 0.005},
-            "memory_bytes": 2**28,
-            "start_seconds": at,
-            "end_seconds": end,
-        }
+        yield {**_process(random, gpu), "start_seconds": at, "end_seconds": end}
         at = end + random.uniform(0.2, 3.0)
+
+
+def short_visits(random: Random, gpu: int) -> list[dict[str, object]]:
+    """Return a process that lives on, and has the GPU open for 20 to 80 ms again and again."""
+    every = random.uniform(1.1, 2.0)
+    visits = {
+        "first_seconds": LEAD_SECONDS + random.uniform(0.0, 1.0),
+        "length_seconds": random.uniform(0.02, 0.08),
+        "every_seconds": every,
+        "count": int((RUN_SECONDS - 2 * LEAD_SECONDS - 1) / every),
+    }
+    return [{**_process(random, gpu), "visits": visits}]
+
+
+def _process(random: Random, gpu: int) -> dict[str, object]:
+    return {
+        "command": "python",
+        "gpus": [gpu],
+        "load": {"busy_ratio": random.uniform(0.2, 0.95), "kernel_seconds": 0.005},
+        "memory_bytes": 2**28,
+    }
 
 
 def error_seconds(booked: Mapping[EntryOwner, float], truth: Mapping[EntryOwner, float]) -> float:
@@ -164,9 +187,11 @@ accountings = st.sampled_from(["v1", "v2"])
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(seeds, accountings)
-def test_a_pod_alone_on_its_gpu_has_all_that_it_used(seed: int, accounting: str) -> None:
-    """But for processes too short for a process scan, and the driver's rounding."""
-    run = play(seed, pods_a_gpu=1, accounting=accounting)
+def test_a_pod_alone_on_its_gpu_has_all_that_its_short_processes_used(
+    seed: int, accounting: str
+) -> None:
+    """By looks: their accounts leave nothing to settle but what rounding left."""
+    run = play(seed, short_processes, pods_a_gpu=1, accounting=accounting)
     booked, truth = run.booked(), run.truth()
     both = added(booked, run.settled())
     assert error_seconds(both, truth) <= error_seconds(booked, truth)
@@ -175,40 +200,80 @@ def test_a_pod_alone_on_its_gpu_has_all_that_it_used(seed: int, accounting: str)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
-@given(seeds, st.sampled_from([1, 2, 3]), accountings)
-def test_nothing_is_taken_but_from_nobody_and_the_sum_over_all_accounts_stays(
-    seed: int, pods_a_gpu: int, accounting: str
+@given(seeds, accountings, st.sampled_from([0, LOOKS]))
+def test_a_pod_alone_on_its_gpu_has_what_it_used_in_visits_shorter_than_a_look(
+    seed: int, accounting: str, looks: int
 ) -> None:
-    run = play(seed, pods_a_gpu=pods_a_gpu, accounting=accounting)
+    """By settlement: without it, a part of them is nobody's."""
+    run = play(seed, short_visits, pods_a_gpu=1, accounting=accounting, looks=looks)
+    booked, settled, truth = run.booked(), run.settled(), run.truth()
+    assert sum(seconds for name, seconds in settled.items() if name in truth) > 0.0
+    off, off_settled = error_seconds(booked, truth), error_seconds(added(booked, settled), truth)
+    assert off_settled < 0.5 * off
+    assert off_settled <= 0.03 * sum(truth.values())
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    seeds,
+    st.sampled_from([short_processes, short_visits]),
+    st.sampled_from([1, 2, 3]),
+    accountings,
+)
+def test_nothing_is_taken_but_from_nobody_and_the_sum_over_all_accounts_stays(
+    seed: int, load: Load, pods_a_gpu: int, accounting: str
+) -> None:
+    run = play(seed, load, pods_a_gpu=pods_a_gpu, accounting=accounting)
     booked, settled = run.booked(), run.settled()
     assert sum(settled.values()) == pytest.approx(0.0, abs=1e-9)
     assert all(seconds > 0.0 for name, seconds in settled.items() if name != "unattributed")
     assert booked["unattributed"] + settled.get("unattributed", 0.0) >= -1e-9
+    # Of visits some is always left to settle, or all of this would say nothing.
+    assert settled or load is short_processes
 
 
-def table() -> list[tuple[int, float, float]]:
+def table(name: str) -> list[list[float]]:
     """Return the page's rows: pods on the GPU, and how far they are from the truth."""
-    text = PAGE.partition("<!-- short:begin -->\n")[2].partition("<!-- short:end -->")[0]
-    rows = [line.replace("%", "").strip("|").split("|") for line in text.splitlines()[2:]]
-    return [(int(pods), float(one) / 100, float(other) / 100) for pods, one, other in rows]
+    text = PAGE.partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0]
+    rows = [line.strip("|").split("|") for line in text.splitlines()[2:]]
+    return [
+        [int(pods), *(float(cell.replace("%", "")) / 100 for cell in cells)]
+        for pods, *cells in rows
+    ]
 
 
-@pytest.mark.parametrize(("pods", "without", "with_"), table())
-def test_the_page_tells_how_much_nearer_to_the_truth_pods_are(
+def parts_off(load: Load, *, pods: int, looks: int) -> tuple[float, float]:
+    """Return how far pods are from the truth before and after what is settled."""
+    used = off = off_settled = 0.0
+    for seed in range(20):
+        run = play(seed, load, pods_a_gpu=pods, looks=looks)
+        truth, booked = run.truth(), run.booked()
+        used += sum(truth.values())
+        off += error_seconds(booked, truth)
+        off_settled += error_seconds(added(booked, run.settled()), truth)
+    return off / used, off_settled / used
+
+
+@pytest.mark.parametrize(("pods", "without", "with_"), table("short"))
+def test_the_page_tells_how_much_nearer_to_the_truth_looks_bring_pods(
     pods: int, without: float, with_: float
 ) -> None:
-    """By looks, which show the samples of a process while it is there."""
-    for scans, expected in ((0, without), (GLANCES, with_)):
-        used = off = 0.0
-        for seed in range(20):
-            run = play(seed, pods_a_gpu=pods, accounting="v1", scans=scans)
-            truth = run.truth()
-            used += sum(truth.values())
-            off += error_seconds(added(run.booked(), run.settled()), truth)
-        assert off / used == pytest.approx(expected, rel=0.05, abs=0.0006)
+    """Looks show the samples of a process while it is there."""
+    for looks, expected in ((0, without), (LOOKS, with_)):
+        off, _ = parts_off(short_processes, pods=pods, looks=looks)
+        assert off == pytest.approx(expected, rel=0.05, abs=0.0006)
 
 
-def test_without_glances_nobody_is_known_and_nothing_is_settled() -> None:
-    run = play(7, pods_a_gpu=1, accounting="v2", scans=0)
+@pytest.mark.parametrize(("pods", "alone", "alone_settled", "off", "settled"), table("visits"))
+def test_the_page_tells_how_much_nearer_to_the_truth_settlement_brings_pods(
+    pods: int, alone: float, alone_settled: float, off: float, settled: float
+) -> None:
+    for looks, expected in ((0, (alone, alone_settled)), (LOOKS, (off, settled))):
+        found = parts_off(short_visits, pods=pods, looks=looks)
+        assert found == pytest.approx(expected, rel=0.05, abs=0.0006)
+
+
+def test_without_looks_nobody_is_known_and_nothing_is_settled() -> None:
+    run = play(7, short_processes, pods_a_gpu=1, accounting="v2", looks=0)
     assert run.booked()["unattributed"] > 0.5
     assert run.settled() == {}

@@ -19,9 +19,7 @@ def stream(
     start: int = 0,
     end: int = NEVER_NS,
 ) -> Stream:
-    return Stream(
-        start_ns=start, end_ns=end, kernel_ns=kernel_ms * MS, busy_ratio=busy_ratio, seed=name
-    )
+    return Stream(visits=[(start, end)], kernel_ns=kernel_ms * MS, busy_ratio=busy_ratio, seed=name)
 
 
 def device(*streams: Stream) -> Kernels:
@@ -69,3 +67,29 @@ def test_kernels_run_only_while_their_process_lives() -> None:
     spans = intervals(short)
     assert spans[0][0] >= SECOND + 7
     assert spans[-1][1] <= 2 * SECOND + 11
+
+
+def test_kernels_run_only_in_the_visits_of_their_process() -> None:
+    visits = [(n * SECOND, n * SECOND + 100 * MS + n) for n in range(1, 40)]
+    at_once, in_steps = (
+        [
+            Stream(visits=visits, kernel_ns=kernel_ms * MS, busy_ratio=busy_ratio, seed="a")
+            for kernel_ms, busy_ratio in ((30, 0.9), (5, 0.5), (400, 0.1))
+        ]
+        for _ in range(2)
+    )
+    device(*at_once).run_until(60 * SECOND)
+    stepped = device(*in_steps)
+    for step in range(1, 601):
+        stepped.run_until(step * 100 * MS)
+    assert intervals(*at_once) == intervals(*in_steps)
+    for one in at_once:
+        found = [
+            [span for span in one.busy.intervals() if start <= span[0] and span[1] <= end]
+            for start, end in visits
+        ]
+        assert all(found)
+        assert sum(map(len, found)) == len(list(one.busy.intervals()))
+        # Whoever waits for its turn waits no longer than it is there.
+        there_ns = sum(end - start for start, end in visits)
+        assert one.busy.until(60 * SECOND) <= one.pending_until(60 * SECOND) <= there_ns

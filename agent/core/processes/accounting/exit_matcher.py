@@ -31,7 +31,6 @@ _MAX_WAIT_TICKS: Final = 5
 _REPEATED_TICKS: Final = 10
 _RECENT_EXITS: Final = 256
 _EARLIER_CLOCKS: Final = 8
-_MAX_SEEN: Final = 1024
 
 DriverAccount = tuple[int, GpuTotals]
 """A pid, and what it used of one GPU."""
@@ -93,39 +92,6 @@ class ProcessLifetime:
         return next((ns for ns in opened if earliest_ns <= ns <= latest_ns), None)
 
 
-@dataclass(kw_only=True)
-class SeenPids:
-    """The latest processes that were seen between ticks; bounded.
-
-    An account is a seen process's only where that had started before the account began and was
-    there after that.
-    """
-
-    processes: ProcessLookup
-    """Where they are looked up."""
-    _seen: dict[int, tuple[ProcessLifetime, ProcessFacts]] = field(default_factory=dict)
-
-    def record(self, pids: Iterable[int], *, seen_boottime_ns: int) -> None:
-        """Look processes up that had a GPU open at that time, or a moment before."""
-        for pid in sorted(pids):
-            facts = self.processes.read(pid)
-            started_ns = facts.started_boottime_ns
-            # One that started later has only the pid of the one that was seen.
-            if started_ns is not None and started_ns <= seen_boottime_ns:
-                lifetime = ProcessLifetime(pid=pid, from_ns=started_ns, until_ns=seen_boottime_ns)
-                self._seen.pop(pid, None)
-                self._seen[pid] = lifetime, facts
-        while len(self._seen) > _MAX_SEEN:
-            del self._seen[next(iter(self._seen))]
-
-    def find(self, account: DriverAccount, boots: Iterable[int]) -> ProcessFacts | None:
-        """Return whose account it is, where that was seen; `boots` is when the node booted."""
-        lifetime, facts = self._seen.get(account[0], (None, None))
-        # Without a start nothing tells it from an account of whoever had the pid before.
-        is_dated = account[1].started_time_ns is not None
-        return facts if lifetime and is_dated and lifetime.fits(account, boots) else None
-
-
 class RepeatFilter:
     """Which accounts are new: the driver repeats each for some ticks."""
 
@@ -178,10 +144,6 @@ class ExitMatcher:
     _exited: list[ExitedProcess] = field(default_factory=list)
     _late: int = 0
 
-    def __post_init__(self) -> None:
-        self.seen_pids = SeenPids(processes=self.processes)
-        """Who was seen between the ticks."""
-
     @property
     def remembered(self) -> int:
         """How many ends and accounts it remembers."""
@@ -206,13 +168,13 @@ class ExitMatcher:
         # What is far from when it booted by the clock as it is, is by the clock as it was.
         earlier = [ns for ns in self._boots if abs(boot_ns - ns) >= _SLACK_NS // 10]
         self._boots = [*earlier[-_EARLIER_CLOCKS:], boot_ns]
-        accounted = {uuid for uuid, given in accounts.items() if given is not None}
-        if not accounted and not self._waiting:
+        accounting_gpus = {uuid for uuid, given in accounts.items() if given is not None}
+        if not accounting_gpus and not self._waiting:
             return table_update.records
         records = []
         for record in table_update.records:
             known = table_update.before.get(record.pid)
-            missing = accounted & set(record.gpu_uuids)
+            missing = accounting_gpus & set(record.gpu_uuids)
             if record.change is ProcessChange.ENDED and known and missing:
                 self._wait(record, ProcessLifetime.of(known), missing)
             else:
@@ -309,10 +271,7 @@ class ExitMatcher:
         return records
 
     def _owner_of(self, pid: int, totals: Sequence[GpuTotals]) -> ProcessFacts:
-        """Return whose it was: who was seen in time, else who has the pid now and had it then."""
-        for part in totals:
-            if facts := self.seen_pids.find((pid, part), self._boots):
-                return facts
+        """Return whose it was: who has the pid now and had it then, as it lives on."""
         starts = [part.started_time_ns for part in totals if part.started_time_ns is not None]
         opened_ns = min(starts, default=0) - self._boots[-1]
         facts = self.processes.read(pid)
@@ -324,8 +283,6 @@ class ExitMatcher:
         self, account: DriverAccount, facts: ProcessFacts, lifetime: ProcessLifetime | None
     ) -> None:
         """Record that a process is done with a GPU."""
-        if facts.started_boottime_ns is None:
-            facts = self.seen_pids.find(account, self._boots) or facts
         pid, totals = account
         opened_ns = lifetime.opened_boottime_ns(account, self._boots) if lifetime else None
         if opened_ns is None and totals.started_time_ns is not None:

@@ -83,6 +83,8 @@ class _UnclaimedTime(msgspec.Struct):
 class GpuHistory:
     """What the last ticks reported of one GPU."""
 
+    accounting_until_ns: int = 0
+    """Until when, since boot, its driver kept accounts for certain."""
     _sampled: dict[ProcessKey, _SampledTime] = field(default_factory=dict)
     _unclaimed: deque[_UnclaimedTime] = field(default_factory=deque)
 
@@ -235,26 +237,28 @@ class ExitReporter:
         *,
         gpus: Sequence[GpuReading],
         processes: Sequence[GpuProcess],
-        accounted: Collection[str],
+        accounting_gpus: Collection[str],
         container_index: Callable[[Location], int | None],
     ) -> list[ProcessExit] | None:
         """Return the exits that ticks cover by now, if any; record what this tick says.
 
-        `accounted` are the GPUs whose driver keeps accounts; `container_index` puts a container
-        into the tick's table.
+        `accounting_gpus` are the GPUs whose driver keeps accounts; `container_index` puts a
+        container into the tick's table.
         """
-        if not accounted and not self._histories:
+        if not accounting_gpus and not self._histories and not self._waiting:
+            # Whoever began before accounts are kept again is unknown by then.
+            self._begin_ns = None
             return None
         self._begin_ns = covered.begin_ns if self._begin_ns is None else self._begin_ns
         indices = {reading.uuid: index for index, reading in enumerate(gpus)}
-        self._record(covered, gpus, indices, processes, accounted)
+        self._record(covered, gpus, indices, processes, accounting_gpus)
         due = self._pop_due(covered, indices)
         exits = [
             process_exit
             for uuid, index in indices.items()
             if uuid in due
             for process_exit in _exits_on(
-                index, self._histories[uuid], due[uuid], covered, container_index
+                index, self._histories.get(uuid, GpuHistory()), due[uuid], covered, container_index
             )
         ]
         return exits or None
@@ -265,19 +269,27 @@ class ExitReporter:
         gpus: Sequence[GpuReading],
         indices: Mapping[str, int],
         processes: Sequence[GpuProcess],
-        accounted: Collection[str],
+        accounting_gpus: Collection[str],
     ) -> None:
         by_gpu: dict[int, list[GpuProcess]] = {}
         for process in processes:
             by_gpu.setdefault(process.gpu, []).append(process)
-        for uuid in {*self._histories, *(accounted & indices.keys())}:
+        for uuid in {*self._histories, *(accounting_gpus & indices.keys())}:
             history, index = self._histories.setdefault(uuid, GpuHistory()), indices.get(uuid)
+            if uuid in accounting_gpus:
+                history.accounting_until_ns = covered.end_ns
             if index is None:
                 history.record(covered, None, [])
             else:
                 # Of a GPU that is cut, the instances' rows say who used what.
                 reading = None if gpus[index].mig_enabled else gpus[index]
                 history.record(covered, reading, by_gpu.get(index, []))
+        # Of a GPU that is gone, or keeps no accounts any more, no account comes after that.
+        self._histories = {
+            uuid: history
+            for uuid, history in self._histories.items()
+            if covered.end_ns - history.accounting_until_ns <= _HISTORY_NS
+        }
 
     def _pop_due(
         self, covered: TickInterval, indices: Mapping[str, int]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.host.node_pods import MAX_NAMES, PodCgroups, PodChanges, PodEnds, PodUids
+from agent.host.node_pods import MAX_NAMES, PodCgroups, PodChanges, PodEnds, PodFolders, PodUids
 from simulator.clock import ManualClock
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
@@ -31,18 +31,13 @@ class Pods:
         self.others: set[str] = set()
         """Cgroups of other pods."""
         self.looks = 0
-        self.ends = PodEnds(
+        folders = PodFolders(
             list_folders=self.list_folders,
             list_cgroups=lambda: self.cgroups | self.others,
             has_cgroup=lambda uid: uid in self.cgroups,
             clock=self.clock,
         )
-        self.uids = PodUids(
-            list_folders=self.list_folders,
-            list_cgroups=lambda: self.cgroups,
-            has_cgroup=lambda uid: uid in self.cgroups,
-            clock=self.clock,
-        )
+        self.ends, self.uids = PodEnds(folders), PodUids(folders)
 
     def list_folders(self) -> list[str]:
         self.looks += 1
@@ -147,12 +142,13 @@ def test_a_played_statefulsets_pod_has_its_own_uid_before_and_after_it_comes_aga
     (twice,) = [name for name, count in names.items() if count == 2]
     same = [pod for pod in simulation.pods if (pod.spec.namespace, pod.spec.name) == twice]
     kubelet = simulation.node(same[0].spec.node).kubelet
-    uids = PodUids(
+    folders = PodFolders(
         list_folders=kubelet.pod_folders,
         list_cgroups=kubelet.pod_cgroups,
         has_cgroup=kubelet.has_cgroup,
         clock=clock,
     )
+    uids = PodUids(folders)
     found = {tuple(one_second_later(uids, clock, twice)) for _ in range(120)}
     assert found - {()} == {(simulation.uid(pod),) for pod in same}
 

@@ -69,6 +69,14 @@ MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda c: again(c, name="d"), "memory_bytes"),
     (lambda c: again(c, start_seconds=5, end_seconds=20), "pods[1].name: a/b still runs at 5.0 s"),
     (lambda c: c["pods"][0]["containers"].append({"name": "c"}), "names come twice"),
+    (
+        lambda c: process(c).update(visits={"length_seconds": 2, "count": 2}),
+        "a/b 'x': visits.every_seconds: 1.0 is not more than length_seconds 2.0",
+    ),
+    (
+        lambda c: process(c).update(visits={"first_seconds": 10, "length_seconds": 2}),
+        "a/b 'x': visits.first_seconds: the process ends before",
+    ),
 ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ of the driver's list, between the list and `/proc`, and between two reads of one
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from hypothesis import HealthCheck, event, given, settings
@@ -143,7 +144,7 @@ class Machine:
             if device in one.opened
         )
 
-    def accounted(self, device: str) -> tuple[ProcessAccounting, ...]:
+    def process_stats(self, device: str) -> tuple[ProcessAccounting, ...]:
         return tuple(one for (where, _), one in self.accounts.items() if where == device)
 
     def moment(self) -> ClockReading:
@@ -197,7 +198,7 @@ def ask(machine: Machine, meanwhile: list[Step]) -> tuple[list[RawGpuSample], se
         if meanwhile:
             machine.do(meanwhile.pop(0))
         lists[device] = machine.listed(device)
-        accounts[device] = machine.accounted(device)
+        accounts[device] = machine.process_stats(device)
         seen |= {(one.pid, machine.alive[one.pid].started_ticks) for one in lists[device]}
     instances = tuple(
         RawGpuSample(
@@ -214,7 +215,7 @@ def ask(machine: Machine, meanwhile: list[Step]) -> tuple[list[RawGpuSample], se
             index=0,
             processes=lists["GPU-0"],
             process_samples=(),
-            accounted=accounts["GPU-0"],
+            process_stats=accounts["GPU-0"],
         ),
         RawGpuSample(
             uuid="GPU-1", index=1, processes=lists["GPU-1"], mig_enabled=True, instances=instances
@@ -248,12 +249,16 @@ def test_no_process_is_ever_shown_where_it_was_not(
 
 
 def look(machine: Machine, sampler: Sampler, before: list[Step], within: list[Step]) -> None:
-    """Look who is new on the GPU, while the world goes on."""
-    for step in before:
-        machine.do(step)
-    asked, listed = machine.moment(), machine.listed("GPU-0")
+    """Look who is new on the GPUs, one after the other, while the world goes on."""
+    looks = []
+    steps = iter(before)
+    for uuid in ("GPU-0", "GPU-1"):
+        asked, listed = machine.moment(), machine.listed(uuid)
+        looks.append(GpuLook(uuid=uuid, at=asked, processes=tuple(listed)))
+        for step in islice(steps, 2):
+            machine.do(step)
     machine.before_reads = list(within)
-    sampler.record_looks([GpuLook(uuid="GPU-0", at=asked, processes=tuple(listed))])
+    sampler.record_looks(looks)
     machine.before_reads = []
 
 

@@ -59,6 +59,7 @@ class Node:
         ratio: float = 0.5,
         listed: Sequence[GpuProcess] = (),
         reading: GpuReading | None = None,
+        is_accounted: bool = True,
     ) -> list[ProcessExit]:
         self.second += 1
         begin_ns = self.second * NS_PER_SECOND
@@ -74,7 +75,7 @@ class Node:
             covered,
             gpus=[reading or GpuReading(uuid="GPU-0", index=0, utilization_ratio=ratio)],
             processes=listed,
-            accounted={"GPU-0"},
+            accounting_gpus={"GPU-0"} if is_accounted else (),
             container_index=containers.index_of,
         )
         self.containers = containers.refs()
@@ -184,7 +185,34 @@ def test_without_accounts_nothing_is_remembered() -> None:
     gpus = [GpuReading(uuid="GPU-0", index=0, utilization_ratio=0.5)]
     before = count_held(closing)
     reported = closing.report(
-        covered, gpus=gpus, processes=[], accounted=set(), container_index=ContainerTable().index_of
+        covered,
+        gpus=gpus,
+        processes=[],
+        accounting_gpus=set(),
+        container_index=ContainerTable().index_of,
     )
     assert reported is None
     assert count_held(closing) == before
+
+
+def test_what_is_accounted_no_more_is_forgotten_after_two_minutes(node: Node) -> None:
+    never = count_held(ExitReporter())
+    for _ in range(5):
+        node.tick(listed=[listed()])
+    assert count_held(node.reporter) > never
+    # An account that came with the last of them is still reported.
+    (end,) = node.tick(closed(15.2, 0.4), is_accounted=False)
+    assert end.pid == 7
+    for _ in range(130):
+        node.tick(listed=[listed()], is_accounted=False)
+    assert count_held(node.reporter) <= never
+    # Once more turned on: nobody knows what ticks said of who began meanwhile.
+    assert node.tick() == node.tick(closed(100.2, 0.4)) == []
+    assert node.reporter.drain_unreported() == {"older": 1}
+
+
+def test_a_gpu_that_is_gone_is_forgotten_after_two_minutes(node: Node) -> None:
+    other = GpuReading(uuid="GPU-1", index=1, utilization_ratio=0.5)
+    for _ in range(130):
+        node.tick(reading=other, is_accounted=False)
+    assert count_held(node.reporter) <= count_held(ExitReporter())

@@ -1,8 +1,11 @@
 """Who a process is: pid and start time, never the pid alone."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from agent.core.processes.table import UNREADABLE, Location, ProcessTable, TableUpdate
+from agent.core.raw import ClockReading
 from agent.host.procfs import ProcessReader, read_boot_id
 from gpuledger.clock import NS_PER_MS
 from gpuledger.keys import NodeId
@@ -194,3 +197,71 @@ def test_a_pod_in_a_pod_is_the_outer_one_unless_the_node_is_in_that(procfs: Fake
 
     assert (on_a_machine.pod_uid, on_a_machine.container_id) == ("1" * 32, "a" * 64)
     assert (in_that_pod.pod_uid, in_that_pod.container_id) == ("2" * 32, "b" * 64)
+
+
+def listed_at(gpus: Mapping[str, int], *pids: int) -> dict[int, dict[str, ClockReading]]:
+    """Return what `observe` takes: the GPUs that list these pids, and when each was asked."""
+    times = {
+        gpu: ClockReading(time_ns=at, monotonic_ns=0, boottime_ns=at * TICK_NS)
+        for gpu, at in gpus.items()
+    }
+    return dict.fromkeys(pids, times)
+
+
+def test_a_look_takes_in_all_gpus_that_a_process_has_opened(
+    procfs: FakeProcfs, table: ProcessTable
+) -> None:
+    procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
+    (seen,) = table.observe(listed_at({"GPU-0": 900, "GPU-1": 901, "GPU-2": 902}, 7))
+    assert (seen.change, seen.gpu_uuids) == (ProcessChange.SEEN, ["GPU-0", "GPU-1", "GPU-2"])
+    assert table.observe(listed_at({"GPU-0": 910, "GPU-1": 911, "GPU-2": 912}, 7)) == []
+    # It opens another one before the next tick.
+    (changed,) = table.observe(listed_at({"GPU-3": 920}, 7))
+    assert (changed.change, len(changed.gpu_uuids)) == (ProcessChange.CHANGED, 4)
+    gone = table.refresh(
+        dict.fromkeys(["GPU-0", "GPU-1", "GPU-2", "GPU-3"], ()),
+        listed_boottime_ns=1000 * TICK_NS,
+        time_ns=1000,
+    )
+    (ended,) = gone.records
+    assert (ended.change, len(ended.gpu_uuids)) == (ProcessChange.ENDED, 4)
+
+
+def test_a_process_is_not_on_a_gpu_that_listed_its_pid_before_it_started(
+    procfs: FakeProcfs, table: ProcessTable
+) -> None:
+    procfs.start(7, started_ticks=901, cgroup=f"/docker/{ONE}")
+    (seen,) = table.observe(listed_at({"GPU-0": 900, "GPU-1": 902}, 7))
+    assert seen.gpu_uuids == ["GPU-1"]
+    assert table.observe(listed_at({"GPU-0": 900}, 8)) == []
+
+
+def test_a_pid_that_passes_to_another_process_between_ticks_is_the_next_ticks(
+    procfs: FakeProcfs, table: ProcessTable
+) -> None:
+    procfs.start(7, started_ticks=100, cgroup=f"/docker/{ONE}")
+    call(table, 7, at_ticks=800)
+    procfs.start(7, started_ticks=850, cgroup=f"/docker/{TWO}")
+    assert table.observe(listed_at({"GPU-1": 900}, 7)) == []
+    update = table.refresh({"GPU-1": [7]}, listed_boottime_ns=1000 * TICK_NS, time_ns=1000)
+    assert reported(update) == [
+        (ProcessChange.ENDED, 7, 100, ONE),
+        (ProcessChange.SEEN, 7, 850, TWO),
+    ]
+
+
+def test_whom_a_look_has_just_shown_is_known_where_proc_is_read_too_late(
+    procfs: FakeProcfs, table: ProcessTable
+) -> None:
+    call(table, at_ticks=800)
+    procfs.start(7, started_ticks=850, cgroup=f"/docker/{ONE}")
+    table.observe(listed_at({"GPU-0": 900}, 7))
+    procfs.end(7)
+    update = call(table, 7, at_ticks=1000)
+    known = update.now[7]
+    assert (known.has_ended, known.certain_facts.location.container_id) == (True, ONE)
+    assert update.unreadable == 0
+    # The next tick has its last samples, and the one after that knows nothing any more.
+    assert call(table, at_ticks=1100).before[7].certain_facts.location.container_id == ONE
+    call(table, 7, at_ticks=1200)
+    assert call(table, 7, at_ticks=1300).now[7].certain_facts == UNREADABLE
