@@ -79,9 +79,7 @@ def test_a_field_that_each_link_refuses_is_refused_once_and_asked_of_none_again(
 def test_what_all_links_together_refuse_each_may_still_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    refused: dict[int | tuple[int, int], Any] = {
-        (SENT, ALL_LINKS): pynvml.NVML_ERROR_NOT_SUPPORTED
-    }
+    refused: dict[int | tuple[int, int], Any] = {(SENT, ALL_LINKS): pynvml.NVML_ERROR_NOT_SUPPORTED}
     asked = inquiry(play(monkeypatch, {CALL: FieldsFunction(links(1, 2, 3) | refused)}))
     expected = {"memory": 61, "each": {0: 1, 1: 2, 2: 3}}
     assert [asked.query() for _ in range(2)] == [expected] * 2
