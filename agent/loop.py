@@ -1,13 +1,14 @@
 """The loop that ticks: query the GPUs, make the tick, hand it on; it waits for no receiver."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from agent.core.looks import LookPlan, LookScope, LookTime
+from agent.core.node_looks import LookPlan, LookTime, OthersScope
 from agent.core.raw import ClockReading, NodeFacts, RawGpuSample
 from agent.core.tick import NodeTick
 from agent.exposition.node_state import NodeState
@@ -172,28 +173,39 @@ class SampleLoop:
         )
         while look_time := self._next_look(plan):
             await self._sleep_until(look_time.at_ns)
-            await self._try_look(look_time.scope)
+            await self._try_look(look_time.others)
         await self._sleep_until(plan.end_ns)
 
-    async def _try_look(self, scope: LookScope) -> None:
-        """Look once; what goes wrong in it costs what looks told, and is logged once."""
-        try:
-            cursors = self.sampler.look_cursors(
-                scope,
+    async def _try_look(self, others: OthersScope) -> None:
+        """Look once."""
+        with self._looking():
+            cursors = self.sampler.looks.cursors(
+                others,
                 now_ns=self.clock.monotonic_ns(),
                 accounting_gpus=self.driver.accounting_gpus,
             )
             if cursors:
                 self.sampler.record_looks(await self.driver.look(cursors))
+
+    def _take_late_looks(self) -> None:
+        """Take in what came later than a look waits: a tick needs the energy that it read."""
+        with self._looking():
+            self.sampler.record_looks(self.driver.take_looks())
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Have what goes wrong in a look cost what looks told, and log it once."""
+        try:
+            yield
         except Exception as error:  # noqa: BLE001  # the tick to come asks for all of it again
             LOOKS_FAILED.inc()
-            self.sampler.forget_looks()
+            self.sampler.looks.forget()
             if count := _repeats.count(f"look {type(error).__name__}"):
                 _log.exception("look_failed", count=count)
 
     def _next_look(self, plan: LookPlan) -> LookTime | None:
         now_ns = self.clock.monotonic_ns()
-        closely = self.driver.accounting_gpus or self.sampler.watched_closely(now_ns)
+        closely = self.driver.accounting_gpus or self.sampler.looks.watched_closely(now_ns)
         return plan.next(now_ns, is_close=bool(closely))
 
     async def _sleep_until(self, at_ns: int) -> None:
@@ -226,6 +238,7 @@ class SampleLoop:
         began_seconds = time.perf_counter()
         if self.allocations:
             self.allocations.ask_where_due()
+        self._take_late_looks()
         poll = await self.driver.poll(self.sampler.last_seen())
         if poll:
             self._check_mig(poll.samples)
@@ -241,6 +254,7 @@ class SampleLoop:
             await self.allocations.wait_answer(
                 self.settings.tick_seconds * _ANSWER_RATIO - spent_seconds
             )
+        self._take_late_looks()
         tick = self.sampler.sample(
             # Where the driver is away, so are all its GPUs: who holds them holds them on.
             poll.samples if poll else (),

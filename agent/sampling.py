@@ -4,20 +4,28 @@ Here the parts of a tick are put together, without waiting for anything: when wh
 is decided in `loop`.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import structlog
-from msgspec.structs import replace as replace_struct
+from msgspec.structs import replace
 
-from agent.core.looks import GpuLooks, LookScope
-from agent.core.normalize.driver_clock import LAG_WINDOWS, SetBack
+from agent.core.looks import Looked
+from agent.core.node_looks import NodeLooks
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
+from agent.core.normalize.set_back import SetBack
 from agent.core.processes.table import TableUpdate
 from agent.core.processes.tracker import ProcessTracker
 from agent.core.raw import ClockReading, GpuLook, RawGpuSample, SampleCursor
-from agent.core.tick import LastRows, NodeLayout, NodeTick, TickInterval, flatten, read_details
+from agent.core.tick import (
+    LastRows,
+    NodeLayout,
+    NodeTick,
+    TickClock,
+    TickInterval,
+    flatten,
+    read_details,
+)
+from agent.core.unreported import UnreportedReadings
 from agent.host.procfs import ProcessReader, Procfs, read_boot_id, read_memory_bytes
 from agent.metrics import (
     ACCOUNTS_LATE,
@@ -27,12 +35,11 @@ from agent.metrics import (
     READINGS_DROPPED,
     TICKS,
 )
-from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, NS_PER_US
+from gpuledger.clock import NS_PER_SECOND, NS_PER_US
 from gpuledger.keys import NodeId
 from gpuledger.records import (
     BusyMethod,
     DeviceAllocation,
-    GpuProcess,
     GpuReading,
     IncidentProcess,
     JobAllocation,
@@ -41,11 +48,6 @@ from gpuledger.records import (
 from gpuledger.records.bounds import MAX_INTERVAL_NS
 
 _log = structlog.get_logger(__name__)
-# Two clocks of one machine drift apart by less.
-_SLOWEST_CLOCK: Final = 0.999
-_RARE: Final = ("readings", "health")
-"""Fields of `RawGpuSample` that are not queried for each tick, and are of the instant. `profiling`
-is as rare, and a mean over the time before: of that no tick tells where none was made."""
 
 
 class Sampler:
@@ -66,20 +68,11 @@ class Sampler:
         """By UUID, what the next tick must know of each GPU and MIG instance."""
         self._rows = LastRows()
         self._layout = NodeLayout()
-        self._before: ClockReading | None = None
-        """The end of the last interval, where the next one begins."""
-        self._rare_before: Mapping[str, Mapping[str, Any]] = {}
-        """What is queried rarely, of answers that made no tick, for the next one."""
-        self._seq = 0
-        self._lag_ns: int | None = None
-        """How far a tick's interval lies back, so that the driver has sampled all of it."""
+        self._clock = TickClock()
+        self._unreported = UnreportedReadings()
         self._set_back = SetBack()
-        self._looks: dict[str, GpuLooks] = {}
-        """By UUID, what a GPU told since the time that ticks have covered."""
-        self._cursors: Mapping[str, SampleCursor] = {}
-        """By UUID, after which samples the last query began."""
-        self._shared: frozenset[str] = frozenset()
-        """The GPUs on which processes of several containers, or of one and the host, are."""
+        self.looks = NodeLooks(state_of=self._state_of, set_back=self._set_back)
+        """What is asked between ticks."""
         self._procfs = procfs
         self._memory_bytes: int | None = None
         """The size of the machine's memory, once a GPU needed it."""
@@ -91,120 +84,19 @@ class Sampler:
 
     def last_seen(self) -> Mapping[str, SampleCursor]:
         """Return, by UUID, after which samples the next query begins; others begin anew."""
-        self._cursors = {uuid: self._cursor(uuid) for uuid in self._states}
-        return self._cursors
+        return self.looks.begin_tick(self._states)
 
     @property
     def lag_ns(self) -> int:
         """How far behind the time of its answers a tick's interval ends."""
-        return self._lag_ns or 0
+        return self._clock.lag_ns
 
-    def watched_closely(self, now_ns: int) -> frozenset[str]:
-        """Return the GPUs on which processes come and go, or that are shared and need it."""
-        return frozenset(
-            uuid
-            for uuid, looks in self._looks.items()
-            if looks.is_lively(now_ns) or (looks.one_sample_each and uuid in self._shared)
-        )
-
-    def look_cursors(
-        self, scope: LookScope, *, now_ns: int, accounting_gpus: frozenset[str] = frozenset()
-    ) -> Mapping[str, SampleCursor | None]:
-        """Return what to look at now, by UUID, each with its cursor; `None` for its energy alone.
-
-        `accounting_gpus` are the GPUs whose driver keeps accounts: what these say of a process has
-        no owner unless the process was seen.
-        """
-        if self._set_back.is_recent:
-            # Nobody knows of which of its clocks the driver's stamps are: the ticks find that out.
-            return {}
-        closely = self.watched_closely(now_ns) | accounting_gpus
-        known = self._looks.keys() & self._states.keys()
-        asked = known if scope is LookScope.ALL else known & closely
-        cursors: dict[str, SampleCursor | None] = {uuid: self._cursor(uuid) for uuid in asked}
-        if scope is LookScope.ENERGY:
-            cursors |= dict.fromkeys(known - asked)
-        return cursors
+    def _state_of(self, uuid: str) -> GpuState | None:
+        return self._states.get(uuid)
 
     def record_looks(self, looks: Sequence[GpuLook]) -> None:
         """Take in what GPUs answered between two ticks."""
-        known = [look for look in looks if look.uuid in self._looks.keys() & self._states.keys()]
-        for look in known:
-            state = self._states[look.uuid]
-            self._looks[look.uuid].add(
-                look, window_us=state.gpu_window_us, closed_us=self._closed_us(state, look.at)
-            )
-        self._tracker.observe(known)
-
-    def forget_looks(self) -> None:
-        """Forget what looks told, after answers that could not be used: ticks ask for it again."""
-        for looks in self._looks.values():
-            looks.forget()
-
-    def _cursor(self, uuid: str) -> SampleCursor:
-        of_tick = self._states[uuid].last_seen
-        if self._set_back.is_recent or uuid not in self._looks:
-            return of_tick
-        return self._looks[uuid].cursor(of_tick)
-
-    def _closed_us(self, state: GpuState, at: ClockReading) -> float | None:
-        """Return up to where the driver's windows have closed for certain, by its own clock."""
-        if state.clock is None:
-            return None
-        since_us = (at.monotonic_ns - state.read_ns) / NS_PER_US
-        return state.clock.earliest_us + since_us * _SLOWEST_CLOCK
-
-    def _join_looks(self, raw: Sequence[RawGpuSample], at: ClockReading) -> Sequence[RawGpuSample]:
-        """Put together what was told between the ticks with what is told now."""
-        joined, answered = [], {gpu.uuid for gpu in raw}
-        # What a silent GPU told is of a time of which its state is forgotten.
-        for uuid in self._looks.keys() - answered:
-            if uuid in self._states:
-                self._looks[uuid].forget()
-            else:
-                del self._looks[uuid]
-        for gpu in raw:
-            state = self._states.get(gpu.uuid)
-            if state is None:
-                # What it was asked before is of a time that no tick covers.
-                self._looks[gpu.uuid] = GpuLooks()
-            looks = self._looks.setdefault(gpu.uuid, GpuLooks())
-            asked = self._cursors.get(gpu.uuid, SampleCursor())
-            joined.append(
-                looks.join(
-                    gpu,
-                    GpuLook(
-                        uuid=gpu.uuid,
-                        at=at,
-                        since_us=asked.process_us,
-                        samples=gpu.samples,
-                        memory_samples=gpu.memory_samples,
-                        process_samples=gpu.process_samples,
-                        # Of a GPU that is cut they are those of its instances.
-                        processes=None if gpu.mig_enabled else gpu.processes,
-                        percent=gpu.percent,
-                        energy_millijoules=gpu.energy_millijoules,
-                        power_milliwatts=gpu.power_milliwatts,
-                    ),
-                    window_us=state.gpu_window_us if state else None,
-                    closed_us=self._closed_us(state, at) if state else None,
-                )
-            )
-        return joined
-
-    def _drop_covered(self, ticks: Sequence[GpuTick]) -> None:
-        """Forget the samples that no later tick needs, and who shares which GPU."""
-        for tick in ticks:
-            looks, clock = self._looks.get(tick.reading.uuid), tick.state.clock
-            if looks is None:
-                continue
-            if tick.has_gap:
-                # Closely watched, the driver shows whether it leaves out what was idle.
-                looks.changed_ns = tick.state.read_ns
-            if clock is None:
-                looks.forget()
-            else:
-                looks.drop_covered(tick.state.last_seen, covered_us=clock.covered_us)
+        self._tracker.observe(self.looks.record(looks))
 
     def forget(self) -> None:
         """Forget all but the counters, after answers of which no tick could be made."""
@@ -232,16 +124,19 @@ class Sampler:
         with the instances that they had when they answered last. `late` says that the tick began
         more than half a tick after its time.
         """
-        before, self._before = self._interval_start(at), at
-        raw = self._with_rare(raw, is_reported=before is not None)
+        length_ns = self._clock.follow(at)
+        if length_ns and length_ns > MAX_INTERVAL_NS:
+            # Longer than a record may say: what the GPUs did in it is given up with it.
+            _log.warning("interval_dropped", interval_seconds=length_ns / NS_PER_SECOND)
+            self.forget()
+            length_ns = None
         raw = [self._with_memory(gpu) for gpu in raw]
+        raw = self._unreported.add_to(raw, is_reported=length_ns is not None)
         self._set_back.follow(time_ns=at.time_ns, boottime_ns=at.boottime_ns)
-        raw = self._join_looks(raw, at)
-        interval_ns = max(1, at.monotonic_ns - before.monotonic_ns) if before else 1
-        ticks = self._read_gpus(raw, at, interval_ns)
+        ticks = self._read_gpus(raw, self.looks.join(raw, at), at, length_ns or 1)
         vanished = self._layout.update(raw)
         self._remember(ticks, vanished)
-        self._drop_covered(ticks)
+        self.looks.drop_covered(ticks)
         table_update = self._tracker.refresh(
             ticks,
             vanished,
@@ -251,11 +146,11 @@ class Sampler:
         silent = self._rows.update((tick.reading for tick in ticks), known=known)
         # All state is brought up to date in any case: the next tick needs it.
         tick = None
-        if before:
+        if length_ns:
             tick = self._make_tick(
                 ticks,
                 table_update,
-                self._next_interval(at, interval_ns),
+                self._clock.interval(at, length_ns),
                 silent=silent,
                 allocations=allocations,
                 job_allocations=job_allocations,
@@ -265,23 +160,12 @@ class Sampler:
         self._count(ticks)
         return tick
 
-    def _interval_start(self, at: ClockReading) -> ClockReading | None:
-        """Return where the interval begins that ends now; `None` where a first one opens.
-
-        One that is longer than a record may say is given up, and what the GPUs did in it with it.
-        """
-        before = self._before
-        if before is None or at.monotonic_ns - before.monotonic_ns <= MAX_INTERVAL_NS:
-            return before
-        _log.warning(
-            "interval_dropped",
-            interval_seconds=(at.monotonic_ns - before.monotonic_ns) / NS_PER_SECOND,
-        )
-        self.forget()
-        return None
-
     def _read_gpus(
-        self, raw: Sequence[RawGpuSample], at: ClockReading, interval_ns: int
+        self,
+        raw: Sequence[RawGpuSample],
+        looked: Mapping[str, Looked],
+        at: ClockReading,
+        interval_ns: int,
     ) -> list[GpuTick]:
         """Read each GPU and MIG instance that answered, in the order of the tick's rows."""
         set_back_now_us = at.time_ns // NS_PER_US if self._set_back.is_recent else None
@@ -289,35 +173,12 @@ class Sampler:
             read_gpu(
                 gpu,
                 self._states.get(gpu.uuid),
+                looked=looked.get(gpu.uuid),
                 interval_ns=interval_ns,
                 now_ns=at.monotonic_ns,
                 set_back_now_us=set_back_now_us,
             )
             for gpu in flatten(raw)
-        ]
-
-    def _with_rare(
-        self, raw: Sequence[RawGpuSample], *, is_reported: bool
-    ) -> Sequence[RawGpuSample]:
-        """Add what answers that made no tick had of rare groups, as it would be lost."""
-        kept, self._rare_before = self._rare_before, {}
-        if not is_reported:
-            self._rare_before = {
-                gpu.uuid: {name: values for name in _RARE if (values := getattr(gpu, name))}
-                for gpu in raw
-            }
-        if not kept:
-            return raw
-        return [
-            replace(
-                gpu,
-                **{
-                    name: values
-                    for name, values in kept.get(gpu.uuid, {}).items()
-                    if not getattr(gpu, name)
-                },
-            )
-            for gpu in raw
         ]
 
     def _with_memory(self, gpu: RawGpuSample) -> RawGpuSample:
@@ -341,20 +202,7 @@ class Sampler:
         }
         self._states = silent | {tick.reading.uuid: tick.state for tick in ticks}
         windows_us = [tick.state.gpu_window_us for tick in ticks if tick.state.gpu_window_us]
-        if self._lag_ns is None and windows_us:
-            # Never changed, so that each tick begins where the one before ended.
-            self._lag_ns = round(LAG_WINDOWS * max(windows_us) * NS_PER_US)
-
-    def _next_interval(self, at: ClockReading, interval_ns: int) -> TickInterval:
-        # Milliseconds since boot, but never the same twice, whatever a clock does.
-        self._seq = max(at.boottime_ns // NS_PER_MS, self._seq + 1)
-        lag_ns = self._lag_ns or 0
-        return TickInterval(
-            seq=self._seq,
-            begin_ns=at.boottime_ns - lag_ns - interval_ns,
-            end_ns=at.boottime_ns - lag_ns,
-            time_ns=at.time_ns - lag_ns,
-        )
+        self._clock.learn_lag(windows_us)
 
     def _make_tick(
         self,
@@ -368,7 +216,7 @@ class Sampler:
         late: bool,
     ) -> NodeTick:
         found = self._tracker.describe(ticks, table_update, covered)
-        self._shared = _shared(ticks, found.processes)
+        self.looks.follow_sharing(ticks, found.processes)
         sample = NodeSample(
             cluster=self._node.cluster,
             node=self._node.node,
@@ -378,7 +226,7 @@ class Sampler:
             interval_ns=covered.length_ns,
             late=True if late else None,
             # Last, as the processes go by the positions of the GPUs that answered.
-            gpus=[*_readings(ticks, found.served), *silent],
+            gpus=[*_readings(ticks, found.mps_served_gpus), *silent],
             containers=found.containers,
             processes=found.processes,
             allocations=list(allocations),
@@ -406,18 +254,12 @@ class Sampler:
             EXITS_UNREPORTED.labels(reason=reason).inc(count)
 
 
-def _readings(ticks: Sequence[GpuTick], served: Collection[int]) -> Iterator[GpuReading]:
-    """Yield the rows of the GPUs that answered."""
-    for place, tick in enumerate(ticks):
-        reading = tick.reading
-        if place in served:
-            reading = replace_struct(reading, busy_method=BusyMethod.MPS_SERVER)
-        yield reading
-
-
-def _shared(ticks: Sequence[GpuTick], processes: Iterable[GpuProcess]) -> frozenset[str]:
-    """Return the GPUs on which several are: containers, or one and the host."""
-    on: dict[int, set[int | None]] = {}
-    for process in processes:
-        on.setdefault(process.gpu, set()).add(process.container)
-    return frozenset(ticks[gpu].reading.uuid for gpu, whose in on.items() if len(whose) > 1)
+def _readings(ticks: Sequence[GpuTick], mps_served_gpus: Collection[int]) -> Iterator[GpuReading]:
+    """Yield the rows of the GPUs that answered, each with how its processes' shares were found."""
+    for position, tick in enumerate(ticks):
+        if position in mps_served_gpus:
+            yield replace(tick.reading, busy_method=BusyMethod.MPS_SERVER)
+        elif tick.takes_turns:
+            yield replace(tick.reading, busy_method=BusyMethod.EQUAL_TURNS)
+        else:
+            yield tick.reading

@@ -74,7 +74,7 @@ class DirectGpu:
 
     def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
         told = self._core(cursor or SampleCursor())
-        names = GpuLook.__dataclass_fields__.keys() & told.keys()
+        names = told.keys() & set(GpuLook.__struct_fields__)
         if cursor is None:
             names &= {"energy_millijoules", "power_milliwatts"}
         return GpuLook(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from agent.core.looks import LookPlan
+from agent.core.node_looks import LookPlan
 from agent.core.raw import ClockReading, SampleCursor
 from agent.core.tick import NodeTick
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
@@ -37,11 +37,11 @@ def take_looks(
         pause_ns=LOOK_PAUSE_NS,
     )
     while look_time := plan.next(
-        clock.monotonic_ns(), is_close=bool(sampler.watched_closely(clock.monotonic_ns()))
+        clock.monotonic_ns(), is_close=bool(sampler.looks.watched_closely(clock.monotonic_ns()))
     ):
         clock.advance((look_time.at_ns - clock.monotonic_ns()) / NS_PER_SECOND)
         at = ClockReading.read(node_clock)
-        cursors = sampler.look_cursors(look_time.scope, now_ns=at.monotonic_ns)
+        cursors = sampler.looks.cursors(look_time.others, now_ns=at.monotonic_ns)
         asked = [gpu for gpu in gpus if gpu.uuid in cursors]
         sampler.record_looks([gpu.look(cursors[gpu.uuid], at=at) for gpu in asked])
     clock.advance((plan.end_ns - clock.monotonic_ns()) / NS_PER_SECOND)

@@ -52,6 +52,8 @@ DRIVERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "no process use": {"processes": "absent"},
 }
 
+Watch = Callable[[SimulatedNode, ManualClock], list[NodeSample]]
+"""An agent: returns its ticks of a node, and has the clock go on."""
 Lives = Sequence[tuple[float, float, float, float]]
 """Of each pod: start and end in seconds, busy ratio, mean seconds of a kernel."""
 
@@ -314,14 +316,43 @@ def play_cell(
 ) -> Played:
     """Let an agent watch a run of a class under a driver."""
     random = Random(f"{kind}/{seed}")  # noqa: S311  # a scenario, no secret
-    clock = ManualClock(start_ns=EPOCH_NS)
     use = FURTHER[kind](random) if kind in FURTHER else _use(CLASSES[kind](random))
+    return play_use(use, driver, tick_seconds=tick_seconds, random=random, gpu=gpu)
+
+
+def play_lives(
+    lives: Lives,
+    driver: Mapping[str, Any],
+    *,
+    tick_seconds: float,
+    random: Random,
+    watched_by: Watch | None = None,
+) -> Played:
+    """Let an agent watch these pods under a driver: one that looks in time, or the one given."""
+    return play_use(
+        _use(lives), driver, tick_seconds=tick_seconds, random=random, watched_by=watched_by
+    )
+
+
+def play_use(
+    use: Use,
+    driver: Mapping[str, Any],
+    *,
+    tick_seconds: float,
+    random: Random,
+    gpu: Mapping[str, Any] = MappingProxyType({}),
+    watched_by: Watch | None = None,
+) -> Played:
+    """Let an agent watch what happens on a GPU, as `play_lives` does."""
+    clock = ManualClock(start_ns=EPOCH_NS)
     scenario = parse_scenario(_scenario(use, driver, {**use.gpu, **gpu}))
     simulation = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock)
     node = simulation.node(NODE)
     clock.advance(random.uniform(0.0, 1.0))
     return Played(
-        samples=watch(node, clock, tick_seconds=tick_seconds, seconds=RUN_SECONDS),
+        samples=watched_by(node, clock)
+        if watched_by
+        else watch(node, clock, tick_seconds=tick_seconds, seconds=RUN_SECONDS),
         simulation=simulation,
         node=node,
     )

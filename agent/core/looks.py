@@ -1,33 +1,29 @@
-"""What is asked of GPUs between two ticks, when, and how it is put together with a tick's answers.
-
-How it works. A tick asks every GPU once. That is enough where one container is on a GPU, and where
-the driver gives a sample for each of its windows and processes. It is not enough
-
-- where a driver gives one sample a process for all the time since the last question. Whether that
-  is the mean, the newest window or the mean of the windows of use, no driver says. Asked in each of
-  its windows, all of them say the same: so a GPU that several containers share is asked as often;
-- for energy, which is a counter of this instant, while a tick covers the driver's time up to some
-  windows ago: so it is read when that time comes;
-- in ticks that are longer than the driver keeps samples of an idle GPU: so each second is asked;
-- for processes that come and go within a tick: so where some did of late, or several containers
-  are, the lists are read in between, too.
+"""What looks between two ticks told of one GPU, put together with a tick's answers.
 
 `GpuLooks` keeps one GPU's answers until a tick has covered them. Which form the driver's process
-samples have it learns from the answers: two samples of one process in one answer are windows. One
-sample in each of some answers that are of several windows is that driver's form.
+samples have it learns from the answers: two samples of one process in one answer are windows. Where
+windows in which the device was used have no sample of any process, there is one for all of them.
 """
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
+import msgspec
 from msgspec.structs import replace as replace_struct
 
-from agent.core.raw import (
+from agent.core.normalize.driver_clock import (
+    OF_LATEST,
     ClockSync,
+    Freshness,
+    SamplingSigns,
+    freshness,
+)
+from agent.core.normalize.shares import merge_processes
+from agent.core.raw import (
+    AnswerTime,
     EnergyReading,
     GpuLook,
     ListedProcess,
@@ -36,79 +32,53 @@ from agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
+from agent.core.readings import Validator
+from gpuledger.clock import NS_PER_SECOND
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-_NS_PER_SECOND: Final = 1_000_000_000
-MAX_PAUSE_NS: Final = _NS_PER_SECOND
-"""A tick that is longer is asked for samples in between: no driver is known to lose those of the
-last second."""
-BEHIND_WINDOWS: Final = 1.1
-"""A newest sample that is older has others behind it, which the driver did not give: one window may
-be about to close, and stamps jitter by a hundredth."""
-_APART_NS: Final = 20_000_000
-"""A look that is nearer to a tick would show nothing else."""
 _WINDOWS_TO_LEARN: Final = 6
-"""So many windows of which answers might have had a further sample and had none show the form of
-the driver's samples; a process may rest in some of them."""
-_LIVELY_NS: Final = 10 * _NS_PER_SECOND
+"""So many windows in which the device was used, and of which no answer had a sample of any process,
+show the form of the driver's samples: a driver leaves out the window in which a process ends."""
+_USED_PERCENT: Final = 5
+"""Less may be several processes' that each round to nothing."""
+_WATCHED_NS: Final = 10 * NS_PER_SECOND
 """For so long after a process has come or gone the next one is expected."""
 _MAX_KEPT: Final = 65_536
 """Samples of one GPU: of 4,096 windows those of 16 processes."""
 
 
-class LookScope(Enum):
-    """What a look asks of GPUs that are not watched closely; of those it asks for all."""
+class Looked(msgspec.Struct, frozen=True, kw_only=True):
+    """What one GPU has told by a tick's end, in the tick's own answers and at looks before it.
 
-    NOTHING = "nothing"
-    """It is for the others alone."""
-    ENERGY = "energy"
-    """What the board has drawn by now."""
-    ALL = "all"
-    """Samples, energy and who is there."""
+    Samples are those of which ticks have not covered all; `None` where the driver gives none.
+    """
 
+    samples: Sequence[UtilizationSample] | None
+    """Of the GPU's utilization, oldest first."""
+    memory_samples: Sequence[UtilizationSample] | None
+    """Of the memory controller's utilization, oldest first."""
+    process_samples: Sequence[ProcessUtilizationSample] | None
+    """Of the processes."""
+    signs: SamplingSigns = SamplingSigns()
+    """How the driver samples, as far as it has shown."""
+    processes: Mapping[int, ListedProcess] = {}
+    """The processes that were listed at any look since the tick before, by pid."""
+    left_ns: Mapping[int, int] = {}
+    """When it was first seen of those that left since the tick before, by pid and the monotonic
+    clock."""
+    energy: Sequence[EnergyReading] = ()
+    """What looks since the tick before showed of its energy."""
 
-class LookTime(NamedTuple):
-    """When to look."""
-
-    at_ns: int
-    """By the monotonic clock."""
-    scope: LookScope
-    """What of those that are not watched closely."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LookPlan:
-    """When to look between two ticks; times are of the monotonic clock."""
-
-    begin_ns: int
-    """When the first of the two was."""
-    end_ns: int
-    """When the other one will be."""
-    lag_ns: int
-    """How long before its end a tick's cover ends: energy is read then. Of a lag of several ticks
-    it is the cover of a tick to come."""
-    pause_ns: int
-    """The time from one look to the next at what is watched closely."""
-
-    def next(self, now_ns: int, *, is_close: bool) -> LookTime | None:
-        """Return when to look next, `None` where not before the tick.
-
-        `is_close` says whether anything is watched closely, as far as is known by now.
-        """
-        length_ns = self.end_ns - self.begin_ns
-        cover_ns = self.end_ns - self.lag_ns % max(1, length_ns)
-        times = {cover_ns: LookScope.ENERGY}
-        seconds = range(self.begin_ns + MAX_PAUSE_NS, self.end_ns, MAX_PAUSE_NS)
-        times |= dict.fromkeys(seconds, LookScope.ALL)
-        if is_close:
-            closely = range(self.begin_ns + self.pause_ns, self.end_ns, self.pause_ns)
-            times = dict.fromkeys(closely, LookScope.NOTHING) | times
-        first_ns, last_ns = max(now_ns, self.begin_ns) + _APART_NS, self.end_ns - _APART_NS
-        to_come = (at for at in times if first_ns < at < last_ns)
-        at_ns = min(to_come, default=None)
-        return None if at_ns is None else LookTime(at_ns, times[at_ns])
+    @classmethod
+    def at(cls, raw: RawGpuSample) -> "Looked":
+        """Return what a GPU tells that nobody has looked at before."""
+        return cls(
+            samples=raw.samples,
+            memory_samples=raw.memory_samples,
+            process_samples=raw.process_samples,
+        )
 
 
 @dataclass(kw_only=True)
@@ -121,16 +91,18 @@ class GpuLooks:
     skips_idle: bool = False
     """Whether the driver gives no sample of windows in which nothing was used, as the rates show,
     which are always of the latest one."""
-    changed_ns: int | None = None
-    """When a process was last seen to have come or gone, by the monotonic clock."""
+    _watched_ns: int | None = None
     _processes: dict[int, ListedProcess] = field(default_factory=dict)
     _listed: frozenset[int] | None = None
+    _left_ns: dict[int, int] = field(default_factory=dict)
     _gpu: dict[int, UtilizationSample] = field(default_factory=dict)
     _memory: dict[int, UtilizationSample] = field(default_factory=dict)
     _uses: dict[tuple[int, int], ProcessUtilizationSample] = field(default_factory=dict)
     _energy: list[EnergyReading] = field(default_factory=list)
     _missing_windows: int = 0
+    _joined_ns: int = 0
     _cursor: SampleCursor | None = None
+    _freshness: Freshness = Freshness.LATEST
     _synced: ClockSync | None = None
 
     def cursor(self, of_tick: SampleCursor) -> SampleCursor:
@@ -144,61 +116,81 @@ class GpuLooks:
             process_us=max(of_tick.process_us, cursor.process_us),
         )
 
-    def is_lively(self, now_ns: int) -> bool:
-        """Return whether a process came or went of late."""
-        return self.changed_ns is not None and now_ns - self.changed_ns < _LIVELY_NS
+    def watch_for_a_while(self, now_ns: int) -> None:
+        """Have it watched closely from now on, as when a process has come or gone."""
+        self._watched_ns = now_ns
+
+    def has_recent_changes(self, now_ns: int) -> bool:
+        """Return whether a process came or went of late, or it was to be watched for a while."""
+        return self._watched_ns is not None and now_ns - self._watched_ns < _WATCHED_NS
 
     def add(
         self, look: GpuLook, *, window_us: float | None, closed_us: float | None = None
-    ) -> frozenset[int]:
-        """Take over the answers of a look; return the pids that are new since the last one.
+    ) -> None:
+        """Take over the answers of a look between two ticks.
 
         The driver's windows up to `closed_us` had closed, so that none of them is told of later;
         `None` where that is not known.
         """
-        self._energy.append(
-            EnergyReading(look.at.monotonic_ns, look.energy_millijoules, look.power_milliwatts)
+        at_ns = look.at.monotonic_ns
+        self.add_energy(look)
+        self._add_samples(
+            look, at_ns=at_ns, since_us=look.since_us, window_us=window_us, closed_us=closed_us
         )
-        if look.process_samples is not None:
-            newest_us = self._newest_us(look.samples, look.process_samples, look.since_us)
-            for sample in self._with_spans(look.process_samples, look, newest_us, window_us):
-                self._uses.setdefault((sample.pid, sample.timestamp_us), sample)
-            before = self._cursor or SampleCursor()
-            self._cursor = SampleCursor(
-                gpu_us=_newest(look.samples, before.gpu_us),
-                memory_us=_newest(look.memory_samples, before.memory_us),
-                # Asked on from where nothing was used, a mean would be of the time before, too.
-                process_us=max(newest_us, before.process_us, int(closed_us or 0)),
-            )
-        if look.samples is not None:
-            self._gpu.update((sample.timestamp_us, sample) for sample in look.samples)
-        self._note_rates(look, window_us, closed_us)
-        if look.samples and shows_latest(look.samples, look.percent):
-            self._synced = ClockSync(look.at.monotonic_ns, _newest(look.samples, 0))
-        self._memory.update((sample.timestamp_us, sample) for sample in look.memory_samples or ())
-        return self._note(look.processes, look.at.monotonic_ns)
+        self._record_listed(look.processes, at_ns)
+        if look.processes is not None:
+            # One that stands in two lists is one; what cannot be true is counted of ticks alone.
+            listed = merge_processes(look.processes, {}, memory_bytes=None, validator=Validator())
+            self._processes.update(listed)
+
+    def add_energy(self, look: GpuLook) -> None:
+        """Take over what a look showed of the board's energy, and nothing else."""
+        at_ns = look.at.monotonic_ns
+        self._energy.append(EnergyReading(at_ns, look.energy_millijoules, look.power_milliwatts))
+
+    def is_late(self, look: GpuLook) -> bool:
+        """Return whether something was answered since a look that is newer, or of the same time.
+
+        Its lists name who has gone since, and its samples would be there twice: in forms in which
+        one sample is of all the time since the question under two stamps.
+        """
+        asked_us = self._cursor.process_us if self._cursor else 0
+        return look.at.monotonic_ns <= self._joined_ns or look.since_us < asked_us
 
     def join(
         self,
         raw: RawGpuSample,
-        look: GpuLook,
         *,
+        at_ns: int,
+        since_us: int,
         window_us: float | None,
         closed_us: float | None = None,
-    ) -> RawGpuSample:
-        """Return a tick's answers with all that was told before; `look` is of the tick itself."""
-        self.add(look, window_us=window_us, closed_us=closed_us)
+    ) -> Looked:
+        """Return what was told before put together with a tick's answers.
+
+        `since_us` is the stamp after which these were asked for process samples.
+        """
+        self._add_samples(
+            raw, at_ns=at_ns, since_us=since_us, window_us=window_us, closed_us=closed_us
+        )
+        # Of a GPU that is cut they are those of its instances.
+        self._record_listed(None if raw.mig_enabled else raw.processes, at_ns)
+        self._joined_ns = at_ns
         processes, self._processes = self._processes, {}
-        energy, self._energy = self._energy, self._energy[-1:]
-        return replace(
-            raw,
+        left_ns, self._left_ns = self._left_ns, {}
+        energy = sorted(self._energy, key=attrgetter("at_ns"))
+        # What was read while the tick asked is the next one's.
+        self._energy = [reading for reading in energy if reading.at_ns > at_ns]
+        return Looked(
             samples=_in_order(self._gpu, raw.samples),
             memory_samples=_in_order(self._memory, raw.memory_samples),
             process_samples=None if raw.process_samples is None else tuple(self._uses.values()),
-            synced=self._synced,
-            skips_idle=self.skips_idle,
-            seen_processes=processes,
-            energy_readings=tuple(energy),
+            signs=SamplingSigns(
+                freshness=self._freshness, skips_idle=self.skips_idle, synced=self._synced
+            ),
+            processes=processes,
+            left_ns=left_ns,
+            energy=[reading for reading in energy if reading.at_ns < at_ns],
         )
 
     def drop_covered(self, cursor: SampleCursor, *, covered_us: float) -> None:
@@ -214,52 +206,92 @@ class GpuLooks:
     def forget(self) -> None:
         """Forget all samples: the driver's clock has jumped, or the GPU did not answer."""
         self._gpu, self._memory, self._uses = {}, {}, {}
-        self._energy, self._cursor, self._processes, self._synced = [], None, {}, None
+        self._energy, self._cursor, self._synced = [], None, None
+        self._processes, self._left_ns = {}, {}
+        self._freshness = Freshness.LATEST
 
-    def _note_rates(self, look: GpuLook, window_us: float | None, closed_us: float | None) -> None:
-        """Learn from the latest window's rates where the samples have none of that window."""
-        if look.percent is None or look.samples is None:
-            return
+    def _add_samples(
+        self,
+        answer: GpuLook | RawGpuSample,
+        *,
+        at_ns: int,
+        since_us: int,
+        window_us: float | None,
+        closed_us: float | None,
+    ) -> None:
+        """Take over what an answer has of the driver's buffers."""
+        samples, uses = answer.samples, answer.process_samples
+        if uses is not None:
+            newest_us = max(
+                _newest(samples, since_us), _newest(uses, since_us) if samples is None else 0
+            )
+            for use in self._with_spans(uses, samples or (), since_us, newest_us, window_us):
+                self._uses.setdefault((use.pid, use.timestamp_us), use)
+            before = self._cursor or SampleCursor()
+            self._cursor = SampleCursor(
+                gpu_us=_newest(samples, before.gpu_us),
+                memory_us=_newest(answer.memory_samples, before.memory_us),
+                # Asked on from where nothing was used, a mean would be of the time before, too.
+                process_us=max(newest_us, before.process_us, int(closed_us or 0)),
+            )
+        self._memory.update((one.timestamp_us, one) for one in answer.memory_samples or ())
+        if samples is not None:
+            self._gpu.update((sample.timestamp_us, sample) for sample in samples)
+            given = answer.sampled or AnswerTime(at_ns, at_ns)
+            self._follow_clock(answer.percent, given, window_us, closed_us)
+
+    def _follow_clock(
+        self,
+        rate_percent: int | None,
+        given: AnswerTime,
+        window_us: float | None,
+        closed_us: float | None,
+    ) -> None:
+        """Learn from the latest window's rates what the newest sample shows of the clock."""
         newest_us = max(self._gpu, default=self._cursor.gpu_us if self._cursor else 0)
-        if window_us and closed_us and closed_us - newest_us > BEHIND_WINDOWS * window_us:
-            self.skips_idle = look.percent == 0
+        newest = self._gpu.get(newest_us)
+        self._freshness = freshness(
+            newest_us,
+            newest.percent if newest else None,
+            rate_percent=rate_percent,
+            closed_us=closed_us,
+            window_us=window_us,
+            skips_idle=self.skips_idle,
+        )
+        if self._freshness is Freshness.BEHIND:
+            self.skips_idle = True
+        elif self._freshness is Freshness.LEAPT:
+            self.skips_idle = False
+        if newest and self._freshness in OF_LATEST:
+            self._synced = ClockSync(given, newest_us)
 
-    def _note(self, listed: Sequence[ListedProcess] | None, now_ns: int) -> frozenset[int]:
-        """Record who is on the GPU now."""
+    def _record_listed(self, listed: Sequence[ListedProcess] | None, now_ns: int) -> None:
+        """Record who is on the GPU now; `None` is not known."""
         if listed is None:
-            return frozenset()
+            return
         pids, before = frozenset(process.pid for process in listed), self._listed
         self._listed = pids
-        self._processes.update((process.pid, process) for process in listed)
-        if before is None:
-            return frozenset()
-        if pids != before:
-            self.changed_ns = now_ns
-        return pids - before
-
-    @staticmethod
-    def _newest_us(
-        samples: Sequence[UtilizationSample] | None,
-        uses: Sequence[ProcessUtilizationSample],
-        since_us: int,
-    ) -> int:
-        """Return up to which stamp an answer is; one that lies far ahead is no stamp."""
-        return max(_newest(samples, since_us), _newest(uses, since_us) if samples is None else 0)
+        if before is None or pids == before:
+            return
+        self.watch_for_a_while(now_ns)
+        self._left_ns |= dict.fromkeys(before - pids, now_ns)
+        for pid in pids - before:
+            self._left_ns.pop(pid, None)
 
     def _with_spans(
         self,
         uses: Sequence[ProcessUtilizationSample],
-        look: GpuLook,
+        samples: Sequence[UtilizationSample],
+        since_us: int,
         newest_us: int,
         window_us: float | None,
     ) -> Sequence[ProcessUtilizationSample]:
         """Return an answer's samples, each with the time that it is of where that is known."""
-        stamps = [sample.timestamp_us for sample in look.samples or ()]
-        since_us = look.since_us or min(stamps, default=0)
+        since_us = since_us or min((sample.timestamp_us for sample in samples), default=0)
         if not window_us or not since_us:
             return uses
         windows = round((newest_us - since_us) / window_us)
-        self._learn(uses, windows)
+        self._learn(uses, samples, round(window_us))
         if not self.one_sample_each:
             return uses
         if windows > 1:
@@ -267,24 +299,25 @@ class GpuLooks:
         width_us = round(window_us)
         return [replace_struct(sample, since_us=sample.timestamp_us - width_us) for sample in uses]
 
-    def _learn(self, uses: Sequence[ProcessUtilizationSample], windows: int) -> None:
-        """Learn the form of the driver's samples from an answer that is of so many windows."""
-        pids = [sample.pid for sample in uses]
-        if len(set(pids)) < len(pids):
+    def _learn(
+        self,
+        uses: Sequence[ProcessUtilizationSample],
+        samples: Sequence[UtilizationSample],
+        window_us: int,
+    ) -> None:
+        """Learn the form of the driver's samples from those of one answer."""
+        pids = {use.pid for use in uses}
+        if len(pids) < len(uses):
             self.one_sample_each = False
-        elif pids and windows > 1 and self.one_sample_each is None:
-            self._missing_windows += windows - 1
+        elif pids and self.one_sample_each is None:
+            stamps = {use.timestamp_us for use in uses}
+            self._missing_windows += sum(
+                sample.percent > _USED_PERCENT
+                and not any(abs(sample.timestamp_us - stamp) < window_us / 2 for stamp in stamps)
+                for sample in samples
+            )
             if self._missing_windows >= _WINDOWS_TO_LEARN:
                 self.one_sample_each = True
-
-
-def shows_latest(samples: Sequence[UtilizationSample], percent: int | None) -> bool:
-    """Return whether the newest sample is of the driver's latest window, by that one's rates.
-
-    A driver may leave out windows in which nothing was used; one that shows such a window does not.
-    """
-    newest = max(samples, key=attrgetter("timestamp_us"))
-    return percent is None or percent > 0 or newest.percent == 0
 
 
 def _newest(

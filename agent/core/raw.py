@@ -5,7 +5,7 @@ Those that are made hundreds of times a tick are structs, five times cheaper to 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
@@ -46,8 +46,7 @@ class Clocks(Protocol):
         """Nanoseconds since boot."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClockReading:
+class ClockReading(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The clocks at one instant."""
 
     time_ns: int
@@ -67,8 +66,7 @@ class ClockReading:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleCursor:
+class SampleCursor(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The newest time stamp seen of each of the driver's ring buffers, 0 before the first."""
 
     gpu_us: int = 0
@@ -107,8 +105,7 @@ class ProcessUtilizationSample(msgspec.Struct, frozen=True, kw_only=True, gc=Fal
     """Where the time begins of which it is the mean; 0 where it is of one window, or not known."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ListedProcess:
+class ListedProcess(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A process in one of the driver's lists."""
 
     pid: int
@@ -125,15 +122,6 @@ class ListedProcess:
     """Whether it stands in the list of MPS, too."""
 
 
-class ClockSync(NamedTuple):
-    """What the driver's newest sample showed of its clock."""
-
-    at_ns: int
-    """When it was the newest, by the monotonic clock."""
-    newest_us: int
-    """Its stamp."""
-
-
 class EnergyReading(NamedTuple):
     """What a board showed of its energy at an instant; `None` is not known."""
 
@@ -145,8 +133,16 @@ class EnergyReading(NamedTuple):
     """Its draw."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuLook:
+class AnswerTime(NamedTuple):
+    """Between which times the driver answered, by the monotonic clock."""
+
+    asked_ns: int
+    """Not before this."""
+    answered_ns: int
+    """Not after this."""
+
+
+class GpuLook(msgspec.Struct, frozen=True, kw_only=True):
     """What one GPU answered at one question, be it a tick's or one between two ticks."""
 
     uuid: str
@@ -165,14 +161,15 @@ class GpuLook:
     """The driver's lists of processes; `None` where one of them failed."""
     percent: int | None = None
     """Utilization in the driver's latest window."""
+    sampled: AnswerTime | None = None
+    """When the driver gave the samples; `None` is when it was asked."""
     energy_millijoules: int | None = None
     """The board's counter."""
     power_milliwatts: int | None = None
     """The board's draw."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class InstanceIdentity:
+class InstanceIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One MIG instance of a GPU and what it has of the GPU; `None` is not known."""
 
     uuid: str
@@ -201,8 +198,7 @@ class InstanceIdentity:
     """Memory slices of its GPU instance."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessAccounting:
+class ProcessAccounting(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The driver's account of a process that is done with a GPU; `None` is not known."""
 
     pid: int
@@ -219,8 +215,7 @@ class ProcessAccounting:
     """The most memory it held."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RawGpuSample:
+class RawGpuSample(msgspec.Struct, frozen=True, kw_only=True):
     """All answers of one GPU; `None` is a call that the driver does not support or that failed."""
 
     uuid: str
@@ -249,19 +244,19 @@ class RawGpuSample:
     """Draw."""
     energy_millijoules: int | None = None
     """Counter since the driver was loaded."""
-    sensors: Mapping[str, Any] = field(default_factory=dict)
+    sensors: Mapping[str, Any] = {}
     """The driver's values of the sensors group, by the names of the catalogue, those it gives."""
-    activity: Mapping[str, Any] = field(default_factory=dict)
+    activity: Mapping[str, Any] = {}
     """Those of the sensors group that are counters of the chip."""
     activity_ns: int | None = None
     """The time that they are of."""
-    readings: Mapping[str, Any] = field(default_factory=dict)
+    readings: Mapping[str, Any] = {}
     """The values of the readings group; empty where it was not asked."""
-    profiling: Mapping[str, Any] = field(default_factory=dict)
+    profiling: Mapping[str, Any] = {}
     """The same of the profiling group; lists of several engines' values included."""
     profiling_ns: int | None = None
     """The time that they are of."""
-    health: Mapping[str, Any] = field(default_factory=dict)
+    health: Mapping[str, Any] = {}
     """The same of the health group; empty where it was not asked."""
     facts: GpuFacts | None = None
     """What is built into the GPU or set on it; asked with its health."""
@@ -270,14 +265,8 @@ class RawGpuSample:
     as a process missing from half an answer has not ended."""
     process_samples: tuple[ProcessUtilizationSample, ...] | None = None
     """Process samples newer than the last seen; empty where no process used the GPU."""
-    synced: "ClockSync | None" = None
-    """The last time at which the newest sample was of the latest window; `None` where none was."""
-    skips_idle: bool = False
-    """Whether the driver gives no sample of windows in which nothing was used."""
-    seen_processes: Mapping[int, ListedProcess] = field(default_factory=dict)
-    """The processes that were listed at any look since the tick before, by pid."""
-    energy_readings: tuple[EnergyReading, ...] = ()
-    """What looks since the tick before showed of its energy; the tick's own stands last."""
+    sampled: AnswerTime | None = None
+    """When the driver gave the samples; `None` is at the time of the tick itself."""
     process_stats: tuple[ProcessAccounting, ...] | None = None
     """Processes that are done with the GPU since some answers ago; the same one may come in
     several answers. `None` where the driver keeps no accounts."""
@@ -293,10 +282,10 @@ class RawGpuSample:
     """The answers of its MIG instances."""
     instance: InstanceIdentity | None = None
     """Which instance it is, where these are an instance's answers."""
-    instance_activity: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    instance_activity: Mapping[str, Mapping[str, Any]] = {}
     """What the chip's counters of the sensors group measured of each instance, by its UUID: fields
     of `RawGpuSample`."""
-    instance_profiling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    instance_profiling: Mapping[str, Mapping[str, Any]] = {}
     """The same of the profiling group."""
 
 

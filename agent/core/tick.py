@@ -7,12 +7,15 @@ Beside a tick stands the record of what was read and is not booked, in the same 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
+from agent.core.normalize.driver_clock import LAG_WINDOWS
 from agent.core.normalize.gpu import GpuTick
-from agent.core.raw import RawGpuSample
+from agent.core.raw import ClockReading, RawGpuSample
+from gpuledger.clock import NS_PER_MS, NS_PER_US
 from gpuledger.records import GpuDetails, GpuReading, NodeReadings, NodeSample, ProcessRecord
 
 
@@ -51,6 +54,43 @@ class TickInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def length_ns(self) -> int:
         """How long it is."""
         return self.end_ns - self.begin_ns
+
+
+class TickClock:
+    """The intervals of one node's ticks: each begins where the one before it ended."""
+
+    def __init__(self) -> None:
+        self._before: ClockReading | None = None
+        self._seq = 0
+        self._lag_ns: int | None = None
+
+    @property
+    def lag_ns(self) -> int:
+        """How far an interval lies back, so that the driver has sampled all of it."""
+        return self._lag_ns or 0
+
+    def follow(self, at: ClockReading) -> int | None:
+        """Return the length of the interval that ends now; `None` where a first one opens."""
+        before, self._before = self._before, at
+        return None if before is None else max(1, at.monotonic_ns - before.monotonic_ns)
+
+    def learn_lag(self, windows_us: Collection[float]) -> None:
+        """Take over the usual length of the drivers' windows, once one has shown."""
+        if self._lag_ns is None and windows_us:
+            # Never changed, so that each tick begins where the one before ended.
+            self._lag_ns = round(LAG_WINDOWS * max(windows_us) * NS_PER_US)
+
+    def interval(self, at: ClockReading, length_ns: int) -> TickInterval:
+        """Return the next tick's interval, which lies back so far that all of it is sampled."""
+        # Milliseconds since boot, but never the same twice, whatever a clock does.
+        self._seq = max(at.boottime_ns // NS_PER_MS, self._seq + 1)
+        end_ns = at.boottime_ns - self.lag_ns
+        return TickInterval(
+            seq=self._seq,
+            begin_ns=end_ns - length_ns,
+            end_ns=end_ns,
+            time_ns=at.time_ns - self.lag_ns,
+        )
 
 
 def flatten(raw: Iterable[RawGpuSample]) -> list[RawGpuSample]:

@@ -5,7 +5,7 @@ call is made in a thread, and the event loop waits for none longer than the tick
 
     Driver ── SourceLifecycle   opens and closes the source, in one thread
        ├───── GpuPool           the GPUs that the last opening found, one GpuWorker and thread each
-       ├───── GpuLooker    what the GPUs answer between two ticks, in one thread
+       ├───── GpuLooker         what the GPUs answer between two ticks, in one thread
        └───── GpuAvailability   which GPUs are lost, whatever the reason; it reports the changes
 
 A GPU that hangs costs its own readings, never the tick of the others. Opening the source again
@@ -42,7 +42,8 @@ from msgspec.structs import replace
 from agent.core.raw import ClockReading, GpuLook, NodeFacts, RawGpuSample, SampleCursor
 from agent.gpu.breaker import slow_backoff
 from agent.gpu.lifecycle import SourceLifecycle, SourceListener
-from agent.gpu.pool import GpuAvailability, GpuLooker, GpuPool, Report, report_nowhere
+from agent.gpu.looker import GpuLooker
+from agent.gpu.pool import GpuAvailability, GpuPool, Report, report_nowhere
 from agent.gpu.protocol import DriverEvent, DriverNotLoadedError, Gpu, GpuSource, SourceLostError
 from agent.gpu.threads import wait_at_most
 from agent.metrics import DRIVER_UP
@@ -182,6 +183,10 @@ class Driver:
         ]
         return await self._looker.look(asked, self._clock)
 
+    def take_looks(self) -> Sequence[GpuLook]:
+        """Return what GPUs have answered by now of a look that was late."""
+        return self._looker.take()
+
     def inventory(self) -> NodeFacts | None:
         """Return what the node is built of, where that is news."""
         unbind = self.lifecycle.unbind_capability
@@ -203,8 +208,9 @@ class Driver:
 
     def close(self) -> "Future[None] | None":
         """Let go of the driver, unless a call hangs in it: then only the process's end helps."""
-        closing = None if self.pool.is_stuck else self.lifecycle.close()
-        self.pool.end()
+        is_stuck = self.pool.is_stuck or self._looker.is_stuck
+        closing = None if is_stuck else self.lifecycle.close()
+        self._let_go()
         self.lifecycle.end()
         return closing
 
@@ -284,13 +290,18 @@ class Driver:
     def _lose(self, state: SourceState, reason: str) -> None:
         """Record that no GPU answers until the source is opened again."""
         self._state, self._reason = state, reason
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Ask the GPUs of the open source no more, neither in ticks nor between them."""
         self.pool.end()
+        self._looker.end()
 
     def _restart(self, reason: str) -> None:
         """Begin to open again now, so that with luck it is over before the next tick."""
         if self.is_open:
             self._state, self._reason = SourceState.OPENING, reason
-        self.pool.end()
+        self._let_go()
         self._opening = self.lifecycle.open()
 
     def _restart_where_it_helps(self) -> None:

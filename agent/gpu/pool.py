@@ -1,25 +1,18 @@
 """The GPUs of an open source: polled together once a tick, and what became of each.
 
-Between two ticks `GpuLooker` asks those that need it; which do, and when, is decided elsewhere
-(`agent.core.looks`). So is whose a pid is, how the source is opened, and when again.
+Whose a pid is, how the source is opened, and when again, is decided elsewhere.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from typing import Final
 
-from agent.core.raw import ClockReading, Clocks, GpuLook, RawGpuSample, SampleCursor
+from agent.core.raw import RawGpuSample, SampleCursor
 from agent.gpu.breaker import BreakerLog, slow_backoff
 from agent.gpu.protocol import Gpu, GpuLostError, SourceLostError
-from agent.gpu.threads import CallThread, PollCycle, wait_at_most
+from agent.gpu.threads import PollCycle
 from agent.gpu.worker import GpuWorker, LeakedThreads, Pace
-from agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST, LOOKS_LATE
+from agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST
 from gpuledger.clock import NS_PER_SECOND
-from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts
-
-_MAX_WAIT_SECONDS: Final = 0.05
-_HANGS_SECONDS: Final = 2.0
 
 Report = Callable[[str, str, str], None]
 """Takes an incident's kind, the GPU's UUID and one sentence for people."""
@@ -220,78 +213,3 @@ class GpuPool:
                 self.facts[uuid] = sample.facts
                 self.facts_changes += 1
         return sample
-
-
-class GpuLooker:
-    """Looks at GPUs between two ticks.
-
-    All GPUs are queried in one thread, so that a call that hangs costs no tick. The GPU in which it
-    hangs is looked at no more until the call returns, and the others by another thread: at most one
-    for each GPU hangs at a time.
-    """
-
-    def __init__(self) -> None:
-        self._worker: CallThread | None = None  # started where there is something to look at
-        self._look: _Look | None = None
-        self._hanging: dict[str, _Look] = {}
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether a call is not back yet."""
-        looks = [*self._hanging.values(), self._look]
-        return any(look is not None and not look.is_done for look in looks)
-
-    async def look(
-        self, asked: Sequence[tuple[Gpu, SampleCursor | None]], clocks: Clocks
-    ) -> Sequence[GpuLook]:
-        """Return what the GPUs answer, each after the samples of its cursor.
-
-        What does not come at once comes with a later look.
-        """
-        self._hanging = {uuid: look for uuid, look in self._hanging.items() if not look.is_done}
-        if self._look and self._look.hangs(clocks.monotonic_ns()) and self._worker:
-            self._hanging[self._look.asking] = self._look
-            self._worker.end()
-            self._worker = self._look = None
-        if self._look is None:
-            self._worker = self._worker or CallThread("look")
-            there = [(gpu, cursor) for gpu, cursor in asked if gpu.uuid not in self._hanging]
-            self._look = _Look(there, clocks, self._worker)
-        await wait_at_most(self._look.future, _MAX_WAIT_SECONDS)
-        if not self._look.is_done:
-            LOOKS_LATE.inc()
-            return ()
-        look, self._look = self._look, None
-        return look.future.result()
-
-
-class _Look:
-    """One look at some GPUs, in a thread."""
-
-    def __init__(
-        self, asked: Sequence[tuple[Gpu, SampleCursor | None]], clocks: Clocks, worker: CallThread
-    ) -> None:
-        self._asked, self._clocks = asked, clocks
-        self._began_ns = clocks.monotonic_ns()
-        self.asking = ""
-        """The GPU that is asked now, by UUID; written by the thread."""
-        self.future = worker.start(self._ask)
-
-    @property
-    def is_done(self) -> bool:
-        return self.future.done()
-
-    def hangs(self, now_ns: int) -> bool:
-        """Return whether a call has not returned for so long that others shall not wait for it."""
-        is_late = now_ns - self._began_ns > _HANGS_SECONDS * NS_PER_SECOND
-        return is_late and bool(self.asking) and not self.is_done
-
-    def _ask(self) -> Sequence[GpuLook]:
-        """Return the answers of the GPUs; those that did not answer are left out."""
-        found = []
-        for gpu, cursor in self._asked:
-            self.asking = gpu.uuid
-            # The next tick finds out what is wrong with a GPU that does not answer.
-            with suppress(UnavailableError):
-                found.append(gpu.look(cursor, at=ClockReading.read(self._clocks)))
-        return found

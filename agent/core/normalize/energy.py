@@ -27,9 +27,9 @@ import msgspec
 
 from agent.core.raw import EnergyReading
 from agent.core.readings import Validator
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import EnergyMethod, bounds
 
-_NS_PER_SECOND: Final = 1_000_000_000
 MAX_STEP_NS: Final = 2_000_000_000
 """Counters move about every 100 ms; one that stands still for longer than this has stopped."""
 # A counter may show with one step what was drawn some time before.
@@ -91,7 +91,7 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def _max_drawn(self, now_ns: int) -> int:
         """Return the most millijoules that can have been drawn since the counter was read."""
         length_ns = now_ns - self.read_ns + _SLACK_NS
-        return min(bounds.MAX_MILLIWATTS * length_ns // _NS_PER_SECOND, bounds.MAX_TICK_MILLIJOULES)
+        return min(bounds.MAX_MILLIWATTS * length_ns // NS_PER_SECOND, bounds.MAX_TICK_MILLIJOULES)
 
     def measure(
         self,
@@ -105,7 +105,7 @@ class EnergyMeter(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Return the meter after a tick that ends at `now_ns`, and what was drawn in the tick."""
         by_draw, rest = None, self.rest
         if power_milliwatts is not None:
-            by_draw, rest = divmod(rest + power_milliwatts * interval_ns, _NS_PER_SECOND)
+            by_draw, rest = divmod(rest + power_milliwatts * interval_ns, NS_PER_SECOND)
         if counter is None:
             return self._go_ahead(by_draw, rest, read_ns=self.read_ns, now_ns=now_ns)
         drawn = -1 if self.counter is None else counter - self.counter
@@ -203,6 +203,32 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         validator: Validator,
     ) -> "tuple[DrawnEnergy, TickEnergy]":
         """Return it after a tick, and what was drawn in the tick's cover."""
+        meter, points = self._read(readings, interval_ns, validator)
+        begin_ns = cover_end_ns - interval_ns
+        begin = _total_at(points, begin_ns)
+        if self.covered_ns is not None and self.covered_ns >= begin_ns - _MAX_JOINT_NS:
+            # What was booked is booked, wherever the cover's end has moved to since.
+            begin_ns, begin = self.covered_ns, self.covered_millijoules
+        end = max(begin, _total_at(points, cover_end_ns))
+        methods = _methods_within(points, begin_ns, cover_end_ns)
+        tick = TickEnergy()
+        if methods and None not in methods:
+            tick = TickEnergy(end - begin, max(methods, key=_BY_TRUST.index))
+        kept = [*(point for point in points[:-1] if point.at_ns <= cover_end_ns)][-1:]
+        kept += [point for point in points if point.at_ns > cover_end_ns or point is points[-1]]
+        after = DrawnEnergy(
+            meter=meter,
+            points=tuple(kept),
+            # Of what came before the first reading nothing is known until there is a second one.
+            covered_ns=cover_end_ns if len(points) > 1 else None,
+            covered_millijoules=end,
+        )
+        return after, tick
+
+    def _read(
+        self, readings: Sequence[EnergyReading], interval_ns: int, validator: Validator
+    ) -> tuple[EnergyMeter, list[EnergyPoint]]:
+        """Return the meter after further readings, and all points by then."""
         meter, points = self.meter, [*self.points]
         for reading in readings:
             if points and reading.at_ns <= points[-1].at_ns:
@@ -228,26 +254,7 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
                     continue
             total = points[-1].millijoules + (drawn.millijoules or 0)
             points.append(EnergyPoint(reading.at_ns, total, drawn.method))
-        begin_ns = cover_end_ns - interval_ns
-        begin = _total_at(points, begin_ns)
-        if self.covered_ns is not None and self.covered_ns >= begin_ns - _MAX_JOINT_NS:
-            # What was booked is booked, wherever the cover's end has moved to since.
-            begin_ns, begin = self.covered_ns, self.covered_millijoules
-        end = max(begin, _total_at(points, cover_end_ns))
-        methods = _methods_within(points, begin_ns, cover_end_ns)
-        tick = TickEnergy()
-        if methods and None not in methods:
-            tick = TickEnergy(end - begin, max(methods, key=_BY_TRUST.index))
-        kept = [*(point for point in points[:-1] if point.at_ns <= cover_end_ns)][-1:]
-        kept += [point for point in points if point.at_ns > cover_end_ns or point is points[-1]]
-        after = DrawnEnergy(
-            meter=meter,
-            points=tuple(kept),
-            # Of what came before the first reading nothing is known until there is a second one.
-            covered_ns=cover_end_ns if len(points) > 1 else None,
-            covered_millijoules=end,
-        )
-        return after, tick
+        return meter, points
 
 
 def _total_at(points: Sequence[EnergyPoint], time_ns: int) -> int:
@@ -315,7 +322,7 @@ class IdleDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         free_ns = self.free_ns + interval_ns
         millijoules = self.free_millijoules + (energy.millijoules or 0)
         if free_ns >= MIN_FREE_NS:
-            mean = millijoules * _NS_PER_SECOND // free_ns
+            mean = millijoules * NS_PER_SECOND // free_ns
             lowest = mean if lowest is None else min(lowest, mean)
             free_ns = millijoules = 0
         return IdleDraw(

@@ -6,14 +6,16 @@ driver's time a tick covers is decided in `driver_clock`; a share is the mean ov
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
-from msgspec.structs import replace as replace_struct
+import msgspec
+from msgspec.structs import replace
 
-from agent.core.normalize.driver_clock import Coverage, DriverClock, SampledWindow, without_former
+from agent.core.looks import Looked
+from agent.core.normalize.driver_clock import Coverage, DriverClock
 from agent.core.normalize.energy import FREE_BYTES, DrawnEnergy, EnergyMeter, IdleDraw, TickEnergy
 from agent.core.normalize.fields import CounterTotals, CounterTracker, ReadFields, read_fields
+from agent.core.normalize.set_back import without_former
 from agent.core.normalize.shares import (
     GoneProcess,
     ProcessUsage,
@@ -23,6 +25,7 @@ from agent.core.normalize.shares import (
     merge_processes,
     with_video,
 )
+from agent.core.normalize.windows import SampledWindow
 from agent.core.raw import (
     EnergyReading,
     ListedProcess,
@@ -36,28 +39,26 @@ from agent.core.readings import (
     TIMESTAMP_US,
     Validator,
 )
-from gpuledger.records import BusyMethod, GpuDetails, GpuReading, GpuTotals, bounds
+from gpuledger.clock import NS_PER_MS, NS_PER_US
+from gpuledger.records import GpuDetails, GpuReading, GpuTotals, bounds
 
 _SILENCE_NS: Final = 5_000_000_000
 # A driver samples at least once a second; where the machine's clock was set back, this is enough.
 _SILENCE_BEHIND_NS: Final = 2_000_000_000
 _COUNTER_MILLIJOULES: Final = (0, bounds.MAX_MILLIJOULES)
 _DRAW_MILLIWATTS: Final = (0, bounds.MAX_MILLIWATTS)
-_NS_PER_US: Final = 1000
-_NS_PER_MS: Final = 1_000_000
 # Longer, and it was no length of time.
-_LIFETIME_MS: Final = (0, bounds.MAX_DURATION_NS // _NS_PER_MS)
+_LIFETIME_MS: Final = (0, bounds.MAX_DURATION_NS // NS_PER_MS)
 # Percents have four digits behind the point: those of the sums of an account.
 _PARTS_PER_PERCENT: Final = 10_000
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuState:
+class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """What the next tick must know of this one."""
 
     read_ns: int = 0
     """When the GPU answered, by the monotonic clock."""
-    last_seen: SampleCursor = field(default_factory=SampleCursor)
+    last_seen: SampleCursor = SampleCursor()
     """The newest samples of which nothing is needed any more."""
     clock: DriverClock | None = None
     """The driver's clock; `None` while no sample has shown it, or after it has been set back."""
@@ -67,15 +68,15 @@ class GpuState:
     """For how long the driver has shown no sample of the GPU."""
     energy: DrawnEnergy | None = None
     """Its energy; `None` where it gives neither energy nor draw, as an instance."""
-    idle: IdleDraw = field(default_factory=IdleDraw)
+    idle: IdleDraw = IdleDraw()
     """What it draws without a process."""
     window_us: int | None = None
     """The driver's sampling window of processes, once it has shown."""
-    processes: Mapping[int, ListedProcess] = field(default_factory=dict)
+    processes: Mapping[int, ListedProcess] = {}
     """The processes that were there, by pid."""
-    gone: Mapping[int, GoneProcess] = field(default_factory=dict)
+    gone: Mapping[int, GoneProcess] = {}
     """The processes that ended and may have run in time that is not covered yet, by pid."""
-    totals: CounterTotals = field(default_factory=dict)
+    totals: CounterTotals = {}
     """The counters, by field name."""
     newest_us: int = 0
     """The newest stamp of the GPU's samples."""
@@ -87,8 +88,7 @@ class GpuState:
         return GpuState(totals=self.totals, energy=self.energy, idle=self.idle.interrupt())
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuTick:
+class GpuTick(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU in one tick."""
 
     reading: GpuReading
@@ -105,6 +105,8 @@ class GpuTick:
     """Process samples left out, by reason."""
     has_gap: bool = False
     """Whether nobody knows what was used in a part of the covered time."""
+    takes_turns: bool = False
+    """Whether the samples of its processes came to more than the device, and were made shares."""
     accounts: Sequence[tuple[int, GpuTotals]] | None = None
     """What processes that are done with it used, by pid; `None` where the driver has no accounts.
     One may come again in the next ticks."""
@@ -114,6 +116,7 @@ def read_gpu(
     raw: RawGpuSample,
     before: GpuState | None,
     *,
+    looked: Looked | None = None,
     interval_ns: int,
     now_ns: int,
     set_back_now_us: int | None = None,
@@ -124,25 +127,22 @@ def read_gpu(
     has its values of this instant, samples as far as they lie within the interval, and nothing that
     needs a difference.
 
-    `set_back_now_us` is what the machine's wall clock shows, while samples may be among the others
-    that are stamped by that clock as it was before it was set back; else `None`. Most drivers stamp
-    samples by it.
+    `looked` is what looks between the ticks told, put together with the answers; `None` where there
+    were none. `set_back_now_us` is what the machine's wall clock shows, while samples may be among
+    the others that are stamped by that clock as it was before it was set back; else `None`. Most
+    drivers stamp samples by it.
     """
     interval = _GpuInterval.begin(
-        raw, before, interval_ns=interval_ns, now_ns=now_ns, set_back_now_us=set_back_now_us
-    )
-    raw, was, validator = interval.raw, interval.was, interval.validator
-    counters = CounterTracker(before=was.totals, now_ns=now_ns)
-    coverage = Coverage.find(
         raw,
-        clock=was.clock,
-        cursor=was.last_seen,
-        known_us=was.gpu_window_us,
+        before,
+        looked=looked or Looked.at(raw),
         interval_ns=interval_ns,
         now_ns=now_ns,
-        validator=validator,
-        is_one_timeline=set_back_now_us is None,
+        set_back_now_us=set_back_now_us,
     )
+    looked, was, validator = interval.looked, interval.was, interval.validator
+    counters = CounterTracker(before=was.totals, now_ns=now_ns)
+    coverage = interval.find_coverage()
     fields = read_fields(raw, interval_ns=interval_ns, counters=counters, validator=validator)
     running = merge_processes(
         raw.processes,
@@ -151,8 +151,8 @@ def read_gpu(
         validator=validator,
     )
     # Those between the two ticks included, whoever came and went in one look.
-    listed = {**was.processes, **raw.seen_processes}
-    gone = _gone(was, listed, running, coverage.clock)
+    listed = {**was.processes, **looked.processes}
+    gone = _gone(interval, listed, running, coverage.clock)
     utilization_ratio = _utilization_ratio(interval, coverage, fields)
     board = _BoardEnergy.measure(
         interval,
@@ -162,16 +162,7 @@ def read_gpu(
         utilization_ratio=utilization_ratio,
     )
     reading = _make_reading(interval, coverage, fields, board, utilization_ratio)
-    sampled = SampleCoverage(
-        interval=coverage.interval,
-        windows=coverage.gpu,
-        interval_us=interval_ns / _NS_PER_US,
-        has_gap=coverage.has_gap,
-    )
-    shares = _apportion(interval, sampled, listed, running, utilization_ratio)
-    shares = with_video(shares, raw.process_samples, coverage=sampled, validator=validator)
-    if shares.overlaps:
-        reading = replace_struct(reading, busy_method=BusyMethod.EQUAL_TURNS)
+    shares = _apportion(interval, coverage, listed, running, utilization_ratio)
     state = GpuState(
         read_ns=now_ns,
         last_seen=_next_cursor(was, coverage, shares),
@@ -194,13 +185,15 @@ def read_gpu(
         dropped_samples=shares.dropped,
         accounts=_process_totals(raw, validator),
         has_gap=coverage.has_gap,
+        takes_turns=shares.overlaps,
     )
 
 
 class _GpuInterval(NamedTuple):
-    """What one GPU answered at the end of an interval, and its state at the start."""
+    """What one GPU answered by the end of an interval, and its state at the start."""
 
     raw: RawGpuSample
+    looked: Looked
     was: GpuState
     interval_ns: int
     now_ns: int
@@ -216,6 +209,7 @@ class _GpuInterval(NamedTuple):
         raw: RawGpuSample,
         before: GpuState | None,
         *,
+        looked: Looked,
         interval_ns: int,
         now_ns: int,
         set_back_now_us: int | None,
@@ -225,8 +219,23 @@ class _GpuInterval(NamedTuple):
         if set_back_now_us is None:
             was = replace(was, was_set_back=False) if was.was_set_back else was
         elif was.was_set_back:
-            raw = without_former(raw, now_us=set_back_now_us)
-        return cls(raw, was, interval_ns, now_ns, set_back_now_us, Validator())
+            looked = without_former(looked, now_us=set_back_now_us)
+        return cls(raw, looked, was, interval_ns, now_ns, set_back_now_us, Validator())
+
+    def find_coverage(self) -> Coverage:
+        """Return the part of the driver's time that the tick covers."""
+        return Coverage.find(
+            self.looked.samples,
+            self.looked.memory_samples,
+            signs=self.looked.signs,
+            clock=self.was.clock,
+            cursor=self.was.last_seen,
+            known_us=self.was.gpu_window_us,
+            interval_ns=self.interval_ns,
+            now_ns=self.now_ns,
+            validator=self.validator,
+            is_one_timeline=self.set_back_now_us is None,
+        )
 
 
 def _make_reading(
@@ -260,15 +269,21 @@ def _make_reading(
 
 def _apportion(
     interval: _GpuInterval,
-    sampled: SampleCoverage,
+    coverage: Coverage,
     listed: Mapping[int, ListedProcess],
     running: Mapping[int, ListedProcess],
     utilization_ratio: float | None,
 ) -> Shares:
     """Return the processes' shares, of those included that ended and may still be sampled."""
     was = interval.was
-    return apportion(
-        interval.raw.process_samples,
+    sampled = SampleCoverage(
+        interval=coverage.interval,
+        windows=coverage.gpu,
+        interval_us=interval.interval_ns / NS_PER_US,
+        has_gap=coverage.has_gap,
+    )
+    shares = apportion(
+        interval.looked.process_samples,
         running=running,
         before={pid: gone.process for pid, gone in was.gone.items()} | dict(listed),
         coverage=sampled,
@@ -277,6 +292,8 @@ def _apportion(
         # The gap between two samples is no window where their stamps are of two timelines.
         learns=interval.set_back_now_us is None,
     )
+    samples = interval.looked.process_samples
+    return with_video(shares, samples, coverage=sampled, validator=interval.validator)
 
 
 def _identity(raw: RawGpuSample) -> dict[str, Any]:
@@ -340,8 +357,7 @@ class _BoardEnergy(NamedTuple):
                 keep(one.counter, _COUNTER_MILLIJOULES, reading="energy_total_millijoules"),
                 keep(one.power_milliwatts, _DRAW_MILLIWATTS, reading="power_milliwatts"),
             )
-            for one in interval.raw.energy_readings
-            if one.at_ns < interval.now_ns
+            for one in interval.looked.energy
         ]
         drawn, tick = before.measure(
             [*between, own],
@@ -382,7 +398,7 @@ def _process_totals(raw: RawGpuSample, validator: Validator) -> list[tuple[int, 
 
 def _totals(gpu_uuid: str, account: ProcessAccounting, validator: Validator) -> GpuTotals:
     lifetime_ms = validator.keep(account.lived_ms, _LIFETIME_MS, reading="accounted_time")
-    lifetime_ns = None if lifetime_ms is None else lifetime_ms * _NS_PER_MS
+    lifetime_ns = None if lifetime_ms is None else lifetime_ms * NS_PER_MS
 
     def part(percent: float | None) -> int | None:
         if lifetime_ns is None or percent is None:
@@ -400,8 +416,8 @@ def _totals(gpu_uuid: str, account: ProcessAccounting, validator: Validator) -> 
         max_memory_bytes=validator.keep(
             account.max_memory_bytes, MEMORY_LIMITS, reading="accounted_memory"
         ),
-        started_time_ns=account.started_us * _NS_PER_US
-        if 0 < account.started_us < TIMESTAMP_US[1] // _NS_PER_US
+        started_time_ns=account.started_us * NS_PER_US
+        if 0 < account.started_us < TIMESTAMP_US[1] // NS_PER_US
         else None,
         lifetime_ns=lifetime_ns,
     )
@@ -413,13 +429,13 @@ def _watch_silence(state: GpuState, interval: _GpuInterval, coverage: Coverage) 
     A driver samples at least once a second. One that shows nothing newer for long has had its clock
     set back: the stamps that were seen last lie in its future, so it is followed anew.
     """
-    raw, was, set_back_now_us = interval.raw, interval.was, interval.set_back_now_us
-    newest_us = max((sample.timestamp_us for sample in raw.samples or ()), default=0)
-    has_new_samples = raw.samples is None or bool(coverage.gpu)
+    samples, was, set_back_now_us = interval.looked.samples, interval.was, interval.set_back_now_us
+    newest_us = max((sample.timestamp_us for sample in samples or ()), default=0)
+    has_new_samples = samples is None or bool(coverage.gpu)
     max_silence_ns = _SILENCE_NS
     if set_back_now_us is not None:
         # What is not covered yet is answered again and again: only what is newer is a sign.
-        has_new_samples = raw.samples is None or newest_us > was.newest_us
+        has_new_samples = samples is None or newest_us > was.newest_us
         max_silence_ns = _SILENCE_BEHIND_NS
     silent_ns = 0 if has_new_samples else was.silent_ns + interval.interval_ns
     if silent_ns <= max_silence_ns:
@@ -461,7 +477,7 @@ def _next_cursor(was: GpuState, coverage: Coverage, shares: Shares) -> SampleCur
 
 
 def _gone(
-    was: GpuState,
+    interval: _GpuInterval,
     listed: Mapping[int, ListedProcess],
     running: Mapping[int, ListedProcess],
     clock: DriverClock | None,
@@ -469,12 +485,14 @@ def _gone(
     """Return the ended processes that may have run in time that is not covered yet."""
     if clock is None:
         return {}
-    gone = {
-        pid: GoneProcess(process=process, until_us=clock.latest_us)
-        for pid, process in listed.items()
-    }
+    now_ns, left_ns = interval.now_ns, interval.looked.left_ns
+    gone = dict(interval.was.gone)
+    for pid in listed.keys() - running.keys():
+        since_us = (now_ns - left_ns.get(pid, now_ns)) / NS_PER_US
+        until_us = clock.latest_before_us(since_us)
+        gone[pid] = GoneProcess(process=listed[pid], until_us=until_us)
     return {
         pid: process
-        for pid, process in {**was.gone, **gone}.items()
+        for pid, process in gone.items()
         if pid not in running and process.until_us > clock.covered_us
     }

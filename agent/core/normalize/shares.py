@@ -12,13 +12,15 @@ than the device (`take_turns`), and those of a server of MPS (`share_server`).
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import Final
 
-from agent.core.normalize.driver_clock import Interval, SampledWindow, known_us, window_at
+import msgspec
+from msgspec.structs import replace
+
+from agent.core.normalize.windows import Interval, SampledWindow, known_us, window_at
 from agent.core.raw import ListedProcess, ProcessUtilizationSample
 from agent.core.readings import MEMORY_LIMITS, PERCENT, PID, TIMESTAMP_US, Validator, ratio_of
 from gpuledger.records import ProcessKind
@@ -43,8 +45,7 @@ _GAUSS: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessUsage:
+class ProcessUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One process on one GPU over the covered time."""
 
     process: ListedProcess
@@ -60,8 +61,7 @@ class ProcessUsage:
     """The same of the video decoders."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GoneProcess:
+class GoneProcess(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A process that ended and may have run in time that no tick has covered yet."""
 
     process: ListedProcess
@@ -70,8 +70,7 @@ class GoneProcess:
     """It ended no later than this, by the driver's clock."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SampleCoverage:
+class SampleCoverage(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What the tick covers."""
 
     interval: Interval | None
@@ -111,8 +110,7 @@ class SampleCoverage:
         return known_us(self.windows, self.interval) if self.interval else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shares:
+class Shares(msgspec.Struct, frozen=True, kw_only=True):
     """The processes of one GPU in one tick."""
 
     usages: list[ProcessUsage]

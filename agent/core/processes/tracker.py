@@ -38,7 +38,7 @@ class TickProcesses(NamedTuple):
     containers: list[ContainerRef]
     processes: list[GpuProcess]
     ended_processes: list[ProcessExit] | None
-    served: frozenset[int]
+    mps_served_gpus: frozenset[int]
     """Positions of the GPUs on which clients of MPS have what was sampled of their server."""
 
 

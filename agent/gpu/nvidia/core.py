@@ -1,15 +1,16 @@
-"""What is booked: samples, memory, power, energy, processes.
+"""What is booked: samples, memory, power, energy, processes; the same between ticks.
 
 Nothing slow may be called here. Whether a value can be true is decided in `agent.core`.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import pynvml
 
 from agent.core.raw import (
+    AnswerTime,
     ListedProcess,
     ProcessUtilizationSample,
     SampleCursor,
@@ -65,63 +66,77 @@ def query_memory(client: DeviceClient) -> Memory:
 
 
 def query_core(
-    client: DeviceClient, last_seen: SampleCursor, lists: "ProcessLists"
+    client: DeviceClient,
+    last_seen: SampleCursor,
+    lists: "ProcessLists",
+    *,
+    monotonic_ns: Callable[[], int],
 ) -> dict[str, Any]:
     """Return a GPU's answers, by the fields of `RawGpuSample`; raises SourceLostError."""
-    # The rates are always of the last sample period, so they show whether the ring buffers leave
-    # something out. Before the samples: of a window that closes in between there is a sample.
-    rates = client.query(NvmlLibrary.nvmlDeviceGetUtilizationRates)
-    samples = _samples(client, pynvml.NVML_GPU_UTILIZATION_SAMPLES, last_seen.gpu_us)
-    memory_samples = _samples(client, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us)
+    samples = query_samples(client, last_seen, monotonic_ns=monotonic_ns)
     memory = query_memory(client)
     return {
         "model": client.query(NvmlLibrary.nvmlDeviceGetName),
-        "samples": samples,
-        "memory_samples": memory_samples,
-        "percent": rates and rates.gpu,
-        "memory_percent": rates and rates.memory,
+        **samples,
         "memory_total_bytes": memory.total,
         "memory_used_bytes": memory.used,
         "memory_reserved_bytes": memory.reserved,
         "memory_unified": memory.is_unified,
-        "power_milliwatts": client.query(NvmlLibrary.nvmlDeviceGetPowerUsage),
-        "energy_millijoules": client.query(NvmlLibrary.nvmlDeviceGetTotalEnergyConsumption),
-        "process_samples": _process_samples(client, last_seen.process_us),
+        **query_energy(client),
         # Last, so that a process with samples is still looked for after they were taken.
         "processes": lists.query(client, memory_used_bytes=memory.used),
     }
 
 
-def query_energy(client: DeviceClient) -> dict[str, Any]:
-    """Return a board's counter of energy and its draw, by the fields of `GpuLook`.
-
-    Raises SourceLostError.
-    """
-    return {
-        "energy_millijoules": client.query(NvmlLibrary.nvmlDeviceGetTotalEnergyConsumption),
-        "power_milliwatts": client.query(NvmlLibrary.nvmlDeviceGetPowerUsage),
-    }
-
-
 def query_look(
-    client: DeviceClient, last_seen: SampleCursor, lists: "ProcessLists"
+    client: DeviceClient,
+    last_seen: SampleCursor,
+    lists: "ProcessLists",
+    *,
+    monotonic_ns: Callable[[], int],
 ) -> dict[str, Any]:
     """Return a GPU's answers between two ticks, by the fields of `GpuLook`.
 
     Raises SourceLostError.
     """
-    rates = client.query(NvmlLibrary.nvmlDeviceGetUtilizationRates)
+    samples = query_samples(client, last_seen, monotonic_ns=monotonic_ns)
+    del samples["memory_percent"]
     return {
         "since_us": last_seen.process_us,
-        # Before the samples: of a window that closes in between there is a sample, and no rate.
+        **samples,
+        **query_energy(client),
+        # Last, so that a process with samples is still looked for after they were taken.
+        "processes": list_processes(client, skipped=lists.empty),
+    }
+
+
+def query_samples(
+    client: DeviceClient, last_seen: SampleCursor, *, monotonic_ns: Callable[[], int]
+) -> dict[str, Any]:
+    """Return what the driver has sampled; raises SourceLostError."""
+    asked_ns = monotonic_ns()
+    # The rates are always of the last sample period, so they show whether the ring buffers leave
+    # something out. Before the samples: of a window that closes in between there is a sample.
+    rates = client.query(NvmlLibrary.nvmlDeviceGetUtilizationRates)
+    samples = _samples(client, pynvml.NVML_GPU_UTILIZATION_SAMPLES, last_seen.gpu_us)
+    return {
         "percent": rates and rates.gpu,
-        "samples": _samples(client, pynvml.NVML_GPU_UTILIZATION_SAMPLES, last_seen.gpu_us),
+        "memory_percent": rates and rates.memory,
+        "samples": samples,
+        # By these the driver's clock is followed: of the GPU behind others it is later.
+        "sampled": AnswerTime(asked_ns, monotonic_ns()),
         "memory_samples": _samples(
             client, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us
         ),
         "process_samples": _process_samples(client, last_seen.process_us),
-        # Last, so that a process with samples is still looked for after they were taken.
-        "processes": list_processes(client, skipped=lists.empty),
+    }
+
+
+def query_energy(client: DeviceClient) -> dict[str, Any]:
+    """Return a board's counter of energy and its draw; raises SourceLostError."""
+    return {
+        "energy_millijoules": client.query(NvmlLibrary.nvmlDeviceGetTotalEnergyConsumption),
+        "power_milliwatts": client.query(NvmlLibrary.nvmlDeviceGetPowerUsage),
     }
 
 

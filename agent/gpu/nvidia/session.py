@@ -129,9 +129,10 @@ class NvidiaGpu:
         driver samples none.
         """
         client = self._look_client
-        told = query_energy(client)
-        if cursor is not None and not self._mig.is_enabled:
-            told |= query_look(client, cursor, self._lists)
+        if cursor is None or self._mig.is_enabled:
+            told = query_energy(client)
+        else:
+            told = query_look(client, cursor, self._lists)
         return GpuLook(uuid=self.uuid, at=at, **told)
 
     def close(self) -> None:
@@ -141,8 +142,12 @@ class NvidiaGpu:
         self._link_rates.close()
 
     def _query_core(self, cursor: SampleCursor) -> dict[str, Any]:
-        core = query_core(self.client, cursor, self._lists)
+        core = query_core(self.client, cursor, self._lists, monotonic_ns=self.monotonic_ns)
+        was_cut = self._mig.is_enabled
         core |= self._mig.query(core)
+        if self._mig.is_enabled != was_cut:
+            # A look that came in between may have been refused what the other mode has.
+            self._look_client.forget()
         # Not under MIG: what the driver accounts for there is not documented.
         if not core["mig_enabled"]:
             core["process_stats"] = self._accounting.query(core["processes"])

@@ -8,14 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.core.normalize.driver_clock import SetBack
+from agent.core.node_looks import OthersScope
+from agent.core.normalize.set_back import SetBack
+from agent.gpu.nvidia.session import NvmlSession
+from agent.sampling import Sampler
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock, NodeClock, SetClock
 from simulator.scenario.load import load_scenario
 from simulator.scenario.schema import ClockStep
 from simulator.simulation import SimulatedNode, Simulation
-from tests.ticks import play
+from tests.ticks import play, tick_of
 from tests.unit.agent.test_sampling import EPOCH_NS, QUICKSTART, busy_seconds
 
 NODE = "gpu-node-1"
@@ -85,6 +89,24 @@ def test_a_clock_that_was_set_costs_seconds_of_who_used_the_gpus_and_nothing_lat
 def test_a_driver_that_stamps_by_a_clock_of_its_own_costs_nothing(by_seconds: float) -> None:
     _, untold = played([(STEP_AT, by_seconds)], driver_follows=False)
     assert abs(untold) < GPUS * 0.3
+
+
+def test_after_a_clock_was_set_back_energy_is_read_on() -> None:
+    """It bears no stamp, while samples may be of either clock for as long as buffers last."""
+    clock = ManualClock(start_ns=EPOCH_NS)
+    node = simulation_of([(3, -3600)], clock).node(NODE)
+    sampler = Sampler(node=NodeId("default", NODE), procfs=node.procfs)
+    gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
+    asked = []
+    for _ in range(8):
+        tick_of(sampler, gpus, node.clock)
+        cursors = [
+            sampler.looks.cursors(scope, now_ns=node.clock.monotonic_ns()) for scope in OthersScope
+        ]
+        asked.append([(len(one), any(one.values())) for one in cursors])
+        clock.advance(1.0)
+    assert asked[2] == [(0, False), (GPUS, False), (GPUS, True)]
+    assert asked[4:] == [[(0, False), (GPUS, False), (GPUS, False)]] * 4
 
 
 @settings(max_examples=8, deadline=None)

@@ -17,7 +17,7 @@ from simulator.clock import ManualClock
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import Simulation
 from tests.default_topics import PROCESSES, SAMPLES
-from tests.ticks import take_looks
+from tests.ticks import play, take_looks
 from tests.unit.agent.builders import EPOCH_NS, short_lives, watch
 
 # Ticks are taken 0.25 s after the start and then each second: this one is gone before the third.
@@ -62,6 +62,16 @@ async def test_the_tick_that_covers_its_end_reports_it_and_it_is_settled() -> No
     assert end.from_time_ns <= EPOCH_NS + 2.4e9 < EPOCH_NS + 3.0e9 <= end.until_time_ns
     assert end.until_time_ns <= tick.time_ns
     assert tick.time_ns - tick.interval_ns <= EPOCH_NS + 3.2e9
+
+
+def test_one_that_a_look_has_seen_gone_is_ended_in_one_tick_alone() -> None:
+    """In the next one it was on the GPU for no part of the covered time, and claims nothing."""
+    clock = ManualClock(start_ns=EPOCH_NS)
+    scenario = parse_scenario(short_lives([(5.0, 33.5)], accounting="off"))
+    node = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock).node("gpu-a")
+    ticks = play(node, clock, [0.5, *[10.0] * 5])
+    listed = [[one.ended for one in tick.sample.processes] for tick in ticks]
+    assert listed == [[], [None], [None], [None], [True], []]
 
 
 async def test_without_accounts_a_look_shows_it_where_processes_came_or_went_of_late() -> None:

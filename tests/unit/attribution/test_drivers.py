@@ -1,13 +1,23 @@
 """A pod's GPU-seconds are right on every form of driver whose answers allow it."""
 
 from collections.abc import Mapping
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.truth_runs import CLASSES, DRIVERS, FURTHER, MODELLED, UNMEASURED, errors_of, play_cell
+from tests.truth_runs import (
+    CLASSES,
+    DRIVERS,
+    FURTHER,
+    MODELLED,
+    UNMEASURED,
+    errors_of,
+    play_cell,
+    play_lives,
+)
 
 SHARED = [kind for kind in CLASSES if not kind.startswith("one pod")]
 MEASURED = [name for name in DRIVERS if name not in UNMEASURED | MODELLED]
@@ -84,3 +94,12 @@ def test_what_no_form_of_driver_decides_stays_within_its_bound(kind: str) -> Non
     largest = errors_of(play_cell(kind, {}, tick_seconds=1.0, seed=3), tick_seconds=1.0).largest
     busy, joules = FURTHER_BOUNDS[kind]
     assert (largest.busy_ns <= busy, largest.millijoules <= joules) == (True, True)
+
+
+@pytest.mark.parametrize("processes", ["windows", "mean"])
+def test_a_window_that_rounds_to_nothing_is_not_taken_for_the_latest_one(processes: str) -> None:
+    """Where idle windows are left out, its sample may be a second old beside a rate of nothing."""
+    tiny, bursts = (0.0, 999.0, 0.0005, 0.0005), (0.0, 999.0, 0.3, 0.6)
+    driver = {"ring_idle": "skipped", "processes": processes}
+    run = play_lives([tiny, bursts], driver, tick_seconds=1.0, random=Random(2))  # noqa: S311  # a scenario, no secret
+    assert errors_of(run, tick_seconds=1.0).largest.busy_ns <= 0.002

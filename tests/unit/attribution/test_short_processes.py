@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from agent.core.looks import LookScope
+from agent.core.node_looks import OthersScope
 from agent.core.raw import ClockReading
 from agent.gpu.nvidia.session import NvmlSession
 from agent.sampling import Sampler
@@ -108,7 +108,7 @@ def play(
         for place in range(looks + 1):
             if place:
                 at = ClockReading.read(node.clock)
-                cursors = sampler.look_cursors(LookScope.ALL, now_ns=at.monotonic_ns)
+                cursors = sampler.looks.cursors(OthersScope.ALL, now_ns=at.monotonic_ns)
                 sampler.record_looks(
                     [gpu.look(cursors[gpu.uuid], at=at) for gpu in gpus if cursors]
                 )

@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from agent.core.looks import GpuLooks, LookPlan
+from agent.core.looks import GpuLooks, Looked
+from agent.core.node_looks import LookPlan
 from agent.core.raw import (
     ClockReading,
     GpuLook,
@@ -33,7 +35,7 @@ def times(
     )
     found, now_ns = [], 0
     while time := plan.next(now_ns, is_close=is_close):
-        found.append((time.at_ns / SECOND_NS, time.scope.value))
+        found.append((time.at_ns / SECOND_NS, time.others.value))
         now_ns = time.at_ns
     return found
 
@@ -96,7 +98,7 @@ def look(
     )
 
 
-def join(looks: GpuLooks, own: GpuLook) -> RawGpuSample:
+def join(looks: GpuLooks, own: GpuLook) -> Looked:
     raw = RawGpuSample(
         uuid="GPU-0",
         index=0,
@@ -104,7 +106,7 @@ def join(looks: GpuLooks, own: GpuLook) -> RawGpuSample:
         process_samples=own.process_samples,
         processes=own.processes,
     )
-    return looks.join(raw, own, window_us=WINDOW_US)
+    return looks.join(raw, at_ns=own.at.monotonic_ns, since_us=own.since_us, window_us=WINDOW_US)
 
 
 def test_two_samples_of_a_process_in_one_answer_are_windows() -> None:
@@ -122,20 +124,29 @@ def test_one_sample_in_each_answer_of_several_windows_is_the_drivers_form() -> N
     assert shown == [None, None, *[True] * 6]
 
 
+def test_a_process_that_rests_does_not_show_the_drivers_form() -> None:
+    """It has one sample in each answer, too: of the only window in which anything ran."""
+    looks = GpuLooks()
+    for since in range(0, 120, 6):
+        used = look(0, 0, 40, 0, 0, 0, since=since, uses=((7, since + 3, 40),))
+        looks.add(used, window_us=WINDOW_US)
+    assert looks.one_sample_each is None
+
+
 def test_one_sample_of_several_windows_is_the_mean_of_them_and_of_one_window_its_own() -> None:
     looks = GpuLooks(one_sample_each=True)
     looks.add(look(50, 50, 50, uses=((7, 3, 50),)), window_us=WINDOW_US)
-    raw = join(looks, look(50, since=3, uses=((7, 4, 60),), at=1.2))
-    assert [(one.since_us - START_US) // WINDOW_US for one in raw.process_samples or ()] == [0, 3]
+    told = join(looks, look(50, since=3, uses=((7, 4, 60),), at=1.2))
+    assert [(one.since_us - START_US) // WINDOW_US for one in told.process_samples or ()] == [0, 3]
 
 
 def test_a_tick_has_what_looks_were_told_each_window_once() -> None:
     looks = GpuLooks()
     looks.add(look(10, 20, uses=((7, 1, 10), (7, 2, 20))), window_us=WINDOW_US)
-    raw = join(looks, look(20, 30, since=1, uses=((7, 2, 20), (7, 3, 30)), at=1.5))
-    assert [one.percent for one in raw.samples or ()] == [10, 20, 30]
-    assert [one.sm_percent for one in raw.process_samples or ()] == [10, 20, 30]
-    assert [one.at_ns for one in raw.energy_readings] == [SECOND_NS, SECOND_NS * 3 // 2]
+    told = join(looks, look(20, 30, since=1, uses=((7, 2, 20), (7, 3, 30)), at=1.5))
+    assert [one.percent for one in told.samples or ()] == [10, 20, 30]
+    assert [one.sm_percent for one in told.process_samples or ()] == [10, 20, 30]
+    assert [one.at_ns for one in told.energy] == [SECOND_NS]
 
 
 def test_the_next_question_begins_where_the_last_one_ended() -> None:
@@ -152,12 +163,33 @@ def test_the_next_question_begins_where_the_last_one_ended() -> None:
 def test_who_came_and_went_between_two_ticks_was_there() -> None:
     looks = GpuLooks()
     looks.add(look(pids=(7,)), window_us=WINDOW_US)
-    assert not looks.is_lively(2 * SECOND_NS)
-    assert looks.add(look(pids=(7, 8), at=2.0), window_us=WINDOW_US) == {8}
-    assert looks.is_lively(2 * SECOND_NS)
-    raw = join(looks, look(pids=(7,), at=3.0))
-    assert raw.seen_processes.keys() == {7, 8}
-    assert not looks.is_lively(14 * SECOND_NS)
+    assert not looks.has_recent_changes(2 * SECOND_NS)
+    looks.add(look(pids=(7, 8), at=2.0), window_us=WINDOW_US)
+    assert looks.has_recent_changes(2 * SECOND_NS)
+    looks.add(look(pids=(7,), at=2.5), window_us=WINDOW_US)
+    told = join(looks, look(pids=(7,), at=3.0))
+    assert told.processes.keys() == {7, 8}
+    assert told.left_ns == {8: SECOND_NS * 5 // 2}
+    assert not looks.has_recent_changes(14 * SECOND_NS)
+
+
+def test_who_came_back_has_not_left() -> None:
+    looks = GpuLooks()
+    for at, pids in ((1.0, (7, 8)), (1.2, (7,)), (1.4, (7, 8))):
+        looks.add(look(pids=pids, at=at), window_us=WINDOW_US)
+    assert join(looks, look(pids=(7, 8), at=2.0)).left_ns == {}
+
+
+def test_who_draws_and_computes_is_one_that_computes() -> None:
+    told = look()
+    both = tuple(
+        ListedProcess(pid=7, kind=kind, memory_bytes=1)
+        for kind in (ProcessKind.COMPUTE, ProcessKind.GRAPHICS)
+    )
+    looks = GpuLooks()
+    looks.add(replace(told, processes=both), window_us=WINDOW_US)
+    joined = join(looks, look(pids=(), at=2.0))
+    assert joined.processes[7].kind is ProcessKind.COMPUTE
 
 
 def test_a_driver_that_leaves_out_idle_windows_shows_by_its_latest_rates() -> None:

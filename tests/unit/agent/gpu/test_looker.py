@@ -6,10 +6,12 @@ from collections.abc import Collection, Sequence
 from typing_extensions import override
 
 from agent.core.raw import ClockReading, GpuLook, SampleCursor
-from agent.gpu.pool import GpuLooker
+from agent.gpu.driver import Driver
+from agent.gpu.looker import GpuLooker
 from agent.gpu.protocol import FailedError
+from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
-from tests.fakes.gpus import PlayedGpu
+from tests.fakes.gpus import PlayedGpu, PlayedSource
 from tests.hanging import HANG_SECONDS
 
 CURSOR = SampleCursor(process_us=7)
@@ -21,11 +23,13 @@ class BusyGpu(PlayedGpu):
     def __init__(self, uuid: str) -> None:
         super().__init__(uuid, 0)
         self.fails = False
+        self.looks: list[threading.Thread] = []
         self.released = threading.Event()
         self.released.set()
 
     @override
     def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
+        self.looks.append(threading.current_thread())
         self.released.wait(HANG_SECONDS)
         if self.fails:
             raise FailedError("no")
@@ -70,6 +74,34 @@ async def test_where_one_hangs_for_ever_the_others_are_looked_at_on() -> None:
     assert await looked(looker, [one, other], clock=clock) == {"GPU-1"}
     assert looker.is_stuck
     one.released.set()
-    found = [uuid for _ in range(50) for uuid in await looked(looker, [one, other], clock=clock)]
-    assert {"GPU-0", "GPU-1"} == set(found)
+    one.looks[0].join(HANG_SECONDS)
+    assert await looked(looker, [one, other], clock=clock) == {"GPU-0", "GPU-1"}
     assert not looker.is_stuck
+
+
+async def test_at_its_end_no_further_gpu_is_asked_and_the_thread_ends_with_its_call() -> None:
+    one, other, looker = BusyGpu("GPU-0"), BusyGpu("GPU-1"), GpuLooker()
+    one.released.clear()
+    assert await looked(looker, [one, other]) == set()
+    looker.end()
+    stuck = [looker.is_stuck]
+    one.released.set()
+    one.looks[0].join(HANG_SECONDS)
+    assert not one.looks[0].is_alive()
+    assert [*stuck, looker.is_stuck] == [True, False]
+    assert other.looks == []
+    assert await looked(looker, [one, other]) == {"GPU-0", "GPU-1"}
+
+
+async def test_while_a_look_hangs_the_driver_is_not_closed_and_nothing_of_it_is_used() -> None:
+    gpu, clock = BusyGpu("GPU-0"), ManualClock(start_ns=0)
+    source = PlayedSource(gpu)
+    driver = Driver(source, clock=clock, check=Check(), deadline_seconds=5, backoff=Backoff())
+    await driver.poll({})
+    gpu.released.clear()
+    assert await driver.look({gpu.uuid: CURSOR}) == ()
+    assert driver.close() is None
+    gpu.released.set()
+    gpu.looks[0].join(HANG_SECONDS)
+    assert driver.take_looks() == ()
+    assert source.is_open

@@ -8,7 +8,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from agent.core.raw import CallGroup, ClockReading, RawGpuSample, SampleCursor
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from gpuledger.records import MigInstance
 from simulator.clock import ManualClock
@@ -295,6 +295,20 @@ def test_what_was_refused_under_mig_is_asked_again_without_it(bench: Bench) -> N
     assert answer.mig_enabled is False
     assert answer.instances == ()
     assert answer.samples
+
+
+def test_what_a_look_was_refused_while_the_gpu_was_cut_anew_is_asked_again(bench: Bench) -> None:
+    """A look may fall between the change of the mode and the tick that notices it."""
+    cuts, at = bench.truth.gpus[0].facts.cuts, ClockReading.read(bench.clock)
+    before = [*cuts]
+    cuts.clear()
+    bench.answer()
+    cuts.extend(before)
+    assert bench.gpu.look(SampleCursor(), at=at).samples is None
+    bench.answer()
+    cuts.clear()
+    bench.answer()
+    assert bench.gpu.look(SampleCursor(), at=at).samples
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.normalize.driver_clock import (
-    DriverClock,
+from agent.core.normalize.driver_clock import DriverClock, Freshness, advance, freshness
+from agent.core.normalize.windows import (
     Interval,
-    advance,
     cut_windows,
     learn_window_us,
     mean_percent,
@@ -128,3 +127,36 @@ def test_an_instant_lies_in_one_window_or_next_to_one() -> None:
     ends = [window_at(windows, time_us) for time_us in (50, 200, 201, 300, 999)]
     assert [window and window.end_us for window in ends] == [200, 200, 300, 300, 300]
     assert window_at([], 100) is None
+
+
+@pytest.mark.parametrize(
+    ("law", "windows_behind", "shown", "expected"),
+    [
+        ("by its rate", 0.5, (30, 30, False), Freshness.LATEST),
+        ("without rates there is but the sample", 0.5, (30, None, True), Freshness.LATEST),
+        ("a sample of use beside a rate of none", 0.5, (30, 0, False), Freshness.UNKNOWN),
+        ("nothing beside nothing", 0.5, (0, 0, False), Freshness.LATEST),
+        ("which may be long ago where idle is left out", 0.5, (0, 0, True), Freshness.UNKNOWN),
+        ("also before the clock is known", None, (0, 0, True), Freshness.UNKNOWN),
+        ("others have closed, and nothing ran in them", 1.5, (30, 0, False), Freshness.BEHIND),
+        ("also where the rates do not answer now", 1.5, (30, None, True), Freshness.BEHIND),
+        ("what ran in the latest one has a sample", 1.5, (30, 30, True), Freshness.LEAPT),
+        ("no sample at all by now", 1.5, (None, 0, False), Freshness.BEHIND),
+    ],
+)
+def test_whether_the_newest_sample_is_of_the_latest_window(
+    law: str,
+    windows_behind: float | None,
+    shown: tuple[int | None, int | None, bool],
+    expected: Freshness,
+) -> None:
+    newest, rate, skips_idle = shown
+    found = freshness(
+        10**9,
+        newest,
+        rate_percent=rate,
+        closed_us=None if windows_behind is None else 10**9 + windows_behind * WINDOW_US,
+        window_us=WINDOW_US,
+        skips_idle=skips_idle,
+    )
+    assert found is expected, law

@@ -1,8 +1,7 @@
 """From answers to readings: means of the covered time, differences of counters, nothing untrue."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from agent.core.normalize.driver_clock import DriverClock
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
@@ -131,7 +130,7 @@ def test_utilization_falls_back_to_the_drivers_latest_window() -> None:
 def test_a_value_that_cannot_be_true_is_absent_and_counted(
     field: str, value: object, reading: str
 ) -> None:
-    tick = read(replace(BLANK, **{field: value}))  # type: ignore[arg-type]  # a table of fields
+    tick = read(replace(BLANK, **{field: value}))
     assert getattr(tick.reading, reading) is None
     assert tick.dropped_readings.total() == 1
 

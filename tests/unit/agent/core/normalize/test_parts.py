@@ -2,10 +2,10 @@
 # ruff: noqa: ANN401  # the driver's values are of any type
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.raw import RawGpuSample

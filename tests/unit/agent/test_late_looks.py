@@ -1,0 +1,156 @@
+"""Looks whose answers come later than the agent waits for them."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from random import Random
+from typing import Any, Final
+
+import pytest
+from typing_extensions import override
+
+from agent.core.node_looks import OthersScope
+from agent.core.raw import ClockReading, GpuLook, RawGpuSample, SampleCursor
+from agent.core.tick import NodeTick
+from agent.gpu.driver import Driver
+from agent.gpu.nvidia.session import NvmlSession
+from agent.loop import InventoryTracker, Outputs, SampleLoop
+from agent.monitor import IncidentMonitor
+from agent.sampling import Sampler
+from agent.settings import AgentSettings
+from gpuledger.keys import NodeId
+from gpuledger.records import NodeSample
+from gpuledger.runtime import Backoff, Check
+from gpuledger.topics import Topics
+from simulator.clock import ManualClock
+from simulator.simulation import SimulatedNode
+from tests.ticks import tick_of
+from tests.truth_runs import RUN_SECONDS, Lives, errors_of, play_lives
+
+BURSTS: Final[Lives] = [(0.0, 999.0, 0.3, 0.5), (0.0, 999.0, 0.15, 0.35)]
+
+
+class LateDriver(Driver):
+    """A driver whose looks are over after the agent has given up waiting, and before the tick."""
+
+    late: Sequence[GpuLook] = ()
+
+    @override
+    async def look(self, cursors: Mapping[str, SampleCursor | None]) -> Sequence[GpuLook]:
+        self.late = [*self.late, *await super().look(cursors)]
+        return ()
+
+    @override
+    def take_looks(self) -> Sequence[GpuLook]:
+        late, self.late = self.late, ()
+        return late
+
+
+class KeptSampler(Sampler):
+    """Keeps the ticks that it makes, until there are enough."""
+
+    def __init__(self, node: SimulatedNode, *, count: int) -> None:
+        super().__init__(node=NodeId("default", node.name), procfs=node.procfs)
+        self.made: list[NodeSample] = []
+        self.has_all = asyncio.Event()
+        self._wanted = count
+
+    @override
+    def sample(self, raw: Sequence[RawGpuSample], **named: Any) -> NodeTick | None:
+        tick = super().sample(raw, **named)
+        self.made += [tick.sample] if tick else []
+        if len(self.made) == self._wanted:
+            self.has_all.set()
+        return tick
+
+
+async def run_loop(node: SimulatedNode) -> list[NodeSample]:
+    """Return the ticks of the agent's own loop over a driver whose looks are late."""
+    settings = AgentSettings(node_name=node.name)
+    sampler = KeptSampler(node, count=round(RUN_SECONDS))
+    source = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns)
+    outputs = Outputs(send_queue=None, node_state=None, topics=Topics())
+    driver = LateDriver(
+        source, clock=node.clock, check=Check(), deadline_seconds=5.0, backoff=Backoff()
+    )
+    loop = SampleLoop(
+        driver=driver,
+        sampler=sampler,
+        inventory=InventoryTracker(node=settings.node, boot_id="boot"),
+        monitor=IncidentMonitor(
+            node=settings.node,
+            boot_id="boot",
+            source=source,
+            clock=node.clock,
+            publish=outputs.report_incident,
+        ),
+        allocations=None,
+        outputs=outputs,
+        clock=node.clock,
+        procfs_check=Check(),
+        mig_check=Check(),
+        ticks_check=Check(),
+        settings=settings,
+    )
+    running = asyncio.create_task(loop.run())
+    await sampler.has_all.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    driver.close()
+    return sampler.made
+
+
+def test_energy_that_a_late_look_read_is_in_the_tick_that_covers_it() -> None:
+    run = play_lives(
+        BURSTS,
+        {},
+        tick_seconds=1.0,
+        random=Random(6),  # noqa: S311  # a scenario, no secret
+        watched_by=lambda node, _: asyncio.run(run_loop(node)),
+    )
+    assert errors_of(run, tick_seconds=1.0).largest.millijoules <= 0.005
+
+
+def watch_behind(node: SimulatedNode, clock: ManualClock, *, hears: bool) -> list[NodeSample]:
+    """Return the ticks of an agent of which each second look is over when the tick behind it is.
+
+    With `hears` off it never hears of these.
+    """
+    sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
+    gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
+
+    def look() -> list[GpuLook]:
+        at = ClockReading.read(node.clock)
+        cursors = sampler.looks.cursors(OthersScope.ALL, now_ns=at.monotonic_ns)
+        return [gpu.look(cursors[gpu.uuid], at=at) for gpu in gpus if gpu.uuid in cursors]
+
+    late: list[GpuLook] = []
+    made = []
+    for _ in range(round(RUN_SECONDS)):
+        if tick := tick_of(sampler, gpus, node.clock):
+            made.append(tick.sample)
+        sampler.record_looks(late if hears else ())
+        clock.advance(0.4)
+        sampler.record_looks(look())
+        clock.advance(0.5)
+        late = look()
+        clock.advance(0.1)
+    return made
+
+
+@pytest.mark.parametrize("processes", ["mean", "mean_of_used", "windows"])
+def test_what_comes_behind_the_tick_that_asked_for_the_same_is_counted_once(processes: str) -> None:
+    busy = [
+        [
+            {uid: of_pod.busy_ns for uid, of_pod in own.items()}
+            for own in play_lives(
+                BURSTS,
+                {"processes": processes, "window_seconds": 0.3},
+                tick_seconds=1.0,
+                random=Random(6),  # noqa: S311  # a scenario, no secret
+                watched_by=partial(watch_behind, hears=hears),
+            ).booked()
+        ]
+        for hears in (True, False)
+    ]
+    assert busy[0] == busy[1]
