@@ -132,7 +132,7 @@ class NvidiaGpu:
         if cursor is None or self._mig.is_enabled:
             told = query_energy(client)
         else:
-            told = query_look(client, cursor, self._lists)
+            told = query_look(client, cursor, self._lists, monotonic_ns=self.monotonic_ns)
         return GpuLook(uuid=self.uuid, at=at, **told)
 
     def close(self) -> None:

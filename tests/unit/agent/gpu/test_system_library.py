@@ -7,6 +7,7 @@ is the one that plays NVML for the benchmarks.
 
 import ctypes
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,9 @@ class Ring:
 
 def samples_of(nvml: SystemNvml, since_us: int = 0) -> list[tuple[int, int]]:
     client = DeviceClient(library=nvml, handle=pynvml.c_nvmlDevice_t())
-    found = query_core(client, SampleCursor(gpu_us=since_us), ProcessLists())["samples"]
+    found = query_core(
+        client, SampleCursor(gpu_us=since_us), ProcessLists(), monotonic_ns=time.monotonic_ns
+    )["samples"]
     return [(sample.timestamp_us, sample.percent) for sample in found]
 
 
@@ -204,7 +207,12 @@ def test_a_count_without_bounds_is_no_list_and_takes_no_memory(
 
     CLibrary(monkeypatch, {"nvmlDeviceGetSamples": boundless})
     client = DeviceClient(library=SystemNvml(), handle=pynvml.c_nvmlDevice_t())
-    assert query_core(client, SampleCursor(), ProcessLists())["samples"] is None
+    assert (
+        query_core(client, SampleCursor(), ProcessLists(), monotonic_ns=time.monotonic_ns)[
+            "samples"
+        ]
+        is None
+    )
 
 
 class Processes:
@@ -230,7 +238,9 @@ class Processes:
 
 def pids_of(nvml: SystemNvml) -> list[int]:
     client = DeviceClient(library=nvml, handle=pynvml.c_nvmlDevice_t())
-    found = query_core(client, SampleCursor(), ProcessLists())["process_samples"]
+    found = query_core(client, SampleCursor(), ProcessLists(), monotonic_ns=time.monotonic_ns)[
+        "process_samples"
+    ]
     return [sample.pid for sample in found]
 
 
