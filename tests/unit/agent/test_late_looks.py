@@ -18,13 +18,14 @@ from agent.loop import InventoryTracker, Outputs, SampleLoop
 from agent.monitor import IncidentMonitor
 from agent.sampling import Sampler
 from agent.settings import AgentSettings
+from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample
 from gpuledger.runtime import Backoff, Check
 from gpuledger.topics import Topics
 from simulator.clock import ManualClock
 from simulator.simulation import SimulatedNode
-from tests.ticks import tick_of
+from tests.ticks import take_looks, tick_of
 from tests.truth_runs import RUN_SECONDS, Lives, errors_of, play_lives
 
 BURSTS: Final[Lives] = [(0.0, 999.0, 0.3, 0.5), (0.0, 999.0, 0.15, 0.35)]
@@ -154,3 +155,37 @@ def test_what_comes_behind_the_tick_that_asked_for_the_same_is_counted_once(proc
         for hears in (True, False)
     ]
     assert busy[0] == busy[1]
+
+
+def watch_late(
+    node: SimulatedNode, clock: ManualClock, *, delay_seconds: float
+) -> list[NodeSample]:
+    """Return the ticks of an agent of which some ask the GPUs so long after they began."""
+    sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
+    gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
+    made = []
+    for number in range(round(RUN_SECONDS)):
+        at, seen = ClockReading.read(node.clock), sampler.last_seen()
+        waited_seconds = delay_seconds if number % 20 in range(5, 15) else 0.0
+        clock.advance(waited_seconds)
+        answers = [gpu.query_all(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
+        if tick := sampler.sample(answers, at=at):
+            made.append(tick.sample)
+        left_ns = round((1.0 - waited_seconds) * NS_PER_SECOND)
+        take_looks(sampler, gpus, clock, node.clock, left_ns)
+    return made
+
+
+@pytest.mark.parametrize("processes", ["mean", "newest", "windows"])
+@pytest.mark.parametrize("delay_seconds", [0.03, 0.075, 0.15, 0.4])
+def test_pods_have_their_shares_where_gpus_answer_late(
+    processes: str, delay_seconds: float
+) -> None:
+    run = play_lives(
+        BURSTS,
+        {"processes": processes},
+        tick_seconds=1.0,
+        random=Random(6),  # noqa: S311  # a scenario, no secret
+        watched_by=partial(watch_late, delay_seconds=delay_seconds),
+    )
+    assert errors_of(run, tick_seconds=1.0).largest.busy_ns <= 0.01
