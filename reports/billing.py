@@ -1,4 +1,4 @@
-"""Makes a bill of sums of time: what each line costs, exactly, and what all of it cost to begin with.
+"""Makes a bill of sums of time: what each line costs, and what all of it cost to begin with.
 
 The store gives whole units of time by device, tenant and kind (`usage_sums`). Here they get their
 prices, as fractions; idle that is to be shared is shared; and lines are rounded once, together.
@@ -7,12 +7,13 @@ The sum of the lines is the sum of the origin charges: a bill of which that is n
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 from hashlib import sha256
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from gpuledger.errors import GpuledgerError, UserError
@@ -24,7 +25,6 @@ from reports.rates import DeviceFacts, PriceBook, Rate
 from reports.tenants import (
     IDLE,
     SILENT,
-    SYSTEM,
     UNALLOCATED,
     UNATTRIBUTED,
     UNCOVERED,
@@ -38,6 +38,8 @@ from reports.usage_sums import (
     DeviceClass,
     PartyBasis,
     UsageReader,
+    UsageRow,
+    UsageSum,
     Window,
     begin_of,
     day_of,
@@ -193,6 +195,7 @@ class BillMaker:
         asked = [name for budget in policy.budgets for name in budget.match]
         self._dimensions = tuple(dict.fromkeys((*self._by, *asked)))
         self._of_basis = tuple(dict.fromkeys(n for rule in policy.basis for n in rule.match))
+        self._lookup: _Lookup | None = None
 
     def make(self, window: Window, *, advance: Callable[[int], None] = lambda _: None) -> Bill:
         """Return the bill of a time; `advance` is told of each day that is done."""
@@ -202,14 +205,36 @@ class BillMaker:
         book = TenantBook(
             pods=reader.pods(used), namespaces=reader.namespaces(), policy=read.policy
         )
-        lookup = _Lookup(reader, read, book, self._dimensions, self._of_basis, used)
-        tally = _Tally(lookup, read)
+        lookup = _Lookup(
+            reader=reader,
+            read=read,
+            book=book,
+            dimensions=self._dimensions,
+            of_basis=self._of_basis,
+            window=used,
+        )
+        tally = _Tally(lookup)
+        self._lookup = lookup
         if used.begin_us < used.end_us:
             for day in reader.days(used, changes=lookup.changes, basis_of=lookup.basis_of):
                 tally.add(day)
                 advance(1)
         tally.check_balance()
         return self._bill(window, used, tally)
+
+    def rows_of(self, bill: Bill, line: BillLine) -> Iterator[UsageRow]:
+        """Yield the rows of usage that a line of the bill made last is of."""
+        lookup, shown = self._lookup, len(self._by)
+        if lookup is None:
+            raise RuntimeError("no bill was made")
+
+        def belongs(row: UsageSum) -> bool:
+            since_us = lookup.since(row.device.cluster, row.device.node, row.since_us)
+            key = lookup.key_of(row.device, row.party, since_us, row.since_us)
+            return (key.values[:shown], key.kind) == (line.values, line.idle_kind)
+
+        window = Window(bill.window.begin_us, bill.end_us)
+        yield from self._reader.rows(window, changes=lookup.changes, belongs=belongs)
 
     def _bill(self, window: Window, used: Window, tally: "_Tally") -> Bill:
         policy = self._read.policy
@@ -267,6 +292,7 @@ class _Lookup:
 
     def __init__(
         self,
+        *,
         reader: UsageReader,
         read: ReadPolicy,
         book: TenantBook,
@@ -282,7 +308,7 @@ class _Lookup:
         self._window = window
         self._terms: dict[tuple[object, ...], Terms] = {}
         self._found_terms: dict[tuple[DeviceClass, int], Terms] = {}
-        self._found_values: dict[tuple[DeviceClass, PartyKey, int], tuple[Values, str]] = {}
+        self._found_keys: dict[tuple[DeviceClass, PartyKey, int], CellKey] = {}
         self._found_basis: dict[tuple[PartyKey, int], PartyBasis] = {}
         self._since: dict[tuple[str, str, int], int] = {}
         self._days = sorted(begin_of(day) for day in days_of_change(policy))
@@ -293,7 +319,7 @@ class _Lookup:
         looks = self.dimensions.looks_at_namespaces or self._of_basis.looks_at_namespaces
         found = list(self._book.changes(looks_at_namespaces=looks))
         for (cluster, node), versions in self._nodes.items():
-            for before, after in zip(versions, versions[1:], strict=False):
+            for before, after in pairwise(versions):
                 if before[2:] != after[2:]:
                     found.append((after.since_us, cluster, node))
         return [change for change in found if change[0] < self._window.end_us]
@@ -360,19 +386,23 @@ class _Lookup:
             key, Terms(rate=rate, board_rate=board_rate, scope=scope, rules=rules)
         )
 
-    def values_of(
-        self, device: DeviceClass, party: PartyKey, since_us: int, asked_us: int
-    ) -> tuple[Values, str]:
-        """Return the values of a party's line, and its kind."""
+    def key_of(self, device: DeviceClass, party: PartyKey, since_us: int, asked_us: int) -> CellKey:
+        """Return where what a party has of a device is counted."""
         # A name without a UID means a pod in that very hour.
         at = asked_us if party.uid is None and party.pod is not None else since_us
         key = (device, party, at)
-        if key not in self._found_values:
-            tenant = self._book.find(party, at)
-            facts = self.facts_of(device, since_us)
-            values = self.dimensions.of_tenant(tenant, facts, since_us=at, day=day_of(since_us))
-            self._found_values[key] = (values, tenant.kind)
-        return self._found_values[key]
+        found = self._found_keys.get(key)
+        if found is None:
+            found = self._found_keys[key] = self._find_key(device, party, since_us, at)
+        return found
+
+    def _find_key(self, device: DeviceClass, party: PartyKey, since_us: int, at: int) -> CellKey:
+        if party.kind == "nobody":
+            return CellKey(self.idle_values(UNALLOCATED, device, since_us), "unallocated")
+        tenant = self._book.find(party, at)
+        facts = self.facts_of(device, since_us)
+        values = self.dimensions.of_tenant(tenant, facts, since_us=at, day=day_of(since_us))
+        return CellKey(values, "overhead" if tenant.kind in ("host", "unattributed") else None)
 
     def idle_values(self, word: str, device: DeviceClass, since_us: int) -> Values:
         facts = self.facts_of(device, since_us)
@@ -392,7 +422,11 @@ class _Lookup:
                     tenant, facts, since_us=since_us, day=day_of(since_us)
                 )
                 rule = next(
-                    (r for r in self._policy.basis if fits_all(r.match, self._of_basis.names, values)),
+                    (
+                        r
+                        for r in self._policy.basis
+                        if fits_all(r.match, self._of_basis.names, values)
+                    ),
                     None,
                 )
             self._found_basis[key] = _as_basis(tenant.identity, rule)
@@ -409,9 +443,8 @@ def _as_basis(identity: tuple[str, ...], rule: BasisRule | None) -> PartyBasis:
 class _Tally:
     """All that days add up to."""
 
-    def __init__(self, lookup: _Lookup, read: ReadPolicy) -> None:
+    def __init__(self, lookup: _Lookup) -> None:
         self._lookup = lookup
-        self._currency = read.policy.currency
         self.cells: dict[CellKey, dict[Terms, Cell]] = {}
         self.there = self.covered = self.excess = self.used = self.measured = 0
         self.unpriced: dict[str, int] = defaultdict(int)
@@ -488,16 +521,9 @@ class _Tally:
     def _party_cell(
         self, device: DeviceClass, party: PartyKey, since_us: int, asked_us: int, terms: Terms
     ) -> Cell:
-        if party.kind == "nobody":
-            return self._idle_cell("unallocated", device, since_us, terms)
-        values, kind = self._lookup.values_of(device, party, since_us, asked_us)
-        if kind in ("host", "unattributed"):
-            return self._cell(CellKey(values, "overhead"), terms)
-        return self._cell(CellKey(values, None), terms)
+        return self._cell(self._lookup.key_of(device, party, since_us, asked_us), terms)
 
-    def _idle_cell(
-        self, kind: IdleKind, device: DeviceClass, since_us: int, terms: Terms
-    ) -> Cell:
+    def _idle_cell(self, kind: IdleKind, device: DeviceClass, since_us: int, terms: Terms) -> Cell:
         values = self._lookup.idle_values(_WORDS[kind], device, since_us)
         return self._cell(CellKey(values, kind), terms)
 
@@ -537,7 +563,9 @@ class _Tally:
     def cost_of(self, key: CellKey) -> Fraction:
         """Return what the cells of a key cost, before anything is shared."""
         found = self.cells.get(key, {}).items()
-        return sum((cell.cost(terms) + cell.energy_cost(terms) for terms, cell in found), Fraction(0))
+        return sum(
+            (cell.cost(terms) + cell.energy_cost(terms) for terms, cell in found), Fraction(0)
+        )
 
     def shares(self, *, shown: int) -> tuple[dict[CellKey, Fraction], dict[CellKey, Fraction]]:
         """Return what idle adds to lines and takes from them, and what it makes new lines of."""
@@ -628,7 +656,9 @@ def _lines(
                     (shares.get(key, Fraction(0)) + extra.get(key, Fraction(0)) for key in keys),
                     Fraction(0),
                 ),
-                held_idle_cost=sum((_waste_cost(terms, cell) for terms, cell in cells), Fraction(0)),
+                held_idle_cost=sum(
+                    (_waste_cost(terms, cell) for terms, cell in cells), Fraction(0)
+                ),
                 cost=Decimal(0),
             )
         )

@@ -55,13 +55,23 @@ def rows_sql(relation: str, *, period: str) -> str:
 
 
 # Whose a row is: a pod by its UID, else by its name in that hour.
-PARTY: Final = (
-    "kind, uid, CASE WHEN uid IS NULL THEN namespace END AS named_namespace,"
-    " CASE WHEN uid IS NULL THEN pod END AS named_pod, job"
+PARTY_NAMES: Final = (
+    "CASE WHEN uid IS NULL THEN namespace END AS named_namespace,"
+    " CASE WHEN uid IS NULL THEN pod END AS named_pod"
 )
+PARTY: Final = f"kind, uid, {PARTY_NAMES}, job"
 _SAME_PARTY: Final = " AND ".join(
     f"each.{column} IS NOT DISTINCT FROM parties.{column}"
-    for column in ("cluster", "node", "kind", "uid", "named_namespace", "named_pod", "job", "named_us")
+    for column in (
+        "cluster",
+        "node",
+        "kind",
+        "uid",
+        "named_namespace",
+        "named_pod",
+        "job",
+        "named_us",
+    )
 )
 _NAMED_US: Final = "CASE WHEN uid IS NULL AND pod IS NOT NULL THEN hour_us END"
 
@@ -72,7 +82,8 @@ WITH seen AS (
     FROM usage_rows GROUP BY ALL
 ), boards AS (
     SELECT cluster, node, coalesce(parent_uuid, gpu_uuid) AS board,
-        row_number() OVER (ORDER BY cluster, node, coalesce(parent_uuid, gpu_uuid))::INTEGER AS board_id,
+        row_number() OVER (ORDER BY cluster, node, coalesce(parent_uuid, gpu_uuid))::INTEGER
+            AS board_id,
         max(model) AS model, count(*) > 1 AS is_cut
     FROM seen GROUP BY cluster, node, board
 ), stayed AS (
@@ -86,7 +97,7 @@ SELECT row_number() OVER (ORDER BY seen.cluster, seen.node, gpu_uuid, mig_profil
     is_cut, is_whole IS NOT NULL AS is_known, coalesce(is_whole, false) AS is_whole
 FROM (SELECT *, coalesce(parent_uuid, gpu_uuid) AS board FROM seen) AS seen
 JOIN boards USING (cluster, node, board) LEFT JOIN stayed USING (cluster, node, board)
-"""
+"""  # noqa: S608  # our own names
 """The devices of a day. One that was cut anew is another device from then on."""
 
 BY_UUID: Final = "each.gpu_uuid = devices.gpu_uuid"
@@ -149,7 +160,7 @@ def mark_special_sql(*, same_device: str) -> str:
 UPDATE device_hours SET is_odd = true
 FROM (
     SELECT DISTINCT device, hour_us
-    FROM (SELECT *, {_NAMED_US} AS named_us, {PARTY} FROM usage_rows WHERE is_idle) AS each
+    FROM (SELECT *, {_NAMED_US} AS named_us, {PARTY_NAMES} FROM usage_rows WHERE is_idle) AS each
     JOIN devices ON {same_device} JOIN parties ON {_SAME_PARTY}
     WHERE basis <> 'held'
 ) AS special
@@ -188,6 +199,27 @@ GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
+WANTED: Final = (
+    "cluster", "node", "model", "mig_profile", "w", "s", "gpu", "since_us",
+    "kind", "uid", "named_namespace", "named_pod", "job", "is_idle",
+)  # fmt: skip
+"""What tells the rows of a sum."""
+
+
+def rows_in_sql(*, since: str, gpu: str) -> str:
+    """Return the SQL of the rows of which the class, time and party stand in `wanted`."""
+    same = " AND ".join(f"each.{key} IS NOT DISTINCT FROM wanted.{key}" for key in WANTED)
+    return f"""
+SELECT hour_us, each.node, gpu_uuid, pod, coalesce(held_ns, 0), coalesce(silent_ns, 0),
+    coalesce(busy_ns, 0), each.is_idle, kafka_partition, first_offset, last_offset
+FROM (
+    SELECT *, {gpu} AS gpu, coalesce({_NAMED_US}, {since}) AS since_us, {PARTY_NAMES}
+    FROM usage_rows
+) AS each JOIN wanted ON {same}
+ORDER BY ALL
+"""  # noqa: S608  # our own names
+
+
 def rows_of_hours(condition: str, *, same_device: str) -> str:
     """Return the SQL of the rows of some device-hours, for `sums_sql`."""
     return f"""(
@@ -198,9 +230,7 @@ def rows_of_hours(condition: str, *, same_device: str) -> str:
 
 def excess_sql(*, since: str, gpu: str, same_device: str) -> str:
     """Return the SQL of what plain hours have more than their board was there, by whose it is."""
-    rows = rows_of_hours(
-        "NOT is_odd AND covered > there AND is_idle", same_device=same_device
-    )
+    rows = rows_of_hours("NOT is_odd AND covered > there AND is_idle", same_device=same_device)
     return f"""
 SELECT cluster, node, model, mig_profile, w, s, {gpu} AS gpu,
     coalesce({_NAMED_US}, {since}) AS since_us, {PARTY},
@@ -237,7 +267,7 @@ WITH parted AS (
         coalesce(sum(silent_ns), 0) * any_value(factor) AS silent,
         greatest(0, coalesce(sum(busy_ns) FILTER (NOT is_idle), 0)) * any_value(factor) AS used
     FROM (
-        SELECT *, {_NAMED_US} AS named_us, {PARTY} FROM usage_rows
+        SELECT *, {_NAMED_US} AS named_us, {PARTY_NAMES} FROM usage_rows
     ) AS each
     JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us, board_id)
     LEFT JOIN parties ON {_SAME_PARTY}

@@ -1,16 +1,17 @@
 """What a bill is made by: prices, who pays for what, who belongs to whom. One YAML file.
 
 Here is its shape, with the checks of one part against another. Reading it is `policy_file`'s, and
-what a device costs is `rates`'. Days are UTC's; `to` is the first day on which a row no longer holds.
+what a device costs is `rates`'. Days are UTC's; `to` is the first day on which a row does not hold.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from decimal import Decimal
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from typing_extensions import override
 
 from reports.money import CURRENCIES
 
@@ -76,7 +77,7 @@ def _check(name: str, number: Decimal) -> None:
         raise ValueError(f"`{name}` is a part of 1: give 0 to 1")
 
 
-class _Dated(_Part, kw_only=True):
+class _Dated(_Part, frozen=True, kw_only=True):
     """A row that holds for some days."""
 
     since: date | None = None
@@ -84,6 +85,7 @@ class _Dated(_Part, kw_only=True):
     until: date | None = None
     """The first day on which it no longer holds; absent: for ever."""
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.since and self.until and self.until <= self.since:
@@ -96,7 +98,7 @@ class _Dated(_Part, kw_only=True):
         )
 
 
-class Scoped(_Dated, kw_only=True):
+class Scoped(_Dated, frozen=True, kw_only=True):
     """A row that holds for some devices; each pattern may have `*` and `?`."""
 
     cluster: str | None = None
@@ -120,7 +122,7 @@ _SCOPE: Final = ("cluster", "node_pool", "instance_type", "region", "capacity_ty
     "mig_profile")  # fmt: skip
 
 
-class InstancePrice(_Part, kw_only=True):
+class InstancePrice(_Part, frozen=True, kw_only=True):
     """The price of a whole machine, of which the GPUs' part is taken by 9:1."""
 
     per_hour: Decimal
@@ -129,7 +131,7 @@ class InstancePrice(_Part, kw_only=True):
     memory_gb: Decimal
 
 
-class Purchase(_Part, kw_only=True):
+class Purchase(_Part, frozen=True, kw_only=True):
     """What was bought, written off evenly over its lifetime."""
 
     capital: Decimal
@@ -140,13 +142,14 @@ class Purchase(_Part, kw_only=True):
     gpus: Count = 1
     """How many GPUs the amounts are for."""
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.residual > self.capital:
             raise ValueError("`residual` must not be more than `capital`")
 
 
-class Price(Scoped, kw_only=True):
+class Price(Scoped, frozen=True, kw_only=True):
     """What an hour of a GPU costs; of a MIG instance where `mig_profile` is given."""
 
     name: str
@@ -159,6 +162,7 @@ class Price(Scoped, kw_only=True):
     source: str | None = None
     """Where the amount is from, for people."""
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         given = (self.per_gpu_hour, self.instance, self.purchase)
@@ -166,7 +170,7 @@ class Price(Scoped, kw_only=True):
             raise ValueError("give exactly one of per_gpu_hour, instance and purchase")
 
 
-class EnergyPrice(Scoped, kw_only=True):
+class EnergyPrice(Scoped, frozen=True, kw_only=True):
     """What measured energy costs, beside the GPUs' hours."""
 
     name: str
@@ -176,20 +180,21 @@ class EnergyPrice(Scoped, kw_only=True):
     currency: str | None = None
 
 
-class ExchangeRate(_Part, kw_only=True):
+class ExchangeRate(_Part, frozen=True, kw_only=True):
     """What one unit of a currency is in the bill's, from a day on."""
 
     currency: str
     rate: Decimal
     since: date
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.rate:
             raise ValueError("`rate` must be more than 0")
 
 
-class BasisRule(_Part, kw_only=True):
+class BasisRule(_Part, frozen=True, kw_only=True):
     """By what the tenants that fit are charged; the first rule that fits holds."""
 
     basis: Basis
@@ -198,13 +203,14 @@ class BasisRule(_Part, kw_only=True):
     held_weight: Decimal | None = None
     """Of `blended`: the part that counts by held time, the rest by used time."""
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.basis == "blended") != (self.held_weight is not None):
             raise ValueError("held_weight belongs to basis blended, and to no other")
 
 
-class IdleRule(Scoped, kw_only=True):
+class IdleRule(Scoped, frozen=True, kw_only=True):
     """Who pays for a kind of idle of the devices that fit; the first rule that fits holds."""
 
     kind: IdleKind
@@ -213,20 +219,21 @@ class IdleRule(Scoped, kw_only=True):
     """Of `table`: the dimension whose values have the weights."""
     weights: dict[str, Decimal] = {}
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.share == "table") != bool(self.by and self.weights):
             raise ValueError("share table, and no other, needs `by` and `weights`")
 
 
-class TeamRow(_Dated, kw_only=True):
+class TeamRow(_Dated, frozen=True, kw_only=True):
     """Who belongs to a team, for some days; the first row that fits holds."""
 
     team: str
     match: dict[str, str]
 
 
-class Budget(_Part, kw_only=True):
+class Budget(_Part, frozen=True, kw_only=True):
     """What somebody may spend in some days."""
 
     name: str
@@ -236,14 +243,14 @@ class Budget(_Part, kw_only=True):
     match: dict[str, str] = {}
 
 
-class CloseRule(_Part, kw_only=True):
+class CloseRule(_Part, frozen=True, kw_only=True):
     """What a period needs to be closed."""
 
     min_covered_ratio: Decimal = Decimal("0.95")
     """The least part of the inventory's time that ticks must cover."""
 
 
-class BillPolicy(_Part, kw_only=True):
+class BillPolicy(_Part, frozen=True, kw_only=True):
     """The whole file."""
 
     currency: str = "USD"
@@ -263,7 +270,7 @@ class BillPolicy(_Part, kw_only=True):
         return dimension in self.dimensions or is_dimension(dimension)
 
     def is_of_device(self, dimension: str) -> bool:
-        """Return whether a dimension, perhaps one of the file's own, says something of GPUs alone."""
+        """Return whether a dimension, also one of the file's own, is of GPUs alone."""
         tried = self.dimensions.get(dimension)
         return all(map(is_of_device, tried)) if tried else is_of_device(dimension)
 
@@ -299,30 +306,40 @@ def _wrong_currencies(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...
 
 
 def _wrong_dimensions(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    named: list[tuple[tuple[str | int, ...], Any]] = [
-        (("dimensions", name, at), tried)
-        for name, all_tried in policy.dimensions.items()
-        for at, tried in enumerate(all_tried)
-    ]
-    for path, tried in named:
-        # One of the file's own may not be made of another: no order could make that plain.
-        if not is_dimension(tried) or tried == path[1] == "team":
-            yield path, f"{tried!r} is no dimension; there are {dimension_names()}"
+    for own, all_tried in policy.dimensions.items():
+        for at, tried in enumerate(all_tried):
+            # One of the file's own may not be made of another: no order could make that plain.
+            if not is_dimension(tried) or tried == "team":
+                path = ("dimensions", own, at)
+                yield path, f"{tried!r} is no dimension here; there are {dimension_names()}"
     for name in policy.dimensions:
         if is_dimension(name) and name != "team":
             yield ("dimensions", name), "is a dimension already; give yours another name"
-    for section, rows in (
-        ("basis", policy.basis), ("teams", policy.teams), ("budgets", policy.budgets),
-    ):  # fmt: skip
-        for at, row in enumerate(rows):
-            for dimension in row.match:
-                path = (section, at, "match", dimension)
-                if not policy.knows(dimension):
-                    yield path, f"is no dimension; there are {dimension_names()}"
-                elif section == "teams" and dimension == "team":
-                    yield path, "a team cannot be told by itself; match by another dimension"
-                elif section == "basis" and policy.is_of_device(dimension):
-                    yield path, "a basis is of tenants; match by namespace, team or a label"
     for at, rule in enumerate(policy.idle):
         if rule.by and (not policy.knows(rule.by) or policy.is_of_device(rule.by)):
             yield ("idle", at, "by"), f"{rule.by!r} is no dimension of tenants"
+    yield from _wrong_matches(policy)
+
+
+def _wrong_matches(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    sections: tuple[tuple[str, Sequence[BasisRule | TeamRow | Budget]], ...] = (
+        ("basis", policy.basis),
+        ("teams", policy.teams),
+        ("budgets", policy.budgets),
+    )
+    for section, rows in sections:
+        for at, row in enumerate(rows):
+            for dimension in row.match:
+                if remedy := _wrong_match(policy, section, dimension):
+                    yield (section, at, "match", dimension), remedy
+
+
+def _wrong_match(policy: BillPolicy, section: str, dimension: str) -> str | None:
+    """Return why rows of a section cannot be matched by a dimension; nothing where they can."""
+    if not policy.knows(dimension):
+        return f"is no dimension; there are {dimension_names()}"
+    if section == "teams" and dimension == "team":
+        return "a team cannot be told by itself; match by another dimension"
+    if section == "basis" and policy.is_of_device(dimension):
+        return "a basis is of tenants; match by namespace, team or a label"
+    return None

@@ -1,7 +1,7 @@
 """Reads the file of prices and policies, and says of each mistake its line, field and remedy."""
 
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from datetime import date
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +22,15 @@ _STEP: Final = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<at>\d+|\.\.\.)\]")
 _UNKNOWN: Final = re.compile(r"unknown field `(?P<field>[^`]*)`")
 _MISSING: Final = re.compile(r"missing required field `(?P<field>[^`]*)`")
 
-Path_ = tuple[str | int, ...]
+Steps = tuple[str | int, ...]
+
+
+class PolicyError(UserError):
+    """A file of prices and policies that means nothing; each mistake with its line and remedy."""
+
+    def __init__(self, mistakes: Sequence[str], *, file: str = "") -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__(f"{file}{': ' if file else ''}{'; '.join(mistakes)}")
 
 
 class ReadPolicy(NamedTuple):
@@ -45,8 +53,8 @@ def read_policy(file: Path | None) -> ReadPolicy:
         raise UserError(f"cannot read {file}: {reason}; give a file of prices") from error
     try:
         policy = parse_policy(text)
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from error
+    except PolicyError as error:
+        raise PolicyError(error.mistakes, file=str(file)) from error
     # Sorted, as the order in which a file names its fields says nothing; that of rows does.
     meaning = msgspec.json.encode(policy, order="sorted")
     return ReadPolicy(policy, sha256(meaning).hexdigest(), name)
@@ -55,7 +63,7 @@ def read_policy(file: Path | None) -> ReadPolicy:
 def parse_policy(text: str) -> BillPolicy:
     """Return the policy that a YAML text means.
 
-    Raises UserError that names all mistakes that could be found: line, field, remedy.
+    Raises `PolicyError` with all mistakes that could be found: line, field, remedy.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -64,16 +72,16 @@ def parse_policy(text: str) -> BillPolicy:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}: " if mark else ""
-        raise UserError(f"{where}no valid YAML: {error.problem or error.context}") from error
+        raise PolicyError([f"{where}no valid YAML: {error.problem or error.context}"]) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"no valid YAML: {shorten_middle(str(error))}") from error
+        raise PolicyError([f"no valid YAML: {shorten_middle(str(error))}"]) from error
     try:
         policy = msgspec.convert({} if content is None else content, BillPolicy)
     except msgspec.ValidationError as error:
-        raise UserError(_explain(str(error), content, lines)) from error
+        raise PolicyError([_explain(str(error), content, lines)]) from error
     mistakes = [f"{lines.name(path)}: {what}" for path, what in mistakes_of(policy)]
     if mistakes:
-        raise UserError("; ".join(mistakes))
+        raise PolicyError(mistakes)
     return policy
 
 
@@ -81,18 +89,18 @@ class _Lines:
     """Where each part of a YAML text stands."""
 
     def __init__(self, root: yaml.Node | None) -> None:
-        self._lines: dict[Path_, int] = {}
+        self._lines: dict[Steps, int] = {}
         if root:
             self._walk(root, ())
 
-    def name(self, path: Path_) -> str:
+    def name(self, path: Steps) -> str:
         """Return how a part is called in messages: `line 7: prices[0].model`."""
         dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
         # A part that is not there is looked for where it would stand.
         at = next((path[:end] for end in range(len(path), 0, -1) if path[:end] in self._lines), ())
         return f"line {self._lines.get(at, 1)}: {dotted.lstrip('.') or 'the file'}"
 
-    def _walk(self, node: yaml.Node, path: Path_) -> None:
+    def _walk(self, node: yaml.Node, path: Steps) -> None:
         self._lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.SequenceNode):
             for at, item in enumerate(node.value):
@@ -102,10 +110,9 @@ class _Lines:
                 here = (*path, str(key.value))
                 if here in self._lines:
                     # PyYAML would take the last of them in silence.
-                    raise UserError(
-                        f"line {key.start_mark.line + 1}: {key.value!r} stands twice, in line"
-                        f" {self._lines[here]} too; take one of them out"
-                    )
+                    line, first = key.start_mark.line + 1, self._lines[here]
+                    twice = f"{key.value!r} stands twice, in line {first} too; take one of them out"
+                    raise PolicyError([f"line {line}: {twice}"])
                 self._lines[here] = key.start_mark.line + 1
                 self._walk(value, here)
 
@@ -125,7 +132,7 @@ def _explain(message: str, content: object, lines: _Lines) -> str:
     return f"{lines.name(path)}: {what[:1].lower()}{what[1:]}"
 
 
-def _path_of(written: str, content: object) -> Path_:
+def _path_of(written: str, content: object) -> Steps:
     path: list[str | int] = []
     for step in _STEP.finditer(written):
         if step["name"] is not None:
@@ -145,7 +152,7 @@ def _value_at(content: Any, path: list[str | int]) -> dict[Hashable, Any] | None
     return content if isinstance(content, dict) else None
 
 
-def _fields_at(path: Path_) -> Iterator[str]:
+def _fields_at(path: Steps) -> Iterator[str]:
     """Yield the fields of the part at a path, as the file names them."""
     part: msgspec.inspect.Type = msgspec.inspect.type_info(BillPolicy)
     for step in path:

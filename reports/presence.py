@@ -2,7 +2,7 @@
 
 Pure. A board is there from the first version of its node's inventory that names it until the
 version that no longer does, or until its node is deleted; where the node comes back, from then on
-again. Before a node's first record nothing is known of its deletion, and the inventory's word holds.
+again. Before a node's first record nothing is known of its deletion: the inventory's word holds.
 """
 
 from collections import defaultdict

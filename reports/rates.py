@@ -9,17 +9,18 @@ from datetime import date
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from gpuledger.errors import UserError
 from reports.money import fraction_of
-from reports.policy import BillPolicy, EnergyPrice, ExchangeRate, IdleKind, IdleRule, Price
+from reports.policy import BillPolicy, EnergyPrice, ExchangeRate, IdleKind, IdleRule, Price, Scoped
 
 GPU_WEIGHT: Final = 9
 """Of an instance's price a GPU counts as 9, a vCPU and its part of memory as 1, by 9:1 again."""
 _VCPU_WEIGHT: Final = Fraction(9, 10)
 _GB_WEIGHT: Final = Fraction(1, 10)
 MILLIJOULES_PER_KILOWATT_HOUR: Final = 3_600_000_000
+R = TypeVar("R", bound=Scoped)
 
 
 class DeviceFacts(NamedTuple):
@@ -111,9 +112,7 @@ class PriceBook:
         if energy := _first(self._policy.energy, named, day):
             factor = _factor(self._exchange(energy.currency, day))
             cost = fraction_of(energy.per_kilowatt_hour) * fraction_of(energy.pue) * factor
-            rate = rate._replace(
-                energy=energy, per_millijoule=cost / MILLIJOULES_PER_KILOWATT_HOUR
-            )
+            rate = rate._replace(energy=energy, per_millijoule=cost / MILLIJOULES_PER_KILOWATT_HOUR)
         return rate
 
     def _exchange(self, currency: str | None, day: date) -> ExchangeRate | None:
@@ -146,7 +145,5 @@ def _boards_of(price: Price, facts: DeviceFacts) -> Fraction:
     return Fraction(1)
 
 
-def _first(
-    rows: Sequence[Price] | Sequence[EnergyPrice], named: Mapping[str, str | None], day: date
-) -> Price | EnergyPrice | None:
+def _first(rows: Sequence[R], named: Mapping[str, str | None], day: date) -> R | None:
     return next((row for row in rows if row.holds_on(day) and row.fits(named)), None)

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from reports.policy import BillPolicy, TeamRow
-from reports.presence import NEVER_US, Node
+from reports.presence import NEVER_US
 from reports.rates import DeviceFacts
 
 UNATTRIBUTED: Final = "__unattributed__"
@@ -148,11 +149,11 @@ class TenantBook:
         The node is absent where a namespace changed, which pods of any node may be in.
         """
         for history in self._histories.values():
-            for before, after in zip(history, history[1:], strict=False):
+            for before, after in pairwise(history):
                 if before[4:9] != after[4:9]:
                     yield after.since_us, after.cluster, after.node
         for told in self._namespaces.values() if looks_at_namespaces else ():
-            for earlier, later in zip(told, told[1:], strict=False):
+            for earlier, later in pairwise(told):
                 if earlier[3:] != later[3:]:
                     yield later.since_us, later.cluster, None
 
@@ -164,14 +165,19 @@ class TenantBook:
     def _bearer_of(self, key: PartyKey, since_us: int) -> str | None:
         """Return the UID of the newest pod of the node that had a name in an hour."""
         named = (key.cluster, key.node, key.namespace or "", key.pod or "")
-        found = []
+        there, soon = [], []
         for uid in self._named.get(named, ()):
             history = self._histories[key.cluster, key.node, uid]
             deleted = max((v.deleted_us for v in history if v.deleted_us), default=NEVER_US)
             created = history[-1].created_us
-            if created < since_us + _HOUR_US + _SKEW_US and since_us < deleted + _LINGER_US:
-                found.append((created, uid))
-        return max(found)[1] if found else None
+            if since_us >= deleted + _LINGER_US:
+                continue
+            if created < since_us + _HOUR_US:
+                there.append((created, uid))
+            elif created < since_us + _HOUR_US + _SKEW_US:
+                soon.append((created, uid))
+        # The newest that was there; else one that was by the API server's clock.
+        return max(there)[1] if there else min(soon)[1] if soon else None
 
 
 def _order_of(version: PodVersion) -> tuple[int, int]:
@@ -278,13 +284,11 @@ class _Look(NamedTuple):
         if name == "owner":
             kind, owner = self.tenant.owner_kind, self.tenant.owner_name
             return f"{kind}/{owner}" if kind and owner else None
-        value = getattr(self.tenant, name)
-        return value
+        found: str | None = getattr(self.tenant, name)
+        return found
 
 
-def fits_all(
-    match: Mapping[str, str], names: Sequence[str], values: Sequence[str]
-) -> bool:
+def fits_all(match: Mapping[str, str], names: Sequence[str], values: Sequence[str]) -> bool:
     """Return whether the values of dimensions fit all patterns."""
     found = dict(zip(names, values, strict=True))
     return all(fnmatchcase(found[name], pattern) for name, pattern in match.items())

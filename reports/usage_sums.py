@@ -64,6 +64,22 @@ class UsageSum(NamedTuple):
     memory_byte_ns: int
 
 
+class UsageRow(NamedTuple):
+    """A row of usage, as an explanation shows it; times in nanoseconds of the device."""
+
+    hour_us: int
+    node: str
+    gpu_uuid: str
+    pod: str | None
+    held_ns: int
+    silent_ns: int
+    busy_ns: int
+    is_idle: bool
+    kafka_partition: int
+    first_offset: int
+    last_offset: int
+
+
 class PartyCharge(NamedTuple):
     """Time that a party is charged, or no longer charged where it is below zero; in units."""
 
@@ -164,7 +180,7 @@ class UsageReader:
             )
             if (files := self._newest(name))
         ]
-        return max(end for end in ends if end is not None)
+        return max(int(end) for end in ends if end is not None)
 
     def _newest(self, table: str) -> list[str]:
         days = self._files[table]
@@ -208,17 +224,15 @@ class UsageReader:
     @cached_property
     def stays(self) -> list[Stay]:
         """When each board was in the inventory."""
-        columns = (
-            "cluster, node, epoch_us(in_force_from), min(kafka_offset), gpu_uuid, max(model)"
-        )
+        columns = "cluster, node, epoch_us(in_force_from), min(kafka_offset), gpu_uuid, max(model)"
         rows = (InventoryRow(*row) for row in self._versions_in(INVENTORY.name, columns))
         return stays_of(rows, self.nodes)
 
     def gaps(self, window: Window) -> list[tuple[str, int, str, int | None]]:
         """Return what was gone before it was stored: topic, partition, reason, missed offsets."""
         return self._ask(
-            "SELECT topic, kafka_partition, reason, missed_offsets"
-            f" FROM {gaps_sql(self._uri, self._options)}"  # noqa: S608  # quoted files
+            "SELECT topic, kafka_partition, reason, missed_offsets"  # noqa: S608  # quoted files
+            f" FROM {gaps_sql(self._uri, self._options)}"
             f" WHERE epoch_us(coalesce(time_after, detected_at)) >= {window.begin_us}"
             f" AND (time_before IS NULL OR epoch_us(time_before) < {window.end_us}) ORDER BY ALL"
         )
@@ -236,6 +250,12 @@ class UsageReader:
         node: on such a day a node's hours are told apart.
         """
         self._load_stays()
+        for day in self._days(window, changes):
+            yield day.sums(basis_of)
+
+    def _days(
+        self, window: Window, changes: Sequence[tuple[int, str, str | None]]
+    ) -> Iterator["_Day"]:
         by_day: dict[int, list[tuple[str, str | None]]] = defaultdict(list)
         for time_us, cluster, node in changes:
             # What changes at a day's begin holds for all of it.
@@ -244,7 +264,18 @@ class UsageReader:
         for number in range(window.begin_us // DAY_US, -(-window.end_us // DAY_US)):
             begin_us = max(window.begin_us, number * DAY_US)
             day = Window(begin_us, min(window.end_us, (number + 1) * DAY_US))
-            yield _Day(self, day, by_day.get(number, ())).sums(basis_of)
+            yield _Day(self, day, by_day.get(number, ()))
+
+    def rows(
+        self,
+        window: Window,
+        *,
+        changes: Sequence[tuple[int, str, str | None]],
+        belongs: Callable[[UsageSum], bool],
+    ) -> Iterator[UsageRow]:
+        """Yield the rows of usage of which the sums belong to something, by hour, node and GPU."""
+        for day in self._days(window, changes):
+            yield from day.rows(belongs)
 
     def rows_relation(self, day: Window) -> str | None:
         """Return the SQL of a day's rows of usage; absent where it has none."""
@@ -263,7 +294,9 @@ class UsageReader:
                 wanted = " OR ".join(
                     within.format("minute", "minute")
                     for day in (Window(hour, min(hour + HOUR_US, day.end_us)) for hour in missing)
-                    for within in [f"epoch_us({{}}) >= {day.begin_us} AND epoch_us({{}}) < {day.end_us}"]
+                    for within in [
+                        f"epoch_us({{}}) >= {day.begin_us} AND epoch_us({{}}) < {day.end_us}"
+                    ]
                 )
                 relation = f"(SELECT * FROM {files_sql(minutes)} WHERE {wanted})"  # noqa: S608  # quoted files
                 parts.append(sql.rows_sql(relation, period="minute"))
@@ -285,7 +318,7 @@ class UsageReader:
         named = [dict(zip(columns, row, strict=True)) for row in rows]
         self._ask(
             f"CREATE OR REPLACE TEMP TABLE {table} AS"
-            f" SELECT unnest(from_json($rows, '{shape}'), recursive := true)",  # noqa: S608  # our own names
+            f" SELECT unnest(from_json($rows, '{shape}'), recursive := true)",  # our own names
             {"rows": msgspec.json.encode(named).decode()},
         )
 
@@ -331,6 +364,24 @@ class _Day:
                 found = covered[DeviceClass(cluster, node, model, gpu=gpu), since_us]
                 found[:] = (found[0] + known, found[1] + capped, found[2] + excess)
         return DaySums(usage, charges, idle, self._boards(covered))
+
+    def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
+        relation = self._reader.rows_relation(self._window)
+        if not relation:
+            return
+        self._ask(f"CREATE OR REPLACE TEMP VIEW usage_rows AS {relation}")
+        wanted = [
+            (*row.device, row.since_us, *_named(row.party), row.is_idle)
+            for row in self._usage("usage_rows")
+            if belongs(row)
+        ]
+        if not wanted:
+            return
+        kinds = {"is_idle": "BOOLEAN", "w": "BIGINT", "s": "BIGINT", "since_us": "BIGINT"}
+        columns = {name: kinds.get(name, "VARCHAR") for name in sql.WANTED}
+        self._reader._load("wanted", columns, wanted)  # noqa: SLF001  # as above
+        for row in self._ask(sql.rows_in_sql(since=self._since, gpu=self._gpu)):
+            yield UsageRow._make(row)
 
     @property
     def _since(self) -> str:
@@ -381,7 +432,9 @@ class _Day:
             query = sql.excess_sql(since=self._since, gpu=self._gpu, same_device=same)
             for row in self._ask(query):
                 party = PartyKey(row[0], row[1], row[8], row[9], row[13], row[14], row[12])
-                charges.append(PartyCharge(DeviceClass._make(row[:7]), row[7], party, -int(row[15])))
+                charges.append(
+                    PartyCharge(DeviceClass._make(row[:7]), row[7], party, -int(row[15]))
+                )
         if odd:
             # What the plain sums have of these hours is taken back first.
             plain = self._usage(sql.rows_of_hours("is_odd AND is_idle", same_device=same))
@@ -395,7 +448,9 @@ class _Day:
             for row in self._ask(sql.odd_parties_sql(since=since, gpu=self._gpu)):
                 party, since_us = self._parties[row[8] - 1]
                 charges.append(
-                    PartyCharge(DeviceClass._make(row[:7]), max(row[7], since_us), party, int(row[9]))
+                    PartyCharge(
+                        DeviceClass._make(row[:7]), max(row[7], since_us), party, int(row[9])
+                    )
                 )
             idle = [
                 IdleCharge(DeviceClass._make(row[:7]), row[7], *map(int, row[8:]))
@@ -413,11 +468,8 @@ class _Day:
             if party.kind == "nobody":
                 continue
             is_named = party.uid is None and party.pod is not None
-            key = (
-                party.cluster, party.node, party.kind, party.uid,
-                None if party.uid else party.namespace, None if party.uid else party.pod,
-                party.job, row.since_us if is_named else None,
-            )  # fmt: skip
+            named_us = row.since_us if is_named else None
+            key = (party.cluster, party.node, *_named(party), named_us)
             seen.setdefault(key, (party, row.since_us))
         numbers: dict[tuple[str, ...], int] = {}
         # In an order of their own, on which ties of largest remainders depend.
@@ -434,13 +486,12 @@ class _Day:
                     # Whoever was found by a name is that pod from here on.
                     party, since_us = party._replace(uid=found.identity[-1]), 0
                 self._parties.append((party, since_us if party.uid is None else 0))
-            rows.append(
-                (*key, numbers[found.identity], found.basis, found.weight, found.weight_of)
-            )
+            rows.append((*key, numbers[found.identity], found.basis, found.weight, found.weight_of))
         kinds = ["VARCHAR"] * 7 + ["BIGINT", "INTEGER", "VARCHAR", "BIGINT", "BIGINT"]
         names = "cluster node kind uid named_namespace named_pod job named_us party basis weight"
         columns = dict(zip([*names.split(), "weight_of"], kinds, strict=True))
         self._reader._load("parties", columns, rows)  # noqa: SLF001  # as above
+
     def _boards(self, covered: dict[tuple[DeviceClass, int], list[int]]) -> list[BoardTime]:
         there: dict[tuple[DeviceClass, int], int] = defaultdict(int)
         for stay in self._reader.stays:
@@ -463,6 +514,13 @@ class _Day:
             total = there.get(key, 0) + int(capped - known)
             boards.append(BoardTime(*key, total, int(capped), int(excess)))
         return boards
+
+
+def _named(party: PartyKey) -> tuple[str | None, ...]:
+    """Return whose a row is as `charging_sql.PARTY` has it: names only where there is no UID."""
+    if party.uid is not None:
+        return (party.kind, party.uid, None, None, party.job)
+    return (party.kind, None, party.namespace, party.pod, party.job)
 
 
 def _quoted(*texts: str) -> str:

@@ -16,10 +16,12 @@ DAY = date(2026, 10, 1)
 BEGIN_US = int(datetime(2026, 10, 1, tzinfo=UTC).timestamp()) * 1_000_000
 TABLES = {table.name: table for table in (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES)}
 
-Row = Mapping[str, Any]
+Value = Any
+"""Of a column of any type."""
+Row = Mapping[str, Value]
 
 
-def usage_row(hour: int, *, gpu: str = "GPU-a", account: str = "idle", **fields: Any) -> Row:
+def usage_row(hour: int, *, gpu: str = "GPU-a", account: str = "idle", **fields: Value) -> Row:
     """Return a row of usage of an hour of the first day, by default of a whole H100 of node n."""
     time_us = BEGIN_US + hour * HOUR_US
     return {
@@ -41,7 +43,7 @@ def usage_row(hour: int, *, gpu: str = "GPU-a", account: str = "idle", **fields:
     }
 
 
-def held(hour: int, pod: str | None, held_ns: int = HOUR_NS, **fields: Any) -> Row:
+def held(hour: int, pod: str | None, held_ns: int = HOUR_NS, **fields: Value) -> Row:
     """Return the row of what a pod of namespace ns holds, or nobody."""
     holder = (
         {}
@@ -56,13 +58,13 @@ def held(hour: int, pod: str | None, held_ns: int = HOUR_NS, **fields: Any) -> R
     return usage_row(hour, **{"held_ns": held_ns, "busy_ns": held_ns, **holder, **fields})
 
 
-def used(hour: int, pod: str, busy_ns: int, **fields: Any) -> Row:
+def used(hour: int, pod: str, busy_ns: int, **fields: Value) -> Row:
     """Return the row of what a pod of namespace ns used."""
     user = {"pod_uid": f"uid-{pod}", "pod_state": "known", "namespace": "ns", "pod": pod}
     return usage_row(hour, account="pod", busy_ns=busy_ns, **{**user, **fields})
 
 
-def inventory_row(gpu: str | None = "GPU-a", *, hour: float = -24, **fields: Any) -> Row:
+def inventory_row(gpu: str | None = "GPU-a", *, hour: float = -24, **fields: Value) -> Row:
     """Return the row of a GPU that is in the inventory from an hour of the first day on."""
     return {
         "cluster": "prod",
@@ -76,7 +78,7 @@ def inventory_row(gpu: str | None = "GPU-a", *, hour: float = -24, **fields: Any
     }
 
 
-def node_row(*, hour: float = -24, **fields: Any) -> Row:
+def node_row(*, hour: float = -24, **fields: Value) -> Row:
     """Return the row of a version of node n."""
     return {
         "cluster": "prod",
@@ -88,7 +90,7 @@ def node_row(*, hour: float = -24, **fields: Any) -> Row:
     }
 
 
-def pod_row(pod: str, *, hour: float = -1, **fields: Any) -> Row:
+def pod_row(pod: str, *, hour: float = -1, **fields: Value) -> Row:
     """Return the row of a version of a pod of node n."""
     time_us = BEGIN_US + round(hour * HOUR_US)
     return {
@@ -107,7 +109,7 @@ def pod_row(pod: str, *, hour: float = -1, **fields: Any) -> Row:
     }
 
 
-def namespace_row(namespace: str, *, hour: float = -24, **fields: Any) -> Row:
+def namespace_row(namespace: str, *, hour: float = -24, **fields: Value) -> Row:
     """Return the row of a version of a namespace."""
     return {
         "cluster": "prod",

@@ -1,6 +1,7 @@
 """Every unit of a board's time is charged once, and as the rules say."""
 
 from collections import Counter, defaultdict
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,12 +41,13 @@ lengths = st.one_of(
     st.integers(0, HOUR_NS + HOUR_NS // 8),
 )
 pods = st.sampled_from("abcd")
-INSTANCES = {
+SLICES = {"board_compute_slices": 7}
+INSTANCES: dict[str, dict[str, Any]] = {
     "GPU-a": {},
-    "GPU-b": {"compute_slices": 2, "board_compute_slices": 7},
-    "MIG-b1": {"parent_uuid": "GPU-b", "mig_profile": "1g", "compute_slices": 1, "board_compute_slices": 7},
-    "MIG-b2": {"parent_uuid": "GPU-b", "mig_profile": "4g", "compute_slices": 4, "board_compute_slices": 7},
-}  # fmt: skip
+    "GPU-b": {**SLICES, "compute_slices": 2},
+    "MIG-b1": {"parent_uuid": "GPU-b", "mig_profile": "1g", **SLICES, "compute_slices": 1},
+    "MIG-b2": {"parent_uuid": "GPU-b", "mig_profile": "4g", **SLICES, "compute_slices": 4},
+}
 
 
 @st.composite
@@ -59,10 +61,12 @@ def rows_of_hours(draw: st.DrawFn) -> list[Row]:
                 length = draw(lengths)
                 silent = draw(st.sampled_from([None, None, 0, length // 2, length]))
                 rows.append(held(hour, pod, length, silent_ns=silent, **where))
-            for pod in draw(st.lists(pods, max_size=2, unique=True)):
-                rows.append(used(hour, pod, draw(lengths), **where))
-            for account in draw(st.lists(st.sampled_from(["host", "unattributed"]), max_size=1)):
-                rows.append(usage_row(hour, account=account, busy_ns=draw(lengths), **where))
+            users = draw(st.lists(pods, max_size=2, unique=True))
+            rows += [used(hour, pod, draw(lengths), **where) for pod in users]
+            others = draw(st.lists(st.sampled_from(["host", "unattributed"]), max_size=1))
+            rows += [
+                usage_row(hour, account=other, busy_ns=draw(lengths), **where) for other in others
+            ]
     return rows or [held(HOURS - 1, None, 1)]
 
 
@@ -113,7 +117,7 @@ def inventory_rows(boards: dict[str, list[tuple[float, bool]]]) -> list[Row]:
             if any(is_there for at, is_there in versions if at <= hour)
             and [is_there for at, is_there in versions if at <= hour][-1]
         ]
-        rows += [inventory_row(gpu, hour=hour) for gpu in there or [None]]
+        rows += [inventory_row(gpu, hour=hour) for gpu in (there or (None,))]
     return rows
 
 
@@ -122,7 +126,7 @@ def time_there_ns(versions: list[tuple[float, bool]], hour: int) -> int:
     edges = [*versions, (99.0, False)]
     return sum(
         max(0, round((min(until, hour + 1) - max(since, hour)) * HOUR_NS))
-        for (since, is_there), (until, _) in zip(edges, edges[1:], strict=False)
+        for (since, is_there), (until, _) in pairwise(edges)
         if is_there
     )
 
