@@ -19,7 +19,14 @@ from typing import Final, NamedTuple
 from gpuledger.errors import GpuledgerError, UserError
 from reports.charging_sql import HOUR_UNITS, UNITS
 from reports.money import fraction_of, minor_digits, round_together
-from reports.policy import IDLE_KINDS, BasisRule, IdleKind, IdleRule, dimension_names
+from reports.policy import (
+    IDLE_KINDS,
+    BasisRule,
+    IdleKind,
+    IdleRule,
+    dimension_names,
+    is_of_device,
+)
 from reports.policy_file import ReadPolicy, days_of_change
 from reports.rates import DeviceFacts, PriceBook, Rate
 from reports.tenants import (
@@ -36,6 +43,7 @@ from reports.tenants import (
 from reports.usage_sums import (
     DaySums,
     DeviceClass,
+    Needs,
     PartyBasis,
     UsageReader,
     UsageRow,
@@ -216,7 +224,9 @@ class BillMaker:
         tally = _Tally(lookup)
         self._lookup = lookup
         if used.begin_us < used.end_us:
-            for day in reader.days(used, changes=lookup.changes, basis_of=lookup.basis_of):
+            for day in reader.days(
+                used, changes=lookup.changes, basis_of=lookup.basis_of, needs=lookup.needs
+            ):
                 tally.add(day)
                 advance(1)
         tally.check_balance()
@@ -316,13 +326,39 @@ class _Lookup:
     @cached_property
     def changes(self) -> list[tuple[int, str, str | None]]:
         """When something changed that lines or prices depend on."""
-        looks = self.dimensions.looks_at_namespaces or self._of_basis.looks_at_namespaces
+        parts = self.dimensions.parts | self._of_basis.parts
+        looks = any(part.startswith("namespace-") for part in parts)
         found = list(self._book.changes(looks_at_namespaces=looks))
         for (cluster, node), versions in self._nodes.items():
             for before, after in pairwise(versions):
                 if before[2:] != after[2:]:
                     found.append((after.since_us, cluster, node))
         return [change for change in found if change[0] < self._window.end_us]
+
+    @property
+    def needs(self) -> Needs:
+        """What the bill has to know of rows."""
+        parts = self.dimensions.parts
+        names = {"namespace", "pod", "job"}
+        is_of_names = all(
+            part in names or part.startswith("namespace-") or is_of_device(part) for part in parts
+        )
+        by_names = is_of_names and not self._policy.basis
+        tells_nodes = bool(parts & {"node", "gpu"})
+        return Needs(
+            by_names=by_names,
+            names_pods=bool(parts & {"pod", "job"}),
+            class_of=self._class_of if by_names and not tells_nodes else None,
+        )
+
+    def _class_of(self, cluster: str, node: str, since_us: int) -> object:
+        facts = self.facts_of(DeviceClass(cluster, node, None), since_us)._replace(node="")
+        # Labels count where something is made by them; each node has a name among its own.
+        has_labels = any(part.startswith("node-label:") for part in self.dimensions.parts)
+        # Nodes that are alike now were perhaps not so before: what holds since when is theirs too.
+        return facts if has_labels else facts._replace(labels=None), self.since(
+            cluster, node, since_us
+        )
 
     @cached_property
     def _changes_of(self) -> dict[tuple[str, str | None], list[int]]:

@@ -17,7 +17,7 @@ what was held. Those are sums over rows, which is why a month takes seconds; the
 are taken out of the sums and go through all of the above.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 UNITS: Final = 27_720
 """Divisible by the slices of any board, as far as there are at most twelve."""
@@ -42,6 +42,8 @@ _COLUMNS: Final = """
     CASE WHEN account = 'idle' THEN holder_namespace ELSE namespace END AS namespace,
     CASE WHEN account = 'idle' THEN holder_pod ELSE pod END AS pod,
     CASE WHEN account = 'idle' THEN holder_job_id WHEN account = 'job' THEN job_id END AS job,
+    CASE WHEN account = 'idle' THEN holder_state ELSE pod_state END = 'known' AS is_told,
+    holder_state IS NOT NULL OR holder_job_id IS NOT NULL AS is_held,
     held_ns, silent_ns, busy_ns, measured_busy_ns, energy_millijoules, memory_byte_ns,
     kafka_partition, first_offset, last_offset
 """
@@ -75,6 +77,51 @@ _SAME_PARTY: Final = " AND ".join(
 )
 _NAMED_US: Final = "CASE WHEN uid IS NULL AND pod IS NOT NULL THEN hour_us END"
 
+
+class Detail(NamedTuple):
+    """How finely rows are told apart: as finely as the bill needs, for time."""
+
+    since: str
+    """SQL of the time from which what is known of a row holds."""
+    gpu: str = "NULL::VARCHAR"
+    """SQL of the GPU's UUID, where GPUs are told apart."""
+    board: str = "NULL::VARCHAR"
+    """The same of the board."""
+    by_names: bool = False
+    """Whether a pod that the row names is known enough by its name; else it is by its UID."""
+    names_pods: bool = True
+    """Whether pods and jobs of a namespace are told apart, by names."""
+
+    @property
+    def node(self) -> str:
+        """SQL of the node, or of another one that is like it where nobody has to know which."""
+        return (
+            "CASE WHEN kind = 'pod' AND NOT coalesce(is_told, false) THEN node ELSE class_node END"
+        )
+
+    @property
+    def party(self) -> str:
+        """SQL of whose a row is: kind, UID, namespace, pod, job, whether the names are enough."""
+        if not self.by_names:
+            return f"{PARTY}, false AS is_told, max(namespace) AS namespace, max(pod) AS pod"
+        told = "coalesce(is_told, false)"
+        untold = f"NOT {told}"
+        jobs = "job" if self.names_pods else "NULL::VARCHAR"
+        pods = "true" if self.names_pods else untold
+        return f"""kind, CASE WHEN {untold} THEN uid END AS uid,
+    CASE WHEN {told} OR uid IS NULL THEN namespace END AS named_namespace,
+    CASE WHEN {pods} AND ({told} OR uid IS NULL) THEN pod END AS named_pod,
+    {jobs} AS job, {told} AS is_told,
+    max(CASE WHEN {untold} THEN namespace END) AS namespace,
+    max(CASE WHEN {untold} THEN pod END) AS pod"""
+
+    @property
+    def since_us(self) -> str:
+        """SQL of the time from which a row's names and facts hold."""
+        named = f"CASE WHEN is_told THEN NULL ELSE {_NAMED_US} END" if self.by_names else _NAMED_US
+        return f"coalesce({named}, {self.since})"
+
+
 DEVICES: Final = f"""
 CREATE OR REPLACE TEMP TABLE devices AS
 WITH seen AS (
@@ -93,9 +140,11 @@ WITH seen AS (
 )
 SELECT row_number() OVER (ORDER BY seen.cluster, seen.node, gpu_uuid, mig_profile, w, s)::INTEGER
         AS device,
-    seen.*, {FACTOR} AS factor, board_id, coalesce(stayed.model, boards.model) AS board_model,
+    seen.*, class_node, {FACTOR} AS factor, board_id,
+    coalesce(stayed.model, boards.model) AS board_model,
     is_cut, is_whole IS NOT NULL AS is_known, coalesce(is_whole, false) AS is_whole
 FROM (SELECT *, coalesce(parent_uuid, gpu_uuid) AS board FROM seen) AS seen
+JOIN node_classes USING (cluster, node)
 JOIN boards USING (cluster, node, board) LEFT JOIN stayed USING (cluster, node, board)
 """  # noqa: S608  # our own names
 """The devices of a day. One that was cut anew is another device from then on."""
@@ -117,11 +166,12 @@ def hours_sql(*, same_device: str) -> str:
     return f"""
 CREATE OR REPLACE TEMP TABLE device_hours AS
 WITH summed AS (
+    -- One number for all that may be so of a row: an aggregate the less for each.
     SELECT device, hour_us, coalesce(sum(held_ns), 0) * any_value(factor) AS held,
-        coalesce(sum(silent_ns), 0) > 0 AS is_silent,
-        coalesce(sum(held_ns) FILTER (kind = 'nobody'), 0) > 0 AS is_free,
-        bool_or(NOT is_idle AND busy_ns > 0) AS is_used,
-        count(*) FILTER (is_idle) = 1 AS is_of_one
+        bit_or(CASE WHEN silent_ns > 0 THEN 1 ELSE 0 END
+            + CASE WHEN is_idle AND NOT is_held AND held_ns > 0 THEN 2 ELSE 0 END
+            + CASE WHEN NOT is_idle AND busy_ns > 0 THEN 4 ELSE 0 END) AS flags,
+        sum(CASE WHEN is_idle THEN 1 ELSE 0 END) AS idle_rows
     FROM usage_rows AS each JOIN devices ON {same_device}
     GROUP BY device, hour_us
 ), cut AS (
@@ -149,7 +199,7 @@ WITH summed AS (
 SELECT device, hour_us, board_id, is_cut, is_known, covered,
     CASE WHEN is_known THEN there ELSE least(there, covered) END AS there,
     -- Where one holds all of an hour, or nobody does, an excess is taken from that row.
-    (is_used AND is_free) OR (covered > there AND (is_silent OR is_cut OR NOT is_of_one)) AS is_odd
+    flags & 6 = 6 OR (covered > there AND (flags & 1 = 1 OR is_cut OR idle_rows <> 1)) AS is_odd
 FROM placed
 """  # noqa: S608  # our own names
 
@@ -168,10 +218,10 @@ WHERE device_hours.device = special.device AND device_hours.hour_us = special.ho
 """  # noqa: S608  # our own names
 
 
-def covered_sql(*, since: str) -> str:
+def covered_sql(detail: Detail) -> str:
     """Return the SQL of what ticks cover of boards, and of what is more than the boards' time."""
     return f"""
-SELECT cluster, node, board_model, {since} AS since_us, {{gpu}} AS gpu,
+SELECT cluster, class_node, board_model, {detail.since} AS since_us, {detail.board} AS gpu,
     coalesce(sum(least(covered, there)) FILTER (hours.is_known), 0),
     sum(least(covered, there)), sum(greatest(0, covered - there))
 FROM (
@@ -185,16 +235,15 @@ GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
-def sums_sql(rows: str, *, since: str, gpu: str) -> str:
+def sums_sql(rows: str, detail: Detail) -> str:
     """Return the SQL of sums over rows, by device class, time and party."""
     return f"""
-SELECT cluster, node, model, mig_profile, w, s, {gpu} AS gpu,
-    coalesce({_NAMED_US}, {since}) AS since_us, is_idle, {PARTY},
-    max(namespace) AS namespace, max(pod) AS pod, ({FACTOR})::HUGEINT AS factor,
+SELECT cluster, {detail.node} AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
+    {detail.since_us} AS since_us, is_idle, {detail.party}, ({FACTOR})::HUGEINT AS factor,
     coalesce(sum(held_ns), 0), coalesce(sum(silent_ns), 0), coalesce(sum(busy_ns), 0),
     coalesce(sum(measured_busy_ns), 0), coalesce(sum(energy_millijoules), 0),
     coalesce(sum(memory_byte_ns), 0)
-FROM {rows}
+FROM {rows} JOIN node_classes USING (cluster, node)
 GROUP BY ALL
 """  # noqa: S608  # our own names
 
@@ -204,6 +253,16 @@ WANTED: Final = (
     "kind", "uid", "named_namespace", "named_pod", "job", "is_idle",
 )  # fmt: skip
 """What tells the rows of a sum."""
+
+
+def parties_sql(rows: str, detail: Detail) -> str:
+    """Return the SQL of whose rows are, each by all that a row says of it."""
+    return f"""
+SELECT cluster, node, {PARTY}, {_NAMED_US} AS named_us, max(namespace) AS namespace,
+    max(pod) AS pod, min({detail.since}) AS since_us
+FROM {rows} WHERE kind <> 'nobody'
+GROUP BY ALL
+"""  # noqa: S608  # our own names
 
 
 def rows_in_sql(*, since: str, gpu: str) -> str:
@@ -228,14 +287,13 @@ def rows_of_hours(condition: str, *, same_device: str) -> str:
 )"""  # noqa: S608  # our own names
 
 
-def excess_sql(*, since: str, gpu: str, same_device: str) -> str:
+def excess_sql(detail: Detail, *, same_device: str) -> str:
     """Return the SQL of what plain hours have more than their board was there, by whose it is."""
     rows = rows_of_hours("NOT is_odd AND covered > there AND is_idle", same_device=same_device)
     return f"""
-SELECT cluster, node, model, mig_profile, w, s, {gpu} AS gpu,
-    coalesce({_NAMED_US}, {since}) AS since_us, {PARTY},
-    max(namespace) AS namespace, max(pod) AS pod, sum(excess)
-FROM {rows}
+SELECT cluster, {detail.node} AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
+    {detail.since_us} AS since_us, {detail.party}, sum(excess)
+FROM {rows} JOIN node_classes USING (cluster, node)
 GROUP BY ALL
 """  # noqa: S608  # our own names
 
@@ -305,17 +363,18 @@ FROM claimed
 """  # noqa: S608  # our own names
 
 
-def odd_parties_sql(*, since: str, gpu: str) -> str:
+def odd_parties_sql(detail: Detail) -> str:
     """Return the SQL of what parties are charged of odd hours, by device class and time."""
     return f"""
-SELECT cluster, node, model, mig_profile, w, s, {gpu} AS gpu, {since} AS since_us, party,
+SELECT cluster, class_node, model, mig_profile, w, s, {detail.gpu} AS gpu,
+    {detail.since} AS since_us, party,
     sum(charged)
 FROM odd_charges JOIN devices USING (device) WHERE party <> 0 AND charged <> 0
 GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
-def odd_idle_sql(*, since: str, gpu: str) -> str:
+def odd_idle_sql(detail: Detail) -> str:
     """Return the SQL of what odd hours leave: silent, held and left over, and unallocated."""
     return f"""
 WITH by_hour AS (
@@ -323,8 +382,9 @@ WITH by_hour AS (
         greatest(0, any_value(all_held) - sum(CASE WHEN is_holder THEN charged ELSE 0 END)) AS held
     FROM odd_charges GROUP BY device, hour_us
 )
-SELECT cluster, node, model, mig_profile, w, s, {gpu} AS gpu, {since} AS since_us,
-    sum(silent), sum(least(left_over, held)), sum(left_over - least(left_over, held))
+SELECT cluster, class_node, model, mig_profile, w, s, {detail.gpu} AS gpu,
+    {detail.since} AS since_us, sum(silent), sum(least(left_over, held)),
+    sum(left_over - least(left_over, held))
 FROM by_hour JOIN devices USING (device)
 GROUP BY ALL
 """  # noqa: S608  # our own names

@@ -44,6 +44,8 @@ class PartyKey(NamedTuple):
     namespace: str | None = None
     pod: str | None = None
     job: str | None = None
+    is_told: bool = False
+    """Whether the names are enough: nothing is asked that pods' records say."""
 
 
 class PodVersion(NamedTuple):
@@ -107,7 +109,7 @@ class TenantBook:
             if version.config_hash:
                 key = (version.cluster, version.node, version.config_hash)
                 self._histories[key].append(version)
-        self._named: dict[tuple[str, ...], set[str]] = defaultdict(set)
+        self._named: dict[tuple[str, str, str, str], set[str]] = defaultdict(set)
         for cluster, node, uid in self._histories:
             for version in self._histories[cluster, node, uid]:
                 name = (cluster, node, version.namespace, version.pod)
@@ -123,6 +125,9 @@ class TenantBook:
             return Tenant(("job", key.cluster, key.job or ""), "job", job=key.job)
         if key.kind != "pod":
             return Tenant((key.kind, *node), key.kind)
+        if key.is_told:
+            told_as = ("told", key.cluster, key.namespace or "", key.pod or "")
+            return Tenant(told_as, "pod", key.namespace, key.pod, cluster=key.cluster)
         uid = key.uid or self._bearer_of(key, since_us)
         if uid is None:
             # A container of no pod, or a name that no record has yet.
@@ -216,11 +221,13 @@ class Dimensions:
         self._book = book
 
     @property
-    def looks_at_namespaces(self) -> bool:
-        """Whether what is said of namespaces counts."""
+    def parts(self) -> frozenset[str]:
+        """All that is looked at: what dimensions of the file's own are made of, and teams."""
         tried = {part for name in self.names for part in self._policy.dimensions.get(name, [name])}
-        tried |= {part for row in self._policy.teams for part in row.match}
-        return any(part.startswith("namespace-") for part in tried)
+        if "team" in self.names:
+            of_rows = {part for row in self._policy.teams for part in row.match}
+            tried |= {p for name in of_rows for p in self._policy.dimensions.get(name, [name])}
+        return frozenset(tried)
 
     def of_tenant(
         self, tenant: Tenant, facts: DeviceFacts, *, since_us: int, day: date

@@ -22,7 +22,7 @@ from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, US
 from reports import charging_sql as sql
 from reports.charging_sql import HOUR_US, UNITS
 from reports.presence import InventoryRow, Node, NodeVersion, Stay, stays_of
-from reports.tenants import NamespaceVersion, PartyKey, PodVersion
+from reports.tenants import NamespaceVersion, PartyKey, PartyKind, PodVersion
 
 DAY_US: Final = 24 * HOUR_US
 _INPUTS: Final = (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES, GAPS)
@@ -121,6 +121,27 @@ class DaySums(NamedTuple):
     boards: list[BoardTime]
 
 
+Change = tuple[int, str, str | None]
+"""A time in microseconds, a cluster, and a node; absent where it is of all nodes."""
+
+
+class Needs(NamedTuple):
+    """What a bill has to know of rows; the less that is, the fewer sums there are."""
+
+    by_names: bool
+    """Whether a pod that a row names needs no more than that; else its record is looked up."""
+    names_pods: bool
+    """Whether pods and jobs of a namespace are told apart."""
+    class_of: Callable[[str, str, int], object] | None
+    """Returns what is known of a node at a time: nodes of which it is equal are not told apart.
+
+    Absent where each node is told apart.
+    """
+
+
+ALL_NEEDED: Final = Needs(by_names=False, names_pods=True, class_of=None)
+
+
 class PartyBasis(NamedTuple):
     """By what a party is charged."""
 
@@ -159,9 +180,8 @@ class UsageReader:
                 f"no usage in the store at {mask_address(store_uri)}; give the store.uri of a"
                 " `gpuledger-sink store` that has written events there"
             )
-        self._gpu = "gpu_uuid" if distinguishes_gpus else "NULL::VARCHAR"
-        self._board = "board" if distinguishes_gpus else "NULL::VARCHAR"
         self._keeps_boards = distinguishes_gpus
+        self._class_nodes: dict[tuple[str, object], str] = {}
         self._duckdb = duckdb.connect()
         self._duckdb.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
 
@@ -241,8 +261,9 @@ class UsageReader:
         self,
         window: Window,
         *,
-        changes: Sequence[tuple[int, str, str | None]],
+        changes: Sequence[Change],
         basis_of: Callable[[PartyKey, int], PartyBasis],
+        needs: Needs = ALL_NEEDED,
     ) -> Iterator[DaySums]:
         """Yield each day of a time, in order.
 
@@ -250,12 +271,10 @@ class UsageReader:
         node: on such a day a node's hours are told apart.
         """
         self._load_stays()
-        for day in self._days(window, changes):
+        for day in self._days(window, changes, needs):
             yield day.sums(basis_of)
 
-    def _days(
-        self, window: Window, changes: Sequence[tuple[int, str, str | None]]
-    ) -> Iterator["_Day"]:
+    def _days(self, window: Window, changes: Sequence[Change], needs: Needs) -> Iterator["_Day"]:
         by_day: dict[int, list[tuple[str, str | None]]] = defaultdict(list)
         for time_us, cluster, node in changes:
             # What changes at a day's begin holds for all of it.
@@ -264,17 +283,17 @@ class UsageReader:
         for number in range(window.begin_us // DAY_US, -(-window.end_us // DAY_US)):
             begin_us = max(window.begin_us, number * DAY_US)
             day = Window(begin_us, min(window.end_us, (number + 1) * DAY_US))
-            yield _Day(self, day, by_day.get(number, ()))
+            yield _Day(self, day, by_day.get(number, ()), needs)
 
     def rows(
         self,
         window: Window,
         *,
-        changes: Sequence[tuple[int, str, str | None]],
+        changes: Sequence[Change],
         belongs: Callable[[UsageSum], bool],
     ) -> Iterator[UsageRow]:
         """Yield the rows of usage of which the sums belong to something, by hour, node and GPU."""
-        for day in self._days(window, changes):
+        for day in self._days(window, changes, ALL_NEEDED):
             yield from day.rows(belongs)
 
     def rows_relation(self, day: Window) -> str | None:
@@ -338,38 +357,47 @@ class _Day:
     """One day's questions."""
 
     def __init__(
-        self, reader: UsageReader, window: Window, changing: Sequence[tuple[str, str | None]]
+        self,
+        reader: UsageReader,
+        window: Window,
+        changing: Sequence[tuple[str, str | None]],
+        needs: Needs,
     ) -> None:
         self._reader, self._window, self._changing = reader, window, frozenset(changing)
         self._ask = reader._ask  # noqa: SLF001  # a part of the reader
-        self._gpu, self._board = reader._gpu, reader._board  # noqa: SLF001  # as above
+        self._needs = needs
+        keeps_boards = reader._keeps_boards  # noqa: SLF001  # as above
+        self._detail = sql.Detail(
+            since=self._since(),
+            gpu="gpu_uuid" if keeps_boards else "NULL::VARCHAR",
+            board="board" if keeps_boards else "NULL::VARCHAR",
+            by_names=needs.by_names,
+            names_pods=needs.names_pods,
+        )
+        self._classes: dict[Node, str] = {}
         self._parties: list[tuple[PartyKey, int]] = []
 
     def sums(self, basis_of: Callable[[PartyKey, int], PartyBasis]) -> DaySums:
-        relation = self._reader.rows_relation(self._window)
         usage: list[UsageSum] = []
         charges: list[PartyCharge] = []
         idle: list[IdleCharge] = []
         covered: dict[tuple[DeviceClass, int], list[int]] = defaultdict(lambda: [0, 0, 0])
-        if relation:
-            self._ask(f"CREATE OR REPLACE TEMP VIEW usage_rows AS {relation}")
+        if self._open_rows():
             window = {"begin_us": self._window.begin_us, "end_us": self._window.end_us}
             self._ask(sql.DEVICES, window)
             usage = self._usage("usage_rows")
             same = sql.BY_UUID if self._is_plain() else sql.BY_ALL
             self._ask(sql.hours_sql(same_device=same), window)
-            charges, idle = self._charges(usage, same, basis_of)
-            query = sql.covered_sql(since=self._since).format(gpu=self._board)
+            charges, idle = self._charges(same, basis_of)
+            query = sql.covered_sql(self._detail)
             for cluster, node, model, since_us, gpu, known, capped, excess in self._ask(query):
                 found = covered[DeviceClass(cluster, node, model, gpu=gpu), since_us]
                 found[:] = (found[0] + known, found[1] + capped, found[2] + excess)
         return DaySums(usage, charges, idle, self._boards(covered))
 
     def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
-        relation = self._reader.rows_relation(self._window)
-        if not relation:
+        if not self._open_rows():
             return
-        self._ask(f"CREATE OR REPLACE TEMP VIEW usage_rows AS {relation}")
         wanted = [
             (*row.device, row.since_us, *_named(row.party), row.is_idle)
             for row in self._usage("usage_rows")
@@ -380,12 +408,36 @@ class _Day:
         kinds = {"is_idle": "BOOLEAN", "w": "BIGINT", "s": "BIGINT", "since_us": "BIGINT"}
         columns = {name: kinds.get(name, "VARCHAR") for name in sql.WANTED}
         self._reader._load("wanted", columns, wanted)  # noqa: SLF001  # as above
-        for row in self._ask(sql.rows_in_sql(since=self._since, gpu=self._gpu)):
+        query = sql.rows_in_sql(since=self._detail.since, gpu=self._detail.gpu)
+        for row in self._ask(query):
             yield UsageRow._make(row)
 
-    @property
+    def _open_rows(self) -> bool:
+        """Make the day's rows and classes of nodes known to SQL; return whether there are rows."""
+        relation = self._reader.rows_relation(self._window)
+        if not relation:
+            return False
+        self._ask(f"CREATE OR REPLACE TEMP VIEW usage_rows AS {relation}")
+        nodes = self._ask("SELECT DISTINCT cluster, node FROM usage_rows ORDER BY ALL")
+        rows = [(*node, self._class_of(node)) for node in nodes]
+        columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
+        self._reader._load("node_classes", columns, rows)  # noqa: SLF001  # as above
+        return True
+
+    def _class_of(self, node: Node) -> str:
+        """Return the node that stands for all nodes that are like this one."""
+        class_of = self._needs.class_of
+        if class_of is None or node in self._changing or (node[0], None) in self._changing:
+            return node[1]
+        if node not in self._classes:
+            first = self._reader._class_nodes.setdefault(  # noqa: SLF001  # as above
+                (node[0], class_of(*node, self._window.begin_us)), node[1]
+            )
+            self._classes[node] = first
+        return self._classes[node]
+
     def _since(self) -> str:
-        """The SQL of the time from which a row's facts hold: its hour where they change."""
+        """Return the SQL of the time from which a row's facts hold: its hour where they change."""
         if not self._changing:
             return str(self._window.begin_us)
         of_nodes = [_quoted(c, n) for c, n in sorted(self._changing, key=str) if n is not None]
@@ -398,99 +450,94 @@ class _Day:
         return bool(self._ask("SELECT count(*) = count(DISTINCT gpu_uuid) FROM devices")[0][0])
 
     def _usage(self, rows: str) -> list[UsageSum]:
-        found = self._ask(sql.sums_sql(rows, since=self._since, gpu=self._gpu))
         return [
             UsageSum(
                 DeviceClass._make(row[:7]),
                 row[7],
-                PartyKey(row[0], row[1], row[9], row[10], row[14], row[15], row[13]),
+                _party(row[0], row[1], *row[9:17]),
                 row[8],
-                int(row[17]) * row[16],
-                int(row[18]) * row[16],
-                int(row[19]) * row[16],
-                int(row[20]) * row[16],
-                int(row[21]),
-                int(row[22]),
+                *(int(amount) * row[17] for amount in row[18:22]),
+                *map(int, row[22:]),
             )
-            for row in found
+            for row in self._ask(sql.sums_sql(rows, self._detail))
         ]
 
     def _charges(
-        self, usage: list[UsageSum], same: str, basis_of: Callable[[PartyKey, int], PartyBasis]
+        self, same: str, basis_of: Callable[[PartyKey, int], PartyBasis]
     ) -> tuple[list[PartyCharge], list[IdleCharge]]:
-        special = any(basis_of(row.party, row.since_us).basis != "held" for row in usage)
-        if special:
-            self._load_parties(usage, basis_of)
+        is_special = False
+        if not self._needs.by_names:
+            parties = self._ask(sql.parties_sql("usage_rows", self._detail))
+            is_special = self._load_parties(parties, basis_of)
+        if is_special:
             self._ask(sql.mark_special_sql(same_device=same))
         odd, excess = self._ask(
             "SELECT count(*) FILTER (is_odd), count(*) FILTER (NOT is_odd AND covered > there)"
             " FROM device_hours"
         )[0]
-        charges: list[PartyCharge] = []
-        idle: list[IdleCharge] = []
-        if excess:
-            query = sql.excess_sql(since=self._since, gpu=self._gpu, same_device=same)
-            for row in self._ask(query):
-                party = PartyKey(row[0], row[1], row[8], row[9], row[13], row[14], row[12])
-                charges.append(
-                    PartyCharge(DeviceClass._make(row[:7]), row[7], party, -int(row[15]))
-                )
-        if odd:
-            # What the plain sums have of these hours is taken back first.
-            plain = self._usage(sql.rows_of_hours("is_odd AND is_idle", same_device=same))
-            for row in plain:
-                own = PartyCharge(row.device, row.since_us, row.party, row.silent - row.held)
-                charges += [own, own._replace(units=-row.silent, is_silent=True)]
-            if not special:
-                self._load_parties(usage, basis_of)
-            self._ask(sql.odd_sql(same_device=same))
-            since = self._since
-            for row in self._ask(sql.odd_parties_sql(since=since, gpu=self._gpu)):
-                party, since_us = self._parties[row[8] - 1]
-                charges.append(
-                    PartyCharge(
-                        DeviceClass._make(row[:7]), max(row[7], since_us), party, int(row[9])
-                    )
-                )
-            idle = [
-                IdleCharge(DeviceClass._make(row[:7]), row[7], *map(int, row[8:]))
-                for row in self._ask(sql.odd_idle_sql(since=since, gpu=self._gpu))
-            ]
+        charges = self._excess(same) if excess else []
+        if not odd:
+            return charges, []
+        if not is_special:
+            rows = sql.rows_of_hours("is_odd", same_device=same)
+            self._load_parties(self._ask(sql.parties_sql(rows, self._detail)), basis_of)
+        # What the plain sums have of these hours is taken back first.
+        for row in self._usage(sql.rows_of_hours("is_odd AND is_idle", same_device=same)):
+            own = PartyCharge(row.device, row.since_us, row.party, row.silent - row.held)
+            charges += [own, own._replace(units=-row.silent, is_silent=True)]
+        self._ask(sql.odd_sql(same_device=same))
+        for found in self._ask(sql.odd_parties_sql(self._detail)):
+            party, since_us = self._parties[found[8] - 1]
+            device = DeviceClass._make(found[:7])
+            charges.append(PartyCharge(device, max(found[7], since_us), party, int(found[9])))
+        idle = [
+            IdleCharge(DeviceClass._make(found[:7]), found[7], *map(int, found[8:]))
+            for found in self._ask(sql.odd_idle_sql(self._detail))
+        ]
         return charges, idle
 
+    def _excess(self, same: str) -> list[PartyCharge]:
+        found = self._ask(sql.excess_sql(self._detail, same_device=same))
+        return [
+            PartyCharge(
+                DeviceClass._make(row[:7]),
+                row[7],
+                _party(row[0], row[1], *row[8:16]),
+                -int(row[16]),
+            )
+            for row in found
+        ]
+
     def _load_parties(
-        self, usage: list[UsageSum], basis_of: Callable[[PartyKey, int], PartyBasis]
-    ) -> None:
-        """Load who is who, and by what each is charged."""
-        seen: dict[tuple[Any, ...], tuple[PartyKey, int]] = {}
-        for row in usage:
-            party = row.party
-            if party.kind == "nobody":
-                continue
-            is_named = party.uid is None and party.pod is not None
-            named_us = row.since_us if is_named else None
-            key = (party.cluster, party.node, *_named(party), named_us)
-            seen.setdefault(key, (party, row.since_us))
-        numbers: dict[tuple[str, ...], int] = {}
+        self, found: Sequence[Any], basis_of: Callable[[PartyKey, int], PartyBasis]
+    ) -> bool:
+        """Load who is who; return whether somebody is not charged by held time."""
+        seen = []
+        for cluster, node, kind, uid, *names, job, named_us, namespace, pod, since_us in found:
+            party = PartyKey(cluster, node, kind, uid, namespace, pod, job)
+            at_us = named_us if named_us is not None else since_us
+            key = (cluster, node, kind, uid, *names, job, named_us)
+            seen.append((basis_of(party, at_us), key, party, at_us))
         # In an order of their own, on which ties of largest remainders depend.
-        basis = {key: basis_of(*seen[key]) for key in seen}
-        ordered = sorted(seen, key=lambda key: (basis[key].identity, tuple(map(str, key))))
+        seen.sort(key=lambda each: (each[0].identity, tuple(map(str, each[1]))))
+        numbers: dict[tuple[str, ...], int] = {}
         self._parties = []
         rows = []
-        for key in ordered:
-            found = basis[key]
-            if found.identity not in numbers:
-                numbers[found.identity] = len(numbers) + 1
-                party, since_us = seen[key]
-                if found.identity[0] == "pod":
+        for basis, key, party, at_us in seen:
+            identity = basis.identity
+            if identity not in numbers:
+                numbers[identity] = len(numbers) + 1
+                if identity[0] == "pod":
                     # Whoever was found by a name is that pod from here on.
-                    party, since_us = party._replace(uid=found.identity[-1]), 0
-                self._parties.append((party, since_us if party.uid is None else 0))
-            rows.append((*key, numbers[found.identity], found.basis, found.weight, found.weight_of))
+                    self._parties.append((party._replace(uid=identity[-1]), 0))
+                else:
+                    self._parties.append((party, at_us if party.pod is not None else 0))
+            rows.append((*key, numbers[identity], basis.basis, basis.weight, basis.weight_of))
         kinds = ["VARCHAR"] * 7 + ["BIGINT", "INTEGER", "VARCHAR", "BIGINT", "BIGINT"]
         names = "cluster node kind uid named_namespace named_pod job named_us party basis weight"
         columns = dict(zip([*names.split(), "weight_of"], kinds, strict=True))
         self._reader._load("parties", columns, rows)  # noqa: SLF001  # as above
+        return any(basis.basis != "held" for basis, *_ in seen)
 
     def _boards(self, covered: dict[tuple[DeviceClass, int], list[int]]) -> list[BoardTime]:
         there: dict[tuple[DeviceClass, int], int] = defaultdict(int)
@@ -500,7 +547,7 @@ class _Day:
             if begin >= end:
                 continue
             gpu = stay.board if self._reader._keeps_boards else None  # noqa: SLF001  # as above
-            device = DeviceClass(*stay.node, stay.model, gpu=gpu)
+            device = DeviceClass(stay.node[0], self._class_of(stay.node), stay.model, gpu=gpu)
             if stay.node in self._changing or (stay.node[0], None) in self._changing:
                 for hour in range(begin - begin % HOUR_US, end, HOUR_US):
                     length = min(end, hour + HOUR_US) - max(begin, hour)
@@ -514,6 +561,19 @@ class _Day:
             total = there.get(key, 0) + int(capped - known)
             boards.append(BoardTime(*key, total, int(capped), int(excess)))
         return boards
+
+
+def _party(  # the columns of `charging_sql.Detail.party`, in their order
+    cluster: str,
+    node: str,
+    kind: PartyKind,
+    uid: str | None,
+    *others: Any,  # noqa: ANN401  # named namespace and pod, job, is_told, namespace, pod
+) -> PartyKey:
+    named_namespace, named_pod, job, is_told, namespace, pod = others
+    if uid is None:
+        namespace, pod = named_namespace, named_pod
+    return PartyKey(cluster, node, kind, uid, namespace, pod, job, is_told)
 
 
 def _named(party: PartyKey) -> tuple[str | None, ...]:
