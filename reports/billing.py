@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from gpuledger.errors import GpuledgerError, UserError
 from reports.charging_sql import HOUR_UNITS, UNITS
-from reports.money import fraction_of, minor_digits, round_together
+from reports.money import fraction_of, minor_digits, quantize_together
 from reports.policy import (
     IDLE_KINDS,
     BasisRule,
@@ -28,7 +28,7 @@ from reports.policy import (
     is_of_device,
 )
 from reports.policy_file import ReadPolicy, days_of_change
-from reports.rates import DeviceFacts, PriceBook, Rate
+from reports.rates import DeviceTraits, PriceBook, Rate
 from reports.tenants import (
     IDLE,
     SILENT,
@@ -188,7 +188,7 @@ class Bill:
 
 def gpu_seconds(units: int) -> Decimal:
     """Return board-seconds of units, to the millisecond."""
-    return round_together([Fraction(units, _SECOND_UNITS)], digits=3)[0]
+    return quantize_together([Fraction(units, _SECOND_UNITS)], digits=3)[0]
 
 
 class BillMaker:
@@ -261,7 +261,7 @@ class BillMaker:
             by=self._by,
             currency=policy.currency,
             lines=lines,
-            origin_cost=round_together([origin], digits=digits)[0],
+            origin_cost=quantize_together([origin], digits=digits)[0],
             line_cost=sum((line.cost for line in lines), Decimal(0)),
             exact_origin_cost=origin,
             covered_ratio=_ratio(tally.covered, tally.there),
@@ -391,9 +391,9 @@ class _Lookup:
             self._found_terms[key] = self._find_terms(device, since_us)
         return self._found_terms[key]
 
-    def facts_of(self, device: DeviceClass, since_us: int) -> DeviceFacts:
+    def facts_of(self, device: DeviceClass, since_us: int) -> DeviceTraits:
         """Return what is known of a device, by the version of its node that was in force."""
-        facts = DeviceFacts(*device)
+        facts = DeviceTraits(*device)
         versions = self._nodes.get((device.cluster, device.node), ())
         if not versions:
             return facts
@@ -699,7 +699,7 @@ def _lines(
             )
         )
     kept = [line for line in unrounded if line.exact_cost or line.charged or line.used or line.held]
-    costs = round_together([line.exact_cost for line in kept], digits=minor_digits(currency))
+    costs = quantize_together([line.exact_cost for line in kept], digits=minor_digits(currency))
     return [replace(line, cost=cost) for line, cost in zip(kept, costs, strict=True)]
 
 

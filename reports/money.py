@@ -30,7 +30,7 @@ def minor_digits(currency: str) -> int:
     return _DIGITS[currency]
 
 
-def round_together(amounts: Sequence[Fraction], *, digits: int) -> list[Decimal]:
+def quantize_together(amounts: Sequence[Fraction], *, digits: int) -> list[Decimal]:
     """Return the amounts with so many digits, such that their sum is the rounded sum.
 
     The sum is rounded half to even. Of amounts that lost equally much the first is rounded up: the
@@ -48,7 +48,7 @@ def round_together(amounts: Sequence[Fraction], *, digits: int) -> list[Decimal]
 
 def rounded(amount: Fraction, *, digits: int) -> Decimal:
     """Return one amount with so many digits, half to even."""
-    return round_together([amount], digits=digits)[0]
+    return quantize_together([amount], digits=digits)[0]
 
 
 def fraction_of(number: Decimal | int | str) -> Fraction:

@@ -52,7 +52,7 @@ def dimension_names() -> str:
     return ", ".join((*_DEVICE_DIMENSIONS, *_TENANT_DIMENSIONS, *prefixed))
 
 
-class _Part(
+class _PolicyPart(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -70,14 +70,14 @@ class _Part(
 
 
 def _check(name: str, number: Decimal) -> None:
-    least = _AT_LEAST.get(name, Decimal(0))
-    if not number.is_finite() or number < least:
-        raise ValueError(f"`{name}` must be a number that is not below {least}")
+    minimum = _AT_LEAST.get(name, Decimal(0))
+    if not number.is_finite() or number < minimum:
+        raise ValueError(f"`{name}` must be a number that is not below {minimum}")
     if name in _AT_MOST_ONE and number > 1:
         raise ValueError(f"`{name}` is a part of 1: give 0 to 1")
 
 
-class _Dated(_Part, frozen=True, kw_only=True):
+class _Dated(_PolicyPart, frozen=True, kw_only=True):
     """A row that holds for some days."""
 
     since: date | None = None
@@ -122,7 +122,7 @@ _SCOPE: Final = ("cluster", "node_pool", "instance_type", "region", "capacity_ty
     "mig_profile")  # fmt: skip
 
 
-class InstancePrice(_Part, frozen=True, kw_only=True):
+class InstancePrice(_PolicyPart, frozen=True, kw_only=True):
     """The price of a whole machine, of which the GPUs' part is taken by 9:1."""
 
     per_hour: Decimal
@@ -131,7 +131,7 @@ class InstancePrice(_Part, frozen=True, kw_only=True):
     memory_gb: Decimal
 
 
-class Purchase(_Part, frozen=True, kw_only=True):
+class Purchase(_PolicyPart, frozen=True, kw_only=True):
     """What was bought, written off evenly over its lifetime."""
 
     capital: Decimal
@@ -180,7 +180,7 @@ class EnergyPrice(Scoped, frozen=True, kw_only=True):
     currency: str | None = None
 
 
-class ExchangeRate(_Part, frozen=True, kw_only=True):
+class ExchangeRate(_PolicyPart, frozen=True, kw_only=True):
     """What one unit of a currency is in the bill's, from a day on."""
 
     currency: str
@@ -194,7 +194,7 @@ class ExchangeRate(_Part, frozen=True, kw_only=True):
             raise ValueError("`rate` must be more than 0")
 
 
-class BasisRule(_Part, frozen=True, kw_only=True):
+class BasisRule(_PolicyPart, frozen=True, kw_only=True):
     """By what the tenants that fit are charged; the first rule that fits holds."""
 
     basis: Basis
@@ -233,7 +233,7 @@ class TeamRow(_Dated, frozen=True, kw_only=True):
     match: dict[str, str]
 
 
-class Budget(_Part, frozen=True, kw_only=True):
+class BudgetRow(_PolicyPart, frozen=True, kw_only=True):
     """What somebody may spend in some days."""
 
     name: str
@@ -243,14 +243,14 @@ class Budget(_Part, frozen=True, kw_only=True):
     match: dict[str, str] = {}
 
 
-class CloseRule(_Part, frozen=True, kw_only=True):
+class CloseRule(_PolicyPart, frozen=True, kw_only=True):
     """What a period needs to be closed."""
 
     min_covered_ratio: Decimal = Decimal("0.95")
     """The least part of the inventory's time that ticks must cover."""
 
 
-class BillPolicy(_Part, frozen=True, kw_only=True):
+class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
     """The whole file."""
 
     currency: str = "USD"
@@ -262,7 +262,7 @@ class BillPolicy(_Part, frozen=True, kw_only=True):
     dimensions: dict[str, list[str]] = {}
     """Dimensions of one's own: of each the ones that are tried, in order."""
     teams: list[TeamRow] = []
-    budgets: list[Budget] = []
+    budgets: list[BudgetRow] = []
     close: CloseRule = CloseRule()
 
     def knows(self, dimension: str) -> bool:
@@ -322,7 +322,7 @@ def _wrong_dimensions(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...
 
 
 def _wrong_matches(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    sections: tuple[tuple[str, Sequence[BasisRule | TeamRow | Budget]], ...] = (
+    sections: tuple[tuple[str, Sequence[BasisRule | TeamRow | BudgetRow]], ...] = (
         ("basis", policy.basis),
         ("teams", policy.teams),
         ("budgets", policy.budgets),

@@ -67,7 +67,7 @@ def parse_policy(text: str) -> BillPolicy:
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        lines = _Lines(root)
+        lines = _LineNumbers(root)
         content = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
@@ -85,7 +85,7 @@ def parse_policy(text: str) -> BillPolicy:
     return policy
 
 
-class _Lines:
+class _LineNumbers:
     """Where each part of a YAML text stands."""
 
     def __init__(self, root: yaml.Node | None) -> None:
@@ -117,7 +117,7 @@ class _Lines:
                 self._walk(value, here)
 
 
-def _explain(message: str, content: object, lines: _Lines) -> str:
+def _explain(message: str, content: object, lines: _LineNumbers) -> str:
     """Turn msgspec's words into ours, with the line, and the nearest field where one is unknown."""
     match = _WHERE.match(message)
     what, written = (match["what"], match["path"] or "") if match else (message, "")

@@ -23,7 +23,7 @@ MILLIJOULES_PER_KILOWATT_HOUR: Final = 3_600_000_000
 R = TypeVar("R", bound=Scoped)
 
 
-class DeviceFacts(NamedTuple):
+class DeviceTraits(NamedTuple):
     """What is known of the devices of one class: all of them cost the same at a time."""
 
     cluster: str
@@ -81,16 +81,16 @@ class PriceBook:
 
     def __init__(self, policy: BillPolicy) -> None:
         self._policy = policy
-        self._found: dict[tuple[DeviceFacts, date], Rate] = {}
+        self._found: dict[tuple[DeviceTraits, date], Rate] = {}
 
-    def rate_of(self, facts: DeviceFacts, day: date) -> Rate:
+    def rate_of(self, facts: DeviceTraits, day: date) -> Rate:
         """Return the rate of a device on a day; raises UserError where a currency has no rate."""
         key = (facts, day)
         if key not in self._found:
             self._found[key] = self._find(facts, day)
         return self._found[key]
 
-    def idle_rule_of(self, kind: IdleKind, facts: DeviceFacts, day: date) -> IdleRule | None:
+    def idle_rule_of(self, kind: IdleKind, facts: DeviceTraits, day: date) -> IdleRule | None:
         """Return who pays for a kind of idle of a device; absent is a line of its own."""
         if kind not in self._shared_kinds:
             return None
@@ -102,7 +102,7 @@ class PriceBook:
     def _shared_kinds(self) -> frozenset[str]:
         return frozenset(rule.kind for rule in self._policy.idle)
 
-    def _find(self, facts: DeviceFacts, day: date) -> Rate:
+    def _find(self, facts: DeviceTraits, day: date) -> Rate:
         named = facts.by_name()
         rate = Rate(None, None, Fraction(0))
         if price := _first(self._policy.prices, named, day):
@@ -133,7 +133,7 @@ def _factor(exchange: ExchangeRate | None) -> Fraction:
     return fraction_of(exchange.rate) if exchange else Fraction(1)
 
 
-def _boards_of(price: Price, facts: DeviceFacts) -> Fraction:
+def _boards_of(price: Price, facts: DeviceTraits) -> Fraction:
     """Return by what a price is multiplied to be one of a whole board.
 
     A price for a MIG profile is of an instance, and time is counted in boards: in an hour of a

@@ -17,7 +17,7 @@ import msgspec
 
 from reports.policy import BillPolicy, TeamRow
 from reports.presence import NEVER_US
-from reports.rates import DeviceFacts
+from reports.rates import DeviceTraits
 
 UNATTRIBUTED: Final = "__unattributed__"
 SYSTEM: Final = "__system__"
@@ -230,26 +230,26 @@ class Dimensions:
         return frozenset(tried)
 
     def of_tenant(
-        self, tenant: Tenant, facts: DeviceFacts, *, since_us: int, day: date
+        self, tenant: Tenant, facts: DeviceTraits, *, since_us: int, day: date
     ) -> tuple[str, ...]:
         """Return the values of a tenant's line."""
         said = self._book.namespace_of(tenant, since_us)
         absent = {"host": SYSTEM}.get(tenant.kind, UNATTRIBUTED)
-        look = _Look(tenant, facts, said, day, self._policy)
+        look = _ValueFinder(tenant, facts, said, day, self._policy)
         return tuple(look.value(name) or absent for name in self.names)
 
-    def of_idle(self, word: str, facts: DeviceFacts, *, day: date) -> tuple[str, ...]:
+    def of_idle(self, word: str, facts: DeviceTraits, *, day: date) -> tuple[str, ...]:
         """Return the values of a line of idle: what is of the tenant is the word."""
-        look = _Look(None, facts, None, day, self._policy)
+        look = _ValueFinder(None, facts, None, day, self._policy)
         return tuple(look.value(name) or self._word(name, word) for name in self.names)
 
     def _word(self, name: str, word: str) -> str:
         return UNATTRIBUTED if self._policy.is_of_device(name) else word
 
 
-class _Look(NamedTuple):
+class _ValueFinder(NamedTuple):
     tenant: Tenant | None
-    facts: DeviceFacts
+    facts: DeviceTraits
     namespace: NamespaceVersion | None
     day: date
     policy: BillPolicy

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.money import CURRENCIES, minor_digits, round_together, text_of
+from reports.money import CURRENCIES, minor_digits, quantize_together, text_of
 from reports.policy import BillPolicy
 from reports.policy_file import DEFAULT_FILE, PolicyError, parse_policy, read_policy
-from reports.rates import DeviceFacts, PriceBook
+from reports.rates import DeviceTraits, PriceBook
 
 EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
 
@@ -140,7 +140,7 @@ def test_the_built_in_prices_say_of_each_when_and_where_it_was_listed() -> None:
 )
 def test_the_built_in_prices_know_the_products_by_their_names(model: str, name: str | None) -> None:
     book = PriceBook(read_policy(None).policy)
-    price = book.rate_of(DeviceFacts("prod", "n", model), date(2026, 10, 1)).price
+    price = book.rate_of(DeviceTraits("prod", "n", model), date(2026, 10, 1)).price
     assert (price.name if price else None) == name
 
 
@@ -186,14 +186,14 @@ def test_the_first_row_that_fits_the_device_and_the_day_is_its_price(
     facts: dict[str, str], day: date, name: str, rate: Fraction
 ) -> None:
     known = {"cluster": "prod", "node": "n", **facts}
-    device = DeviceFacts._make(known.get(field) for field in DeviceFacts._fields)
+    device = DeviceTraits._make(known.get(field) for field in DeviceTraits._fields)
     found = PriceBook(parse_policy(RATES)).rate_of(device, day)
     assert found.price is not None
     assert (found.price.name, found.per_gpu_hour) == (name, rate)
 
 
 def test_amounts_of_other_currencies_need_a_rate_of_the_day() -> None:
-    device = DeviceFacts("prod", "n", "H100", capacity_type="spot")
+    device = DeviceTraits("prod", "n", "H100", capacity_type="spot")
     with pytest.raises(Exception, match="no exchange rate for USD on 2025-12-31"):
         PriceBook(parse_policy(RATES.replace(", to: 2026-10-01", ", to: 2025-01-01"))).rate_of(
             device, date(2025, 12, 31)
@@ -207,7 +207,7 @@ def test_amounts_of_other_currencies_need_a_rate_of_the_day() -> None:
 def test_rounded_lines_sum_to_the_rounded_sum_and_none_is_off_by_a_unit(
     amounts: list[Fraction], digits: int
 ) -> None:
-    rounded = round_together(amounts, digits=digits)
+    rounded = quantize_together(amounts, digits=digits)
     assert sum(rounded) == round(sum(amounts, Fraction(0)), digits)
     unit = Fraction(1, 10**digits)
     for amount, line in zip(amounts, rounded, strict=True):
