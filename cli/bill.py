@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -27,7 +28,9 @@ from reports.bill_output import (
     write_parquet,
 )
 from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.explaining import explain_line
+from reports.closing import ClosedLine, closed_lines, refusals_of
+from reports.closing import close as close_bill
+from reports.explaining import explain_line, revision_texts
 from reports.money import minor_digits, rounded, text_of
 from reports.periods import month_of, parse_period, window_of
 from reports.policy_file import PolicyError, read_policy
@@ -42,6 +45,7 @@ _HELP: Final = """
 - This month so far, by namespace, at list prices: gpuledger bill --store gpuledger-store
 - A month by team at your own prices: gpuledger bill --store s3://ledger/gpuledger --period 2026-10
   --by team,model --prices prices.yaml
+- Keep a month's lines for good: gpuledger bill close --store gpuledger-store --period 2026-10
 - What is wrong with a file of prices: gpuledger bill check prices.yaml
 - Why a line costs what it costs: gpuledger bill explain 4be1c0d2aa17 --store gpuledger-store
   --period 2026-10
@@ -148,6 +152,7 @@ def bill(
     if format == "parquet" and output is None:
         raise UserError("--output: a Parquet file is no text; name the file")
     made, _ = bill_of.make()
+    closed = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
     if format == "parquet" and output is not None:
         rows = (row_of(made, line) for line in made.lines)
         write_parquet(parquet_columns(made), rows, file=output)
@@ -156,7 +161,7 @@ def bill(
     else:
         rows_ = (row_of(made, line) for line in made.lines)
         _write(as_json(made) if format == "json" else as_csv(columns_of(made), rows_), output)
-    _warn(made)
+    _warn(made, closed)
     if not made.lines:
         return NOTHING
     return UNPRICED if made.unpriced else MADE
@@ -182,6 +187,29 @@ def check(file: Path) -> int:
 
 
 @app.command
+def close(bill_of: BillOf) -> int:
+    """Close a period: keep its lines for good, or what changed since as correction lines.
+
+    Exit 1 where it cannot be closed: usage is missing, too little is covered, GPUs have no price.
+    """
+    made, _ = bill_of.make()
+    if reasons := refusals_of(made):
+        for reason in reasons:
+            sys.stderr.write(f"gpuledger: not closed: {reason}\n")
+        return WRONG
+    rows = close_bill(made, bill_of.store, _options(bill_of.storage_option))
+    if not rows:
+        sys.stdout.write("nothing has changed since it was closed\n")
+        return MADE
+    revision, total = rows[0]["revision"], sum(row["cost"] for row in rows)
+    what = "lines" if revision == 1 else "correction lines"
+    sys.stdout.write(
+        f"closed as revision {revision}: {len(rows)} {what}, {total:f} {made.currency}\n"
+    )
+    return MADE
+
+
+@app.command
 def explain(
     line: str,
     bill_of: BillOf,
@@ -199,6 +227,9 @@ def explain(
             f"{line!r} {problem}; give the `line` of `gpuledger bill … --format json`, with the"
             " same --period, --by and --prices"
         )
+    revisions = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
+    for text in revision_texts(revisions, found[0].id):
+        sys.stdout.write(f"{text}\n")
     for text in explain_line(made, found[0], maker=maker, max_rows=rows):
         sys.stdout.write(f"{text}\n")
     return MADE
@@ -270,8 +301,14 @@ def _totals(made: Bill) -> str:
     return "  ".join(parts)
 
 
-def _warn(made: Bill) -> None:
+def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
     """Say on standard error what whoever pays should know."""
+    if closed and (difference := made.line_cost - sum(line.cost for line in closed)):
+        digits = f"{rounded(Fraction(difference), digits=minor_digits(made.currency)):f}"
+        sys.stderr.write(
+            f"gpuledger: closed as revision {closed[-1].revision}, and {digits} more since;"
+            " `gpuledger bill close` adds correction lines\n"
+        )
     for model, units in made.unpriced.items():
         sys.stderr.write(
             f"gpuledger: no price for {model}: {gpu_seconds(units) / 3600:,.1f} GPU-hours cost"

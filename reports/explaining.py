@@ -1,6 +1,6 @@
 """How a line of a bill was calculated, as lines of text: price rows, times, usage, offsets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Final
@@ -8,6 +8,7 @@ from typing import Final
 from reports.bill_output import time_text
 from reports.billing import Bill, BillLine, BillMaker, Cell, CellKey, Terms
 from reports.charging_sql import HOUR_UNITS
+from reports.closing import ClosedLine
 from reports.money import text_of
 from reports.policy import Price
 from reports.rates import gpu_hour_of
@@ -30,6 +31,18 @@ def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int)
     yield from _arithmetic(bill, line)
     yield ""
     yield from _usage(bill, line, maker, max_rows)
+
+
+def revision_texts(closed: Sequence[ClosedLine], line: str) -> Iterator[str]:
+    """Yield what was closed of a line, revision by revision; nothing where it never was."""
+    for each in closed:
+        if each.line == line:
+            word = "correction" if each.charge_class else "closed"
+            yield (
+                f"revision {each.revision}: {word} {each.cost.normalize():f} {each.currency},"
+                f" usage until {time_text(each.valid_through_us)}, prices {each.policy_name}"
+                f" {each.policy_sha256[:12]}, tables {each.table_versions}"
+            )
 
 
 def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
