@@ -54,10 +54,8 @@ def refusals_of(bill: Bill) -> list[str]:
         reasons.append("there is no usage up to the end of the period yet")
     wanted = bill.policy.policy.close.min_covered_ratio
     if bill.covered_ratio is not None and bill.covered_ratio < wanted:
-        covered = f"{float(bill.covered_ratio):.4f}"
-        reasons.append(
-            f"ticks cover {covered} of the GPUs' time, close.min_covered_ratio is {wanted}"
-        )
+        covered = text_of(bill.covered_ratio, digits=6)
+        reasons.append(f"ticks cover {covered} of the GPUs, close.min_covered_ratio is {wanted}")
     if bill.unpriced:
         reasons.append(f"no price for {', '.join(bill.unpriced)}")
     if not bill.lines:
@@ -115,9 +113,8 @@ def revision_rows(
     bill: Bill, earlier: Iterable[ClosedLine], *, closed_time_us: int
 ) -> list[dict[str, Any]]:
     """Return the rows of the next revision: all lines, or what changed since. Pure."""
-    standing: dict[str, dict[str, Decimal]] = defaultdict(
-        lambda: dict.fromkeys(AMOUNTS, Decimal(0))
-    )
+    nothing = dict.fromkeys(AMOUNTS, Decimal(0))
+    standing: dict[str, dict[str, Decimal]] = defaultdict(nothing.copy)
     known: dict[str, ClosedLine] = {}
     last = 0
     for closed in earlier:

@@ -15,7 +15,6 @@ from tests.unit.reports.stores import (
     held,
     inventory_row,
     pod_row,
-    usage_row,
     used,
     write_store,
 )
@@ -52,7 +51,7 @@ def test_a_late_hour_after_the_close_gives_corrections_that_sum_to_the_differenc
         Path(store),
         usage_hourly=[
             held(3, "b", gpu="GPU-b"),
-            usage_row(3, gpu="GPU-b", account="pod", busy_ns=HOUR_NS, pod_uid="uid-b"),
+            used(3, "b", HOUR_NS, gpu="GPU-b"),
         ],
     )
     assert main(["bill", *arguments]) == 0
