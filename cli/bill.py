@@ -31,6 +31,7 @@ from reports.billing import Bill, BillMaker, gpu_seconds
 from reports.closing import ClosedLine, closed_lines, refusals_of
 from reports.closing import close as close_bill
 from reports.explaining import explain_line, revision_texts
+from reports.focus import focus_columns, focus_rows
 from reports.money import minor_digits, rounded, text_of
 from reports.periods import month_of, parse_period, window_of
 from reports.policy_file import PolicyError, read_policy
@@ -59,7 +60,7 @@ app = App(
     help_epilogue=_HELP,
     help_format="markdown",
 )
-Format = Literal["table", "json", "csv", "parquet"]
+Format = Literal["table", "json", "csv", "parquet", "focus"]
 
 
 @Parameter(name="*")
@@ -147,6 +148,10 @@ def bill(
     *,
     format: Annotated[Format, Parameter(help="How the bill is written.")] = "table",  # noqa: A002  # the option's name
     output: Output = None,
+    focus_allocations: Annotated[
+        bool,
+        Parameter(help="With --format focus: the allocation columns of FOCUS 1.3.", negative=()),
+    ] = False,
 ) -> int:
     """Make a bill, and check that its lines sum to what the GPUs cost."""
     if format == "parquet" and output is None:
@@ -156,6 +161,9 @@ def bill(
     if format == "parquet" and output is not None:
         rows = (row_of(made, line) for line in made.lines)
         write_parquet(parquet_columns(made), rows, file=output)
+    elif format == "focus":
+        columns = [column.name for column in focus_columns(allocations=focus_allocations)]
+        _write(as_csv(columns, focus_rows(made, allocations=focus_allocations)), output)
     elif format == "table":
         _print_table(made, output)
     else:

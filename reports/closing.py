@@ -19,6 +19,7 @@ from gpuledger.store.bill_table import BILL_LINES, append_revision
 from gpuledger.store.query import files_of, files_sql
 from reports.bill_output import row_of
 from reports.billing import Bill
+from reports.money import text_of
 from reports.usage_sums import Window
 
 AMOUNTS: Final = ("held_gpu_seconds", "used_gpu_seconds", "charged_gpu_seconds", "cost")

@@ -250,6 +250,16 @@ class CloseRule(_PolicyPart, frozen=True, kw_only=True):
     """The least part of the inventory's time that ticks must cover."""
 
 
+class FocusNames(_PolicyPart, frozen=True, kw_only=True):
+    """What FOCUS exports call those who bill."""
+
+    billing_account_id: str = "gpuledger"
+    billing_account_name: str = "GPUs"
+    invoice_issuer_name: str = "gpuledger"
+    provider_name: str = "gpuledger"
+    publisher_name: str = "gpuledger"
+
+
 class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -264,6 +274,7 @@ class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
     teams: list[TeamRow] = []
     budgets: list[BudgetRow] = []
     close: CloseRule = CloseRule()
+    focus: FocusNames = FocusNames()
 
     def knows(self, dimension: str) -> bool:
         """Return whether a bill can be made by this dimension."""
