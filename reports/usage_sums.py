@@ -184,6 +184,8 @@ class UsageReader:
         self._class_nodes: dict[tuple[str, object], str] = {}
         self._duckdb = duckdb.connect()
         self._duckdb.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
+        # Each file is read a few times within a second, which the system's own cache is for.
+        self._duckdb.execute("SET enable_external_file_cache = false")
 
     def versions(self) -> dict[str, int | None]:
         """Return the versions of the tables that are read, by name."""
