@@ -121,6 +121,7 @@ class BillOf:
         )
         maker = BillMaker(reader, read, by=by)
         window = self._window(reader)
+        # Those to come are counted too, and take no time.
         days = -(-(window.end_us - window.begin_us) // DAY_US)
         with printing_progress(days, what="days", done="billed") as advance:
             return maker.make(window, advance=advance), maker
@@ -154,6 +155,7 @@ def bill(
     ] = False,
 ) -> int:
     """Make a bill, and check that its lines sum to what the GPUs cost."""
+    # Before anything is read: a bill may take a while.
     if format == "parquet" and output is None:
         raise UserError("--output: a Parquet file is no text; name the file")
     made, _ = bill_of.make()
@@ -170,6 +172,7 @@ def bill(
         rows_ = (row_of(made, line) for line in made.lines)
         _write(as_json(made) if format == "json" else as_csv(columns_of(made), rows_), output)
     _warn(made, closed)
+    # Scripts look at the code: each outcome has its own.
     if not made.lines:
         return NOTHING
     return UNPRICED if made.unpriced else MADE
@@ -273,6 +276,7 @@ def _print_table(made: Bill, output: Path | None) -> None:
     for name in ("GPU h held", "GPU h used", "Cost", "of it unused", "Line"):
         table.add_column(name, justify="left" if name == "Line" else "right")
     digits = minor_digits(made.currency)
+    # The dearest first; files have them by their values, as those are compared.
     for line in sorted(made.lines, key=lambda line: (-line.cost, line.values)):
         table.add_row(
             *map(Text, line.values),

@@ -106,6 +106,7 @@ def as_json(bill: Bill) -> str:
         "prices": {"name": bill.policy.name, "sha256": bill.policy.sha256},
         "tables": bill.versions,
     }
+    # Decimals as numbers, digit by digit as they are: no float is made of them on the way.
     encoder = msgspec.json.Encoder(decimal_format="number")
     return msgspec.json.format(encoder.encode(content), indent=2).decode() + "\n"
 

@@ -205,6 +205,7 @@ FROM placed
 """  # noqa: S608  # our own names
 
 
+# Only rows of holders are looked at: who uses without holding is charged by use, whatever its basis.
 def mark_special_sql(*, same_device: str) -> str:
     """Return the SQL that makes hours odd in which somebody holds who is not charged by that."""
     return f"""
@@ -219,6 +220,7 @@ WHERE device_hours.device = special.device AND device_hours.hour_us = special.ho
 """  # noqa: S608  # our own names
 
 
+# A cut board's hours are one each, though every device of it has one: any of them says it.
 def covered_sql(detail: Detail) -> str:
     """Return the SQL of what ticks cover of boards, and of what is more than the boards' time."""
     return f"""
@@ -299,6 +301,7 @@ GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
+# The products stay below 2^127: an hour of a board is 10^17 units, and times another one 10^34.
 def _scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
     """Return the SQL of an amount scaled such that all of a partition sum to `to`.
 
@@ -375,6 +378,7 @@ GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
+# Left over is first what holders were given and not charged for, then what nobody held.
 def odd_idle_sql(detail: Detail) -> str:
     """Return the SQL of what odd hours leave: silent, held and left over, and unallocated."""
     return f"""

@@ -123,6 +123,7 @@ def revision_rows(
         last = max(last, closed.revision)
         for amount in AMOUNTS:
             standing[closed.line][amount] += getattr(closed, amount)
+    # Amounts as they are shown: what was billed was rounded, and so are differences of it.
     now = {line.id: row_of(bill, line) for line in bill.lines}
     values: dict[str, tuple[str, str | None]] = {
         line.id: (_json(list(line.values)), line.idle_kind) for line in bill.lines
@@ -139,6 +140,7 @@ def revision_rows(
             amount: now.get(line, {}).get(amount, Decimal(0)) - standing[line][amount]
             for amount in AMOUNTS
         }
+        # The first revision has every line, also those of nothing.
         if last and not any(amounts.values()):
             continue
         rows.append(

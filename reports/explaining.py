@@ -6,12 +6,13 @@ from fractions import Fraction
 from typing import Final
 
 from reports.bill_output import time_text
-from reports.billing import Bill, BillLine, BillMaker, Cell, CellKey, Terms
+from reports.billing import Bill, BillLine, BillMaker
 from reports.charging_sql import HOUR_UNITS
 from reports.closing import ClosedLine
 from reports.money import text_of
 from reports.policy import Price
 from reports.rates import gpu_hour_of
+from reports.terms import Cell, CellKey, Terms
 from reports.usage_sums import UsageRow
 
 _NS_PER_SECOND: Final = 10**9
@@ -52,6 +53,7 @@ def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
         if CellKey(key.values[: bill.shown], key.kind) == CellKey(line.values, line.idle_kind)
         for pair in by_terms.items()
     ]
+    # By price, then by where: an order that the store's has no part in.
     for terms, cell in sorted(cells, key=lambda pair: (_name(pair[0]), str(pair[0].scope))):
         if cell.charged:
             yield from _time_cost(bill, terms, cell)

@@ -13,12 +13,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from reports.bill_output import time_text
-from reports.billing import Bill, BillLine, Cell, CellKey, Terms
+from reports.billing import Bill, BillLine
 from reports.charging_sql import HOUR_UNITS
 from reports.money import minor_digits, quantize_together, rounded
 from reports.periods import month_of
 from reports.policy import FocusNames, is_of_device
 from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
+from reports.terms import Cell, CellKey, Terms
 
 DECIMAL, STRING, TIME, JSON = "decimal", "string", "date/time", "json"
 _RATIO_DIGITS: Final = 12
@@ -128,6 +129,7 @@ def _parts(bill: Bill, line: BillLine) -> Iterator[_PartOfLine]:
             used=sum(each.used for each in cells),
             energy_millijoules=sum(each.energy_millijoules for each in cells),
         )
+        # A line may have energy alone: of a host that used what somebody else held.
         if cell.charged or not terms.rate.energy:
             hours = Fraction(cell.charged, HOUR_UNITS)
             yield _PartOfLine(
@@ -145,6 +147,7 @@ def _row(bill: Bill, line: BillLine, part: _PartOfLine, cost: Decimal) -> dict[s
     names = bill.policy.policy.focus
     row: dict[str, Any] = dict.fromkeys(column.name for column in COLUMNS)
     row |= dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), cost)
+    # FOCUS' billing periods are months; a longer or an odd bill is its own period.
     month = month_of(bill.end_us)
     period = month if month.begin_us <= bill.window.begin_us else bill.window
     row |= {
@@ -179,6 +182,7 @@ def _row(bill: Bill, line: BillLine, part: _PartOfLine, cost: Decimal) -> dict[s
 def _priced(bill: Bill, line: BillLine, part: _PartOfLine, terms: Terms) -> dict[str, Any]:
     price = terms.rate.price if part.unit == "Hours" else terms.rate.energy
     values = dict(zip(bill.by, line.values, strict=True))
+    # By the row of the price book: a spot price is a spot price, whatever the node is called.
     capacity = price.capacity_type if price else None
     category = {"spot": "Dynamic", "reserved": "Committed"}.get(capacity or "", "Standard")
     quantity = None if part.quantity is None else _quantity(part.quantity)
@@ -220,6 +224,7 @@ def _of_names(names: FocusNames) -> dict[str, str]:
 
 def _sub_account(bill: Bill, line: BillLine) -> dict[str, str]:
     """Return the first dimension of tenants, which is who FOCUS calls a sub account."""
+    # A node or a model is no account of anybody.
     for name, value in zip(bill.by, line.values, strict=True):
         if not is_of_device(name):
             return {"SubAccountId": value, "SubAccountName": value, "SubAccountType": name}
@@ -248,6 +253,7 @@ def _ratios(bill: Bill) -> dict[tuple[str, Terms], Decimal]:
     ratios: dict[tuple[str, Terms], Decimal] = {}
     for terms, charged in by_terms.items():
         total = sum(charged.values())
+        # To so many digits, and together: the specification wants them to sum to 1.
         exact = [Fraction(units, total) if total else Fraction(0) for units in charged.values()]
         parts = quantize_together(exact, digits=_RATIO_DIGITS)
         ratios |= {(line, terms): part for line, part in zip(charged, parts, strict=True)}

@@ -40,6 +40,7 @@ def quantize_together(amounts: Sequence[Fraction], *, digits: int) -> list[Decim
     scaled = [amount * scale for amount in amounts]
     floors = [amount.numerator // amount.denominator for amount in scaled]
     left = round(sum(scaled, Fraction(0))) - sum(floors)
+    # Never more than there are amounts: each lost less than a unit by rounding down.
     by_loss = sorted(range(len(scaled)), key=lambda at: (floors[at] - scaled[at], at))
     for at in by_loss[:left]:
         floors[at] += 1

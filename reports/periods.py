@@ -16,6 +16,7 @@ def parse_period(text: str) -> Window:
     mistake = UserError(
         f"--period: {text!r} is no period; give a month such as 2026-10, a day or a year"
     )
+    # By the calendar, as months have no length.
     match = _PERIOD.fullmatch(text)
     if match is None:
         raise mistake

@@ -165,6 +165,7 @@ class Price(Scoped, frozen=True, kw_only=True):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Two of them would be two prices, and none a GPU for nothing by mistake.
         given = (self.per_gpu_hour, self.instance, self.purchase)
         if sum(amount is not None for amount in given) != 1:
             raise ValueError("give exactly one of per_gpu_hour, instance and purchase")

@@ -101,6 +101,7 @@ class _LineNumbers:
         return f"line {self._lines.get(at, 1)}: {dotted.lstrip('.') or 'the file'}"
 
     def _walk(self, node: yaml.Node, path: Steps) -> None:
+        # A key's line, where there is one, is where its mistake is looked for.
         self._lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.SequenceNode):
             for at, item in enumerate(node.value):

@@ -78,6 +78,7 @@ def _stays_in(
 ) -> Iterator[Stay]:
     open_since: dict[str, tuple[int, str | None]] = {}
     for (since, _), boards in sorted(inventory.items(), key=lambda version: version[0]):
+        # A version has all boards of its node: what it does not name is gone.
         for board in [board for board in open_since if board not in boards]:
             begin, model = open_since.pop(board)
             yield from _alive(Stay(node, board, model, begin, since), deletions)
@@ -101,6 +102,7 @@ def _alive(stay: Stay, deletions: Sequence[tuple[int, int]]) -> Iterator[Stay]:
     edges = sorted({stay.begin_us, stay.end_us, *(edge for span in deletions for edge in span)})
     kept: Stay | None = None
     for begin, end in pairwise(edges):
+        # A deletion before or after the stay is none of it.
         if begin < stay.begin_us or end > stay.end_us:
             continue
         if any(gone <= begin < back for gone, back in deletions):

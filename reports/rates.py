@@ -85,6 +85,7 @@ class PriceBook:
 
     def rate_of(self, facts: DeviceTraits, day: date) -> Rate:
         """Return the rate of a device on a day; raises UserError where a currency has no rate."""
+        # There are few classes of devices, and as many days as a period has.
         key = (facts, day)
         if key not in self._found:
             self._found[key] = self._find(facts, day)
@@ -109,6 +110,7 @@ class PriceBook:
             exchange = self._exchange(price.currency, day)
             amount = gpu_hour_of(price) * _factor(exchange)
             rate = Rate(price, exchange, amount * _boards_of(price, facts))
+        # Energy is charged beside hours, where the file has a price for it.
         if energy := _first(self._policy.energy, named, day):
             factor = _factor(self._exchange(energy.currency, day))
             cost = fraction_of(energy.per_kilowatt_hour) * fraction_of(energy.pue) * factor

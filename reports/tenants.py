@@ -109,6 +109,7 @@ class TenantBook:
             if version.config_hash:
                 key = (version.cluster, version.node, version.config_hash)
                 self._histories[key].append(version)
+        # By name there may be several, one after the other: a StatefulSet's pod is made anew.
         self._named: dict[tuple[str, str, str, str], set[str]] = defaultdict(set)
         for cluster, node, uid in self._histories:
             for version in self._histories[cluster, node, uid]:
@@ -123,6 +124,7 @@ class TenantBook:
         node = (key.cluster, key.node)
         if key.kind == "job":
             return Tenant(("job", key.cluster, key.job or ""), "job", job=key.job)
+        # The host, and work of nobody who was seen, are of their node and of no tenant.
         if key.kind != "pod":
             return Tenant((key.kind, *node), key.kind)
         if key.is_told:
@@ -134,6 +136,7 @@ class TenantBook:
             identity = ("name", *node, key.namespace or "", key.pod or "")
             return Tenant(identity, "pod", key.namespace, key.pod, cluster=key.cluster)
         history = self._histories.get((*node, uid))
+        # No record came of it: what its rows say has to do.
         if not history:
             return Tenant(("pod", *node, uid), "pod", key.namespace, key.pod, cluster=key.cluster)
         told = _in_force(history, since_us)
@@ -234,6 +237,7 @@ class Dimensions:
     ) -> tuple[str, ...]:
         """Return the values of a tenant's line."""
         said = self._book.namespace_of(tenant, since_us)
+        # What is known of nobody still says whether the host did it.
         absent = {"host": SYSTEM}.get(tenant.kind, UNATTRIBUTED)
         look = _ValueFinder(tenant, facts, said, day, self._policy)
         return tuple(look.value(name) or absent for name in self.names)

@@ -5,8 +5,8 @@ time is in memory. An hour that has rows in `usage_hourly` is taken from there, 
 minutes of `usage`.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -20,9 +20,9 @@ from gpuledger.store.query import files_of, files_sql, gaps_sql, version_of
 from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
 from reports import charging_sql as sql
-from reports.charging_sql import HOUR_US, UNITS
+from reports.charging_sql import HOUR_US
 from reports.presence import InventoryRow, Node, NodeVersion, Stay, stays_of
-from reports.tenants import NamespaceVersion, PartyKey, PartyKind, PodVersion
+from reports.tenants import NamespaceVersion, PartyKey, PodVersion
 
 DAY_US: Final = 24 * HOUR_US
 _INPUTS: Final = (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES, GAPS)
@@ -180,8 +180,7 @@ class UsageReader:
                 f"no usage in the store at {mask_address(store_uri)}; give the store.uri of a"
                 " `gpuledger-sink store` that has written events there"
             )
-        self._keeps_boards = distinguishes_gpus
-        self._class_nodes: dict[tuple[str, object], str] = {}
+        self.keeps_boards = distinguishes_gpus
         self._duckdb = duckdb.connect()
         self._duckdb.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
         # Each file is read a few times within a second, which the system's own cache is for.
@@ -194,8 +193,9 @@ class UsageReader:
     @cached_property
     def valid_through_us(self) -> int:
         """Up to when there is usage: the end of the last hour, or of the last minute."""
+        # The newest day alone is read: no other can end later.
         ends = [
-            self._ask(f"SELECT epoch_us(max({period})) + {length_us} FROM {files_sql(files)}")[0][0]  # noqa: S608  # quoted files
+            self.ask(f"SELECT epoch_us(max({period})) + {length_us} FROM {files_sql(files)}")[0][0]  # noqa: S608  # quoted files
             for name, period, length_us in (
                 (USAGE_HOURLY.name, "hour", HOUR_US),
                 (USAGE.name, "minute", 60_000_000),
@@ -250,53 +250,29 @@ class UsageReader:
         rows = (InventoryRow(*row) for row in self._versions_in(INVENTORY.name, columns))
         return stays_of(rows, self.nodes)
 
+    @cached_property
+    def alike_stays(self) -> list[tuple[tuple[Node, str | None, str | None, int, int], int]]:
+        """How many boards stayed alike: by node, board where those are told apart, model, times."""
+        counts = Counter(
+            (
+                stay.node,
+                stay.board if self.keeps_boards else None,
+                stay.model,
+                stay.begin_us,
+                stay.end_us,
+            )
+            for stay in self.stays
+        )
+        return list(counts.items())
+
     def gaps(self, window: Window) -> list[tuple[str, int, str, int | None]]:
         """Return what was gone before it was stored: topic, partition, reason, missed offsets."""
-        return self._ask(
+        return self.ask(
             "SELECT topic, kafka_partition, reason, missed_offsets"  # noqa: S608  # quoted files
             f" FROM {gaps_sql(self._uri, self._options)}"
             f" WHERE epoch_us(coalesce(time_after, detected_at)) >= {window.begin_us}"
             f" AND (time_before IS NULL OR epoch_us(time_before) < {window.end_us}) ORDER BY ALL"
         )
-
-    def days(
-        self,
-        window: Window,
-        *,
-        changes: Sequence[Change],
-        basis_of: Callable[[PartyKey, int], PartyBasis],
-        needs: Needs = ALL_NEEDED,
-    ) -> Iterator[DaySums]:
-        """Yield each day of a time, in order.
-
-        `changes` are times at which something that the bill is made by changed, with cluster and
-        node: on such a day a node's hours are told apart.
-        """
-        self._load_stays()
-        for day in self._days(window, changes, needs):
-            yield day.sums(basis_of)
-
-    def _days(self, window: Window, changes: Sequence[Change], needs: Needs) -> Iterator["_Day"]:
-        by_day: dict[int, list[tuple[str, str | None]]] = defaultdict(list)
-        for time_us, cluster, node in changes:
-            # What changes at a day's begin holds for all of it.
-            if time_us % DAY_US:
-                by_day[time_us // DAY_US].append((cluster, node))
-        for number in range(window.begin_us // DAY_US, -(-window.end_us // DAY_US)):
-            begin_us = max(window.begin_us, number * DAY_US)
-            day = Window(begin_us, min(window.end_us, (number + 1) * DAY_US))
-            yield _Day(self, day, by_day.get(number, ()), needs)
-
-    def rows(
-        self,
-        window: Window,
-        *,
-        changes: Sequence[Change],
-        belongs: Callable[[UsageSum], bool],
-    ) -> Iterator[UsageRow]:
-        """Yield the rows of usage of which the sums belong to something, by hour, node and GPU."""
-        for day in self._days(window, changes, ALL_NEEDED):
-            yield from day.rows(belongs)
 
     def rows_relation(self, day: Window) -> str | None:
         """Return the SQL of a day's rows of usage; absent where it has none."""
@@ -310,6 +286,8 @@ class UsageReader:
         parts = [sql.rows_sql(hours, period="hour")] if hourly else []
         if minutes:
             known = self._hours_in(hours) if hourly else frozenset()
+            # The minutes of an hour are read where no hourly sum of it is there, and else never: an
+            # hour that is summed is summed whole, and again when something late comes.
             missing = sorted(set(range(day.begin_us, day.end_us, HOUR_US)) - known)
             if missing:
                 wanted = " OR ".join(
@@ -324,20 +302,22 @@ class UsageReader:
         return " UNION ALL BY NAME ".join(parts) or None
 
     def _hours_in(self, hours: str) -> frozenset[int]:
-        found = self._ask(f"SELECT DISTINCT epoch_us(hour) FROM {hours}")  # noqa: S608  # quoted files
+        found = self.ask(f"SELECT DISTINCT epoch_us(hour) FROM {hours}")  # noqa: S608  # quoted files
         return frozenset(hour for (hour,) in found)
 
-    def _load_stays(self) -> None:
+    def load_stays(self) -> None:
+        """Make the boards' stays known to SQL, as the table `stays`."""
         kinds = ("VARCHAR", "VARCHAR", "VARCHAR", "VARCHAR", "BIGINT", "BIGINT")
         names = ("cluster", "node", "board", "model", "begin_us", "end_us")
         rows = [(*s.node, s.board, s.model, s.begin_us, s.end_us) for s in self.stays]
-        self._load("stays", dict(zip(names, kinds, strict=True)), rows)
+        self.load("stays", dict(zip(names, kinds, strict=True)), rows)
 
-    def _load(self, table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> None:
+    def load(self, table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> None:
+        """Make a table of rows; `columns` have DuckDB's type of each."""
         # As one text: of each value in a list DuckDB asks anew whether numpy is installed.
         shape = msgspec.json.encode([dict(columns)]).decode()
         named = [dict(zip(columns, row, strict=True)) for row in rows]
-        self._ask(
+        self.ask(
             f"CREATE OR REPLACE TEMP TABLE {table} AS"
             f" SELECT unnest(from_json($rows, '{shape}'), recursive := true)",  # our own names
             {"rows": msgspec.json.encode(named).decode()},
@@ -347,244 +327,10 @@ class UsageReader:
         files = [file for of_day in self._files[table].values() for file in of_day]
         if not files:
             return []
-        return self._ask(
+        return self.ask(
             f"SELECT {columns} FROM {files_sql(files)} WHERE {condition} GROUP BY ALL ORDER BY ALL"  # noqa: S608  # quoted files
         )
 
-    def _ask(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
+    def ask(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
+        """Return all rows of a query's answer."""
         return self._duckdb.execute(query, parameters or {}).fetchall()
-
-
-class _Day:
-    """One day's questions."""
-
-    def __init__(
-        self,
-        reader: UsageReader,
-        window: Window,
-        changing: Sequence[tuple[str, str | None]],
-        needs: Needs,
-    ) -> None:
-        self._reader, self._window, self._changing = reader, window, frozenset(changing)
-        self._ask = reader._ask  # noqa: SLF001  # a part of the reader
-        self._needs = needs
-        keeps_boards = reader._keeps_boards  # noqa: SLF001  # as above
-        self._detail = sql.Detail(
-            since=self._since(),
-            gpu="gpu_uuid" if keeps_boards else "NULL::VARCHAR",
-            board="board" if keeps_boards else "NULL::VARCHAR",
-            by_names=needs.by_names,
-            names_pods=needs.names_pods,
-        )
-        self._classes: dict[Node, str] = {}
-        self._parties: list[tuple[PartyKey, int]] = []
-
-    def sums(self, basis_of: Callable[[PartyKey, int], PartyBasis]) -> DaySums:
-        usage: list[UsageSum] = []
-        charges: list[PartyCharge] = []
-        idle: list[IdleCharge] = []
-        covered: dict[tuple[DeviceClass, int], list[int]] = defaultdict(lambda: [0, 0, 0])
-        if self._open_rows():
-            window = {"begin_us": self._window.begin_us, "end_us": self._window.end_us}
-            self._ask(sql.DEVICES, window)
-            usage = self._usage("usage_rows")
-            same = sql.BY_UUID if self._is_plain() else sql.BY_ALL
-            self._ask(sql.hours_sql(same_device=same), window)
-            charges, idle = self._charges(same, basis_of)
-            query = sql.covered_sql(self._detail)
-            for cluster, node, model, since_us, gpu, known, capped, excess in self._ask(query):
-                found = covered[DeviceClass(cluster, node, model, gpu=gpu), since_us]
-                found[:] = (found[0] + known, found[1] + capped, found[2] + excess)
-        return DaySums(usage, charges, idle, self._boards(covered))
-
-    def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
-        if not self._open_rows():
-            return
-        wanted = [
-            (*row.device, row.since_us, *_named(row.party), row.is_idle)
-            for row in self._usage("usage_rows")
-            if belongs(row)
-        ]
-        if not wanted:
-            return
-        kinds = {"is_idle": "BOOLEAN", "w": "BIGINT", "s": "BIGINT", "since_us": "BIGINT"}
-        columns = {name: kinds.get(name, "VARCHAR") for name in sql.WANTED}
-        self._reader._load("wanted", columns, wanted)  # noqa: SLF001  # as above
-        query = sql.rows_in_sql(since=self._detail.since, gpu=self._detail.gpu)
-        for row in self._ask(query):
-            yield UsageRow._make(row)
-
-    def _open_rows(self) -> bool:
-        """Make the day's rows and classes of nodes known to SQL; return whether there are rows."""
-        relation = self._reader.rows_relation(self._window)
-        if not relation:
-            return False
-        self._ask(f"CREATE OR REPLACE TEMP VIEW usage_rows AS {relation}")
-        nodes = self._ask("SELECT DISTINCT cluster, node FROM usage_rows ORDER BY ALL")
-        rows = [(*node, self._class_of(node)) for node in nodes]
-        columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
-        self._reader._load("node_classes", columns, rows)  # noqa: SLF001  # as above
-        return True
-
-    def _class_of(self, node: Node) -> str:
-        """Return the node that stands for all nodes that are like this one."""
-        class_of = self._needs.class_of
-        if class_of is None or node in self._changing or (node[0], None) in self._changing:
-            return node[1]
-        if node not in self._classes:
-            first = self._reader._class_nodes.setdefault(  # noqa: SLF001  # as above
-                (node[0], class_of(*node, self._window.begin_us)), node[1]
-            )
-            self._classes[node] = first
-        return self._classes[node]
-
-    def _since(self) -> str:
-        """Return the SQL of the time from which a row's facts hold: its hour where they change."""
-        if not self._changing:
-            return str(self._window.begin_us)
-        of_nodes = [_quoted(c, n) for c, n in sorted(self._changing, key=str) if n is not None]
-        of_clusters = [_quoted(c) for c, n in sorted(self._changing, key=str) if n is None]
-        conditions = [f"(cluster, node) IN ({', '.join(of_nodes)})"] if of_nodes else []
-        conditions += [f"cluster IN ({', '.join(of_clusters)})"] if of_clusters else []
-        return f"CASE WHEN {' OR '.join(conditions)} THEN hour_us ELSE {self._window.begin_us} END"
-
-    def _is_plain(self) -> bool:
-        return bool(self._ask("SELECT count(*) = count(DISTINCT gpu_uuid) FROM devices")[0][0])
-
-    def _usage(self, rows: str) -> list[UsageSum]:
-        return [
-            UsageSum(
-                DeviceClass._make(row[:7]),
-                row[7],
-                _party(row[0], row[1], *row[9:17]),
-                row[8],
-                *(int(amount) * row[17] for amount in row[18:22]),
-                *map(int, row[22:]),
-            )
-            for row in self._ask(sql.sums_sql(rows, self._detail))
-        ]
-
-    def _charges(
-        self, same: str, basis_of: Callable[[PartyKey, int], PartyBasis]
-    ) -> tuple[list[PartyCharge], list[IdleCharge]]:
-        is_special = False
-        if not self._needs.by_names:
-            parties = self._ask(sql.parties_sql("usage_rows", self._detail))
-            is_special = self._load_parties(parties, basis_of)
-        if is_special:
-            self._ask(sql.mark_special_sql(same_device=same))
-        odd, excess = self._ask(
-            "SELECT count(*) FILTER (is_odd), count(*) FILTER (NOT is_odd AND covered > there)"
-            " FROM device_hours"
-        )[0]
-        charges = self._excess(same) if excess else []
-        if not odd:
-            return charges, []
-        if not is_special:
-            rows = sql.rows_of_hours("is_odd", same_device=same)
-            self._load_parties(self._ask(sql.parties_sql(rows, self._detail)), basis_of)
-        # What the plain sums have of these hours is taken back first.
-        for row in self._usage(sql.rows_of_hours("is_odd AND is_idle", same_device=same)):
-            own = PartyCharge(row.device, row.since_us, row.party, row.silent - row.held)
-            charges += [own, own._replace(units=-row.silent, is_silent=True)]
-        self._ask(sql.odd_sql(same_device=same))
-        for found in self._ask(sql.odd_parties_sql(self._detail)):
-            party, since_us = self._parties[found[8] - 1]
-            device = DeviceClass._make(found[:7])
-            charges.append(PartyCharge(device, max(found[7], since_us), party, int(found[9])))
-        idle = [
-            IdleCharge(DeviceClass._make(found[:7]), found[7], *map(int, found[8:]))
-            for found in self._ask(sql.odd_idle_sql(self._detail))
-        ]
-        return charges, idle
-
-    def _excess(self, same: str) -> list[PartyCharge]:
-        found = self._ask(sql.excess_sql(self._detail, same_device=same))
-        return [
-            PartyCharge(
-                DeviceClass._make(row[:7]),
-                row[7],
-                _party(row[0], row[1], *row[8:16]),
-                -int(row[16]),
-            )
-            for row in found
-        ]
-
-    def _load_parties(
-        self, found: Sequence[Any], basis_of: Callable[[PartyKey, int], PartyBasis]
-    ) -> bool:
-        """Load who is who; return whether somebody is not charged by held time."""
-        seen = []
-        for cluster, node, kind, uid, *names, job, named_us, namespace, pod, since_us in found:
-            party = PartyKey(cluster, node, kind, uid, namespace, pod, job)
-            at_us = named_us if named_us is not None else since_us
-            key = (cluster, node, kind, uid, *names, job, named_us)
-            seen.append((basis_of(party, at_us), key, party, at_us))
-        # In an order of their own, on which ties of largest remainders depend.
-        seen.sort(key=lambda each: (each[0].identity, tuple(map(str, each[1]))))
-        numbers: dict[tuple[str, ...], int] = {}
-        self._parties = []
-        rows = []
-        for basis, key, party, at_us in seen:
-            identity = basis.identity
-            if identity not in numbers:
-                numbers[identity] = len(numbers) + 1
-                if identity[0] == "pod":
-                    # Whoever was found by a name is that pod from here on.
-                    self._parties.append((party._replace(uid=identity[-1]), 0))
-                else:
-                    self._parties.append((party, at_us if party.pod is not None else 0))
-            rows.append((*key, numbers[identity], basis.basis, basis.weight, basis.weight_of))
-        kinds = ["VARCHAR"] * 7 + ["BIGINT", "INTEGER", "VARCHAR", "BIGINT", "BIGINT"]
-        names = "cluster node kind uid named_namespace named_pod job named_us party basis weight"
-        columns = dict(zip([*names.split(), "weight_of"], kinds, strict=True))
-        self._reader._load("parties", columns, rows)  # noqa: SLF001  # as above
-        return any(basis.basis != "held" for basis, *_ in seen)
-
-    def _boards(self, covered: dict[tuple[DeviceClass, int], list[int]]) -> list[BoardTime]:
-        there: dict[tuple[DeviceClass, int], int] = defaultdict(int)
-        for stay in self._reader.stays:
-            begin = max(stay.begin_us, self._window.begin_us)
-            end = min(stay.end_us, self._window.end_us)
-            if begin >= end:
-                continue
-            gpu = stay.board if self._reader._keeps_boards else None  # noqa: SLF001  # as above
-            device = DeviceClass(stay.node[0], self._class_of(stay.node), stay.model, gpu=gpu)
-            if stay.node in self._changing or (stay.node[0], None) in self._changing:
-                for hour in range(begin - begin % HOUR_US, end, HOUR_US):
-                    length = min(end, hour + HOUR_US) - max(begin, hour)
-                    there[device, max(hour, self._window.begin_us)] += length * 1000 * UNITS
-            else:
-                there[device, self._window.begin_us] += (end - begin) * 1000 * UNITS
-        boards = []
-        for key in {**dict.fromkeys(there), **dict.fromkeys(covered)}:
-            known, capped, excess = covered.get(key, (0, 0, 0))
-            # What the inventory has never had is there for as long as ticks cover it.
-            total = there.get(key, 0) + int(capped - known)
-            boards.append(BoardTime(*key, total, int(capped), int(excess)))
-        return boards
-
-
-def _party(  # the columns of `charging_sql.Detail.party`, in their order
-    cluster: str,
-    node: str,
-    kind: PartyKind,
-    uid: str | None,
-    *others: Any,  # noqa: ANN401  # named namespace and pod, job, is_told, namespace, pod
-) -> PartyKey:
-    named_namespace, named_pod, job, is_told, namespace, pod = others
-    if uid is None:
-        namespace, pod = named_namespace, named_pod
-    return PartyKey(cluster, node, kind, uid, namespace, pod, job, is_told)
-
-
-def _named(party: PartyKey) -> tuple[str | None, ...]:
-    """Return whose a row is as `charging_sql.PARTY` has it: names only where there is no UID."""
-    if party.uid is not None:
-        return (party.kind, party.uid, None, None, party.job)
-    return (party.kind, None, party.namespace, party.pod, party.job)
-
-
-def _quoted(*texts: str) -> str:
-    literals = ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
-    return f"({literals})" if len(texts) > 1 else literals

@@ -70,6 +70,7 @@ def append_revision(
     # What the table has by now, as this very object will be written with.
     if (table.transaction_version(stream) or 0) >= revision:
         raise _too_late(revision)
+    # Two who read the same version meet at the commit: Delta refuses the second transaction.
     names = [column.name for column in BILL_LINES.columns]
     transaction = Transaction(stream, revision, time.time_ns() // 10**6)
     try:

@@ -350,6 +350,44 @@ def test_a_price_holds_from_the_hour_in_which_its_facts_do(tmp_path: Path) -> No
 
 
 EVEN = "{kind: uncovered, share: even}, {kind: overhead, share: used}"
+
+
+def test_alike_nodes_are_told_apart_from_when_one_of_them_changes(tmp_path: Path) -> None:
+    """Also on later days, on which nothing changes: what stands for both must be like both."""
+    policy = "prices:\n- {name: spot, capacity_type: spot, per_gpu_hour: 2}\n- {name: r, per_gpu_hour: 7}\n"
+    hours = [*range(3), *range(24, 27)]
+    store = store_of(
+        tmp_path,
+        *(held(hour, "a", node=node, gpu=f"GPU-{node}") for hour in hours for node in "mn"),
+        inventory=[],
+        nodes=[
+            node_row(node="m", capacity_type="spot"),
+            node_row(node="m", hour=2, capacity_type="on-demand"),
+            node_row(node="n", capacity_type="spot"),
+        ],
+    )
+    # Of m two hours at 2 and four at 7; of n six at 2.
+    expected = "44.00"
+    assert costs(bill_of(store, policy, by=["namespace"], hours=48)) == {"ns": expected}
+    assert costs(bill_of(store, policy, by=["node"], hours=48)) == {"m": "32.00", "n": "12.00"}
+    assert costs(bill_of(store, policy, by=["owner"], hours=48)) == {"__unattributed__": expected}
+
+
+def test_a_deleted_node_was_what_it_was_before(tmp_path: Path) -> None:
+    """The record of a deletion has nothing of the node but its name."""
+    policy = "prices: [{name: own, node_pool: dgx, per_gpu_hour: 7}]"
+    store = store_of(
+        tmp_path,
+        held(0, "a"),
+        held(1, "a"),
+        nodes=[
+            node_row(node_pool="dgx"),
+            node_row(hour=1.5, deleted_time=BEGIN_US + HOUR_US + HOUR_US // 2),
+        ],
+    )
+    assert costs(bill_of(store, policy, hours=2)) == {"a": "10.50"}
+
+
 SHARED = "{kind: unallocated, share: held}"
 TABLE = "{kind: unallocated, share: table, by: pod, weights: {a: 1, x: 2}}"
 MACHINE = "{name: m, instance: {per_hour: 98.32, gpus: 8, vcpus: 192, memory_gb: 2048}}"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from reports.charging_sql import UNITS
 from reports.tenants import PartyKey
+from reports.usage_day import days_of
 from reports.usage_sums import PartyBasis, UsageReader, Window
 from tests.unit.reports.oracle import Claim, charge_board_hour
 from tests.unit.reports.stores import (
@@ -87,7 +88,7 @@ def charged_by_store(store: str, claims: dict[str, Claim]) -> Counter[str]:
         return PartyBasis(("pod", party.uid) if party.uid else (party.kind,), *claim)
 
     charged: Counter[str] = Counter()
-    for day in UsageReader(store).days(WINDOW, changes=[], basis_of=basis_of):
+    for day in days_of(UsageReader(store), WINDOW, changes=[], basis_of=basis_of):
         for row in day.usage:
             if row.is_idle:
                 charged[row.party.uid or "unallocated"] += row.held - row.silent

@@ -7,7 +7,7 @@ import pytest
 
 from cli.command import main
 from gpuledger.errors import UserError
-from gpuledger.store.bill_table import append_revision
+from gpuledger.store.bill_table import BILL_LINES, append_revision
 from reports.closing import closed_lines, revision_rows
 from reports.periods import parse_period
 from tests.unit.reports.stores import (
@@ -129,3 +129,12 @@ def test_a_period_of_which_something_is_missing_is_not_closed(
     assert main(["bill", "close", *arguments]) == 1
     assert reason in capsys.readouterr().err
     assert closed_lines(store, parse_period("2026-10-01"), ["namespace"]) == []
+
+
+def test_the_page_has_the_columns_of_the_table() -> None:
+    page = (Path(__file__).parents[3] / "docs/bill.md").read_text()
+    table = page.partition("<!-- bill_lines:begin -->")[2].partition("<!-- bill_lines:end -->")[0]
+    rows = [line.split("|")[1:4] for line in table.strip().splitlines()[2:]]
+    assert [(name.strip(" `"), null.strip()) for name, _, null in rows] == [
+        (column.name, "yes" if column.nullable else "") for column in BILL_LINES.columns
+    ]

@@ -51,9 +51,9 @@ def test_no_name_of_the_code_stands_for_two_things() -> None:
     assert (shape.repeated_classes, shape.repeated_modules) == ([], [])
 
 
-MAX_FILES = 381
+MAX_FILES = 380
 """300 before delivery by intervals, counters and the state of alerts, 350 before drivers of all
-forms and jobs, 365 before bills, which are sixteen; what users are given since may add its own
+forms and jobs, 365 before bills, which are twenty; what users are given since may add its own
 files, and no more."""
 MAX_AGENT_FILES = 84
 
