@@ -205,7 +205,7 @@ FROM placed
 """  # noqa: S608  # our own names
 
 
-# Only rows of holders are looked at: who uses without holding is charged by use, whatever its basis.
+# Only rows of holders are looked at: who uses without holding is charged by use, by any basis.
 def mark_special_sql(*, same_device: str) -> str:
     """Return the SQL that makes hours odd in which somebody holds who is not charged by that."""
     return f"""

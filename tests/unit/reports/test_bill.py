@@ -354,7 +354,8 @@ EVEN = "{kind: uncovered, share: even}, {kind: overhead, share: used}"
 
 def test_alike_nodes_are_told_apart_from_when_one_of_them_changes(tmp_path: Path) -> None:
     """Also on later days, on which nothing changes: what stands for both must be like both."""
-    policy = "prices:\n- {name: spot, capacity_type: spot, per_gpu_hour: 2}\n- {name: r, per_gpu_hour: 7}\n"
+    spot = "{name: spot, capacity_type: spot, per_gpu_hour: 2}"
+    policy = f"prices: [{spot}, {{name: rest, per_gpu_hour: 7}}]"
     hours = [*range(3), *range(24, 27)]
     store = store_of(
         tmp_path,
