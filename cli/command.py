@@ -33,6 +33,11 @@ app.command(
     "cli.topics:app", name="topics", help="Make the topics on a Kafka broker, or check those there."
 )
 app.command(
+    "cli.bill:app",
+    name="bill",
+    help="Say what GPUs cost, by whom, and how each line was calculated.",
+)
+app.command(
     "cli.replay.replay_command:app",
     name="replay",
     help="Join the ticks of a time range again, and compare with the first run.",

@@ -226,6 +226,36 @@ def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -
     return f"(SELECT {columns} WHERE false)"
 
 
+def files_of(
+    store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
+) -> dict[str | None, list[str]]:
+    """Return the files of a table as they are now, by the day (2026-10-01) in their folder's name.
+
+    Those in no day's folder stand under `None`. Nothing where there is no such table.
+    """
+    by_day: dict[str | None, list[str]] = {}
+    for file in sorted(_files(store_uri, name, storage_options)):
+        found = re.search(rf"/{PARTITION_COLUMN}=(\d{{4}}-\d\d-\d\d)/[^/]*$", file)
+        by_day.setdefault(found[1] if found else None, []).append(file)
+    return by_day
+
+
+def files_sql(files: Iterable[str]) -> str:
+    """Return DuckDB's SQL for the rows of files of `files_of`, by the columns' names."""
+    return _relation(files)
+
+
+def version_of(
+    store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
+) -> int | None:
+    """Return the version of a table as it is now; absent where there is no such table."""
+    try:
+        table = DeltaTable(table_uri(store_uri, name), storage_options=dict(storage_options or {}))
+    except TableNotFoundError:
+        return None
+    return table.version()
+
+
 def count_rows(store_uri: str, storage_options: Mapping[str, str] | None = None) -> int:
     """Return the number of live rows, from the table's log; 0 where there is no table."""
     try:

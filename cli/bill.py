@@ -1,0 +1,337 @@
+"""`gpuledger bill`: what GPUs cost, by whom, from the store; and how each line was calculated."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cli.long_work import printing_progress
+from cli.replay.range_plan import parse_moment
+from gpuledger.clock import NS_PER_MS
+from gpuledger.errors import UserError
+from reports.bill_output import (
+    as_csv,
+    as_json,
+    columns_of,
+    parquet_columns,
+    row_of,
+    state_of,
+    time_text,
+    write_parquet,
+)
+from reports.billing import Bill, BillMaker, gpu_seconds
+from reports.closing import ClosedLine, closed_lines, refusals_of
+from reports.closing import close as close_bill
+from reports.explaining import explain_line, revision_texts
+from reports.focus import focus_columns, focus_rows
+from reports.money import minor_digits, rounded, text_of
+from reports.periods import month_of, parse_period, window_of
+from reports.policy_file import PolicyError, read_policy
+from reports.usage_sums import DAY_US, UsageReader, Window
+
+MADE: Final = 0
+WRONG: Final = 1
+UNPRICED: Final = 3
+NOTHING: Final = 4
+_WIDTH_IN_FILES: Final = 160
+_HELP: Final = """
+- This month so far, by namespace, at list prices: gpuledger bill --store gpuledger-store
+- A month by team at your own prices: gpuledger bill --store s3://ledger/gpuledger --period 2026-10
+  --by team,model --prices prices.yaml
+- Keep a month's lines for good: gpuledger bill close --store gpuledger-store --period 2026-10
+- What is wrong with a file of prices: gpuledger bill check prices.yaml
+- Why a line costs what it costs: gpuledger bill explain 4be1c0d2aa17 --store gpuledger-store
+  --period 2026-10
+
+Exit codes: 0 the bill is made; 1 a check found a mistake, or a period cannot be closed; 2 a mistake
+in what was asked; 3 the bill is made, and some GPUs have no price; 4 there was nothing to bill.
+"""
+app = App(
+    name="bill",
+    help="Say what GPUs cost, by whom, and how each line was calculated.",
+    help_epilogue=_HELP,
+    help_format="markdown",
+)
+Format = Literal["table", "json", "csv", "parquet", "focus"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class BillOf:
+    """Which bill is meant."""
+
+    store: Annotated[
+        str, Parameter(help="The store: a folder or an address such as s3://ledger/gpuledger.")
+    ]
+    period: Annotated[
+        str | None,
+        Parameter(
+            help="A month such as 2026-10, a day or a year, in UTC; absent: the month of the newest"
+            " usage. One that is not over is billed up to where there is usage."
+        ),
+    ] = None
+    from_: Annotated[
+        str | None,
+        Parameter(
+            name="--from",
+            help="In place of --period: from this whole hour on, 2026-10-01T00:00:00Z or -7d.",
+            allow_leading_hyphen=True,
+        ),
+    ] = None
+    to: Annotated[
+        str | None,
+        Parameter(help="Up to and without this whole hour.", allow_leading_hyphen=True),
+    ] = None
+    by: Annotated[
+        str,
+        Parameter(
+            help="Dimensions, separated by commas: cluster, node, gpu, model, namespace, pod,"
+            " owner, team, label:KEY, namespace-label:KEY, node-label:KEY and so on."
+        ),
+    ] = "namespace"
+    prices: Annotated[
+        Path | None,
+        Parameter(help="File of prices and policies (YAML); absent: built-in list prices."),
+    ] = None
+    storage_option: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="A KEY=VALUE for the store, as store.storage_options; may be given several times.",
+            negative=(),
+            show_default=False,
+        ),
+    ] = ()
+
+    def make(self) -> tuple[Bill, BillMaker]:
+        """Return the bill, with what made it; raises UserError for what its user can put right."""
+        by = [name.strip() for name in self.by.split(",") if name.strip()]
+        read = read_policy(self.prices)
+        reader = UsageReader(
+            self.store,
+            storage_options=_options(self.storage_option),
+            distinguishes_gpus="gpu" in by,
+        )
+        maker = BillMaker(reader, read, by=by)
+        window = self._window(reader)
+        # Those to come are counted too, and take no time.
+        days = -(-(window.end_us - window.begin_us) // DAY_US)
+        with printing_progress(days, what="days", done="billed") as advance:
+            return maker.make(window, advance=advance), maker
+
+    def _window(self, reader: UsageReader) -> Window:
+        if (self.from_ is None) != (self.to is None):
+            raise UserError("--from and --to belong together; give both, or --period")
+        if self.from_ is not None and self.to is not None:
+            if self.period is not None:
+                raise UserError("--period: give either that or --from and --to")
+            now_ms = time.time_ns() // NS_PER_MS
+            begin_ms = parse_moment(self.from_, option="--from", now_ms=now_ms)
+            return window_of(begin_ms, parse_moment(self.to, option="--to", now_ms=now_ms))
+        return parse_period(self.period) if self.period else month_of(reader.valid_through_us)
+
+
+Output = Annotated[
+    Path | None, Parameter(help="File to write to; absent: standard output. Parquet needs one.")
+]
+
+
+@app.default
+def bill(
+    bill_of: BillOf,
+    *,
+    format: Annotated[Format, Parameter(help="How the bill is written.")] = "table",  # noqa: A002  # the option's name
+    output: Output = None,
+    focus_allocations: Annotated[
+        bool,
+        Parameter(help="With --format focus: the allocation columns of FOCUS 1.3.", negative=()),
+    ] = False,
+) -> int:
+    """Make a bill, and check that its lines sum to what the GPUs cost."""
+    # Before anything is read: a bill may take a while.
+    if format == "parquet" and output is None:
+        raise UserError("--output: a Parquet file is no text; name the file")
+    made, _ = bill_of.make()
+    closed = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
+    if format == "parquet" and output is not None:
+        rows = (row_of(made, line) for line in made.lines)
+        write_parquet(parquet_columns(made), rows, file=output)
+    elif format == "focus":
+        columns = [column.name for column in focus_columns(allocations=focus_allocations)]
+        _write(as_csv(columns, focus_rows(made, allocations=focus_allocations)), output)
+    elif format == "table":
+        _print_table(made, output)
+    else:
+        rows_ = (row_of(made, line) for line in made.lines)
+        _write(as_json(made) if format == "json" else as_csv(columns_of(made), rows_), output)
+    _warn(made, closed)
+    # Scripts look at the code: each outcome has its own.
+    if not made.lines:
+        return NOTHING
+    return UNPRICED if made.unpriced else MADE
+
+
+@app.command
+def check(file: Path) -> int:
+    """Check a file of prices and policies; exit 1 where it has mistakes, each with its line."""
+    try:
+        read = read_policy(file)
+    except PolicyError as error:
+        # To find these was what was asked for: no mistake in how it was asked.
+        for mistake in error.mistakes:
+            sys.stdout.write(f"{file}: {mistake}\n")
+        return WRONG
+    policy = read.policy
+    sys.stdout.write(
+        f"{file}: ok: {len(policy.prices)} prices in {policy.currency}, {len(policy.energy)} energy"
+        f" prices, {len(policy.teams)} team rows, {len(policy.budgets)} budgets,"
+        f" sha256 {read.sha256[:12]}\n"
+    )
+    return MADE
+
+
+@app.command
+def close(bill_of: BillOf) -> int:
+    """Close a period: keep its lines for good, or what changed since as correction lines.
+
+    Exit 1 where it cannot be closed: usage is missing, too little is covered, GPUs have no price.
+    """
+    made, _ = bill_of.make()
+    if reasons := refusals_of(made):
+        for reason in reasons:
+            sys.stderr.write(f"gpuledger: not closed: {reason}\n")
+        return WRONG
+    rows = close_bill(made, bill_of.store, _options(bill_of.storage_option))
+    if not rows:
+        sys.stdout.write("nothing has changed since it was closed\n")
+        return MADE
+    revision, total = rows[0]["revision"], sum(row["cost"] for row in rows)
+    what = "lines" if revision == 1 else "correction lines"
+    sys.stdout.write(
+        f"closed as revision {revision}: {len(rows)} {what}, {total:f} {made.currency}\n"
+    )
+    return MADE
+
+
+@app.command
+def explain(
+    line: str,
+    bill_of: BillOf,
+    *,
+    rows: Annotated[
+        int, Parameter(help="How many rows of usage to show at most; 0 shows all.")
+    ] = 20,
+) -> int:
+    """Print how a line was calculated: prices, times, the rows of usage and their events."""
+    made, maker = bill_of.make()
+    found = [each for each in made.lines if each.id.startswith(line)]
+    if len(found) != 1:
+        problem = "is the begin of several lines" if found else "is no line of this bill"
+        raise UserError(
+            f"{line!r} {problem}; give the `line` of `gpuledger bill … --format json`, with the"
+            " same --period, --by and --prices"
+        )
+    revisions = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
+    for text in revision_texts(revisions, found[0].id):
+        sys.stdout.write(f"{text}\n")
+    for text in explain_line(made, found[0], maker=maker, max_rows=rows):
+        sys.stdout.write(f"{text}\n")
+    return MADE
+
+
+def _options(given: Sequence[str]) -> dict[str, str]:
+    pairs = [option.partition("=") for option in given]
+    if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
+        raise UserError(f"--storage-option: {wrong[0]!r} is no KEY=VALUE")
+    return {key: value for key, _, value in pairs}
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--output: cannot write {output}: {error.strerror}") from error
+
+
+def _print_table(made: Bill, output: Path | None) -> None:
+    table = Table(
+        title=f"{time_text(made.window.begin_us)} to {time_text(made.window.end_us)},"
+        f" {state_of(made)}, in {made.currency}, by {made.policy.name}",
+        title_justify="left",
+        caption=_totals(made),
+        caption_justify="left",
+    )
+    for name in (*made.by, "Idle"):
+        table.add_column(name, overflow="fold")
+    for name in ("GPU h held", "GPU h used", "Cost", "of it unused", "Line"):
+        table.add_column(name, justify="left" if name == "Line" else "right")
+    digits = minor_digits(made.currency)
+    # The dearest first; files have them by their values, as those are compared.
+    for line in sorted(made.lines, key=lambda line: (-line.cost, line.values)):
+        table.add_row(
+            *map(Text, line.values),
+            line.idle_kind or "",
+            _hours(line.charged if line.idle_kind else line.held),
+            _hours(line.used),
+            f"{line.cost:,f}",
+            f"{rounded(line.held_idle_cost, digits=digits):,f}",
+            line.id,
+        )
+    if output is not None:
+        with output.open("w", encoding="utf-8") as file:
+            Console(file=file, width=_WIDTH_IN_FILES).print(table)
+        return
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_IN_FILES)
+    console.print(table)
+
+
+def _hours(units: int) -> str:
+    return f"{gpu_seconds(units) / 3600:,.1f}"
+
+
+def _totals(made: Bill) -> str:
+    parts = [f"Lines {made.line_cost:,f} = GPUs {made.origin_cost:,f}"]
+    for name, ratio in (("covered", made.covered_ratio), ("use measured", made.measured_ratio)):
+        if ratio is not None:
+            parts.append(f"{name} {text_of(ratio * 100, digits=2)} %")
+    digits = minor_digits(made.currency)
+    for state in made.budgets:
+        forecast = state.forecast
+        at_end = "" if forecast is None else f", {rounded(forecast, digits=digits):,f} at the end"
+        spent = f"{rounded(state.spent, digits=digits):,f}"
+        parts.append(f"\nbudget {state.name}: {spent} of {state.amount:,f}{at_end}")
+    return "  ".join(parts)
+
+
+def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
+    """Say on standard error what whoever pays should know."""
+    if closed and (difference := made.line_cost - sum(line.cost for line in closed)):
+        digits = f"{rounded(Fraction(difference), digits=minor_digits(made.currency)):f}"
+        sys.stderr.write(
+            f"gpuledger: closed as revision {closed[-1].revision}, and {digits} more since;"
+            " `gpuledger bill close` adds correction lines\n"
+        )
+    for model, units in made.unpriced.items():
+        sys.stderr.write(
+            f"gpuledger: no price for {model}: {gpu_seconds(units) / 3600:,.1f} GPU-hours cost"
+            " nothing; add a price to the file of --prices\n"
+        )
+    if not made.is_complete:
+        sys.stderr.write(
+            f"gpuledger: there is usage up to {time_text(made.end_us)} alone; the bill is of that\n"
+        )
+    for topic, partition, reason, missed in made.gaps:
+        missing = "" if missed is None else f", {missed} offsets"
+        sys.stderr.write(
+            f"gpuledger: events are missing: {topic}[{partition}]: {reason}{missing}\n"
+        )

@@ -1,0 +1,91 @@
+"""The table `bill_lines`: closed bills, revision by revision. Nothing in it is ever changed.
+
+A revision is appended in one commit, with a transaction identifier for its period and dimensions:
+of two that are made at once, one is refused by the table.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from arro3.core import DataType
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+
+from gpuledger.errors import UserError
+from gpuledger.store.schema import StoreColumn, TableSchema, table_uri
+
+_TEXT: Final = DataType.utf8()
+_TIME: Final = DataType.timestamp("us", tz="UTC")
+_SECONDS: Final = DataType.decimal128(28, 3)
+# The currency with the most digits has four.
+_COST: Final = DataType.decimal128(38, 4)
+
+
+def _columns(kind: DataType, *names: str, nullable: bool = False) -> list[StoreColumn]:
+    made_as = DataType.int64() if kind is _TIME else None
+    return [StoreColumn(name=name, kind=kind, made_as=made_as, nullable=nullable) for name in names]
+
+
+BILL_LINES: Final = TableSchema(
+    name="bill_lines",
+    description="One row for each line of each revision of a closed bill.",
+    columns=(
+        *_columns(_TIME, "period_begin", "period_end"),
+        # JSON: the names of the dimensions, by which a bill is told from another of its period.
+        *_columns(_TEXT, "dimensions"),
+        *_columns(DataType.int32(), "revision"),
+        *_columns(DataType.int32(), "supersedes", nullable=True),
+        *_columns(_TEXT, "line", "dimension_values"),
+        # `correction` where a later revision changes the line by this much; else null.
+        *_columns(_TEXT, "charge_class", "idle_kind", nullable=True),
+        *_columns(_SECONDS, "held_gpu_seconds", "used_gpu_seconds", "charged_gpu_seconds"),
+        *_columns(_COST, "cost"),
+        *_columns(_TEXT, "currency", "policy_name", "policy_sha256", "table_versions"),
+        *_columns(_TEXT, "covered_ratio", nullable=True),
+        *_columns(_TIME, "valid_through", "closed_time"),
+    ),
+    statistics_columns=4,
+)
+
+
+def append_revision(
+    store_uri: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    stream: str,
+    revision: int,
+    storage_options: Mapping[str, str] | None = None,
+) -> None:
+    """Append the rows of a revision; raises UserError where another one was faster.
+
+    `stream` names the bill: its period and dimensions.
+    """
+    options = dict(storage_options or {})
+    uri = table_uri(store_uri, BILL_LINES.name)
+    try:
+        table = DeltaTable(uri, storage_options=options)
+    except TableNotFoundError:
+        table = DeltaTable.create(uri, BILL_LINES.arrow, storage_options=options)
+    # What the table has by now, as this very object will be written with.
+    if (table.transaction_version(stream) or 0) >= revision:
+        raise _too_late(revision)
+    # Two who read the same version meet at the commit: Delta refuses the second transaction.
+    names = [column.name for column in BILL_LINES.columns]
+    transaction = Transaction(stream, revision, time.time_ns() // 10**6)
+    try:
+        write_deltalake(
+            table,
+            BILL_LINES.table_of([tuple(row[name] for name in names) for row in rows]),
+            mode="append",
+            commit_properties=CommitProperties(app_transactions=[transaction]),
+        )
+    except CommitFailedError as error:
+        raise _too_late(revision) from error
+
+
+def _too_late(revision: int) -> UserError:
+    return UserError(
+        f"revision {revision} of this bill was closed by somebody else meanwhile; look at it, and"
+        " close again where something is still to be corrected"
+    )

@@ -1,0 +1,163 @@
+"""Bills as JSON, CSV and Parquet: the same columns in each. Pure but for the Parquet file.
+
+Times are in seconds of whole boards, to the millisecond. Costs are decimal texts: nobody who reads
+a bill may make floats of them by accident.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import msgspec
+
+from reports.billing import Bill, BillLine, gpu_seconds
+from reports.money import minor_digits, rounded
+from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
+
+_SECONDS: Final = "DECIMAL(28, 3)"
+_BYTE_SECONDS: Final = 10**9
+NUMBERS: Final = (
+    "held_gpu_seconds",
+    "used_gpu_seconds",
+    "charged_gpu_seconds",
+    "memory_byte_seconds",
+    "energy_kilowatt_hours",
+)
+COSTS: Final = ("gpu_cost", "energy_cost", "shared_cost", "held_idle_cost", "cost")
+
+
+def columns_of(bill: Bill) -> tuple[str, ...]:
+    """Return the columns of a bill's lines."""
+    return ("line", *bill.by, "idle_kind", *NUMBERS, *COSTS, "currency")
+
+
+def row_of(bill: Bill, line: BillLine) -> dict[str, Any]:
+    """Return a line by its columns; costs as Decimals with the currency's digits."""
+    digits = minor_digits(bill.currency)
+    return {
+        "line": line.id,
+        **dict(zip(bill.by, line.values, strict=True)),
+        "idle_kind": line.idle_kind,
+        "held_gpu_seconds": gpu_seconds(line.held),
+        "used_gpu_seconds": gpu_seconds(line.used),
+        "charged_gpu_seconds": gpu_seconds(line.charged),
+        "memory_byte_seconds": rounded(Fraction(line.memory_byte_ns, _BYTE_SECONDS), digits=0),
+        "energy_kilowatt_hours": rounded(
+            Fraction(line.energy_millijoules, MILLIJOULES_PER_KILOWATT_HOUR), digits=6
+        ),
+        "gpu_cost": rounded(line.gpu_cost, digits=digits),
+        "energy_cost": rounded(line.energy_cost, digits=digits),
+        "shared_cost": rounded(line.shared_cost, digits=digits),
+        "held_idle_cost": rounded(line.held_idle_cost, digits=digits),
+        "cost": line.cost,
+        "currency": bill.currency,
+    }
+
+
+def state_of(bill: Bill) -> str:
+    """Return whether usage may still come: `open`, or `provisional` once the period is over."""
+    return "provisional" if bill.is_complete else "open"
+
+
+def as_json(bill: Bill) -> str:
+    """Return a bill as one JSON object, with a line at the end."""
+    digits = minor_digits(bill.currency)
+    content = {
+        "currency": bill.currency,
+        "from": time_text(bill.window.begin_us),
+        "to": time_text(bill.window.end_us),
+        "usage_until": time_text(bill.end_us),
+        "state": state_of(bill),
+        "by": bill.by,
+        "lines": [
+            {name: f"{value:f}" if name in COSTS else value for name, value in row.items()}
+            for row in (row_of(bill, line) for line in bill.lines)
+        ],
+        "origin_cost": f"{bill.origin_cost:f}",
+        "line_cost": f"{bill.line_cost:f}",
+        "covered_ratio": _ratio(bill.covered_ratio),
+        "measured_ratio": _ratio(bill.measured_ratio),
+        "excess_gpu_seconds": gpu_seconds(bill.excess_units),
+        "unpriced_gpu_seconds": {
+            model: gpu_seconds(units) for model, units in bill.unpriced.items()
+        },
+        "budgets": [
+            {
+                "name": state.name,
+                "amount": f"{state.amount:f}",
+                "spent": f"{rounded(state.spent, digits=digits):f}",
+                "elapsed_ratio": _ratio(state.elapsed),
+                "forecast": None
+                if state.forecast is None
+                else f"{rounded(state.forecast, digits=digits):f}",
+            }
+            for state in bill.budgets
+        ],
+        "gaps": [
+            dict(zip(("topic", "kafka_partition", "reason", "missed_offsets"), gap, strict=True))
+            for gap in bill.gaps
+        ],
+        "prices": {"name": bill.policy.name, "sha256": bill.policy.sha256},
+        "tables": bill.versions,
+    }
+    # Decimals as numbers, digit by digit as they are: no float is made of them on the way.
+    encoder = msgspec.json.Encoder(decimal_format="number")
+    return msgspec.json.format(encoder.encode(content), indent=2).decode() + "\n"
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    """Return rows as CSV with a head."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(
+            {name: f"{v:f}" if isinstance(v, Decimal) else v for name, v in row.items()}
+        )
+    return text.getvalue()
+
+
+def write_parquet(columns: dict[str, str], rows: Iterable[dict[str, Any]], *, file: Path) -> None:
+    """Write rows as a Parquet file; `columns` have DuckDB's type of each."""
+    shape = msgspec.json.encode([dict.fromkeys(columns, "VARCHAR")]).decode()
+    # As texts, and cast: JSON has no decimals.
+    texts = [
+        {name: None if row[name] is None else str(row[name]) for name in columns} for row in rows
+    ]
+    casts = ", ".join(f'CAST("{name}" AS {kind}) AS "{name}"' for name, kind in columns.items())
+    quoted = str(file).replace("'", "''")
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute(
+            f"COPY (SELECT {casts} FROM (SELECT"  # noqa: S608  # our own names
+            " unnest(from_json($rows, $shape), recursive := true)))"
+            f" TO '{quoted}' (FORMAT parquet)",
+            {"rows": msgspec.json.encode(texts).decode(), "shape": shape},
+        )
+
+
+def parquet_columns(bill: Bill) -> dict[str, str]:
+    """Return the columns of a bill's lines with DuckDB's types."""
+    cost = f"DECIMAL(38, {minor_digits(bill.currency)})"
+    kinds = dict.fromkeys(NUMBERS, _SECONDS) | dict.fromkeys(COSTS, cost)
+    kinds |= {"memory_byte_seconds": "DECIMAL(38, 0)", "energy_kilowatt_hours": "DECIMAL(28, 6)"}
+    return {name: kinds.get(name, "VARCHAR") for name in columns_of(bill)}
+
+
+def time_text(time_us: int) -> str:
+    """Return a time as people and machines read it: 2026-10-01T00:00:00Z."""
+    moment = datetime.fromtimestamp(time_us // 10**6, tz=UTC)
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _ratio(ratio: Fraction | None) -> Decimal | None:
+    # Down: what is not covered at all must not read as if it were.
+    if ratio is None:
+        return None
+    return Decimal(ratio.numerator * 10**6 // ratio.denominator).scaleb(-6)

@@ -1,0 +1,271 @@
+"""Makes a bill of sums of time: what each line costs, and what all of it cost to begin with.
+
+The store gives whole units of time by device, tenant and kind (`usage_sums`). Here they get their
+prices, as fractions; idle that is to be shared is shared; and lines are rounded once, together.
+The sum of the lines is the sum of the origin charges: a bill of which that is not so is not made.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from fractions import Fraction
+from hashlib import sha256
+from typing import Final
+
+from gpuledger.errors import UserError
+from reports.charging_sql import HOUR_UNITS, UNITS
+from reports.money import minor_digits, quantize_together
+from reports.policy import IdleKind, dimension_names
+from reports.policy_file import ReadPolicy
+from reports.tally import BillTally, UnbalancedBillError
+from reports.tenants import TenantBook, fits_all
+from reports.terms import BillLookup, Cell, CellKey, Terms, Values
+from reports.usage_day import days_of, rows_of
+from reports.usage_sums import UsageReader, UsageRow, UsageSum, Window, begin_of
+
+_SECOND_UNITS: Final = UNITS * 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class BillLine:
+    """One line: what somebody, or a kind of idle, costs in the period."""
+
+    id: str
+    values: Values
+    idle_kind: IdleKind | None
+    held: int
+    used: int
+    charged: int
+    energy_millijoules: int
+    memory_byte_ns: int
+    gpu_cost: Fraction
+    energy_cost: Fraction
+    shared_cost: Fraction
+    """Idle that the line pays for others, or below zero what others pay of it."""
+    held_idle_cost: Fraction
+    """Of `gpu_cost` what was held and used by nobody."""
+    cost: Decimal
+    """All of it, rounded together with the other lines."""
+
+    @property
+    def exact_cost(self) -> Fraction:
+        """What the line costs before it is rounded."""
+        return self.gpu_cost + self.energy_cost + self.shared_cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetState:
+    """What was spent of a budget, up to where there is usage."""
+
+    name: str
+    amount: Decimal
+    spent: Fraction
+    elapsed: Fraction
+    """How much of the budget's time is over, 0 to 1."""
+
+    @property
+    def forecast(self) -> Fraction | None:
+        """What it will have come to at the end at this pace; absent where it has not begun."""
+        return self.spent / self.elapsed if self.elapsed else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """A bill, and all that it says of itself."""
+
+    window: Window
+    end_us: int
+    """Up to when there was usage: the end of the window, or before it."""
+    by: tuple[str, ...]
+    currency: str
+    lines: list[BillLine]
+    origin_cost: Decimal
+    line_cost: Decimal
+    exact_origin_cost: Fraction
+    covered_ratio: Fraction | None
+    """The part of the boards' time that ticks cover; absent where no board was there."""
+    measured_ratio: Fraction | None
+    """The part of used time that was measured, not apportioned; absent where nothing was used."""
+    excess_units: int
+    unpriced: dict[str, int]
+    """Units of boards without a price, by model."""
+    budgets: list[BudgetState]
+    gaps: list[tuple[str, int, str, int | None]]
+    policy: ReadPolicy
+    versions: dict[str, int | None]
+    cells: dict[CellKey, dict[Terms, Cell]] = field(repr=False)
+    shown: int
+    """How many of a cell's values are of the bill's own dimensions."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is usage up to the end of the window."""
+        return self.end_us >= self.window.end_us
+
+
+def gpu_seconds(units: int) -> Decimal:
+    """Return board-seconds of units, to the millisecond."""
+    return quantize_together([Fraction(units, _SECOND_UNITS)], digits=3)[0]
+
+
+class BillMaker:
+    """Makes one bill."""
+
+    def __init__(self, reader: UsageReader, read: ReadPolicy, *, by: Sequence[str]) -> None:
+        policy = read.policy
+        for name in by:
+            if not policy.knows(name):
+                raise UserError(f"--by: {name!r} is no dimension; there are {dimension_names()}")
+        self._reader, self._read, self._by = reader, read, tuple(dict.fromkeys(by))
+        # Budgets may ask for what no line shows: cells have it, lines are summed over it.
+        asked = [name for budget in policy.budgets for name in budget.match]
+        self._dimensions = tuple(dict.fromkeys((*self._by, *asked)))
+        self._of_basis = tuple(dict.fromkeys(n for rule in policy.basis for n in rule.match))
+        self._lookup: BillLookup | None = None
+
+    def make(self, window: Window, *, advance: Callable[[int], None] = lambda _: None) -> Bill:
+        """Return the bill of a time; `advance` is told of each day that is done."""
+        reader, read = self._reader, self._read
+        # Beyond the last usage nothing is known, and nothing is billed: not even as uncovered.
+        end_us = max(window.begin_us, min(window.end_us, reader.valid_through_us))
+        used = Window(window.begin_us, end_us)
+        book = TenantBook(
+            pods=reader.pods(used), namespaces=reader.namespaces(), policy=read.policy
+        )
+        lookup = BillLookup(
+            reader=reader,
+            read=read,
+            book=book,
+            dimensions=self._dimensions,
+            of_basis=self._of_basis,
+            window=used,
+        )
+        tally = BillTally(lookup)
+        self._lookup = lookup
+        if used.begin_us < used.end_us:
+            for day in days_of(
+                reader, used, changes=lookup.changes, basis_of=lookup.basis_of, needs=lookup.needs
+            ):
+                tally.add(day)
+                advance(1)
+        tally.check_balance()
+        return self._bill(window, used, tally)
+
+    def rows_of(self, bill: Bill, line: BillLine) -> Iterator[UsageRow]:
+        """Yield the rows of usage that a line of the bill made last is of."""
+        lookup, shown = self._lookup, len(self._by)
+        if lookup is None:
+            raise RuntimeError("no bill was made")
+
+        def belongs(row: UsageSum) -> bool:
+            since_us = lookup.since(row.device.cluster, row.device.node, row.since_us)
+            key = lookup.key_of(row.device, row.party, since_us, row.since_us)
+            return (key.values[:shown], key.kind) == (line.values, line.idle_kind)
+
+        window = Window(bill.window.begin_us, bill.end_us)
+        yield from rows_of(self._reader, window, changes=lookup.changes, belongs=belongs)
+
+    def _bill(self, window: Window, used: Window, tally: "BillTally") -> Bill:
+        policy = self._read.policy
+        shares, extra = tally.shares(shown=len(self._by))
+        lines = _lines(tally, shares, extra, window=window, by=self._by, currency=policy.currency)
+        # Calculated by another way than the lines, so that their equality says something.
+        origin = tally.origin_cost()
+        exact = sum((line.exact_cost for line in lines), Fraction(0))
+        if origin != exact:
+            raise UnbalancedBillError(f"lines of {exact} for origin charges of {origin}")
+        digits = minor_digits(policy.currency)
+        return Bill(
+            window=window,
+            end_us=used.end_us,
+            by=self._by,
+            currency=policy.currency,
+            lines=lines,
+            origin_cost=quantize_together([origin], digits=digits)[0],
+            line_cost=sum((line.cost for line in lines), Decimal(0)),
+            exact_origin_cost=origin,
+            covered_ratio=_ratio(tally.covered, tally.there),
+            measured_ratio=_ratio(tally.measured, tally.used),
+            excess_units=tally.excess,
+            unpriced=dict(sorted(tally.unpriced.items())),
+            budgets=self._budgets(tally, shares, used),
+            gaps=self._reader.gaps(used),
+            policy=self._read,
+            versions=self._reader.versions(),
+            cells=tally.cells,
+            shown=len(self._by),
+        )
+
+    def _budgets(
+        self, tally: "BillTally", shares: dict[CellKey, Fraction], used: Window
+    ) -> list[BudgetState]:
+        states = []
+        for budget in self._read.policy.budgets:
+            begin, end = begin_of(budget.since), begin_of(budget.until)
+            fitting = [
+                key for key in tally.cells if fits_all(budget.match, self._dimensions, key.values)
+            ]
+            spent = sum((tally.cost_of(key) + shares.get(key, 0) for key in fitting), Fraction(0))
+            over = Fraction(max(0, min(used.end_us, end) - begin), end - begin)
+            states.append(
+                BudgetState(name=budget.name, amount=budget.amount, spent=spent, elapsed=over)
+            )
+        return states
+
+
+def _ratio(part: int, whole: int) -> Fraction | None:
+    return Fraction(part, whole) if whole else None
+
+
+def _lines(
+    tally: BillTally,
+    shares: dict[CellKey, Fraction],
+    extra: dict[CellKey, Fraction],
+    *,
+    window: Window,
+    by: tuple[str, ...],
+    currency: str,
+) -> list[BillLine]:
+    shown: dict[CellKey, list[CellKey]] = defaultdict(list)
+    for key in {**tally.cells, **dict.fromkeys(extra)}:
+        shown[CellKey(key.values[: len(by)], key.kind)].append(key)
+    # In the order of their values, on which ties of the largest remainder depend.
+    unrounded = []
+    for line, keys in sorted(shown.items(), key=lambda item: (item[0].values, item[0].kind or "")):
+        cells = [pair for key in keys for pair in tally.cells.get(key, {}).items()]
+        unrounded.append(
+            BillLine(
+                id=line_id(window, by, line),
+                values=line.values,
+                idle_kind=line.kind,
+                held=sum(cell.held for _, cell in cells),
+                used=sum(cell.used for _, cell in cells),
+                charged=sum(cell.charged for _, cell in cells),
+                energy_millijoules=sum(cell.energy_millijoules for _, cell in cells),
+                memory_byte_ns=sum(cell.memory_byte_ns for _, cell in cells),
+                gpu_cost=sum((cell.cost(terms) for terms, cell in cells), Fraction(0)),
+                energy_cost=sum((cell.energy_cost(terms) for terms, cell in cells), Fraction(0)),
+                shared_cost=sum(
+                    (shares.get(key, Fraction(0)) + extra.get(key, Fraction(0)) for key in keys),
+                    Fraction(0),
+                ),
+                held_idle_cost=sum(
+                    (_waste_cost(terms, cell) for terms, cell in cells), Fraction(0)
+                ),
+                cost=Decimal(0),
+            )
+        )
+    kept = [line for line in unrounded if line.exact_cost or line.charged or line.used or line.held]
+    costs = quantize_together([line.exact_cost for line in kept], digits=minor_digits(currency))
+    return [replace(line, cost=cost) for line, cost in zip(kept, costs, strict=True)]
+
+
+def line_id(window: Window, by: Sequence[str], key: CellKey) -> str:
+    """Return by what a line is known: whose it is and of which time, whatever it costs."""
+    meaning = "\0".join(map(str, (*window, *by, *key.values, key.kind)))
+    return sha256(meaning.encode()).hexdigest()[:12]
+
+
+def _waste_cost(terms: Terms, cell: Cell) -> Fraction:
+    return terms.rate.per_gpu_hour * min(cell.waste, max(0, cell.charged)) / HOUR_UNITS

@@ -1,0 +1,53 @@
+"""The time that a bill is of, as people write it. Pure. All days and months are UTC's."""
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+from gpuledger.errors import UserError
+from reports.charging_sql import HOUR_US
+from reports.usage_sums import Window
+
+_PERIOD: Final = re.compile(r"(?P<year>\d{4})(-(?P<month>\d\d)(-(?P<day>\d\d))?)?")
+
+
+def parse_period(text: str) -> Window:
+    """Return the year, month or day that a text names; raises UserError where it names none."""
+    mistake = UserError(
+        f"--period: {text!r} is no period; give a month such as 2026-10, a day or a year"
+    )
+    # By the calendar, as months have no length.
+    match = _PERIOD.fullmatch(text)
+    if match is None:
+        raise mistake
+    year, month, day = (int(match[part] or 1) for part in ("year", "month", "day"))
+    try:
+        begin = datetime(year, month, day, tzinfo=UTC)
+        next_month = datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC)
+        next_year = datetime(year + 1, 1, 1, tzinfo=UTC)
+    except ValueError:
+        raise mistake from None
+    if match["day"]:
+        return Window(_us(begin), _us(begin) + 24 * HOUR_US)
+    return Window(_us(begin), _us(next_month if match["month"] else next_year))
+
+
+def window_of(begin_ms: int, end_ms: int) -> Window:
+    """Return the window of two times; raises UserError where they are no whole hours in order."""
+    window = Window(begin_ms * 1000, end_ms * 1000)
+    if any(time_us % HOUR_US for time_us in window):
+        raise UserError(
+            "--from and --to: bills are of whole hours; give such as 2026-10-01T14:00:00Z"
+        )
+    if window.begin_us >= window.end_us:
+        raise UserError("--to: must be later than --from")
+    return window
+
+
+def month_of(time_us: int) -> Window:
+    """Return the month that a time is in, or that ends at it."""
+    return parse_period(datetime.fromtimestamp((time_us - 1) // 10**6, tz=UTC).strftime("%Y-%m"))
+
+
+def _us(moment: datetime) -> int:
+    return int(moment.timestamp()) * 10**6

@@ -1,0 +1,115 @@
+"""When each board was in the inventory: what costs money, whether it is used or not.
+
+Pure. A board is there from the first version of its node's inventory that names it until the
+version that no longer does, or until its node is deleted; where the node comes back, from then on
+again. Before a node's first record nothing is known of its deletion: the inventory's word holds.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+Node = tuple[str, str]
+"""Cluster and name."""
+NEVER_US: Final = 2**62
+"""A time after all others: nothing has ended there."""
+
+
+class InventoryRow(NamedTuple):
+    """One GPU of one version of a node's inventory."""
+
+    cluster: str
+    node: str
+    since_us: int
+    kafka_offset: int
+    gpu_uuid: str | None
+    """Absent where the version says that the node has no GPU."""
+    model: str | None
+
+
+class NodeVersion(NamedTuple):
+    """What was said of a node from a time on."""
+
+    since_us: int
+    deleted_us: int | None
+    node_pool: str | None = None
+    instance_type: str | None = None
+    zone: str | None = None
+    region: str | None = None
+    capacity_type: str | None = None
+    labels: str | None = None
+
+
+class Stay(NamedTuple):
+    """A board in a node from one time up to and without another, in microseconds."""
+
+    node: Node
+    board: str
+    model: str | None
+    begin_us: int
+    end_us: int
+
+
+def stays_of(
+    rows: Iterable[InventoryRow], nodes: Mapping[Node, Sequence[NodeVersion]]
+) -> list[Stay]:
+    """Return when each board was there, in the order of nodes, boards and times.
+
+    `nodes` has each node's versions in the order in which they came into force.
+    """
+    versions: dict[Node, dict[tuple[int, int], dict[str, str | None]]] = defaultdict(dict)
+    for row in rows:
+        boards = versions[row.cluster, row.node].setdefault((row.since_us, row.kafka_offset), {})
+        if row.gpu_uuid is not None:
+            boards[row.gpu_uuid] = row.model
+    stays = (
+        stay
+        for node, inventory in versions.items()
+        for stay in _stays_in(node, inventory, list(_deletions(nodes.get(node, ()))))
+    )
+    return sorted(stays, key=lambda stay: (stay.node, stay.board, stay.begin_us))
+
+
+def _stays_in(
+    node: Node,
+    inventory: Mapping[tuple[int, int], Mapping[str, str | None]],
+    deletions: Sequence[tuple[int, int]],
+) -> Iterator[Stay]:
+    open_since: dict[str, tuple[int, str | None]] = {}
+    for (since, _), boards in sorted(inventory.items(), key=lambda version: version[0]):
+        # A version has all boards of its node: what it does not name is gone.
+        for board in [board for board in open_since if board not in boards]:
+            begin, model = open_since.pop(board)
+            yield from _alive(Stay(node, board, model, begin, since), deletions)
+        for board, model in boards.items():
+            open_since.setdefault(board, (since, model))
+    for board, (begin, model) in open_since.items():
+        yield from _alive(Stay(node, board, model, begin, NEVER_US), deletions)
+
+
+def _deletions(versions: Sequence[NodeVersion]) -> Iterator[tuple[int, int]]:
+    """Yield from when to when a node was deleted."""
+    following = [version.since_us for version in versions[1:]]
+    for version, next_since in zip(versions, [*following, NEVER_US], strict=False):
+        if version.deleted_us is not None:
+            # A deletion is a version too; the node is back with the next one that is none.
+            yield version.deleted_us, max(next_since, version.deleted_us)
+
+
+def _alive(stay: Stay, deletions: Sequence[tuple[int, int]]) -> Iterator[Stay]:
+    """Yield a stay without the times at which its node was deleted."""
+    edges = sorted({stay.begin_us, stay.end_us, *(edge for span in deletions for edge in span)})
+    kept: Stay | None = None
+    for begin, end in pairwise(edges):
+        # A deletion before or after the stay is none of it.
+        if begin < stay.begin_us or end > stay.end_us:
+            continue
+        if any(gone <= begin < back for gone, back in deletions):
+            if kept:
+                yield kept
+            kept = None
+        else:
+            kept = stay._replace(begin_us=kept.begin_us if kept else begin, end_us=end)
+    if kept:
+        yield kept

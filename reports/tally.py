@@ -1,0 +1,208 @@
+"""All that the days of a bill add up to, by line and price; and who pays for idle."""
+
+from collections import defaultdict
+from fractions import Fraction
+
+from gpuledger.errors import GpuledgerError
+from reports.charging_sql import HOUR_UNITS
+from reports.money import fraction_of
+from reports.policy import IdleKind, IdleRule
+from reports.tenants import UNATTRIBUTED, PartyKey
+from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Terms, Values
+from reports.usage_sums import DaySums, DeviceClass
+
+
+class UnbalancedBillError(GpuledgerError):
+    """The lines do not sum to the origin charges: a mistake of ours, and no bill."""
+
+
+class BillTally:
+    """All that days add up to."""
+
+    def __init__(self, lookup: BillLookup) -> None:
+        self._lookup = lookup
+        self.cells: dict[CellKey, dict[Terms, Cell]] = {}
+        self.there = self.covered = self.excess = self.used = self.measured = 0
+        self.unpriced: dict[str, int] = defaultdict(int)
+        self._board_units: dict[Terms, int] = defaultdict(int)
+        self._device_units: dict[Terms, int] = defaultdict(int)
+        self._millijoules: dict[Terms, int] = defaultdict(int)
+
+    def add(self, day: DaySums) -> None:
+        """Add a day."""
+        since = self._lookup.since
+        for row in day.usage:
+            cluster, node = row.device[:2]
+            since_us = since(cluster, node, row.since_us)
+            terms = self._lookup.terms_of(row.device, since_us)
+            cell = self._party_cell(row.device, row.party, since_us, row.since_us, terms)
+            cell.energy_millijoules += row.energy_millijoules
+            cell.memory_byte_ns += row.memory_byte_ns
+            self._millijoules[terms] += row.energy_millijoules
+            # Idle rows say who held, whatever was used: by them a plain hour is charged.
+            if row.is_idle:
+                cell.charged += row.held - row.silent
+                self._device_units[terms] += row.held
+                if row.silent:
+                    self._idle_cell("overhead", row.device, since_us, terms).charged += row.silent
+                if row.party.kind != "nobody":
+                    cell.held += row.held
+                    # What is paid for held time, and nobody used in it; by use nobody pays that.
+                    basis = self._lookup.basis_of(row.party, row.since_us)
+                    if basis.basis != "used":
+                        paid = basis.weight if basis.basis == "blended" else basis.weight_of
+                        cell.waste += row.busy * paid // basis.weight_of
+            else:
+                cell.used += row.busy
+                self.used += row.busy
+                self.measured += row.measured_busy
+        self._add_charges(day)
+        # By boards, not by rows: what no tick covers has no row.
+        for row_ in day.boards:
+            since_us = since(*row_.device[:2], row_.since_us)
+            terms = self._lookup.terms_of(row_.device, since_us)
+            self._board_units[terms] += row_.there
+            self.there += row_.there
+            self.covered += row_.covered
+            self.excess += row_.excess
+            if row_.there != row_.covered:
+                cell = self._idle_cell("uncovered", row_.device, since_us, terms)
+                cell.charged += row_.there - row_.covered
+            if terms.rate.price is None and row_.there:
+                self.unpriced[row_.device.model or UNATTRIBUTED] += row_.there
+
+    def _add_charges(self, day: DaySums) -> None:
+        # Differences to the plain sums: an excess, or what odd hours come to.
+        for charge in day.charges:
+            since_us = self._lookup.since(*charge.device[:2], charge.since_us)
+            terms = self._lookup.terms_of(charge.device, since_us)
+            self._device_units[terms] += charge.units
+            if charge.is_silent:
+                self._idle_cell("overhead", charge.device, since_us, terms).charged += charge.units
+            else:
+                cell = self._party_cell(
+                    charge.device, charge.party, since_us, charge.since_us, terms
+                )
+                cell.charged += charge.units
+        for idle in day.idle:
+            since_us = self._lookup.since(*idle.device[:2], idle.since_us)
+            terms = self._lookup.terms_of(idle.device, since_us)
+            parts: tuple[tuple[IdleKind, int], ...] = (
+                ("overhead", idle.silent),
+                ("held_idle", idle.held_idle),
+                ("unallocated", idle.unallocated),
+            )
+            for kind, units in parts:
+                self._device_units[terms] += units
+                if units:
+                    self._idle_cell(kind, idle.device, since_us, terms).charged += units
+
+    def _party_cell(
+        self, device: DeviceClass, party: PartyKey, since_us: int, asked_us: int, terms: Terms
+    ) -> Cell:
+        return self._cell(self._lookup.key_of(device, party, since_us, asked_us), terms)
+
+    def _idle_cell(self, kind: IdleKind, device: DeviceClass, since_us: int, terms: Terms) -> Cell:
+        values = self._lookup.idle_values(IDLE_WORDS[kind], device, since_us)
+        return self._cell(CellKey(values, kind), terms)
+
+    def _cell(self, key: CellKey, terms: Terms) -> Cell:
+        by_terms = self.cells.setdefault(key, {})
+        cell = by_terms.get(terms)
+        if cell is None:
+            cell = by_terms[terms] = Cell()
+        return cell
+
+    def check_balance(self) -> None:
+        """Raise `UnbalancedBillError` where lines have other time than the boards had."""
+        # Rows and boards are summed by different queries: what one has lost would show here.
+        charged = sum(cell.charged for cells in self.cells.values() for cell in cells.values())
+        if charged != self.there:
+            raise UnbalancedBillError(f"{charged} units are charged, the boards had {self.there}")
+
+    def origin_cost(self) -> Fraction:
+        """Return what all boards cost, whoever had them: by their time, and not by the lines."""
+        boards = sum(
+            (terms.rate.per_gpu_hour * units for terms, units in self._board_units.items()),
+            Fraction(0),
+        )
+        # An instance with a price of its own costs that instead of its part of the board.
+        instances = sum(
+            (
+                (terms.rate.per_gpu_hour - terms.board_rate.per_gpu_hour) * units
+                for terms, units in self._device_units.items()
+            ),
+            Fraction(0),
+        )
+        energy = sum(
+            (terms.rate.per_millijoule * mj for terms, mj in self._millijoules.items()),
+            Fraction(0),
+        )
+        return (boards + instances) / HOUR_UNITS + energy
+
+    def cost_of(self, key: CellKey) -> Fraction:
+        """Return what the cells of a key cost, before anything is shared."""
+        found = self.cells.get(key, {}).items()
+        return sum(
+            (cell.cost(terms) + cell.energy_cost(terms) for terms, cell in found), Fraction(0)
+        )
+
+    def shares(self, *, shown: int) -> tuple[dict[CellKey, Fraction], dict[CellKey, Fraction]]:
+        """Return what idle adds to lines and takes from them, and what it makes new lines of."""
+        pools: dict[tuple[tuple[str | None, ...], int], list[tuple[CellKey, Fraction]]] = {}
+        rules: dict[int, IdleRule] = {}
+        # What is to be shared is gathered by who shares it: one rule, and alike GPUs.
+        for key, cells in self.cells.items():
+            for terms, cell in cells.items():
+                rule = terms.rules[key.kind] if key.kind else None
+                if rule is None or rule.share == "own_line":
+                    continue
+                rules[id(rule)] = rule
+                cost = cell.cost(terms) + cell.energy_cost(terms)
+                pools.setdefault((terms.scope, id(rule)), []).append((key, cost))
+        added: dict[CellKey, Fraction] = defaultdict(Fraction)
+        extra: dict[CellKey, Fraction] = defaultdict(Fraction)
+        for (scope, number), given in pools.items():
+            rule = rules[number]
+            total = sum((cost for _, cost in given), Fraction(0))
+            taken = self._taken(rule, scope, total, shown=shown)
+            for key, cost in taken.items():
+                target = extra if rule.share == "table" else added
+                target[key] += cost
+            # Nobody to share it with: it stays where it is.
+            if taken:
+                for key, cost in given:
+                    added[key] -= cost
+        return dict(added), dict(extra)
+
+    def _taken(
+        self, rule: IdleRule, scope: tuple[str | None, ...], total: Fraction, *, shown: int
+    ) -> dict[CellKey, Fraction]:
+        """Return who takes how much of a pool of idle; nobody where nobody has a weight."""
+        weights: dict[CellKey, Fraction] = {}
+        if rule.share == "table":
+            # Lines of their own, that show which kind of idle it is that somebody pays.
+            names = self._lookup.dimensions.names
+            for value, weight in sorted(rule.weights.items()):
+                word = IDLE_WORDS[rule.kind]
+                values = tuple(value if name == rule.by else word for name in names)
+                weights[CellKey(values, rule.kind)] = fraction_of(weight)
+        else:
+            for key, cells in self.cells.items():
+                mine = [cell for terms, cell in cells.items() if terms.scope == scope]
+                if key.kind is not None or not mine:
+                    continue
+                if rule.share == "even":
+                    weights[key] = Fraction(1)
+                else:
+                    weights[key] = Fraction(sum(getattr(cell, rule.share) for cell in mine))
+            if rule.share == "even":
+                # Each line has the same; what a budget distinguishes within it shares that.
+                counts: dict[Values, int] = defaultdict(int)
+                for key in weights:
+                    counts[key.values[:shown]] += 1
+                weights = {key: Fraction(1, counts[key.values[:shown]]) for key in weights}
+        sum_of_weights = sum(weights.values(), Fraction(0))
+        if not sum_of_weights:
+            return {}
+        return {key: total * weight / sum_of_weights for key, weight in weights.items()}

@@ -1,0 +1,319 @@
+"""One day of a store after the other: what its rows sum to, and who is charged what of it.
+
+The order of a day's questions is here. What is asked is `charging_sql`'s; a month takes as long as
+its days, and a day as much memory as its rows.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from reports import charging_sql as sql
+from reports.charging_sql import HOUR_US, UNITS
+from reports.presence import Node
+from reports.tenants import PartyKey, PartyKind
+from reports.usage_sums import (
+    ALL_NEEDED,
+    DAY_US,
+    BoardTime,
+    Change,
+    DaySums,
+    DeviceClass,
+    IdleCharge,
+    Needs,
+    PartyBasis,
+    PartyCharge,
+    UsageReader,
+    UsageRow,
+    UsageSum,
+    Window,
+)
+
+
+def days_of(
+    reader: UsageReader,
+    window: Window,
+    *,
+    changes: Sequence[Change],
+    basis_of: Callable[[PartyKey, int], PartyBasis],
+    needs: Needs = ALL_NEEDED,
+) -> Iterator[DaySums]:
+    """Yield each day of a time, in order.
+
+    `changes` are times at which something that the bill is made by changed, with cluster and
+    node: on such a day a node's hours are told apart.
+    """
+    reader.load_stays()
+    for day in _usage_days(reader, window, changes, needs):
+        yield day.sums(basis_of)
+
+
+def rows_of(
+    reader: UsageReader,
+    window: Window,
+    *,
+    changes: Sequence[Change],
+    belongs: Callable[[UsageSum], bool],
+) -> Iterator[UsageRow]:
+    """Yield the rows of usage of which the sums belong to something, by hour, node and GPU."""
+    for day in _usage_days(reader, window, changes, ALL_NEEDED):
+        yield from day.rows(belongs)
+
+
+def _usage_days(
+    reader: UsageReader, window: Window, changes: Sequence[Change], needs: Needs
+) -> Iterator["_UsageDay"]:
+    by_day: dict[int, list[tuple[str, str | None]]] = defaultdict(list)
+    for time_us, cluster, node in changes:
+        # What changes at a day's begin holds for all of it.
+        if time_us % DAY_US:
+            by_day[time_us // DAY_US].append((cluster, node))
+    for number in range(window.begin_us // DAY_US, -(-window.end_us // DAY_US)):
+        begin_us = max(window.begin_us, number * DAY_US)
+        day = Window(begin_us, min(window.end_us, (number + 1) * DAY_US))
+        yield _UsageDay(reader, day, by_day.get(number, ()), needs)
+
+
+class _UsageDay:
+    """One day's questions."""
+
+    def __init__(
+        self,
+        reader: UsageReader,
+        window: Window,
+        changing: Sequence[tuple[str, str | None]],
+        needs: Needs,
+    ) -> None:
+        self._reader, self._window, self._changing = reader, window, frozenset(changing)
+        self._ask = reader.ask
+        self._needs = needs
+        keeps_boards = reader.keeps_boards
+        self._detail = sql.Detail(
+            since=self._since(),
+            gpu="gpu_uuid" if keeps_boards else "NULL::VARCHAR",
+            board="board" if keeps_boards else "NULL::VARCHAR",
+            by_names=needs.by_names,
+            names_pods=needs.names_pods,
+        )
+        # Of this day alone: nodes that are alike today need not have been so yesterday.
+        self._classes: dict[Node, str] = {}
+        self._first_of: dict[tuple[str, object], str] = {}
+        self._parties: list[tuple[PartyKey, int]] = []
+
+    def sums(self, basis_of: Callable[[PartyKey, int], PartyBasis]) -> DaySums:
+        usage: list[UsageSum] = []
+        charges: list[PartyCharge] = []
+        idle: list[IdleCharge] = []
+        covered: dict[tuple[DeviceClass, int], list[int]] = defaultdict(lambda: [0, 0, 0])
+        # A day without any row may still have boards: all of their time is uncovered.
+        if self._open_rows():
+            window = {"begin_us": self._window.begin_us, "end_us": self._window.end_us}
+            self._ask(sql.DEVICES, window)
+            usage = self._usage("usage_rows")
+            # A UUID that two nodes name, or a GPU that was cut anew, takes the longer comparison.
+            same = sql.BY_UUID if self._is_plain() else sql.BY_ALL
+            self._ask(sql.hours_sql(same_device=same), window)
+            charges, idle = self._charges(same, basis_of)
+            query = sql.covered_sql(self._detail)
+            for cluster, node, model, since_us, gpu, known, capped, excess in self._ask(query):
+                found = covered[DeviceClass(cluster, node, model, gpu=gpu), since_us]
+                found[:] = (found[0] + known, found[1] + capped, found[2] + excess)
+        return DaySums(usage, charges, idle, self._boards(covered))
+
+    def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
+        if not self._open_rows():
+            return
+        # The sums are made once more, and those that are asked for say which rows are.
+        wanted = [
+            (*row.device, row.since_us, *_named(row.party), row.is_idle)
+            for row in self._usage("usage_rows")
+            if belongs(row)
+        ]
+        if not wanted:
+            return
+        kinds = {"is_idle": "BOOLEAN", "w": "BIGINT", "s": "BIGINT", "since_us": "BIGINT"}
+        columns = {name: kinds.get(name, "VARCHAR") for name in sql.WANTED}
+        self._reader.load("wanted", columns, wanted)
+        query = sql.rows_in_sql(since=self._detail.since, gpu=self._detail.gpu)
+        for row in self._ask(query):
+            yield UsageRow._make(row)
+
+    def _open_rows(self) -> bool:
+        """Make the day's rows and classes of nodes known to SQL; return whether there are rows."""
+        relation = self._reader.rows_relation(self._window)
+        if not relation:
+            return False
+        self._ask(f"CREATE OR REPLACE TEMP VIEW usage_rows AS {relation}")
+        nodes = self._ask("SELECT DISTINCT cluster, node FROM usage_rows ORDER BY ALL")
+        rows = [(*node, self._class_of(node)) for node in nodes]
+        columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
+        self._reader.load("node_classes", columns, rows)
+        return True
+
+    def _class_of(self, node: Node) -> str:
+        """Return the node that stands for all nodes that are like this one."""
+        class_of = self._needs.class_of
+        if class_of is None or node in self._changing or (node[0], None) in self._changing:
+            return node[1]
+        if node not in self._classes:
+            known = (node[0], class_of(*node, self._window.begin_us))
+            self._classes[node] = self._first_of.setdefault(known, node[1])
+        return self._classes[node]
+
+    def _since(self) -> str:
+        """Return the SQL of the time from which a row's facts hold: its hour where they change."""
+        if not self._changing:
+            return str(self._window.begin_us)
+        of_nodes = [_quoted(c, n) for c, n in sorted(self._changing, key=str) if n is not None]
+        of_clusters = [_quoted(c) for c, n in sorted(self._changing, key=str) if n is None]
+        conditions = [f"(cluster, node) IN ({', '.join(of_nodes)})"] if of_nodes else []
+        conditions += [f"cluster IN ({', '.join(of_clusters)})"] if of_clusters else []
+        return f"CASE WHEN {' OR '.join(conditions)} THEN hour_us ELSE {self._window.begin_us} END"
+
+    def _is_plain(self) -> bool:
+        return bool(self._ask("SELECT count(*) = count(DISTINCT gpu_uuid) FROM devices")[0][0])
+
+    def _usage(self, rows: str) -> list[UsageSum]:
+        return [
+            UsageSum(
+                DeviceClass._make(row[:7]),
+                row[7],
+                _party(row[0], row[1], *row[9:17]),
+                row[8],
+                *(int(amount) * row[17] for amount in row[18:22]),
+                *map(int, row[22:]),
+            )
+            for row in self._ask(sql.sums_sql(rows, self._detail))
+        ]
+
+    def _charges(
+        self, same: str, basis_of: Callable[[PartyKey, int], PartyBasis]
+    ) -> tuple[list[PartyCharge], list[IdleCharge]]:
+        # Where names are enough nobody has another basis than held time: no rule asks for one.
+        is_special = False
+        if not self._needs.by_names:
+            parties = self._ask(sql.parties_sql("usage_rows", self._detail))
+            is_special = self._load_parties(parties, basis_of)
+        if is_special:
+            self._ask(sql.mark_special_sql(same_device=same))
+        odd, excess = self._ask(
+            "SELECT count(*) FILTER (is_odd), count(*) FILTER (NOT is_odd AND covered > there)"
+            " FROM device_hours"
+        )[0]
+        charges = self._excess(same) if excess else []
+        # Plain hours are in the sums already.
+        if not odd:
+            return charges, []
+        if not is_special:
+            rows = sql.rows_of_hours("is_odd", same_device=same)
+            self._load_parties(self._ask(sql.parties_sql(rows, self._detail)), basis_of)
+        # What the plain sums have of these hours is taken back first.
+        for row in self._usage(sql.rows_of_hours("is_odd AND is_idle", same_device=same)):
+            own = PartyCharge(row.device, row.since_us, row.party, row.silent - row.held)
+            charges += [own, own._replace(units=-row.silent, is_silent=True)]
+        self._ask(sql.odd_sql(same_device=same))
+        for found in self._ask(sql.odd_parties_sql(self._detail)):
+            # Parties are numbered from 1, as 0 is nobody.
+            party, since_us = self._parties[found[8] - 1]
+            device = DeviceClass._make(found[:7])
+            charges.append(PartyCharge(device, max(found[7], since_us), party, int(found[9])))
+        idle = [
+            IdleCharge(DeviceClass._make(found[:7]), found[7], *map(int, found[8:]))
+            for found in self._ask(sql.odd_idle_sql(self._detail))
+        ]
+        return charges, idle
+
+    def _excess(self, same: str) -> list[PartyCharge]:
+        found = self._ask(sql.excess_sql(self._detail, same_device=same))
+        return [
+            PartyCharge(
+                DeviceClass._make(row[:7]),
+                row[7],
+                _party(row[0], row[1], *row[8:16]),
+                -int(row[16]),
+            )
+            for row in found
+        ]
+
+    def _load_parties(
+        self, found: Sequence[Any], basis_of: Callable[[PartyKey, int], PartyBasis]
+    ) -> bool:
+        """Load who is who; return whether somebody is not charged by held time."""
+        seen = []
+        # One party may have several rows here: by its UID, and by the name that a node gave it.
+        for cluster, node, kind, uid, *names, job, named_us, namespace, pod, since_us in found:
+            party = PartyKey(cluster, node, kind, uid, namespace, pod, job)
+            at_us = named_us if named_us is not None else since_us
+            key = (cluster, node, kind, uid, *names, job, named_us)
+            seen.append((basis_of(party, at_us), key, party, at_us))
+        # In an order of their own, on which ties of largest remainders depend.
+        seen.sort(key=lambda each: (each[0].identity, tuple(map(str, each[1]))))
+        numbers: dict[tuple[str, ...], int] = {}
+        self._parties = []
+        rows = []
+        for basis, key, party, at_us in seen:
+            identity = basis.identity
+            if identity not in numbers:
+                numbers[identity] = len(numbers) + 1
+                if identity[0] == "pod":
+                    # Whoever was found by a name is that pod from here on.
+                    self._parties.append((party._replace(uid=identity[-1]), 0))
+                else:
+                    self._parties.append((party, at_us if party.pod is not None else 0))
+            rows.append((*key, numbers[identity], basis.basis, basis.weight, basis.weight_of))
+        kinds = ["VARCHAR"] * 7 + ["BIGINT", "INTEGER", "VARCHAR", "BIGINT", "BIGINT"]
+        names = "cluster node kind uid named_namespace named_pod job named_us party basis weight"
+        columns = dict(zip([*names.split(), "weight_of"], kinds, strict=True))
+        self._reader.load("parties", columns, rows)
+        return any(basis.basis != "held" for basis, *_ in seen)
+
+    def _boards(self, covered: dict[tuple[DeviceClass, int], list[int]]) -> list[BoardTime]:
+        there: dict[tuple[DeviceClass, int], int] = defaultdict(int)
+        for (node, gpu, model, since_us, until_us), boards_alike in self._reader.alike_stays:
+            begin = max(since_us, self._window.begin_us)
+            end = min(until_us, self._window.end_us)
+            # Most boards are there all day; of others a part of it, or nothing.
+            if begin >= end:
+                continue
+            device = DeviceClass(node[0], self._class_of(node), model, gpu=gpu)
+            units = boards_alike * 1000 * UNITS
+            if node in self._changing or (node[0], None) in self._changing:
+                # Each hour for itself, as another price may hold in it.
+                for hour in range(begin - begin % HOUR_US, end, HOUR_US):
+                    length = min(end, hour + HOUR_US) - max(begin, hour)
+                    there[device, max(hour, self._window.begin_us)] += length * units
+            else:
+                there[device, self._window.begin_us] += (end - begin) * units
+        boards = []
+        for key in {**dict.fromkeys(there), **dict.fromkeys(covered)}:
+            known, capped, excess = covered.get(key, (0, 0, 0))
+            # What the inventory has never had is there for as long as ticks cover it.
+            total = there.get(key, 0) + int(capped - known)
+            boards.append(BoardTime(*key, total, int(capped), int(excess)))
+        return boards
+
+
+def _party(  # the columns of `charging_sql.Detail.party`, in their order
+    cluster: str,
+    node: str,
+    kind: PartyKind,
+    uid: str | None,
+    *others: Any,  # noqa: ANN401  # named namespace and pod, job, is_told, namespace, pod
+) -> PartyKey:
+    named_namespace, named_pod, job, is_told, namespace, pod = others
+    # Names by which rows are told apart come before those that rows merely have.
+    if uid is None:
+        namespace, pod = named_namespace, named_pod
+    return PartyKey(cluster, node, kind, uid, namespace, pod, job, is_told)
+
+
+def _named(party: PartyKey) -> tuple[str | None, ...]:
+    """Return whose a row is as `charging_sql.PARTY` has it: names only where there is no UID."""
+    if party.uid is not None:
+        return (party.kind, party.uid, None, None, party.job)
+    return (party.kind, None, party.namespace, party.pod, party.job)
+
+
+def _quoted(*texts: str) -> str:
+    literals = ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
+    return f"({literals})" if len(texts) > 1 else literals

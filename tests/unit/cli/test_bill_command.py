@@ -1,0 +1,179 @@
+"""`gpuledger bill` as its users meet it: formats, exit codes, mistakes in one line."""
+
+import json
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from cli.command import main
+from tests.unit.reports.stores import HOUR_NS, held, inventory_row, pod_row, used, write_store
+
+PRICES = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return write_store(
+        tmp_path / "store",
+        usage_hourly=[
+            held(0, "a", busy_ns=HOUR_NS // 2),
+            used(0, "a", HOUR_NS // 2),
+            held(1, "b"),
+            held(2, None),
+        ],
+        inventory=[inventory_row()],
+        pods=[pod_row("a", owner_kind="Job", owner_name="train")],
+    )
+
+
+@pytest.fixture
+def prices(tmp_path: Path) -> str:
+    file = tmp_path / "prices.yaml"
+    file.write_text(PRICES)
+    return str(file)
+
+
+def test_json_has_what_the_bill_says_with_costs_as_texts(
+    store: str, prices: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bill", "--store", store, "--period", "2026-10", "--by", "namespace,pod"]
+    assert main([*arguments, "--prices", prices, "--format", "json"]) == 0
+    written = capsys.readouterr().out
+    bill = json.loads(written, parse_float=Decimal)
+    assert [(line["pod"], line["cost"], line["idle_kind"]) for line in bill["lines"]] == [
+        ("__unallocated__", "7.00", "unallocated"),
+        ("a", "7.00", None),
+        ("b", "7.00", None),
+    ]
+    line = bill["lines"][1]
+    assert (line["held_gpu_seconds"], line["used_gpu_seconds"]) == (3600, 1800)
+    assert line["held_idle_cost"] == "3.50"
+    assert (bill["currency"], bill["origin_cost"], bill["line_cost"]) == ("USD", "21.00", "21.00")
+    assert (bill["state"], bill["usage_until"]) == ("open", "2026-10-01T03:00:00Z")
+    assert bill["covered_ratio"] == 1
+    assert main([*arguments, "--prices", prices, "--format", "json"]) == 0
+    assert capsys.readouterr().out == written
+
+
+def test_the_newest_month_is_billed_at_list_prices_where_nothing_is_said(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bill", "--store", store]) == 0
+    printed = capsys.readouterr()
+    assert "2026-10-01T00:00:00Z to 2026-11-01T00:00:00Z" in printed.out
+    assert "built-in list prices" in printed.out
+    assert "usage up to 2026-10-01T03:00:00Z" in printed.err
+
+
+def test_the_same_lines_are_written_as_csv_and_parquet(
+    store: str, prices: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bill", "--store", store, "--prices", prices, "--by", "owner"]
+    csv, parquet = tmp_path / "bill.csv", tmp_path / "bill.parquet"
+    assert main([*arguments, "--format", "csv", "--output", str(csv)]) == 0
+    assert main([*arguments, "--format", "parquet", "--output", str(parquet)]) == 0
+    with duckdb.connect() as connection:
+        rows = connection.execute(
+            "SELECT owner, cost, typeof(cost) FROM read_parquet(?) ORDER BY ALL", [str(parquet)]
+        ).fetchall()
+    lines = [line.split(",") for line in csv.read_text().splitlines()]
+    head = lines[0]
+    in_csv = sorted((line[1], Decimal(line[head.index("cost")])) for line in lines[1:])
+    assert in_csv == [(owner, cost) for owner, cost, *_ in rows]
+    assert {kind for *_, kind in rows} == {"DECIMAL(38,2)"}
+    assert ("Job/train", Decimal("7.00")) in in_csv
+
+
+def test_a_line_is_explained_down_to_its_price_and_its_events(
+    store: str, prices: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--store", store, "--prices", prices, "--by", "pod"]
+    main(["bill", *arguments, "--format", "json"])
+    (line,) = (
+        line["line"] for line in json.loads(capsys.readouterr().out)["lines"] if line["pod"] == "a"
+    )
+    assert main(["bill", "explain", line, *arguments]) == 0
+    explained = capsys.readouterr().out
+    assert "1 GPU h x 7 = 7" in explained
+    assert "price h100: 7 USD per GPU h" in explained
+    assert "GPU-a a held 3600  partition 3, offsets 0 to 9" in explained
+    assert "GPU-a a used 1800  partition 3, offsets 0 to 9" in explained
+    assert "all 2 rows: held 3600 s, used 1800 s" in explained
+
+
+def test_gpus_without_a_price_are_an_exit_code_of_their_own(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "none.yaml").write_text("prices: []\n")
+    assert main(["bill", "--store", store, "--prices", str(tmp_path / "none.yaml")]) == 3
+    assert "no price for H100: 3.0 GPU-hours" in capsys.readouterr().err
+
+
+def test_a_period_with_nothing_to_bill_is_an_exit_code_of_its_own(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A period to come is no mistake."""
+    assert main(["bill", "--store", store, "--period", "2027-01"]) == 4
+    assert main(["bill", "--store", store, "--period", "2026-09-01"]) == 4
+    capsys.readouterr()
+
+
+def test_check_names_every_mistake_and_says_what_is_there_where_there_is_none(
+    prices: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bill", "check", prices]) == 0
+    assert "ok: 1 prices in USD" in capsys.readouterr().out
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("currency: XXX\nteams:\n- {team: a, match: {nmespace: b}}")
+    assert main(["bill", "check", str(wrong)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2][:6] for line in lines] == ["line 1", "line 3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--period", "2026-13"], ["--period", "2026-10"]),
+        (["--period", "soon"], ["--period", "2026-10"]),
+        (["--from", "2026-10-01T00:00:00Z"], ["--from and --to"]),
+        (["--from", "2026-10-01T00:30:00Z", "--to", "2026-10-01T02:00:00Z"], ["whole hours"]),
+        (["--from", "2026-10-01T02:00:00Z", "--to", "2026-10-01T02:00:00Z"], ["--to", "later"]),
+        (["--by", "nmespace"], ["--by", "nmespace", "label:KEY"]),
+        (["--prices", "/nowhere/prices.yaml"], ["/nowhere/prices.yaml", "No such file"]),
+        (["--format", "parquet"], ["--output"]),
+        (["--storage-option", "x"], ["--storage-option", "KEY=VALUE"]),
+    ],
+)
+def test_a_mistake_in_what_is_asked_is_one_line_with_its_remedy(
+    store: str, arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bill", "--store", store, *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert [part for part in parts if part not in line] == []
+
+
+def test_a_store_without_usage_is_named_with_the_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bill", "--store", str(tmp_path)]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_an_unknown_line_is_refused_with_where_lines_are_named(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bill", "explain", "zzz", "--store", store]) == 2
+    assert "--format json" in capsys.readouterr().err
+
+
+def test_other_commands_start_without_what_bills_need() -> None:
+    code = (
+        "import sys; from cli.command import main; main(['cgroup', '--help']);"
+        " print([m for m in ('duckdb', 'deltalake', 'reports') if m in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"

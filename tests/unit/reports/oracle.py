@@ -1,0 +1,115 @@
+"""The rules of charging once more, plainly: one board and hour at a time, nothing but integers.
+
+What `reports.charging_sql` says in SQL is said here as a person would calculate it.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from reports.charging_sql import UNITS
+from tests.unit.reports.stores import HOUR_NS
+
+NOBODY = ""
+KINDS = ("held_idle", "overhead", "unallocated", "uncovered")
+Row = Mapping[str, Any]
+
+
+class Claim(NamedTuple):
+    """By what a tenant is charged."""
+
+    basis: str = "held"
+    weight: int = 0
+    weight_of: int = 1
+
+
+def factor_of(row: Row) -> int:
+    """Return the units of a nanosecond of a row's device."""
+    if slices := row.get("board_compute_slices"):
+        return int(row["compute_slices"]) * (UNITS // int(slices))
+    return 0 if row.get("parent_uuid") else UNITS
+
+
+def fit(amounts: Mapping[Any, int], to: int) -> dict[Any, int]:
+    """Return amounts scaled down to sum to no more than `to`, by largest remainder."""
+    total = sum(amounts.values())
+    if total <= to:
+        return dict(amounts)
+    parts = {key: divmod(amount * to, total) for key, amount in amounts.items()}
+    fitted = {key: floor for key, (floor, _) in parts.items()}
+    left = to - sum(fitted.values())
+    for key in sorted(parts, key=lambda key: (-parts[key][1], key))[:left]:
+        fitted[key] += 1
+    return fitted
+
+
+def charge_board_hour(
+    rows: Sequence[Row], there_ns: int | None, claim_of: Callable[[str], Claim]
+) -> Counter[str]:
+    """Return the units that each tenant is charged of a board in an hour, and each kind of idle.
+
+    `there_ns` is for how long the board was in the inventory; absent where that never had it.
+    """
+    held: dict[tuple[str, str], int] = defaultdict(int)
+    silent: dict[tuple[str, str], int] = defaultdict(int)
+    used: dict[tuple[str, str], int] = defaultdict(int)
+    for row in rows:
+        if row["account"] == "idle":
+            key = (row["gpu_uuid"], row.get("holder_uid") or NOBODY)
+            held[key] += row.get("held_ns", 0) * factor_of(row)
+            silent[key] += (row.get("silent_ns") or 0) * factor_of(row)
+        else:
+            who = row.get("pod_uid") or row["account"]
+            used[row["gpu_uuid"], who] += (row["busy_ns"] or 0) * factor_of(row)
+    covered = sum(held.values())
+    there = min(covered, HOUR_NS * UNITS) if there_ns is None else there_ns * UNITS
+    fitted = fit(held, there)
+
+    def scaled(amount: int) -> int:
+        amount = max(0, amount)
+        return amount * there // covered if covered > there else amount
+
+    charged: Counter[str] = Counter()
+    for device in {device for device, _ in (*held, *used)}:
+        charge_device(
+            {who: units for (of, who), units in fitted.items() if of == device},
+            {who: scaled(units) for (of, who), units in silent.items() if of == device},
+            {who: scaled(units) for (of, who), units in used.items() if of == device},
+            claim_of,
+            charged,
+        )
+    charged["uncovered"] += there - sum(fitted.values())
+    return +charged
+
+
+def charge_device(
+    held: Mapping[str, int],
+    silent: Mapping[str, int],
+    used: Mapping[str, int],
+    claim_of: Callable[[str], Claim],
+    charged: Counter[str],
+) -> None:
+    lost = {who: min(silent.get(who, 0), units) for who, units in held.items()}
+    charged["overhead"] += sum(lost.values())
+    own = {who: units - lost[who] for who, units in held.items()}
+    free, usable = own.get(NOBODY, 0), sum(own.values())
+    holders = {who for who, units in own.items() if units and who != NOBODY}
+    claims = {}
+    for who in holders:
+        basis, weight, weight_of = claim_of(who)
+        use = used.get(who, 0)
+        claims[who] = {
+            "held": own[who],
+            "used": use,
+            "greater": max(own[who], use),
+            "blended": (weight * own[who] + (weight_of - weight) * use) // weight_of,
+        }[basis]
+    others = {who: use for who, use in used.items() if who not in holders}
+    claims |= fit(others, free)
+    granted = fit(claims, usable)
+    for who, units in granted.items():
+        charged["overhead" if who in ("host", "unattributed") else who] += units
+    left_over = usable - sum(granted.values())
+    held_back = max(0, usable - free - sum(granted[who] for who in holders))
+    charged["held_idle"] += min(left_over, held_back)
+    charged["unallocated"] += left_over - min(left_over, held_back)

@@ -1,0 +1,425 @@
+"""What a bill says: whose each cost is, by which price, and that all of it adds up."""
+
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuledger.errors import UserError
+from reports.billing import Bill, BillMaker, gpu_seconds
+from reports.policy_file import ReadPolicy, parse_policy
+from reports.usage_sums import UsageReader, Window
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_NS,
+    HOUR_US,
+    Row,
+    held,
+    inventory_row,
+    namespace_row,
+    node_row,
+    pod_row,
+    usage_row,
+    used,
+    write_store,
+)
+from tests.unit.reports.test_charging import rows_of_hours
+
+SEVEN = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
+
+
+def bill_of(
+    store: str, policy: str = SEVEN, *, by: Sequence[str] = ("pod",), hours: int = 4
+) -> Bill:
+    """Return the bill of the first hours of the first day."""
+    read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
+    maker = BillMaker(UsageReader(store, distinguishes_gpus="gpu" in by), read, by=by)
+    return maker.make(Window(BEGIN_US, BEGIN_US + hours * HOUR_US))
+
+
+def costs(bill: Bill) -> dict[str, str]:
+    """Return the cost of each line by its values, with its kind of idle where it has one."""
+    return {
+        "/".join((*line.values, *([line.idle_kind] if line.idle_kind else []))): f"{line.cost:f}"
+        for line in bill.lines
+    }
+
+
+def store_of(tmp_path: Path, *usage: Row, **tables: Sequence[Row]) -> str:
+    return write_store(tmp_path, usage_hourly=usage, **{"inventory": [inventory_row()], **tables})
+
+
+def test_who_holds_pays_and_what_nobody_used_of_it_is_shown(tmp_path: Path) -> None:
+    busy = HOUR_NS // 4
+    store = store_of(
+        tmp_path,
+        held(0, "a", busy_ns=HOUR_NS - busy),
+        used(0, "a", busy),
+        held(1, None),
+    )
+    bill = bill_of(store)
+    assert costs(bill) == {"a": "7.00", "__unallocated__/unallocated": "7.00"}
+    (line,) = (line for line in bill.lines if not line.idle_kind)
+    assert (gpu_seconds(line.held), gpu_seconds(line.used)) == (Decimal(3600), Decimal(900))
+    assert line.held_idle_cost == Fraction(21, 4)
+    assert bill.origin_cost == bill.line_cost == Decimal(14)
+    assert bill.covered_ratio == Fraction(1)
+
+
+def test_an_hour_of_an_instance_costs_its_slices_of_the_board(tmp_path: Path) -> None:
+    cut: Row = {"parent_uuid": "GPU-a", "board_compute_slices": 7}
+    store = store_of(
+        tmp_path,
+        held(0, None, compute_slices=2, board_compute_slices=7),
+        held(0, "a", gpu="MIG-1", mig_profile="1g.10gb", compute_slices=1, **cut),
+        held(0, "b", gpu="MIG-2", mig_profile="4g.40gb", compute_slices=4, **cut),
+    )
+    by_slices = {"__unallocated__/unallocated": "2.00", "a": "1.00", "b": "4.00"}
+    assert costs(bill_of(store)) == by_slices
+    own_price = "prices: [{name: 1g, mig_profile: '1g.*', per_gpu_hour: 1.5},"
+    assert costs(bill_of(store, SEVEN.replace("prices: [", own_price))) == by_slices | {"a": "1.50"}
+
+
+@pytest.mark.parametrize(
+    ("inventory", "nodes", "uncovered"),
+    [
+        pytest.param([inventory_row()], [], "14.00", id="there all the time"),
+        pytest.param([inventory_row(hour=1.5)], [], "10.50", id="from its first version on"),
+        pytest.param(
+            [inventory_row(), inventory_row(None, hour=1.5)], [], "3.50", id="until it is gone"
+        ),
+        pytest.param(
+            [inventory_row()],
+            [node_row(), node_row(hour=1.25, deleted_time=BEGIN_US + HOUR_US + HOUR_US // 4)],
+            "1.75",
+            id="until the node is deleted",
+        ),
+        pytest.param(
+            [inventory_row()],
+            [
+                node_row(),
+                node_row(hour=1.25, deleted_time=BEGIN_US + HOUR_US + HOUR_US // 4),
+                node_row(hour=1.75),
+            ],
+            "10.50",
+            id="and again from when the node is back",
+        ),
+        pytest.param([], [], None, id="never in the inventory"),
+    ],
+)
+def test_what_was_there_and_no_tick_covers_is_uncovered(
+    tmp_path: Path, inventory: list[Row], nodes: list[Row], uncovered: str | None
+) -> None:
+    """The first of three hours is covered; another GPU's row says that there is usage of all."""
+    other = [inventory_row("GPU-z", hour=99)]
+    store = store_of(
+        tmp_path,
+        held(0, "a"),
+        held(2, "z", 0, gpu="GPU-z"),
+        inventory=[*inventory, *other],
+        nodes=nodes,
+    )
+    found = costs(bill_of(store, hours=3))
+    assert found.get("__uncovered__/uncovered") == uncovered
+
+
+def test_nothing_is_billed_beyond_the_last_usage(tmp_path: Path) -> None:
+    bill = bill_of(store_of(tmp_path, held(0, "a")), hours=24)
+    assert costs(bill) == {"a": "7.00"}
+    assert not bill.is_complete
+
+
+def test_pods_are_found_late_by_uid_and_by_name_and_what_they_have_is_one_line(
+    tmp_path: Path,
+) -> None:
+    store = store_of(
+        tmp_path,
+        held(0, None, holder_state="named", holder_namespace="ns", holder_pod="a"),
+        usage_row(0, account="pod", busy_ns=HOUR_NS, pod_uid="uid-a", pod_state="pending"),
+        pods=[pod_row("a", owner_kind="Job", owner_name="train")],
+    )
+    bill = bill_of(store, by=["namespace", "owner", "pod"])
+    assert costs(bill) == {"ns/Job/train/a": "7.00"}
+    assert gpu_seconds(bill.lines[0].used) == 3600
+
+
+def test_a_name_means_the_pod_that_had_it_in_that_hour(tmp_path: Path) -> None:
+    by_name: Row = {"holder_state": "named", "holder_namespace": "ns", "holder_pod": "a"}
+    gone = BEGIN_US + HOUR_US
+    again = {"pod_uid": "uid-a2", "created_time": gone, "owner_kind": "Job", "owner_name": "2"}
+    store = store_of(
+        tmp_path,
+        held(0, None, **by_name),
+        held(1, None, **by_name),
+        held(2, None, **by_name),
+        pods=[
+            pod_row("a", owner_kind="Job", owner_name="1", deleted_time=gone - 10_000_000),
+            pod_row("a", hour=1, **again),
+        ],
+    )
+    assert costs(bill_of(store, by=["owner_name"])) == {"1": "7.00", "2": "14.00"}
+
+
+def test_labels_are_those_of_the_time_of_use(tmp_path: Path) -> None:
+    store = store_of(
+        tmp_path,
+        *(held(hour, "a") for hour in range(3)),
+        pods=[
+            pod_row("a", labels='{"team": "blue"}'),
+            pod_row("a", hour=0.5, labels='{"team": "red"}'),
+        ],
+    )
+    assert costs(bill_of(store, by=["label:team"])) == {"blue": "7.00", "red": "14.00"}
+
+
+def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: Path) -> None:
+    policy = (
+        SEVEN
+        + "dimensions: {project: ['label:project', 'namespace-annotation:project', namespace]}\n"
+    )
+    store = store_of(
+        tmp_path,
+        held(0, "a"),
+        held(1, "b", holder_namespace="said"),
+        held(2, "c", holder_namespace="silent"),
+        pods=[pod_row("a", labels='{"project": "apollo"}')],
+        namespaces=[namespace_row("said", annotations='{"project": "gemini"}')],
+    )
+    expected = {"apollo": "7.00", "gemini": "7.00", "silent": "7.00"}
+    assert costs(bill_of(store, policy, by=["project"])) == expected
+
+
+def test_teams_are_told_by_a_table_with_days(tmp_path: Path) -> None:
+    policy = SEVEN + (
+        "dimensions: {team: ['label:team']}\n"
+        "teams:\n"
+        "- {team: old, match: {namespace: ns}, to: 2026-10-01}\n"
+        "- {team: nlp, match: {namespace: 'n?', pod: 'a*'}, from: 2026-10-01}\n"
+    )
+    store = store_of(
+        tmp_path,
+        held(0, "a"),
+        held(1, "b"),
+        held(2, "c"),
+        pods=[pod_row("b", labels='{"team": "own"}')],
+    )
+    expected = {"nlp": "7.00", "own": "7.00", "__unattributed__": "7.00"}
+    assert costs(bill_of(store, policy, by=["team"])) == expected
+
+
+def test_use_of_nobody_who_holds_is_charged_by_time_where_nobody_holds(tmp_path: Path) -> None:
+    store = store_of(
+        tmp_path,
+        held(0, None),
+        used(0, "a", HOUR_NS // 2),
+        usage_row(0, account="host", busy_ns=HOUR_NS // 4),
+        held(1, "b"),
+        used(1, "a", HOUR_NS // 2),
+    )
+    assert costs(bill_of(store)) == {
+        "a": "3.50",
+        "b": "7.00",
+        "__system__/overhead": "1.75",
+        "__unallocated__/unallocated": "1.75",
+    }
+
+
+def test_a_gpu_that_does_not_answer_is_overhead(tmp_path: Path) -> None:
+    store = store_of(tmp_path, held(0, "a", silent_ns=HOUR_NS // 2))
+    assert costs(bill_of(store)) == {"a": "3.50", "__silent__/overhead": "3.50"}
+
+
+@pytest.mark.parametrize(
+    ("basis", "expected"),
+    [
+        ("basis: held", {"a": "7.00"}),
+        ("basis: used", {"a": "1.75", "__idle__/held_idle": "5.25"}),
+        ("basis: greater", {"a": "7.00"}),
+        ("basis: blended, held_weight: 0.5", {"a": "4.37", "__idle__/held_idle": "2.63"}),
+        ("basis: used, match: {pod: b}", {"a": "7.00"}),
+    ],
+)
+def test_each_tenant_pays_by_its_basis_and_idle_has_the_rest(
+    tmp_path: Path, basis: str, expected: dict[str, str]
+) -> None:
+    store = store_of(tmp_path, held(0, "a"), used(0, "a", HOUR_NS // 4))
+    assert costs(bill_of(store, f"{SEVEN}basis: [{{{basis}}}]")) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        ("share: own_line", {"a": "7.00", "b": "14.00", "__unallocated__/unallocated": "7.00"}),
+        ("share: even", {"a": "10.50", "b": "17.50", "__unallocated__/unallocated": "0.00"}),
+        ("share: held", {"a": "9.33", "b": "18.67", "__unallocated__/unallocated": "0.00"}),
+        ("share: used", {"a": "14.00", "b": "14.00", "__unallocated__/unallocated": "0.00"}),
+        (
+            "share: table, by: pod, weights: {a: 1, c: 3}",
+            {
+                "a": "7.00",
+                "b": "14.00",
+                "a/unallocated": "1.75",
+                "c/unallocated": "5.25",
+                "__unallocated__/unallocated": "0.00",
+            },
+        ),
+        (
+            "share: held, model: A100",
+            {"a": "7.00", "b": "14.00", "__unallocated__/unallocated": "7.00"},
+        ),
+    ],
+)
+def test_idle_is_shared_as_the_file_says(
+    tmp_path: Path, share: str, expected: dict[str, str]
+) -> None:
+    store = store_of(
+        tmp_path,
+        held(0, "a"),
+        used(0, "a", HOUR_NS // 2),
+        held(1, "b"),
+        held(2, "b"),
+        held(3, None),
+    )
+    policy = f"{SEVEN}idle: [{{kind: unallocated, {share}}}]"
+    assert costs(bill_of(store, policy)) == expected
+
+
+def test_idle_is_shared_among_those_of_the_same_pool_alone(tmp_path: Path) -> None:
+    other: Row = {"node": "m", "gpu": "GPU-m"}
+    store = store_of(
+        tmp_path,
+        held(0, "a"),
+        held(1, None),
+        held(0, "b", **other),
+        inventory=[inventory_row(), inventory_row("GPU-m", node="m", in_force_from=BEGIN_US)],
+        nodes=[node_row(node_pool="one"), node_row(node="m", node_pool="two")],
+    )
+    policy = f"{SEVEN}idle: [{{kind: unallocated, share: held}}]"
+    found = costs(bill_of(store, policy, by=["node_pool", "pod"], hours=1))
+    assert found == {"one/a": "7.00", "two/b": "7.00"}
+    found = costs(bill_of(store, policy, by=["node_pool", "pod"]))
+    assert found["one/a"] == "14.00"
+    assert found["two/__uncovered__/uncovered"] == "7.00"
+
+
+def test_energy_is_charged_beside_the_hours_where_it_has_a_price(tmp_path: Path) -> None:
+    policy = SEVEN + "energy: [{name: grid, per_kilowatt_hour: 0.20, pue: 1.5}]"
+    store = store_of(
+        tmp_path,
+        held(0, "a", energy_millijoules=1_800_000_000),
+        used(0, "a", HOUR_NS, energy_millijoules=1_800_000_000),
+    )
+    (line,) = bill_of(store, policy).lines
+    assert (line.energy_cost, line.cost) == (Fraction(3, 10), Decimal("7.30"))
+
+
+def test_gpus_without_a_price_cost_nothing_and_are_named(tmp_path: Path) -> None:
+    bill = bill_of(store_of(tmp_path, held(0, "a")), "prices: []")
+    assert costs(bill) == {"a": "0.00"}
+    assert {model: gpu_seconds(units) for model, units in bill.unpriced.items()} == {"H100": 3600}
+
+
+def test_a_budget_says_what_is_spent_and_what_it_will_come_to(tmp_path: Path) -> None:
+    policy = SEVEN + (
+        "budgets: [{name: nlp, amount: 100, match: {namespace: ns}, from: 2026-10-01,"
+        " to: 2026-10-02}]"
+    )
+    store = store_of(tmp_path, held(0, "a"), held(1, "b"), held(2, None))
+    (state,) = bill_of(store, policy, hours=3).budgets
+    assert (state.spent, state.elapsed) == (Fraction(14), Fraction(1, 8))
+    assert state.forecast == Fraction(112)
+
+
+def test_a_price_holds_from_the_hour_in_which_its_facts_do(tmp_path: Path) -> None:
+    policy = (
+        "prices:\n"
+        "- {name: spot, capacity_type: spot, per_gpu_hour: 2}\n"
+        "- {name: demand, per_gpu_hour: 7}\n"
+    )
+    store = store_of(
+        tmp_path,
+        *(held(hour, "a") for hour in range(3)),
+        nodes=[node_row(capacity_type="spot"), node_row(hour=1.5, capacity_type="on-demand")],
+    )
+    assert costs(bill_of(store, policy)) == {"a": "11.00"}
+
+
+EVEN = "{kind: uncovered, share: even}, {kind: overhead, share: used}"
+
+
+def test_alike_nodes_are_told_apart_from_when_one_of_them_changes(tmp_path: Path) -> None:
+    """Also on later days, on which nothing changes: what stands for both must be like both."""
+    spot = "{name: spot, capacity_type: spot, per_gpu_hour: 2}"
+    policy = f"prices: [{spot}, {{name: rest, per_gpu_hour: 7}}]"
+    hours = [*range(3), *range(24, 27)]
+    store = store_of(
+        tmp_path,
+        *(held(hour, "a", node=node, gpu=f"GPU-{node}") for hour in hours for node in "mn"),
+        inventory=[],
+        nodes=[
+            node_row(node="m", capacity_type="spot"),
+            node_row(node="m", hour=2, capacity_type="on-demand"),
+            node_row(node="n", capacity_type="spot"),
+        ],
+    )
+    # Of m two hours at 2 and four at 7; of n six at 2.
+    expected = "44.00"
+    assert costs(bill_of(store, policy, by=["namespace"], hours=48)) == {"ns": expected}
+    assert costs(bill_of(store, policy, by=["node"], hours=48)) == {"m": "32.00", "n": "12.00"}
+    assert costs(bill_of(store, policy, by=["owner"], hours=48)) == {"__unattributed__": expected}
+
+
+def test_a_deleted_node_was_what_it_was_before(tmp_path: Path) -> None:
+    """The record of a deletion has nothing of the node but its name."""
+    policy = "prices: [{name: own, node_pool: dgx, per_gpu_hour: 7}]"
+    store = store_of(
+        tmp_path,
+        held(0, "a"),
+        held(1, "a"),
+        nodes=[
+            node_row(node_pool="dgx"),
+            node_row(hour=1.5, deleted_time=BEGIN_US + HOUR_US + HOUR_US // 2),
+        ],
+    )
+    assert costs(bill_of(store, policy, hours=2)) == {"a": "10.50"}
+
+
+SHARED = "{kind: unallocated, share: held}"
+TABLE = "{kind: unallocated, share: table, by: pod, weights: {a: 1, x: 2}}"
+MACHINE = "{name: m, instance: {per_hour: 98.32, gpus: 8, vcpus: 192, memory_gb: 2048}}"
+POLICIES = [
+    SEVEN,
+    SEVEN + "basis: [{basis: used, match: {pod: a}}, {basis: blended, held_weight: 0.3}]",
+    f"currency: JPY\nprices: [{{name: h, per_gpu_hour: 100.1}}]\nidle: [{EVEN}, {SHARED}]",
+    f"prices: [{{name: i, mig_profile: 1g, per_gpu_hour: 1}}, {MACHINE}]\nidle: [{TABLE}]",
+]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rows=rows_of_hours(), policy=st.sampled_from(POLICIES), boards=st.sampled_from([0, 2]))
+def test_the_lines_of_any_bill_sum_to_what_the_gpus_cost(
+    rows: list[Row], policy: str, boards: int
+) -> None:
+    """Exactly before they are rounded, and as rounded too; and twice the same."""
+    inventory = [inventory_row(gpu) for gpu in ("GPU-a", "GPU-b")[:boards]]
+    with TemporaryDirectory() as folder:
+        store = write_store(Path(folder), usage_hourly=rows, inventory=inventory)
+        bill = bill_of(store, policy, by=["node", "pod"])
+        again = bill_of(store, policy, by=["node", "pod"])
+    assert sum(line.exact_cost for line in bill.lines) == bill.exact_origin_cost
+    assert bill.line_cost == bill.origin_cost
+    assert bill.lines == again.lines
+    if policy.startswith(SEVEN) and boards:
+        hours = (bill.end_us - BEGIN_US) // HOUR_US
+        assert bill.exact_origin_cost == 2 * 7 * hours
+
+
+def test_an_unknown_dimension_is_refused_by_name(tmp_path: Path) -> None:
+    store = store_of(tmp_path, held(0, "a"))
+    with pytest.raises(UserError, match="--by: 'nmespace'"):
+        bill_of(store, by=["nmespace"])

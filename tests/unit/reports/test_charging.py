@@ -1,0 +1,174 @@
+"""Every unit of a board's time is charged once, and as the rules say."""
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from reports.charging_sql import UNITS
+from reports.tenants import PartyKey
+from reports.usage_day import days_of
+from reports.usage_sums import PartyBasis, UsageReader, Window
+from tests.unit.reports.oracle import Claim, charge_board_hour
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_NS,
+    HOUR_US,
+    Row,
+    held,
+    inventory_row,
+    usage_row,
+    used,
+    write_store,
+)
+
+HOURS = 2
+WINDOW = Window(BEGIN_US, BEGIN_US + HOURS * HOUR_US)
+CLAIMS = {
+    "uid-a": Claim("held"),
+    "uid-b": Claim("used"),
+    "uid-c": Claim("greater"),
+    "uid-d": Claim("blended", 1, 3),
+}
+ALL_HELD: dict[str, Claim] = {}
+# Lengths that meet the edges: nothing, an hour, a bit more, and thirds that leave remainders.
+lengths = st.one_of(
+    st.sampled_from([0, 1, HOUR_NS // 3, HOUR_NS // 2, HOUR_NS, HOUR_NS + 7]),
+    st.integers(0, HOUR_NS + HOUR_NS // 8),
+)
+pods = st.sampled_from("abcd")
+SLICES = {"board_compute_slices": 7}
+INSTANCES: dict[str, dict[str, Any]] = {
+    "GPU-a": {},
+    "GPU-b": {**SLICES, "compute_slices": 2},
+    "MIG-b1": {"parent_uuid": "GPU-b", "mig_profile": "1g", **SLICES, "compute_slices": 1},
+    "MIG-b2": {"parent_uuid": "GPU-b", "mig_profile": "4g", **SLICES, "compute_slices": 4},
+}
+
+
+@st.composite
+def rows_of_hours(draw: st.DrawFn) -> list[Row]:
+    """Draw the rows of some hours of a whole GPU and of one that is cut into two instances."""
+    rows: list[Row] = []
+    for hour in range(HOURS):
+        for gpu, device in INSTANCES.items():
+            where: dict[str, Any] = {"gpu": gpu, **device}
+            for pod in draw(st.lists(st.one_of(st.none(), pods), max_size=3, unique=True)):
+                length = draw(lengths)
+                silent = draw(st.sampled_from([None, None, 0, length // 2, length]))
+                rows.append(held(hour, pod, length, silent_ns=silent, **where))
+            users = draw(st.lists(pods, max_size=2, unique=True))
+            rows += [used(hour, pod, draw(lengths), **where) for pod in users]
+            others = draw(st.lists(st.sampled_from(["host", "unattributed"]), max_size=1))
+            rows += [
+                usage_row(hour, account=other, busy_ns=draw(lengths), **where) for other in others
+            ]
+    return rows or [held(HOURS - 1, None, 1)]
+
+
+inventories = st.sampled_from(
+    [
+        {},
+        {"GPU-a": [(-24, True)], "GPU-b": [(-24, True)]},
+        {"GPU-a": [(0.25, True)], "GPU-b": [(-1, True), (0.5, False), (1.5, True)]},
+    ]
+)
+
+
+def charged_by_store(store: str, claims: dict[str, Claim]) -> Counter[str]:
+    """Return the units that each tenant and kind of idle is charged by SQL."""
+
+    def basis_of(party: PartyKey, since_us: int) -> PartyBasis:
+        claim = claims.get(party.uid or "", Claim())
+        return PartyBasis(("pod", party.uid) if party.uid else (party.kind,), *claim)
+
+    charged: Counter[str] = Counter()
+    for day in days_of(UsageReader(store), WINDOW, changes=[], basis_of=basis_of):
+        for row in day.usage:
+            if row.is_idle:
+                charged[row.party.uid or "unallocated"] += row.held - row.silent
+                charged["overhead"] += row.silent
+        for charge in day.charges:
+            who = charge.party.uid or (
+                "unallocated" if charge.party.kind == "nobody" else "overhead"
+            )
+            charged["overhead" if charge.is_silent else who] += charge.units
+        for idle in day.idle:
+            charged["overhead"] += idle.silent
+            charged["held_idle"] += idle.held_idle
+            charged["unallocated"] += idle.unallocated
+        for board in day.boards:
+            charged["uncovered"] += board.there - board.covered
+    assert min(charged.values(), default=0) >= 0
+    return +charged
+
+
+def inventory_rows(boards: dict[str, list[tuple[float, bool]]]) -> list[Row]:
+    times = sorted({hour for versions in boards.values() for hour, _ in versions})
+    rows = []
+    for hour in times:
+        there = [
+            gpu
+            for gpu, versions in boards.items()
+            if any(is_there for at, is_there in versions if at <= hour)
+            and [is_there for at, is_there in versions if at <= hour][-1]
+        ]
+        rows += [inventory_row(gpu, hour=hour) for gpu in (there or (None,))]
+    return rows
+
+
+def time_there_ns(versions: list[tuple[float, bool]], hour: int) -> int:
+    """Return for how long a board was there in an hour."""
+    edges = [*versions, (99.0, False)]
+    return sum(
+        max(0, round((min(until, hour + 1) - max(since, hour)) * HOUR_NS))
+        for (since, is_there), (until, _) in pairwise(edges)
+        if is_there
+    )
+
+
+def expected(
+    rows: list[Row], boards: dict[str, list[tuple[float, bool]]], claims: dict[str, Claim]
+) -> Counter[str]:
+    by_board: dict[tuple[str, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        by_board[row.get("parent_uuid") or row["gpu_uuid"], row["hour"]].append(row)
+    charged: Counter[str] = Counter()
+    for hour_us in range(*WINDOW, HOUR_US):
+        hour = (hour_us - BEGIN_US) // HOUR_US
+        for board in ("GPU-a", "GPU-b"):
+            there = time_there_ns(boards[board], hour) if boards else None
+            charged += charge_board_hour(
+                by_board[board, hour_us], there, lambda who: claims.get(who, Claim())
+            )
+    return charged
+
+
+@pytest.mark.parametrize("claims", [ALL_HELD, CLAIMS], ids=["all pay what they hold", "mixed"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rows=rows_of_hours(), boards=inventories)
+def test_the_charges_of_each_board_and_hour_are_those_of_the_rules(
+    claims: dict[str, Claim], rows: list[Row], boards: dict[str, list[tuple[float, bool]]]
+) -> None:
+    with TemporaryDirectory() as folder:
+        store = write_store(Path(folder), usage_hourly=rows, inventory=inventory_rows(boards))
+        assert charged_by_store(store, claims) == expected(rows, boards, claims)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rows=rows_of_hours())
+def test_minutes_are_charged_as_the_hour_that_they_add_up_to(rows: list[Row]) -> None:
+    minutes = [{**row, "hour": row["hour"] + 59 * 60_000_000} for row in rows]
+    boards = {"GPU-a": [(-24.0, True)], "GPU-b": [(-24.0, True)]}
+    with TemporaryDirectory() as folder, TemporaryDirectory() as other:
+        inventory = inventory_rows(boards)
+        hourly = write_store(Path(folder), usage_hourly=rows, inventory=inventory)
+        by_minute = write_store(Path(other), usage=minutes, inventory=inventory)
+        charged = charged_by_store(by_minute, ALL_HELD)
+        assert charged == charged_by_store(hourly, ALL_HELD)
+        assert sum(charged.values()) == 2 * HOURS * HOUR_NS * UNITS

@@ -1,0 +1,236 @@
+"""The file of prices and policies: each mistake is named with its line, field and remedy."""
+
+from datetime import date
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports.money import CURRENCIES, minor_digits, quantize_together, text_of
+from reports.policy import BillPolicy
+from reports.policy_file import DEFAULT_FILE, PolicyError, parse_policy, read_policy
+from reports.rates import DeviceTraits, PriceBook
+
+EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("prices: [", ["line 1", "YAML"]),
+        ("- 1", ["the file", "object"]),
+        ("curency: USD", ["line 1: curency", "did you mean currency?"]),
+        ("prices:\n- {name: a, modell: x, per_gpu_hour: 1}", ["line 2: prices[0].modell", "model"]),
+        ("prices:\n- model: x\n", ["line 2: prices[0]", "name is missing"]),
+        ("prices:\n- name: a\n  per_gpu_hour: dear", ["line 3: prices[0].per_gpu_hour", "decimal"]),
+        (
+            "prices:\n- name: a\n  per_gpu_hour: -1",
+            ["line 2: prices[0]", "per_gpu_hour", "below 0"],
+        ),
+        ("prices:\n- name: a\n  per_gpu_hour: .nan", ["line 2: prices[0]", "per_gpu_hour"]),
+        ("prices:\n- name: a\n", ["line 2: prices[0]", "exactly one of"]),
+        ("currency: USD\ncurrency: EUR", ["line 2", "stands twice, in line 1"]),
+        ("currency: dollars", ["line 1: currency", "ISO 4217"]),
+        (
+            "prices:\n- name: a\n  per_gpu_hour: 1\n  currency: EUR",
+            ["line 4: prices[0].currency", "exchange_rates"],
+        ),
+        (
+            "prices:\n- {name: a, per_gpu_hour: 1}\n- {name: a, per_gpu_hour: 2}",
+            ["line 3: prices[1].name", "twice"],
+        ),
+        (
+            "prices:\n- {name: a, per_gpu_hour: 1, from: 2026-02-01, to: 2026-01-01}",
+            ["line 2: prices[0]", "later day"],
+        ),
+        ("idle:\n- {kind: unallocated, share: table}", ["line 2: idle[0]", "`by` and `weights`"]),
+        ("idle:\n- {kind: unalocated, share: even}", ["line 2: idle[0].kind"]),
+        ("basis:\n- {basis: blended}", ["line 2: basis[0]", "held_weight"]),
+        ("basis:\n- {basis: used, match: {model: a}}", ["line 2: basis[0].match.model", "tenants"]),
+        ("dimensions:\n  project: [lable:x]", ["line 2: dimensions.project[0]", "label:KEY"]),
+        ("dimensions:\n  pod: [namespace]", ["line 2: dimensions.pod", "already"]),
+        ("teams:\n- {team: a, match: {team: b}}", ["line 2: teams[0].match.team"]),
+        ("exchange_rates:\n- {currency: EUR, rate: 0, from: 2026-01-01}", ["line 2", "`rate`"]),
+        (
+            "budgets:\n- {name: a, amount: 1, from: 2026-02-01, to: 2026-02-01}",
+            ["line 2: budgets[0].to"],
+        ),
+    ],
+)
+def test_a_mistake_is_named_with_its_line_its_field_and_what_to_do(
+    text: str, parts: list[str]
+) -> None:
+    with pytest.raises(PolicyError) as raised:
+        parse_policy(text)
+    assert [part for part in parts if part not in str(raised.value)] == []
+
+
+def test_all_mistakes_between_the_parts_are_named_at_once() -> None:
+    with pytest.raises(PolicyError) as raised:
+        parse_policy("currency: XXX\nteams:\n- {team: a, match: {nmespace: b}}")
+    assert [mistake[:6] for mistake in raised.value.mistakes] == ["line 1", "line 3"]
+
+
+def test_the_hash_of_a_file_is_of_what_it_means(tmp_path: Path) -> None:
+    texts = [
+        "prices: [{name: a, per_gpu_hour: 1.50}]",
+        "# dear\nprices:\n- per_gpu_hour: 1.50\n  name: a\n",
+        "prices: [{name: a, per_gpu_hour: 1.51}]",
+    ]
+    hashes = []
+    for text in texts:
+        file = tmp_path / "prices.yaml"
+        file.write_text(text)
+        hashes.append(read_policy(file).sha256)
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_the_example_of_the_repository_is_valid_and_has_every_part() -> None:
+    policy = read_policy(EXAMPLE).policy
+    assert [name for name in policy.__struct_fields__ if not getattr(policy, name)] == []
+    kinds = {
+        kind
+        for price in policy.prices
+        for kind in ("per_gpu_hour", "instance", "purchase")
+        if getattr(price, kind) is not None
+    }
+    assert kinds == {"per_gpu_hour", "instance", "purchase"}
+    # What is optional stands in it too, so that nobody has to look elsewhere how it is called.
+    text = EXAMPLE.read_text()
+    fields = {
+        field
+        for part in (
+            BillPolicy,
+            type(policy.prices[0]),
+            type(policy.idle[0]),
+            type(policy.teams[0]),
+        )
+        for field in part.__struct_encode_fields__
+    }
+    assert [field for field in sorted(fields) if f"{field}:" not in text] == []
+
+
+def test_the_built_in_prices_say_of_each_when_and_where_it_was_listed() -> None:
+    policy = read_policy(None).policy
+    assert all((price.source or "").startswith("list price, 20") for price in policy.prices)
+    assert DEFAULT_FILE.is_file()
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A30", "A30"),
+        ("NVIDIA A40", "A40"),
+        ("NVIDIA GeForce RTX 4090", None),
+    ],
+)
+def test_the_built_in_prices_know_the_products_by_their_names(model: str, name: str | None) -> None:
+    book = PriceBook(read_policy(None).policy)
+    price = book.rate_of(DeviceTraits("prod", "n", model), date(2026, 10, 1)).price
+    assert (price.name if price else None) == name
+
+
+RATES = """
+currency: EUR
+exchange_rates:
+- {currency: USD, rate: 0.90, from: 2026-01-01}
+- {currency: USD, rate: 0.80, from: 2026-10-01}
+prices:
+- {name: old, model: H100, per_gpu_hour: 9, to: 2026-10-01}
+- {name: spot, model: H100, capacity_type: spot, per_gpu_hour: 2, currency: USD}
+- {name: pool, node_pool: "own-*", purchase: {capital: 240000, residual: 24000,
+   lifetime_hours: 43200, hosting_per_hour: 2, support_per_hour: 1, gpus: 8}}
+- {name: machine, instance_type: p5.48xlarge, region: "us-*",
+   instance: {per_hour: 98.32, gpus: 8, vcpus: 192, memory_gb: 2048}}
+- {name: rest, cluster: prod, per_gpu_hour: 1.25}
+"""
+
+
+@pytest.mark.parametrize(
+    ("facts", "day", "name", "rate"),
+    [
+        ({"model": "H100"}, date(2026, 9, 30), "old", Fraction(9)),
+        ({"model": "H100"}, date(2026, 10, 1), "rest", Fraction(5, 4)),
+        ({"model": "H100", "capacity_type": "spot"}, date(2026, 10, 1), "spot", Fraction(8, 5)),
+        ({"node_pool": "own-1"}, date(2026, 9, 1), "pool", Fraction(1)),
+        (
+            {"instance_type": "p5.48xlarge", "region": "us-east-1"},
+            date(2026, 9, 1),
+            "machine",
+            # 98.32 x 9 / (9 x 8 + 0.9 x 192 + 0.1 x 2048) to the last digit, and no further.
+            Fraction(88488, 100) / Fraction(4496, 10),
+        ),
+        (
+            {"instance_type": "p5.48xlarge", "region": "eu"},
+            date(2026, 9, 1),
+            "rest",
+            Fraction(5, 4),
+        ),
+    ],
+)
+def test_the_first_row_that_fits_the_device_and_the_day_is_its_price(
+    facts: dict[str, str], day: date, name: str, rate: Fraction
+) -> None:
+    known = {"cluster": "prod", "node": "n", **facts}
+    device = DeviceTraits._make(known.get(field) for field in DeviceTraits._fields)
+    found = PriceBook(parse_policy(RATES)).rate_of(device, day)
+    assert found.price is not None
+    assert (found.price.name, found.per_gpu_hour) == (name, rate)
+
+
+def test_amounts_of_other_currencies_need_a_rate_of_the_day() -> None:
+    device = DeviceTraits("prod", "n", "H100", capacity_type="spot")
+    with pytest.raises(Exception, match="no exchange rate for USD on 2025-12-31"):
+        PriceBook(parse_policy(RATES.replace(", to: 2026-10-01", ", to: 2025-01-01"))).rate_of(
+            device, date(2025, 12, 31)
+        )
+
+
+@given(
+    amounts=st.lists(st.fractions(min_value=-1000, max_value=1000), max_size=12),
+    digits=st.integers(0, 4),
+)
+def test_rounded_lines_sum_to_the_rounded_sum_and_none_is_off_by_a_unit(
+    amounts: list[Fraction], digits: int
+) -> None:
+    rounded = quantize_together(amounts, digits=digits)
+    assert sum(rounded) == round(sum(amounts, Fraction(0)), digits)
+    unit = Fraction(1, 10**digits)
+    for amount, line in zip(amounts, rounded, strict=True):
+        assert abs(Fraction(line) - amount) < unit
+
+
+@pytest.mark.parametrize(
+    ("currency", "digits"), [("USD", 2), ("EUR", 2), ("JPY", 0), ("KWD", 3), ("CLF", 4)]
+)
+def test_amounts_have_the_digits_of_their_currency(currency: str, digits: int) -> None:
+    assert minor_digits(currency) == digits
+    assert len(CURRENCIES) > 150
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        (Fraction(1, 3), "0.333333333333"),
+        (Fraction(7), "7"),
+        (Fraction(-5, 2), "-2.5"),
+        (Fraction(1000), "1000"),
+        (Decimal("1E+3"), "1000"),
+    ],
+)
+def test_amounts_are_written_without_exponents(amount: Fraction | Decimal, text: str) -> None:
+    assert text_of(amount) == text
