@@ -32,6 +32,10 @@ class StoreColumn:
 
     def array(self, values: Any) -> Array:  # noqa: ANN401  # any sequence of the column's values
         """Make the Arrow array; raises TypeError or ValueError for values of another type."""
+        if DataType.is_decimal(self.kind):
+            # Arrow makes no decimals of Python's integers, and reads them from their digits.
+            texts = [None if value is None else str(value) for value in values]
+            return Array(texts, type=DataType.utf8()).cast(self.kind)
         if self.made_as is None:
             return Array(values, type=self.kind)
         return Array(values, type=self.made_as).cast(self.kind)
