@@ -5,7 +5,7 @@ rows, and how they are written, is the store sink's business.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -15,6 +15,7 @@ from gpuledger.ledger.rows import ColumnType, store_columns
 
 PARTITION_COLUMN: Final = "event_date"
 _MICROSECONDS_UTC: Final = DataType.timestamp("us", tz="UTC")
+_DIGITS: Final = DataType.utf8()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +33,11 @@ class StoreColumn:
 
     def array(self, values: Any) -> Array:  # noqa: ANN401  # any sequence of the column's values
         """Make the Arrow array; raises TypeError or ValueError for values of another type."""
-        if DataType.is_decimal(self.kind):
-            # Arrow makes no decimals of Python's integers, and reads them from their digits.
-            texts = [None if value is None else str(value) for value in values]
-            return Array(texts, type=DataType.utf8()).cast(self.kind)
         if self.made_as is None:
             return Array(values, type=self.kind)
+        if self.made_as == _DIGITS:
+            # Arrow makes no decimals of Python's integers, but reads them from their digits.
+            values = [None if value is None else str(value) for value in values]
         return Array(values, type=self.made_as).cast(self.kind)
 
 
@@ -50,6 +50,8 @@ class TableSchema:
     description: str
     columns: Sequence[StoreColumn]
     partition_by: Sequence[str] = ()
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    """Further properties of the table, as Delta names them."""
     statistics_columns: int
     """How many leading columns carry the statistics by which readers skip files; more only make
     the log large."""
@@ -152,6 +154,23 @@ PODS: Final = TableSchema(
         StoreColumn(name="requested", kind=DataType.utf8(), nullable=True),
     ),
     statistics_columns=4,
+)
+
+SEEN_TICKS: Final = TableSchema(
+    name="seen_ticks",
+    description="The sink's own: the last tick of each node, by how far its partition is stored.",
+    columns=(
+        StoreColumn(name="stream", kind=DataType.utf8()),
+        StoreColumn(name="last_offset", kind=DataType.int64()),
+        StoreColumn(name="seen", kind=DataType.utf8()),
+        StoreColumn(name="written_time", kind=_MICROSECONDS_UTC, made_as=DataType.int64()),
+    ),
+    # A commit a flush, of which the newest alone is ever asked for.
+    configuration={
+        "delta.logRetentionDuration": "interval 1 days",
+        "delta.deletedFileRetentionDuration": "interval 1 days",
+    },
+    statistics_columns=2,
 )
 
 

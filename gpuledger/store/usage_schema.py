@@ -42,6 +42,7 @@ def _number(*names: str, kind: DataType = _COUNT, nullable: bool = True) -> list
         StoreColumn(
             name=name,
             kind=kind,
+            made_as=DataType.utf8() if kind is _BYTE_TIME else None,
             nullable=nullable,
             encoding="DELTA_BINARY_PACKED" if kind is _COUNT else None,
         )

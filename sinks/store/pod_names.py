@@ -31,7 +31,7 @@ from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks, in_daemon_thread
 from gpuledger.topics import partition_of_node
 from sinks.errors import ReceiverUnavailableError
-from sinks.store.buffer import Row
+from sinks.store.minute_sums import Row
 from sinks.store.stored import Streams
 from sinks.store.table import PodsTable, StaleTableError
 

@@ -15,7 +15,7 @@ import structlog
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Gap, Record, TopicPartition, WholeBus
-from gpuledger.clock import NS_PER_SECOND, Clock
+from gpuledger.clock import NS_PER_SECOND, NS_PER_US, Clock
 from gpuledger.errors import NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
@@ -27,15 +27,18 @@ from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
 from sinks.store.buffer import DayWindow, RowBuffer, rows_of
+from sinks.store.minute_sums import Row, TooManyRowsError, bookings_of, days_of
 from sinks.store.pod_names import PodNames, open_pod_names
 from sinks.store.resuming import GapRecorder, Resuming
-from sinks.store.stored import Appending, Stored, Streams
+from sinks.store.seen import SeenTable
+from sinks.store.stored import Appending, Stored, Streams, Target
 from sinks.store.table import (
     EntriesTable,
     GapsTable,
     PodsTable,
     StaleTableError,
     StreamTable,
+    UsageTable,
 )
 from sinks.timelines import SeenTicks
 from sinks.watermarks import WatermarkRelay, open_relay
@@ -59,12 +62,13 @@ async def open_sink(
     """
     check = readiness.check("store.receiver", severity=CheckSeverity.WARNING)
     where: dict[str, Any] = {"store_uri": settings.uri, "storage_options": settings.storage_options}
-    table, gaps, pods = EntriesTable(**where), GapsTable(**where), PodsTable(**where)
-    retrying = retry_receiver(sink=NAME, check=check, clock=clock, receiver=shown_url(table.uri))
+    usage, entries = UsageTable(**where), EntriesTable(**where)
+    gaps, pods, seen = GapsTable(**where), PodsTable(**where), SeenTable(**where)
+    retrying = retry_receiver(sink=NAME, check=check, clock=clock, receiver=shown_url(settings.uri))
     # Whatever group reads: the table has one sequence of offsets.
     streams = Streams(group=bus.topics.group(STORE.group), generation=settings.generation)
-    stored = Stored(streams=streams)
-    recorder = GapRecorder(gaps=gaps, entries=table, stored=stored, clock=clock)
+    targets = targets_of(usage, entries if settings.entries else None, streams=streams)
+    recorder = GapRecorder(gaps=gaps, rows=targets[-1].table, stored=targets[0].stored, clock=clock)
     async with (
         open_relay(NAME, bus=bus, readiness=readiness, clock=clock) as relay,
         open_pod_names(
@@ -83,18 +87,41 @@ async def open_sink(
             clock=clock,
             retrying=retrying,
             recorder=recorder,
+            targets=targets,
             resuming=Resuming(
-                table=table,
+                targets=targets,
+                seen=seen,
                 gaps=gaps,
                 recorder=recorder,
-                stored=stored,
                 retrying=retrying,
                 topic=bus.topics.events.name,
                 asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
             ),
-            appending=Appending(table=table, stored=stored, clock=clock),
-            maintenance=Maintenance(tables=[table, gaps, pods], settings=settings, clock=clock),
+            appending=Appending(targets=targets, seen=seen, clock=clock),
+            maintenance=Maintenance(
+                tables=[*(target.table for target in targets), gaps, pods],
+                settings=settings,
+                clock=clock,
+            ),
         )
+
+
+def targets_of(
+    usage: UsageTable, entries: EntriesTable | None, *, streams: Streams
+) -> list[Target]:
+    """Return the tables that have rows of events, `usage` first."""
+    targets = [
+        Target(
+            table=usage,
+            stored=Stored(streams=streams),
+            rows_of=lambda pending: list(pending.sums.rows()),
+            tells_hours=True,
+        )
+    ]
+    if entries is not None:
+        stored = Stored(streams=streams)
+        targets.append(Target(table=entries, stored=stored, rows_of=lambda pending: pending.rows))
+    return targets
 
 
 class Maintenance:
@@ -148,6 +175,7 @@ class StoreSink(Sink):
         clock: Clock,
         retrying: RetryingCaller[ReceiverUnavailableError],
         recorder: GapRecorder,
+        targets: Sequence[Target],
         resuming: Resuming,
         appending: Appending,
         maintenance: Maintenance,
@@ -159,6 +187,8 @@ class StoreSink(Sink):
         self._recorder, self._resuming, self._appending = recorder, resuming, appending
         self._maintenance, self._relay = maintenance, relay
         self._pod_names = pod_names
+        self._usage, *others = targets
+        self._entries = others[0] if others else None
         self._pending = RowBuffer()
         self._window = DayWindow(
             max_age_seconds=settings.max_age_seconds,
@@ -187,8 +217,10 @@ class StoreSink(Sink):
             await self._appending.end()
             # The flush may find other partitions in need of it.
             await self._flush(context)
-            sought = await self._resuming.seek(context.consumer)
-            self._seen.forget(sought)
+            seen = await self._resuming.seek(context.consumer)
+            for partition, ticks in seen.items():
+                self._seen.restore(partition, ticks)
+            sought = frozenset(seen)
             self._relay.follow(sought)
             self._pod_names.follow(sought)
             return sought
@@ -271,22 +303,31 @@ class StoreSink(Sink):
         if not self._seen.is_new(partition, event):
             count_dropped(NAME, "duplicate")
             return
+        now_ns = self._clock.time_ns()
         try:
-            rows = list(rows_of(event, record, ingested_time_ns=self._clock.time_ns()))
+            bookings = bookings_of(event)
+            rows: list[Row] = []
+            if self._entries is not None and self._entries.lacks(partition, record.offset):
+                rows = list(rows_of(event, record, ingested_time_ns=now_ns))
+        except TooManyRowsError as error:
+            context.dead_letters.reject(record, reason="too_large", detail=str(error))
+            return
         except ValueError as error:
             context.dead_letters.reject(record, reason="invalid", detail=str(error))
             return
-        days = {row[0] for row in rows}
-        if refusal := self._window.refusal_of(days, now_ns=self._clock.time_ns()):
+        if refusal := self._window.refusal_of(days_of(bookings), now_ns=now_ns):
             context.dead_letters.reject(record, reason=refusal.reason, detail=refusal.detail)
-        else:
+            return
+        if self._usage.lacks(partition, record.offset):
+            self._pending.add_sums(event, bookings, record, ingested_time_ns=now_ns)
+        if rows:
             self._pending.add(rows, time_ns=event.time_ns)
 
     def _is_full(self) -> bool:
         return self._pending.is_full(max_bytes=self._settings.flush_bytes)
 
     async def _flush(self, context: SinkContext) -> None:
-        if self._pending.rows:
+        if self._pending.row_count:
             await self._retrying(lambda: self._flush_once(context))
         else:
             # The table is not queried, so this says nothing of whether it answers.
@@ -295,27 +336,40 @@ class StoreSink(Sink):
     async def _flush_once(self, context: SinkContext) -> None:
         pending = self._pending
         try:
-            if pending.rows:
+            if pending.row_count:
                 # The rows take the offsets with them: what was put aside would not be read again.
                 await context.dead_letters.flush()
                 self._must_be_held(pending, context)
                 await self._must_still_be_of_topic(context)
                 # Last of all, as it cannot be taken back: rows and offsets in one commit.
                 with self._retrying.awaiting():
-                    await self._appending.append(pending)
+                    await self._appending.append(
+                        pending,
+                        seen={at: self._seen.state_of(at) for at in pending.last_offsets},
+                        valid_through=self._valid_through(pending),
+                    )
         except StaleTableError as error:
             # Never written again as they are: somebody else may have stored some of them. All are
             # read again behind what the table has by then.
-            _log.warning("rows_withdrawn", error=str(error), count=len(pending.rows))
+            _log.warning("rows_withdrawn", error=str(error), count=pending.row_count)
             self._resuming.require(context.consumer.assignment())
         else:
-            SENT_TOTAL.labels(sink=NAME).inc(len(pending.rows))
+            SENT_TOTAL.labels(sink=NAME).inc(pending.row_count)
             for partition, last_offset in pending.last_offsets.items():
                 context.acknowledge(partition, last_offset + 1, time_ns=pending.newest_ns)
-            if pending.rows:
+            if pending.row_count:
                 partitions = len(pending.last_offsets)
-                _log.info("rows_stored", count=len(pending.rows), partition_count=partitions)
+                _log.info("rows_stored", count=pending.row_count, partition_count=partitions)
         self._pending = RowBuffer()
+
+    def _valid_through(self, pending: RowBuffer) -> dict[str, int]:
+        """Return up to when each partition is complete with what is to be written."""
+        found: dict[str, int] = {}
+        for at, last in pending.last_offsets.items():
+            until_ns = self._relay.complete_with_ns(at.partition, last + 1)
+            if until_ns is not None:
+                found[str(at.partition)] = until_ns // NS_PER_US
+        return found
 
     def _must_be_held(self, pending: RowBuffer, context: SinkContext) -> None:
         """Raise StaleTableError where a partition was given up since it was read.

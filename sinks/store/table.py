@@ -5,8 +5,8 @@ makes an append happen exactly once: it goes through the very table object from 
 were read, so that the commit fails if anybody else has appended of the same stream since.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import date, datetime
 from typing import Any, Final
 
 import structlog
@@ -26,6 +26,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from gpuledger.errors import GpuledgerError, UserError
 from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, PODS, TableSchema, table_uri
+from gpuledger.store.usage_schema import USAGE
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.damage import (
     ANNOUNCED_COMMITS,
@@ -37,7 +38,9 @@ from sinks.store.damage import (
 )
 
 _log = structlog.get_logger(__name__)
+_EPOCH: Final = date(1970, 1, 1).toordinal()
 _NO_FACTS: Final[Mapping[str, int]] = {}
+_NOTHING_TOLD: Final[Mapping[str, str]] = {}
 
 
 class StaleTableError(GpuledgerError):
@@ -99,10 +102,12 @@ class StreamTable:
         *,
         time_ms: int,
         facts: Mapping[str, int] = _NO_FACTS,
+        told: Mapping[str, str] = _NOTHING_TOLD,
     ) -> None:
         """Append rows together with the last offset of each stream, in one commit.
 
-        `facts` are numbers that are kept beside the offsets and may be anything. Raises
+        `facts` are numbers that are kept beside the offsets and may be anything; `told` is what the
+        commit says of itself beside them (`gpuledger.store.commits`). Raises
         StaleTableError where another consumer was faster, ReceiverUnavailableError where the
         storage does not answer.
         """
@@ -121,7 +126,7 @@ class StreamTable:
                     mode="append",
                     writer_properties=self._writer,
                     commit_properties=CommitProperties(
-                        app_transactions=transactions, custom_metadata=announce(offsets)
+                        app_transactions=transactions, custom_metadata=announce(offsets) | {**told}
                     ),
                 )
             except CommitFailedError as error:
@@ -179,7 +184,10 @@ class StreamTable:
                 name=schema.name,
                 description=schema.description,
                 # Each column's least and greatest value would stand in the log of every commit.
-                configuration={"delta.dataSkippingNumIndexedCols": str(schema.statistics_columns)},
+                configuration={
+                    "delta.dataSkippingNumIndexedCols": str(schema.statistics_columns),
+                    **schema.configuration,
+                },
                 storage_options=self._options,
             )
         except (DeltaError, OSError):
@@ -221,11 +229,36 @@ class StreamTable:
         return [field for field in DeltaSchema.from_arrow(schema).fields if field.name in missing]
 
 
-class EntriesTable(StreamTable):
-    """The table `entries` of a store."""
+class TimedTable(StreamTable):
+    """A table whose rows have a time and the partition of their events."""
 
-    def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
-        super().__init__(ENTRIES, store_uri=store_uri, storage_options=storage_options)
+    time_column: str
+    """When it was."""
+    offset_columns: Sequence[str]
+    """The first and the last offset of its events."""
+
+    def single_events(
+        self, places: Collection[tuple[int, int]], *, days: Iterable[int]
+    ) -> set[tuple[int, int]]:
+        """Return those partitions and offsets of which there are rows of that one event.
+
+        Looks at these days, since 1970, alone. Raises ReceiverUnavailableError where the storage
+        does not answer.
+        """
+        if self._table is None or not places:
+            return set()
+        first, last = self.offset_columns
+        listed = ", ".join(f"'{date.fromordinal(_EPOCH + day)}'" for day in sorted(days))
+        offsets = ", ".join(str(offset) for _, offset in sorted(places))
+        with storage_errors(self.uri):
+            query = QueryBuilder().register(self._schema.name, self._table)
+            found = query.execute(
+                f"SELECT DISTINCT kafka_partition, {first} AS first FROM {self._schema.name}"  # noqa: S608  # no user's
+                f" WHERE {PARTITION_COLUMN} IN ({listed}) AND {first} = {last}"
+                f" AND {first} IN ({offsets})"
+            ).read_all()
+        columns = (found["kafka_partition"].to_pylist(), found["first"].to_pylist())
+        return set(zip(*columns, strict=True)) & set(places)
 
     def newest_time(self, kafka_partition: int) -> datetime | None:
         """Return the time of the newest row from a partition; `None` where there is none.
@@ -242,7 +275,7 @@ class EntriesTable(StreamTable):
             query = QueryBuilder().register(self._schema.name, self._table)
             for day in sorted(days, reverse=True):
                 found = query.execute(
-                    f"SELECT max(time) AS newest FROM {self._schema.name}"  # noqa: S608  # no user's
+                    f"SELECT max({self.time_column}) AS newest FROM {self._schema.name}"  # noqa: S608  # no user's
                     f" WHERE {PARTITION_COLUMN} = '{day}' AND kafka_partition = {kafka_partition}"
                 )
                 newest: datetime | None = found.read_all()["newest"].to_pylist()[0]
@@ -253,6 +286,26 @@ class EntriesTable(StreamTable):
                 "time_lookup_failed", partition=kafka_partition, error=first_line_of(error)
             )
         return None
+
+
+class EntriesTable(TimedTable):
+    """The table `entries` of a store."""
+
+    time_column = "time"
+    offset_columns = ("kafka_offset", "kafka_offset")
+
+    def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+        super().__init__(ENTRIES, store_uri=store_uri, storage_options=storage_options)
+
+
+class UsageTable(TimedTable):
+    """The table `usage` of a store."""
+
+    time_column = "minute"
+    offset_columns = ("first_offset", "last_offset")
+
+    def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+        super().__init__(USAGE, store_uri=store_uri, storage_options=storage_options)
 
 
 class GapsTable(StreamTable):

@@ -56,7 +56,9 @@ def store(
 ) -> Coroutine[Any, Any, None]:
     # The events here are of one time, and most tests run by this machine's clock.
     any_day = {"max_age_seconds": 1e10, "max_future_seconds": 1e10}
-    values: dict[str, Any] = {"uri": str(uri), "flush_seconds": 0.0, **any_day, **settings}
+    # What is in a table is seen tick by tick in `entries`.
+    given: dict[str, Any] = {"entries": True, "flush_seconds": 0.0, **any_day, **settings}
+    values: dict[str, Any] = {"uri": str(uri), **given}
     return run_sink(
         STORE,
         bus=on,
@@ -130,14 +132,16 @@ def _record_at(offset: int) -> Record:
 
 
 def lose(store: Path) -> Callable[[], None]:
-    """Put a file in the place of the table's folder; return what undoes it."""
-    folder, aside = store / "entries", store / "aside"
-    folder.rename(aside)
-    folder.write_text("a file where the folder should be")
+    """Put a file in the place of each folder of rows; return what undoes it."""
+    folders = [path for name in ("usage", "entries") if (path := store / name).exists()]
+    for folder in folders:
+        folder.rename(store / f"{folder.name}-aside")
+        folder.write_text("a file where the folder should be")
 
     def undo() -> None:
-        folder.unlink()
-        aside.rename(folder)
+        for folder in folders:
+            folder.unlink()
+            (store / f"{folder.name}-aside").rename(folder)
 
     return undo
 

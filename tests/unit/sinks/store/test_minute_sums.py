@@ -223,7 +223,7 @@ def found(rows: Sequence[dict[str, Any]]) -> Counter[tuple[tuple[Any, ...], str]
     return sums
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), of=st.lists(events(), max_size=6))
 def test_rows_sum_to_the_entries_of_the_events_wherever_flushes_cut_and_partitions_interleave(
     data: st.DataObject, of: list[GpuEvent]
