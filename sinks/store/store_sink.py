@@ -6,8 +6,9 @@ store is removed beside it (`Maintenance`). Where reading goes on and what becom
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -27,15 +28,14 @@ from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
 from sinks.store.buffer import DayWindow, RowBuffer, rows_of
+from sinks.store.dimensions import DIMENSIONS, FollowedTopic, open_followed
 from sinks.store.minute_sums import Row, TooManyRowsError, bookings_of, days_of
-from sinks.store.pod_names import PodNames, open_pod_names
 from sinks.store.resuming import GapRecorder, Resuming
 from sinks.store.seen import SeenTable
 from sinks.store.stored import Appending, Stored, Streams, Target
 from sinks.store.table import (
     EntriesTable,
     GapsTable,
-    PodsTable,
     StaleTableError,
     StreamTable,
     UsageTable,
@@ -47,6 +47,34 @@ NAME: Final = STORE.name
 _log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoreTables:
+    """The tables of a store, as a sink writes them."""
+
+    usage: UsageTable
+    entries: EntriesTable | None
+    """Absent where ticks are not stored by themselves."""
+    gaps: GapsTable
+    seen: SeenTable
+    dimensions: Mapping[str, StreamTable]
+    """The tables that are joined with the rows, by their names."""
+
+    @classmethod
+    def of(cls, settings: StoreSettings) -> "StoreTables":
+        """Return the tables that these settings ask for; nothing is opened yet."""
+        where: dict[str, Any] = {
+            "store_uri": settings.uri,
+            "storage_options": settings.storage_options,
+        }
+        return cls(
+            usage=UsageTable(**where),
+            entries=EntriesTable(**where) if settings.entries else None,
+            gaps=GapsTable(**where),
+            seen=SeenTable(**where),
+            dimensions={each.schema.name: StreamTable(each.schema, **where) for each in DIMENSIONS},
+        )
+
+
 @asynccontextmanager
 async def open_sink(
     *,
@@ -56,33 +84,49 @@ async def open_sink(
     clock: Clock,
     group: str,  # noqa: ARG001  # as OpenSink has it
 ) -> AsyncIterator["StoreSink"]:
-    """Open the sink that appends every event's entries to the store.
+    """Open the sink that appends what every event comes to to the store.
 
-    It raises UserError where the table is of another topic than the one that is read.
+    It raises UserError where a table is of another topic than the one that is read.
     """
+    tables = StoreTables.of(settings)
+    async with open_store(
+        tables, bus=bus, settings=settings, readiness=readiness, clock=clock
+    ) as sink:
+        yield sink
+
+
+@asynccontextmanager
+async def open_store(
+    tables: StoreTables,
+    *,
+    bus: WholeBus,
+    settings: StoreSettings,
+    readiness: Readiness,
+    clock: Clock,
+) -> AsyncIterator["StoreSink"]:
+    """Open the sink that appends to these tables."""
     check = readiness.check("store.receiver", severity=CheckSeverity.WARNING)
-    where: dict[str, Any] = {"store_uri": settings.uri, "storage_options": settings.storage_options}
-    usage, entries = UsageTable(**where), EntriesTable(**where)
-    gaps, pods, seen = GapsTable(**where), PodsTable(**where), SeenTable(**where)
     retrying = retry_receiver(sink=NAME, check=check, clock=clock, receiver=shown_url(settings.uri))
-    # Whatever group reads: the table has one sequence of offsets.
+    # Whatever group reads: the tables have one sequence of offsets.
     streams = Streams(group=bus.topics.group(STORE.group), generation=settings.generation)
-    targets = targets_of(usage, entries if settings.entries else None, streams=streams)
-    recorder = GapRecorder(gaps=gaps, rows=targets[-1].table, stored=targets[0].stored, clock=clock)
+    targets = targets_of(tables.usage, tables.entries, streams=streams)
+    recorder = GapRecorder(
+        gaps=tables.gaps, rows=targets[-1].table, stored=targets[0].stored, clock=clock
+    )
     async with (
         open_relay(NAME, bus=bus, readiness=readiness, clock=clock) as relay,
-        open_pod_names(
-            pods,
+        open_followed(
+            tables.dimensions,
             bus=bus,
             streams=streams,
             readiness=readiness,
             clock=clock,
             interval_seconds=settings.flush_seconds,
-        ) as pod_names,
+        ) as dimensions,
     ):
         yield StoreSink(
             relay=relay,
-            pod_names=pod_names,
+            dimensions=dimensions,
             settings=settings,
             clock=clock,
             retrying=retrying,
@@ -90,16 +134,20 @@ async def open_sink(
             targets=targets,
             resuming=Resuming(
                 targets=targets,
-                seen=seen,
-                gaps=gaps,
+                seen=tables.seen,
+                gaps=tables.gaps,
                 recorder=recorder,
                 retrying=retrying,
                 topic=bus.topics.events.name,
                 asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
             ),
-            appending=Appending(targets=targets, seen=seen, clock=clock),
+            appending=Appending(targets=targets, seen=tables.seen, clock=clock),
             maintenance=Maintenance(
-                tables=[*(target.table for target in targets), gaps, pods],
+                tables=[
+                    *(target.table for target in targets),
+                    tables.gaps,
+                    *tables.dimensions.values(),
+                ],
                 settings=settings,
                 clock=clock,
             ),
@@ -180,13 +228,13 @@ class StoreSink(Sink):
         appending: Appending,
         maintenance: Maintenance,
         relay: WatermarkRelay,
-        pod_names: PodNames,
+        dimensions: Sequence[FollowedTopic],
     ) -> None:
         self._settings, self._clock, self._retrying = settings, clock, retrying
         self.receiver = shown_url(settings.uri)
         self._recorder, self._resuming, self._appending = recorder, resuming, appending
         self._maintenance, self._relay = maintenance, relay
-        self._pod_names = pod_names
+        self._dimensions = dimensions
         self._usage, *others = targets
         self._entries = others[0] if others else None
         self._pending = RowBuffer()
@@ -222,7 +270,8 @@ class StoreSink(Sink):
                 self._seen.restore(partition, ticks)
             sought = frozenset(seen)
             self._relay.follow(sought)
-            self._pod_names.follow(sought)
+            for each in self._dimensions:
+                each.follow(sought)
             return sought
 
     @override
@@ -230,7 +279,8 @@ class StoreSink(Sink):
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
             self._maintenance.begin_if_due()
-            self._pod_names.begin_if_due()
+            for each in self._dimensions:
+                each.begin_if_due()
             if self._recorder.of(self._resuming.ready(context.consumer)):
                 # Rows of before the gap first: what the table has says where the gap begins. That
                 # may find other partitions in need of being set, whose gaps wait with them.
@@ -281,7 +331,8 @@ class StoreSink(Sink):
                 self._pending = RowBuffer()
                 self._seen.forget(partitions)
                 self._relay.forget(partitions)
-                self._pod_names.forget(partitions)
+                for each in self._dimensions:
+                    each.forget(partitions)
 
     async def _collect(self, batch: Batch, context: SinkContext) -> None:
         """Collect the rows of a batch, and write in its midst where they are too many."""

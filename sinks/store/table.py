@@ -25,7 +25,7 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from gpuledger.errors import GpuledgerError, UserError
-from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, PODS, TableSchema, table_uri
+from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, TableSchema, table_uri
 from gpuledger.store.usage_schema import USAGE
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.damage import (
@@ -313,10 +313,3 @@ class GapsTable(StreamTable):
 
     def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
         super().__init__(GAPS, store_uri=store_uri, storage_options=storage_options)
-
-
-class PodsTable(StreamTable):
-    """The table `pods` of a store."""
-
-    def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
-        super().__init__(PODS, store_uri=store_uri, storage_options=storage_options)
