@@ -78,6 +78,11 @@ class TableSchema:
         ]
         return Table.from_arrays(arrays, schema=self.arrow)
 
+    def conform(self, found: Table) -> Table:
+        """Return what a query found as a table of this schema: texts and numbers by their types."""
+        arrays = [found[column.name].cast(column.kind) for column in self.columns]
+        return Table.from_arrays(arrays, schema=self.arrow)
+
 
 _DELTA: Final = "DELTA_BINARY_PACKED"
 _TYPES: Final[Mapping[ColumnType, Mapping[str, Any]]] = {
@@ -156,6 +161,11 @@ PODS: Final = TableSchema(
     statistics_columns=4,
 )
 
+_SHORT_LIVED: Final[Mapping[str, str]] = {
+    # A commit for each of many small steps, of which the newest alone is ever asked for.
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 days",
+}
 SEEN_TICKS: Final = TableSchema(
     name="seen_ticks",
     description="The sink's own: the last tick of each node, by how far its partition is stored.",
@@ -165,12 +175,19 @@ SEEN_TICKS: Final = TableSchema(
         StoreColumn(name="seen", kind=DataType.utf8()),
         StoreColumn(name="written_time", kind=_MICROSECONDS_UTC, made_as=DataType.int64()),
     ),
-    # A commit a flush, of which the newest alone is ever asked for.
-    configuration={
-        "delta.logRetentionDuration": "interval 1 days",
-        "delta.deletedFileRetentionDuration": "interval 1 days",
-    },
+    configuration=_SHORT_LIVED,
     statistics_columns=2,
+)
+LEASES: Final = TableSchema(
+    name="leases",
+    description="The sink's own: who maintains the store, and until when.",
+    columns=(
+        StoreColumn(name="number", kind=DataType.int64()),
+        StoreColumn(name="holder", kind=DataType.utf8()),
+        StoreColumn(name="until_us", kind=DataType.int64()),
+    ),
+    configuration=_SHORT_LIVED,
+    statistics_columns=3,
 )
 
 

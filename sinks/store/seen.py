@@ -54,10 +54,10 @@ class SeenTable(StreamTable):
         ]
         with storage_errors(self.uri):
             write_deltalake(
-                self._open(),
+                self.open(),
                 self._schema.table_of(rows),
                 mode="append",
-                writer_properties=self._writer,
+                writer_properties=self.writer,
             )
 
     def read(self, offsets: Mapping[str, int]) -> dict[str, tuple[int, NodeTicks]]:
@@ -69,7 +69,7 @@ class SeenTable(StreamTable):
         if not offsets:
             return {}
         with storage_errors(self.uri):
-            query = QueryBuilder().register(SEEN_TICKS.name, self._open())
+            query = QueryBuilder().register(SEEN_TICKS.name, self.open())
             wanted = " OR ".join(
                 f"(stream = {_quoted(stream)} AND last_offset <= {offset})"
                 for stream, offset in offsets.items()
@@ -99,7 +99,7 @@ class SeenTable(StreamTable):
             for stream, offset in offsets.items()
         )
         with storage_errors(self.uri):
-            table: DeltaTable = self._open()
+            table: DeltaTable = self.open()
             try:
                 table.delete(outdated)
             except CommitFailedError:

@@ -1,7 +1,7 @@
 """The store sink's shell: events in, rows appended, exactly once.
 
 Here live the wiring, when what was read is written, and when what killed writers have left in the
-store is removed beside it (`Maintenance`). Where reading goes on and what becomes of gaps is
+store is removed beside it (`upkeep`). Where reading goes on and what becomes of gaps is
 `resuming`'s, how rows are written beside it `stored`'s; the consume loop is `sinks.loop`'s.
 """
 
@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -20,15 +19,15 @@ from gpuledger.clock import NS_PER_SECOND, NS_PER_US, Clock
 from gpuledger.errors import NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
-from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.settings.secret import shown_url
 from sinks.errors import ReceiverUnavailableError, retry_receiver
-from sinks.metrics import ORPHANS_REMOVED_TOTAL, SENT_TOTAL, count_dropped
+from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
 from sinks.store.buffer import DayWindow, RowBuffer, rows_of
 from sinks.store.dimensions import DIMENSIONS, FollowedTopic, open_followed
+from sinks.store.maintainer import Maintainer
 from sinks.store.minute_sums import Row, TooManyRowsError, bookings_of, days_of
 from sinks.store.resuming import GapRecorder, Resuming
 from sinks.store.seen import SeenTable
@@ -40,6 +39,7 @@ from sinks.store.table import (
     StreamTable,
     UsageTable,
 )
+from sinks.store.upkeep import Maintenance, Upkeep
 from sinks.timelines import SeenTicks
 from sinks.watermarks import WatermarkRelay, open_relay
 
@@ -151,6 +151,7 @@ async def open_store(
                 settings=settings,
                 clock=clock,
             ),
+            upkeep=Upkeep(Maintainer(settings, clock=clock), settings=settings, clock=clock),
         )
 
 
@@ -172,45 +173,6 @@ def targets_of(
     return targets
 
 
-class Maintenance:
-    """Looks for orphan files at the start and from time to time, beside the sink's own work."""
-
-    def __init__(
-        self, *, tables: Sequence[StreamTable], settings: StoreSettings, clock: Clock
-    ) -> None:
-        self._tables, self._settings, self._clock = tables, settings, clock
-        self._next_ns: int | None = None
-        self._running: asyncio.Task[None] | None = None
-
-    def begin_if_due(self) -> None:
-        """Begin in the background where it is time and the last one is over."""
-        interval_ns = round(self._settings.maintenance_interval_seconds * NS_PER_SECOND)
-        now_ns = self._clock.monotonic_ns()
-        is_due = self._next_ns is None or now_ns >= self._next_ns
-        if interval_ns == 0 or not is_due or (self._running and not self._running.done()):
-            return
-        self._next_ns = now_ns + interval_ns
-        self._running = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        """Remove the orphans of every table; what cannot be done now is done next time."""
-        hours = self._settings.orphan_age_hours
-        for table in self._tables:
-            try:
-                removed = await in_daemon_thread(
-                    partial(table.remove_orphans, older_than_hours=hours)
-                )
-            except Exception as error:  # noqa: BLE001  # the sink does its own work without it
-                # What the storage said is a sentence; of a defect its class says more.
-                is_explained = isinstance(error, ReceiverUnavailableError)
-                shown = str(error) if is_explained else repr(error)
-                _log.warning("maintenance_failed", url=shown_url(table.uri), error=shown)
-                continue
-            ORPHANS_REMOVED_TOTAL.inc(removed)
-            if removed:
-                _log.info("orphans_removed", url=shown_url(table.uri), count=removed)
-
-
 class StoreSink(Sink):
     """Collects rows and appends them with the offsets up to which they were read."""
 
@@ -227,13 +189,14 @@ class StoreSink(Sink):
         resuming: Resuming,
         appending: Appending,
         maintenance: Maintenance,
+        upkeep: Upkeep,
         relay: WatermarkRelay,
         dimensions: Sequence[FollowedTopic],
     ) -> None:
         self._settings, self._clock, self._retrying = settings, clock, retrying
         self.receiver = shown_url(settings.uri)
         self._recorder, self._resuming, self._appending = recorder, resuming, appending
-        self._maintenance, self._relay = maintenance, relay
+        self._maintenance, self._upkeep, self._relay = maintenance, upkeep, relay
         self._dimensions = dimensions
         self._usage, *others = targets
         self._entries = others[0] if others else None
@@ -279,6 +242,7 @@ class StoreSink(Sink):
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
             self._maintenance.begin_if_due()
+            self._upkeep.begin_if_due()
             for each in self._dimensions:
                 each.begin_if_due()
             if self._recorder.of(self._resuming.ready(context.consumer)):

@@ -62,7 +62,7 @@ class StreamTable:
         self._options = dict(storage_options or {})
         # Times, offsets and quantities hardly repeat: by encodings of their own they take a third
         # fewer bytes than by dictionaries, and less time to write.
-        self._writer = WriterProperties(
+        self.writer = WriterProperties(
             compression="ZSTD",
             compression_level=3,
             column_properties={
@@ -82,7 +82,7 @@ class StreamTable:
         lies there is damaged.
         """
         with storage_errors(self.uri):
-            table = self._open()
+            table = self.open()
             history = table.history(ANNOUNCED_COMMITS)
             # The history may have commits that came after the table was loaded.
             table.update_incremental()
@@ -124,7 +124,7 @@ class StreamTable:
                     table,
                     data,
                     mode="append",
-                    writer_properties=self._writer,
+                    writer_properties=self.writer,
                     commit_properties=CommitProperties(
                         app_transactions=transactions, custom_metadata=announce(offsets) | {**told}
                     ),
@@ -135,6 +135,47 @@ class StreamTable:
                 # and stored twice.
                 raise StaleTableError(f"store {self.uri}: {error}") from error
         self._versions.update(offsets)
+
+    def exists(self) -> bool:
+        """Return whether there is such a table; raises ReceiverUnavailableError."""
+        with storage_errors(self.uri):
+            return DeltaTable.is_deltatable(self.uri, storage_options=self._options)
+
+    def newest_row(self, column: str, columns: Sequence[str]) -> tuple[Any, ...] | None:
+        """Return these columns of the row in which another one is greatest, as last loaded."""
+        if self._table is None:
+            return None
+        with storage_errors(self.uri):
+            query = QueryBuilder().register("rows", self._table)
+            found = query.execute(
+                f"SELECT {', '.join(columns)} FROM rows ORDER BY {column} DESC LIMIT 1"  # noqa: S608  # no user's
+            ).read_all()
+        values = [found[name].to_pylist() for name in columns]
+        return tuple(value[0] for value in values) if values[0] else None
+
+    def remove_rows(self, predicate: str) -> int:
+        """Remove the rows of which this SQL is true; return how many files had some.
+
+        Where somebody else has changed what is there in between, nothing is removed. Raises
+        ReceiverUnavailableError where the storage does not answer.
+        """
+        with storage_errors(self.uri):
+            try:
+                return int(self.open().delete(predicate)["num_removed_files"])
+            except CommitFailedError:
+                return 0
+
+    def remove_days_before(self, day: int) -> int:
+        """Remove the rows of days before this one, since 1970; return how many files had some."""
+        if not self.exists():
+            return 0
+        bound = str(date.fromordinal(_EPOCH + day))
+        with storage_errors(self.uri):
+            days = {part[PARTITION_COLUMN] for part in self.open().partitions()}
+        old = sorted(each for each in days if each < bound)
+        if not old:
+            return 0
+        return self.remove_rows(" OR ".join(f"{PARTITION_COLUMN} = '{each}'" for each in old))
 
     def remove_orphans(self, *, older_than_hours: int) -> int:
         """Remove files that no commit names and that are older than that; return how many.
@@ -170,9 +211,13 @@ class StreamTable:
                 raise StaleTableError(f"store {self.uri}: {stream} is at {stored}, not at {known}")
         return self._table
 
-    def _open(self) -> DeltaTable:
+    def open(self, *, version: int | None = None) -> DeltaTable:
+        """Return the table as it is now, made where there is none, or as it was at a version.
+
+        Raises what deltalake does: it belongs in `storage_errors`.
+        """
         try:
-            return DeltaTable(self.uri, storage_options=self._options)
+            return DeltaTable(self.uri, version=version, storage_options=self._options)
         except TableNotFoundError:
             pass
         schema = self._schema
