@@ -234,10 +234,15 @@ def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -
     return f"(SELECT {columns} WHERE false)"
 
 
-def count_rows(store_uri: str, storage_options: Mapping[str, str] | None = None) -> int:
-    """Return the number of live rows, from the table's log; 0 where there is no table."""
+def count_rows(
+    store_uri: str,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    name: str = ENTRIES.name,
+) -> int:
+    """Return the number of a table's live rows, from its log; 0 where there is no such table."""
     try:
-        table = DeltaTable(table_uri(store_uri), storage_options=dict(storage_options or {}))
+        table = DeltaTable(table_uri(store_uri, name), storage_options=dict(storage_options or {}))
     except TableNotFoundError:
         return 0
     return sum(table.get_add_actions(flatten=True)["num_records"].to_pylist())

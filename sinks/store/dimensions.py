@@ -39,6 +39,7 @@ from gpuledger.records import (
 )
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks, in_daemon_thread
+from gpuledger.settings.secret import shown_url
 from gpuledger.store.schema import PODS, TableSchema
 from gpuledger.store.usage_schema import INCIDENTS, INVENTORY, NAMESPACES, NODES
 from gpuledger.topics import Topic, Topics, partition_of_node
@@ -342,7 +343,7 @@ class FollowedTopic:
             await self._append_new(spans)
         except StaleTableError as error:
             # Another sink has the partition, or has had it: what the table says counts.
-            _log.info("dimension_withdrawn", table=self._table.uri, error=str(error))
+            _log.info("versions_withdrawn", url=shown_url(self._table.uri), error=str(error))
             self._positions = dict.fromkeys(self._positions)
         except (BusError, ReceiverUnavailableError, UserError) as error:
             self._check.failed(str(error))

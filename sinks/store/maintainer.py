@@ -1,8 +1,8 @@
 """What a store needs beside new rows, by one who does it at a time.
 
-`Lease` says who: a row in the small table `leases`, whose commit fails where somebody else has
-written one since it was read (Delta's transaction identifiers, as for offsets), so that it holds on
-every storage that a Delta table may lie on. Whoever dies leaves a lease that ends by itself.
+`MaintenanceLease` says who: a row in the small table `leases`, whose commit fails where somebody
+else has written one since it was read (Delta's transaction identifiers, as for offsets), so that it
+holds on every storage that a Delta table may lie on. Whoever dies leaves one that ends by itself.
 
 `Maintainer` does it: sums up hours and days, removes what is older than its retention, and merges
 the small files of a day into few. Merging never touches rows, and is refused where deltalake would
@@ -23,6 +23,7 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from gpuledger.clock import NS_PER_DAY, NS_PER_MS, NS_PER_US, Clock
+from gpuledger.settings.secret import shown_url
 from gpuledger.store.schema import ENTRIES, GAPS, LEASES, PARTITION_COLUMN, PODS, TableSchema
 from gpuledger.store.usage_schema import (
     INCIDENTS,
@@ -50,7 +51,7 @@ _OTHERS: Final = (PODS, NODES, NAMESPACES, INVENTORY, INCIDENTS, GAPS)
 _log = structlog.get_logger(__name__)
 
 
-class Lease:
+class MaintenanceLease:
     """The right to maintain a store, for a while."""
 
     def __init__(
@@ -133,7 +134,7 @@ class Maintainer:
         }
         # Two of one machine are told apart, and so is one that is started anew.
         holder = f"{socket.gethostname()}/{clock.monotonic_ns()}/{id(self)}"
-        self._lease = Lease(**self._where, holder=holder, clock=clock)
+        self._lease = MaintenanceLease(**self._where, holder=holder, clock=clock)
         self._hourly = Rollup(HOURLY, **self._where)
         self._daily = Rollup(DAILY, **self._where)
         self._is_safe: bool | None = None
@@ -184,7 +185,7 @@ class Maintainer:
         if self._is_safe is None:
             self._is_safe = is_compaction_safe()
         if not self._is_safe:
-            _log.warning("compaction_refused", url=self._settings.uri)
+            _log.warning("compaction_refused", url=shown_url(self._settings.uri))
             return
         for schema in (*PARTITIONED, *_OTHERS):
             table = StreamTable(schema, **self._where)
@@ -224,7 +225,7 @@ def compact(table: StreamTable, day: str | None) -> int:
                 writer_properties=table.writer,
             )
         except CommitFailedError as error:
-            _log.info("compaction_withdrawn", table=table.uri, error=str(error))
+            _log.info("compaction_withdrawn", url=shown_url(table.uri), error=str(error))
             return 0
         except DeltaError as error:
             raise ReceiverUnavailableError(f"store {table.uri}: {error}") from error

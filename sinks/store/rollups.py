@@ -21,6 +21,7 @@ import structlog
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from gpuledger.settings.secret import shown_url
 from gpuledger.store.commits import describe, hours_of, valid_through_us
 from gpuledger.store.schema import PARTITION_COLUMN, TableSchema
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
@@ -96,7 +97,7 @@ def sums_sql(period: Period, relation: str, where: str) -> str:
         selected.append(f'{value} AS "{name}"')
         grouped.append(value)
     return (
-        f"SELECT {', '.join(selected)} FROM {relation} WHERE {where}"  # noqa: S608  # no user's
+        f"SELECT {', '.join(selected)} FROM {relation} WHERE {where}"  # noqa: S608  # no user's text
         f" GROUP BY {', '.join(grouped)}"
     )
 
@@ -223,7 +224,7 @@ class Rollup:
     def _all_hours(self, source: DeltaTable) -> set[int]:
         query = QueryBuilder().register("source", source)
         found = query.execute(
-            f"SELECT DISTINCT date_trunc('hour', {self._period.source_column}) AS hour FROM source"  # noqa: S608  # no user's
+            f"SELECT DISTINCT date_trunc('hour', {self._period.source_column}) AS hour FROM source"  # noqa: S608  # no user's text
         ).read_all()
         return {int(time.timestamp()) // 3600 for time in found["hour"].to_pylist()}
 
@@ -276,10 +277,12 @@ class Rollup:
                 *("cluster", "node", self._period.source_column),
             )
             is_same = " AND ".join(f'before."{name}" = source."{name}"' for name in same)
-            is_new = f"NOT EXISTS (SELECT 1 FROM before WHERE {is_same})"  # noqa: S608  # no user's
+            is_new = f"NOT EXISTS (SELECT 1 FROM before WHERE {is_same})"  # noqa: S608  # no user's text
         except DeltaError as error:
             # Cleaned up long ago: what is there of purged days came after they were purged.
-            _log.info("rollup_without_former", table=self._source.uri, error=str(error)[:300])
+            _log.info(
+                "former_version_lost", url=shown_url(self._source.uri), error=str(error)[:300]
+            )
         where = f"{PARTITION_COLUMN} IN ({days}) AND {is_new}"
         rows = query.execute(sums_sql(self._period, "source", where)).read_all()
         write_deltalake(

@@ -76,7 +76,7 @@ class SeenTable(StreamTable):
             )
             # Written twice where a commit was tried again: either will do.
             found = query.execute(
-                "SELECT stream, last_offset, seen FROM (SELECT *, row_number()"  # noqa: S608  # quoted
+                "SELECT stream, last_offset, seen FROM (SELECT *, row_number()"  # noqa: S608  # quoted streams
                 " OVER (PARTITION BY stream ORDER BY last_offset DESC) AS number"
                 f" FROM {SEEN_TICKS.name} WHERE {wanted}) WHERE number = 1"
             ).read_all()

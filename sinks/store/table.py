@@ -148,7 +148,7 @@ class StreamTable:
         with storage_errors(self.uri):
             query = QueryBuilder().register("rows", self._table)
             found = query.execute(
-                f"SELECT {', '.join(columns)} FROM rows ORDER BY {column} DESC LIMIT 1"  # noqa: S608  # no user's
+                f"SELECT {', '.join(columns)} FROM rows ORDER BY {column} DESC LIMIT 1"  # noqa: S608  # no user's text
             ).read_all()
         values = [found[name].to_pylist() for name in columns]
         return tuple(value[0] for value in values) if values[0] else None
@@ -298,7 +298,7 @@ class TimedTable(StreamTable):
         with storage_errors(self.uri):
             query = QueryBuilder().register(self._schema.name, self._table)
             found = query.execute(
-                f"SELECT DISTINCT kafka_partition, {first} AS first FROM {self._schema.name}"  # noqa: S608  # no user's
+                f"SELECT DISTINCT kafka_partition, {first} AS first FROM {self._schema.name}"  # noqa: S608  # no user's text
                 f" WHERE {PARTITION_COLUMN} IN ({listed}) AND {first} = {last}"
                 f" AND {first} IN ({offsets})"
             ).read_all()
@@ -320,7 +320,7 @@ class TimedTable(StreamTable):
             query = QueryBuilder().register(self._schema.name, self._table)
             for day in sorted(days, reverse=True):
                 found = query.execute(
-                    f"SELECT max({self.time_column}) AS newest FROM {self._schema.name}"  # noqa: S608  # no user's
+                    f"SELECT max({self.time_column}) AS newest FROM {self._schema.name}"  # noqa: S608  # no user's text
                     f" WHERE {PARTITION_COLUMN} = '{day}' AND kafka_partition = {kafka_partition}"
                 )
                 newest: datetime | None = found.read_all()["newest"].to_pylist()[0]

@@ -10,7 +10,7 @@ import pytest
 
 from cli.__main__ import main
 from gpuledger.clock import SystemClock
-from sinks.store.maintainer import Lease
+from sinks.store.maintainer import MaintenanceLease
 from tests.unit.sinks.store.test_maintainer import fill
 
 
@@ -37,7 +37,7 @@ def test_maintaining_says_what_was_done(store: Path, capsys: pytest.CaptureFixtu
 def test_while_somebody_else_maintains_the_store_it_says_so(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Lease(store_uri=str(store), holder="another", clock=SystemClock()).acquire()
+    MaintenanceLease(store_uri=str(store), holder="another", clock=SystemClock()).acquire()
     assert main(["store", "maintain", "--store", str(store)]) == 1
     assert "somebody else" in capsys.readouterr().err
 
@@ -71,7 +71,7 @@ def test_parquet_goes_to_a_file_and_stays_exact(store: Path, tmp_path: Path) -> 
     file = tmp_path / "found.parquet"
     assert ask(store, SQL, "--format", "parquet", "--output", str(file)) == 0
     with duckdb.connect() as connection:
-        found = connection.execute(f"SELECT busy_ns FROM '{file}'").fetchall()  # noqa: S608  # ours
+        found = connection.execute(f"SELECT busy_ns FROM '{file}'").fetchall()  # noqa: S608  # our own file
     assert found == [(10,)]
 
 

@@ -72,7 +72,7 @@ async def test_rows_have_the_names_that_came_after_them(table: str, tmp_path: Pa
         " namespace_labels"
     )
     vision, cluster = '{"team":"vision"}', ("h100", "p5.48xlarge", '{"team":"vision"}')
-    assert ask(tmp_path, f"SELECT {names} FROM {table} ORDER BY account") == [  # noqa: S608  # ours
+    assert ask(tmp_path, f"SELECT {names} FROM {table} ORDER BY account") == [  # noqa: S608  # our own file
         (None, None, None, "uid-train", "train", *cluster),
         ("train-0", "train", vision, None, None, *cluster),
     ]
@@ -103,7 +103,7 @@ async def test_numbers_stay_whole_and_units_beside_them_are_exact(tmp_path: Path
     await publish(on, event(entries=[entry(busy_ns=1, memory_bytes=3, energy_millijoules=5)]))
     await stored(on, tmp_path, events=1)
     columns = "busy_ns, busy_seconds, memory_byte_ns, memory_byte_seconds, joules, measured_joules"
-    assert ask(tmp_path, f"SELECT {columns} FROM usage_hourly") == [  # noqa: S608  # ours
+    assert ask(tmp_path, f"SELECT {columns} FROM usage_hourly") == [  # noqa: S608  # our own file
         (1, Decimal("1E-9"), 3 * 10**9, Decimal(3), Decimal("0.005"), Decimal("0.005"))
     ]
 

@@ -338,7 +338,7 @@ async def test_rows_are_written_to_the_rows_topic_alone() -> None:
 
 async def test_rows_of_the_store_are_appended_beside_those_that_are_there(tmp_path: Path) -> None:
     on, clock = bus(), ManualClock()
-    settings = StoreSettings(uri=str(tmp_path))
+    settings = StoreSettings(uri=str(tmp_path), entries=True)
     await reject(on, record_of(event(0), offset=40), record_of(event(1)), consumer=STORE.group)
     for _ in range(2):
         target = sink_target(on, STORE, settings, clock=clock)
@@ -361,7 +361,7 @@ async def test_a_day_that_is_not_stored_is_refused_and_the_others_are_stored(
         record_of(event(time_ns=START_NS - ten_years_ns)),
         consumer=STORE.group,
     )
-    target = sink_target(on, STORE, StoreSettings(uri=str(tmp_path)), clock=clock)
+    target = sink_target(on, STORE, StoreSettings(uri=str(tmp_path), entries=True), clock=clock)
     outcome = await replay(on, target, clock=clock)
 
     assert counted(outcome) == (1, 1, 0, 0)

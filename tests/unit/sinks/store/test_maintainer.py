@@ -8,7 +8,7 @@ from deltalake import DeltaTable
 from gpuledger.clock import NS_PER_DAY, NS_PER_MINUTE
 from gpuledger.store.commits import describe
 from sinks.settings import StoreRetentionSettings, StoreSettings
-from sinks.store.maintainer import Lease, Maintainer, is_compaction_safe
+from sinks.store.maintainer import Maintainer, MaintenanceLease, is_compaction_safe
 from sinks.store.table import UsageTable
 from tests.unit.sinks.builders import ManualClock
 from tests.unit.sinks.store.test_rollups import DAY, FIRST_MINUTE, HOUR, row
@@ -64,7 +64,7 @@ def test_a_store_without_a_table_is_maintained_too(tmp_path: Path) -> None:
 def test_while_one_has_the_lease_another_does_nothing(tmp_path: Path) -> None:
     fill(tmp_path, commits=10)
     at = clock()
-    lease = Lease(store_uri=str(tmp_path), holder="another", clock=at)
+    lease = MaintenanceLease(store_uri=str(tmp_path), holder="another", clock=at)
     assert lease.acquire()
     maintainer = Maintainer(settings(tmp_path), clock=at)
     assert maintainer.run().is_held_by_another
@@ -75,7 +75,7 @@ def test_while_one_has_the_lease_another_does_nothing(tmp_path: Path) -> None:
 
 def test_the_lease_of_one_that_died_ends_by_itself_and_its_holder_renews_it(tmp_path: Path) -> None:
     at = clock()
-    dead, heir = (Lease(store_uri=str(tmp_path), holder=name, clock=at) for name in "ab")
+    dead, heir = (MaintenanceLease(store_uri=str(tmp_path), holder=name, clock=at) for name in "ab")
     assert dead.acquire(60.0)
     at.advance(30)
     assert dead.acquire(60.0)
@@ -89,7 +89,7 @@ def test_the_lease_of_one_that_died_ends_by_itself_and_its_holder_renews_it(tmp_
 def test_of_two_that_ask_at_once_one_has_it(tmp_path: Path) -> None:
     """The slower one has looked before the faster one wrote."""
 
-    class Slow(Lease):
+    class Slow(MaintenanceLease):
         def acquire(self, seconds: float = 60.0) -> bool:
             append = self._table.append
 
@@ -101,13 +101,13 @@ def test_of_two_that_ask_at_once_one_has_it(tmp_path: Path) -> None:
             return super().acquire(seconds)
 
     at = clock()
-    fast = Lease(store_uri=str(tmp_path), holder="fast", clock=at)
+    fast = MaintenanceLease(store_uri=str(tmp_path), holder="fast", clock=at)
     assert not Slow(store_uri=str(tmp_path), holder="slow", clock=at).acquire()
 
 
 def test_leases_of_long_ago_are_forgotten(tmp_path: Path) -> None:
     at = clock()
-    lease = Lease(store_uri=str(tmp_path), holder="a", clock=at)
+    lease = MaintenanceLease(store_uri=str(tmp_path), holder="a", clock=at)
     for _ in range(15):
         at.advance(60)
         assert lease.acquire(1.0)
@@ -125,6 +125,6 @@ def test_who_was_killed_before_may_be_followed_by_anybody(tmp_path: Path, runs: 
     fill(tmp_path, commits=9)
     at = clock()
     for _ in range(runs):
-        Lease(store_uri=str(tmp_path), holder="killed", clock=at).acquire()
+        MaintenanceLease(store_uri=str(tmp_path), holder="killed", clock=at).acquire()
         at.advance(3600)
     assert Maintainer(settings(tmp_path), clock=at).run().compacted_files == 9
