@@ -77,6 +77,19 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
     return f"(SELECT *, {added} FROM {rows})"  # noqa: S608  # the table's own names, quoted files
 
 
+def rows_sql(store_uri: str, name: str, storage_options: Mapping[str, str] | None = None) -> str:
+    """Return DuckDB's SQL for the live rows of a table as they are, without `event_date`.
+
+    Raises `UserError` where there is no such table, or nothing was ever written to it.
+    """
+    if files := live_files(store_uri, name, storage_options):
+        return relation(files)
+    raise UserError(
+        f"no table {name} with rows at {mask_address(store_uri)}; give the store.uri of a"
+        " `gpuledger-sink store` that has written there"
+    )
+
+
 def live_files(store_uri: str, name: str, storage_options: Mapping[str, str] | None) -> list[str]:
     """Return the files of a table as they are now; none where there is no such table."""
     try:

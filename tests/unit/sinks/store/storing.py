@@ -26,8 +26,9 @@ from gpuledger.store.query import entries_sql, gaps_sql
 from sinks.loop import run_sink
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
-from sinks.store.buffer import Row, rows_of
-from sinks.store.table import EntriesTable
+from sinks.store.buffer import rows_of
+from sinks.store.minute_sums import MinuteSums, Row, bookings_of
+from sinks.store.table import EntriesTable, UsageTable
 from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.unit.sinks.builders import (
     NODE,
@@ -112,7 +113,12 @@ def a_row(offset: int) -> list[Row]:
 
 
 def fill(uri: Path, events: Sequence[GpuEvent]) -> None:
-    """Make a store of the events' rows, each event at the offset of its place."""
+    """Make a store of the events' rows and sums, each event at the offset of its place."""
+    usage, sums = UsageTable(store_uri=str(uri)), MinuteSums()
+    usage.load([STREAM])
+    for offset, one in enumerate(events):
+        sums.add(one, bookings_of(one), _record_at(offset), ingested_time_ns=START_NS)
+    usage.append(list(sums.rows()), {STREAM: len(events) - 1}, time_ms=0)
     table = EntriesTable(store_uri=str(uri))
     table.load([STREAM])
     rows = [
