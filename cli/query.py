@@ -38,6 +38,7 @@ def query(
     incidents and gaps, as far as there are any. Whole numbers stay whole; of JSON and CSV, decimals
     are written with all their digits.
     """
+    # Bytes on a terminal help nobody, and Parquet is written from its end.
     if format == "parquet" and output is None:
         raise UserError("--format parquet: give the file to write as --output FILE")
     with duckdb.connect() as connection:

@@ -20,6 +20,7 @@ def describe(
     *, hours: Iterable[int] | None = None, valid_through: Mapping[str, int] | None = None
 ) -> dict[str, str]:
     """Return what a commit's `commitInfo` has of this; nothing of what is not known."""
+    # Texts: `commitInfo` may hold anything, but deltalake writes texts alone.
     told: dict[str, str] = {}
     if hours is not None:
         told[HOURS] = orjson.dumps(sorted(hours)).decode()

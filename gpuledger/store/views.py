@@ -100,6 +100,7 @@ def create_views(
             f"no store with rows at {mask_address(store_uri)}; give the store.uri of a"
             " `gpuledger-sink store` that has written there"
         )
+    # Days and hours are those of UTC, whatever zone the machine is in.
     connection.execute("SET TimeZone = 'UTC'")
     for name in relations:
         connection.execute(
@@ -142,6 +143,7 @@ def usage_sql(name: str, relations: Mapping[str, str]) -> str:
     rows = f"(SELECT *, {day}, {period} AS time, {missing} FROM {relations[name]})"  # noqa: S608  # quoted files
     if pods := relations.get(PODS.name):
         until = f"entries.time + INTERVAL 1 {period}"
+        # Of a whole period a pod is meant that was there at any time of it.
         rows = named_rows(rows, pods, until=until, has_names=False)
     rows = _with_version(
         rows,

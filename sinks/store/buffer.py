@@ -134,6 +134,7 @@ class RowBuffer:
         former = self.sums.row_count
         self.sums.add(event, bookings, record, ingested_time_ns=ingested_time_ns)
         self.size_bytes += _SUMS_BYTES * (self.sums.row_count - former)
+        # An event without devices has no rows, and so no days.
         if bookings:
             self._count(days_of(bookings), event.time_ns)
 

@@ -142,6 +142,7 @@ def rows_of_inventory(inventory: Inventory, record: Record) -> Iterator[Row]:
     """Yield a row for each GPU of a version of a node's inventory, or one where it has none."""
     about = (inventory.cluster, inventory.node, _us(inventory.time_ns))
     place = (record.partition, record.offset)
+    # A version says of all GPUs of the node: one that it does not name is not there any more.
     for gpu in inventory.gpus:
         facts = (gpu.uuid, gpu.model, gpu.serial, gpu.index, gpu.memory_total_bytes)
         yield (*about, *facts, *place)
@@ -260,6 +261,7 @@ async def open_followed(
         followed = []
         for dimension in DIMENSIONS:
             name = dimension.schema.name
+            # A reader each: they read side by side, at a pace of their own.
             if name not in tables:
                 continue
             topic = FollowedTopic(

@@ -70,6 +70,8 @@ class MaintenanceLease:
 
         Raises ReceiverUnavailableError where the storage does not answer.
         """
+        # Loaded right before, and the append goes through what was loaded: of two who find the
+        # lease free, the second one's commit fails.
         number = self._table.load([_STREAM]).get(_STREAM, 0)
         now_us = self._clock.time_ns() // NS_PER_US
         held = self._table.newest_row("number", ("holder", "until_us"))
@@ -100,6 +102,7 @@ def is_compaction_safe() -> bool:
         for number in range(4):
             column = Array([number], type=DataType.int64())
             write_deltalake(folder, Table.from_arrays([column], schema=schema), mode="append")
+        # Both know the same files; the second one does not hear of what the first one does.
         first, second = DeltaTable(folder), DeltaTable(folder)
         first.optimize.compact()
         try:
@@ -152,6 +155,8 @@ class Maintainer:
             self._sum_up(done)
             self._purge(done)
             self._compact(done)
+        # What the storage refuses goes to who asked for the run; the lease is let go all the same,
+        # where the storage lets it.
         except StaleTableError as error:
             # Whoever took the lease when ours had ended does the same; the next run goes on.
             _log.info("maintenance_withdrawn", error=str(error))
@@ -161,6 +166,7 @@ class Maintainer:
 
     def _sum_up(self, done: MaintenanceDone) -> None:
         time_ms = self._clock.time_ns() // NS_PER_MS
+        # In this order: days are made of hours.
         done.hours = self._hourly.run(time_ms=time_ms)
         done.days = self._daily.run(time_ms=time_ms)
 
@@ -182,6 +188,7 @@ class Maintainer:
                 done.purged_files += table.remove_days_before(today - days)
 
     def _compact(self, done: MaintenanceDone) -> None:
+        # Once a life: the library does not change beneath a process.
         if self._is_safe is None:
             self._is_safe = is_compaction_safe()
         if not self._is_safe:

@@ -267,6 +267,7 @@ def bookings_of(event: GpuEvent) -> list[Booking]:
     found = [_of_tick(books, event) for books in event.gpus]
     found += [_of_settlement(settlement, event) for settlement in event.settlements or ()]
     owners = EventOwners(event)
+    # Counted before a single part is made: an interval may be said to last for decades.
     row_count = 0
     for booking in found:
         booking.owners = [owners.of(entry) for entry in booking.entries]
@@ -342,6 +343,7 @@ class MinuteSums:
         if by_minute is None:
             by_minute = self._nodes[node] = {}
         for booking in bookings:
+            # Nearly always one part: a tick is a second or a few.
             parts = minute_parts(booking.end_ns, booking.interval_ns)
             # A tick counts in the minute in which it ends.
             last = parts[-1]
@@ -350,6 +352,7 @@ class MinuteSums:
                 tick_count = 1 if booking.is_tick and part is last else 0
                 for index, entry in enumerate(booking.entries):
                     owner = booking.owners[index]
+                    # Most ticks of a minute find their row: all that is left then is to add.
                     sums = rows.get(owner)
                     if sums is None:
                         sums = rows[owner] = Sums(offset)
@@ -396,6 +399,7 @@ def add_part(sums: Sums, booking: Booking, index: int, entry: Entry, part: Part)
             portion(amount, from_ns, to_ns, interval_ns) for amount in (busy_ns, energy, held_ns)
         ]
         active = [portion(amount, from_ns, to_ns, interval_ns) for amount in active]
+    # Bytes are held over the whole interval, so that their part of it is exact by itself.
     memory = entry.memory_bytes
     memory_byte_ns = None if memory is None else memory * (to_ns - from_ns)
     sums.add(booking, busy_ns, memory_byte_ns, energy, held_ns)
@@ -447,6 +451,7 @@ def _storable(amounts: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     if not any(amount is not None and abs(amount) > _INT64_MAX for amount in amounts):
         return [amounts]
     found = []
+    # Only amounts that somebody has made up come so far; each row takes as much as fits.
     left = list(amounts)
     while any(left):
         taken = []

@@ -154,6 +154,7 @@ class Rollup:
         with storage_errors(self._source.uri):
             source = self._source.open()
             summed = self._target.open().transaction_version(self._summed)
+            # What is not summed up yet would be lost: it goes with the run after next.
             if summed != source.version():
                 return 0
             days = {part[PARTITION_COLUMN] for part in source.partitions()}
@@ -162,6 +163,7 @@ class Rollup:
             if not old:
                 return 0
             listed = " OR ".join(f"{PARTITION_COLUMN} = '{day}'" for day in old)
+            # In the commit that removes them, so that nobody ever recomputes from what is left.
             purged = max(before_day, source.transaction_version(_PURGED_BEFORE) or 0)
             try:
                 removed = source.delete(
@@ -179,6 +181,7 @@ class Rollup:
         summed, version = target.transaction_version(self._summed), source.version()
         if summed == version:
             return 0
+        # All below is of this snapshot: what is committed meanwhile is the next run's.
         touched = self._touched(source, since=summed)
         purged = source.transaction_version(_PURGED_BEFORE) or 0
         late = {hour for hour in touched if hour // HOURS_A_DAY < purged}
@@ -187,11 +190,14 @@ class Rollup:
         if late and summed is not None:
             self._add_late(source, target, late, since=summed, time_ms=time_ms)
             target = self._target.open()
+        # A commit a day, so that no more than a day's sums are held at once.
         by_day: dict[int, set[int]] = {}
         for hour in touched - late:
             by_day.setdefault(hour // HOURS_A_DAY, set()).add(hour)
         days: list[tuple[int, set[int]]] = sorted(by_day.items()) or [(0, set())]
         for day, hours in days:
+            # The version goes with the last day: a run that is killed before does all days again,
+            # which replaces them by the same.
             is_last = day == days[-1][0]
             done = [Transaction(self._summed, version, time_ms)] if is_last else []
             self._replace(source, target, day, hours, done=done, valid_through=valid_through)
@@ -200,6 +206,7 @@ class Rollup:
     def _touched(self, source: DeltaTable, *, since: int | None) -> set[int]:
         """Return the first hours of the periods of which rows came since a version."""
         found: set[int] | None = set()
+        # The first time there is nothing to go by but the rows themselves.
         if since is None or source.version() - since > _HISTORY:
             found = None
         else:

@@ -52,6 +52,7 @@ class SeenTable(StreamTable):
             (stream, last_offset, orjson.dumps(ticks).decode(), written_us)
             for stream, (last_offset, ticks) in sorted(seen.items())
         ]
+        # Without an identifier, and by whoever asks: rows of one offset are alike.
         with storage_errors(self.uri):
             write_deltalake(
                 self.open(),
@@ -100,6 +101,7 @@ class SeenTable(StreamTable):
         )
         with storage_errors(self.uri):
             table: DeltaTable = self.open()
+            # Whole files, as those of a flush are outdated together; nothing is rewritten then.
             try:
                 table.delete(outdated)
             except CommitFailedError:

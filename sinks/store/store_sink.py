@@ -229,6 +229,7 @@ class StoreSink(Sink):
             # The flush may find other partitions in need of it.
             await self._flush(context)
             seen = await self._resuming.seek(context.consumer)
+            # What was seen since is of records that are read again now.
             for partition, ticks in seen.items():
                 self._seen.restore(partition, ticks)
             sought = frozenset(seen)
@@ -333,6 +334,7 @@ class StoreSink(Sink):
         if refusal := self._window.refusal_of(days_of(bookings), now_ns=now_ns):
             context.dead_letters.reject(record, reason=refusal.reason, detail=refusal.detail)
             return
+        # Behind a kill between two commits one table is ahead of the other, and waits for it.
         if self._usage.lacks(partition, record.offset):
             self._pending.add_sums(event, bookings, record, ingested_time_ns=now_ns)
         if rows:

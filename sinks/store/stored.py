@@ -215,6 +215,8 @@ class Appending:
         """Write what was seen, then the rows of each table with its offsets, a commit each."""
         time_ms = self._clock.time_ns() // NS_PER_MS
         streams = self._targets[0].stored.streams
+        # Before any commit, or who is killed between the two would go on without it. Where a later
+        # table's commit is tried again, it is there already.
         if not self._done:
             self._seen.record(
                 {streams.of(at): (pending.last_offsets[at], ticks) for at, ticks in seen.items()},
@@ -222,6 +224,7 @@ class Appending:
             )
         for target in self._targets:
             rows, news = target.rows_of(pending), target.news_of(pending.last_offsets)
+            # A table that is ahead of another has had these rows: its offsets must not go back.
             if target in self._done or not rows or not news:
                 continue
             hours = {minute // 60 for minute in pending.sums.minutes}
@@ -234,6 +237,7 @@ class Appending:
                     hours=hours if target.tells_hours else None, valid_through=valid_through
                 ),
             )
+            # From here on a failure of the next table repeats nothing of this one.
             self._done.append(target)
             target.stored.advance(news)
         self._prune(pending.last_offsets)

@@ -78,6 +78,7 @@ class Upkeep:
         is_running = self._running is not None and not self._running.done()
         if self._interval_ns == 0 or now_ns < self._next_ns or is_running:
             return
+        # From now, and not from when it ends: a run that takes long is followed at once.
         self._next_ns = now_ns + self._interval_ns
         self._running = asyncio.create_task(self._run())
 
