@@ -17,7 +17,7 @@ from cli.store import StorageOption, StoreUri, storage_options_of
 from gpuledger.errors import UserError
 from gpuledger.store.views import create_views
 
-_WIDTH_IN_FILES: Final = 1_000
+_WIDTH_IN_FILES: Final = 10_000
 Format = Literal["table", "csv", "json", "parquet"]
 
 
@@ -74,9 +74,8 @@ def _write(file: Any, format: Format, columns: Sequence[str], rows: Sequence[Any
         table = Table(*columns, safe_box=True)
         for row in rows:
             table.add_row(*["" if value is None else str(_shown(value)) for value in row])
-        console = Console(file=file)
         # In a file or a pipe nothing is cut off.
-        console.print(table, width=None if console.is_terminal else _WIDTH_IN_FILES)
+        Console(file=file, width=None if file.isatty() else _WIDTH_IN_FILES).print(table)
 
 
 def _shown(value: object) -> object:

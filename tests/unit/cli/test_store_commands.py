@@ -28,9 +28,14 @@ def ask(store: Path, sql: str, *options: str) -> int:
     return main(["query", "--store", str(store), sql, *options])
 
 
-def test_maintaining_says_what_was_done(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "summed up: 1 hours, 1 days" in capsys.readouterr().out
-    assert main(["store", "maintain", "--store", str(store)]) == 0
+def test_maintaining_says_what_was_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path, commits=10)
+    forever = ("--usage-days", "0", "--usage-hourly-days", "0")
+    assert main(["store", "maintain", "--store", str(tmp_path), *forever]) == 0
+    shown = capsys.readouterr().out
+    assert "summed up: 1 hours, 1 days" in shown
+    assert "merged: 10 files" in shown
+    assert main(["store", "maintain", "--store", str(tmp_path)]) == 0
     assert "removed for their age: 2 files" in capsys.readouterr().out
 
 

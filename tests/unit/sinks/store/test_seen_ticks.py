@@ -179,3 +179,18 @@ def test_what_was_seen_of_before_all_tables_goes_and_the_rest_stays(tmp_path: Pa
     assert table.read({STREAM: 6, "other": 4}) == {STREAM: (5, {}), "other": (3, {})}
     table.prune({STREAM: 6, "other": 8})
     assert table.read({STREAM: 9, "other": 9}) == {STREAM: (7, {})}
+
+
+async def test_a_table_that_is_switched_on_later_has_what_the_topic_keeps_and_sums_count_once(
+    tmp_path: Path,
+) -> None:
+    on = bus()
+    await publish(on, tick(0), tick(1))
+    async with running(store(tmp_path, on, entries=0)):
+        await eventually(is_committed(on, 2))
+    assert not (tmp_path / "entries").exists()
+    await publish(on, tick(1), tick(2))
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 4))
+    assert ticks_stored(tmp_path) == 3
+    assert offsets_stored(tmp_path) == [0, 1, 3]
