@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from typing_extensions import override
 
 from gpuledger.clock import NS_PER_DAY, NS_PER_MINUTE
 from gpuledger.store.commits import describe
@@ -90,6 +91,7 @@ def test_of_two_that_ask_at_once_one_has_it(tmp_path: Path) -> None:
     """The slower one has looked before the faster one wrote."""
 
     class Slow(MaintenanceLease):
+        @override
         def acquire(self, seconds: float = 60.0) -> bool:
             append = self._table.append
 

@@ -9,6 +9,7 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from gpuledger.store.commits import describe, valid_through_us
 from gpuledger.store.usage_schema import USAGE
@@ -175,11 +176,13 @@ class Dying(Rollup):
         if self._left == 0:
             raise KilledError
 
-    def _replace(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  # as Rollup
+    @override
+    def _replace(self, *args: Any, **options: Any) -> None:  # as Rollup
         super()._replace(*args, **options)
         self._died()
 
-    def _add_late(self, *args: Any, **options: Any) -> None:  # noqa: ANN401  # as Rollup
+    @override
+    def _add_late(self, *args: Any, **options: Any) -> None:  # as Rollup
         super()._add_late(*args, **options)
         self._died()
 

@@ -39,11 +39,11 @@ def tick(number: int, **changes: Any) -> GpuEvent:  # noqa: ANN401  # any field
 
 
 def ticks_stored(path: Path) -> int:
-    return _ask(path, "usage", "coalesce(sum(tick_count), 0)::BIGINT")
+    return int(_ask(path, "usage", "coalesce(sum(tick_count), 0)::BIGINT"))
 
 
 def offsets_stored(path: Path) -> list[int]:
-    return _ask(path, "entries", "list(kafka_offset ORDER BY kafka_offset)")
+    return list(_ask(path, "entries", "list(kafka_offset ORDER BY kafka_offset)"))
 
 
 def _ask(path: Path, table: str, what: str) -> Any:  # noqa: ANN401  # one value
