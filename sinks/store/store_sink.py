@@ -20,6 +20,8 @@ from gpuledger.errors import NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
 from gpuledger.settings.secret import shown_url
+from gpuledger.store.schema import LEASES
+from gpuledger.store.usage_schema import USAGE_DAILY, USAGE_HOURLY
 from sinks.errors import ReceiverUnavailableError, retry_receiver
 from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext
@@ -58,6 +60,8 @@ class StoreTables:
     seen: SeenTable
     dimensions: Mapping[str, StreamTable]
     """The tables that are joined with the rows, by their names."""
+    maintained: Sequence[StreamTable] = ()
+    """Tables that the maintainer alone writes; what it has replaced there is removed as well."""
 
     @classmethod
     def of(cls, settings: StoreSettings) -> "StoreTables":
@@ -72,6 +76,9 @@ class StoreTables:
             gaps=GapsTable(**where),
             seen=SeenTable(**where),
             dimensions={each.schema.name: StreamTable(each.schema, **where) for each in DIMENSIONS},
+            maintained=[
+                StreamTable(schema, **where) for schema in (USAGE_HOURLY, USAGE_DAILY, LEASES)
+            ],
         )
 
 
@@ -147,6 +154,7 @@ async def open_store(
                     *(target.table for target in targets),
                     tables.gaps,
                     *tables.dimensions.values(),
+                    *tables.maintained,
                 ],
                 settings=settings,
                 clock=clock,
