@@ -39,7 +39,7 @@ test: $(VENV)/.dev test-tools $(if $(ARGS),,test-compiled) ## Fetch and build th
 	@$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 test-compiled: $(VENV)/.dev compiled ## Run the unit tests of the join, podwatch and remote-write on the wheel's compiled modules
-	@TESTS_REQUIRE_COMPILED=1 $(ON_COMPILED) $(BIN)/python -m pytest $(SPREAD) tests/unit/enricher tests/unit/sinks/remote_write $(ARGS)
+	@TESTS_REQUIRE_COMPILED=1 $(ON_COMPILED) $(BIN)/python -m pytest $(SPREAD) tests/unit/enricher tests/unit/sinks/remote_write tests/unit/sinks/store/test_minute_sums.py $(ARGS)
 
 test-unit: $(VENV)/.dev ## Run the tests that need nothing but Python
 	@$(BIN)/python -m pytest $(SPREAD) tests/unit $(ARGS)

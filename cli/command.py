@@ -48,6 +48,12 @@ app.command(
     help="List what could not be used, show it, and put it back.",
 )
 app.command(
+    "cli.store:app", name="store", help="Maintain the store: rollups, retention, compaction."
+)
+app.command(
+    "cli.query:query", name="query", help="Ask the store in SQL, names and readable units included."
+)
+app.command(
     "cli.cgroup:cgroup",
     name="cgroup",
     help="Show the container and the pod that cgroup lines mean.",

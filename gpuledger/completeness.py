@@ -113,6 +113,24 @@ class Completeness:
             return None
         return min((watermark.complete_until_ns for of in found for watermark in of), default=None)
 
+    def complete_with_ns(self, partition: int, next_offset: int) -> int | None:
+        """Return up to which time a partition is complete for who has read up to this offset.
+
+        `None` where that is not known of one of its clusters.
+        """
+        found = {
+            cluster: each.complete_until_ns
+            for cluster, each in self._reached.get(partition, {}).items()
+        }
+        for cluster, waiting in self._waiting.get(partition, {}).items():
+            for watermark in waiting:
+                if watermark.next_offset <= next_offset:
+                    until_ns = watermark.complete_until_ns
+                    found[cluster] = max(until_ns, found.get(cluster, until_ns))
+        if any(at == partition and cluster not in found for at, cluster in self._expected):
+            return None
+        return min(found.values(), default=None)
+
     def silent_nodes(self, partitions: Iterable[int]) -> list[SilentNode]:
         """Return the silent nodes of these partitions: they are not waited for."""
         return [

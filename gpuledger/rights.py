@@ -32,12 +32,20 @@ USES: Final = (
     TopicUse(topic="readings", writers=("agent",), readers=("sink remote_write",)),
     TopicUse(topic="processes", writers=("agent", _PUT_BACK), readers=("join",)),
     TopicUse(topic="incidents", writers=("agent", _PUT_BACK), readers=("join",)),
-    TopicUse(topic="inventory", writers=("agent",)),
+    TopicUse(topic="inventory", writers=("agent",), readers=("sink store",)),
     TopicUse(
         topic="pods", writers=("podwatch",), readers=("podwatch", "join", "sink store", "replay")
     ),
-    TopicUse(topic="nodes", writers=("podwatch",), readers=("podwatch", "join", "replay")),
-    TopicUse(topic="namespaces", writers=("podwatch",), readers=("podwatch", "join", "replay")),
+    TopicUse(
+        topic="nodes",
+        writers=("podwatch",),
+        readers=("podwatch", "join", "sink store", "replay"),
+    ),
+    TopicUse(
+        topic="namespaces",
+        writers=("podwatch",),
+        readers=("podwatch", "join", "sink store", "replay"),
+    ),
     TopicUse(topic="events", writers=("join",), readers=(*_SINKS, "replay")),
     TopicUse(topic="progress", writers=("join",), readers=("join", _PUT_BACK)),
     TopicUse(
@@ -48,7 +56,7 @@ USES: Final = (
     TopicUse(
         topic="attributed_incidents",
         writers=("join",),
-        readers=("sink remote_write", "sink alerts"),
+        readers=("sink remote_write", "sink alerts", "sink store"),
     ),
     TopicUse(topic="rows", writers=("sink rows", _PUT_BACK)),
     TopicUse(topic="counters", writers=("sink remote_write",), readers=("sink remote_write",)),

@@ -16,7 +16,7 @@ import duckdb
 import msgspec
 
 from gpuledger.store.bill_table import BILL_LINES, append_revision
-from gpuledger.store.query import files_of, files_sql
+from gpuledger.store.query import files_of, relation
 from reports.bill_output import row_of
 from reports.billing import Bill
 from reports.money import text_of
@@ -81,7 +81,7 @@ def closed_lines(
             "SELECT line, dimension_values, idle_kind, revision, supersedes, charge_class,"  # noqa: S608  # quoted files
             " held_gpu_seconds, used_gpu_seconds, charged_gpu_seconds, cost, currency, policy_name,"
             " policy_sha256, table_versions, epoch_us(valid_through) AS valid_through_us"
-            f" FROM {files_sql(files)} WHERE epoch_us(period_begin) = $begin"
+            f" FROM {relation(files)} WHERE epoch_us(period_begin) = $begin"
             " AND epoch_us(period_end) = $end AND dimensions = $by ORDER BY revision, line",
             {"begin": window.begin_us, "end": window.end_us, "by": _json(list(by))},
         )

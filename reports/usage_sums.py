@@ -16,7 +16,7 @@ import msgspec
 
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
-from gpuledger.store.query import files_of, files_sql, gaps_sql, version_of
+from gpuledger.store.query import files_of, gaps_sql, relation, version_of
 from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
 from reports import charging_sql as sql
@@ -195,7 +195,7 @@ class UsageReader:
         """Up to when there is usage: the end of the last hour, or of the last minute."""
         # The newest day alone is read: no other can end later.
         ends = [
-            self.ask(f"SELECT epoch_us(max({period})) + {length_us} FROM {files_sql(files)}")[0][0]  # noqa: S608  # quoted files
+            self.ask(f"SELECT epoch_us(max({period})) + {length_us} FROM {relation(files)}")[0][0]  # noqa: S608  # quoted files
             for name, period, length_us in (
                 (USAGE_HOURLY.name, "hour", HOUR_US),
                 (USAGE.name, "minute", 60_000_000),
@@ -282,7 +282,7 @@ class UsageReader:
             for table in (USAGE_HOURLY.name, USAGE.name)
         )
         within = f"epoch_us({{}}) >= {day.begin_us} AND epoch_us({{}}) < {day.end_us}"
-        hours = f"(SELECT * FROM {files_sql(hourly)} WHERE {within.format('hour', 'hour')})"  # noqa: S608  # quoted files
+        hours = f"(SELECT * FROM {relation(hourly)} WHERE {within.format('hour', 'hour')})"  # noqa: S608  # quoted files
         parts = [sql.rows_sql(hours, period="hour")] if hourly else []
         if minutes:
             known = self._hours_in(hours) if hourly else frozenset()
@@ -297,8 +297,8 @@ class UsageReader:
                         f"epoch_us({{}}) >= {day.begin_us} AND epoch_us({{}}) < {day.end_us}"
                     ]
                 )
-                relation = f"(SELECT * FROM {files_sql(minutes)} WHERE {wanted})"  # noqa: S608  # quoted files
-                parts.append(sql.rows_sql(relation, period="minute"))
+                rows = f"(SELECT * FROM {relation(minutes)} WHERE {wanted})"  # noqa: S608  # quoted files
+                parts.append(sql.rows_sql(rows, period="minute"))
         return " UNION ALL BY NAME ".join(parts) or None
 
     def _hours_in(self, hours: str) -> frozenset[int]:
@@ -328,7 +328,7 @@ class UsageReader:
         if not files:
             return []
         return self.ask(
-            f"SELECT {columns} FROM {files_sql(files)} WHERE {condition} GROUP BY ALL ORDER BY ALL"  # noqa: S608  # quoted files
+            f"SELECT {columns} FROM {relation(files)} WHERE {condition} GROUP BY ALL ORDER BY ALL"  # noqa: S608  # quoted files
         )
 
     def ask(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:

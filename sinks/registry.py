@@ -92,7 +92,7 @@ STORE: Final = SinkKind(
     group="gpuledger-store",
     module="sinks.store.store_sink",
     redelivery="sinks.store.store_redelivery",
-    summary="one row an entry, to the Delta Lake table `entries`",
+    summary="sums by minute, hour and day, to Delta Lake tables",
     relays_watermarks=True,
     drop_reasons=("duplicate", "future", "invalid", "too_large", "too_old"),
 )

@@ -2,8 +2,8 @@
 
 A restarted join may publish a tick twice, which is recognised by (cluster, node, boot, seq):
 `SeenTicks` is for sinks that keep no other state of a node. What was seen is kept in memory, for
-the life of a consumer's assignment and for nodes that were heard of within a day; what comes again
-after that is for the reader of the store to recognise.
+the life of a consumer's assignment and for nodes that were heard of within a day; the store sink
+writes it down beside its tables, so that it outlives the assignment (`sinks.store.seen`).
 
 `Timelines` is for sinks that keep a state of each node. A node's wall clock can be set at any
 moment, forth or back, and may be wrong after a reboot; so what is new, and how much time passed, is
@@ -50,6 +50,10 @@ class SeenBoots:
         """Go on from the last tick that was seen of each boot, that of the last one at the end."""
         self._seqs = dict(seqs)
 
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        """Yield the boots with the last tick seen of each, the one that was heard of last last."""
+        return iter(self._seqs.items())
+
     def __reversed__(self) -> Iterator[str]:
         """Yield the boots, the one that was heard of last first."""
         return reversed(self._seqs)
@@ -90,6 +94,20 @@ class SeenTicks:
         """Forget partitions that are read by somebody else, or again."""
         for partition in partitions:
             self._nodes.pop(partition, None)
+
+    def state_of(self, partition: TopicPartition) -> dict[str, list[tuple[str, int]]]:
+        """Return what was seen of a partition's nodes, as JSON has it."""
+        nodes = self._nodes.get(partition)
+        return {} if nodes is None else {node: list(boots) for node, boots in nodes.items()}
+
+    def restore(
+        self, partition: TopicPartition, state: Mapping[str, Iterable[tuple[str, int]]]
+    ) -> None:
+        """Go on from what was seen of a partition's nodes, as if it had been seen now."""
+        nodes = self._nodes[partition] = Recent()
+        nodes.go_on(self._clock.monotonic_ns())
+        for node, boots in state.items():
+            nodes[node] = SeenBoots(dict(boots))
 
 
 _OVER_AFTER_NS: Final = NS_PER_MINUTE

@@ -109,6 +109,10 @@ class WatermarkRelay:
         if partition in self._positions:
             self._completeness.read_to(partition, next_offset)
 
+    def complete_with_ns(self, partition: int, next_offset: int) -> int | None:
+        """Return up to when the sink is complete once all before this offset is committed."""
+        return self._completeness.complete_with_ns(partition, next_offset)
+
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget partitions that somebody else has."""
         for at in partitions:

@@ -219,7 +219,7 @@ def _watch_sinks(
         timeout_seconds=_SEND_TIMEOUT_SECONDS,
         interval_seconds=0,  # a run of half a minute is looked at while it lasts
     )
-    store = StoreSettings(uri=str(plan.store), flush_seconds=_STORE_FLUSH_SECONDS)
+    store = StoreSettings(uri=str(plan.store), entries=True, flush_seconds=_STORE_FLUSH_SECONDS)
     sinks: tuple[tuple[SinkKind, str, Any], ...] = (
         (REMOTE_WRITE, write.url, write),
         (ALERTS, alerting.urls[0], alerting),

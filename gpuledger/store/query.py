@@ -55,7 +55,7 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
     known have its names, as far as the store has them by now. Raises `UserError` where there is no
     table, or nothing was ever written to it.
     """
-    files = _files(store_uri, ENTRIES.name, storage_options)
+    files = live_files(store_uri, ENTRIES.name, storage_options)
     if not files:
         raise UserError(
             f"no store with rows at {mask_address(store_uri)}; give the store.uri of a"
@@ -67,17 +67,30 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
     # Each day with its files, so that a query of a few days opens those alone. Not by DuckDB's own
     # hive_partitioning, which takes every folder above the store that is called a=b for a column.
     days = (
-        f"SELECT *, {day} AS {PARTITION_COLUMN} FROM {_relation(of_day)}"  # noqa: S608  # see below
+        f"SELECT *, {day} AS {PARTITION_COLUMN} FROM {relation(of_day)}"  # noqa: S608  # see below
         for day, of_day in sorted(by_day.items())
     )
     rows = f"({' UNION ALL BY NAME '.join(days)})"
     added = ", ".join(f"{sql} AS {name}" for name, sql in DERIVED_COLUMNS.items())
-    if pods := _files(store_uri, PODS.name, storage_options):
-        rows = _named(rows, _relation(pods))
+    if pods := live_files(store_uri, PODS.name, storage_options):
+        rows = named_rows(rows, relation(pods))
     return f"(SELECT *, {added} FROM {rows})"  # noqa: S608  # the table's own names, quoted files
 
 
-def _files(store_uri: str, name: str, storage_options: Mapping[str, str] | None) -> list[str]:
+def rows_sql(store_uri: str, name: str, storage_options: Mapping[str, str] | None = None) -> str:
+    """Return DuckDB's SQL for the live rows of a table as they are, without `event_date`.
+
+    Raises `UserError` where there is no such table, or nothing was ever written to it.
+    """
+    if files := live_files(store_uri, name, storage_options):
+        return relation(files)
+    raise UserError(
+        f"no table {name} with rows at {mask_address(store_uri)}; give the store.uri of a"
+        " `gpuledger-sink store` that has written there"
+    )
+
+
+def live_files(store_uri: str, name: str, storage_options: Mapping[str, str] | None) -> list[str]:
     """Return the files of a table as they are now; none where there is no such table."""
     try:
         table = DeltaTable(table_uri(store_uri, name), storage_options=dict(storage_options or {}))
@@ -87,7 +100,7 @@ def _files(store_uri: str, name: str, storage_options: Mapping[str, str] | None)
     return [unquote(uri) if uri.startswith("/") else uri for uri in table.file_uris()]
 
 
-def _relation(files: Iterable[str]) -> str:
+def relation(files: Iterable[str]) -> str:
     """Return DuckDB's SQL for the rows of files, by the columns' names.
 
     A file that is older than a column has not got it.
@@ -103,8 +116,11 @@ def _day_of(file: str) -> str:
     return f"DATE '{found[1]}'" if found else "(time AT TIME ZONE 'UTC')::DATE"
 
 
-def _named(rows: str, pods: str) -> str:
+def named_rows(rows: str, pods: str, *, until: str = "entries.time", has_names: bool = True) -> str:
     """Return the relation of the rows with the names that came after them.
+
+    `until` is the SQL of a row's end, where it is about more than an instant. Where rows do not say
+    who owns a pod (`has_names`), all are looked up, holders by their UID first.
 
     A user is found by its container, then by its UID, then as a static pod by its hash, and among
     the pods of the row's node alone: what a node says of another's pods is its own word. Once its
@@ -114,7 +130,9 @@ def _named(rows: str, pods: str) -> str:
     entry is counted twice.
     """
     # Absent where the event says nothing of the pod at all.
-    is_unknown = "coalesce(entries.pod_state, 'pending') IN ('pending', 'named')"
+    states = "IN ('pending', 'named')" if has_names else "<> 'foreign'"
+    is_unknown = f"coalesce(entries.pod_state, 'pending') {states}"
+    known_holder = "false" if has_names else "entries.holder_state = 'known'"
     version = (
         "{'since': in_force_from, 'uid': pod_uid, 'namespace': namespace, 'pod': pod,"
         " 'kind': owner_kind, 'owner': owner_name, 'labels': labels}"
@@ -163,10 +181,10 @@ def _named(rows: str, pods: str) -> str:
             SELECT entries.*, placed.container AS placed_container,
                 {in_force.format("coalesce(of_container.history, by_uid.history, by_hash.history)")}
                     AS user,
-                coalesce(
-                    list_filter(bearers.pods, {bears.format("entries.time")})[-1],
-                    list_filter(bearers.pods, {bears.format("entries.time + " + skew)})[1]
-                ).history AS holder_history
+                coalesce(by_holder.history, coalesce(
+                    list_filter(bearers.pods, {bears.format(until)})[-1],
+                    list_filter(bearers.pods, {bears.format(until + " + " + skew)})[1]
+                ).history) AS holder_history
             FROM {rows} AS entries
             LEFT JOIN placed ON placed.cluster = entries.cluster AND placed.node = entries.node
                 AND placed.container_id = CASE WHEN {is_unknown} THEN entries.container_id END
@@ -174,6 +192,9 @@ def _named(rows: str, pods: str) -> str:
                 AND of_container.node = entries.node AND of_container.pod_uid = placed.pod_uid
             LEFT JOIN by_uid ON by_uid.cluster = entries.cluster AND by_uid.node = entries.node
                 AND by_uid.pod_uid = CASE WHEN {is_unknown} THEN entries.pod_uid END
+            LEFT JOIN by_uid AS by_holder ON by_holder.cluster = entries.cluster
+                AND by_holder.node = entries.node
+                AND by_holder.pod_uid = CASE WHEN {known_holder} THEN entries.holder_uid END
             LEFT JOIN by_hash ON by_hash.cluster = entries.cluster AND by_hash.node = entries.node
                 AND by_hash.config_hash = CASE WHEN {is_unknown} THEN entries.pod_uid END
             LEFT JOIN bearers ON bearers.cluster = entries.cluster AND bearers.node = entries.node
@@ -214,8 +235,8 @@ def _named(rows: str, pods: str) -> str:
 
 def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
     """Return DuckDB's SQL for the rows of `gaps`; a relation without rows where there are none."""
-    if files := _files(store_uri, GAPS.name, storage_options):
-        return _relation(files)
+    if files := live_files(store_uri, GAPS.name, storage_options):
+        return relation(files)
     # Typed, so that a query finds the columns and their operators also where nothing is missing.
     names = {"Utf8": "VARCHAR", "Int32": "INTEGER", "Int64": "BIGINT"}
     columns = ", ".join(
@@ -234,15 +255,10 @@ def files_of(
     Those in no day's folder stand under `None`. Nothing where there is no such table.
     """
     by_day: dict[str | None, list[str]] = {}
-    for file in sorted(_files(store_uri, name, storage_options)):
+    for file in sorted(live_files(store_uri, name, storage_options)):
         found = re.search(rf"/{PARTITION_COLUMN}=(\d{{4}}-\d\d-\d\d)/[^/]*$", file)
         by_day.setdefault(found[1] if found else None, []).append(file)
     return by_day
-
-
-def files_sql(files: Iterable[str]) -> str:
-    """Return DuckDB's SQL for the rows of files of `files_of`, by the columns' names."""
-    return _relation(files)
 
 
 def version_of(
@@ -256,10 +272,15 @@ def version_of(
     return table.version()
 
 
-def count_rows(store_uri: str, storage_options: Mapping[str, str] | None = None) -> int:
-    """Return the number of live rows, from the table's log; 0 where there is no table."""
+def count_rows(
+    store_uri: str,
+    storage_options: Mapping[str, str] | None = None,
+    *,
+    name: str = ENTRIES.name,
+) -> int:
+    """Return the number of a table's live rows, from its log; 0 where there is no such table."""
     try:
-        table = DeltaTable(table_uri(store_uri), storage_options=dict(storage_options or {}))
+        table = DeltaTable(table_uri(store_uri, name), storage_options=dict(storage_options or {}))
     except TableNotFoundError:
         return 0
     return sum(table.get_add_actions(flatten=True)["num_records"].to_pylist())

@@ -5,7 +5,7 @@ rows, and how they are written, is the store sink's business.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -50,6 +50,8 @@ class TableSchema:
     description: str
     columns: Sequence[StoreColumn]
     partition_by: Sequence[str] = ()
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    """Further properties of the table, as Delta names them."""
     statistics_columns: int
     """How many leading columns carry the statistics by which readers skip files; more only make
     the log large."""
@@ -74,6 +76,11 @@ class TableSchema:
             column.array(list(values))
             for column, values in zip(self.columns, by_column, strict=True)
         ]
+        return Table.from_arrays(arrays, schema=self.arrow)
+
+    def conform(self, found: Table) -> Table:
+        """Return what a query found as a table of this schema: texts and numbers by their types."""
+        arrays = [found[column.name].cast(column.kind) for column in self.columns]
         return Table.from_arrays(arrays, schema=self.arrow)
 
 
@@ -152,6 +159,35 @@ PODS: Final = TableSchema(
         StoreColumn(name="requested", kind=DataType.utf8(), nullable=True),
     ),
     statistics_columns=4,
+)
+
+_SHORT_LIVED: Final[Mapping[str, str]] = {
+    # A commit for each of many small steps, of which the newest alone is ever asked for.
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 days",
+}
+SEEN_TICKS: Final = TableSchema(
+    name="seen_ticks",
+    description="The sink's own: the last tick of each node, by how far its partition is stored.",
+    columns=(
+        StoreColumn(name="stream", kind=DataType.utf8()),
+        StoreColumn(name="last_offset", kind=DataType.int64()),
+        StoreColumn(name="seen", kind=DataType.utf8()),
+        StoreColumn(name="written_time", kind=_MICROSECONDS_UTC, made_as=DataType.int64()),
+    ),
+    configuration=_SHORT_LIVED,
+    statistics_columns=2,
+)
+LEASES: Final = TableSchema(
+    name="leases",
+    description="The sink's own: who maintains the store, and until when.",
+    columns=(
+        StoreColumn(name="number", kind=DataType.int64()),
+        StoreColumn(name="holder", kind=DataType.utf8()),
+        StoreColumn(name="until_us", kind=DataType.int64()),
+    ),
+    configuration=_SHORT_LIVED,
+    statistics_columns=3,
 )
 
 

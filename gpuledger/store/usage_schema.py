@@ -7,7 +7,7 @@ the events sum to, to the last one.
 
 `nodes`, `namespaces` and `inventory` have a row for each version: the one in force at a time is
 the last with `in_force_from` at or before it. They are joined when they are read, so that what is
-learnt late is not lost.
+learnt late is not lost. `incidents` has a row for each: nothing is ever said of one again.
 """
 
 from typing import Final
@@ -141,4 +141,22 @@ INVENTORY: Final = TableSchema(
         *_number("kafka_offset", nullable=False),
     ),
     statistics_columns=3,
+)
+INCIDENTS: Final = TableSchema(
+    name="incidents",
+    description="One row for each incident, with the pods that were on the GPU.",
+    columns=(
+        *_text("cluster", "node", nullable=False),
+        _time("time"),
+        *_text("boot_id", "gpu_uuid", nullable=False),
+        *_number("gpu_index", "gpu_instance", "compute_instance", kind=DataType.int32()),
+        *_text("kind", "severity", "source", nullable=False),
+        *_number("xid"),
+        *_text("mnemonic", "category", "action", "message"),
+        StoreColumn(name="present_at_start", kind=DataType.bool(), nullable=True),
+        *_text("pods"),
+        *_number("kafka_partition", kind=DataType.int32(), nullable=False),
+        *_number("kafka_offset", nullable=False),
+    ),
+    statistics_columns=5,
 )

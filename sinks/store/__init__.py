@@ -1,1 +1,1 @@
-"""The long-term store: one row an entry in a Delta Lake table, with the offsets in the commit."""
+"""The long-term store: what was used by minute, hour and day, in Delta Lake tables."""

@@ -1,7 +1,8 @@
-"""Events to rows of the table `entries`, and the rows that wait to be written. Pure.
+"""Events to rows of the table `entries`, and all that waits to be written. Pure.
 
-`rows_of` writes the values of `gpuledger.ledger.rows` as the store has them: one row an entry,
-values in the order of its columns, no Arrow. `DayWindow` says of which days rows are stored: as far
+What an event comes to in the table `usage` is `minute_sums`'s. `rows_of` writes the values of
+`gpuledger.ledger.rows` as the store has them: one row an entry, values in the order of its columns,
+no Arrow. `DayWindow` says of which days rows are stored: as far
 back as ticks come late, as far ahead as clocks are. Each day is a folder with files of its own, and
 a tick's time is its writer's word: days that are made up would each cost a file for a row. They are
 held against this machine's clock, as every other time, Kafka's timestamp included, is the writer's
@@ -12,17 +13,16 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import starmap
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 
-from gpuledger.bus.protocol import TopicPartition
+from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.clock import NS_PER_DAY, NS_PER_SECOND
 from gpuledger.ledger.entries import Origin, RecordPosition, booked_entries
 from gpuledger.ledger.rows import ColumnType, row_maker, store_columns
 from gpuledger.records import GpuEvent
-
-Row = tuple[Any, ...]
+from sinks.store.minute_sums import Booking, MinuteSums, Row, days_of
 
 
 def rows_of(event: GpuEvent, position: RecordPosition, *, ingested_time_ns: int) -> Iterator[Row]:
@@ -90,6 +90,8 @@ def _shown(day: int) -> str:
         return f"{day} days after 1970"
 
 
+_SUMS_BYTES: Final = 3_000
+"""Bytes of a row of `usage` in memory, with its key: in Python, and again as columns."""
 _NUMBERS_BYTES: Final = 1_000
 """Bytes of a row in memory, its texts left out: in Python, and again as columns."""
 MAX_DAYS: Final = 40
@@ -105,7 +107,10 @@ rows are of one day or two, and of a few more where nodes are late or clocks are
 class RowBuffer:
     """What has been read and not been written."""
 
+    sums: MinuteSums = field(default_factory=MinuteSums)
+    """The rows of `usage`."""
     rows: list[Row] = field(default_factory=list)
+    """The rows of `entries`, where these are stored."""
     last_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     """The last offset read of each partition, also where it brought no rows."""
     size_bytes: int = 0
@@ -117,8 +122,24 @@ class RowBuffer:
     since_ns: int | None = None
     """When the oldest of it came, by the monotonic clock."""
 
+    @property
+    def row_count(self) -> int:
+        """How many rows there are to write."""
+        return self.sums.row_count + len(self.rows)
+
+    def add_sums(
+        self, event: GpuEvent, bookings: Sequence[Booking], record: Record, *, ingested_time_ns: int
+    ) -> None:
+        """Take in what one event adds to the rows of `usage`."""
+        former = self.sums.row_count
+        self.sums.add(event, bookings, record, ingested_time_ns=ingested_time_ns)
+        self.size_bytes += _SUMS_BYTES * (self.sums.row_count - former)
+        # An event without devices has no rows, and so no days.
+        if bookings:
+            self._count(days_of(bookings), event.time_ns)
+
     def add(self, rows: Sequence[Row], *, time_ns: int) -> None:
-        """Take in the rows of one event."""
+        """Take in the rows of `entries` of one event."""
         self.rows.extend(rows)
         # Texts are copied into columns, so they count beside what a row takes by itself: somebody's
         # labels may be most of it.
@@ -126,7 +147,10 @@ class RowBuffer:
             _NUMBERS_BYTES + sum([len(value) for value in row if type(value) is str])
             for row in rows
         )
-        self.days.update(row[0] for row in rows)
+        self._count({row[0] for row in rows}, time_ns)
+
+    def _count(self, days: Collection[int], time_ns: int) -> None:
+        self.days.update(days)
         self.newest_ns = time_ns if self.newest_ns is None else max(self.newest_ns, time_ns)
 
     def read_to(self, partition: TopicPartition, offset: int, *, now_ns: int) -> None:
@@ -148,4 +172,4 @@ class RowBuffer:
         if self.since_ns is None:
             return False
         waits = max(1.0, len(self.days) / DAYS_A_WAIT)
-        return len(self.rows) >= max_rows or now_ns - self.since_ns >= waits * after_ns
+        return self.row_count >= max_rows or now_ns - self.since_ns >= waits * after_ns

@@ -10,9 +10,11 @@ machine, writes what is left of it. What a row says is computed first (`row_of`,
 `GapRecorder` queries both tables and writes.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
+
+import structlog
 
 from gpuledger.bus.protocol import Consumer, Gap, GapReason, TopicPartition
 from gpuledger.clock import NS_PER_MS, NS_PER_US, Clock
@@ -21,8 +23,17 @@ from gpuledger.runtime import RetryingCaller
 from gpuledger.runtime.tasks import in_daemon_thread
 from sinks.errors import ReceiverUnavailableError
 from sinks.protocol import Partitions
-from sinks.store.stored import Stored, other_topic, refuse_shorter_topic
-from sinks.store.table import EntriesTable, GapsTable, StaleTableError
+from sinks.store.seen import NodeTicks, SeenTable
+from sinks.store.stored import (
+    Stored,
+    Target,
+    other_topic,
+    position_of,
+    refuse_shorter_topic,
+)
+from sinks.store.table import GapsTable, StaleTableError, TimedTable
+
+_log = structlog.get_logger(__name__)
 
 
 def stream_of(stream: str, gap: Gap) -> str:
@@ -76,10 +87,9 @@ class GapRecorder:
     back before anybody recorded it.
     """
 
-    def __init__(
-        self, *, gaps: GapsTable, entries: EntriesTable, stored: Stored, clock: Clock
-    ) -> None:
-        self._table, self._entries = gaps, entries
+    def __init__(self, *, gaps: GapsTable, rows: TimedTable, stored: Stored, clock: Clock) -> None:
+        """Take the table whose rows say when the last one before a gap was."""
+        self._table, self._rows = gaps, rows
         self._stored, self._clock = stored, clock
         self._waiting: list[Gap] = []
 
@@ -117,7 +127,7 @@ class GapRecorder:
             # The time of the last record before it: by Kafka, else of the newest row.
             time_before_us = None if gap.time_before_ms is None else gap.time_before_ms * 1000
             if time_before_us is None:
-                newest = self._entries.newest_time(gap.partition.partition)
+                newest = self._rows.newest_time(gap.partition.partition)
                 time_before_us = None if newest is None else round(newest.timestamp() * 1e6)
             row = row_of(
                 gap,
@@ -140,19 +150,23 @@ class Resuming:
     def __init__(
         self,
         *,
-        table: EntriesTable,
+        targets: Sequence[Target],
+        seen: SeenTable,
         gaps: GapsTable,
         recorder: GapRecorder,
-        stored: Stored,
         topic: str,
         retrying: RetryingCaller[ReceiverUnavailableError],
         asking_brokers: RetryingCaller[ReceiverUnavailableError],
     ) -> None:
-        self._table, self._gaps_table = table, gaps
-        self._recorder, self._stored, self._retrying = recorder, stored, retrying
+        self._targets, self._seen, self._gaps_table = targets, seen, gaps
+        # Gaps are those of the table that there always is.
+        self._stored = targets[0].stored
+        self._recorder, self._retrying = recorder, retrying
         self._topic = topic
         self._asking_brokers = asking_brokers
         self._unsought: set[TopicPartition] = set()
+        self._others: list[TopicPartition] = []
+        """Partitions of which a table was found to be of another topic."""
 
     @property
     def topic_id(self) -> str | None:
@@ -179,27 +193,31 @@ class Resuming:
         """Return what is held and of which it is known what is stored."""
         return consumer.assignment() - self._unsought
 
-    async def seek(self, consumer: Consumer) -> Partitions:
-        """Set what is needed to where the table ends, and return it.
+    async def seek(self, consumer: Consumer) -> dict[TopicPartition, NodeTicks]:
+        """Set what is needed to where the tables end; return it with the ticks seen up to there.
 
-        Raises UserError where the table is of another topic than the one that is read.
+        Raises UserError where a table is of another topic than the one that is read.
         """
         topic_id = await consumer.topic_id(self._topic)
         if topic_id != self._stored.topic_id:
             # Whatever is held was sought in another topic.
             self.require(consumer.assignment())
-        self._stored.topic_id = topic_id
+        for target in self._targets:
+            target.stored.topic_id = topic_id
         wanted = consumer.assignment() & self._unsought
-        await self._must_be_of_topic(wanted)
+        seen = await self._look_up(wanted)
         ends = await consumer.end_offsets(wanted)
+        positions = {at: position_of(self._targets, at) for at in wanted}
         for partition in wanted:
-            last_offset = self._stored.last_offsets.get(partition, -1)
-            refuse_shorter_topic(partition, last_offset=last_offset, end=ends[partition])
-            # The table's word alone: the group's offset is committed after the rows, and may be
-            # behind them, or ahead where the table was restored from a copy.
-            await consumer.seek(partition, last_offset + 1)
+            for target in self._targets:
+                last_offset = target.stored.last_offsets.get(partition, -1)
+                refuse_shorter_topic(partition, last_offset=last_offset, end=ends[partition])
+        for partition, position in positions.items():
+            # The tables' word alone: the group's offset is committed after the rows, and may be
+            # behind them, or ahead where a table was restored from a copy.
+            await consumer.seek(partition, position + 1)
         self.cancel(wanted)
-        return wanted
+        return seen
 
     async def topic_id_now(self, consumer: Consumer) -> str | None:
         """Return the identity of the topic as of now, once the brokers have answered.
@@ -239,23 +257,51 @@ class Resuming:
             raise StaleTableError(f"the topic {self._topic} was made anew before a row was stored")
         await self._refuse_other_topic(stored, topic_id=topic_id)
 
-    async def _must_be_of_topic(self, wanted: Partitions) -> None:
-        """Load what the table has of partitions; see that it is of the topic that there is now."""
-        streams = self._stored.names_of(wanted)
+    async def _look_up(self, wanted: Partitions) -> dict[TopicPartition, NodeTicks]:
+        """Load what the tables have of partitions; return the ticks seen with that.
 
-        def load() -> dict[str, int]:
+        Raises UserError where they are not of the topic that there is now.
+        """
+
+        def load() -> list[dict[str, int]]:
             # A reader of `gaps` shall find it empty, not absent.
             self._gaps_table.load([])
-            return self._table.load(streams)
+            return [target.table.load(target.stored.names_of(wanted)) for target in self._targets]
 
-        async def query() -> dict[str, int]:
+        async def query() -> dict[str, tuple[int, NodeTicks]]:
             with self._retrying.awaiting():
-                return await in_daemon_thread(load)
+                found = await in_daemon_thread(load)
+                others = self._learn(wanted, found)
+                offsets = {} if others else self._offsets_of(wanted)
+                return await in_daemon_thread(partial(self._seen.read, offsets))
 
-        numbers = await self._retrying(query)
-        others = [at for at in sorted(wanted) if not self._stored.learn(at, numbers)]
-        if others:
+        found = await self._retrying(query)
+        if others := self._others:
             await self._refuse_other_topic(others, topic_id=self._stored.topic_id)
+        for stream, last in self._offsets_of(wanted).items():
+            if found and found.get(stream, (None, {}))[0] != last:
+                # Of a store that was copied in parts: what is not known counts as not seen.
+                _log.warning("seen_ticks_lost", stream=stream, offset=last)
+        return {at: found.get(self._stored.streams.of(at), (-1, {}))[1] for at in wanted}
+
+    def _learn(
+        self, wanted: Partitions, found: Sequence[Mapping[str, int]]
+    ) -> list[TopicPartition]:
+        """Take what the tables say of partitions; return those that are of another topic."""
+        self._others = sorted(
+            {
+                at
+                for target, numbers in zip(self._targets, found, strict=True)
+                for at in wanted
+                if not target.stored.learn(at, numbers)
+            }
+        )
+        return self._others
+
+    def _offsets_of(self, wanted: Partitions) -> dict[str, int]:
+        """Return by its stream up to where all tables have each partition, where they have any."""
+        positions = {self._stored.streams.of(at): position_of(self._targets, at) for at in wanted}
+        return {stream: last for stream, last in positions.items() if last >= 0}
 
     async def _refuse_other_topic(
         self, partitions: Sequence[TopicPartition], *, topic_id: str | None

@@ -1,47 +1,85 @@
 """The store sink's shell: events in, rows appended, exactly once.
 
 Here live the wiring, when what was read is written, and when what killed writers have left in the
-store is removed beside it (`Maintenance`). Where reading goes on and what becomes of gaps is
+store is removed beside it (`upkeep`). Where reading goes on and what becomes of gaps is
 `resuming`'s, how rows are written beside it `stored`'s; the consume loop is `sinks.loop`'s.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Gap, Record, TopicPartition, WholeBus
-from gpuledger.clock import NS_PER_SECOND, Clock
+from gpuledger.clock import NS_PER_SECOND, NS_PER_US, Clock
 from gpuledger.errors import NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
-from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.settings.secret import shown_url
+from gpuledger.store.schema import LEASES
+from gpuledger.store.usage_schema import USAGE_DAILY, USAGE_HOURLY
 from sinks.errors import ReceiverUnavailableError, retry_receiver
-from sinks.metrics import ORPHANS_REMOVED_TOTAL, SENT_TOTAL, count_dropped
+from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
 from sinks.store.buffer import DayWindow, RowBuffer, rows_of
-from sinks.store.pod_names import PodNames, open_pod_names
+from sinks.store.dimensions import DIMENSIONS, FollowedTopic, open_followed
+from sinks.store.maintainer import Maintainer
+from sinks.store.minute_sums import Row, TooManyRowsError, bookings_of, days_of
 from sinks.store.resuming import GapRecorder, Resuming
-from sinks.store.stored import Appending, Stored, Streams
+from sinks.store.seen import SeenTable
+from sinks.store.stored import Appending, Stored, Streams, Target
 from sinks.store.table import (
     EntriesTable,
     GapsTable,
-    PodsTable,
     StaleTableError,
     StreamTable,
+    UsageTable,
 )
+from sinks.store.upkeep import Maintenance, Upkeep
 from sinks.timelines import SeenTicks
 from sinks.watermarks import WatermarkRelay, open_relay
 
 NAME: Final = STORE.name
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreTables:
+    """The tables of a store, as a sink writes them."""
+
+    usage: UsageTable
+    entries: EntriesTable | None
+    """Absent where ticks are not stored by themselves."""
+    gaps: GapsTable
+    seen: SeenTable
+    dimensions: Mapping[str, StreamTable]
+    """The tables that are joined with the rows, by their names."""
+    maintained: Sequence[StreamTable] = ()
+    """Tables that the maintainer alone writes; what it has replaced there is removed as well."""
+
+    @classmethod
+    def of(cls, settings: StoreSettings) -> "StoreTables":
+        """Return the tables that these settings ask for; nothing is opened yet."""
+        where: dict[str, Any] = {
+            "store_uri": settings.uri,
+            "storage_options": settings.storage_options,
+        }
+        return cls(
+            usage=UsageTable(**where),
+            entries=EntriesTable(**where) if settings.entries else None,
+            gaps=GapsTable(**where),
+            seen=SeenTable(**where),
+            dimensions={each.schema.name: StreamTable(each.schema, **where) for each in DIMENSIONS},
+            maintained=[
+                StreamTable(schema, **where) for schema in (USAGE_HOURLY, USAGE_DAILY, LEASES)
+            ],
+        )
 
 
 @asynccontextmanager
@@ -53,87 +91,94 @@ async def open_sink(
     clock: Clock,
     group: str,  # noqa: ARG001  # as OpenSink has it
 ) -> AsyncIterator["StoreSink"]:
-    """Open the sink that appends every event's entries to the store.
+    """Open the sink that appends what every event comes to to the store.
 
-    It raises UserError where the table is of another topic than the one that is read.
+    It raises UserError where a table is of another topic than the one that is read.
     """
+    tables = StoreTables.of(settings)
+    async with open_store(
+        tables, bus=bus, settings=settings, readiness=readiness, clock=clock
+    ) as sink:
+        yield sink
+
+
+@asynccontextmanager
+async def open_store(
+    tables: StoreTables,
+    *,
+    bus: WholeBus,
+    settings: StoreSettings,
+    readiness: Readiness,
+    clock: Clock,
+) -> AsyncIterator["StoreSink"]:
+    """Open the sink that appends to these tables."""
     check = readiness.check("store.receiver", severity=CheckSeverity.WARNING)
-    where: dict[str, Any] = {"store_uri": settings.uri, "storage_options": settings.storage_options}
-    table, gaps, pods = EntriesTable(**where), GapsTable(**where), PodsTable(**where)
-    retrying = retry_receiver(sink=NAME, check=check, clock=clock, receiver=shown_url(table.uri))
-    # Whatever group reads: the table has one sequence of offsets.
+    retrying = retry_receiver(sink=NAME, check=check, clock=clock, receiver=shown_url(settings.uri))
+    # Whatever group reads: the tables have one sequence of offsets.
     streams = Streams(group=bus.topics.group(STORE.group), generation=settings.generation)
-    stored = Stored(streams=streams)
-    recorder = GapRecorder(gaps=gaps, entries=table, stored=stored, clock=clock)
+    targets = targets_of(tables.usage, tables.entries, streams=streams)
+    recorder = GapRecorder(
+        gaps=tables.gaps, rows=targets[-1].table, stored=targets[0].stored, clock=clock
+    )
     async with (
         open_relay(NAME, bus=bus, readiness=readiness, clock=clock) as relay,
-        open_pod_names(
-            pods,
+        open_followed(
+            tables.dimensions,
             bus=bus,
             streams=streams,
             readiness=readiness,
             clock=clock,
             interval_seconds=settings.flush_seconds,
-        ) as pod_names,
+        ) as dimensions,
     ):
         yield StoreSink(
             relay=relay,
-            pod_names=pod_names,
+            dimensions=dimensions,
             settings=settings,
             clock=clock,
             retrying=retrying,
             recorder=recorder,
+            targets=targets,
             resuming=Resuming(
-                table=table,
-                gaps=gaps,
+                targets=targets,
+                seen=tables.seen,
+                gaps=tables.gaps,
                 recorder=recorder,
-                stored=stored,
                 retrying=retrying,
                 topic=bus.topics.events.name,
                 asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
             ),
-            appending=Appending(table=table, stored=stored, clock=clock),
-            maintenance=Maintenance(tables=[table, gaps, pods], settings=settings, clock=clock),
+            appending=Appending(targets=targets, seen=tables.seen, clock=clock),
+            maintenance=Maintenance(
+                tables=[
+                    *(target.table for target in targets),
+                    tables.gaps,
+                    *tables.dimensions.values(),
+                    *tables.maintained,
+                ],
+                settings=settings,
+                clock=clock,
+            ),
+            upkeep=Upkeep(Maintainer(settings, clock=clock), settings=settings, clock=clock),
         )
 
 
-class Maintenance:
-    """Looks for orphan files at the start and from time to time, beside the sink's own work."""
-
-    def __init__(
-        self, *, tables: Sequence[StreamTable], settings: StoreSettings, clock: Clock
-    ) -> None:
-        self._tables, self._settings, self._clock = tables, settings, clock
-        self._next_ns: int | None = None
-        self._running: asyncio.Task[None] | None = None
-
-    def begin_if_due(self) -> None:
-        """Begin in the background where it is time and the last one is over."""
-        interval_ns = round(self._settings.maintenance_interval_seconds * NS_PER_SECOND)
-        now_ns = self._clock.monotonic_ns()
-        is_due = self._next_ns is None or now_ns >= self._next_ns
-        if interval_ns == 0 or not is_due or (self._running and not self._running.done()):
-            return
-        self._next_ns = now_ns + interval_ns
-        self._running = asyncio.create_task(self._run())
-
-    async def _run(self) -> None:
-        """Remove the orphans of every table; what cannot be done now is done next time."""
-        hours = self._settings.orphan_age_hours
-        for table in self._tables:
-            try:
-                removed = await in_daemon_thread(
-                    partial(table.remove_orphans, older_than_hours=hours)
-                )
-            except Exception as error:  # noqa: BLE001  # the sink does its own work without it
-                # What the storage said is a sentence; of a defect its class says more.
-                is_explained = isinstance(error, ReceiverUnavailableError)
-                shown = str(error) if is_explained else repr(error)
-                _log.warning("maintenance_failed", url=shown_url(table.uri), error=shown)
-                continue
-            ORPHANS_REMOVED_TOTAL.inc(removed)
-            if removed:
-                _log.info("orphans_removed", url=shown_url(table.uri), count=removed)
+def targets_of(
+    usage: UsageTable, entries: EntriesTable | None, *, streams: Streams
+) -> list[Target]:
+    """Return the tables that have rows of events, `usage` first."""
+    targets = [
+        Target(
+            table=usage,
+            stored=Stored(streams=streams),
+            rows_of=lambda pending: list(pending.sums.rows()),
+            tells_hours=True,
+        )
+    ]
+    if entries is not None:
+        stored = Stored(streams=streams)
+        targets.append(Target(table=entries, stored=stored, rows_of=lambda pending: pending.rows))
+    return targets
 
 
 class StoreSink(Sink):
@@ -148,17 +193,21 @@ class StoreSink(Sink):
         clock: Clock,
         retrying: RetryingCaller[ReceiverUnavailableError],
         recorder: GapRecorder,
+        targets: Sequence[Target],
         resuming: Resuming,
         appending: Appending,
         maintenance: Maintenance,
+        upkeep: Upkeep,
         relay: WatermarkRelay,
-        pod_names: PodNames,
+        dimensions: Sequence[FollowedTopic],
     ) -> None:
         self._settings, self._clock, self._retrying = settings, clock, retrying
         self.receiver = shown_url(settings.uri)
         self._recorder, self._resuming, self._appending = recorder, resuming, appending
-        self._maintenance, self._relay = maintenance, relay
-        self._pod_names = pod_names
+        self._maintenance, self._upkeep, self._relay = maintenance, upkeep, relay
+        self._dimensions = dimensions
+        self._usage, *others = targets
+        self._entries = others[0] if others else None
         self._pending = RowBuffer()
         self._window = DayWindow(
             max_age_seconds=settings.max_age_seconds,
@@ -187,10 +236,14 @@ class StoreSink(Sink):
             await self._appending.end()
             # The flush may find other partitions in need of it.
             await self._flush(context)
-            sought = await self._resuming.seek(context.consumer)
-            self._seen.forget(sought)
+            seen = await self._resuming.seek(context.consumer)
+            # What was seen since is of records that are read again now.
+            for partition, ticks in seen.items():
+                self._seen.restore(partition, ticks)
+            sought = frozenset(seen)
             self._relay.follow(sought)
-            self._pod_names.follow(sought)
+            for each in self._dimensions:
+                each.follow(sought)
             return sought
 
     @override
@@ -198,7 +251,9 @@ class StoreSink(Sink):
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
             self._maintenance.begin_if_due()
-            self._pod_names.begin_if_due()
+            self._upkeep.begin_if_due()
+            for each in self._dimensions:
+                each.begin_if_due()
             if self._recorder.of(self._resuming.ready(context.consumer)):
                 # Rows of before the gap first: what the table has says where the gap begins. That
                 # may find other partitions in need of being set, whose gaps wait with them.
@@ -249,7 +304,8 @@ class StoreSink(Sink):
                 self._pending = RowBuffer()
                 self._seen.forget(partitions)
                 self._relay.forget(partitions)
-                self._pod_names.forget(partitions)
+                for each in self._dimensions:
+                    each.forget(partitions)
 
     async def _collect(self, batch: Batch, context: SinkContext) -> None:
         """Collect the rows of a batch, and write in its midst where they are too many."""
@@ -271,22 +327,32 @@ class StoreSink(Sink):
         if not self._seen.is_new(partition, event):
             count_dropped(NAME, "duplicate")
             return
+        now_ns = self._clock.time_ns()
         try:
-            rows = list(rows_of(event, record, ingested_time_ns=self._clock.time_ns()))
+            bookings = bookings_of(event)
+            rows: list[Row] = []
+            if self._entries is not None and self._entries.lacks(partition, record.offset):
+                rows = list(rows_of(event, record, ingested_time_ns=now_ns))
+        except TooManyRowsError as error:
+            context.dead_letters.reject(record, reason="too_large", detail=str(error))
+            return
         except ValueError as error:
             context.dead_letters.reject(record, reason="invalid", detail=str(error))
             return
-        days = {row[0] for row in rows}
-        if refusal := self._window.refusal_of(days, now_ns=self._clock.time_ns()):
+        if refusal := self._window.refusal_of(days_of(bookings), now_ns=now_ns):
             context.dead_letters.reject(record, reason=refusal.reason, detail=refusal.detail)
-        else:
+            return
+        # Behind a kill between two commits one table is ahead of the other, and waits for it.
+        if self._usage.lacks(partition, record.offset):
+            self._pending.add_sums(event, bookings, record, ingested_time_ns=now_ns)
+        if rows:
             self._pending.add(rows, time_ns=event.time_ns)
 
     def _is_full(self) -> bool:
         return self._pending.is_full(max_bytes=self._settings.flush_bytes)
 
     async def _flush(self, context: SinkContext) -> None:
-        if self._pending.rows:
+        if self._pending.row_count:
             await self._retrying(lambda: self._flush_once(context))
         else:
             # The table is not queried, so this says nothing of whether it answers.
@@ -295,27 +361,40 @@ class StoreSink(Sink):
     async def _flush_once(self, context: SinkContext) -> None:
         pending = self._pending
         try:
-            if pending.rows:
+            if pending.row_count:
                 # The rows take the offsets with them: what was put aside would not be read again.
                 await context.dead_letters.flush()
                 self._must_be_held(pending, context)
                 await self._must_still_be_of_topic(context)
                 # Last of all, as it cannot be taken back: rows and offsets in one commit.
                 with self._retrying.awaiting():
-                    await self._appending.append(pending)
+                    await self._appending.append(
+                        pending,
+                        seen={at: self._seen.state_of(at) for at in pending.last_offsets},
+                        valid_through=self._valid_through(pending),
+                    )
         except StaleTableError as error:
             # Never written again as they are: somebody else may have stored some of them. All are
             # read again behind what the table has by then.
-            _log.warning("rows_withdrawn", error=str(error), count=len(pending.rows))
+            _log.warning("rows_withdrawn", error=str(error), count=pending.row_count)
             self._resuming.require(context.consumer.assignment())
         else:
-            SENT_TOTAL.labels(sink=NAME).inc(len(pending.rows))
+            SENT_TOTAL.labels(sink=NAME).inc(pending.row_count)
             for partition, last_offset in pending.last_offsets.items():
                 context.acknowledge(partition, last_offset + 1, time_ns=pending.newest_ns)
-            if pending.rows:
+            if pending.row_count:
                 partitions = len(pending.last_offsets)
-                _log.info("rows_stored", count=len(pending.rows), partition_count=partitions)
+                _log.info("rows_stored", count=pending.row_count, partition_count=partitions)
         self._pending = RowBuffer()
+
+    def _valid_through(self, pending: RowBuffer) -> dict[str, int]:
+        """Return up to when each partition is complete with what is to be written."""
+        found: dict[str, int] = {}
+        for at, last in pending.last_offsets.items():
+            until_ns = self._relay.complete_with_ns(at.partition, last + 1)
+            if until_ns is not None:
+                found[str(at.partition)] = until_ns // NS_PER_US
+        return found
 
     def _must_be_held(self, pending: RowBuffer, context: SinkContext) -> None:
         """Raise StaleTableError where a partition was given up since it was read.

@@ -6,23 +6,36 @@ without its topic: one that is deleted and made anew, or restored from elsewhere
 and other records. `Stored` is what is remembered of these numbers between a look into the table and
 the next; it queries neither the table nor the brokers.
 
+A sink has a `Target` for each table that has rows of events: `usage`, and `entries` where these are
+stored. Each has offsets of its own, as a sink may be killed between their commits; it goes on where
+the one that is behind ends, and what another has already is not added to that one again.
+
 `Appending` is the write that is under way: in a thread, one at a time, whoever stops waiting for
 it. What is written and when is `store_sink`'s.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
+
+import structlog
 
 from gpuledger.bus.protocol import TopicPartition
-from gpuledger.clock import NS_PER_MS, Clock
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.errors import UserError
 from gpuledger.runtime.tasks import in_daemon_thread
+from gpuledger.store.commits import describe
+from sinks.errors import ReceiverUnavailableError
 from sinks.store.buffer import RowBuffer
-from sinks.store.table import EntriesTable
+from sinks.store.minute_sums import Row
+from sinks.store.seen import NodeTicks, SeenTable
+from sinks.store.table import TimedTable
 
+_PRUNED_AFTER_SECONDS: Final = 600.0
+_log = structlog.get_logger(__name__)
 _REMEDY = (
     "nothing is written. See that what it holds is not stored already, then set store.generation"
     " to a new name to go on behind what is stored"
@@ -125,39 +138,64 @@ def _shown(partition: TopicPartition) -> str:
     return f"{partition.topic}[{partition.partition}]"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A table that has rows of events, and how far it has them."""
+
+    table: TimedTable
+    stored: Stored
+    rows_of: Callable[[RowBuffer], Collection[Row]]
+    """What of all that waits is this table's."""
+    tells_hours: bool = False
+    """Whether its commits say of which hours they have rows, for what is made of them."""
+
+    def lacks(self, partition: TopicPartition, offset: int) -> bool:
+        """Return whether the table has not got what a record brings."""
+        return offset > self.stored.last_offsets.get(partition, -1)
+
+    def news_of(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return those offsets that are beyond what the table has."""
+        return {at: last for at, last in offsets.items() if self.lacks(at, last)}
+
+
+def position_of(targets: Sequence[Target], partition: TopicPartition) -> int:
+    """Return the offset up to which all of a sink's tables have a partition; -1 for nothing."""
+    return min(target.stored.last_offsets.get(partition, -1) for target in targets)
+
+
 class Appending:
     """The write that is under way, if any."""
 
-    def __init__(self, *, table: EntriesTable, stored: Stored, clock: Clock) -> None:
-        self._table, self._stored, self._clock = table, stored, clock
+    def __init__(self, *, targets: Sequence[Target], seen: SeenTable, clock: Clock) -> None:
+        self._targets, self._seen, self._clock = targets, seen, clock
         self._writing: asyncio.Task[None] | None = None
         self._pending: RowBuffer | None = None
         """What is being written."""
+        self._done: list[Target] = []
+        """The tables that have what is being written."""
+        self._next_prune_ns = 0
+        self._outdated: dict[str, int] = {}
+        """Offsets of a while ago, behind which nobody goes on who repairs a table today."""
 
-    async def append(self, pending: RowBuffer) -> None:
+    async def append(
+        self,
+        pending: RowBuffer,
+        *,
+        seen: Mapping[TopicPartition, NodeTicks],
+        valid_through: Mapping[str, int],
+    ) -> None:
         """Write in a thread; where the waiting is cancelled, the next call waits for the same.
 
-        What was given up since then is let end first: the rows of now are others.
+        What was given up since then is let end first: the rows of now are others. `seen` is what
+        ticks were seen of each partition with what is written.
         """
         if self._pending is not pending:
             await self.end()
+            self._done = []
         if self._writing is None:
             self._pending = pending
-            offsets = {
-                self._stored.streams.of(at): last for at, last in pending.last_offsets.items()
-            }
-            time_ms = self._clock.time_ns() // NS_PER_MS
-            self._writing = asyncio.create_task(
-                in_daemon_thread(
-                    partial(
-                        self._table.append,
-                        pending.rows,
-                        offsets,
-                        time_ms=time_ms,
-                        facts=self._stored.new_identities(pending.last_offsets),
-                    )
-                )
-            )
+            write = partial(self._write, pending, seen=seen, valid_through=valid_through)
+            self._writing = asyncio.create_task(in_daemon_thread(write))
             # Looked at, so that asyncio does not complain where nobody waits any more.
             self._writing.add_done_callback(lambda write: write.cancelled() or write.exception())
         writing = self._writing
@@ -166,7 +204,57 @@ class Appending:
         self._writing = None
         # Only where it succeeded: else the offsets of what is not stored would be taken for stored.
         writing.result()
-        self._stored.advance(pending.last_offsets)
+
+    def _write(
+        self,
+        pending: RowBuffer,
+        *,
+        seen: Mapping[TopicPartition, NodeTicks],
+        valid_through: Mapping[str, int],
+    ) -> None:
+        """Write what was seen, then the rows of each table with its offsets, a commit each."""
+        time_ms = self._clock.time_ns() // NS_PER_MS
+        streams = self._targets[0].stored.streams
+        # Before any commit, or who is killed between the two would go on without it. Where a later
+        # table's commit is tried again, it is there already.
+        if not self._done:
+            self._seen.record(
+                {streams.of(at): (pending.last_offsets[at], ticks) for at, ticks in seen.items()},
+                written_us=time_ms * 1000,
+            )
+        for target in self._targets:
+            rows, news = target.rows_of(pending), target.news_of(pending.last_offsets)
+            # A table that is ahead of another has had these rows: its offsets must not go back.
+            if target in self._done or not rows or not news:
+                continue
+            hours = {minute // 60 for minute in pending.sums.minutes}
+            target.table.append(
+                list(rows),
+                {target.stored.streams.of(at): last for at, last in news.items()},
+                time_ms=time_ms,
+                facts=target.stored.new_identities(news),
+                told=describe(
+                    hours=hours if target.tells_hours else None, valid_through=valid_through
+                ),
+            )
+            # From here on a failure of the next table repeats nothing of this one.
+            self._done.append(target)
+            target.stored.advance(news)
+        self._prune(pending.last_offsets)
+
+    def _prune(self, partitions: Collection[TopicPartition]) -> None:
+        """Remove from time to time what was seen before where all tables are."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._next_prune_ns:
+            return
+        self._next_prune_ns = now_ns + round(_PRUNED_AFTER_SECONDS * NS_PER_SECOND)
+        try:
+            self._seen.prune(self._outdated)
+        except ReceiverUnavailableError as error:
+            # The rows are stored: next time will do.
+            _log.info("seen_ticks_not_pruned", error=str(error))
+        streams = self._targets[0].stored.streams
+        self._outdated = {streams.of(at): position_of(self._targets, at) for at in partitions}
 
     async def end(self) -> None:
         """Wait until nothing is being written; how that ended, the table shows."""

@@ -5,8 +5,8 @@ makes an append happen exactly once: it goes through the very table object from 
 were read, so that the commit fails if anybody else has appended of the same stream since.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import date, datetime
 from typing import Any, Final
 
 import structlog
@@ -25,7 +25,8 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from gpuledger.errors import GpuledgerError, UserError
-from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, PODS, TableSchema, table_uri
+from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, TableSchema, table_uri
+from gpuledger.store.usage_schema import USAGE
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.damage import (
     ANNOUNCED_COMMITS,
@@ -37,7 +38,9 @@ from sinks.store.damage import (
 )
 
 _log = structlog.get_logger(__name__)
+_EPOCH: Final = date(1970, 1, 1).toordinal()
 _NO_FACTS: Final[Mapping[str, int]] = {}
+_NOTHING_TOLD: Final[Mapping[str, str]] = {}
 
 
 class StaleTableError(GpuledgerError):
@@ -59,7 +62,7 @@ class StreamTable:
         self._options = dict(storage_options or {})
         # Times, offsets and quantities hardly repeat: by encodings of their own they take a third
         # fewer bytes than by dictionaries, and less time to write.
-        self._writer = WriterProperties(
+        self.writer = WriterProperties(
             compression="ZSTD",
             compression_level=3,
             column_properties={
@@ -79,7 +82,7 @@ class StreamTable:
         lies there is damaged.
         """
         with storage_errors(self.uri):
-            table = self._open()
+            table = self.open()
             history = table.history(ANNOUNCED_COMMITS)
             # The history may have commits that came after the table was loaded.
             table.update_incremental()
@@ -99,10 +102,12 @@ class StreamTable:
         *,
         time_ms: int,
         facts: Mapping[str, int] = _NO_FACTS,
+        told: Mapping[str, str] = _NOTHING_TOLD,
     ) -> None:
         """Append rows together with the last offset of each stream, in one commit.
 
-        `facts` are numbers that are kept beside the offsets and may be anything. Raises
+        `facts` are numbers that are kept beside the offsets and may be anything; `told` is what the
+        commit says of itself beside them (`gpuledger.store.commits`). Raises
         StaleTableError where another consumer was faster, ReceiverUnavailableError where the
         storage does not answer.
         """
@@ -119,9 +124,9 @@ class StreamTable:
                     table,
                     data,
                     mode="append",
-                    writer_properties=self._writer,
+                    writer_properties=self.writer,
                     commit_properties=CommitProperties(
-                        app_transactions=transactions, custom_metadata=announce(offsets)
+                        app_transactions=transactions, custom_metadata=announce(offsets) | {**told}
                     ),
                 )
             except CommitFailedError as error:
@@ -130,6 +135,47 @@ class StreamTable:
                 # and stored twice.
                 raise StaleTableError(f"store {self.uri}: {error}") from error
         self._versions.update(offsets)
+
+    def exists(self) -> bool:
+        """Return whether there is such a table; raises ReceiverUnavailableError."""
+        with storage_errors(self.uri):
+            return DeltaTable.is_deltatable(self.uri, storage_options=self._options)
+
+    def newest_row(self, column: str, columns: Sequence[str]) -> tuple[Any, ...] | None:
+        """Return these columns of the row in which another one is greatest, as last loaded."""
+        if self._table is None:
+            return None
+        with storage_errors(self.uri):
+            query = QueryBuilder().register("rows", self._table)
+            found = query.execute(
+                f"SELECT {', '.join(columns)} FROM rows ORDER BY {column} DESC LIMIT 1"  # noqa: S608  # no user's text
+            ).read_all()
+        values = [found[name].to_pylist() for name in columns]
+        return tuple(value[0] for value in values) if values[0] else None
+
+    def remove_rows(self, predicate: str) -> int:
+        """Remove the rows of which this SQL is true; return how many files had some.
+
+        Where somebody else has changed what is there in between, nothing is removed. Raises
+        ReceiverUnavailableError where the storage does not answer.
+        """
+        with storage_errors(self.uri):
+            try:
+                return int(self.open().delete(predicate)["num_removed_files"])
+            except CommitFailedError:
+                return 0
+
+    def remove_days_before(self, day: int) -> int:
+        """Remove the rows of days before this one, since 1970; return how many files had some."""
+        if not self.exists():
+            return 0
+        bound = str(date.fromordinal(_EPOCH + day))
+        with storage_errors(self.uri):
+            days = {part[PARTITION_COLUMN] for part in self.open().partitions()}
+        old = sorted(each for each in days if each < bound)
+        if not old:
+            return 0
+        return self.remove_rows(" OR ".join(f"{PARTITION_COLUMN} = '{each}'" for each in old))
 
     def remove_orphans(self, *, older_than_hours: int) -> int:
         """Remove files that no commit names and that are older than that; return how many.
@@ -165,9 +211,13 @@ class StreamTable:
                 raise StaleTableError(f"store {self.uri}: {stream} is at {stored}, not at {known}")
         return self._table
 
-    def _open(self) -> DeltaTable:
+    def open(self, *, version: int | None = None) -> DeltaTable:
+        """Return the table as it is now, made where there is none, or as it was at a version.
+
+        Raises what deltalake does: it belongs in `storage_errors`.
+        """
         try:
-            return DeltaTable(self.uri, storage_options=self._options)
+            return DeltaTable(self.uri, version=version, storage_options=self._options)
         except TableNotFoundError:
             pass
         schema = self._schema
@@ -179,7 +229,10 @@ class StreamTable:
                 name=schema.name,
                 description=schema.description,
                 # Each column's least and greatest value would stand in the log of every commit.
-                configuration={"delta.dataSkippingNumIndexedCols": str(schema.statistics_columns)},
+                configuration={
+                    "delta.dataSkippingNumIndexedCols": str(schema.statistics_columns),
+                    **schema.configuration,
+                },
                 storage_options=self._options,
             )
         except (DeltaError, OSError):
@@ -221,11 +274,36 @@ class StreamTable:
         return [field for field in DeltaSchema.from_arrow(schema).fields if field.name in missing]
 
 
-class EntriesTable(StreamTable):
-    """The table `entries` of a store."""
+class TimedTable(StreamTable):
+    """A table whose rows have a time and the partition of their events."""
 
-    def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
-        super().__init__(ENTRIES, store_uri=store_uri, storage_options=storage_options)
+    time_column: str
+    """When it was."""
+    offset_columns: Sequence[str]
+    """The first and the last offset of its events."""
+
+    def single_events(
+        self, places: Collection[tuple[int, int]], *, days: Iterable[int]
+    ) -> set[tuple[int, int]]:
+        """Return those partitions and offsets of which there are rows of that one event.
+
+        Looks at these days, since 1970, alone. Raises ReceiverUnavailableError where the storage
+        does not answer.
+        """
+        if self._table is None or not places:
+            return set()
+        first, last = self.offset_columns
+        listed = ", ".join(f"'{date.fromordinal(_EPOCH + day)}'" for day in sorted(days))
+        offsets = ", ".join(str(offset) for _, offset in sorted(places))
+        with storage_errors(self.uri):
+            query = QueryBuilder().register(self._schema.name, self._table)
+            found = query.execute(
+                f"SELECT DISTINCT kafka_partition, {first} AS first FROM {self._schema.name}"  # noqa: S608  # no user's text
+                f" WHERE {PARTITION_COLUMN} IN ({listed}) AND {first} = {last}"
+                f" AND {first} IN ({offsets})"
+            ).read_all()
+        columns = (found["kafka_partition"].to_pylist(), found["first"].to_pylist())
+        return set(zip(*columns, strict=True)) & set(places)
 
     def newest_time(self, kafka_partition: int) -> datetime | None:
         """Return the time of the newest row from a partition; `None` where there is none.
@@ -242,7 +320,7 @@ class EntriesTable(StreamTable):
             query = QueryBuilder().register(self._schema.name, self._table)
             for day in sorted(days, reverse=True):
                 found = query.execute(
-                    f"SELECT max(time) AS newest FROM {self._schema.name}"  # noqa: S608  # no user's
+                    f"SELECT max({self.time_column}) AS newest FROM {self._schema.name}"  # noqa: S608  # no user's text
                     f" WHERE {PARTITION_COLUMN} = '{day}' AND kafka_partition = {kafka_partition}"
                 )
                 newest: datetime | None = found.read_all()["newest"].to_pylist()[0]
@@ -255,15 +333,28 @@ class EntriesTable(StreamTable):
         return None
 
 
+class EntriesTable(TimedTable):
+    """The table `entries` of a store."""
+
+    time_column = "time"
+    offset_columns = ("kafka_offset", "kafka_offset")
+
+    def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+        super().__init__(ENTRIES, store_uri=store_uri, storage_options=storage_options)
+
+
+class UsageTable(TimedTable):
+    """The table `usage` of a store."""
+
+    time_column = "minute"
+    offset_columns = ("first_offset", "last_offset")
+
+    def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+        super().__init__(USAGE, store_uri=store_uri, storage_options=storage_options)
+
+
 class GapsTable(StreamTable):
     """The table `gaps` of a store."""
 
     def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
         super().__init__(GAPS, store_uri=store_uri, storage_options=storage_options)
-
-
-class PodsTable(StreamTable):
-    """The table `pods` of a store."""
-
-    def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
-        super().__init__(PODS, store_uri=store_uri, storage_options=storage_options)

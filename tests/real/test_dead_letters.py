@@ -56,7 +56,11 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, Kafka], Deployable]]:
                 "JOIN__GROUP": "another-join",
                 "JOIN__PODWATCH_TIMEOUT_SECONDS": "0",
             },
-            "store": {"STORE__URI": str(tmp_path / "table"), "STORE__FLUSH_SECONDS": "0.1"},
+            "store": {
+                "STORE__URI": str(tmp_path / "table"),
+                "STORE__ENTRIES": "true",
+                "STORE__FLUSH_SECONDS": "0.1",
+            },
         }
         servers = {"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
         one = Deployable(

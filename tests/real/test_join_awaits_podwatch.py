@@ -131,7 +131,9 @@ async def test_no_row_of_the_store_is_nameless_once_a_podwatch_that_came_later_i
         api.lists.append(page(*(pod(f"uid-{node}", node=node) for node in NODES)))
         join = deployable("join", JOIN__PODWATCH_TIMEOUT_SECONDS="0")
         podwatch = deployable("podwatch", KUBERNETES__URL=api.url)
-        sink = deployable("sink", "store", STORE__URI=str(folder), STORE__FLUSH_SECONDS="1")
+        sink = deployable(
+            "sink", "store", STORE__URI=str(folder), STORE__ENTRIES="true", STORE__FLUSH_SECONDS="1"
+        )
         try:
             join.start()
             sink.start()

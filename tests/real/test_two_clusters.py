@@ -210,7 +210,10 @@ def central(servers: str, *, store: str, folder: Path) -> list[Deployable]:
     commands = {
         "join": (["gpuledger-join"], {}),
         "rows": (["gpuledger-sink", "rows"], {}),
-        "store": (["gpuledger-sink", "store"], {"STORE__URI": store, "STORE__FLUSH_SECONDS": "2"}),
+        "store": (
+            ["gpuledger-sink", "store"],
+            {"STORE__URI": store, "STORE__ENTRIES": "true", "STORE__FLUSH_SECONDS": "2"},
+        ),
     }
     return [
         Deployable(

@@ -181,7 +181,7 @@ def test_the_volume_of_the_store_has_the_table(played: Played) -> None:
     store = played.topology.places.volume("store") / "store"
 
     assert await_some(
-        lambda: [count for count in [count_rows(str(store))] if count],
+        lambda: [count for count in [count_rows(str(store), name="usage")] if count],
         what=str(store),
         deadline_seconds=WAIT_SECONDS,
     )

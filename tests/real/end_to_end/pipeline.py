@@ -139,7 +139,11 @@ class Pipeline:
                 "ALERTS__URLS": parts.alertmanager.url,
                 "ALERTS__BUSY_WITHOUT_POD__FOR_SECONDS": "5",
             },
-            "store": {"STORE__URI": str(self.store), "STORE__FLUSH_SECONDS": "5"},
+            "store": {
+                "STORE__URI": str(self.store),
+                "STORE__ENTRIES": "true",
+                "STORE__FLUSH_SECONDS": "5",
+            },
         }
         return [
             self._deployable(kind, "gpuledger-sink", kind, **section)

@@ -47,7 +47,12 @@ def of_one_node(count: int, *, first: int = 0) -> list[Any]:
 
 
 def store_into(folder: Path, **others: str) -> dict[str, str]:
-    return {"store__uri": str(folder), "store__flush_seconds": "0.05", **others}
+    return {
+        "store__uri": str(folder),
+        "store__entries": "true",
+        "store__flush_seconds": "0.05",
+        **others,
+    }
 
 
 def query(relation: str, columns: str) -> list[tuple[Any, ...]]:

@@ -109,7 +109,7 @@ async def test_the_store_has_all_events_once_and_a_row_for_each_batch_it_cannot_
     broker: Kafka, kcat: Kcat, tmp_path: Path, start_sink: Callable[..., Sink], written: Written
 ) -> None:
     folder = str(tmp_path / "store")
-    settings = {"store__uri": folder, "store__flush_seconds": "0.05"}
+    settings = {"store__uri": folder, "store__entries": "true", "store__flush_seconds": "0.05"}
     sink = start_sink("store", broker, **settings)
     await await_committed(sink, broker, "gpuledger-store", written.end)
 

@@ -49,6 +49,7 @@ async def test_killed_in_the_middle_again_and_again_the_store_has_each_row_once(
         "store",
         broker,
         store__uri=str(folder),
+        store__entries="true",
         store__flush_seconds="0.01",
         store__max_poll_records="7",
     )

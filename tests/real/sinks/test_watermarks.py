@@ -66,7 +66,11 @@ async def test_a_sink_that_is_killed_after_its_commit_has_said_less_and_never_mo
 ) -> None:
     await make_topics(broker)
     folder, start_ns = tmp_path / "store", time.time_ns() - 3_600 * SECOND_NS
-    about = {"store__uri": str(folder), "store__flush_seconds": "0.01"} if stage == "store" else {}
+    about = (
+        {"store__uri": str(folder), "store__flush_seconds": "0.01", "store__entries": "true"}
+        if stage == "store"
+        else {}
+    )
 
     def done() -> int:
         """Return how many events the sink has committed."""

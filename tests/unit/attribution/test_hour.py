@@ -28,12 +28,13 @@ from gpuledger.records import (
     PodRecord,
 )
 from gpuledger.runtime import Readiness
+from gpuledger.store.schema import PODS as PODS_SCHEMA
 from simulator.plan import NEVER_NS
 from simulator.scenario.load import parse_scenario
 from simulator.scenario.schema import Scenario
 from simulator.simulation import Simulation
-from sinks.store.pod_names import rows_of_pod
-from sinks.store.table import PodsTable
+from sinks.store.dimensions import rows_of_pod
+from sinks.store.table import StreamTable
 from tests.default_topics import EVENTS, PODS
 from tests.unit.agent.test_service import EPOCH_NS, SleepersClock, read_all
 from tests.unit.enricher.join.builders import Given
@@ -250,7 +251,8 @@ def hour(tmp_path_factory: pytest.TempPathFactory) -> Hour:
 
 def store_pods(store: Path, written: Sequence[tuple[int, PodRecord]]) -> None:
     """Write the table of pods beside the rows, as the store sink does when it reads the topic."""
-    table, stream = PodsTable(store_uri=str(store)), f"gpuledger-store|{PODS.name}|0"
+    table = StreamTable(PODS_SCHEMA, store_uri=str(store))
+    stream = f"gpuledger-store|{PODS.name}|0"
     table.load([stream])
     rows = [
         row

@@ -165,3 +165,15 @@ def test_what_is_taken_back_is_waited_for_no_more_and_counts_again_once_it_is_sa
     assert told.complete_until_ns([3]) == 9
     told.take(watermark(7, offset=1, cluster="gone"))
     assert told.complete_until_ns([3]) == 7
+
+
+def test_what_would_be_complete_at_an_offset_is_what_is_once_it_is_read() -> None:
+    events = reader()
+    events.take(watermark(10, offset=5))
+    events.take(watermark(20, offset=9))
+    assert [events.complete_with_ns(3, offset) for offset in (4, 5, 8, 9)] == [None, 10, 10, 20]
+    assert events.complete_until_ns([3]) is None
+    events.expect(watermark(0, offset=0, cluster="another"))
+    assert events.complete_with_ns(3, 9) is None
+    events.take(watermark(15, offset=7, cluster="another"))
+    assert events.complete_with_ns(3, 9) == 15

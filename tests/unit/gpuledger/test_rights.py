@@ -13,6 +13,7 @@ from gpuledger.rights import DEPLOYABLES, USES, grants, strimzi_manifests
 from gpuledger.topics import Topics
 from sinks.registry import KINDS, SinkKind
 from sinks.settings import OtlpSettings
+from sinks.store.dimensions import DIMENSIONS
 from tests.default_topics import EVENTS, TOPICS
 
 OPERATIONS = {"Read", "Write", "Create", "Describe", "DescribeConfigs"}
@@ -34,11 +35,11 @@ def test_a_sink_has_its_own_group_and_reads_its_own_topics(kind: SinkKind) -> No
     assert who.group == kind.group
     beside = {Topics().watermarks.name} if kind.relays_watermarks else set()
     of_kind = {
-        "store": Topics().pods.name,
-        "remote_write": Topics().counters.name,
-        "alerts": Topics().conditions.name,
+        "store": {dimension.topic_of(Topics()).name for dimension in DIMENSIONS},
+        "remote_write": {Topics().counters.name},
+        "alerts": {Topics().conditions.name},
     }
-    beside |= {of_kind[kind.name]} if kind.name in of_kind else set()
+    beside |= of_kind.get(kind.name, set())
     assert reads == {topic.name for topic in kind.topics(Topics())} | beside
 
 

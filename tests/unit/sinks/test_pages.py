@@ -27,7 +27,16 @@ from gpuledger.records import (
 )
 from gpuledger.schemas import schema_of
 from gpuledger.store.query import DERIVED_COLUMNS, entries_sql
-from gpuledger.store.schema import ENTRIES, GAPS, PODS, StoreColumn
+from gpuledger.store.schema import ENTRIES, GAPS, PODS, StoreColumn, TableSchema
+from gpuledger.store.usage_schema import (
+    INCIDENTS,
+    INVENTORY,
+    NAMESPACES,
+    NODES,
+    USAGE,
+    USAGE_DAILY,
+    USAGE_HOURLY,
+)
 from sinks import otlp_names as naming
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.node_intervals import NodeIntervals, TickValues
@@ -41,6 +50,7 @@ from tests.unit.sinks.store.storing import AT, STREAM, a_row, fill
 DOCS = Path(__file__).parents[3] / "docs"
 USED: dict[str, Any] = {"busy_ns": 1, "memory_bytes": 1, "energy_millijoules": 1}
 TYPES = {
+    "Decimal128(38, 0)": "decimal(38,0)",
     "Utf8": "string",
     "Int32": "integer",
     "Int64": "long",
@@ -229,6 +239,22 @@ def test_the_page_lists_the_columns_of_the_table_of_gaps() -> None:
 def test_the_page_lists_the_columns_of_the_table_of_pods() -> None:
     found = columns(PODS.columns)
     assert table("store.md", "pods") == list(found), as_markdown(columns(PODS.columns))
+
+
+@pytest.mark.parametrize(
+    "schema", [USAGE, NODES, NAMESPACES, INVENTORY, INCIDENTS], ids=lambda schema: schema.name
+)
+def test_the_page_lists_the_columns_of_each_other_table(schema: TableSchema) -> None:
+    found = columns(schema.columns)
+    assert table("store.md", schema.name) == list(found), as_markdown(columns(schema.columns))
+
+
+def test_hours_and_days_have_the_columns_of_minutes() -> None:
+    for schema, period in ((USAGE_HOURLY, "hour"), (USAGE_DAILY, "day")):
+        names = [column.name for column in schema.columns]
+        assert names == [
+            period if column.name == "minute" else column.name for column in USAGE.columns
+        ]
 
 
 def test_the_page_lists_the_columns_of_a_row() -> None:

@@ -26,8 +26,9 @@ from gpuledger.store.query import entries_sql, gaps_sql
 from sinks.loop import run_sink
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
-from sinks.store.buffer import Row, rows_of
-from sinks.store.table import EntriesTable
+from sinks.store.buffer import rows_of
+from sinks.store.minute_sums import MinuteSums, Row, bookings_of
+from sinks.store.table import EntriesTable, UsageTable
 from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.unit.sinks.builders import (
     NODE,
@@ -56,7 +57,9 @@ def store(
 ) -> Coroutine[Any, Any, None]:
     # The events here are of one time, and most tests run by this machine's clock.
     any_day = {"max_age_seconds": 1e10, "max_future_seconds": 1e10}
-    values: dict[str, Any] = {"uri": str(uri), "flush_seconds": 0.0, **any_day, **settings}
+    # What is in a table is seen tick by tick in `entries`.
+    given: dict[str, Any] = {"entries": True, "flush_seconds": 0.0, **any_day, **settings}
+    values: dict[str, Any] = {"uri": str(uri), **given}
     return run_sink(
         STORE,
         bus=on,
@@ -110,7 +113,12 @@ def a_row(offset: int) -> list[Row]:
 
 
 def fill(uri: Path, events: Sequence[GpuEvent]) -> None:
-    """Make a store of the events' rows, each event at the offset of its place."""
+    """Make a store of the events' rows and sums, each event at the offset of its place."""
+    usage, sums = UsageTable(store_uri=str(uri)), MinuteSums()
+    usage.load([STREAM])
+    for offset, one in enumerate(events):
+        sums.add(one, bookings_of(one), _record_at(offset), ingested_time_ns=START_NS)
+    usage.append(list(sums.rows()), {STREAM: len(events) - 1}, time_ms=0)
     table = EntriesTable(store_uri=str(uri))
     table.load([STREAM])
     rows = [
@@ -130,14 +138,16 @@ def _record_at(offset: int) -> Record:
 
 
 def lose(store: Path) -> Callable[[], None]:
-    """Put a file in the place of the table's folder; return what undoes it."""
-    folder, aside = store / "entries", store / "aside"
-    folder.rename(aside)
-    folder.write_text("a file where the folder should be")
+    """Put a file in the place of each folder of rows; return what undoes it."""
+    folders = [path for name in ("usage", "entries") if (path := store / name).exists()]
+    for folder in folders:
+        folder.rename(store / f"{folder.name}-aside")
+        folder.write_text("a file where the folder should be")
 
     def undo() -> None:
-        folder.unlink()
-        aside.rename(folder)
+        for folder in folders:
+            folder.unlink()
+            (store / f"{folder.name}-aside").rename(folder)
 
     return undo
 

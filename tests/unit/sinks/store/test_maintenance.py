@@ -15,8 +15,8 @@ from gpuledger.runtime.tasks import in_daemon_thread
 from sinks.errors import ReceiverUnavailableError
 from sinks.settings import StoreSettings
 from sinks.store.buffer import rows_of
-from sinks.store.store_sink import Maintenance
 from sinks.store.table import EntriesTable
+from sinks.store.upkeep import Maintenance
 from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock, event, eventually
 
 HOUR_SECONDS = 3600

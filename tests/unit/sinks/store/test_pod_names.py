@@ -22,9 +22,10 @@ from gpuledger.records import (
 )
 from gpuledger.records.cluster import ContainerRequest, PodContainer
 from gpuledger.runtime import Readiness
-from sinks.store.pod_names import open_pod_names
+from gpuledger.store.schema import PODS as PODS_SCHEMA
+from sinks.store.dimensions import open_followed
 from sinks.store.stored import Streams
-from sinks.store.table import PodsTable
+from sinks.store.table import StreamTable
 from tests.default_topics import PODS
 from tests.unit.sinks.builders import (
     NODE,
@@ -360,8 +361,8 @@ async def test_two_who_hold_the_same_partition_write_each_record_once(tmp_path: 
     streams = Streams(group="gpuledger-store", generation="")
 
     def opened() -> Any:  # noqa: ANN401  # a context
-        return open_pod_names(
-            PodsTable(store_uri=str(tmp_path)),
+        return open_followed(
+            {"pods": StreamTable(PODS_SCHEMA, store_uri=str(tmp_path))},
             bus=on,
             streams=streams,
             readiness=Readiness(),
@@ -369,7 +370,7 @@ async def test_two_who_hold_the_same_partition_write_each_record_once(tmp_path: 
             interval_seconds=1.0,
         )
 
-    async with opened() as one, opened() as other:
+    async with opened() as (one,), opened() as (other,):
         for each in (one, other):
             each.follow([AT])
         for number in range(12):

@@ -177,7 +177,7 @@ async def test_a_storage_that_never_answered_fails_the_check_and_the_lag_grows(
     await publish(on, event(0), event(1))
     async with running(store(tmp_path, on, clock=clock, readiness=readiness)):
         await eventually(lambda: check.has_failed)
-        assert f"{tmp_path}/entries: no answer for" in check.detail
+        assert f"{tmp_path}: no answer for" in check.detail
         assert lag_seconds() == 7
         clock.advance(300)
         assert lag_seconds() == 307

@@ -288,7 +288,7 @@ async def test_rows_are_written_at_the_latest_when_they_take_so_many_bytes(tmp_p
     on = bus()
     await publish(on, *(event(tick, entries=[entry()]) for tick in range(5)))
 
-    async with running(store(tmp_path, on, flush_seconds=3600.0, flush_bytes=1_500)):
+    async with running(store(tmp_path, on, flush_seconds=3600.0, flush_bytes=5_000)):
         await eventually(is_committed(on, 4))
 
     assert offsets(tmp_path) == [0, 1, 2, 3, 4]

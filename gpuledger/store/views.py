@@ -1,0 +1,206 @@
+"""All tables of a store as DuckDB's views: whole numbers, readable units beside them, and names.
+
+`create_views` makes one of each table that there is. Those of usage have every column of their
+table, what `READABLE` adds, and what is said by now of the pod, its holder, the node and the
+namespace, as of the row's time: a row finds the version in force at its beginning, before the first
+one that one. Tables that something is said in by versions have `valid_to`, null on the last one.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from gpuledger.errors import UserError
+from gpuledger.settings.secret import mask_address
+from gpuledger.store.commits import valid_through_us
+from gpuledger.store.query import DERIVED_COLUMNS, entries_sql, live_files, named_rows, relation
+from gpuledger.store.schema import ENTRIES, GAPS, PODS, TableSchema, table_uri
+from gpuledger.store.usage_schema import (
+    INCIDENTS,
+    INVENTORY,
+    NAMESPACES,
+    NODES,
+    USAGE,
+    USAGE_DAILY,
+    USAGE_HOURLY,
+)
+
+_PERIODS: Final[Mapping[str, str]] = {
+    USAGE.name: "minute",
+    USAGE_HOURLY.name: "hour",
+    USAGE_DAILY.name: "day",
+}
+READABLE: Final[Mapping[str, str]] = {
+    **{
+        f"{column.name.removesuffix('_ns')}_seconds": f"{column.name} * 0.000000001"
+        for column in USAGE.columns
+        # A time is no length, and byte-time does not fit into seconds' digits.
+        if column.name.endswith("_ns") and not column.name.endswith(("_time_ns", "_byte_ns"))
+    },
+    # Of 38 digits nine are behind the point. What does not fit is no amount of any device's.
+    "memory_byte_seconds": "try_cast(memory_byte_ns AS DECIMAL(29, 0)) * 0.000000001",
+    "joules": "energy_millijoules * 0.001",
+    "measured_joules": "measured_energy_millijoules * 0.001",
+    "device_fraction": DERIVED_COLUMNS["device_fraction"],
+    "gpu_hours": DERIVED_COLUMNS["gpu_hours"],
+    "held_gpu_hours": DERIVED_COLUMNS["held_gpu_hours"],
+}
+"""What the views of usage add to their tables' columns, with DuckDB's SQL for each. GPU-hours are
+for people, floating-point numbers; the rest is exact."""
+_NAMES: Final = (
+    *("owner_kind", "owner_name", "labels", "requested"),
+    *("holder_owner_kind", "holder_owner_name", "holder_labels"),
+)
+_OF_NODE: Final[Mapping[str, str]] = {
+    "node_pool": "node_pool",
+    "instance_type": "instance_type",
+    "zone": "zone",
+    "region": "region",
+    "capacity_type": "capacity_type",
+    "labels": "node_labels",
+}
+_OF_NAMESPACE: Final[Mapping[str, str]] = {
+    "labels": "namespace_labels",
+    "annotations": "namespace_annotations",
+}
+_VERSIONED: Final[Mapping[str, tuple[TableSchema, tuple[str, ...]]]] = {
+    PODS.name: (PODS, ("cluster", "node", "pod_uid", "container_id")),
+    NODES.name: (NODES, ("cluster", "node")),
+    NAMESPACES.name: (NAMESPACES, ("cluster", "namespace")),
+}
+
+
+class Connection(Protocol):
+    """What is asked of a connection to DuckDB."""
+
+    def execute(self, query: str) -> Any:  # noqa: ANN401  # DuckDB's own
+        """Run a statement."""
+
+
+def create_views(
+    connection: Connection, store_uri: str, storage_options: Mapping[str, str] | None = None
+) -> list[str]:
+    """Make a view of each table that there is, and return their names.
+
+    Days and times are those of UTC. Raises UserError where there is no store.
+    """
+    files = {
+        schema.name: live_files(store_uri, schema.name, storage_options)
+        for schema in (
+            *(USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES, PODS, NODES, NAMESPACES),
+            *(INVENTORY, INCIDENTS, GAPS),
+        )
+    }
+    relations = {name: relation(found) for name, found in files.items() if found}
+    if not relations:
+        raise UserError(
+            f"no store with rows at {mask_address(store_uri)}; give the store.uri of a"
+            " `gpuledger-sink store` that has written there"
+        )
+    # Days and hours are those of UTC, whatever zone the machine is in.
+    connection.execute("SET TimeZone = 'UTC'")
+    for name in relations:
+        connection.execute(
+            f"CREATE VIEW {name} AS {_view(name, relations, store_uri, storage_options)}"
+        )
+    return list(relations)
+
+
+def _view(
+    name: str,
+    relations: Mapping[str, str],
+    store_uri: str,
+    storage_options: Mapping[str, str] | None,
+) -> str:
+    if name == ENTRIES.name:
+        return f"SELECT * FROM {entries_sql(store_uri, storage_options)}"  # noqa: S608  # quoted there
+    if name in _PERIODS:
+        return usage_sql(name, relations)
+    if name in _VERSIONED:
+        _, keys = _VERSIONED[name]
+        return versions_sql(relations[name], keys)
+    return f"SELECT * FROM {relations[name]}"  # noqa: S608  # quoted there
+
+
+def versions_sql(rows: str, keys: tuple[str, ...]) -> str:
+    """Return the SQL of versions with the time at which the next one replaces each."""
+    return (
+        "SELECT *, lead(in_force_from) OVER ("  # noqa: S608  # the tables' own names, quoted files
+        f"PARTITION BY {', '.join(keys)}"
+        " ORDER BY try_cast(resource_version AS HUGEINT), kafka_offset) AS valid_to"
+        f" FROM {rows}"
+    )
+
+
+def usage_sql(name: str, relations: Mapping[str, str]) -> str:
+    """Return the SQL of a table of usage with readable units and what it is joined with."""
+    period = _PERIODS[name]
+    day = f"({period} AT TIME ZONE 'UTC')::DATE AS event_date"
+    missing = ", ".join(f"NULL::VARCHAR AS {column}" for column in _NAMES)
+    rows = f"(SELECT *, {day}, {period} AS time, {missing} FROM {relations[name]})"  # noqa: S608  # quoted files
+    if pods := relations.get(PODS.name):
+        until = f"entries.time + INTERVAL 1 {period}"
+        # Of a whole period a pod is meant that was there at any time of it.
+        rows = named_rows(rows, pods, until=until, has_names=False)
+    rows = _with_version(
+        rows,
+        relations.get(NODES.name),
+        keys={"cluster": "of_rows.cluster", "node": "of_rows.node"},
+        has=_OF_NODE,
+    )
+    rows = _with_version(
+        rows,
+        relations.get(NAMESPACES.name),
+        keys={
+            "cluster": "of_rows.cluster",
+            "namespace": "coalesce(of_rows.namespace, of_rows.holder_namespace)",
+        },
+        has=_OF_NAMESPACE,
+    )
+    added = ", ".join(f"{sql} AS {column}" for column, sql in READABLE.items())
+    return f"SELECT * EXCLUDE (time), {added} FROM {rows}"  # noqa: S608  # the tables' own names
+
+
+def _with_version(
+    rows: str, versions: str | None, *, keys: Mapping[str, str], has: Mapping[str, str]
+) -> str:
+    """Return the relation of rows with columns of the version in force at each one's time."""
+    if versions is None:
+        absent = ", ".join(f"NULL::VARCHAR AS {name}" for name in has.values())
+        return f"(SELECT *, {absent} FROM {rows})"  # noqa: S608  # the tables' own names
+    own = ", ".join(keys)
+    # Before the first version was known the first one holds: nobody knows of another.
+    since = (
+        f"CASE WHEN row_number() OVER (PARTITION BY {own} ORDER BY in_force_from, kafka_offset) = 1"
+        " THEN TIMESTAMPTZ '0001-01-01 00:00:00+00' ELSE in_force_from END AS since"
+    )
+    told = ", ".join(f"versions.{column} AS {name}" for column, name in has.items())
+    joined = " AND ".join(f"versions.{key} = {value}" for key, value in keys.items())
+    return (
+        f"(SELECT of_rows.*, {told} FROM {rows} AS of_rows ASOF LEFT JOIN"  # noqa: S608  # the tables' own names
+        f" (SELECT *, {since} FROM {versions}) AS versions"
+        f" ON {joined} AND of_rows.time >= versions.since)"
+    )
+
+
+def valid_through(
+    store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
+) -> datetime | None:
+    """Return up to when a table of a store is complete, as its newest commits say.
+
+    All that the join says of that time is in the table, but for silent nodes and gaps; `None` where
+    nobody has said it.
+    """
+    try:
+        table = DeltaTable(table_uri(store_uri, name), storage_options=dict(storage_options or {}))
+    except TableNotFoundError:
+        return None
+    marks = valid_through_us(table.history(_COMMITS))
+    return datetime.fromtimestamp(min(marks.values()) / 1e6, tz=UTC) if marks else None
+
+
+_COMMITS: Final = 500
+"""Commits in which is looked: of each partition one of the newest has it."""

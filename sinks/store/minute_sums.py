@@ -1,0 +1,466 @@
+"""What events come to by minute: the rows of the table `usage`. Pure, and on the sink's hot path.
+
+`MinuteSums` takes in events and has a row for each minute, device, account, and pod or holder. A
+tick that reaches over the end of a minute is divided by time: the part of a minute is what had
+come up to its end, rounded down, less what had come up to its beginning. So the parts sum to the
+tick whatever the amounts are, those below zero of settlements too, and nothing here is a float.
+
+An event counts whole or not at all: whatever may be wrong with it is looked at before the first sum
+changes. What a long interval comes to in rows is anybody's word, so there is a bound for it.
+
+Compiled (ADR 019): an event has some thirty entries, most of which fall into the same few rows.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from gpuledger.clock import NS_PER_DAY, NS_PER_MINUTE
+from gpuledger.ledger.entries import RecordPosition, energy_method_of, gpu_of, slices_of
+from gpuledger.ledger.quantities import UNKNOWN, apportion, rates_of
+from gpuledger.records import (
+    Account,
+    BusyMethod,
+    EnergyMethod,
+    Entry,
+    GpuBooks,
+    GpuEvent,
+    MemoryMethod,
+    Settlement,
+)
+from gpuledger.records.base import OpenEnum
+
+# Their texts, not the words, whose class is written in Python and hashes as slowly.
+MEASURED_BUSY: Final = frozenset(
+    each.value
+    for each in (BusyMethod.EXCLUSIVE, BusyMethod.PROCESS_UTILIZATION, BusyMethod.ACCOUNTING)
+)
+"""The methods by which busy time is measured of each account; by others it is apportioned."""
+MEASURED_MEMORY: Final = frozenset(
+    each.value for each in (MemoryMethod.MEASURED, MemoryMethod.UNIFIED)
+)
+MEASURED_ENERGY: Final = frozenset({EnergyMethod.COUNTER.value})
+MAX_EVENT_ROWS: Final = 200_000
+"""Rows that one event may come to: eight GPUs with forty entries each, for ten hours."""
+MINUTES_A_DAY: Final = 1440
+_US_PER_MINUTE: Final = 60_000_000
+_INT64_MAX: Final = 2**63 - 1
+_DIGITS_MAX: Final = 10**38 - 1
+_BYTE_TIMES: Final = (2, 3)
+_JOB: Final = Account.JOB.value
+_IDLE: Final = Account.IDLE.value
+Row = tuple[Any, ...]
+Part = tuple[int, int, int]
+"""A minute since 1970, and from when to when of the interval it has: nanoseconds since its
+beginning."""
+
+
+class TooManyRowsError(ValueError):
+    """An event that comes to more rows than one may."""
+
+
+def minute_parts(end_ns: int, interval_ns: int) -> list[Part]:
+    """Return the minutes of an interval, each with the part of it that it has, in their order.
+
+    An interval without a length is of the minute in which it lies.
+    """
+    first, last = minutes_between(end_ns, interval_ns)
+    if first == last:
+        return [(first, 0, interval_ns)]
+    begin_ns = end_ns - interval_ns
+    parts = []
+    for minute in range(first, last + 1):
+        from_ns = max(0, minute * NS_PER_MINUTE - begin_ns)
+        parts.append((minute, from_ns, min(interval_ns, (minute + 1) * NS_PER_MINUTE - begin_ns)))
+    return parts
+
+
+def minutes_between(end_ns: int, interval_ns: int) -> tuple[int, int]:
+    """Return the first and the last minute of an interval."""
+    first = (end_ns - interval_ns) // NS_PER_MINUTE
+    # What ends with a minute has nothing of the next one.
+    return first, max(first, (end_ns - 1) // NS_PER_MINUTE)
+
+
+class Sums:
+    """What a row sums up. A quantity that no entry had is absent."""
+
+    __slots__ = (
+        "busy_ns",
+        "dram_active_ns",
+        "energy_millijoules",
+        "first_offset",
+        "held_ns",
+        "ingested_time_ns",
+        "last_offset",
+        "measured_busy_ns",
+        "measured_energy_millijoules",
+        "measured_memory_byte_ns",
+        "memory_byte_ns",
+        "silent_ns",
+        "sm_active_ns",
+        "tensor_active_ns",
+        "tick_count",
+    )
+
+    def __init__(self, offset: int) -> None:
+        self.busy_ns: int | None = None
+        self.measured_busy_ns = 0
+        self.memory_byte_ns: int | None = None
+        self.measured_memory_byte_ns = 0
+        self.energy_millijoules: int | None = None
+        self.measured_energy_millijoules = 0
+        self.held_ns: int | None = None
+        self.silent_ns = 0
+        self.sm_active_ns: int | None = None
+        self.tensor_active_ns: int | None = None
+        self.dram_active_ns: int | None = None
+        self.tick_count = 0
+        self.first_offset = self.last_offset = offset
+        self.ingested_time_ns = 0
+
+    def add(
+        self,
+        booking: "Booking",
+        busy_ns: int | None,
+        memory_byte_ns: int | None,
+        energy_millijoules: int | None,
+        held_ns: int | None,
+    ) -> None:
+        """Add what an entry of a booking has."""
+        if busy_ns is not None:
+            self.busy_ns = plus(self.busy_ns, busy_ns)
+            if booking.measures_busy:
+                self.measured_busy_ns += busy_ns
+        if memory_byte_ns is not None:
+            self.memory_byte_ns = plus(self.memory_byte_ns, memory_byte_ns)
+            if booking.measures_memory:
+                self.measured_memory_byte_ns += memory_byte_ns
+        if energy_millijoules is not None:
+            self.energy_millijoules = plus(self.energy_millijoules, energy_millijoules)
+            if booking.measures_energy:
+                self.measured_energy_millijoules += energy_millijoules
+        if held_ns is not None:
+            self.held_ns = plus(self.held_ns, held_ns)
+            if booking.is_silent:
+                self.silent_ns += held_ns
+
+    def add_active(self, amounts: Sequence[int | None]) -> None:
+        """Add what an entry has of the chip's counters, in the order of `APPORTIONED`."""
+        sm_active_ns, tensor_active_ns, dram_active_ns = amounts
+        if sm_active_ns is not None:
+            self.sm_active_ns = plus(self.sm_active_ns, sm_active_ns)
+        if tensor_active_ns is not None:
+            self.tensor_active_ns = plus(self.tensor_active_ns, tensor_active_ns)
+        if dram_active_ns is not None:
+            self.dram_active_ns = plus(self.dram_active_ns, dram_active_ns)
+
+
+def plus(former: int | None, amount: int) -> int:
+    """Return a sum with one more amount in it; what is absent is no amount yet."""
+    return amount if former is None else former + amount
+
+
+class EventOwners:
+    """Whose the entries of an event are, by what a row has of it."""
+
+    __slots__ = ("_event", "_holders", "_users")
+
+    def __init__(self, event: GpuEvent) -> None:
+        self._event = event
+        self._users: list[Any] = [None] * len(event.containers)
+        self._holders: list[Any] = [None] * len(event.holders)
+
+    def of(self, entry: Entry) -> tuple[Any, ...]:
+        """Return an entry's account, its pod with the container, its holder, and its job.
+
+        Raises ValueError where it names a position that the event has not got.
+        """
+        user = holder = None
+        position = entry.container
+        if position is not None:
+            if position >= len(self._users):
+                raise _unlisted("container", position, len(self._users))
+            user = self._users[position]
+            if user is None:
+                user = self._users[position] = self._user_at(position)
+        position = entry.holder
+        if position is not None:
+            if position >= len(self._holders):
+                raise _unlisted("holder", position, len(self._holders))
+            holder = self._holders[position]
+            if holder is None:
+                holder = self._holders[position] = self._holder_at(position)
+        return (entry.account._value_, user, holder, entry.job_id)
+
+    def _user_at(self, position: int) -> tuple[Any, ...]:
+        container = self._event.containers[position]
+        name = container.name
+        # Several containers of one name follow one another where one is started again.
+        container_id = container.container_id if name is None else None
+        if container.pod is None:
+            return (None, None, None, None, name, container_id)
+        pod = self._pod_at(container.pod)
+        return (pod.uid, pod.state._value_, pod.namespace, pod.name, name, container_id)
+
+    def _holder_at(self, position: int) -> tuple[Any, ...]:
+        holder = self._event.holders[position]
+        pod = self._pod_at(holder.pod)
+        # Of another node's pod nothing is told, as the node may be anybody.
+        container = None if pod.name is None else holder.container
+        return (pod.state._value_, pod.uid, pod.namespace, pod.name, container)
+
+    def _pod_at(self, position: int) -> Any:  # noqa: ANN401  # a record's fields, compiled
+        if position >= len(self._event.pods):
+            raise _unlisted("pod", position, len(self._event.pods))
+        return self._event.pods[position]
+
+
+def _unlisted(name: str, position: int, count: int) -> ValueError:
+    return ValueError(f"{name}: position {position} is not one of the event's {count} {name}s")
+
+
+class Booking:
+    """The entries of a device over an interval, and what they have in common."""
+
+    __slots__ = (
+        "active",
+        "device",
+        "end_ns",
+        "entries",
+        "interval_ns",
+        "is_silent",
+        "is_tick",
+        "measures_busy",
+        "measures_energy",
+        "measures_memory",
+        "owners",
+    )
+
+    def __init__(
+        self, books: GpuBooks, entries: Sequence[Entry], *, end_ns: int, interval_ns: int
+    ) -> None:
+        reading = books.reading
+        self.device: tuple[Any, ...] = (
+            reading.uuid,
+            reading.index,
+            reading.model,
+            reading.parent_uuid,
+            reading.mig_profile,
+            *slices_of(books),
+        )
+        self.entries = entries
+        self.owners: list[Any] = []
+        """Whose each entry is."""
+        self.active: Sequence[Any] = ()
+        """What each entry has of the chip's counters; nothing where they do not answer."""
+        self.end_ns, self.interval_ns = end_ns, interval_ns
+        self.is_tick = self.is_silent = False
+        self.measures_busy = self.measures_memory = self.measures_energy = False
+
+
+def bookings_of(event: GpuEvent) -> list[Booking]:
+    """Return what an event books, by device: the tick's, then what is settled.
+
+    Raises ValueError where an entry or a settlement names what the event does not list, and
+    TooManyRowsError for one that comes to too many rows.
+    """
+    found = [_of_tick(books, event) for books in event.gpus]
+    found += [_of_settlement(settlement, event) for settlement in event.settlements or ()]
+    owners = EventOwners(event)
+    # Counted before a single part is made: an interval may be said to last for decades.
+    row_count = 0
+    for booking in found:
+        booking.owners = [owners.of(entry) for entry in booking.entries]
+        first, last = minutes_between(booking.end_ns, booking.interval_ns)
+        row_count += len(booking.owners) * (last - first + 1)
+        if row_count > MAX_EVENT_ROWS:
+            raise TooManyRowsError(f"comes to more than {MAX_EVENT_ROWS} rows of the table usage")
+    return found
+
+
+def _of_tick(books: GpuBooks, event: GpuEvent) -> Booking:
+    booking = Booking(books, books.entries, end_ns=event.time_ns, interval_ns=event.interval_ns)
+    booking.is_tick, booking.is_silent = True, books.gap_ns is not None
+    booking.measures_busy = is_one_of(books.busy_method, MEASURED_BUSY)
+    booking.measures_memory = is_one_of(books.memory_method, MEASURED_MEMORY)
+    booking.measures_energy = is_one_of(energy_method_of(books), MEASURED_ENERGY)
+    if any(rate is not None for rate in rates_of(books.reading)):
+        booking.active = apportion(books, event.interval_ns)
+    return booking
+
+
+def _of_settlement(settlement: Settlement, event: GpuEvent) -> Booking:
+    # Who says until when may be anybody.
+    interval_ns = max(0, settlement.until_time_ns - settlement.from_time_ns)
+    booking = Booking(
+        gpu_of(settlement, event),
+        settlement.entries,
+        end_ns=settlement.until_time_ns,
+        interval_ns=interval_ns,
+    )
+    booking.measures_busy = is_one_of(settlement.busy_method, MEASURED_BUSY)
+    return booking
+
+
+def is_one_of(method: OpenEnum | None, measured: frozenset[str]) -> bool:
+    """Return whether a method, where there is one, is one of those by which is measured."""
+    return method is not None and method._value_ in measured
+
+
+def days_of(bookings: Sequence[Booking]) -> set[int]:
+    """Return the first and the last day of which an event has rows, since 1970."""
+    if not bookings:
+        return set()
+    first_ns = min([booking.end_ns - booking.interval_ns for booking in bookings])
+    last_ns = max([booking.end_ns for booking in bookings])
+    # A tick that ends with a day has nothing of the next one.
+    return {first_ns // NS_PER_DAY, max(first_ns, last_ns - 1) // NS_PER_DAY}
+
+
+class MinuteSums:
+    """The rows of what was taken in since it was made."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[Any, dict[int, dict[Any, dict[Any, Sums]]]] = {}
+        """By partition and node, by minute, by device, by whose they are."""
+        self.row_count = 0
+        """How many rows there are."""
+        self.minutes: set[int] = set()
+        """The minutes of which there are rows, since 1970."""
+
+    def add(
+        self,
+        event: GpuEvent,
+        bookings: Sequence[Booking],
+        position: RecordPosition,
+        *,
+        ingested_time_ns: int,
+    ) -> None:
+        """Add what an event books, as `bookings_of` gives it."""
+        offset = position.offset
+        node = (position.partition, event.cluster, event.node)
+        by_minute = self._nodes.get(node)
+        if by_minute is None:
+            by_minute = self._nodes[node] = {}
+        for booking in bookings:
+            # Nearly always one part: a tick is a second or a few.
+            parts = minute_parts(booking.end_ns, booking.interval_ns)
+            # A tick counts in the minute in which it ends.
+            last = parts[-1]
+            for part in parts:
+                rows = self._rows_of(by_minute, part[0], booking.device)
+                tick_count = 1 if booking.is_tick and part is last else 0
+                for index, entry in enumerate(booking.entries):
+                    owner = booking.owners[index]
+                    # Most ticks of a minute find their row: all that is left then is to add.
+                    sums = rows.get(owner)
+                    if sums is None:
+                        sums = rows[owner] = Sums(offset)
+                        self.row_count += 1
+                    # As a partition is read, but for events that are handed over once more.
+                    sums.first_offset = min(sums.first_offset, offset)
+                    sums.last_offset = max(sums.last_offset, offset)
+                    sums.ingested_time_ns = ingested_time_ns
+                    sums.tick_count += tick_count
+                    add_part(sums, booking, index, entry, part)
+
+    def _rows_of(
+        self,
+        by_minute: dict[int, dict[Any, dict[Any, Sums]]],
+        minute: int,
+        device: tuple[Any, ...],
+    ) -> dict[Any, Sums]:
+        by_device = by_minute.get(minute)
+        if by_device is None:
+            by_device = by_minute[minute] = {}
+            self.minutes.add(minute)
+        rows = by_device.get(device)
+        if rows is None:
+            rows = by_device[device] = {}
+        return rows
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows, with their values in the order of the table's columns."""
+        for (partition, cluster, node), by_minute in self._nodes.items():
+            for minute, by_device in by_minute.items():
+                for device, rows in by_device.items():
+                    key = (minute // MINUTES_A_DAY, cluster, node, minute * _US_PER_MINUTE, *device)
+                    for owner, sums in rows.items():
+                        yield from _rows_of(key, owner, sums, partition)
+
+
+def add_part(sums: Sums, booking: Booking, index: int, entry: Entry, part: Part) -> None:
+    """Add to a minute's row what an entry has of the minute's part of the interval."""
+    from_ns, to_ns, interval_ns = part[1], part[2], booking.interval_ns
+    busy_ns, energy, held_ns = entry.busy_ns, entry.energy_millijoules, entry.held_ns
+    active: Any = booking.active[index] if booking.active else UNKNOWN
+    if to_ns - from_ns != interval_ns:
+        busy_ns, energy, held_ns = [
+            portion(amount, from_ns, to_ns, interval_ns) for amount in (busy_ns, energy, held_ns)
+        ]
+        active = [portion(amount, from_ns, to_ns, interval_ns) for amount in active]
+    # Bytes are held over the whole interval, so that their part of it is exact by itself.
+    memory = entry.memory_bytes
+    memory_byte_ns = None if memory is None else memory * (to_ns - from_ns)
+    sums.add(booking, busy_ns, memory_byte_ns, energy, held_ns)
+    if active is not UNKNOWN:
+        sums.add_active(active)
+
+
+def portion(amount: int | None, from_ns: int, to_ns: int, interval_ns: int) -> int | None:
+    """Return what a part of an interval has of an amount of the whole, as the module says."""
+    if amount is None:
+        return None
+    return amount * to_ns // interval_ns - amount * from_ns // interval_ns
+
+
+_NO_USER: Final = (None,) * 6
+_NO_HOLDER: Final = (None,) * 5
+
+
+def _rows_of(key: tuple[Any, ...], owner: Any, sums: Sums, partition: int) -> list[Row]:  # noqa: ANN401  # a key of `MinuteSums`
+    account, user, holder, job_id = owner
+    whose = (
+        account,
+        *(user or _NO_USER),
+        job_id if account == _JOB else None,
+        *(holder or _NO_HOLDER),
+        job_id if account == _IDLE and holder is None else None,
+    )
+    busy_ns, energy, held_ns = sums.busy_ns, sums.energy_millijoules, sums.held_ns
+    amounts = (
+        busy_ns,
+        None if busy_ns is None else sums.measured_busy_ns,
+        sums.memory_byte_ns,
+        None if sums.memory_byte_ns is None else sums.measured_memory_byte_ns,
+        energy,
+        None if energy is None else sums.measured_energy_millijoules,
+        held_ns,
+        None if held_ns is None else sums.silent_ns,
+        sums.sm_active_ns,
+        sums.tensor_active_ns,
+        sums.dram_active_ns,
+        sums.tick_count,
+    )
+    read = (partition, sums.first_offset, sums.last_offset, sums.ingested_time_ns)
+    return [(*key, *whose, *stored, *read) for stored in _storable(amounts)]
+
+
+def _storable(amounts: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return the sums as rows that add up to them, where one is more than its column holds."""
+    if not any(amount is not None and abs(amount) > _INT64_MAX for amount in amounts):
+        return [amounts]
+    found = []
+    # Only amounts that somebody has made up come so far; each row takes as much as fits.
+    left = list(amounts)
+    while any(left):
+        taken = []
+        for index, amount in enumerate(left):
+            bound = _DIGITS_MAX if index in _BYTE_TIMES else _INT64_MAX
+            taken.append(None if amount is None else max(-bound, min(bound, amount)))
+        left = [
+            None if amount is None else amount - part
+            for amount, part in zip(left, taken, strict=True)
+        ]
+        found.append(tuple(taken))
+    return found

@@ -1,0 +1,104 @@
+"""`gpuledger store maintain` and `gpuledger query`, as people run them."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from cli.__main__ import main
+from gpuledger.clock import SystemClock
+from sinks.store.maintainer import MaintenanceLease
+from tests.unit.sinks.store.test_maintainer import fill
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Return a store of ten minutes that are summed up."""
+    path = tmp_path / "store"
+    fill(path, commits=10)
+    forever = ("--usage-days", "0", "--usage-hourly-days", "0")
+    assert main(["store", "maintain", "--store", str(path), *forever]) == 0
+    return path
+
+
+def ask(store: Path, sql: str, *options: str) -> int:
+    return main(["query", "--store", str(store), sql, *options])
+
+
+def test_maintaining_says_what_was_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path, commits=10)
+    forever = ("--usage-days", "0", "--usage-hourly-days", "0")
+    assert main(["store", "maintain", "--store", str(tmp_path), *forever]) == 0
+    shown = capsys.readouterr().out
+    assert "summed up: 1 hours, 1 days" in shown
+    assert "merged: 10 files" in shown
+    assert main(["store", "maintain", "--store", str(tmp_path)]) == 0
+    assert "removed for their age: 1 files" in capsys.readouterr().out
+
+
+def test_while_somebody_else_maintains_the_store_it_says_so(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    MaintenanceLease(store_uri=str(store), holder="another", clock=SystemClock()).acquire()
+    assert main(["store", "maintain", "--store", str(store)]) == 1
+    assert "somebody else" in capsys.readouterr().err
+
+
+SQL = "SELECT node, busy_ns, memory_byte_ns, busy_seconds FROM usage_hourly"
+
+
+def test_json_and_csv_have_every_digit(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert ask(store, SQL, "--format", "json") == 0
+    digits = "100000000000000000000000010"
+    assert json.loads(capsys.readouterr().out) == [
+        {"node": "node-a", "busy_ns": 10, "memory_byte_ns": digits, "busy_seconds": "0.000000010"}
+    ]
+    assert ask(store, SQL, "--format", "csv") == 0
+    assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [
+        ["node", "busy_ns", "memory_byte_ns", "busy_seconds"],
+        ["node-a", "10", digits, "0.000000010"],
+    ]
+
+
+def test_a_table_is_not_cut_off_in_a_pipe(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert ask(store, "SELECT * FROM usage_hourly") == 0
+    shown = capsys.readouterr().out
+    assert "100000000000000000000000010" in shown
+    assert "namespace_annotations" in shown
+
+
+def test_parquet_goes_to_a_file_and_stays_exact(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "found.parquet"
+    assert ask(store, SQL, "--format", "parquet", "--output", str(file)) == 0
+    with duckdb.connect() as connection:
+        found = connection.execute(f"SELECT busy_ns FROM '{file}'").fetchall()  # noqa: S608  # our own file
+    assert found == [(10,)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "options", "named"),
+    [
+        ("SELECT nope FROM usage", (), "nope"),
+        ("SELECT 1", ("--format", "parquet"), "--output"),
+        ("SELECT 1", ("--storage-option", "region"), "name=value"),
+        ("CREATE TABLE kept (number INTEGER)", (), "no rows"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    store: Path,
+    sql: str,
+    options: tuple[str, ...],
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    capsys.readouterr()
+    assert ask(store, sql, *options) == 2
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1
+    assert named in shown.err
+    assert shown.out == ""

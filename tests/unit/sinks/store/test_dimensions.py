@@ -1,0 +1,188 @@
+"""What the store knows of nodes, namespaces, GPUs and incidents: each version once."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from deltalake import DeltaTable
+
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import encode
+from gpuledger.keys import key_in
+from gpuledger.records import (
+    AttributedIncident,
+    GpuFacts,
+    Incident,
+    Inventory,
+    NamespaceRecord,
+    NodeRecord,
+    PodDescription,
+    PodState,
+    Severity,
+)
+from gpuledger.topics import Topic
+from tests.default_topics import ATTRIBUTED_INCIDENTS, INVENTORY, NAMESPACES, NODES
+from tests.unit.sinks.builders import (
+    GPU,
+    NODE,
+    START_NS,
+    ManualClock,
+    bus,
+    event,
+    eventually,
+    place_of,
+    publish,
+    running,
+)
+from tests.unit.sinks.store.storing import store
+
+KEY = key_in("default", NODE)
+
+
+def node(**changes: Any) -> NodeRecord:  # noqa: ANN401  # any field
+    values: dict[str, Any] = {
+        "cluster": "default",
+        "uid": "uid-node",
+        "name": NODE,
+        "pool": "h100",
+        "instance_type": "p5.48xlarge",
+        "labels": {"b": "2", "a": "1"},
+        "created_time_ns": START_NS,
+        "resource_version": "7",
+    }
+    return NodeRecord(**values | changes)
+
+
+def namespace() -> NamespaceRecord:
+    return NamespaceRecord(
+        cluster="default",
+        uid="uid-namespace",
+        name="research",
+        labels={"team": "vision"},
+        created_time_ns=START_NS,
+        resource_version="3",
+    )
+
+
+def inventory(*gpus: str) -> Inventory:
+    return Inventory(
+        cluster="default",
+        node=NODE,
+        boot_id="boot-1",
+        time_ns=START_NS,
+        gpus=[
+            GpuFacts(uuid=uuid, index=index, model="H100", instances=[], capabilities=[])
+            for index, uuid in enumerate(gpus)
+        ],
+    )
+
+
+def incident() -> AttributedIncident:
+    told = Incident(
+        cluster="default",
+        node=NODE,
+        boot_id="boot-1",
+        gpu_uuid=GPU,
+        time_ns=START_NS,
+        kind="xid",
+        source="nvml",
+        severity=Severity.CRITICAL,
+        xid=79,
+        message="GPU has fallen off the bus",
+        processes=[],
+    )
+    pod = PodDescription(uid="uid-1", state=PodState.KNOWN, namespace="research", name="train-0")
+    return AttributedIncident(incident=told, pods=[pod])
+
+
+async def tell(
+    on: MemoryBus,
+    topic: Topic,
+    *records: object | None,
+    key: str = KEY,
+    partition: int | None = None,
+) -> None:
+    at = place_of(NODE, topic.name).partition if topic.partitioner == "node" else 0
+    async with on.producer() as producer:
+        for each in records:
+            value = None if each is None else encode(each)
+            message = Message(key.encode(), value, START_NS // 10**6)
+            await producer.publish(topic.name, at if partition is None else partition, [message])
+
+
+def found(path: Path, table: str, columns: str) -> list[tuple[Any, ...]]:
+    if not (path / table / "_delta_log").exists():
+        return []
+    if not (files := DeltaTable(str(path / table)).file_uris()):
+        return []
+    sql = f"SELECT {columns} FROM read_parquet({files}) ORDER BY ALL"  # noqa: S608  # our own files
+    with duckdb.connect() as connection:
+        return connection.execute(sql).fetchall()
+
+
+async def stored(
+    on: MemoryBus, path: Path, table: str, columns: str, expected: Sequence[tuple[Any, ...]]
+) -> None:
+    clock = ManualClock()
+    async with running(store(path, on, clock=clock)):
+        await eventually(
+            lambda: clock.advance(1) and len(found(path, table, columns)) >= len(expected)
+        )
+    assert found(path, table, columns) == list(expected)
+
+
+async def test_each_version_of_a_node_is_there_once_over_restarts(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, event(0))
+    await tell(on, NODES, node())
+    columns = "node, node_pool, labels, resource_version, deleted_time IS NULL"
+    first = (NODE, "h100", '{"a":"1","b":"2"}', "7", True)
+    await stored(on, tmp_path, "nodes", columns, [first])
+    await tell(on, NODES, node(resource_version="8", deleted_time_ns=START_NS), None)
+    second = (NODE, "h100", '{"a":"1","b":"2"}', "8", False)
+    await stored(on, tmp_path, "nodes", columns, [first, second])
+
+
+async def test_namespaces_are_followed_by_who_has_the_first_partition(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, event(0))
+    await tell(on, NAMESPACES, namespace(), key=key_in("default", "research"))
+    columns = "namespace, labels, annotations"
+    await stored(on, tmp_path, "namespaces", columns, [("research", '{"team":"vision"}', None)])
+
+
+async def test_an_inventory_has_a_row_a_gpu_and_one_that_says_that_there_is_none(
+    tmp_path: Path,
+) -> None:
+    on = bus()
+    await publish(on, event(0))
+    await tell(on, INVENTORY, inventory("GPU-a", "GPU-b"), inventory(), None)
+    columns = "kafka_offset, node, gpu_uuid, gpu_index"
+    expected = [(0, NODE, "GPU-a", 0), (0, NODE, "GPU-b", 1), (1, NODE, None, None)]
+    await stored(on, tmp_path, "inventory", columns, [*expected, (2, NODE, None, None)])
+
+
+async def test_an_incident_is_there_with_its_pods(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, event(0))
+    await tell(on, ATTRIBUTED_INCIDENTS, incident())
+    pods = '[{"uid":"uid-1","namespace":"research","pod":"train-0"}]'
+    columns = "kind, severity, xid, gpu_uuid, pods"
+    await stored(on, tmp_path, "incidents", columns, [("xid", "critical", 79, GPU, pods)])
+
+
+async def test_who_writes_in_another_node_s_partition_says_nothing_of_a_node(
+    tmp_path: Path,
+) -> None:
+    on = bus()
+    await publish(on, event(0))
+    elsewhere = 1 - place_of(NODE).partition
+    await tell(on, NODES, node(pool="of others"), partition=elsewhere)
+    await tell(on, INVENTORY, None, partition=elsewhere)
+    await tell(on, NODES, node(), key=key_in("default", "another"))
+    await tell(on, NODES, node())
+    await tell(on, INVENTORY, inventory("GPU-a"))
+    await stored(on, tmp_path, "nodes", "node_pool", [("h100",)])
+    await stored(on, tmp_path, "inventory", "gpu_uuid", [("GPU-a",)])

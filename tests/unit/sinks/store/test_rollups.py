@@ -1,0 +1,250 @@
+"""Hours and days are what their minutes sum to, whatever comes late, is purged, or is killed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typing_extensions import override
+
+from gpuledger.store.commits import describe, valid_through_us
+from gpuledger.store.usage_schema import USAGE
+from sinks.errors import ReceiverUnavailableError
+from sinks.store.rollups import DAILY, HOURLY, Rollup
+from sinks.store.table import UsageTable
+
+DAY = 20_000
+FIRST_MINUTE = DAY * 1440
+HOUR = DAY * 24
+
+
+def row(minute: int, busy_ns: int, *, offset: int, node: str = "node-a") -> tuple[Any, ...]:
+    """Return a row of a minute, counted from the first one of the first day."""
+    minute += FIRST_MINUTE
+    values: dict[str, Any] = {
+        "event_date": minute // 1440,
+        "cluster": "default",
+        "node": node,
+        "minute": minute * 60_000_000,
+        "gpu_uuid": "GPU-a",
+        "gpu_index": 0,
+        "account": "pod",
+        "busy_ns": busy_ns,
+        "memory_byte_ns": 10**25 + busy_ns,
+        "tick_count": 1,
+        "kafka_partition": 0,
+        "first_offset": offset,
+        "last_offset": offset,
+        "ingested_time_ns": 1,
+    }
+    return tuple(values.get(column.name) for column in USAGE.columns)
+
+
+class Store:
+    """A store of which the test writes the minutes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._usage = UsageTable(store_uri=str(path))
+        self._commits = 0
+        self.hourly = Rollup(HOURLY, store_uri=str(path))
+        self.daily = Rollup(DAILY, store_uri=str(path))
+
+    def add(self, *minutes: tuple[int, int], tells: bool = True) -> None:
+        """Commit a row for each minute and amount."""
+        self._commits += 1
+        self._usage.load([])
+        hours = {HOUR + minute // 60 for minute, _ in minutes}
+        self._usage.append(
+            [row(minute, busy_ns, offset=self._commits) for minute, busy_ns in minutes],
+            {"stream": self._commits},
+            time_ms=1,
+            told=describe(hours=hours, valid_through={"0": self._commits}) if tells else {},
+        )
+
+    def sum_up(self) -> tuple[int, int]:
+        return self.hourly.run(time_ms=1), self.daily.run(time_ms=1)
+
+    def sums(self, table: str, column: str) -> dict[int, tuple[int, int, int]]:
+        """Return busy time, byte-time less its bulk, and ticks, by hours since the first one."""
+        if not (files := DeltaTable(str(self.path / table)).file_uris()):
+            return {}
+        with duckdb.connect() as connection:
+            found = connection.execute(
+                f"SELECT epoch({column})::BIGINT // 3600, sum(busy_ns)::HUGEINT,"  # noqa: S608  # our own files
+                " sum(memory_byte_ns)::VARCHAR, sum(tick_count)::BIGINT"
+                f" FROM read_parquet({files}) GROUP BY 1"
+            ).fetchall()
+        return {
+            hour - HOUR: (int(busy), int(memory) - ticks * 10**25, ticks)
+            for hour, busy, memory, ticks in found
+        }
+
+    def hours(self) -> dict[int, int]:
+        return {hour: busy for hour, (busy, _, _) in self.sums("usage_hourly", "hour").items()}
+
+    def days(self) -> dict[int, int]:
+        return {hour // 24: busy for hour, (busy, _, _) in self.sums("usage_daily", "day").items()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def test_hours_and_days_sum_their_minutes_and_what_comes_late_is_in_them(store: Store) -> None:
+    store.add((1, 1), (2, 2), (61, 4))
+    assert store.sum_up() == (2, 1)
+    assert (store.hours(), store.days()) == ({0: 3, 1: 4}, {0: 7})
+    assert store.sum_up() == (0, 0)
+    store.add((1, 8), (24 * 60, 16))
+    assert store.sum_up() == (2, 2)
+    assert (store.hours(), store.days()) == ({0: 11, 1: 4, 24: 16}, {0: 15, 1: 16})
+
+
+def test_a_commit_that_does_not_say_of_which_hours_it_is_has_all_recomputed(store: Store) -> None:
+    store.add((1, 1), (61, 4))
+    store.sum_up()
+    store.add((2, 2), tells=False)
+    assert store.sum_up()[0] == 2
+    assert store.hours() == {0: 3, 1: 4}
+
+
+def test_of_purged_minutes_nothing_is_recomputed_and_late_ones_are_added_once(
+    store: Store,
+) -> None:
+    store.add((1, 1), (24 * 60, 2))
+    store.sum_up()
+    assert store.hourly.purge(DAY + 1, time_ms=1) == 1
+    store.sum_up()
+    assert store.hours() == {0: 1, 24: 2}
+    for amount in (4, 8):
+        store.add((2, amount), (24 * 60 + 1, amount))
+        store.sum_up()
+        store.sum_up()
+    assert store.hours() == {0: 13, 24: 14}
+    store.hourly.purge(DAY + 1, time_ms=1)
+    store.sum_up()
+    assert (store.hours(), store.days()) == ({0: 13, 24: 14}, {0: 13, 1: 14})
+
+
+def test_rows_that_are_not_summed_up_yet_are_not_purged(store: Store) -> None:
+    store.add((1, 1))
+    store.sum_up()
+    store.add((2, 2))
+    assert store.hourly.purge(DAY + 1, time_ms=1) == 0
+    store.sum_up()
+    assert store.hourly.purge(DAY + 1, time_ms=1) > 0
+    assert store.hours() == {0: 3}
+
+
+def test_a_compaction_changes_no_sum_and_touches_no_hour(store: Store) -> None:
+    for minute in range(5):
+        store.add((minute, 1))
+    store.sum_up()
+    DeltaTable(str(store.path / "usage")).optimize.compact()
+    assert store.sum_up()[0] == 0
+    assert store.hours() == {0: 5}
+
+
+def test_sums_say_up_to_when_they_are_complete(store: Store) -> None:
+    store.add((1, 1))
+    store.add((2, 1))
+    store.sum_up()
+    for table in ("usage_hourly", "usage_daily"):
+        history = DeltaTable(str(store.path / table)).history()
+        assert valid_through_us(history) == {"all": 2}
+
+
+class KilledError(Exception):
+    """What stands for a kill -9."""
+
+
+class Dying(Rollup):
+    """A rollup that is killed behind its commits of a number."""
+
+    def __init__(self, *args: Any, commits: int, **options: Any) -> None:  # noqa: ANN401  # as Rollup
+        super().__init__(*args, **options)
+        self._left = commits
+
+    def _died(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise KilledError
+
+    @override
+    def _replace(self, *args: Any, **options: Any) -> None:  # as Rollup
+        super()._replace(*args, **options)
+        self._died()
+
+    @override
+    def _add_late(self, *args: Any, **options: Any) -> None:  # as Rollup
+        super()._add_late(*args, **options)
+        self._died()
+
+
+@pytest.mark.parametrize("commits", [1, 2, 3])
+@pytest.mark.parametrize("more_ns", [0, 64], ids=["at once", "with more rows in between"])
+def test_a_run_that_is_killed_behind_any_commit_adds_nothing_twice(
+    store: Store, commits: int, more_ns: int
+) -> None:
+    store.add((1, 1), (24 * 60, 2), (48 * 60, 4))
+    store.sum_up()
+    store.hourly.purge(DAY + 1, time_ms=1)
+    store.add((2, 8), (24 * 60 + 1, 16), (48 * 60 + 1, 32))
+    dying = Dying(HOURLY, store_uri=str(store.path), commits=commits)
+    with pytest.raises(KilledError):
+        dying.run(time_ms=1)
+    expected = {0: 9, 24: 18, 48: 36}
+    if more_ns:
+        store.add((3, more_ns))
+        expected[0] += more_ns
+    store.sum_up()
+    assert store.hours() == expected
+
+
+def test_of_two_that_sum_up_at_once_each_hour_is_there_once(store: Store) -> None:
+    store.add((1, 1), (61, 2))
+    other = Rollup(HOURLY, store_uri=str(store.path))
+    store.hourly.run(time_ms=1)
+    other.run(time_ms=1)
+    assert store.hours() == {0: 1, 1: 2}
+
+
+def test_a_store_that_cannot_be_read_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "usage").write_text("a file where the folder should be")
+    with pytest.raises(ReceiverUnavailableError):
+        Rollup(HOURLY, store_uri=str(tmp_path)).run(time_ms=1)
+
+
+_MINUTES = st.lists(
+    st.tuples(st.integers(0, 3 * 1440 - 1), st.integers(-(2**40), 2**40)), min_size=1, max_size=4
+)
+_STEPS = st.lists(
+    _MINUTES.map(lambda minutes: ("add", minutes)) | st.sampled_from([("sum", ()), ("purge", ())]),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(steps=_STEPS)
+def test_in_whatever_order_rows_sums_and_purges_come_the_hours_sum_all_rows(
+    steps: Sequence[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    store, expected = Store(tmp_path_factory.mktemp("store")), dict[int, int]()
+    store.add((0, 0))
+    for step, minutes in [*steps, ("sum", ())]:
+        if step == "add":
+            store.add(*minutes)
+            for minute, amount in minutes:
+                expected[minute // 60] = expected.get(minute // 60, 0) + amount
+        elif step == "sum":
+            store.sum_up()
+        else:
+            store.hourly.purge(DAY + 1, time_ms=1)
+    assert store.hours() == {0: 0} | expected
