@@ -318,10 +318,10 @@ def _shown_by(
     if synced is None:
         return None
     # A GPU may answer long after the tick began: stamps are of some time in between.
-    least_us = (now_ns - synced.given.answered_ns) / 1000
-    most_us = (now_ns - synced.given.asked_ns) / 1000
-    earliest_us = synced.newest_us + least_us - abs(least_us) * _DRIFT_RATIO
-    latest_us = synced.newest_us + window_us + most_us + abs(most_us) * _DRIFT_RATIO
+    since_answered_us = (now_ns - synced.given.answered_ns) / 1000
+    since_asked_us = (now_ns - synced.given.asked_ns) / 1000
+    earliest_us = synced.newest_us + since_answered_us - abs(since_answered_us) * _DRIFT_RATIO
+    latest_us = synced.newest_us + window_us + since_asked_us + abs(since_asked_us) * _DRIFT_RATIO
     return earliest_us, latest_us
 
 
