@@ -13,6 +13,7 @@ from agent.core.looks import Looked
 from agent.core.node_looks import NodeLooks
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.normalize.set_back import SetBack
+from agent.core.normalize.windows import USUAL_WINDOW_US
 from agent.core.processes.table import TableUpdate
 from agent.core.processes.tracker import ProcessTracker
 from agent.core.raw import ClockReading, GpuLook, RawGpuSample, SampleCursor
@@ -201,8 +202,13 @@ class Sampler:
             if (state.totals or state.energy) and uuid not in vanished
         }
         self._states = silent | {tick.reading.uuid: tick.state for tick in ticks}
-        windows_us = [tick.state.gpu_window_us for tick in ticks if tick.state.gpu_window_us]
-        self._clock.learn_lag(windows_us)
+        self._clock.learn_lag(
+            [
+                tick.state.gpu_window.confirmed_us or USUAL_WINDOW_US
+                for tick in ticks
+                if tick.state.clock
+            ]
+        )
 
     def _make_tick(
         self,

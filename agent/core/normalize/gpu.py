@@ -25,7 +25,7 @@ from agent.core.normalize.shares import (
     merge_processes,
     with_video,
 )
-from agent.core.normalize.windows import SampledWindow
+from agent.core.normalize.windows import SampledWindow, WindowLength
 from agent.core.raw import (
     EnergyReading,
     ListedProcess,
@@ -47,6 +47,10 @@ _SILENCE_NS: Final = 5_000_000_000
 _SILENCE_BEHIND_NS: Final = 2_000_000_000
 _COUNTER_MILLIJOULES: Final = (0, bounds.MAX_MILLIJOULES)
 _DRAW_MILLIWATTS: Final = (0, bounds.MAX_MILLIWATTS)
+_READINGS_OF_SAMPLES: Final = {
+    "samples": "utilization_ratio",
+    "memory_samples": "memory_utilization_ratio",
+}
 # Longer, and it was no length of time.
 _LIFETIME_MS: Final = (0, bounds.MAX_DURATION_NS // NS_PER_MS)
 # Percents have four digits behind the point: those of the sums of an account.
@@ -62,8 +66,8 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """The newest samples of which nothing is needed any more."""
     clock: DriverClock | None = None
     """The driver's clock; `None` while no sample has shown it, or after it has been set back."""
-    gpu_window_us: float | None = None
-    """The driver's sampling window of the GPU, once it has shown."""
+    gpu_window: WindowLength = WindowLength()
+    """The driver's sampling window of the GPU, as far as it has shown."""
     silent_ns: int = 0
     """For how long the driver has shown no sample of the GPU."""
     energy: DrawnEnergy | None = None
@@ -84,8 +88,16 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the driver's clock was set back of late, as its silence showed."""
 
     def forget(self) -> "GpuState":
-        """Return what is left of it after a tick in which the GPU did not answer: its counters."""
-        return GpuState(totals=self.totals, energy=self.energy, idle=self.idle.interrupt())
+        """Return what is left of it after a tick in which the GPU did not answer.
+
+        That is its counters, and how long its windows are.
+        """
+        return GpuState(
+            totals=self.totals,
+            energy=self.energy,
+            idle=self.idle.interrupt(),
+            gpu_window=self.gpu_window.interrupt(),
+        )
 
 
 class GpuTick(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +179,7 @@ def read_gpu(
         read_ns=now_ns,
         last_seen=_next_cursor(was, coverage, shares),
         clock=coverage.clock,
-        gpu_window_us=coverage.window_us,
+        gpu_window=coverage.window,
         energy=board.drawn,
         idle=board.idle,
         window_us=shares.window_us,
@@ -182,7 +194,8 @@ def read_gpu(
         usages=shares.usages,
         state=_watch_silence(state, interval, coverage),
         dropped_readings=validator.dropped,
-        dropped_samples=shares.dropped,
+        dropped_samples=shares.dropped
+        + Counter({"implausible": looked.dropped["process_samples"]}),
         accounts=_process_totals(raw, validator),
         has_gap=coverage.has_gap,
         takes_turns=shares.overlaps,
@@ -220,7 +233,10 @@ class _GpuInterval(NamedTuple):
             was = replace(was, was_set_back=False) if was.was_set_back else was
         elif was.was_set_back:
             looked = without_former(looked, now_us=set_back_now_us)
-        return cls(raw, looked, was, interval_ns, now_ns, set_back_now_us, Validator())
+        validator = Validator()
+        for name, reading in _READINGS_OF_SAMPLES.items():
+            validator.drop(reading, "out_of_range", count=looked.dropped[name])
+        return cls(raw, looked, was, interval_ns, now_ns, set_back_now_us, validator)
 
     def find_coverage(self) -> Coverage:
         """Return the part of the driver's time that the tick covers."""
@@ -230,7 +246,7 @@ class _GpuInterval(NamedTuple):
             signs=self.looked.signs,
             clock=self.was.clock,
             cursor=self.was.last_seen,
-            known_us=self.was.gpu_window_us,
+            known=self.was.gpu_window,
             interval_ns=self.interval_ns,
             now_ns=self.now_ns,
             validator=self.validator,
@@ -452,6 +468,7 @@ def _watch_silence(state: GpuState, interval: _GpuInterval, coverage: Coverage) 
         clock=None,
         silent_ns=0,
         gone={},
+        gpu_window=state.gpu_window.interrupt(),
         newest_us=0,
         was_set_back=True,
     )
