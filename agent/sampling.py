@@ -88,6 +88,11 @@ class Sampler:
         return self.looks.begin_tick(self._states)
 
     @property
+    def unlisted_gpus(self) -> Sequence[str]:
+        """The GPUs and instances whose lists of processes the driver refuses, by UUID."""
+        return sorted(uuid for uuid, one in self._states.items() if one.are_processes_unknown)
+
+    @property
     def lag_ns(self) -> int:
         """How far behind the time of its answers a tick's interval ends."""
         return self._clock.lag_ns

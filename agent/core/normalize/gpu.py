@@ -51,6 +51,8 @@ _READINGS_OF_SAMPLES: Final = {
     "samples": "utilization_ratio",
     "memory_samples": "memory_utilization_ratio",
 }
+# A list that only fails now and then leaves who is there as it was.
+_BELIEVED_TICKS: Final = 5
 # Longer, and it was no length of time.
 _LIFETIME_MS: Final = (0, bounds.MAX_DURATION_NS // NS_PER_MS)
 # Percents have four digits behind the point: those of the sums of an account.
@@ -78,6 +80,8 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """The driver's sampling window of processes, once it has shown."""
     processes: Mapping[int, ListedProcess] = {}
     """The processes that were there, by pid."""
+    unlisted_ticks: int | None = None
+    """How many ticks ago the driver listed them last; `None` where it has not yet."""
     gone: Mapping[int, GoneProcess] = {}
     """The processes that ended and may have run in time that is not covered yet, by pid."""
     totals: CounterTotals = {}
@@ -86,6 +90,23 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """The newest stamp of the GPU's samples."""
     was_set_back: bool = False
     """Whether the driver's clock was set back of late, as its silence showed."""
+
+    @property
+    def are_processes_unknown(self) -> bool:
+        """Whether the driver has refused its lists for so long that nobody knows who is there."""
+        return self.unlisted_ticks is not None and self.unlisted_ticks > _BELIEVED_TICKS
+
+    def follow_list(self, listed: Sequence[ListedProcess] | None) -> "GpuState":
+        """Return what is left of it before a tick that the driver gave this list for.
+
+        Where it has refused too many lists, who was there then is no longer taken to be there.
+        """
+        if listed is not None:
+            return replace(self, unlisted_ticks=0) if self.unlisted_ticks != 0 else self
+        if self.unlisted_ticks is None:
+            return self
+        after = replace(self, unlisted_ticks=self.unlisted_ticks + 1)
+        return replace(after, processes={}, gone={}) if after.are_processes_unknown else after
 
     def forget(self) -> "GpuState":
         """Return what is left of it after a tick in which the GPU did not answer.
@@ -184,6 +205,7 @@ def read_gpu(
         idle=board.idle,
         window_us=shares.window_us,
         processes=running,
+        unlisted_ticks=was.unlisted_ticks,
         gone=gone,
         totals=counters.after,
         was_set_back=was.was_set_back,
@@ -228,7 +250,10 @@ class _GpuInterval(NamedTuple):
         set_back_now_us: int | None,
     ) -> "_GpuInterval":
         """Return it, without samples of the time before the driver's clock was set back."""
-        was = before or GpuState()
+        was = (before or GpuState()).follow_list(raw.processes)
+        if was.are_processes_unknown:
+            # Nor can what looks listed between be told from who has gone since.
+            looked = replace(looked, processes={}, left_ns={})
         if set_back_now_us is None:
             was = replace(was, was_set_back=False) if was.was_set_back else was
         elif was.was_set_back:

@@ -144,7 +144,8 @@ def merge_processes(
 ) -> Mapping[int, ListedProcess]:
     """Merge the driver's lists by pid: a process in two of them holds its memory once.
 
-    Where a list failed, the processes of the tick before are taken to be there still.
+    Where a list failed, the processes of the tick before are taken to be there still; who calls it
+    leaves them out where lists have failed for too long.
     """
     if listed is None:
         return before

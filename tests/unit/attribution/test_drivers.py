@@ -1,10 +1,12 @@
 """A pod's GPU-seconds are right on every form of driver whose answers allow it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -33,6 +35,7 @@ from tests.truth_runs import (
     watch,
 )
 
+PAGE = (Path(__file__).parents[3] / "docs" / "attribution.md").read_text()
 SHARED = [kind for kind in CLASSES if not kind.startswith("one pod")]
 MEASURED = [name for name in DRIVERS if name not in UNMEASURED | MODELLED]
 
@@ -47,6 +50,12 @@ drivers = st.fixed_dictionaries(
         "empty_answer": st.sampled_from(["not_found", "success"]),
     }
 )
+
+
+def test_the_page_says_how_a_scenario_plays_each_driver() -> None:
+    text = PAGE.partition("<!-- drivers:begin -->\n")[2].partition("<!-- drivers:end -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
+    assert {name: yaml.safe_load(fields.split("`")[1]) for name, _, _, fields in rows} == DRIVERS
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
