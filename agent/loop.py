@@ -298,7 +298,12 @@ class SampleLoop:
         if not self.sampler.reads_processes:
             return
         running = [process for process in tick.sample.processes if not process.ended]
-        if running and all(process.started_boottime_ns is None for process in running):
+        if unlisted := self.sampler.unlisted_gpus:
+            self.procfs_check.failed(
+                f"the driver refuses its lists of processes of {', '.join(unlisted)}: who uses"
+                " them is not known; gpuledger_agent_nvml_errors_total has the call and its error"
+            )
+        elif running and all(process.started_boottime_ns is None for process in running):
             # One that has just ended cannot be read either, but hardly all of them in one tick.
             self.procfs_check.failed(
                 f"/proc shows none of the {len(running)} processes on GPUs: is hostPID set?"

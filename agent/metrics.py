@@ -127,11 +127,14 @@ JOB_ALLOCATIONS: Final = Gauge(
 JOB_FILES_REJECTED: Final = Counter(
     "gpuledger_agent_job_files_rejected",
     "Files of the scheduler's directory of which something could not be used in a tick, by reason:"
-    " `unreadable`, `malformed` (a line is no id), `too_many` (files, or jobs in a file), or"
-    " `unknown_gpu`.",
+    " `unreadable`, `malformed` (a line is no id), `too_many` (files, jobs in a file, or holdings"
+    " in all), `unknown_gpu`, or `unknown_instance`.",
     ["reason"],
 )
-count_from_zero(JOB_FILES_REJECTED, reason=("unreadable", "malformed", "too_many", "unknown_gpu"))
+count_from_zero(
+    JOB_FILES_REJECTED,
+    reason=("unreadable", "malformed", "too_many", "unknown_gpu", "unknown_instance"),
+)
 KUBELET_ANSWERS: Final = Counter(
     "gpuledger_agent_kubelet_answers", "Answers of the kubelet to which container holds what."
 )

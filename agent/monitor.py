@@ -54,7 +54,8 @@ def _describe(change: HealthChange) -> str | None:
     if change.ended_kinds:
         words.append(", ".join(change.ended_kinds))
     if change.is_at_start:
-        words.append("so it was at the agent's first reading")
+        so = "" if change.ended_kinds else "so it was "
+        words.append(f"{so}at the agent's first reading")
     return "; ".join(words) or None
 
 

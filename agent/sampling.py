@@ -13,6 +13,7 @@ from agent.core.looks import Looked
 from agent.core.node_looks import NodeLooks
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.normalize.set_back import SetBack
+from agent.core.normalize.windows import USUAL_WINDOW_US
 from agent.core.processes.table import TableUpdate
 from agent.core.processes.tracker import ProcessTracker
 from agent.core.raw import ClockReading, GpuLook, RawGpuSample, SampleCursor
@@ -85,6 +86,11 @@ class Sampler:
     def last_seen(self) -> Mapping[str, SampleCursor]:
         """Return, by UUID, after which samples the next query begins; others begin anew."""
         return self.looks.begin_tick(self._states)
+
+    @property
+    def unlisted_gpus(self) -> Sequence[str]:
+        """The GPUs and instances whose lists of processes the driver refuses, by UUID."""
+        return sorted(uuid for uuid, one in self._states.items() if one.are_processes_unknown)
 
     @property
     def lag_ns(self) -> int:
@@ -201,8 +207,13 @@ class Sampler:
             if (state.totals or state.energy) and uuid not in vanished
         }
         self._states = silent | {tick.reading.uuid: tick.state for tick in ticks}
-        windows_us = [tick.state.gpu_window_us for tick in ticks if tick.state.gpu_window_us]
-        self._clock.learn_lag(windows_us)
+        self._clock.learn_lag(
+            [
+                tick.state.gpu_window.confirmed_us or USUAL_WINDOW_US
+                for tick in ticks
+                if tick.state.clock
+            ]
+        )
 
     def _make_tick(
         self,

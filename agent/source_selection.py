@@ -110,6 +110,22 @@ def _simulated(settings: AgentSettings) -> Host:
     )
 
 
+def find_only_node(source: str) -> str | None:
+    """Return the only node of a played source, `None` where it plays none.
+
+    Raises UserError where there are several.
+    """
+    if not source.startswith(_SIMULATED):
+        return None
+    from simulator.simulation import open_simulation  # noqa: PLC0415  # as above
+
+    # Of an epoch of its own, as it is not played.
+    names = sorted(open_simulation(Path(source.removeprefix(_SIMULATED)), epoch_ns=1).nodes)
+    if len(names) != 1:
+        raise UserError(f"--source {source}: give --node, one of {', '.join(names)}")
+    return names[0]
+
+
 def play(node: "SimulatedNode") -> Host:
     """Return a played node, without its kernel's log."""
     read_jobs = node.job_files
@@ -134,6 +150,11 @@ def _recorded(settings: AgentSettings) -> Host:
         raise UserError(
             f"kubelet.enabled: true, but source {settings.source} has no kubelet to ask; set it to"
             " auto or false"
+        )
+    if settings.job_mapping_dir:
+        raise UserError(
+            f"job_mapping_dir: {settings.job_mapping_dir}, but source {settings.source} plays"
+            " another machine than the one whose jobs are there; take it out"
         )
     if settings.exposition.pod_labels:
         raise UserError(

@@ -8,11 +8,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any, Final
+from statistics import median_low
+from typing import Any, Final, Protocol, TypeVar
 
 import pynvml
 from typing_extensions import override
+
+from gpuledger.clock import NS_PER_MS
+
+T = TypeVar("T")
 
 _POLLS: Final = 100
 _POLL_SECONDS: Final = 0.05
@@ -26,6 +32,8 @@ _PROBE_SECONDS: Final = (
     + _QUESTIONS * _QUESTION_SECONDS
     + _ENERGY_POLLS * _ENERGY_POLL_SECONDS
 )
+# A step that nearly each poll sees may be any shorter one.
+_RESOLVED_POLLS: Final = 1.5
 _PCIE_FIELDS: Final = (197, 198)
 _PLAIN: Final = (
     "nvmlDeviceGetAccountingMode",
@@ -83,39 +91,83 @@ Sleep = Callable[[float], None]
 """Waits for so many seconds."""
 
 
+class CallHangsError(Exception):
+    """A call of the driver has not returned in time."""
+
+
+class ProbeRunner(Protocol):
+    """Does what calls the library; raises CallHangsError where one of its calls does not return."""
+
+    def __call__(self, do: Callable[[], T], /) -> T:
+        """Return what it returns."""
+
+
+def _run_here(do: Callable[[], T]) -> T:
+    return do()
+
+
 def probe_all(
-    library: object, *, say: Callable[[str], None], sleep: Sleep = time.sleep
+    library: object,
+    *,
+    say: Callable[[str], None],
+    sleep: Sleep = time.sleep,
+    run: ProbeRunner = _run_here,
 ) -> list[str]:
-    """Ask everything, one GPU after the other; return what was found, a sentence each."""
-    started = ask(library, "nvmlInit")
+    """Ask everything, one GPU after the other; return what was found, a sentence each.
+
+    A GPU that hangs costs its own findings. Raises CallHangsError where the library itself hangs.
+    """
+    started = run(partial(ask, library, "nvmlInit"))
     if started.error:
         return [f"NVML does not start again: {started}"]
-    try:
-        version = getattr(pynvml, "nvmlSystemEventSetCreateRequest_v1", None)
-        made = ask(library, "nvmlSystemEventSetCreate", version)
-        if made.value is not None:
-            ask(library, "nvmlSystemEventSetFree", version, made.value)
-        names = ("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
-        findings = [f"{name}: {ask(library, name).value}" for name in names]
-        findings.append(f"system event sets (driver unbind): {made}")
-        for index in range(ask(library, "nvmlDeviceGetCount").value or 0):
-            handle = ask(library, "nvmlDeviceGetHandleByIndex", index).value
-            if handle is not None:
-                say(f"probing GPU {index}, about {_PROBE_SECONDS:.0f} s")
-                probes = GpuProbes(library, handle, sleep=sleep)
-                findings += [f"GPU {index}: {found}" for found in probes.all()]
-        return findings
-    finally:
-        ask(library, "nvmlShutdown")
+    findings = run(partial(_probe_library, library))
+    hangs = False
+    for index in range(run(partial(ask, library, "nvmlDeviceGetCount")).value or 0):
+        try:
+            found = run(partial(_probe_gpu, library, index, say=say, sleep=sleep))
+        except CallHangsError as error:
+            found, hangs = [f"{error}; nothing more is asked of it"], True
+        findings += [f"GPU {index}: {line}" for line in found]
+    if not hangs:
+        run(partial(ask, library, "nvmlShutdown"))
+    return findings
+
+
+def _probe_library(library: object) -> list[str]:
+    version = getattr(pynvml, "nvmlSystemEventSetCreateRequest_v1", None)
+    made = ask(library, "nvmlSystemEventSetCreate", version)
+    if made.value is not None:
+        ask(library, "nvmlSystemEventSetFree", version, made.value)
+    names = ("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
+    findings = [f"{name}: {ask(library, name).value}" for name in names]
+    return [*findings, f"system event sets (driver unbind): {made}"]
+
+
+def _probe_gpu(
+    library: object, index: int, *, say: Callable[[str], None], sleep: Sleep
+) -> list[str]:
+    handle = ask(library, "nvmlDeviceGetHandleByIndex", index).value
+    if handle is None:
+        return []
+    say(f"probing GPU {index}, about {_PROBE_SECONDS:.0f} s")
+    return GpuProbes(library, handle, sleep=sleep).all()
 
 
 class GpuProbes:
     """The probes of one GPU; each says in a sentence or some what it found."""
 
-    def __init__(self, library: object, handle: object, *, sleep: Sleep = time.sleep) -> None:
+    def __init__(
+        self,
+        library: object,
+        handle: object,
+        *,
+        sleep: Sleep = time.sleep,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
         self._library = library
         self._handle = handle
         self._sleep = sleep
+        self._monotonic_ns = monotonic_ns
 
     def ask(self, name: str, *arguments: object) -> ProbeOutcome:
         """Call a function of the GPU."""
@@ -225,9 +277,16 @@ class GpuProbes:
         each of them, or one for all. What processes come to beside the device shows whether their
         percents count waiting, or are cut off.
         """
-        uses = self.ask("nvmlDeviceGetProcessUtilization", 0).value or ()
+        answer = self.ask("nvmlDeviceGetProcessUtilization", 0)
+        # That nothing is there to be sampled is an answer, and no refusal.
+        if answer.error not in (None, "NotFound"):
+            return f"process samples: {answer}"
+        uses = answer.value or ()
         device = self._device_samples(0)
-        sizes = f"rings of {len(uses)} process samples and {len(device)} of the GPU"
+        pids = {item.pid for item in uses}
+        sizes = (
+            f"rings of {len(uses)} samples of {len(pids)} processes and {len(device)} of the GPU"
+        )
         since, largest, claimed, used = _newest(uses), 0, 0, 0
         for _ in range(_QUESTIONS):
             self._sleep(_QUESTION_SECONDS)
@@ -243,30 +302,41 @@ class GpuProbes:
             since = max(since, _newest(uses))
         if not largest:
             return f"process samples: no process computes; {sizes}"
-        form = "one for each window" if largest > 1 else "one a process"
-        return f"process samples: {form}, in sum {claimed} beside the device's {used}; {sizes}"
+        if largest == 1:
+            # Of which time it is does not show, so it is not to be set beside the device's.
+            return f"process samples: one a process, their sum is not to be seen; {sizes}"
+        sums = f"in sum {claimed} % beside the device's {used} %"
+        return f"process samples: one for each window, {sums}; {sizes}"
 
     def energy_steps(self) -> str:
         """Read the energy counter often: how long it stands between its steps."""
-        moved: list[int] = []
-        before = None
-        for number in range(_ENERGY_POLLS):
+        moved_ns: list[int] = []
+        before, polls_ns = None, [self._monotonic_ns()]
+        for _ in range(_ENERGY_POLLS):
             outcome = self.ask("nvmlDeviceGetTotalEnergyConsumption")
             if outcome.error:
                 return f"energy counter: {outcome}"
+            # A poll takes longer than it sleeps: the call itself may take as long as that.
+            now_ns = self._monotonic_ns()
             if before is not None and outcome.value != before:
-                moved.append(number)
+                moved_ns.append(now_ns)
             before = outcome.value
+            polls_ns.append(now_ns)
             self._sleep(_ENERGY_POLL_SECONDS)
-        gaps = sorted(later - earlier for earlier, later in pairwise(moved))
-        if not gaps:
-            return f"energy counter: stood still for {_ENERGY_POLLS * _ENERGY_POLL_SECONDS:.0f} s"
-        step_ms = gaps[len(gaps) // 2] * _ENERGY_POLL_SECONDS * 1000
-        return f"energy counter: moves every {step_ms:.0f} ms"
+        steps_ns = _gaps(moved_ns)
+        if not steps_ns:
+            return f"energy counter: stood still for {(polls_ns[-1] - polls_ns[0]) / 1e9:.0f} s"
+        step_ns, poll_ns = median_low(steps_ns), median_low(_gaps(polls_ns))
+        at_least = "at least " if step_ns < _RESOLVED_POLLS * poll_ns else ""
+        return f"energy counter: moves {at_least}every {step_ns / NS_PER_MS:.0f} ms"
 
     def _device_samples(self, since_us: int) -> Sequence[Any]:
         answer = self.ask("nvmlDeviceGetSamples", pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us)
         return answer.value[1] if answer.value else ()
+
+
+def _gaps(times_ns: Sequence[int]) -> Sequence[int]:
+    return [later - earlier for earlier, later in pairwise(times_ns)]
 
 
 def _newest(items: Sequence[Any]) -> int:

@@ -10,10 +10,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Final, cast
+from typing import Annotated, Final, TypeVar, cast
 
 import pynvml
 from cyclopts import Parameter
@@ -24,6 +26,7 @@ from agent.gpu.nvidia.device_client import call_nvml
 from agent.gpu.nvidia.library import NvmlLibrary
 from agent.gpu.nvidia.session import NvmlSession
 from agent.gpu.nvidia.system_library import SystemNvml, with_own_lists
+from agent.gpu.threads import CallThread
 from agent.recording.format import RecordingHeader
 from agent.recording.recorder import (
     Recorder,
@@ -33,8 +36,8 @@ from agent.recording.recorder import (
     Redactor,
 )
 from agent.settings import AgentSettings
-from agent.source_selection import find_source
-from cli.nvml_probes import probe_all
+from agent.source_selection import find_only_node, find_source
+from cli.nvml_probes import CallHangsError, probe_all
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.runtime import Readiness, configure_logs
 from gpuledger.runtime.tasks import end_tasks
@@ -42,6 +45,10 @@ from gpuledger.settings import LogSettings
 
 _OUT: Final = Path("nvml-recording.jsonl.gz")
 _NODE: Final = "recorded"
+# A GPU that nobody uses may have to be woken up first, which takes seconds.
+_HANG_SECONDS: Final = 30.0
+_WAIT_SECONDS: Final = 0.2
+T = TypeVar("T")
 
 
 def record_nvml(
@@ -52,7 +59,7 @@ def record_nvml(
     redact: bool = False,
     probes: bool = True,
     source: str = "auto",
-    node: str = _NODE,
+    node: str | None = None,
 ) -> None:
     """Write down what this machine's NVML answers, with its return codes, to play it elsewhere.
 
@@ -79,12 +86,13 @@ def record_nvml(
     source
         As the agent's: auto, nvml or simulated:FILE.
     node
-        The node to play, where the source is a scenario.
+        The node to play, where the source is a scenario; its only one by itself.
 
     """
     configure_logs(LogSettings(level="error"))
     try:
-        settings = AgentSettings(source=source, tick_seconds=interval, node_name=node)
+        named = node or find_only_node(source) or _NODE
+        settings = AgentSettings(source=source, tick_seconds=interval, node_name=named)
     except ValueError as error:
         raise UserError(str(error)) from error
     if source.startswith("recorded:"):
@@ -93,12 +101,14 @@ def record_nvml(
     if not isinstance(found.gpus, NvmlSession):
         raise UserError(f"--source {source}: it has no NVML to record")
     nvml = found.gpus.library
-    header = _header(found, nvml, settings, is_redacted=redact)
     write = Redactor().write if redact else None
-    with (
-        _stopped_by_sigterm() as stop,
-        contextlib.closing(RecordingFile(out, header, redact=write)) as tape,
-    ):
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(_stopped_by_sigterm())
+        try:
+            header = _header(found, nvml, settings, stop, is_redacted=redact)
+        except _StoppedError:
+            return
+        tape = stack.enter_context(contextlib.closing(RecordingFile(out, header, redact=write)))
         recorder = Recorder(tape, found.clock, began_monotonic_ns=header.monotonic_ns)
         library = RecordingLibrary(with_own_lists(nvml), recorder)
         # The agent itself asks, so that the recording has what an agent needs, in its order.
@@ -109,11 +119,10 @@ def record_nvml(
         )
         # The agent before the probes: a call that this driver does not survive costs no tick.
         asyncio.run(_run(recorded, settings, tape, seconds, stop))
+        tape.flush()
         if probes and not tape.has_failed:
             tape.is_probing = True
-            with contextlib.suppress(_StoppedError):
-                for finding in probe_all(_StoppableLibrary(library, stop), say=_say):
-                    _say(f"found: {finding}")
+            _probe(library, stop)
     _say(f"{out}: {tape.lines} calls, {out.stat().st_size} bytes; play it with:")
     _say(f"  gpuledger-agent --source recorded:{out}")
 
@@ -143,28 +152,74 @@ def _stopped_by_sigterm() -> Iterator[_Stop]:
         signal.signal(signal.SIGTERM, before)
 
 
-class _StoppableLibrary:
-    """Has the functions of the library behind it, until the process is told to end."""
+class _WatchedLibrary:
+    """Has the functions of the library behind it, until the process is told to end.
+
+    What calls them is done by `run`, in a thread that is left to itself where a call hangs.
+    """
 
     def __init__(self, library: object, stop: _Stop) -> None:
         self._library = library
         self._stop = stop
+        self._calling: tuple[str, float] | None = None
+        """The call that has not returned yet, and since when."""
 
     def __getattr__(self, name: str) -> object:
         # Between two calls of a probe, as one that has begun cannot be taken back.
         if self._stop.has_come:
             raise _StoppedError
-        return getattr(self._library, name)
+        found = getattr(self._library, name)
+
+        def call(*arguments: object) -> object:
+            calling = self._calling = name, time.monotonic()
+            try:
+                return found(*arguments)
+            finally:
+                # One that was left behind returns while another is made.
+                if self._calling is calling:
+                    self._calling = None
+
+        return call
+
+    def run(self, do: Callable[[], T], /) -> T:
+        """Return what it returns; raises CallHangsError, and _StoppedError at SIGTERM."""
+        thread = CallThread("probe")
+        doing = thread.start(do)
+        thread.end()
+        while not doing.done():
+            wait([doing], timeout=_WAIT_SECONDS)
+            calling = self._calling
+            if doing.done():
+                break
+            if self._stop.has_come:
+                raise _StoppedError
+            if calling and time.monotonic() - calling[1] > _HANG_SECONDS:
+                self._calling = None
+                raise CallHangsError(f"{calling[0]} has not returned for {_HANG_SECONDS:.0f} s")
+        return doing.result()
+
+
+def _probe(library: object, stop: _Stop) -> None:
+    """Ask what the agent does not, and say what was found; a call that hangs ends it."""
+    watched = _WatchedLibrary(library, stop)
+    with contextlib.suppress(_StoppedError):
+        try:
+            findings = probe_all(watched, say=_say, run=watched.run)
+        except CallHangsError as error:
+            findings = [str(error)]
+        for finding in findings:
+            _say(f"found: {finding}")
 
 
 def _header(
     source: Host,
     nvml: object,
     settings: AgentSettings,
+    stop: _Stop,
     *,
     is_redacted: bool,
 ) -> RecordingHeader:
-    driver, library, gpus = _describe(nvml)
+    driver, library, gpus = _describe(nvml, stop)
     return RecordingHeader(
         time_ns=source.clock.time_ns(),
         monotonic_ns=source.clock.monotonic_ns(),
@@ -179,24 +234,35 @@ def _header(
     )
 
 
-def _describe(nvml: object) -> tuple[str | None, str | None, list[str]]:
+def _describe(nvml: object, stop: _Stop) -> tuple[str | None, str | None, list[str]]:
     """Return driver, library and products; raises UserError where NVML does not start."""
-    library = cast("NvmlLibrary", nvml)
+    watched = _WatchedLibrary(nvml, stop)
     try:
-        library.nvmlInit()
-    except pynvml.NVMLError as error:
+        watched.run(cast("NvmlLibrary", watched).nvmlInit)
+    except (pynvml.NVMLError, CallHangsError) as error:
         raise UserError(f"NVML does not start: {error}; is the NVIDIA driver loaded?") from error
-    try:
-        names = []
-        for index in range(library.nvmlDeviceGetCount()):
-            names.append("?")  # where the driver does not give it
-            with contextlib.suppress(UnavailableError):
-                handle = call_nvml(nvml, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
-                names[-1] = call_nvml(nvml, NvmlLibrary.nvmlDeviceGetName, handle) or "?"
-        driver = _version(nvml, NvmlLibrary.nvmlSystemGetDriverVersion)
-        return driver, _version(nvml, NvmlLibrary.nvmlSystemGetNVMLVersion), names
-    finally:
-        library.nvmlShutdown()
+    driver = watched.run(partial(_version, watched, NvmlLibrary.nvmlSystemGetDriverVersion))
+    version = watched.run(partial(_version, watched, NvmlLibrary.nvmlSystemGetNVMLVersion))
+    names: list[str] = []
+    hangs = False
+    for index in range(watched.run(cast("NvmlLibrary", watched).nvmlDeviceGetCount)):
+        try:
+            names.append(watched.run(partial(_name, watched, index)))
+        except CallHangsError as error:
+            names.append("?")
+            _say(f"GPU {index}: {error}")
+            hangs = True
+    if not hangs:
+        watched.run(cast("NvmlLibrary", watched).nvmlShutdown)
+    return driver, version, names
+
+
+def _name(nvml: object, index: int) -> str:
+    """Return a GPU's product, `?` where the driver does not give it."""
+    with contextlib.suppress(UnavailableError):
+        handle = call_nvml(nvml, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
+        return call_nvml(nvml, NvmlLibrary.nvmlDeviceGetName, handle) or "?"
+    return "?"
 
 
 def _version(nvml: object, function: Callable[[NvmlLibrary], str]) -> str | None:

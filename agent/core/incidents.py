@@ -117,7 +117,7 @@ _KINDS: Final = {
     "power_brake_slowdown": _Kind(
         Severity.WARNING, "The machine's power supply has the clocks held down"
     ),
-    "state_ended": _Kind(Severity.INFO, "It is not or no longer so"),
+    "state_ended": _Kind(Severity.INFO, "No longer so"),
     "gpu_unavailable": _Kind(Severity.CRITICAL, "The GPU is not available"),
     "recovery_action": _Kind(Severity.WARNING, "What the driver needs to recover has changed"),
     "mig_changed": _Kind(Severity.INFO, "The layout of MIG instances has changed"),
@@ -169,6 +169,10 @@ def make_incident(
     if asks and action is not None:
         # What the driver itself asks for says how severe it is.
         own_severity = Severity.INFO if action == NO_ACTION else Severity.CRITICAL
+    if kind == "recovery_action" and action is not None:
+        words = f"The driver asks for {'nothing more' if action == NO_ACTION else action}"
+    if is_at_start and ended_kinds:
+        words = "Not so"
     return Incident(
         cluster=node.cluster,
         node=node.node,

@@ -5,7 +5,7 @@ samples have it learns from the answers: two samples of one process in one answe
 windows in which the device was used have no sample of any process, there is one for all of them.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -22,8 +22,10 @@ from agent.core.normalize.driver_clock import (
     freshness,
 )
 from agent.core.normalize.shares import merge_processes
+from agent.core.normalize.windows import USUAL_WINDOW_US
 from agent.core.raw import (
     AnswerTime,
+    ClockReading,
     EnergyReading,
     GpuLook,
     ListedProcess,
@@ -33,6 +35,7 @@ from agent.core.raw import (
     UtilizationSample,
 )
 from agent.core.readings import Validator
+from agent.core.stamps import StampFilter
 from gpuledger.clock import NS_PER_SECOND
 
 K = TypeVar("K")
@@ -70,6 +73,8 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True):
     clock."""
     energy: Sequence[EnergyReading] = ()
     """What looks since the tick before showed of its energy."""
+    dropped: Counter[str] = Counter()
+    """Samples that are left out as their stamps cannot be true, by the fields above."""
 
     @classmethod
     def at(cls, raw: RawGpuSample) -> "Looked":
@@ -104,6 +109,9 @@ class GpuLooks:
     _cursor: SampleCursor | None = None
     _freshness: Freshness = Freshness.LATEST
     _synced: ClockSync | None = None
+    _stamps: StampFilter = field(default_factory=StampFilter)
+    _idle_after: set[int] = field(default_factory=set)
+    """The stamps of samples of use beside which the latest window's rate was nothing."""
 
     def cursor(self, of_tick: SampleCursor) -> SampleCursor:
         """Return after which samples to ask next, where a tick would ask after `of_tick`."""
@@ -134,6 +142,7 @@ class GpuLooks:
         """
         at_ns = look.at.monotonic_ns
         self.add_energy(look)
+        look = self._stamps.filter(look, look.at)
         self._add_samples(
             look, at_ns=at_ns, since_us=look.since_us, window_us=window_us, closed_us=closed_us
         )
@@ -161,7 +170,7 @@ class GpuLooks:
         self,
         raw: RawGpuSample,
         *,
-        at_ns: int,
+        at: ClockReading,
         since_us: int,
         window_us: float | None,
         closed_us: float | None = None,
@@ -170,6 +179,7 @@ class GpuLooks:
 
         `since_us` is the stamp after which these were asked for process samples.
         """
+        raw, at_ns = self._stamps.filter(raw, at), at.monotonic_ns
         self._add_samples(
             raw, at_ns=at_ns, since_us=since_us, window_us=window_us, closed_us=closed_us
         )
@@ -186,11 +196,15 @@ class GpuLooks:
             memory_samples=_in_order(self._memory, raw.memory_samples),
             process_samples=None if raw.process_samples is None else tuple(self._uses.values()),
             signs=SamplingSigns(
-                freshness=self._freshness, skips_idle=self.skips_idle, synced=self._synced
+                freshness=self._freshness,
+                skips_idle=self.skips_idle,
+                idle_after=frozenset(self._idle_after),
+                synced=self._synced,
             ),
             processes=processes,
             left_ns=left_ns,
             energy=[reading for reading in energy if reading.at_ns < at_ns],
+            dropped=self._stamps.drain_dropped(),
         )
 
     def drop_covered(self, cursor: SampleCursor, *, covered_us: float) -> None:
@@ -202,13 +216,15 @@ class GpuLooks:
             (stamp, one) for stamp, one in self._memory.items() if stamp > cursor.memory_us
         )
         self._uses = _latest((key, one) for key, one in self._uses.items() if key[1] > covered_us)
+        self._idle_after = {stamp for stamp in self._idle_after if stamp >= cursor.gpu_us}
 
     def forget(self) -> None:
         """Forget all samples: the driver's clock has jumped, or the GPU did not answer."""
         self._gpu, self._memory, self._uses = {}, {}, {}
         self._energy, self._cursor, self._synced = [], None, None
         self._processes, self._left_ns = {}, {}
-        self._freshness = Freshness.LATEST
+        self._freshness, self._idle_after = Freshness.LATEST, set()
+        self._stamps.forget()
 
     def _add_samples(
         self,
@@ -258,6 +274,8 @@ class GpuLooks:
             window_us=window_us,
             skips_idle=self.skips_idle,
         )
+        if newest and newest.percent and rate_percent == 0:
+            self._idle_after.add(newest_us)
         if self._freshness is Freshness.BEHIND:
             self.skips_idle = True
         elif self._freshness is Freshness.LEAPT:
@@ -288,8 +306,9 @@ class GpuLooks:
     ) -> Sequence[ProcessUtilizationSample]:
         """Return an answer's samples, each with the time that it is of where that is known."""
         since_us = since_us or min((sample.timestamp_us for sample in samples), default=0)
-        if not window_us or not since_us:
+        if not since_us or not (window_us or self._cursor):
             return uses
+        window_us = window_us or USUAL_WINDOW_US
         windows = round((newest_us - since_us) / window_us)
         self._learn(uses, samples, round(window_us))
         if not self.one_sample_each:

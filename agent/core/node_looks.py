@@ -156,10 +156,15 @@ class NodeLooks:
             state, of_gpu = self._state_of(look.uuid), self._looks.get(look.uuid)
             if state is None or of_gpu is None:
                 continue
+            if look.failed:
+                of_gpu.forget()
+                continue
             if self._is_asking or of_gpu.is_late(look):
                 of_gpu.add_energy(look)
                 continue
-            of_gpu.add(look, window_us=state.gpu_window_us, closed_us=_closed_us(state, look.at))
+            of_gpu.add(
+                look, window_us=state.gpu_window.length_us, closed_us=_closed_us(state, look.at)
+            )
             in_time.append(look)
         return in_time
 
@@ -181,9 +186,9 @@ class NodeLooks:
                 self._looks[gpu.uuid] = GpuLooks()
             joined[gpu.uuid] = self._looks.setdefault(gpu.uuid, GpuLooks()).join(
                 gpu,
-                at_ns=at.monotonic_ns,
+                at=at,
                 since_us=self._asked.get(gpu.uuid, SampleCursor()).process_us,
-                window_us=state.gpu_window_us if state else None,
+                window_us=state.gpu_window.length_us if state else None,
                 closed_us=_closed_us(state, at) if state else None,
             )
         return joined

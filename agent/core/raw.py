@@ -167,6 +167,8 @@ class GpuLook(msgspec.Struct, frozen=True, kw_only=True):
     """The board's counter."""
     power_milliwatts: int | None = None
     """The board's draw."""
+    failed: bool = False
+    """Whether the answers could not be read, by a mistake of the agent's own: then it has none."""
 
 
 class InstanceIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -146,9 +146,10 @@ class Validator:
     def __init__(self) -> None:
         self.dropped: Counter[tuple[str, str]] = Counter()
 
-    def drop(self, reading: str, reason: str) -> None:
-        """Count a value that is left out."""
-        self.dropped[reading, reason] += 1
+    def drop(self, reading: str, reason: str, *, count: int = 1) -> None:
+        """Count values that are left out."""
+        if count:
+            self.dropped[reading, reason] += count
 
     def keep(self, value: int | None, limits: tuple[int, int], *, reading: str) -> int | None:
         """Return the value, or `None` where it was absent or lies outside the limits."""

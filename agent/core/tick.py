@@ -8,15 +8,19 @@ Beside a tick stands the record of what was read and is not booked, in the same 
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
 from agent.core.normalize.driver_clock import LAG_WINDOWS
 from agent.core.normalize.gpu import GpuTick
+from agent.core.normalize.windows import LONGEST_WINDOW_US
 from agent.core.raw import ClockReading, RawGpuSample
 from gpuledger.clock import NS_PER_MS, NS_PER_US
 from gpuledger.records import GpuDetails, GpuReading, NodeReadings, NodeSample, ProcessRecord
+
+_SAME_LAG_RATIO: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +66,14 @@ class TickClock:
     def __init__(self) -> None:
         self._before: ClockReading | None = None
         self._seq = 0
-        self._lag_ns: int | None = None
+        self._has_begun = False
+        self._due_lag_ns = 0
+        self._lag_ns = 0
 
     @property
     def lag_ns(self) -> int:
         """How far an interval lies back, so that the driver has sampled all of it."""
-        return self._lag_ns or 0
+        return self._lag_ns
 
     def follow(self, at: ClockReading) -> int | None:
         """Return the length of the interval that ends now; `None` where a first one opens."""
@@ -75,21 +81,34 @@ class TickClock:
         return None if before is None else max(1, at.monotonic_ns - before.monotonic_ns)
 
     def learn_lag(self, windows_us: Collection[float]) -> None:
-        """Take over the usual length of the drivers' windows, once one has shown."""
-        if self._lag_ns is None and windows_us:
-            # Never changed, so that each tick begins where the one before ended.
-            self._lag_ns = round(LAG_WINDOWS * max(windows_us) * NS_PER_US)
+        """Take over the lengths of the drivers' windows, of those that have shown."""
+        if not windows_us:
+            return
+        due_ns = round(LAG_WINDOWS * min(max(windows_us), LONGEST_WINDOW_US) * NS_PER_US)
+        # Lengths are measured: one that hardly differs is the same.
+        if abs(due_ns - self._due_lag_ns) > _SAME_LAG_RATIO * self._due_lag_ns:
+            self._due_lag_ns = due_ns
+        if not self._has_begun:
+            self._lag_ns = self._due_lag_ns
 
     def interval(self, at: ClockReading, length_ns: int) -> TickInterval:
-        """Return the next tick's interval, which lies back so far that all of it is sampled."""
+        """Return the next tick's interval, which lies back so far that all of it is sampled.
+
+        Where the lag changes intervals still meet: some are shorter then, or longer.
+        """
         # Milliseconds since boot, but never the same twice, whatever a clock does.
         self._seq = max(at.boottime_ns // NS_PER_MS, self._seq + 1)
-        end_ns = at.boottime_ns - self.lag_ns
+        self._has_begun = True
+        step_ns = self._due_lag_ns - self._lag_ns
+        step_ns = max(-(length_ns // 2), min(step_ns, length_ns // 2))
+        self._lag_ns += step_ns
+        length_ns -= step_ns
+        end_ns = at.boottime_ns - self._lag_ns
         return TickInterval(
             seq=self._seq,
             begin_ns=end_ns - length_ns,
             end_ns=end_ns,
-            time_ns=at.time_ns - self.lag_ns,
+            time_ns=at.time_ns - self._lag_ns,
         )
 
 

@@ -60,7 +60,12 @@ class GpuEventHistory:
         self._reasons = 0
 
     def record_incident(self, incident: Incident, *, at_ns: int) -> None:
-        """Count an incident that came at `at_ns` of a clock that never goes back."""
+        """Count an incident that came at `at_ns` of a clock that never goes back.
+
+        What is well at the agent's start has not happened to the GPU.
+        """
+        if incident.present_at_start and incident.ended_kinds:
+            return
         _count(self.incidents, (incident.kind, incident.severity.value))
         if incident.xid is not None:
             self.last_xid = incident.xid

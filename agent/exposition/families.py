@@ -246,7 +246,7 @@ XIDS: Final = InfoFamily(
 INCIDENTS: Final = InfoFamily(
     "gpuledger_node_gpu_incidents_total",
     "counter",
-    "Incidents since the agent's start.",
+    "Incidents since the agent's start. That a GPU is well at the start is none.",
     (*_GPU, "kind", "severity"),
 )
 PROCESS_LABELS: Final = (

@@ -208,7 +208,7 @@ class Driver:
 
     def close(self) -> "Future[None] | None":
         """Let go of the driver, unless a call hangs in it: then only the process's end helps."""
-        is_stuck = self.pool.is_stuck or self._looker.is_stuck
+        is_stuck = self.pool.is_stuck or self._looker.is_stuck or self._source.is_stuck
         closing = None if is_stuck else self.lifecycle.close()
         self._let_go()
         self.lifecycle.end()
@@ -306,8 +306,8 @@ class Driver:
 
     def _restart_where_it_helps(self) -> None:
         now_ns, missing = self._clock.monotonic_ns(), self._missing()
-        is_stuck = self.pool.is_stuck or self.lifecycle.is_stuck or self._looker.is_stuck
-        may_harm = is_stuck and bool(self.pool.uuids)
+        parts = (self.pool, self.lifecycle, self._looker, self._source)
+        may_harm = any(part.is_stuck for part in parts) and bool(self.pool.uuids)
         if not self._open_timer.is_due(now_ns):
             return
         if not self.is_open:

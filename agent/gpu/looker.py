@@ -4,16 +4,20 @@ Which GPUs need it, and when, is decided in `agent.core.node_looks`.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final
+
+import structlog
 
 from agent.core.raw import ClockReading, Clocks, GpuLook, SampleCursor
 from agent.gpu.protocol import Gpu
 from agent.gpu.threads import CallThread, wait_at_most
-from agent.metrics import LOOKS_LATE
+from agent.metrics import LOOKS_FAILED, LOOKS_LATE
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UnavailableError
+from gpuledger.runtime.logs import Repeats
 
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
 # Half of the usual pause between two looks: one that takes longer puts off none that follow.
 _MAX_WAIT_SECONDS: Final = 0.05
 # Longer than a tick waits for a GPU: what comes later than that is not slow, it hangs.
@@ -100,13 +104,24 @@ class _Look:
         return is_late and bool(self.asking) and not self.is_done
 
     def _ask(self) -> Sequence[GpuLook]:
-        """Return the answers of the GPUs; those that did not answer are left out."""
+        """Return the answers of the GPUs; those that did not answer are left out.
+
+        Where one's answers could not be read, its look has failed.
+        """
         found = []
         for gpu, cursor in self._asked:
             if self.is_over:
                 break
             self.asking = gpu.uuid
-            # The next tick finds out what is wrong with a GPU that does not answer.
-            with suppress(UnavailableError):
-                found.append(gpu.look(cursor, at=ClockReading.read(self._clocks)))
+            at = ClockReading.read(self._clocks)
+            try:
+                found.append(gpu.look(cursor, at=at))
+            except UnavailableError:
+                # The next tick finds out what is wrong with a GPU that does not answer.
+                continue
+            except Exception as error:  # noqa: BLE001  # one GPU's answers are less than those of all
+                LOOKS_FAILED.inc()
+                if count := _repeats.count(f"{gpu.uuid} {type(error).__name__}"):
+                    _log.exception("look_failed", gpu=gpu.uuid, count=count)
+                found.append(GpuLook(uuid=gpu.uuid, at=at, failed=True))
         return found

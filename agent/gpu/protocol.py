@@ -143,6 +143,10 @@ class GpuSource(Protocol):
         """
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether a call of an opening has not returned yet, though the opening is over."""
+
+    @property
     def origin(self) -> str:
         """Where the vendor's library was found, for people; empty where that says nothing."""
 

@@ -12,6 +12,10 @@ may be of the pod's own making, with another pod's UID in its name. Where the no
 container in a pod (kind in a cluster), all paths begin with that pod; how a path of such a node
 begins is taken from the agent's own, and left out.
 
+An agent in a cgroup namespace of its own, as containers have on version 2, reads paths from its own
+cgroup on: the node's root is some `/..` above it. How many shows the path of the node's process 1,
+and a path that begins with just as many is one from the node's root.
+
 A job is named by Slurm's own cgroup, and only where Slurm makes it: at the root of the node's
 hierarchy, where nobody but root can make one. In version 1 that is `/slurm/uid_<uid>/job_<id>` of
 each controller, with the node's name behind `slurm_` where several slurmd run on a machine; in
@@ -22,6 +26,7 @@ in a pod is the pod's, and a pod in a job as well: the kubelet's word is the mor
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -43,6 +48,8 @@ _JOB: Final = re.compile(r"job_(\d{1,20})", re.ASCII)
 _PROC_LINE: Final = re.compile(r"\d+:([^:]*):(.*)", re.ASCII | re.DOTALL)
 # The kernel adds this to the path of a process that outlived its cgroup.
 _DELETED: Final = " (deleted)"
+_UP: Final = ".."
+_SYSTEM_SLICE: Final = "system.slice"
 _CONTROLLERS: Final = ("name=systemd", "", "memory", "pids", "devices", "cpu,cpuacct")
 
 
@@ -58,7 +65,8 @@ class _CgroupLine(NamedTuple):
 
 
 NodePaths = Mapping[str, tuple[str, ...]]
-"""By controllers, the segments with which the paths of a node begin that is itself in a pod."""
+"""By controllers, the segments that lead to the node's root, where they are not a slash alone: of a
+node that is itself in a pod, or as an agent in a cgroup namespace of its own reads them."""
 
 
 class _Place(NamedTuple):
@@ -108,13 +116,19 @@ def locate(text: str, *, node_paths: NodePaths = MappingProxyType({})) -> Locati
     )
 
 
-def find_node_paths(agents_text: str) -> NodePaths:
-    """Return how the node's paths begin where it is itself in a pod, from the agent's own cgroup.
+def find_node_paths(agents_text: str, first_text: str = "") -> NodePaths:
+    """Return how the node's paths begin, from the cgroups of the agent and of the node's process 1.
 
     The agent's innermost pod is the one that the node's kubelet made; what stands before it is the
-    node's. A node on its own machine has no pod there, and nothing is left out.
+    node's. A node on its own machine has no pod there, and nothing is left out. Process 1 is at the
+    node's root or in a cgroup directly below it: each `..` before that leads out of the agent's
+    cgroup namespace.
     """
     paths = {}
+    for line in _parse(first_text):
+        _, *segments = line.segments
+        if upwards := tuple(takewhile(_UP.__eq__, segments)):
+            paths[line.controllers] = ("", *upwards)
     for line in _parse(agents_text):
         segments = line.segments
         pods = [index for index, segment in enumerate(segments) if _POD.fullmatch(segment)]
@@ -154,6 +168,10 @@ def _locate_path(segments: Sequence[str], node_path: tuple[str, ...]) -> _Place:
     is_below = tuple(segments[: len(root)]) == root
     if is_below:
         segments = segments[len(root) :]
+    elif root[-2:] == (_UP, _UP) and tuple(segments[: len(root) - 1]) == root[:-1]:
+        # One less leads into the slice at the root in which the agent is too, without its name.
+        # With Docker that is Slurm's; what is directly below any of them is made by root alone.
+        is_below, segments = True, [_SYSTEM_SLICE, *segments[len(root) - 1 :]]
     pods = ((index, found) for index, found in enumerate(map(_POD.fullmatch, segments)) if found)
     index, pod = next(pods, (-1, None))
     containers = (_CONTAINER.fullmatch(segment) for segment in segments[index + 1 :])

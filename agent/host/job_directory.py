@@ -30,7 +30,9 @@ from gpuledger.small_files import answer_in_time, read_open_file
 _log = structlog.get_logger(__name__)
 
 MAX_FILES: Final = 512
-"""A file for each of 256 GPUs and instances, and as many that are about to be renamed."""
+"""A file for each of 256 GPUs and instances, written in two ways each."""
+MAX_SCANNED: Final = 16_384
+"""Names in the directory, whatever they are of."""
 MAX_FILE_BYTES: Final = 16 * 1024
 MAX_JOBS: Final = 64
 """Jobs of one file: Slurm shares a GPU among some (`gres/shard`)."""
@@ -66,13 +68,16 @@ def _read_files(folder: Path) -> JobFiles:
     contents: dict[str, bytes] = {}
     rejected: dict[str, str] = {}
     with os.scandir(folder) as listed:
-        for count, item in enumerate(listed):
-            if count >= MAX_FILES:
+        count = 0
+        for scanned, item in enumerate(listed):
+            is_of_gpu = _FILE_NAME.fullmatch(item.name) is not None
+            if scanned >= MAX_SCANNED or (is_of_gpu and count >= MAX_FILES):
                 # Which of them are left out is chance: whoever put them there is told.
                 rejected[item.name[:16]] = "too_many"
                 break
-            if not _FILE_NAME.fullmatch(item.name):
+            if not is_of_gpu:
                 continue
+            count += 1
             try:
                 contents[item.name] = read_open_file(Path(item.path), max_bytes=MAX_FILE_BYTES)
             except FileNotFoundError:
@@ -97,7 +102,7 @@ def parse_job_files(files: JobFiles, devices: DeviceIndex) -> ParsedJobFiles:
     Of a file with a line that is no id the other lines count.
     """
     rejected = dict(files.rejected)
-    found: dict[tuple[str, int, str], JobAllocation] = {}
+    found: dict[tuple[str, int, str], tuple[JobAllocation, str]] = {}
     for name, content in sorted(files.contents.items()):
         match = _FILE_NAME.fullmatch(name)
         jobs, reason = _parse_jobs(content)
@@ -107,14 +112,17 @@ def parse_job_files(files: JobFiles, devices: DeviceIndex) -> ParsedJobFiles:
             rejected[name] = "unknown_gpu"
             continue
         instance = None if match["instance"] is None else int(match["instance"])
+        if instance is not None and not devices.has_instance(gpu_uuid, instance):
+            rejected[name] = "unknown_instance"
+            continue
         for job_id in jobs:
-            found[gpu_uuid, -1 if instance is None else instance, job_id] = JobAllocation(
-                gpu_uuid=gpu_uuid, job_id=job_id, gpu_instance=instance
-            )
+            held = JobAllocation(gpu_uuid=gpu_uuid, job_id=job_id, gpu_instance=instance)
+            found[gpu_uuid, -1 if instance is None else instance, job_id] = held, name
         if reason:
             rejected[name] = reason
-    allocations = [found[key] for key in sorted(found)][:MAX_JOB_ALLOCATIONS]
-    return ParsedJobFiles(allocations, rejected)
+    ordered = [found[key] for key in sorted(found)]
+    rejected |= {name: "too_many" for _, name in ordered[MAX_JOB_ALLOCATIONS:]}
+    return ParsedJobFiles([held for held, _ in ordered[:MAX_JOB_ALLOCATIONS]], rejected)
 
 
 def _parse_jobs(content: bytes) -> tuple[list[str], str | None]:
@@ -164,7 +172,10 @@ class JobDirectory:
             name, reason = min(parsed.rejected.items())
             self._check.failed(f"{len(parsed.rejected)} files, such as {name!r}: {reason}")
         else:
-            self._check.ok(f"{len(parsed.allocations)} devices are with jobs")
+            devices_held = {(one.gpu_uuid, one.gpu_instance) for one in parsed.allocations}
+            self._check.ok(
+                f"{len(parsed.allocations)} holdings by jobs, of {len(devices_held)} devices"
+            )
         return parsed.allocations
 
     def _parse(self, files: JobFiles, devices: DeviceIndex) -> ParsedJobFiles:

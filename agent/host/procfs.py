@@ -28,6 +28,8 @@ from gpuledger.clock import NS_PER_SECOND
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _MEMORY: Final = "/proc/meminfo"
 _OWN_CGROUP: Final = "/proc/self/cgroup"
+# The node's first process, and the kernel's, which is at the root as well.
+_ROOT_CGROUPS: Final = ("/proc/1/cgroup", "/proc/2/cgroup")
 # The kernel writes kB and means KiB.
 _MEMORY_TOTAL: Final = re.compile(rb"^MemTotal: +([0-9]{1,15}) kB$", re.MULTILINE)
 _BYTES_PER_KIB: Final = 1024
@@ -75,11 +77,7 @@ class ProcessReader:
 
     def __init__(self, procfs: Procfs) -> None:
         self._procfs = procfs
-        node_paths: NodePaths
-        try:
-            node_paths = find_node_paths(procfs.read(_OWN_CGROUP).decode("utf-8", "replace"))
-        except OSError:
-            node_paths = {}  # so no pod's path is shortened
+        node_paths = _read_node_paths(procfs)
 
         # Processes of one container have one cgroup, and are read each tick.
         @lru_cache(maxsize=256)
@@ -105,6 +103,19 @@ class ProcessReader:
         except (OSError, ValueError, IndexError):
             return UNREADABLE
         return UNREADABLE
+
+
+def _read_node_paths(procfs: Procfs) -> NodePaths:
+    """Return how paths of the node begin; without what cannot be read no path is shortened."""
+    firsts = (_read_text(procfs, path) for path in _ROOT_CGROUPS)
+    return find_node_paths(_read_text(procfs, _OWN_CGROUP), next(filter(None, firsts), ""))
+
+
+def _read_text(procfs: Procfs, path: str) -> str:
+    try:
+        return procfs.read(path).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def read_boot_id(procfs: Procfs) -> str:

@@ -68,6 +68,18 @@ class RecordingFile:
                 self._write_text(self._write(line))
                 self.lines += 1
 
+    def flush(self) -> None:
+        """Have all that was written until now in the file, should the process not come to its end.
+
+        A disk that refuses it is told of by `close`.
+        """
+        with self._lock:
+            try:
+                if not (self.has_failed or self._file.closed):
+                    self._file.flush()
+            except OSError as error:
+                self._error = self._error or error
+
     def close(self) -> None:
         """End the file; raise UserError where it is not whole."""
         with self._lock:

@@ -14,8 +14,8 @@ ProcessForm = Literal["windows", "mean", "newest", "mean_of_used", "zero", "abse
 class DriverModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A driver: what it samples, how long it keeps that, and how it tells of it."""
 
-    version: str = "580.95.05"
-    """Its version, by which the numbers of some fields go."""
+    version: Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)+$", max_length=79)] = "580.95.05"
+    """Its version, by which the numbers of some fields go; NVML has room for 79 characters."""
     window_seconds: Annotated[float, Meta(ge=0.02, le=1)] | None = None
     """Length of its windows of utilization; absent: the scenario's `sample_period_seconds`."""
     stamps: Literal["wall", "boot"] = "wall"

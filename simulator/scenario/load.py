@@ -8,7 +8,7 @@ import re
 import types
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import yaml
@@ -29,6 +29,12 @@ _UNKNOWN: Final = re.compile(r"unknown field `(?P<field>[^`]*)`")
 _PATTERN_REMEDY: Final = (
     "names are of lower-case letters, digits, '-' and '.', a cgroup path starts with '/'"
 )
+_VERSION_REMEDY: Final = "a driver's version is numbers with dots between them, such as '580.95.05'"
+_CHOICE: Final = re.compile(r"invalid enum value (?P<value>.*)", re.IGNORECASE)
+# Of 535.43 to 535.86, as NVML's reports have it.
+_PROTECTED_ROW_BYTES: Final = 32
+_PROTECTED_VERSION: Final = re.compile(r"535\.(\d+)(\..*)?")
+_PROTECTED_MINORS: Final = range(43, 87)
 
 
 def load_scenario(path: str | Path) -> Scenario:
@@ -57,6 +63,7 @@ def parse_scenario(content: object) -> Scenario:
         raise UserError(_explain(str(error))) from error
     # In this order: later checks lay the scenario out, and count on nodes that are there.
     _check_names(scenario)
+    _check_drivers(scenario)
     _check_pods(scenario)
     _check_gpus(scenario)
     _check_devices(scenario)
@@ -71,7 +78,10 @@ def _explain(message: str) -> str:
     what, path = (match["what"], match["path"] or "") if match else (message, "")
     where = path.lstrip(".") or "the file"
     if "matching regex" in what:
-        return f"{where}: {_PATTERN_REMEDY}"
+        is_version = path.endswith(".driver.version")
+        return f"{where}: {_VERSION_REMEDY if is_version else _PATTERN_REMEDY}"
+    if (wrong := _CHOICE.match(what)) and (choices := _choices_at(path)):
+        return f"{where}: {wrong['value']} is none of {', '.join(map(str, choices))}"
     unknown = _UNKNOWN.search(what)
     if not unknown:
         return f"{where}: {what[:1].lower()}{what[1:]}"
@@ -81,12 +91,30 @@ def _explain(message: str) -> str:
 
 def _fields_at(path: str) -> list[str]:
     """Return the fields that the scenario's shape has at msgspec's path."""
+    return [field.name for field in msgspec.structs.fields(_shape_at(path))]
+
+
+def _choices_at(path: str) -> list[object]:
+    """Return the values of which one may stand at msgspec's path; none where it may be others."""
+    return _literals_in(_shape_at(path))
+
+
+def _shape_at(path: str) -> Any:  # noqa: ANN401  # any type annotation
     at: Any = Scenario
     # The path is msgspec's own, `.pods[...].labels`: it was walked once, and can be walked again.
     for name in re.findall(r"\.(\w+)|(\[)", path):
-        at = _structs_in(at)[0] if name[1] else get_type_hints(at)[name[0]]
-        at = (_structs_in(at) or [at])[0]
-    return [field.name for field in msgspec.structs.fields(at)]
+        if name[1]:
+            at = (_structs_in(at) or [at])[0]
+        else:
+            at = get_type_hints(at)[name[0]]
+            at = (_structs_in(at) or [at])[0]
+    return at
+
+
+def _literals_in(hint: Any) -> list[object]:  # noqa: ANN401  # any type annotation
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [found for part in get_args(hint) for found in _literals_in(part)]
 
 
 def _structs_in(hint: Any) -> list[Any]:  # noqa: ANN401  # any type annotation
@@ -114,6 +142,19 @@ def _check_names(scenario: Scenario) -> None:
     for where, name in places:
         if name not in nodes:
             raise UserError(f"{where}: no node {name!r}; {_nearest(name, nodes)}")
+
+
+def _check_drivers(scenario: Scenario) -> None:
+    """Check that rows are as long as those of a driver of this version."""
+    for number, node in enumerate(scenario.nodes):
+        version = _PROTECTED_VERSION.fullmatch(node.driver.version)
+        is_protected = version is not None and int(version[1]) in _PROTECTED_MINORS
+        if node.driver.process_row_bytes == _PROTECTED_ROW_BYTES and not is_protected:
+            raise UserError(
+                f"nodes[{number}].driver.process_row_bytes: {_PROTECTED_ROW_BYTES} is of the"
+                f" drivers 535.43 to 535.86, and its version is {node.driver.version}; set"
+                " driver.version to one of these, or take it out"
+            )
 
 
 def _check_pods(scenario: Scenario) -> None:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from msgspec import Meta, Struct, field
 
+from gpuledger.records.bounds import MAX_MEMORY_BYTES
 from simulator.scenario.drivers import DriverModel
 
 Kind = Literal[
@@ -190,7 +191,7 @@ Name = Annotated[
 Seconds = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
-Bytes = Annotated[int, Meta(ge=0)]
+Bytes = Annotated[int, Meta(ge=0, le=MAX_MEMORY_BYTES)]
 
 
 Profile = Annotated[str, Meta(pattern=r"^([1-7]c\.)?[1-7]g\.[1-9][0-9]*gb$")]
@@ -248,7 +249,7 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Product name as NVML gives it."""
     count: Annotated[int, Meta(ge=1, le=16)] = 1
     """How many of them."""
-    memory_bytes: Annotated[int, Meta(gt=0)] | None = None
+    memory_bytes: Annotated[int, Meta(gt=0, le=MAX_MEMORY_BYTES)] | None = None
     """Size of the device memory, the driver's reserve included."""
     unified_memory: bool = False
     """Whether it has no memory of its own: it is built with its CPU, and `memory_bytes` is what the

@@ -101,6 +101,7 @@ class PlainSource:
         self.unfound: Mapping[int, str] = {}
         self.origin = ""
         self.is_open = False
+        self.is_stuck = False
 
     def close(self) -> None:
         self.is_open = False

@@ -22,12 +22,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from agent.core.normalize.windows import (
+    LONGEST_WINDOW_US,
     Interval,
     SampledWindow,
+    WindowLength,
     cut_windows,
     fill_idle,
     known_us,
-    learn_window_us,
     mean_percent,
 )
 from agent.core.raw import AnswerTime, SampleCursor, UtilizationSample
@@ -36,8 +37,6 @@ from agent.core.readings import PERCENT, TIMESTAMP_US, Validator, ratio_of
 LAG_WINDOWS: Final = 1.5
 """How far behind the driver's clock a tick's cover ends. Between one and two windows are closed
 then, wherever in a window the tick falls: there is nothing to wait for, and nothing to make up."""
-USUAL_WINDOW_US: Final = 166_667
-"""The window of most drivers; taken for the driver's own until that has shown."""
 _MAX_LAG_WINDOWS: Final = 2
 # A newest sample that is older has others behind it, which the driver did not give: one window may
 # be about to close, and stamps jitter by a hundredth.
@@ -48,6 +47,8 @@ _DRIFT_RATIO: Final = 0.0005
 _MAX_CONTRADICTION: Final = 0.5
 # Less of the cover than this may be without a sample, as stamps jitter.
 _MAX_GAP_WINDOWS: Final = 0.5
+# A window that is longer by less is the same one, measured again.
+_LONGER: Final = 1.2
 
 
 class DriverClock(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -99,10 +100,11 @@ def freshness(
 
     `newest_percent` is its value, `None` where no answer had it. `rate_percent` is of the latest
     window of all, and was asked before the samples; `None` where the driver does not say it. The
-    windows up to `closed_us` have closed for certain.
+    windows up to `closed_us` have closed for certain. Where the length of a window has not shown it
+    may be the longest.
     """
-    is_behind = bool(closed_us and window_us) and (
-        (closed_us or 0) - newest_us > _BEHIND_WINDOWS * (window_us or 0)
+    is_behind = bool(closed_us) and (
+        (closed_us or 0) - newest_us > _BEHIND_WINDOWS * (window_us or LONGEST_WINDOW_US)
     )
     if is_behind and rate_percent:
         # A window in which something was used has its sample, whatever the driver leaves out.
@@ -131,6 +133,8 @@ class SamplingSigns(msgspec.Struct, frozen=True, kw_only=True):
     """Of which window the newest sample is."""
     skips_idle: bool = False
     """Whether the driver gives no sample of windows in which nothing was used."""
+    idle_after: frozenset[int] = frozenset()
+    """The stamps after which a window closed of which the driver gave no sample."""
     synced: ClockSync | None = None
     """The last time at which the newest sample was of the latest window; `None` where none was."""
 
@@ -200,7 +204,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """The GPU's windows since those seen before, oldest first."""
     memory: list[SampledWindow]
     """The memory controller's."""
-    window_us: float | None
+    window: WindowLength
     """The usual length of the GPU's windows, as far as it has shown."""
     has_gap: bool = False
     """Whether nobody knows what was used in a part of the covered time."""
@@ -214,7 +218,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         signs: SamplingSigns,
         clock: DriverClock | None,
         cursor: SampleCursor,
-        known_us: float | None,
+        known: WindowLength,
         interval_ns: int,
         now_ns: int,
         validator: Validator,
@@ -226,8 +230,16 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         """
         gpu = _plausible(samples, "utilization_ratio", validator)
         memory = _plausible(memory_samples, "memory_utilization_ratio", validator)
-        window_us = learn_window_us(gpu, before_us=cursor.gpu_us, known_us=known_us)
-        usual_us, interval_us = window_us or USUAL_WINDOW_US, interval_ns / 1000
+        # The gap between two samples is no window where their stamps are of two timelines.
+        window = known
+        if is_one_timeline:
+            window = known.learn(
+                gpu,
+                before_us=cursor.gpu_us,
+                idle_after=signs.idle_after,
+                skips_idle=signs.skips_idle,
+            )
+        usual_us, interval_us = window.usual_us, interval_ns / 1000
         interval, has_leapt = None, False
         skips_idle = signs.skips_idle
         goes_on = clock is not None and skips_idle and signs.freshness is Freshness.BEHIND
@@ -240,19 +252,24 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
                 window_us=usual_us,
                 interval_us=interval_us,
             )
-        of_gpu = cut_windows(gpu, before_us=cursor.gpu_us, window_us=window_us)
-        of_memory = cut_windows(memory, before_us=cursor.memory_us, window_us=window_us)
+        of_gpu = cut_windows(gpu, before_us=cursor.gpu_us, window_us=usual_us)
+        of_memory = cut_windows(memory, before_us=cursor.memory_us, window_us=usual_us)
         if interval and skips_idle:
             of_gpu = fill_idle(of_gpu, interval, window_us=usual_us)
             of_memory = fill_idle(of_memory, interval, window_us=usual_us)
+        # Nobody knows then of how long a time samples are, and which time was idle.
+        is_doubtful = window.is_doubtful
+        # What was covered was told by windows that were taken to be shorter.
+        is_doubtful |= clock is not None and usual_us > _LONGER * known.usual_us
         return cls(
             clock=clock,
             interval=interval,
             gpu=of_gpu,
             memory=of_memory,
-            window_us=window_us,
+            window=window,
             # Over a leap of the clock there are stamps without a time.
-            has_gap=is_one_timeline and not has_leapt and _has_gap(of_gpu, interval, usual_us),
+            has_gap=is_one_timeline
+            and (is_doubtful or (not has_leapt and _has_gap(of_gpu, interval, usual_us))),
         )
 
     @property

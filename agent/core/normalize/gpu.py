@@ -25,7 +25,7 @@ from agent.core.normalize.shares import (
     merge_processes,
     with_video,
 )
-from agent.core.normalize.windows import SampledWindow
+from agent.core.normalize.windows import SampledWindow, WindowLength
 from agent.core.raw import (
     EnergyReading,
     ListedProcess,
@@ -47,6 +47,12 @@ _SILENCE_NS: Final = 5_000_000_000
 _SILENCE_BEHIND_NS: Final = 2_000_000_000
 _COUNTER_MILLIJOULES: Final = (0, bounds.MAX_MILLIJOULES)
 _DRAW_MILLIWATTS: Final = (0, bounds.MAX_MILLIWATTS)
+_READINGS_OF_SAMPLES: Final = {
+    "samples": "utilization_ratio",
+    "memory_samples": "memory_utilization_ratio",
+}
+# A list that only fails now and then leaves who is there as it was.
+_BELIEVED_TICKS: Final = 5
 # Longer, and it was no length of time.
 _LIFETIME_MS: Final = (0, bounds.MAX_DURATION_NS // NS_PER_MS)
 # Percents have four digits behind the point: those of the sums of an account.
@@ -62,8 +68,8 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """The newest samples of which nothing is needed any more."""
     clock: DriverClock | None = None
     """The driver's clock; `None` while no sample has shown it, or after it has been set back."""
-    gpu_window_us: float | None = None
-    """The driver's sampling window of the GPU, once it has shown."""
+    gpu_window: WindowLength = WindowLength()
+    """The driver's sampling window of the GPU, as far as it has shown."""
     silent_ns: int = 0
     """For how long the driver has shown no sample of the GPU."""
     energy: DrawnEnergy | None = None
@@ -74,6 +80,8 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     """The driver's sampling window of processes, once it has shown."""
     processes: Mapping[int, ListedProcess] = {}
     """The processes that were there, by pid."""
+    unlisted_ticks: int | None = None
+    """How many ticks ago the driver listed them last; `None` where it has not yet."""
     gone: Mapping[int, GoneProcess] = {}
     """The processes that ended and may have run in time that is not covered yet, by pid."""
     totals: CounterTotals = {}
@@ -83,9 +91,34 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     was_set_back: bool = False
     """Whether the driver's clock was set back of late, as its silence showed."""
 
+    @property
+    def are_processes_unknown(self) -> bool:
+        """Whether the driver has refused its lists for so long that nobody knows who is there."""
+        return self.unlisted_ticks is not None and self.unlisted_ticks > _BELIEVED_TICKS
+
+    def follow_list(self, listed: Sequence[ListedProcess] | None) -> "GpuState":
+        """Return what is left of it before a tick that the driver gave this list for.
+
+        Where it has refused too many lists, who was there then is no longer taken to be there.
+        """
+        if listed is not None:
+            return replace(self, unlisted_ticks=0) if self.unlisted_ticks != 0 else self
+        if self.unlisted_ticks is None:
+            return self
+        after = replace(self, unlisted_ticks=self.unlisted_ticks + 1)
+        return replace(after, processes={}, gone={}) if after.are_processes_unknown else after
+
     def forget(self) -> "GpuState":
-        """Return what is left of it after a tick in which the GPU did not answer: its counters."""
-        return GpuState(totals=self.totals, energy=self.energy, idle=self.idle.interrupt())
+        """Return what is left of it after a tick in which the GPU did not answer.
+
+        That is its counters, and how long its windows are.
+        """
+        return GpuState(
+            totals=self.totals,
+            energy=self.energy,
+            idle=self.idle.interrupt(),
+            gpu_window=self.gpu_window.interrupt(),
+        )
 
 
 class GpuTick(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,11 +200,12 @@ def read_gpu(
         read_ns=now_ns,
         last_seen=_next_cursor(was, coverage, shares),
         clock=coverage.clock,
-        gpu_window_us=coverage.window_us,
+        gpu_window=coverage.window,
         energy=board.drawn,
         idle=board.idle,
         window_us=shares.window_us,
         processes=running,
+        unlisted_ticks=was.unlisted_ticks,
         gone=gone,
         totals=counters.after,
         was_set_back=was.was_set_back,
@@ -182,7 +216,8 @@ def read_gpu(
         usages=shares.usages,
         state=_watch_silence(state, interval, coverage),
         dropped_readings=validator.dropped,
-        dropped_samples=shares.dropped,
+        dropped_samples=shares.dropped
+        + Counter({"implausible": looked.dropped["process_samples"]}),
         accounts=_process_totals(raw, validator),
         has_gap=coverage.has_gap,
         takes_turns=shares.overlaps,
@@ -215,12 +250,18 @@ class _GpuInterval(NamedTuple):
         set_back_now_us: int | None,
     ) -> "_GpuInterval":
         """Return it, without samples of the time before the driver's clock was set back."""
-        was = before or GpuState()
+        was = (before or GpuState()).follow_list(raw.processes)
+        if was.are_processes_unknown:
+            # Nor can what looks listed between be told from who has gone since.
+            looked = replace(looked, processes={}, left_ns={})
         if set_back_now_us is None:
             was = replace(was, was_set_back=False) if was.was_set_back else was
         elif was.was_set_back:
             looked = without_former(looked, now_us=set_back_now_us)
-        return cls(raw, looked, was, interval_ns, now_ns, set_back_now_us, Validator())
+        validator = Validator()
+        for name, reading in _READINGS_OF_SAMPLES.items():
+            validator.drop(reading, "out_of_range", count=looked.dropped[name])
+        return cls(raw, looked, was, interval_ns, now_ns, set_back_now_us, validator)
 
     def find_coverage(self) -> Coverage:
         """Return the part of the driver's time that the tick covers."""
@@ -230,7 +271,7 @@ class _GpuInterval(NamedTuple):
             signs=self.looked.signs,
             clock=self.was.clock,
             cursor=self.was.last_seen,
-            known_us=self.was.gpu_window_us,
+            known=self.was.gpu_window,
             interval_ns=self.interval_ns,
             now_ns=self.now_ns,
             validator=self.validator,
@@ -452,6 +493,7 @@ def _watch_silence(state: GpuState, interval: _GpuInterval, coverage: Coverage) 
         clock=None,
         silent_ns=0,
         gone={},
+        gpu_window=state.gpu_window.interrupt(),
         newest_us=0,
         was_set_back=True,
     )

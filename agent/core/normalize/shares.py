@@ -20,7 +20,13 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from agent.core.normalize.windows import Interval, SampledWindow, known_us, window_at
+from agent.core.normalize.windows import (
+    MAX_GAP_US,
+    Interval,
+    SampledWindow,
+    known_us,
+    window_at,
+)
 from agent.core.raw import ListedProcess, ProcessUtilizationSample
 from agent.core.readings import MEMORY_LIMITS, PERCENT, PID, TIMESTAMP_US, Validator, ratio_of
 from gpuledger.records import ProcessKind
@@ -94,9 +100,12 @@ class SampleCoverage(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return 1.0 if sample.timestamp_us > self.interval.start_us else 0.0
         end_us = sample.timestamp_us
         # The true width is that of the GPU's window, where both are of one grid.
-        window = self._by_end.get(end_us) or window_at(self.windows, end_us)
+        own = self._by_end.get(end_us)
+        window = own or window_at(self.windows, end_us)
         width_us = window.end_us - window.start_us if window else window_us
-        if abs(width_us - window_us) >= _SAME_PERIOD_RATIO * window_us:
+        differs = abs(width_us - window_us) >= _SAME_PERIOD_RATIO * window_us
+        # The gaps of a process that seldom ran show no more than how seldom.
+        if differs and (own is None or width_us > window_us):
             width_us = window_us
         overlap_us = self.interval.overlap_us(end_us - width_us, end_us)
         return overlap_us / (self._known_us or self.interval.length_us or 1.0)
@@ -135,7 +144,8 @@ def merge_processes(
 ) -> Mapping[int, ListedProcess]:
     """Merge the driver's lists by pid: a process in two of them holds its memory once.
 
-    Where a list failed, the processes of the tick before are taken to be there still.
+    Where a list failed, the processes of the tick before are taken to be there still; who calls it
+    leaves them out where lists have failed for too long.
     """
     if listed is None:
         return before
@@ -347,6 +357,6 @@ def _shortest_gap_us(kept: Mapping[int, Sequence[ProcessUtilizationSample]]) -> 
         later - earlier
         for own in kept.values()
         for earlier, later in pairwise(sorted(sample.timestamp_us for sample in own))
-        if later - earlier >= _MIN_WINDOW_US
+        if _MIN_WINDOW_US <= later - earlier <= MAX_GAP_US
     ]
     return min(gaps, default=None)

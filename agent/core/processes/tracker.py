@@ -121,7 +121,12 @@ class ProcessTracker:
         There are none where processes are not read.
         """
         read = ticks if self.reads_processes else []
-        listed = {tick.reading.uuid: tick.state.processes.keys() for tick in read}
+        # Of a GPU whose lists the driver refuses nobody knows who has ended.
+        listed = {
+            tick.reading.uuid: tick.state.processes.keys()
+            for tick in read
+            if not tick.state.are_processes_unknown
+        }
         table_update = self._table.refresh(
             {**dict.fromkeys(vanished, ()), **listed},
             lingering={pid for tick in read for pid in tick.state.gone},

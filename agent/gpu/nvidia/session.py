@@ -205,6 +205,12 @@ class NvmlSession:
         """Where the library was found, for people; empty where it is played, or not found yet."""
         return self.library.path if isinstance(self.library, SystemNvml) else ""
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a GPU that an opening looked for has not answered yet; another would wait too."""
+        # A copy, as the thread that opens may change it meanwhile.
+        return any(not finding.done() for finding in list(self._finding.values()))
+
     def open(self) -> list[NvidiaGpu]:
         """Start the library; return the GPUs that answer. Raises SourceLostError."""
         call_nvml(self._nvml, NvmlLibrary.nvmlInit)

@@ -28,6 +28,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from stat import S_ISREG
 from struct import Struct
 from typing import Any, Final
 
@@ -62,6 +63,7 @@ FOLDERS: Final = tuple(
 )
 """Where the library is looked for, after the dynamic linker."""
 _MAPS: Final = Path("/proc/self/maps")
+_FIRST_BYTES: Final = 4096
 _ATTEMPTS: Final = 3
 # Of rows; the longest ring buffer that is known has 4,096 samples.
 _FIRST_ROOM: Final = 64
@@ -107,19 +109,38 @@ def load_library(
     refused = []
     for candidate in candidates:
         try:
+            _require_regular(candidate)
             return load(candidate), candidate if "/" in candidate else _path_of(candidate)
         except OSError as error:
             # One that is there and cannot be loaded is what somebody has to look at.
             if Path(candidate).exists():
                 refused.append(f"{candidate}: {error}")
     if configured is not None:
-        tried = f"nvml_library: {candidates[0]} {'cannot be loaded' if refused else 'is not there'}"
+        tried = (
+            f"nvml_library: {candidates[0]} {'cannot be loaded' if refused else 'is not there'};"
+            f" set it to the driver's {LIBRARY} or to the folder in which that is"
+        )
     else:
         tried = (
             f"{LIBRARY} is found neither by the dynamic linker nor in"
             f" {', '.join(map(str, folders))}; set nvml_library to its path"
         )
     raise LibraryNotFoundError("; ".join([tried, *refused]))
+
+
+def _require_regular(candidate: str) -> None:
+    """Raise OSError where a path is there and is no file that can be read.
+
+    The linker opens and reads without letting go of the interpreter: at a FIFO, or at a server that
+    does not answer, no other thread would go on and no signal be heard. So Python reads first.
+    """
+    path = Path(candidate)
+    if "/" not in candidate or not path.exists():
+        return
+    if not S_ISREG(path.stat().st_mode):
+        raise OSError("it is no regular file")
+    with path.open("rb") as file:
+        file.read(_FIRST_BYTES)
 
 
 def _path_of(name: str) -> str:
@@ -190,6 +211,7 @@ class ListingLibrary:
         for _ in range(_ATTEMPTS):
             rows = buffers.rows
             number.value = room = len(rows) // row.size
+            _clear(rows)
             code = function(handle, buffers.count_reference, rows)
             count = number.value
             if code == _SUCCESS and count <= room:
@@ -197,7 +219,9 @@ class ListingLibrary:
                 if not count:
                     return []
                 written = memoryview(rows)[: count * row.size]
-                return [_process(*values[:4]) for values in row.iter_unpack(written)]
+                # Rows that it counted and did not write, as of a process that has just ended, are
+                # zeros all through; one of pid 0 that has anything else was read wrongly.
+                return [_process(*one[:4]) for one in row.iter_unpack(written) if any(one)]
             if code not in (_SUCCESS, _GREW):
                 raise pynvml.NVMLError(code)
             if count > _MAX_ROWS:

@@ -84,6 +84,11 @@ class DeviceIndex:
             by_index={gpu.index: gpu.uuid for gpu in found},
         )
 
+    def has_instance(self, gpu_uuid: str, gpu_instance: int) -> bool:
+        """Return whether a GPU has a GPU instance of this id now."""
+        layout = self.layouts.get(gpu_uuid, ())
+        return any(one.gpu_instance == gpu_instance for one in layout)
+
 
 def find_device(device_id: str, index: DeviceIndex) -> ResolvedDevice | Unresolved:
     """Find the device that a device plugin calls so."""

@@ -164,6 +164,13 @@ def test_what_was_there_before_the_agent_is_an_incident_once_however_often_it_st
     first = list(node.incidents)
     assert all(one.present_at_start for one in first)
     assert all("at the agent's first reading" in one.message for one in first)
+    said = {one.kind: one.message for one in first}
+    assert said["recovery_action"] == (
+        "The driver asks for RESET_GPU: so it was at the agent's first reading"
+    )
+    well = [one.message for one in first if one.ended_kinds]
+    assert all(one.startswith("Not so: ") for one in well)
+    assert not any("so it was" in one for one in well)
 
     node.start_agent()
     assert set(node.run(until=120)) == told

@@ -463,3 +463,30 @@ def test_after_a_tick_that_was_not_made_nothing_is_reported_of_its_time(sampler:
     assert (after.energy_millijoules, after.energy_total_millijoules) == (7_000, 9_000)
     assert not tick.readings.gpus
     assert tick_at(sampler, drawing[3:], 5).gpus[0].energy_millijoules == 500
+
+
+def test_a_list_that_is_refused_each_time_names_nobody_for_long(
+    sampler: Sampler, procfs: FakeProcfs
+) -> None:
+    procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
+    given = answers(7)
+    sample(sampler, [given], 1)
+    sample(sampler, [given], 2)
+    refused = replace(given, processes=None)
+    ticks = [sample(sampler, [refused], 3 + number) for number in range(8)]
+    listed = [[process.pid for process in tick.sample.processes] for tick in ticks if tick]
+    assert listed == [[7]] * 5 + [[]] * 3
+    # Nobody knows whether it has ended, so nothing is said of it.
+    assert not any(tick.processes for tick in ticks if tick)
+    assert sampler.unlisted_gpus == ["GPU-0"]
+    back = sample(sampler, [given], 11)
+    assert back
+    assert [process.pid for process in back.sample.processes] == [7]
+    assert not back.processes
+    assert not sampler.unlisted_gpus
+
+
+def test_a_gpu_that_never_had_a_list_lacks_none(sampler: Sampler) -> None:
+    for second in range(9):
+        sample(sampler, [replace(answers(), processes=None)], 1 + second)
+    assert not sampler.unlisted_gpus

@@ -207,6 +207,26 @@ async def test_processes_that_proc_does_not_show_are_reported_and_leave_the_agen
     assert readiness.is_ready(), readiness.report()
 
 
+async def test_lists_of_processes_that_are_refused_each_time_are_reported() -> None:
+    clock = SleepersClock(sleepers=1, rings_after_seconds=30)
+    readiness, nvml = Readiness(), FakeNvml(FakeGpu("GPU-0", compute={7: 1}))
+    call = "nvmlDeviceGetComputeRunningProcesses_v3"
+    nvml.errors[call] = [None] * 3 + [pynvml.NVML_ERROR_UNKNOWN] * 999
+    agent = asyncio.create_task(
+        run_agent(
+            host=Host(gpus=NvmlSession(nvml), procfs=FakeProcfs(), clock=clock),
+            bus=MemoryBus(),
+            settings=AgentSettings(node_name="node-1"),
+            readiness=readiness,
+        )
+    )
+    await clock.rung.wait()
+    agent.cancel()
+    await asyncio.gather(agent, return_exceptions=True)
+    assert "refuses its lists of processes of GPU-0" in readiness.check("procfs").detail
+    assert not readiness.check("procfs").is_ok
+
+
 async def test_a_lost_gpu_and_an_absent_kafka_leave_the_agent_ready() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=5)
     lost, bus, readiness = FakeGpu("GPU-1"), RefusingBus(), Readiness()

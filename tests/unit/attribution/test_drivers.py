@@ -1,24 +1,41 @@
 """A pod's GPU-seconds are right on every form of driver whose answers allow it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from agent.core.raw import ClockReading, GpuLook, RawGpuSample, SampleCursor, UtilizationSample
+from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from agent.metrics import READINGS_DROPPED
+from agent.sampling import Sampler
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import NodeId
+from gpuledger.records import NodeSample
+from simulator.clock import ManualClock
+from simulator.simulation import SimulatedNode
+from tests.metric_values import value_of
+from tests.ticks import take_looks, tick_of
 from tests.truth_runs import (
     CLASSES,
     DRIVERS,
     FURTHER,
     MODELLED,
+    RUN_SECONDS,
     UNMEASURED,
     errors_of,
     play_cell,
     play_lives,
+    watch,
 )
 
+PAGE = (Path(__file__).parents[3] / "docs" / "attribution.md").read_text()
 SHARED = [kind for kind in CLASSES if not kind.startswith("one pod")]
 MEASURED = [name for name in DRIVERS if name not in UNMEASURED | MODELLED]
 
@@ -33,6 +50,12 @@ drivers = st.fixed_dictionaries(
         "empty_answer": st.sampled_from(["not_found", "success"]),
     }
 )
+
+
+def test_the_page_says_how_a_scenario_plays_each_driver() -> None:
+    text = PAGE.partition("<!-- drivers:begin -->\n")[2].partition("<!-- drivers:end -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
+    assert {name: yaml.safe_load(fields.split("`")[1]) for name, _, _, fields in rows} == DRIVERS
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -103,3 +126,84 @@ def test_a_window_that_rounds_to_nothing_is_not_taken_for_the_latest_one(process
     driver = {"ring_idle": "skipped", "processes": processes}
     run = play_lives([tiny, bursts], driver, tick_seconds=1.0, random=Random(2))  # noqa: S311  # a scenario, no secret
     assert errors_of(run, tick_seconds=1.0).largest.busy_ns <= 0.002
+
+
+@pytest.mark.parametrize("processes", ["windows", "mean"])
+@pytest.mark.parametrize(("load", "kernel"), [(0.01, 0.05), (0.02, 0.04), (0.05, 0.05)])
+@pytest.mark.parametrize(("window_seconds", "unknown"), [(1 / 6, 0.1), (0.25, 0.1), (1.0, 0.7)])
+def test_a_gap_between_samples_of_seldom_use_is_not_taken_for_a_window(
+    load: float, kernel: float, window_seconds: float, unknown: float, processes: str
+) -> None:
+    """No number of gaps in a row shows one: most of them are of several windows, or of many."""
+    lives = [(0.0, 999.0, load, kernel), (0.0, 999.0, load / 2, kernel)]
+    driver = {"ring_idle": "skipped", "processes": processes, "window_seconds": window_seconds}
+    run = play_lives(lives, driver, tick_seconds=1.0, random=Random(2))  # noqa: S311  # as above
+    errors = errors_of(run, tick_seconds=1.0)
+    assert errors.largest.busy_ns <= 0.01
+    assert errors.unknown <= unknown
+
+
+class StraySampleGpu:
+    """A GPU in whose answers a row stands that is stamped as no clock shows."""
+
+    def __init__(self, gpu: NvidiaGpu, stamp_us: int) -> None:
+        self.uuid = gpu.uuid
+        self._gpu = gpu
+        self._stray = UtilizationSample(timestamp_us=stamp_us, percent=0)
+
+    def query_all(self, cursor: SampleCursor) -> RawGpuSample:
+        raw = self._gpu.query_all(cursor)
+        return replace(raw, samples=(*(raw.samples or ()), self._stray))
+
+    def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
+        look = self._gpu.look(cursor, at=at)
+        return replace(look, samples=look.samples and (*look.samples, self._stray))
+
+
+def watch_strays(node: SimulatedNode, clock: ManualClock, stamp_us: int) -> list[NodeSample]:
+    sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
+    opened = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
+    gpus: list[Any] = [StraySampleGpu(gpu, stamp_us) for gpu in opened]
+    made = []
+    for _ in range(round(RUN_SECONDS)):
+        if tick := tick_of(sampler, gpus, node.clock):
+            made.append(tick.sample)
+        take_looks(sampler, gpus, clock, node.clock, NS_PER_SECOND)
+    return made
+
+
+@pytest.mark.parametrize("stamp_us", [2**62 - 1, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("processes", ["windows", "mean"])
+def test_a_sample_stamped_far_ahead_in_each_answer_costs_nothing(
+    processes: str, stamp_us: int
+) -> None:
+    counter = READINGS_DROPPED.labels(reading="utilization_ratio", reason="out_of_range")
+    dropped = value_of(counter)
+    run = play_lives(
+        [(0.0, 999.0, 0.3, 0.05), (0.0, 999.0, 0.2, 0.02)],
+        {"processes": processes},
+        tick_seconds=1.0,
+        random=Random(2),  # noqa: S311  # as above
+        watched_by=lambda node, clock: watch_strays(node, clock, stamp_us),
+    )
+    errors = errors_of(run, tick_seconds=1.0)
+    assert (errors.largest.busy_ns <= 0.006, errors.unknown) == (True, 0.0)
+    assert value_of(counter) - dropped >= RUN_SECONDS - 1
+
+
+def test_a_use_of_long_ago_does_not_move_the_time_of_ticks() -> None:
+    """Two windows of use that are ten minutes apart are all that the driver's ring has."""
+    lives = [(0.02, 0.15, 1.0, 0.1), (600.02, 600.15, 1.0, 0.1), (625.0, 999.0, 0.4, 0.01)]
+
+    def watch_late(node: SimulatedNode, clock: ManualClock) -> list[NodeSample]:
+        clock.advance(610.0)
+        return watch(node, clock, tick_seconds=1.0, seconds=RUN_SECONDS)
+
+    run = play_lives(
+        lives,
+        {"ring_idle": "skipped"},
+        tick_seconds=1.0,
+        random=Random(2),  # noqa: S311  # as above
+        watched_by=watch_late,
+    )
+    assert errors_of(run, tick_seconds=1.0).largest.busy_ns <= 0.01

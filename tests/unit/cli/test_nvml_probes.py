@@ -1,14 +1,20 @@
 """What `record-nvml` says of the driver that it met, on drivers of each form."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
+import pynvml
 import pytest
 
-from cli.nvml_probes import GpuProbes
+from cli.nvml_probes import CallHangsError, GpuProbes, probe_all
 from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
+from simulator.scenario.load import load_scenario, parse_scenario
 from simulator.simulation import Simulation
+from tests.fakes.nvml import Altered
+
+T = TypeVar("T")
+QUICKSTART = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
 
 EPOCH_NS = 1_795_000_000_000_000_000
 
@@ -33,7 +39,8 @@ def probes(driver: Mapping[str, Any], *, gpu: Mapping[str, Any] | None = None) -
     library = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=clock).node("n").nvml
     clock.advance(60.0)
     library.nvmlInit()
-    return GpuProbes(library, library.nvmlDeviceGetHandleByIndex(0), sleep=clock.advance)
+    device = library.nvmlDeviceGetHandleByIndex(0)
+    return GpuProbes(library, device, sleep=clock.advance, monotonic_ns=clock.monotonic_ns)
 
 
 @pytest.mark.parametrize(
@@ -42,12 +49,68 @@ def probes(driver: Mapping[str, Any], *, gpu: Mapping[str, Any] | None = None) -
         ({}, "one for each window"),
         ({"processes": "mean"}, "one a process"),
         ({"processes": "newest"}, "one a process"),
-        ({"processes": "absent"}, "no process computes"),
+        ({"processes": "absent"}, "process samples: NotSupported"),
         ({"ring_samples": 300}, "and 300 of the GPU"),
+        ({}, "samples of 2 processes and"),
+        ({"processes": "mean"}, "their sum is not to be seen"),
     ],
 )
 def test_the_form_of_process_samples_is_told(driver: Mapping[str, Any], words: str) -> None:
     assert words in probes(driver).process_form()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (pynvml.NVML_ERROR_NO_PERMISSION, "process samples: NoPermission"),
+        (pynvml.NVML_ERROR_NOT_FOUND, "process samples: no process computes"),
+    ],
+)
+def test_a_refusal_of_process_samples_is_no_absence_of_processes(code: int, words: str) -> None:
+    library = Altered(nvmlDeviceGetSamples=lambda *_: (1, []))
+    library.refuse("nvmlDeviceGetProcessUtilization", code)
+    found = GpuProbes(library, object(), sleep=lambda _: None).process_form()
+    assert found.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("call_seconds", "words"), [(0.0, "moves at least every 10 ms"), (0.03, "every 40 ms")]
+)
+def test_steps_of_the_counter_are_timed_by_the_clock(call_seconds: float, words: str) -> None:
+    clock = ManualClock(start_ns=EPOCH_NS)
+
+    def energy(_: object) -> int:
+        clock.advance(call_seconds)
+        return clock.monotonic_ns()
+
+    library = Altered(nvmlDeviceGetTotalEnergyConsumption=energy)
+    asked = GpuProbes(library, object(), sleep=clock.advance, monotonic_ns=clock.monotonic_ns)
+    assert words in asked.energy_steps()
+
+
+def test_a_gpu_that_hangs_costs_its_own_findings_alone() -> None:
+    library = (
+        Simulation(
+            load_scenario(QUICKSTART), epoch_ns=EPOCH_NS, clock=ManualClock(start_ns=EPOCH_NS)
+        )
+        .node("gpu-node-1")
+        .nvml
+    )
+    done: list[object] = []
+
+    def run(do: Callable[[], T]) -> T:
+        arguments = getattr(do, "args", ())[1:]
+        if arguments == (0,):
+            raise CallHangsError("nvmlDeviceGetHandleByIndex has not returned for 30 s")
+        done.extend(arguments)
+        return do()
+
+    found = probe_all(library, say=lambda _: None, sleep=lambda _: None, run=run)
+    assert [line for line in found if line.startswith("GPU 0")] == [
+        "GPU 0: nvmlDeviceGetHandleByIndex has not returned for 30 s; nothing more is asked of it"
+    ]
+    assert sum(line.startswith("GPU 1: ") for line in found) > 10
+    assert "nvmlShutdown" not in done, "it would wait for the call that hangs"
 
 
 def test_processes_that_wait_come_to_more_than_the_device() -> None:
@@ -56,7 +119,7 @@ def test_processes_that_wait_come_to_more_than_the_device() -> None:
         words = probes(driver).process_form().split()
         claimed, used = (
             int(words[words.index("sum") + 1]),
-            int(words[words.index("device's") + 1].rstrip(";")),
+            int(words[words.index("device's") + 1]),
         )
         sums.append(claimed / used)
     assert sums[0] == pytest.approx(1.0, abs=0.05)

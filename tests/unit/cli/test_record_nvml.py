@@ -3,12 +3,14 @@
 import contextlib
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pynvml
 import pytest
 
-from agent.recording.format import read_recording
+from agent.recording.format import RecordingHeader, RecordingLine, read_recording
+from agent.recording.recorder import RecordingFile
 from agent.settings import AgentSettings
 from agent.source_selection import find_source
 from cli.__main__ import main
@@ -85,6 +87,50 @@ def test_sigterm_ends_a_recording_that_can_be_played(tmp_path: Path, seconds: st
     assert recording.returncode == 0
     header, _ = read_recording(out)
     assert header.gpus
+
+
+def scenario_of(tmp_path: Path, *names: str) -> Path:
+    file = tmp_path / "scenario.yaml"
+    nodes = "".join(f"  - {{name: {name}, gpus: {{model: NVIDIA L4}}}}\n" for name in names)
+    file.write_text(f"name: small\nnodes:\n{nodes}")
+    return file
+
+
+def record_played(tmp_path: Path, scenario: Path) -> int:
+    return main(
+        [
+            "record-nvml", "--source", f"simulated:{scenario}", "--seconds", "1", "--interval",
+            "0.25", "--no-probes", "--out", str(tmp_path / "out.jsonl"),
+        ]
+    )  # fmt: skip
+
+
+def test_the_only_node_of_a_scenario_needs_no_name(tmp_path: Path) -> None:
+    assert record_played(tmp_path, scenario_of(tmp_path, "gpu-a")) == 0
+
+
+def test_of_several_nodes_one_is_to_be_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert record_played(tmp_path, scenario_of(tmp_path, "gpu-a", "gpu-b")) == 2
+    assert "give --node, one of gpu-a, gpu-b" in capsys.readouterr().err
+
+
+def test_what_was_recorded_until_a_call_hangs_is_in_the_file(tmp_path: Path) -> None:
+    out = tmp_path / "node.jsonl.gz"
+    header = RecordingHeader(
+        time_ns=1,
+        monotonic_ns=1,
+        boottime_ns=1,
+        tick_seconds=1,
+        is_simulated=True,
+        is_redacted=False,
+    )
+    with contextlib.closing(RecordingFile(out, header)) as tape:
+        tape.put(RecordingLine(at_ns=1, took_ns=1, call="nvmlInit"))
+        tape.flush()
+        written = zlib.decompressobj(wbits=31).decompress(out.read_bytes())
+    assert written.count(b"\n") == 2
 
 
 def test_a_machine_without_nvml_gets_one_line(

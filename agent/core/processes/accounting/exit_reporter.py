@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from agent.core.normalize.driver_clock import USUAL_WINDOW_US
+from agent.core.normalize.windows import USUAL_WINDOW_US
 from agent.core.processes.accounting.exit_matcher import ExitedProcess
 from agent.core.processes.table import Location
 from agent.core.tick import TickInterval

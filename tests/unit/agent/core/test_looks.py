@@ -1,12 +1,15 @@
 """Looks between ticks: when, and what is made of the answers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from agent.core.looks import GpuLooks, Looked
-from agent.core.node_looks import LookPlan
+from agent.core.node_looks import LookPlan, NodeLooks
+from agent.core.normalize.gpu import GpuState
+from agent.core.normalize.set_back import SetBack
 from agent.core.raw import (
     ClockReading,
     GpuLook,
@@ -16,6 +19,7 @@ from agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
+from agent.core.stamps import StampFilter
 from gpuledger.records import ProcessKind
 
 SECOND_NS = 1_000_000_000
@@ -106,7 +110,7 @@ def join(looks: GpuLooks, own: GpuLook) -> Looked:
         process_samples=own.process_samples,
         processes=own.processes,
     )
-    return looks.join(raw, at_ns=own.at.monotonic_ns, since_us=own.since_us, window_us=WINDOW_US)
+    return looks.join(raw, at=own.at, since_us=own.since_us, window_us=WINDOW_US)
 
 
 def test_two_samples_of_a_process_in_one_answer_are_windows() -> None:
@@ -202,3 +206,77 @@ def test_a_driver_that_leaves_out_idle_windows_shows_by_its_latest_rates() -> No
         looks.add(answer, window_us=WINDOW_US, closed_us=closed_us)
         shown.append(looks.skips_idle)
     assert shown == [False, True, False]
+
+
+def test_a_look_that_failed_costs_what_that_gpu_told_alone() -> None:
+    looks = NodeLooks(state_of=lambda _: GpuState(), set_back=SetBack())
+    gpus = [RawGpuSample(uuid=uuid, index=index) for index, uuid in enumerate(("GPU-0", "GPU-1"))]
+    looks.join(gpus, clocks(1.0))
+    looks.record([GpuLook(uuid=gpu.uuid, at=clocks(1.5), power_milliwatts=7) for gpu in gpus])
+    looks.record([GpuLook(uuid="GPU-0", at=clocks(1.7), failed=True)])
+    told = looks.join(gpus, clocks(2.0))
+    assert {uuid: len(looked.energy) for uuid, looked in told.items()} == {"GPU-0": 0, "GPU-1": 1}
+
+
+def clocks(seconds: float, *, wall_us: int = 0) -> ClockReading:
+    ns = round(seconds * SECOND_NS)
+    return ClockReading(time_ns=wall_us * 1000, monotonic_ns=ns, boottime_ns=ns)
+
+
+def kept(stamps: Sequence[int], filtered: StampFilter, at: ClockReading) -> list[int]:
+    """Return which stamps are left of an answer's, of all three kinds."""
+    utilization = tuple(UtilizationSample(timestamp_us=stamp, percent=1) for stamp in stamps)
+    answer = GpuLook(
+        uuid="GPU-0",
+        at=at,
+        samples=utilization,
+        memory_samples=utilization,
+        process_samples=tuple(
+            ProcessUtilizationSample(pid=7, timestamp_us=stamp, sm_percent=1, memory_percent=1)
+            for stamp in stamps
+        ),
+    )
+    left = filtered.filter(answer, at)
+    found = [
+        [one.timestamp_us for one in told or ()]
+        for told in (left.samples, left.memory_samples, left.process_samples)
+    ]
+    assert found[0] == found[1] == found[2]
+    return found[0]
+
+
+NOW_US = 10**15
+MINUTE_US = 60_000_000
+
+
+@pytest.mark.parametrize(
+    ("law", "stamps", "expected"),
+    [
+        ("those of now are kept", [NOW_US - 5, NOW_US], [NOW_US - 5, NOW_US]),
+        ("a minute ahead may be", [NOW_US + MINUTE_US], [NOW_US + MINUTE_US]),
+        ("a bit more may not", [NOW_US, NOW_US + MINUTE_US + 1], [NOW_US]),
+        ("not even alone", [NOW_US + MINUTE_US + 1], []),
+        ("nor what no clock shows", [NOW_US, 2**63, 2**64 - 1], [NOW_US]),
+        ("not even where several say it", [2**63, 2**63 + 1], []),
+        ("stamps since boot are kept", [5, 500], [5, 500]),
+        ("several that agree show another clock", [3 * NOW_US, 3 * NOW_US + 1], None),
+    ],
+)
+def test_samples_that_are_stamped_too_far_ahead_are_left_out(
+    law: str, stamps: list[int], expected: list[int] | None
+) -> None:
+    expected, filtered = stamps if expected is None else expected, StampFilter()
+    assert kept(stamps, filtered, clocks(1.0, wall_us=NOW_US)) == expected, law
+    dropped = len(stamps) - len(expected)
+    assert set(filtered.drain_dropped().values()) <= {dropped}
+    assert not filtered.drain_dropped()
+
+
+def test_where_the_wall_clock_is_set_back_stamps_go_on_from_before() -> None:
+    filtered = StampFilter()
+    assert kept([NOW_US], filtered, clocks(1.0, wall_us=NOW_US))
+    set_back = clocks(2.0, wall_us=NOW_US - 3600 * 10**6)
+    later = NOW_US + 10**6
+    assert kept([later, later + 2 * MINUTE_US], filtered, set_back) == [later]
+    filtered.forget()
+    assert kept([later], filtered, set_back) == []

@@ -251,6 +251,16 @@ def test_an_incident_comes_with_a_severity_that_was_there_at_zero(kind: str) -> 
     assert sum(after.values()) == 1
 
 
+def test_that_a_gpu_is_well_at_the_start_is_no_incident_of_it() -> None:
+    it = node()
+    it.show(sample(gpu(0)), inventory=inventory(0))
+    ended = replace(incident(0, kind="state_ended"), ended_kinds=["row_remap_failed"])
+    it.view.record_incident(replace(ended, present_at_start=True))
+    assert "state_ended" not in it.page().decode()
+    it.view.record_incident(ended)
+    assert reported(it, "kind") == {("state_ended",): 1}
+
+
 def test_own_names_can_be_left_out() -> None:
     it = node(ExpositionSettings(native_metrics=False))
     it.show(sample(gpu(0, temperature_celsius=40)))

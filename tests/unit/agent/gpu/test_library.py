@@ -187,9 +187,11 @@ def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others() -> None:
         assert [gpu.uuid for gpu in nvml.open()] == ["GPU-1"]
     assert len(nvml.unfound) == 1
     assert sorted(asked) == ["GPU-0", "GPU-1", "GPU-1"], "no second thread hangs"
+    assert nvml.is_stuck
     released.set()
     while len(nvml.open()) < 2:
         pass
+    assert not nvml.is_stuck
 
 
 def test_a_missing_library_is_reported_by_its_error() -> None:

@@ -3,16 +3,19 @@
 import threading
 from collections.abc import Collection, Sequence
 
+from structlog.testing import capture_logs
 from typing_extensions import override
 
 from agent.core.raw import ClockReading, GpuLook, SampleCursor
 from agent.gpu.driver import Driver
 from agent.gpu.looker import GpuLooker
 from agent.gpu.protocol import FailedError
+from agent.metrics import LOOKS_FAILED
 from gpuledger.runtime import Backoff, Check
 from simulator.clock import ManualClock
 from tests.fakes.gpus import PlayedGpu, PlayedSource
 from tests.hanging import HANG_SECONDS
+from tests.metric_values import value_of
 
 CURSOR = SampleCursor(process_us=7)
 
@@ -23,6 +26,7 @@ class BusyGpu(PlayedGpu):
     def __init__(self, uuid: str) -> None:
         super().__init__(uuid, 0)
         self.fails = False
+        self.error: Exception = FailedError("no")
         self.looks: list[threading.Thread] = []
         self.released = threading.Event()
         self.released.set()
@@ -32,7 +36,7 @@ class BusyGpu(PlayedGpu):
         self.looks.append(threading.current_thread())
         self.released.wait(HANG_SECONDS)
         if self.fails:
-            raise FailedError("no")
+            raise self.error
         return GpuLook(uuid=self.uuid, at=at, since_us=cursor.process_us if cursor else 0)
 
 
@@ -53,6 +57,19 @@ async def test_a_gpu_that_does_not_answer_costs_the_others_nothing() -> None:
     assert await looked(looker, [one, other]) == {"GPU-1"}
     one.fails = False
     assert await looked(looker, [one, other]) == {"GPU-0", "GPU-1"}
+
+
+async def test_a_mistake_with_one_gpu_costs_the_looks_of_that_one() -> None:
+    one, other, looker = BusyGpu("GPU-of-a-mistake"), BusyGpu("GPU-1"), GpuLooker()
+    one.fails, one.error = True, ValueError("what only this driver answers")
+    failed = value_of(LOOKS_FAILED)
+    with capture_logs() as lines:
+        looks = [*await looker.look([(one, CURSOR), (other, CURSOR)], ManualClock(start_ns=0))]
+    assert [(look.uuid, look.failed) for look in looks] == [(one.uuid, True), ("GPU-1", False)]
+    assert value_of(LOOKS_FAILED) - failed == 1
+    assert [(line["event"], line["gpu"], line["count"]) for line in lines] == [
+        ("look_failed", one.uuid, 1)
+    ]
 
 
 async def test_a_look_that_hangs_is_not_waited_for_and_comes_with_a_later_one() -> None:

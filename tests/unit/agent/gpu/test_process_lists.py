@@ -113,6 +113,26 @@ def test_a_list_that_cannot_be_read_is_none(
     assert list_processes(listed(monkeypatch, {COMPUTE: fail})) is None
 
 
+@pytest.mark.parametrize("name", [COMPUTE, OTHERS[0]])
+def test_a_row_that_was_counted_and_not_written_is_no_process(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As of a process that ended while the driver made the list."""
+    full, short = CList(processes(111, 222, 333)), CList(processes(444))
+
+    def count_one_more(handle: Any, count: Any, buffer: Any) -> int:
+        code = short(handle, count, buffer)
+        referent_of(count).value += 1
+        return code
+
+    library = listed(monkeypatch, {COMPUTE: full}).library
+    before = DeviceClient(library=library, handle=pynvml.c_nvmlDevice_t())
+    assert pids_of(list_processes(before)) == [111, 222, 333]
+    CLibrary(monkeypatch, {COMPUTE: CList([]), name: count_one_more})
+    after = DeviceClient(library=library, handle=pynvml.c_nvmlDevice_t())
+    assert pids_of(list_processes(after)) == [444]
+
+
 def test_threads_that_read_at_a_time_do_not_read_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -238,10 +258,23 @@ def test_rows_are_as_long_as_the_drivers(version: str, row_bytes: int) -> None:
     }
 
 
+class NewerDriver:
+    """Says that it is of a version with shorter rows than it writes."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802  # NVML's own name
+        return "550.54.15"
+
+
 def test_a_list_with_pids_that_cannot_be_is_no_list() -> None:
-    # Rows of 32 bytes where those of this version have 24.
-    node = played(version="550.54.15", process_row_bytes=32)
-    (gpu,) = NvmlSession(node.nvml).open()
+    node = played(version="535.54.03", process_row_bytes=32)
+    library = NewerDriver(node.nvml)
+    (gpu,) = NvmlSession(library).open()
     counter = NVML_ERRORS.labels(call=COMPUTE, error="ImpossiblePid")
     before = value_of(counter)
     assert list_processes(gpu.client) is None

@@ -287,6 +287,16 @@ async def test_no_new_start_is_made_for_a_lost_gpu_while_another_one_hangs(bench
     await bench.ask_until(["0", "1", "2"])
 
 
+async def test_no_new_start_is_made_for_a_gpu_that_hangs_in_the_start_itself(bench: Bench) -> None:
+    bench.nvml.gone, bench.nvml.is_stuck = {"GPU-1"}, True
+    await bench.ask()
+    for _ in range(200):
+        assert await bench.ask() == ["0", "2"]
+    assert bench.nvml.tried == 1
+    bench.nvml.gone, bench.nvml.is_stuck = set(), False
+    await bench.ask_until(["0", "1", "2"])
+
+
 async def test_a_gpu_that_is_not_there_after_a_new_start_is_lost(bench: Bench) -> None:
     await bench.ask()
     bench.nvml.gone = {"GPU-0"}

@@ -8,6 +8,7 @@ import pytest
 
 from agent.core.processes.table import Location
 from agent.host.cgroup import find_node_paths, locate
+from agent.host.procfs import ProcessReader
 
 VECTORS = [
     json.loads(line)
@@ -104,6 +105,50 @@ def test_a_node_that_is_itself_in_a_pod_has_jobs_of_its_own() -> None:
     assert locate(f"0::{NODES_POD}\n", node_paths=node_paths).is_of_host
     # What is beside the node is another machine's, or its own container's.
     assert locate(f"0::{SLURM_V2}\n", node_paths=node_paths).job_id is None
+
+
+@pytest.mark.parametrize(
+    ("law", "first", "path", "job_id"),
+    [
+        ("a job of version 2", "/../../../init.scope", f"/../../..{SLURM_V2}", "7"),
+        ("a job of version 1", "/../../..", f"/../../..{SLURM_V1}", "7"),
+        ("beside a Docker in its slice", "/../../init.scope", "/../slurmstepd.scope/job_7", "7"),
+        ("not one further below", "/../../../init.scope", f"/..{SLURM_V2}", None),
+        ("nor one in the agent's own cgroup", "/../../../init.scope", SLURM_V2, None),
+        ("nor a user's", "/../../../init.scope", f"/../../..{USERS}{SLURM_V2}", None),
+        ("nor beside the agent", "/..", "/slurmstepd.scope/job_7", None),
+        ("without a namespace", "/init.scope", SLURM_V2, "7"),
+    ],
+)
+def test_an_agent_in_its_own_cgroup_namespace_sees_the_nodes_jobs(
+    law: str, first: str, path: str, job_id: str | None
+) -> None:
+    node_paths = find_node_paths("0::/\n", f"0::{first}\n")
+    assert locate(f"0::{path}\n", node_paths=node_paths).job_id == job_id, law
+
+
+class _Files:
+    """A `/proc` of these files alone."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self._files = files
+
+    def read(self, path: str) -> bytes:
+        if path not in self._files:
+            raise FileNotFoundError(path)
+        return self._files[path]
+
+
+@pytest.mark.parametrize("root", ["/proc/1/cgroup", "/proc/2/cgroup"])
+def test_where_the_nodes_root_is_a_process_at_the_root_shows(root: str) -> None:
+    stat = b"77 (train) S 1 " + b"0 " * 17 + b"900 0"
+    files = {
+        "/proc/self/cgroup": b"0::/\n",
+        root: b"0::/../../..\n",
+        "/proc/77/stat": stat,
+        "/proc/77/cgroup": f"0::/../../..{SLURM_V2}/step_0\n".encode(),
+    }
+    assert ProcessReader(_Files(files)).read(77).location.job_id == "7"
 
 
 def test_in_a_hybrid_file_the_line_with_the_pod_wins() -> None:

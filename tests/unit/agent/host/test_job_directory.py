@@ -12,6 +12,7 @@ from agent.host.job_directory import (
     MAX_FILE_BYTES,
     MAX_FILES,
     MAX_JOBS,
+    MAX_SCANNED,
     JobDirectory,
     JobFiles,
     ParsedJobFiles,
@@ -19,11 +20,18 @@ from agent.host.job_directory import (
     parse_job_files,
 )
 from agent.host.kubelet.assignments import DeviceIndex
+from agent.settings import AgentSettings
+from agent.source_selection import find_source
 from gpuledger.codec import validate
-from gpuledger.records.bounds import MAX_JOB_ID_LENGTH
+from gpuledger.errors import UserError
+from gpuledger.records import MigInstance
+from gpuledger.records.bounds import MAX_JOB_ALLOCATIONS, MAX_JOB_ID_LENGTH
 from gpuledger.runtime import Check
 
-DEVICES = DeviceIndex(by_index={0: "GPU-a", 1: "GPU-b"})
+CUT = MigInstance(
+    uuid="MIG-b", profile="1g.10gb", gpu_instance=7, compute_instance=0, compute_slices=1
+)
+DEVICES = DeviceIndex(by_index={0: "GPU-a", 1: "GPU-b"}, layouts={"GPU-a": [], "GPU-b": [CUT]})
 
 
 def parse(contents: Mapping[str, bytes]) -> ParsedJobFiles:
@@ -72,6 +80,8 @@ def test_a_file_is_of_a_gpu_and_a_line_of_it_a_job(
         ("0", b"7" * MAX_JOB_ID_LENGTH, None, ["7" * MAX_JOB_ID_LENGTH]),
         ("0", b"\n".join(b"%d" % job for job in range(MAX_JOBS + 1)), "too_many", None),
         ("9", b"7\n", "unknown_gpu", []),
+        ("0.7", b"7\n", "unknown_instance", []),
+        ("1.6", b"7\n", "unknown_instance", []),
     ],
 )
 def test_what_is_no_jobs_is_left_out_and_said(
@@ -144,6 +154,39 @@ def test_a_directory_without_end_is_read_to_a_bound(tmp_path: Path) -> None:
     files = job_files_in(tmp_path)()
     assert len(files.contents) == MAX_FILES
     assert list(files.rejected.values()) == ["too_many"]
+
+
+def test_files_of_other_names_leave_room_for_those_of_gpus(tmp_path: Path) -> None:
+    for number in range(MAX_FILES + 1):
+        (tmp_path / f"old-{number}.bak").touch()
+    for number in range(2):
+        (tmp_path / str(number)).write_text("7\n")
+    jobs, check = directory(tmp_path)
+    assert len(jobs.current(DEVICES)) == 2
+    assert check.is_ok
+    assert check.detail == "2 holdings by jobs, of 2 devices"
+
+
+def test_names_without_end_are_read_to_a_bound(tmp_path: Path) -> None:
+    for number in range(MAX_SCANNED + 1):
+        (tmp_path / f"old-{number}").touch()
+    assert list(job_files_in(tmp_path)().rejected.values()) == ["too_many"]
+
+
+def test_of_holdings_that_are_too_many_the_files_are_named() -> None:
+    count = MAX_JOB_ALLOCATIONS // MAX_JOBS
+    devices = DeviceIndex(by_index={index: f"GPU-{index:03}" for index in range(count + 2)})
+    content = b"\n".join(b"%d" % job for job in range(MAX_JOBS))
+    files = JobFiles({str(index): content for index in range(count + 2)})
+    parsed = parse_job_files(files, devices)
+    assert len(parsed.allocations) == MAX_JOB_ALLOCATIONS
+    assert parsed.rejected == dict.fromkeys([str(count), str(count + 1)], "too_many")
+
+
+def test_a_recording_is_of_another_machine_than_the_jobs(tmp_path: Path) -> None:
+    settings = AgentSettings(source="recorded:x.jsonl", job_mapping_dir=tmp_path)
+    with pytest.raises(UserError, match=r"job_mapping_dir: .* take it out"):
+        find_source(settings)
 
 
 def test_a_file_in_place_of_the_directory_is_said(tmp_path: Path) -> None:

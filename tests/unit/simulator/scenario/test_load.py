@@ -44,6 +44,35 @@ MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda c: c.update(sped=2), "the file: unknown field 'sped'; did you mean 'speed'?"),
     (lambda c: c.update(speed=0), "speed: expected `float` > 0.0"),
     (lambda c: c.update(name="My Test"), "name: names are of lower-case letters"),
+    (
+        lambda c: c["nodes"][0].update(driver={"processes": "means"}),
+        "driver.processes: 'means' is none of windows, mean, newest, mean_of_used, zero, absent",
+    ),
+    (
+        lambda c: c.update(faults=[{"node": "gpu-node-1", "kind": "gone"}]),
+        "faults[0].kind: 'gone' is none of lost, reset_required,",
+    ),
+    (
+        lambda c: c["nodes"][0].update(driver={"process_row_bytes": 28}),
+        "nodes[0].driver.process_row_bytes: 28 is none of 24, 32",
+    ),
+    (
+        lambda c: c["nodes"][0].update(driver={"version": "580.95.05 (beta)"}),
+        "nodes[0].driver.version: a driver's version is numbers with dots",
+    ),
+    (lambda c: c["nodes"][0].update(driver={"version": "5." + "8" * 78}), "length <= 79"),
+    (
+        lambda c: c["nodes"][0].update(driver={"process_row_bytes": 32}),
+        "nodes[0].driver.process_row_bytes: 32 is of the drivers 535.43 to 535.86",
+    ),
+    (
+        lambda c: c["nodes"][0].update(driver={"version": "535.87", "process_row_bytes": 32}),
+        "and its version is 535.87",
+    ),
+    (
+        lambda c: c["nodes"][0].update(gpus={"model": "NVIDIA L4", "memory_bytes": 1 << 63}),
+        "memory_bytes: expected `int` <=",
+    ),
     (lambda c: c.pop("nodes"), "the file: object missing required field `nodes`"),
     (
         lambda c: c["nodes"][0]["gpus"].update(modell=1),

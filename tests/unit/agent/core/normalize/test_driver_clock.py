@@ -1,5 +1,6 @@
 """Which interval of the driver's time a tick covers, whatever the two clocks do."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 from agent.core.normalize.driver_clock import DriverClock, Freshness, advance, freshness
 from agent.core.normalize.windows import (
     Interval,
+    WindowLength,
     cut_windows,
-    learn_window_us,
     mean_percent,
     window_at,
 )
@@ -77,21 +78,66 @@ def test_the_driver_that_stands_still_covers_nothing_twice() -> None:
     assert covered <= 10**6
 
 
+def learned(*answers: Sequence[int], idle_after: int = 0) -> float | None:
+    """Return the window that gaps of these milliseconds, answer by answer, show; 166.667 usual."""
+    window, stamp = WindowLength(), 10**9
+    for gaps in answers:
+        stamps = [stamp]
+        for gap in gaps:
+            stamps.append(stamps[-1] + gap * 1000)
+        stamp = stamps[-1]
+        window = window.learn(
+            sampled(*stamps), before_us=0, idle_after=[*stamps] if idle_after else ()
+        )
+    return None if window.length_us is None else window.length_us / 1000
+
+
 @pytest.mark.parametrize(
-    ("law", "stamps", "before_us", "known_us", "expected"),
+    ("law", "answers", "expected"),
     [
-        ("nothing to learn from", [], 0, None, None),
-        ("one stamp alone says nothing", [900], 0, None, None),
-        ("one gap is better than nothing", [900], 700, None, 200),
-        ("a single gap may be one without samples", [900], 100, 200, 200),
-        ("three gaps are believed", [300, 400, 500], 200, 200, 100),
+        ("nothing to learn from", [[]], None),
+        ("a long gap may be of several windows", [[333]], None),
+        ("so may some that differ", [[500, 333, 1000, 667, 500, 833]], None),
+        ("what is longer than any window is none", [[3500] * 9, [3500] * 9, [3500] * 9], None),
+        ("two stamps of one window are no gap", [[166, 3, 165]], 165.5),
+        ("a shorter gap is taken at once", [[100]], 100),
+        ("also in a later answer", [[333, 500], [1000], [167]], 167),
+        ("one that came late shortens nothing that is certain", [[166] * 4, [20, 166]], 166),
+        ("three that are no multiples are believed", [[250, 500, 250, 750, 250]], 250),
+        ("jitter by a hundredth included", [[248, 500, 252, 750, 251]], 251),
+        ("a second, once six alike came in three answers", [[1000] * 2] * 3, 1000),
+        ("which one answer does not show", [[1000] * 40], None),
+        ("nor five", [[1000, 1000], [1000], [1000, 1000]], None),
     ],
 )
 def test_the_window_is_learnt_from_the_gaps(
-    law: str, stamps: list[int], before_us: int, known_us: float | None, expected: float | None
+    law: str, answers: list[list[int]], expected: float | None
 ) -> None:
-    found = learn_window_us(sampled(*stamps), before_us=before_us, known_us=known_us)
-    assert found == expected, law
+    assert learned(*answers) == expected, law
+
+
+def test_use_that_comes_each_second_is_no_window_of_a_second() -> None:
+    assert learned(*[[1000] * 3] * 5, idle_after=1) is None
+
+
+@pytest.mark.parametrize(
+    ("gaps", "expected"),
+    [([], False), ([1000], True), ([500, 1000], False), ([1000, 166], False)],
+)
+def test_gaps_that_are_alike_leave_in_doubt_how_long_a_window_is(
+    gaps: list[int],
+    expected: bool,  # noqa: FBT001  # a column of the table
+) -> None:
+    stamps = [10**9]
+    for gap in gaps:
+        stamps.append(stamps[-1] + gap * 1000)
+    assert WindowLength().learn(sampled(*stamps), before_us=0).is_doubtful is expected
+
+
+def test_a_sample_of_nothing_shows_at_once_that_no_gap_is_of_several_windows() -> None:
+    stamps = [10**9 + number * 1_000_000 for number in range(7)]
+    window = WindowLength().learn(sampled(*stamps, percent=0), before_us=0)
+    assert window.confirmed_us == 1_000_000
 
 
 @pytest.mark.parametrize(

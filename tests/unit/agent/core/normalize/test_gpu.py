@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from agent.core.normalize.driver_clock import DriverClock
 from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from agent.core.normalize.shares import GoneProcess, ProcessUsage
+from agent.core.normalize.windows import WindowLength
 from agent.core.raw import (
     ListedProcess,
     ProcessUtilizationSample,
@@ -53,7 +54,7 @@ PRIMED = GpuState(
         latest_us=START_US + 1.5 * WINDOW_US,
         covered_us=START_US,
     ),
-    gpu_window_us=WINDOW_US,
+    gpu_window=WindowLength(length_us=WINDOW_US, is_confirmed=True),
 )
 
 

@@ -1,0 +1,63 @@
+"""The intervals of a node's ticks meet, whatever is learnt of its drivers' windows."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.core.raw import ClockReading
+from agent.core.tick import TickClock, TickInterval
+
+SECOND_NS = 1_000_000_000
+
+
+def at(seconds: float) -> ClockReading:
+    ns = round(seconds * SECOND_NS)
+    return ClockReading(time_ns=10**18 + ns, monotonic_ns=ns, boottime_ns=ns + 7)
+
+
+def tick(windows_us: list[list[float]], tick_seconds: float = 1.0) -> list[TickInterval]:
+    """Return the intervals of ticks, before each of which windows of these lengths are known."""
+    clock, made = TickClock(), []
+    for number, known in enumerate(windows_us):
+        now = at((number + 100) * tick_seconds)
+        length_ns = clock.follow(now)
+        clock.learn_lag(known)
+        if length_ns:
+            made.append(clock.interval(now, length_ns))
+    return made
+
+
+windows = st.lists(st.sampled_from([20_000.0, 166_667.0, 250_000.0, 1e6, 6e8]), max_size=2)
+
+
+@given(st.lists(windows, min_size=3, max_size=20), st.sampled_from([0.2, 1.0, 10.0]))
+def test_intervals_neither_overlap_nor_leave_a_hole(
+    windows_us: list[list[float]], tick_seconds: float
+) -> None:
+    for earlier, later in pairwise(tick(windows_us, tick_seconds)):
+        assert later.begin_ns == earlier.end_ns < later.end_ns
+        assert later.from_time_ns == earlier.time_ns
+
+
+@pytest.mark.parametrize(
+    ("law", "windows_us", "lag_seconds"),
+    [
+        ("without windows there is none", [[]] * 4, 0.0),
+        ("it is one and a half windows", [[200_000.0]] * 4, 0.3),
+        ("of the longest", [[200_000.0, 400_000.0]] * 4, 0.6),
+        ("no more than of a second's", [[6e8]] * 4, 1.5),
+        ("a length that hardly differs is the same", [[200_000.0]] * 3 + [[205_000.0]], 0.3),
+        ("a longer one is come to in some ticks", [[200_000.0]] * 3 + [[1e6]] * 5, 1.5),
+        ("a shorter one as well", [[1e6]] * 3 + [[200_000.0]] * 4, 0.3),
+        ("where no driver answers it stays", [[200_000.0]] * 3 + [[]], 0.3),
+    ],
+)
+def test_a_tick_lies_back_so_far_that_all_of_it_is_sampled(
+    law: str, windows_us: list[list[float]], lag_seconds: float
+) -> None:
+    last = tick(windows_us)[-1]
+    now = at(len(windows_us) - 1 + 100)
+    assert (now.boottime_ns - last.end_ns) / SECOND_NS == pytest.approx(lag_seconds), law
+    assert now.time_ns - last.time_ns == now.boottime_ns - last.end_ns
