@@ -39,14 +39,15 @@ _LONGEST_TICK_MS: Final = 60_000  # what lies further apart is no ticks to be sp
 def pause_seconds(times_ms: Sequence[int], *, factor: float, chance: float) -> float:
     """Return how long to wait after sending what was made at `times_ms`, in their order.
 
-    At least their time divided by `factor`; at most twice that, by `chance` (0 to 1).
+    At least their time divided by `factor`; at most twice that, by `chance` (0 to 1). Their time
+    goes by the median of their distances: clocks leap, and agents are away.
     """
     if len(times_ms) < 2:  # noqa: PLR2004  # a single one was not kept waiting by another
         return 0.0
-    steps_ms = [
+    steps_ms = sorted(
         min(max(0, after - before), _LONGEST_TICK_MS) for before, after in pairwise(times_ms)
-    ]
-    made_seconds = sum(steps_ms) / len(steps_ms) * len(times_ms) / 1000
+    )
+    made_seconds = steps_ms[len(steps_ms) // 2] * len(times_ms) / 1000
     return made_seconds / factor * (1 + chance)
 
 
@@ -129,13 +130,8 @@ class SamplePublisher:
                 for topic, message in chain.from_iterable(bundles):
                     self._unsent.setdefault(topic, []).append(message)
                 self._times_ms = [time_ms(bundle) for bundle in bundles]
-            # At once, and a tick's sample first: so one request has it and what describes it, where
-            # a broker leads both partitions. A request is what sending costs.
-            publishing = [self._publish(producer, topic, partition) for topic in self._unsent]
-            # What fails costs the others nothing: each is out of what is unsent once it is taken.
-            outcomes = await asyncio.gather(*publishing, return_exceptions=True)
-            if error := next((each for each in outcomes if each is not None), None):
-                raise error
+            while self._unsent:
+                await self._publish_unsent(producer, partition)
             await self._send_queue.ack()
             times_ms, self._times_ms = self._times_ms, []
             self._backoff.reset()
@@ -144,8 +140,33 @@ class SamplePublisher:
             if pause > 0:
                 await wait_event(self._skip_pauses, pause)
 
+    async def _publish_unsent(self, producer: Producer, partition: int) -> None:
+        """Publish all topics' batches, and singly what was refused; the rest is left unsent.
+
+        What was taken or dropped is out of what is unsent for good.
+        """
+        topics = tuple(self._unsent)
+        # At once, and a tick's sample first: so one request has it and what describes it, where a
+        # broker leads both partitions. A request is what sending costs.
+        publishing = [self._publish(producer, topic, partition) for topic in topics]
+        # What fails costs the others nothing: each is out of what is unsent once it is taken.
+        outcomes = await asyncio.gather(*publishing, return_exceptions=True)
+        errors = [outcome for outcome in outcomes if outcome is not None]
+        refused = [
+            topic
+            for topic, outcome in zip(topics, outcomes, strict=True)
+            if isinstance(outcome, MessageTooLargeError | TimestampRefusedError)
+        ]
+        # Which record of the batch it was the client does not say: each is tried by itself.
+        for topic in refused:
+            await self._publish_singly(producer, topic, partition)
+        # A client ends with what it was refused, and what it was sending beside fails with it:
+        # that is no failure of the brokers, and is sent again at once.
+        if errors and not refused:
+            raise errors[0]
+
     async def _publish(self, producer: Producer, topic: str, partition: int) -> None:
-        """Publish what is left of a topic; what was taken or dropped is out of it for good.
+        """Publish what is left of a topic in a batch.
 
         Raises `TopicsError` where the topic has another number of partitions than the ticks'. Asked
         once a topic and producer, when there is something for it: ticks do not wait for the others.
@@ -154,17 +175,12 @@ class SamplePublisher:
             self._partitions[topic] = await self._bus.partitions(topic)
             agreed_partitions(self._partitions)
         messages = self._unsent[topic] = _without_oversized(self._unsent[topic])
-        try:
-            await producer.publish(topic, partition, messages)
-        except (MessageTooLargeError, TimestampRefusedError):
-            # Which record of the batch it was the client does not say: each is tried by itself.
-            await self._publish_singly(producer, topic, partition)
-        else:
-            RECORDS_PUBLISHED.labels(topic=topic).inc(len(messages))
+        await producer.publish(topic, partition, messages)
+        RECORDS_PUBLISHED.labels(topic=topic).inc(len(messages))
         del self._unsent[topic]
 
     async def _publish_singly(self, producer: Producer, topic: str, partition: int) -> None:
-        """Publish one by one, without what this broker does not take.
+        """Publish a topic one by one, without what this broker does not take.
 
         Raises `TimestampRefusedError` for what this node's clock does not call ahead: it is sent
         again later, with what comes behind it and nothing that came before.
@@ -186,6 +202,7 @@ class SamplePublisher:
                 MESSAGES_REJECTED.labels(reason="future").inc()
                 _log_dropped("from the future: look at the node's clock", 1)
             del unsent[0]
+        del self._unsent[topic]
 
 
 def _without_oversized(messages: Sequence[Message]) -> list[Message]:

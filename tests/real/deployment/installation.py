@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.real.deployment.rendering import K8S, Rendering, Workload, render
 from tests.real.end_to_end.deployables import BIN, Deployable
+from tests.real.services.kustomize import KustomizeError
 from tests.real.services.secure_kafka import WORKLOADS
 from tests.unit.deployment.deployables import ROOT
 
@@ -50,9 +51,18 @@ def documented_commands() -> list[list[str]]:
     return [line.split("#")[0].split() for line in _COMMAND.findall(documented())]
 
 
-def documented_questions() -> list[tuple[list[str], str]]:
-    """Return each documented `kubectl auth can-i` with its answer."""
-    return [(question.split(), answer) for question, answer in _ASKED.findall(documented())]
+def documented_questions(account: str) -> list[tuple[list[str], str]]:
+    """Return each documented `kubectl auth can-i` about an account with its answer."""
+    asked = [(question.split(), answer) for question, answer in _ASKED.findall(documented())]
+    return [(words, answer) for words, answer in asked if words[-1] == f"--as={account}"]
+
+
+def can_i(kubectl: Kubectl, question: list[str]) -> str:
+    """Ask; kubectl ends with an error where the answer is no."""
+    try:
+        return kubectl(*question).splitlines()[-1]
+    except KustomizeError as error:
+        return str(error).splitlines()[-1].rpartition(" ")[2]
 
 
 def copy_of_k8s(folder: Path) -> Path:

@@ -20,6 +20,7 @@ from tests.real.deployment.installation import (
     NAMESPACE,
     OVERLAY,
     Installation,
+    can_i,
     copy_of_k8s,
     documented_commands,
     documented_questions,
@@ -31,7 +32,7 @@ from tests.real.end_to_end.deployables import refuse_stray_settings
 from tests.real.services import web
 from tests.real.services.kafka import Kafka
 from tests.real.services.kubernetes import KubeApi
-from tests.real.services.kustomize import Kubectl, KustomizeError
+from tests.real.services.kustomize import Kubectl
 from tests.real.services.secure_kafka import SecureKafka
 from tests.real.services.starter import running
 from tests.unit.deployment.deployables import ROOT
@@ -220,19 +221,11 @@ def test_the_account_of_everything_else_may_do_nothing(installation: Installatio
 def test_the_documented_questions_have_the_documented_answers(
     installation: Installation,
 ) -> None:
-    questions = documented_questions()
+    questions = documented_questions(ACCOUNT)
 
     assert {answer for _, answer in questions} == {"yes", "no"}
     for question, answer in questions:
         assert can_i(installation.kubectl, question) == answer, question
-
-
-def can_i(kubectl: Kubectl, question: list[str]) -> str:
-    """Ask; kubectl ends with an error where the answer is no."""
-    try:
-        return kubectl(*question).splitlines()[-1]
-    except KustomizeError as error:
-        return str(error).splitlines()[-1].rpartition(" ")[2]
 
 
 def test_every_program_starts_as_rendered_and_answers_its_probes(

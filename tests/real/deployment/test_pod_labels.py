@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.fakes.kubelet_api import FakeKubeletApi
-from tests.real.deployment.installation import Installation, copy_of_k8s, eventually
+from tests.real.deployment.installation import (
+    Installation,
+    can_i,
+    copy_of_k8s,
+    documented_questions,
+    eventually,
+)
 from tests.real.deployment.rendering import FIELDS
 from tests.real.deployment.test_cluster import MAY_NOT
 from tests.real.end_to_end.deployables import refuse_stray_settings
@@ -77,6 +83,18 @@ def test_the_agents_account_may_read_a_kubelets_pods_and_nothing_else(
     eventually(lambda: installation.may(ACCOUNT, PODS))
 
     assert [asked for asked in TOO_MUCH if installation.may(ACCOUNT, asked)] == []
+
+
+def test_the_documented_questions_about_the_agents_account_have_the_documented_answers(
+    installation: Installation,
+) -> None:
+    eventually(lambda: installation.may(ACCOUNT, PODS))
+    questions = documented_questions(ACCOUNT)
+
+    assert {answer for _, answer in questions} == {"yes", "no"}
+    assert [can_i(installation.kubectl, question) for question, _ in questions] == [
+        answer for _, answer in questions
+    ]
 
 
 def test_the_agents_pod_is_admitted_with_its_account(installation: Installation) -> None:

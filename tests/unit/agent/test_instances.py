@@ -100,7 +100,7 @@ def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: ManualC
     """The driver forbids it, and an agent that slept may see it: nothing may linger for ever."""
     node = cut_simulation(clock).node("node-a")
     sampler = Sampler(node=NodeId("default", "node-a"), procfs=node.procfs)
-    (gpu,) = NvmlSession(node.nvml).open()
+    (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     records: list[ProcessRecord] = []
     for seconds in (1.0, 1.0, 19.0, 1.0):
         clock.advance(seconds)
@@ -116,7 +116,7 @@ def test_an_incident_of_an_instance_names_who_is_in_it_also_while_the_gpu_does_n
 ) -> None:
     node = cut_simulation(clock).node("node-a")
     sampler = Sampler(node=NodeId("default", "node-a"), procfs=node.procfs)
-    (gpu,) = NvmlSession(node.nvml).open()
+    (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     clock.advance(1.0)
     answer = gpu.query_all(SampleCursor())
     ids = [one.instance.gpu_instance for one in answer.instances if one.instance]

@@ -37,7 +37,11 @@ async def test_the_reason_for_the_end_is_published_before_it() -> None:
     clock = LosingClock(start_ns=10**18)
     with pytest.raises(NothingWorksError):
         await run_agent(
-            host=Host(gpus=NvmlSession(library), procfs=FakeProcfs(), clock=clock),
+            host=Host(
+                gpus=NvmlSession(library, monotonic_ns=clock.monotonic_ns),
+                procfs=FakeProcfs(),
+                clock=clock,
+            ),
             bus=bus,
             # Shorter than a file of settings may say.
             settings=AgentSettings(node_name="node-a", watchdog_seconds=0.3),

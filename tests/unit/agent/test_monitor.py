@@ -52,7 +52,7 @@ def watch_of(
     return IncidentMonitor(
         node=NodeId("default", "node-a"),
         boot_id="boot-1",
-        source=NvmlSession(node.nvml),
+        source=NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns),
         clock=node.clock,
         publish=reported,
         processes_on=lambda _uuid, _instance: processes,

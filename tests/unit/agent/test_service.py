@@ -191,7 +191,9 @@ async def test_processes_that_proc_does_not_show_are_reported_and_leave_the_agen
     agent = asyncio.create_task(
         run_agent(
             host=Host(
-                gpus=NvmlSession(FakeNvml(FakeGpu("GPU-0", compute={7: 1}))),
+                gpus=NvmlSession(
+                    FakeNvml(FakeGpu("GPU-0", compute={7: 1})), monotonic_ns=clock.monotonic_ns
+                ),
                 procfs=FakeProcfs(),
                 clock=clock,
             ),
@@ -214,7 +216,11 @@ async def test_lists_of_processes_that_are_refused_each_time_are_reported() -> N
     nvml.errors[call] = [None] * 3 + [pynvml.NVML_ERROR_UNKNOWN] * 999
     agent = asyncio.create_task(
         run_agent(
-            host=Host(gpus=NvmlSession(nvml), procfs=FakeProcfs(), clock=clock),
+            host=Host(
+                gpus=NvmlSession(nvml, monotonic_ns=clock.monotonic_ns),
+                procfs=FakeProcfs(),
+                clock=clock,
+            ),
             bus=MemoryBus(),
             settings=AgentSettings(node_name="node-1"),
             readiness=readiness,
@@ -234,7 +240,9 @@ async def test_a_lost_gpu_and_an_absent_kafka_leave_the_agent_ready() -> None:
     agent = asyncio.create_task(
         run_agent(
             host=Host(
-                gpus=NvmlSession(FakeNvml(FakeGpu("GPU-0"), lost)), procfs=FakeProcfs(), clock=clock
+                gpus=NvmlSession(FakeNvml(FakeGpu("GPU-0"), lost), monotonic_ns=clock.monotonic_ns),
+                procfs=FakeProcfs(),
+                clock=clock,
             ),
             bus=bus,
             settings=AgentSettings(node_name="node-1", flush_seconds=0.01),
@@ -276,7 +284,9 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
     agent = asyncio.create_task(
         run_agent(
             host=Host(
-                gpus=NvmlSession(FakeNvml(FakeGpu("GPU-0", compute={7: 1}))),
+                gpus=NvmlSession(
+                    FakeNvml(FakeGpu("GPU-0", compute={7: 1})), monotonic_ns=clock.monotonic_ns
+                ),
                 procfs=FickleProcfs(),
                 clock=clock,
             ),
@@ -312,7 +322,11 @@ async def test_a_look_that_fails_is_counted_and_costs_no_tick() -> None:
     settings = AgentSettings(node_name="node-1", tick_seconds=3.0)
     agent = asyncio.create_task(
         run_agent(
-            host=Host(gpus=NvmlSession(library), procfs=FakeProcfs(), clock=clock),
+            host=Host(
+                gpus=NvmlSession(library, monotonic_ns=clock.monotonic_ns),
+                procfs=FakeProcfs(),
+                clock=clock,
+            ),
             bus=bus,
             settings=settings,
             readiness=Readiness(),

@@ -117,7 +117,7 @@ def play(pods: list[Life], phase_seconds: float, lengths: Iterator[float]) -> Ru
     node = simulation.node("gpu-a")
     sampler, gpus = (
         Sampler(node=NodeId("default", node.name), procfs=node.procfs),
-        NvmlSession(node.nvml).open(),
+        NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open(),
     )
     clock.advance(phase_seconds)
     made = []

@@ -60,7 +60,7 @@ def booked_over_true(small_ratio: float, kernel_seconds: float) -> float:
     node = simulation.node("gpu-a")
     sampler, gpus = (
         Sampler(node=NodeId("default", node.name), procfs=node.procfs),
-        NvmlSession(node.nvml).open(),
+        NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open(),
     )
     samples = []
     for _ in range(RUN_SECONDS + 2):

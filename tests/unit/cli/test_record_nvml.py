@@ -133,6 +133,29 @@ def test_what_was_recorded_until_a_call_hangs_is_in_the_file(tmp_path: Path) -> 
     assert written.count(b"\n") == 2
 
 
+def test_sigterm_ends_a_recording_though_a_probe_hangs(tmp_path: Path) -> None:
+    out, scenario = tmp_path / "node.jsonl.gz", scenario_of(tmp_path, "gpu-a")
+    hang = "{node: gpu-a, kind: hang, calls: [nvmlDeviceGetPersistenceMode]}"
+    scenario.write_text(f"{scenario.read_text()}faults: [{hang}]\n")
+    recording = subprocess.Popen(
+        [
+            sys.executable, "-m", "cli", "record-nvml", "--source", f"simulated:{scenario}",
+            "--seconds", "1", "--interval", "0.25", "--out", str(out),
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    with recording:
+        assert recording.stderr
+        said = iter(recording.stderr)
+        assert any(line.startswith("probing GPU 0") for line in said)
+        recording.terminate()
+        assert "play it with" in "".join(said)
+    assert recording.returncode == 0
+    _, lines = read_recording(out)
+    assert sum(line.call == "nvmlDeviceGetPowerUsage" for line in lines) >= 3
+
+
 def test_a_machine_without_nvml_gets_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -266,7 +266,11 @@ def test_a_board_has_the_slices_that_its_largest_profile_has(
     gpu = node.nvml.nvmlDeviceGetHandleByIndex(0)
     assert node.nvml.nvmlDeviceGetMaxMigDeviceCount(gpu) == slices[0]
     # So it reads to the agent, which knows the board by its profiles alone.
-    answer = NvmlSession(node.nvml).open()[0].query(CallGroup.BOOKS, SampleCursor())
+    answer = (
+        NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns)
+        .open()[0]
+        .query(CallGroup.BOOKS, SampleCursor())
+    )
     assert (answer["compute_slices"], answer["memory_slices"]) == slices
 
 

@@ -237,7 +237,7 @@ def played(*, faults: Sequence[dict[str, Any]] = (), **driver: Any) -> Simulated
 
 def test_a_driver_that_answers_the_size_with_success_is_read() -> None:
     node = played(process_size_answer="success")
-    (gpu,) = NvmlSession(node.nvml).open()
+    (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     assert pids_on(gpu) == frozenset(process.pid for process in node.gpus[0].processes)
 
 
@@ -250,7 +250,7 @@ def test_a_driver_that_answers_the_size_with_success_is_read() -> None:
 )  # fmt: skip
 def test_rows_are_as_long_as_the_drivers(version: str, row_bytes: int) -> None:
     node = played(version=version, process_row_bytes=row_bytes)
-    (gpu,) = NvmlSession(node.nvml).open()
+    (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     found = list_processes(gpu.client)
     assert found
     assert {process.pid: process.memory_bytes for process in found} == {
@@ -285,5 +285,5 @@ def test_a_list_with_pids_that_cannot_be_is_no_list() -> None:
 def test_a_list_that_grows_meanwhile_is_read_again(failures: int) -> None:
     growing = {"node": "n", "kind": "growing_list", "calls": [COMPUTE], "failures": failures}
     node = played(process_size_answer="success", faults=[growing])
-    (gpu,) = NvmlSession(node.nvml).open()
+    (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     assert len(pids_on(gpu) or ()) == 5

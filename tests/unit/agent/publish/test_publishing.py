@@ -10,7 +10,12 @@ from prometheus_client import REGISTRY
 from typing_extensions import override
 
 from agent.core.tick import NodeTick
-from agent.metrics import QUEUE_TICKS, TICKS_DROPPED, count_published_from_zero
+from agent.metrics import (
+    PUBLISH_FAILURES,
+    QUEUE_TICKS,
+    TICKS_DROPPED,
+    count_published_from_zero,
+)
 from agent.publish.message_bundle import (
     BundleQueue,
     MessageBundle,
@@ -375,6 +380,41 @@ async def test_of_a_clock_that_was_wrong_only_what_the_broker_refuses_is_left_ou
     assert not send_queue.bundles_in_memory, what
     assert bus.values(SAMPLES.name) == published
     assert counted("messages_rejected", reason="future") - before == left_out
+
+
+class OneClientBus(DatedBus):
+    """A bus whose client ends with what is refused, and fails what it is sending beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clients = 0
+
+    @override
+    async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        client = self._clients
+        # What is sent at once is on its way when the first of it is answered.
+        await asyncio.sleep(0)
+        if client != self._clients:
+            raise BusUnavailableError("given up")
+        try:
+            await super().publish(topic, partition, messages)
+        except TimestampRefusedError:
+            self._clients += 1
+            raise
+
+
+async def test_what_is_refused_of_one_topic_is_no_failure_of_the_others() -> None:
+    before = value_of(PUBLISH_FAILURES)
+    bus, send_queue = OneClientBus(), send_queue_in_memory()
+    for number, time_ms in ((1, NOW_MS), (2, NOW_MS + 7 * DAY_MS), (3, NOW_MS)):
+        ((_, message),) = stamped(b"%d" % number, time_ms)
+        send_queue.put(((SAMPLES.name, message), (PROCESSES.name, message._replace(value=b"p"))))
+    publisher = publisher_of(bus, send_queue, now_ms=NOW_MS)
+    publishing = asyncio.create_task(publisher.run())
+    await shut_down(publisher, send_queue, publishing, seconds=5)
+    assert bus.values(SAMPLES.name) == [b"1", b"3"]
+    assert bus.values(PROCESSES.name) == [b"p", b"p"]
+    assert value_of(PUBLISH_FAILURES) == before
 
 
 async def test_what_one_refused_record_makes_wait_repeats_and_counts_nothing_before_it() -> None:

@@ -19,8 +19,18 @@ times = st.lists(st.integers(0, 3_600_000), min_size=2, max_size=60).map(sorted)
         ([1000 * second for second in range(60)], 0.0, 1.2),
         ([0, 7_200_000], 0.0, 2.4),
         ([5000, 0], 0.0, 0.0),
+        ([*range(0, 30_000, 1000), *range(3_600_000, 3_630_000, 1000)], 0.0, 1.2),
     ],
-    ids=["one", "none", "two", "two, unlucky", "a minute", "a gap of hours", "a clock set back"],
+    ids=[
+        "one",
+        "none",
+        "two",
+        "two, unlucky",
+        "a minute",
+        "a gap of hours",
+        "a clock set back",
+        "a minute with a leap",
+    ],
 )
 def test_a_pause_is_the_time_of_the_ticks_by_the_factor(
     times_ms: list[int], chance: float, seconds: float

@@ -45,7 +45,7 @@ def failing_node(
 
 def gpus_of(node: SimulatedNode) -> Any:
     """Open the node's library and give its GPUs."""
-    return NvmlSession(node.nvml).open()
+    return NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
 
 
 @dataclass
