@@ -146,6 +146,24 @@ class Rollup:
             except CommitFailedError as error:
                 raise StaleTableError(f"store {self._target.uri}: {error}") from error
 
+    def pending(self, touched_below: Iterable[int] = ()) -> set[int]:
+        """Return the first hours of the periods that a run would sum up, and change nothing.
+
+        `touched_below` are first hours of the lower table's periods that would be summed up before.
+        Raises ReceiverUnavailableError where the storage does not answer.
+        """
+        hours = self._period.hours
+        pending = {hour // hours * hours for hour in touched_below}
+        if not self._source.exists():
+            return pending
+        with storage_errors(self._target.uri):
+            source, summed = self._source.open(), None
+            if self._target.exists():
+                summed = self._target.open().transaction_version(self._summed)
+            if summed != source.version():
+                pending |= self._touched(source, since=summed)
+        return pending
+
     def purge(self, before_day: int, *, time_ms: int) -> int:
         """Remove the lower table's rows of days before this one; return how many files had some.
 

@@ -9,7 +9,9 @@ from typing_extensions import override
 from gpuledger.clock import NS_PER_DAY, NS_PER_MINUTE
 from gpuledger.store.commits import describe
 from sinks.settings import StoreRetentionSettings, StoreSettings
-from sinks.store.maintainer import Maintainer, MaintenanceLease, is_compaction_safe
+from sinks.store.compaction import is_compaction_safe
+from sinks.store.lease import MaintenanceLease
+from sinks.store.maintainer import Maintainer
 from sinks.store.table import UsageTable
 from tests.unit.sinks.builders import ManualClock
 from tests.unit.sinks.store.test_rollups import DAY, FIRST_MINUTE, HOUR, row
