@@ -89,6 +89,16 @@ def test_the_lease_of_one_that_died_ends_by_itself_and_its_holder_renews_it(tmp_
     assert not dead.acquire()
 
 
+@pytest.mark.parametrize(("hours_ahead", "is_waited_for"), [(23, True), (24 * 365, False)])
+def test_nobody_waits_for_a_lease_of_a_clock_that_is_far_ahead(
+    tmp_path: Path, hours_ahead: int, *, is_waited_for: bool
+) -> None:
+    ahead = MaintenanceLease(store_uri=str(tmp_path), holder="ahead", clock=clock(hours_ahead * 60))
+    assert ahead.acquire()
+    lease = MaintenanceLease(store_uri=str(tmp_path), holder="right", clock=clock())
+    assert lease.acquire() != is_waited_for
+
+
 def test_of_two_that_ask_at_once_one_has_it(tmp_path: Path) -> None:
     """The slower one has looked before the faster one wrote."""
 
