@@ -16,6 +16,7 @@ import duckdb
 import msgspec
 
 from gpuledger.store.bill_table import BILL_LINES, append_revision
+from gpuledger.store.object_files import open_object_files
 from gpuledger.store.query import files_of, relation
 from reports.bill_output import row_of
 from reports.billing import Bill
@@ -76,6 +77,7 @@ def closed_lines(
     if not files:
         return []
     with duckdb.connect() as connection:
+        open_object_files(connection, store_uri, storage_options)
         connection.execute("SET TimeZone = 'UTC'")
         rows = connection.execute(
             "SELECT line, dimension_values, idle_kind, revision, supersedes, charge_class,"  # noqa: S608  # quoted files

@@ -16,6 +16,7 @@ import msgspec
 
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
+from gpuledger.store.object_files import open_object_files
 from gpuledger.store.query import files_of, gaps_sql, relation, version_of
 from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
@@ -182,6 +183,7 @@ class UsageReader:
             )
         self.keeps_boards = distinguishes_gpus
         self._duckdb = duckdb.connect()
+        open_object_files(self._duckdb, store_uri, storage_options)
         self._duckdb.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
         # Each file is read a few times within a second, which the system's own cache is for.
         self._duckdb.execute("SET enable_external_file_cache = false")

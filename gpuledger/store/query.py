@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
@@ -90,11 +90,30 @@ def rows_sql(store_uri: str, name: str, storage_options: Mapping[str, str] | Non
     )
 
 
+def open_table(
+    store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
+) -> DeltaTable | None:
+    """Return a table as it is now; absent where there is none.
+
+    Raises UserError, in one line, where the storage does not answer or the log cannot be read.
+    """
+    uri = table_uri(store_uri, name)
+    try:
+        return DeltaTable(uri, storage_options=dict(storage_options or {}))
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        # Below the first line are its causes, and then the server's whole answer.
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
+        causes = [line.strip(" \N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}") for line in lines[:3]]
+        said = ": ".join(cause for cause in causes if cause and not cause.startswith("<"))
+        raise UserError(f"cannot read the store at {mask_address(uri)}: {said[:400]}") from error
+
+
 def live_files(store_uri: str, name: str, storage_options: Mapping[str, str] | None) -> list[str]:
     """Return the files of a table as they are now; none where there is no such table."""
-    try:
-        table = DeltaTable(table_uri(store_uri, name), storage_options=dict(storage_options or {}))
-    except TableNotFoundError:
+    table = open_table(store_uri, name, storage_options)
+    if table is None:
         return []
     # Of a file system the log's addresses are percent-encoded, and its paths are not.
     return [unquote(uri) if uri.startswith("/") else uri for uri in table.file_uris()]
@@ -265,9 +284,8 @@ def version_of(
     store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
 ) -> int | None:
     """Return the version of a table as it is now; absent where there is no such table."""
-    try:
-        table = DeltaTable(table_uri(store_uri, name), storage_options=dict(storage_options or {}))
-    except TableNotFoundError:
+    table = open_table(store_uri, name, storage_options)
+    if table is None:
         return None
     return table.version()
 
@@ -279,9 +297,8 @@ def count_rows(
     name: str = ENTRIES.name,
 ) -> int:
     """Return the number of a table's live rows, from its log; 0 where there is no such table."""
-    try:
-        table = DeltaTable(table_uri(store_uri, name), storage_options=dict(storage_options or {}))
-    except TableNotFoundError:
+    table = open_table(store_uri, name, storage_options)
+    if table is None:
         return 0
     return sum(table.get_add_actions(flatten=True)["num_records"].to_pylist())
 
