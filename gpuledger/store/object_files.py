@@ -5,6 +5,7 @@ Its own extension for that is fetched from the internet when it is first used, a
 same options, and finds credentials in the same places.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
@@ -37,12 +38,21 @@ def open_object_files(
     # Takes a tenth of a second, which a store in a folder need not wait for.
     from obstore.fsspec import FsspecStore  # noqa: PLC0415
 
+    # deltalake takes them all from the environment too, obstore those of the store alone.
+    from_environment, _ = split_options(
+        {name: value for name, value in os.environ.items() if name.lower().startswith(_PREFIXES)}
+    )
     client, store = split_options(storage_options or {})
     known = {name: value for name, value in store.items() if _is_known(store_uri, name, value)}
     file_system: Any = FsspecStore
     connection.register_filesystem(
         # Of another one of the same name, as of a store asked before, the options may differ.
-        file_system(protocol, config=known, client_options=client, skip_instance_cache=True)
+        file_system(
+            protocol,
+            config=known,
+            client_options=from_environment | client,
+            skip_instance_cache=True,
+        )
     )
 
 
