@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -100,6 +102,26 @@ async def test_a_sink_that_is_killed_in_mid_commit_loses_and_repeats_nothing(
     assert found == dict.fromkeys(NODES, (every + 1, (every + 1) * SECOND_NS // 2))
     assert sink.stop(deadline_seconds=30) == 0
     assert SECRET_KEY not in sink.log.read_text()
+
+
+def test_the_page_s_lines_for_polars_run_as_they_are(
+    gateway: ObjectStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = UsageTable(store_uri=STORE)
+    table.load([])
+    table.append([row(0, 36 * 10**11, offset=0)], {"s": 0}, time_ms=1)
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET_KEY)
+    options = {**gateway.options, "aws_secret_access_key_file": str(secret)}
+    del options["aws_secret_access_key"]
+    given = [f"--storage-option={name}={value}" for name, value in options.items()]
+    assert main(["store", "maintain", "--store", STORE, "--usage-days=0", *given]) == 0
+    page = (Path(__file__).parents[3] / "docs" / "store.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (example,) = [each for each in examples if "polars" in each]
+    capsys.readouterr()
+    exec(compile(example, "store.md", "exec"), {})  # noqa: S102  # our own page
+    assert "1.0" in capsys.readouterr().out
 
 
 def test_maintenance_and_readers_take_credentials_from_the_environment_and_never_show_them(
