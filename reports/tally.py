@@ -1,6 +1,8 @@
 """All that the days of a bill add up to, by line and price; and who pays for idle."""
 
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 
 from gpuledger.errors import GpuledgerError
@@ -14,6 +16,40 @@ from reports.usage_sums import DaySums, DeviceClass
 
 class UnbalancedBillError(GpuledgerError):
     """The lines do not sum to the origin charges: a mistake of ours, and no bill."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DayCost:
+    """What the GPUs of a day cost, before idle is shared; all days sum to the origin charges."""
+
+    begin_us: int
+    costs: Mapping[IdleKind | None, Fraction]
+    """By the kind of idle; None is what tenants are charged."""
+
+
+class DailyCosts:
+    """Tells the days of a tally apart, by what each adds to its cells."""
+
+    def __init__(self) -> None:
+        self.days: list[DayCost] = []
+        self._before: dict[tuple[IdleKind | None, Terms], tuple[int, int]] = {}
+
+    def add(self, tally: "BillTally", begin_us: int) -> None:
+        """Add the day that was added to the tally last."""
+        # Whole numbers alone are summed over all cells: a price comes to what a few sums grew by.
+        now: dict[tuple[IdleKind | None, Terms], tuple[int, int]] = {}
+        for key, cells in tally.cells.items():
+            for terms, cell in cells.items():
+                units, energy = now.get((key.kind, terms), (0, 0))
+                units, energy = units + cell.charged, energy + cell.energy_millijoules
+                now[key.kind, terms] = (units, energy)
+        costs: dict[IdleKind | None, Fraction] = defaultdict(Fraction)
+        for (kind, terms), (units, energy) in now.items():
+            before_units, before_energy = self._before.get((kind, terms), (0, 0))
+            grown = Cell(charged=units - before_units, energy_millijoules=energy - before_energy)
+            costs[kind] += grown.cost(terms) + grown.energy_cost(terms)
+        self._before = now
+        self.days.append(DayCost(begin_us=begin_us, costs=dict(costs)))
 
 
 class BillTally:
