@@ -5,6 +5,7 @@ is laid out by the width of a text, so that a chart is the same on every machine
 has; and colours are the page's variables, so that one drawing is for light, dark and print.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -19,6 +20,7 @@ _SVG: Final = "http://www.w3.org/2000/svg"
 _BAR_STEP: Final = 26
 _INK, _MUTED, _GRID = "var(--ink)", "var(--muted)", "var(--grid)"
 _ELLIPSIS: Final = "…"
+_UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,7 @@ def draw_gauges(gauges: Sequence[Gauge], *, title: str) -> Markup:
 
 def printable(text: str) -> str:
     """Return a text without the control characters that neither XML nor HTML may have."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _shortened(text: str, length: int) -> str:
