@@ -65,12 +65,33 @@ class _Size:
     left: int
     right: int
     name_length: int
+    days_width: int
+    """Of the plot of days, which has the names' room for itself."""
+    days_left: int
     ticks: int
 
 
 _SIZES: Final = (
-    _Size(style="wide", width=560, left=200, right=120, name_length=28, ticks=16),
-    _Size(style="narrow", width=150, left=104, right=82, name_length=14, ticks=5),
+    _Size(
+        style="wide",
+        width=560,
+        left=200,
+        right=120,
+        name_length=25,
+        days_width=820,
+        days_left=48,
+        ticks=16,
+    ),
+    _Size(
+        style="narrow",
+        width=138,
+        left=118,
+        right=84,
+        name_length=14,
+        days_width=280,
+        days_left=44,
+        ticks=6,
+    ),
 )
 
 
@@ -95,7 +116,11 @@ def printable(text: str) -> str:
 
 
 def _shortened(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}{_ELLIPSIS}"
+    """Return a text without its middle: names of many tenants differ at their ends."""
+    if len(text) <= length:
+        return text
+    end = length // 3
+    return f"{text[: length - end - 1]}{_ELLIPSIS}{text[-end:]}"
 
 
 def _spans(bars: Sequence[Bar]) -> list[dict[str, Any]]:
@@ -149,7 +174,9 @@ def _days_spec(days: Sequence[Bar], size: _Size) -> dict[str, Any]:
     # A day's label every so often, the first among them: as many as find room.
     every = -(-len(days) // size.ticks)
     return {
-        "height": 180,
+        "width": size.days_width,
+        "height": 200,
+        "padding": {"left": size.days_left, "right": 12, "top": 8, "bottom": 22},
         "data": {"values": spans},
         "mark": {"type": "bar"},
         "encoding": {
@@ -167,7 +194,7 @@ def _days_spec(days: Sequence[Bar], size: _Size) -> dict[str, Any]:
             },
             "y": {
                 **_length("begin"),
-                "axis": {"title": None, "tickCount": 4, "format": "~s", **_FIXED},
+                "axis": {"title": None, "tickCount": 4, "labelExpr": _SHORT, **_FIXED},
             },
             "y2": {"field": "end"},
             **_COLOURED,
@@ -199,7 +226,7 @@ def _gauges_spec(gauges: Sequence[Gauge], size: _Size) -> dict[str, Any]:
                     {
                         "at": number,
                         "end": float(ratio),
-                        "colour": (_INK, "var(--c-over)")[number_of_tick],
+                        "colour": (_INK, "var(--c-unused)")[number_of_tick],
                         "text": f"{name}: {what}, {ratio * 100:.0f} %",
                     }
                 )
@@ -212,6 +239,7 @@ def _gauges_spec(gauges: Sequence[Gauge], size: _Size) -> dict[str, Any]:
     along = {"type": "quantitative", "scale": scale}
     return {
         "height": _BAR_STEP * len(gauges),
+        "padding": {"left": size.left, "right": size.right, "top": 4, "bottom": 22},
         "layer": [
             {
                 "data": {"values": bars},
@@ -240,6 +268,7 @@ _COLOURED: Final[Mapping[str, Any]] = {
     "color": {"field": "colour", "type": "nominal", "scale": None},
     "description": {"field": "text", "type": "nominal"},
 }
+_SHORT: Final = "format(datum.value, '~s')"
 _FIXED: Final[Mapping[str, Any]] = {"minExtent": 0, "maxExtent": 0, "labelOverlap": False}
 
 
@@ -275,7 +304,7 @@ def _draw(spec: dict[str, Any], title: str, size: _Size) -> Markup:
         {
             "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
             "width": size.width,
-            "padding": {"left": size.left, "right": size.right, "top": 8, "bottom": 22},
+            "padding": {"left": size.left, "right": size.right, "top": 4, "bottom": 4},
             "autosize": {"type": "none"},
             "background": None,
             "config": {

@@ -36,7 +36,7 @@ _PARTS: Final[Mapping[str, str]] = {
     "used": "held and used",
     "unused": "held, not used",
     "tenants": "tenants",
-    "shared": "idle shared to tenants",
+    "shared": "shared idle",
     "unallocated": "unallocated",
     "held_idle": "held idle",
     "overhead": "overhead",

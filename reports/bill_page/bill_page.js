@@ -7,17 +7,28 @@ if (table) {
   // Amounts of a column have equally many digits behind the point: as whole numbers they compare exactly.
   const amount = (cell) => BigInt(cell.querySelector("data").value.replace(".", ""));
   const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
-  table.tHead.querySelectorAll("button").forEach((button) => {
-    button.addEventListener("click", () => {
-      const head = button.closest("th");
-      const isNumber = head.classList.contains("number");
-      const before = head.getAttribute("aria-sort");
-      const rises = before ? before === "descending" : !isNumber;
-      table.tHead.querySelectorAll("[aria-sort]").forEach((other) => other.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", rises ? "ascending" : "descending");
-      const key = (row) => (isNumber ? amount(row.cells[head.cellIndex]) : row.cells[head.cellIndex].textContent);
-      const sorted = rows.map((row) => [key(row), row]).sort((a, b) => (rises ? 1 : -1) * compare(a[0], b[0]));
-      body.append(...sorted.map(([, row]) => row));
+  const sortBy = (head) => {
+    const isNumber = head.classList.contains("number");
+    const before = head.getAttribute("aria-sort");
+    const rises = before ? before === "descending" : !isNumber;
+    table.tHead.querySelectorAll("[aria-sort]").forEach((other) => other.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", rises ? "ascending" : "descending");
+    const key = (row) => (isNumber ? amount(row.cells[head.cellIndex]) : row.cells[head.cellIndex].textContent);
+    const sorted = rows.map((row) => [key(row), row]).sort((a, b) => (rises ? 1 : -1) * compare(a[0], b[0]));
+    body.append(...sorted.map(([, row]) => row));
+  };
+  // No buttons of HTML: with them in it, browsers print a table's head on its first page alone.
+  table.tHead.querySelectorAll("th").forEach((head) => {
+    const button = document.createElement("span");
+    button.setAttribute("role", "button");
+    button.tabIndex = 0;
+    button.append(...head.childNodes);
+    head.append(button);
+    button.addEventListener("click", () => sortBy(head));
+    button.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      sortBy(head);
     });
   });
   const filter = document.getElementById("filter");
