@@ -24,7 +24,7 @@ _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class BarPart:
     """A part of a bar."""
 
     colour: str
@@ -39,7 +39,7 @@ class Bar:
     """A bar of parts that are laid end to end."""
 
     name: str
-    parts: Sequence[Part]
+    parts: Sequence[BarPart]
     text: str = ""
     """What stands at its end."""
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from reports.bill_charts import Bar, Gauge, Part, draw_bars, draw_days, draw_gauges, printable
+from reports.bill_charts import Bar, BarPart, Gauge, draw_bars, draw_days, draw_gauges, printable
 from reports.bill_output import state_of, time_text
 from reports.billing import Bill, BillLine, gpu_seconds
 from reports.closing import ClosedLine
@@ -263,10 +263,10 @@ class _BillPage:
         ]
         return draw_gauges(gauges, title="Budgets") if gauges else Markup("")
 
-    def _chart_parts(self, name: str, costs: Mapping[str, Fraction]) -> list[Part]:
+    def _chart_parts(self, name: str, costs: Mapping[str, Fraction]) -> list[BarPart]:
         currency = self._bill.currency
         return [
-            Part(
+            BarPart(
                 colour=part,
                 amount=self.plain(costs[part]),
                 text=": ".join(
