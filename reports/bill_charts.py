@@ -56,6 +56,19 @@ class Gauge:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BurnDown:
+    """What is left of a budget, day by day."""
+
+    name: str
+    first_day: str
+    """Such as 2026-10-01; the budget's, as its last."""
+    last_day: str
+    day_count: int
+    left_ratios: Sequence[tuple[int, Decimal]]
+    """After how many days of the budget, and how much of it was left then."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Size:
     """One of the two drawings of a chart; the page shows which fits."""
 
@@ -95,19 +108,28 @@ _SIZES: Final = (
 )
 
 
+_SMALL_WIDTH: Final = 250
+
+
 def draw_bars(bars: Sequence[Bar], *, title: str) -> Markup:
     """Return bars that lie one below the other, each with its name and what it comes to."""
-    return Markup("").join(_draw(_bars_spec(bars, size), title, size) for size in _SIZES)
+    return Markup("").join(_draw(_bars_spec(bars, size), title, size.style) for size in _SIZES)
 
 
 def draw_days(days: Sequence[Bar], *, title: str) -> Markup:
     """Return bars that stand side by side, each with its day such as 2026-10-01."""
-    return Markup("").join(_draw(_days_spec(days, size), title, size) for size in _SIZES)
+    return Markup("").join(_draw(_days_spec(days, size), title, size.style) for size in _SIZES)
 
 
 def draw_gauges(gauges: Sequence[Gauge], *, title: str) -> Markup:
     """Return how budgets stand: spent, the time that is over, and what it comes to at the end."""
-    return Markup("").join(_draw(_gauges_spec(gauges, size), title, size) for size in _SIZES)
+    return Markup("").join(_draw(_gauges_spec(gauges, size), title, size.style) for size in _SIZES)
+
+
+def draw_burn_down(budget: BurnDown) -> Markup:
+    """Return a line of what is left of a budget, beside one of spending it evenly."""
+    title = f"What is left of {budget.name}, by day"
+    return _draw(_burn_down_spec(budget), title, "small")
 
 
 def printable(text: str) -> str:
@@ -151,7 +173,9 @@ def _bars_spec(bars: Sequence[Bar], size: _Size) -> dict[str, Any]:
     labels = [{**label, "end": end} for label, end in zip(labels, ends, strict=True)]
     band = {"field": "at", "type": "ordinal", "axis": None, "scale": {"paddingInner": 0.34}}
     return {
+        "width": size.width,
         "height": _BAR_STEP * len(bars),
+        "padding": {"left": size.left, "right": size.right, "top": 4, "bottom": 4},
         "layer": [
             {
                 "data": {"values": _spans(bars)},
@@ -238,6 +262,7 @@ def _gauges_spec(gauges: Sequence[Gauge], size: _Size) -> dict[str, Any]:
     axis = {"title": None, "format": "%", "values": shown, **_FIXED}
     along = {"type": "quantitative", "scale": scale}
     return {
+        "width": size.width,
         "height": _BAR_STEP * len(gauges),
         "padding": {"left": size.left, "right": size.right, "top": 4, "bottom": 22},
         "layer": [
@@ -260,6 +285,43 @@ def _gauges_spec(gauges: Sequence[Gauge], size: _Size) -> dict[str, Any]:
             _text_layer(
                 labels, "text", {"x": {"value": size.width + 8}}, align="left", fill=_MUTED
             ),
+        ],
+    }
+
+
+def _burn_down_spec(budget: BurnDown) -> dict[str, Any]:
+    left = [(day, float(ratio)) for day, ratio in budget.left_ratios]
+    count, (last, now) = budget.day_count, left[-1]
+    begin, end = (slice_.partition("-")[2] for slice_ in (budget.first_day, budget.last_day))
+    lowest = min(0.0, *(ratio for _, ratio in left))
+    ink = "var(--c-over)" if now < 0 else "var(--c-used)"
+    x_axis = {
+        "title": None,
+        "grid": False,
+        "values": [0, count],
+        "labelExpr": f"datum.value ? '{end}' : '{begin}'",
+        **_FIXED,
+    }
+    y_axis = {"title": None, "format": "%", "values": [0, 0.5, 1], **_FIXED}
+    x = {**_length("day"), "axis": x_axis, "scale": {"domain": [0, count], "nice": False}}
+    y = {**_length("left"), "axis": y_axis, "scale": {"domain": [lowest, 1], "nice": False}}
+    even = [{"day": 0, "left": 1}, {"day": count, "left": 0}]
+    said = f"{printable(budget.name)}: {now * 100:.0f} % left after {last} of {count} days"
+    return {
+        "height": 110,
+        "width": _SMALL_WIDTH,
+        "padding": {"left": 44, "right": 10, "top": 8, "bottom": 22},
+        "layer": [
+            {
+                "data": {"values": even},
+                "mark": {"type": "line", "color": _MUTED, "strokeDash": [4, 4], "aria": False},
+                "encoding": {"x": x, "y": y},
+            },
+            {
+                "data": {"values": [{"day": day, "left": ratio} for day, ratio in left]},
+                "mark": {"type": "line", "color": ink, "strokeWidth": 2.5, "description": said},
+                "encoding": {"x": x, "y": y},
+            },
         ],
     }
 
@@ -299,12 +361,10 @@ def _text_layer(
     }
 
 
-def _draw(spec: dict[str, Any], title: str, size: _Size) -> Markup:
+def _draw(spec: dict[str, Any], title: str, style: str) -> Markup:
     drawn = vl_convert.vegalite_to_svg(
         {
             "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-            "width": size.width,
-            "padding": {"left": size.left, "right": size.right, "top": 4, "bottom": 4},
             "autosize": {"type": "none"},
             "background": None,
             "config": {
@@ -322,15 +382,15 @@ def _draw(spec: dict[str, Any], title: str, size: _Size) -> Markup:
         },
         allowed_base_urls=[],
     )
-    return _for_page(drawn, title, size)
+    return _for_page(drawn, title, style)
 
 
-def _for_page(drawn: str, title: str, size: _Size) -> Markup:
+def _for_page(drawn: str, title: str, style: str) -> Markup:
     """Return a drawing as an element of the page: named, scaled by CSS, with texts to point at."""
     ET.register_namespace("", _SVG)
     svg = ET.fromstring(drawn)  # noqa: S314  # drawn here, of texts that Vega has escaped
     del svg.attrib["width"], svg.attrib["height"]
-    svg.attrib |= {"class": f"chart {size.style}", "role": "group", "aria-label": printable(title)}
+    svg.attrib |= {"class": f"chart {style}", "role": "group", "aria-label": printable(title)}
     for element in svg.iter():
         # Style attributes are what the page's policy forbids; the fonts are the page's.
         for name in ("style", "font-family"):

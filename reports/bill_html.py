@@ -21,13 +21,23 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from reports.bill_charts import Bar, BarPart, Gauge, draw_bars, draw_days, draw_gauges, printable
+from reports.bill_charts import (
+    Bar,
+    BarPart,
+    BurnDown,
+    Gauge,
+    draw_bars,
+    draw_burn_down,
+    draw_days,
+    draw_gauges,
+    printable,
+)
 from reports.bill_output import state_of, time_text
 from reports.billing import Bill, BillLine, gpu_seconds
 from reports.closing import ClosedLine
 from reports.money import minor_digits, quantize_together, rounded
 from reports.policy import IDLE_KINDS
-from reports.usage_sums import DAY_US
+from reports.usage_sums import DAY_US, begin_of
 
 _FOLDER: Final = Path(__file__).with_name("bill_page")
 _MAX_BARS: Final = 20
@@ -85,6 +95,14 @@ class _Amount:
     part: str
     cost: Decimal
     ratio: Fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """A chart and its name."""
+
+    name: str
+    svg: Markup
 
 
 class _BillPage:
@@ -262,6 +280,32 @@ class _BillPage:
             if state.amount
         ]
         return draw_gauges(gauges, title="Budgets") if gauges else Markup("")
+
+    @property
+    def burn_downs(self) -> list[Drawing]:
+        """What was left of each budget after each of its days that the bill has."""
+        drawings = []
+        budgets = self._bill.policy.policy.budgets[:_MAX_BARS]
+        for number, budget in enumerate(budgets):
+            begin_us, end_us = begin_of(budget.since), begin_of(budget.until)
+            days = [day for day in self._bill.days if begin_us <= day.begin_us < end_us]
+            if len(days) < _MIN_DAYS or not budget.amount:
+                continue
+            left = Fraction(budget.amount)
+            first = (days[0].begin_us - begin_us) // DAY_US
+            ratios = [(first, Decimal(1))]
+            for after, day in enumerate(days, first + 1):
+                left -= day.budget_costs[number]
+                ratios.append((after, _ratio_of(left, budget.amount)))
+            drawn = BurnDown(
+                name=budget.name,
+                first_day=day_text(begin_us),
+                last_day=day_text(end_us - DAY_US),
+                day_count=(end_us - begin_us) // DAY_US,
+                left_ratios=ratios,
+            )
+            drawings.append(Drawing(name=printable(budget.name), svg=draw_burn_down(drawn)))
+        return drawings
 
     def _chart_parts(self, name: str, costs: Mapping[str, Fraction]) -> list[BarPart]:
         currency = self._bill.currency

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from hashlib import sha256
 from typing import Final
 
 from gpuledger.errors import UserError
 from reports.charging_sql import HOUR_UNITS, UNITS
 from reports.money import minor_digits, quantize_together
-from reports.policy import IdleKind, dimension_names
+from reports.policy import BudgetRow, IdleKind, dimension_names
 from reports.policy_file import ReadPolicy
 from reports.tally import BillTally, DailyCosts, DayCost, UnbalancedBillError
 from reports.tenants import TenantBook, fits_all
@@ -154,7 +155,7 @@ class BillMaker:
         )
         tally = BillTally(lookup)
         self._lookup = lookup
-        daily = DailyCosts()
+        daily = DailyCosts([partial(self._fits, row) for row in read.policy.budgets])
         if used.begin_us < used.end_us:
             days = days_of(
                 reader, used, changes=lookup.changes, basis_of=lookup.basis_of, needs=lookup.needs
@@ -212,15 +213,16 @@ class BillMaker:
             shown=len(self._by),
         )
 
+    def _fits(self, budget: BudgetRow, key: CellKey) -> bool:
+        return fits_all(budget.match, self._dimensions, key.values)
+
     def _budgets(
         self, tally: "BillTally", shares: dict[CellKey, Fraction], used: Window
     ) -> list[BudgetState]:
         states = []
         for budget in self._read.policy.budgets:
             begin, end = begin_of(budget.since), begin_of(budget.until)
-            fitting = [
-                key for key in tally.cells if fits_all(budget.match, self._dimensions, key.values)
-            ]
+            fitting = [key for key in tally.cells if self._fits(budget, key)]
             spent = sum((tally.cost_of(key) + shares.get(key, 0) for key in fitting), Fraction(0))
             over = Fraction(max(0, min(used.end_us, end) - begin), end - begin)
             states.append(

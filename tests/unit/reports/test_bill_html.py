@@ -4,6 +4,7 @@ import re
 from base64 import b64encode
 from collections.abc import Sequence
 from decimal import Decimal
+from fractions import Fraction
 from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
@@ -30,7 +31,7 @@ from tests.unit.reports.stores import (
 
 SEVEN = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
 BUDGETS = (
-    "budgets: [{name: all of <b>ns</b>, amount: 10, from: 2026-10-01, to: 2026-10-03,"
+    "budgets: [{name: all of <b>ns</b>, amount: 10, from: 2026-10-01, to: 2026-10-04,"
     " match: {namespace: ns}}]\n"
 )
 HOSTILE = (
@@ -241,6 +242,16 @@ def test_budgets_say_what_is_left_and_what_it_comes_to(store: str) -> None:
     row = page[page.index("<bdi>all of &lt;b&gt;") :]
     values = re.findall(r'<data value="([^"]+)">', row)[:4]
     assert [Decimal(value) for value in values] == [10, 7, 3, 7]
+
+
+def test_what_a_budget_spends_each_day_sums_to_what_it_has_spent(store: str) -> None:
+    bill = make(store, SEVEN + BUDGETS)
+    (state,) = bill.budgets
+    spent = [cost for day in bill.days for cost in day.budget_costs]
+    assert spent == [Fraction(0), Fraction(0), Fraction(7)]
+    assert state.spent == sum(spent)
+    said = PageReader(page_of(bill)).inside("title")
+    assert "all of <b>ns</b>: 30 % left after 3 of 3 days" in said
 
 
 def test_a_period_with_nothing_to_bill_is_a_page_that_says_so(store: str) -> None:
