@@ -17,6 +17,7 @@ import vl_convert
 from markupsafe import Markup
 
 _SVG: Final = "http://www.w3.org/2000/svg"
+# In pixels of the drawing, which the page scales as a whole.
 _BAR_STEP: Final = 26
 _INK, _MUTED, _GRID = "var(--ink)", "var(--muted)", "var(--grid)"
 _ELLIPSIS: Final = "…"
@@ -108,6 +109,7 @@ _SIZES: Final = (
 )
 
 
+# Narrow enough for a phone, so that one drawing does.
 _SMALL_WIDTH: Final = 250
 
 
@@ -167,6 +169,7 @@ def _spans(bars: Sequence[Bar]) -> list[dict[str, Any]]:
 
 def _bars_spec(bars: Sequence[Bar], size: _Size) -> dict[str, Any]:
     labels = _labels(((bar.name, bar.text) for bar in bars), size)
+    # The text stands behind what is drawn; what is below zero is not.
     ends = [
         float(sum((max(Decimal(0), part.amount) for part in bar.parts), Decimal(0))) for bar in bars
     ]
@@ -232,6 +235,7 @@ def _gauges_spec(gauges: Sequence[Gauge], size: _Size) -> dict[str, Any]:
     marks: list[dict[str, Any]] = []
     for number, gauge in enumerate(gauges):
         name, spent = printable(gauge.name), float(gauge.spent_ratio)
+        # Red is kept for what is over: a budget that is nearly spent is as it was meant.
         over = spent > 1
         bars += [
             {"at": number, "begin": 0, "end": 1, "colour": _GRID, "text": f"{name}: the budget"},
@@ -305,6 +309,7 @@ def _burn_down_spec(budget: BurnDown) -> dict[str, Any]:
     y_axis = {"title": None, "format": "%", "values": [0, 0.5, 1], **_FIXED}
     x = {**_length("day"), "axis": x_axis, "scale": {"domain": [0, count], "nice": False}}
     y = {**_length("left"), "axis": y_axis, "scale": {"domain": [lowest, 1], "nice": False}}
+    # What everybody compares with: the same each day, to nothing on the last.
     even = [{"day": 0, "left": 1}, {"day": count, "left": 0}]
     said = f"{printable(budget.name)}: {now * 100:.0f} % left after {last} of {count} days"
     return {
@@ -331,6 +336,7 @@ _COLOURED: Final[Mapping[str, Any]] = {
     "description": {"field": "text", "type": "nominal"},
 }
 _SHORT: Final = "format(datum.value, '~s')"
+# Without these Vega would measure texts, by fonts that another machine does not have.
 _FIXED: Final[Mapping[str, Any]] = {"minExtent": 0, "maxExtent": 0, "labelOverlap": False}
 
 
@@ -380,6 +386,7 @@ def _draw(spec: dict[str, Any], title: str, style: str) -> Markup:
             },
             **spec,
         },
+        # No data is ever fetched: not even where a name looked like an address.
         allowed_base_urls=[],
     )
     return _for_page(drawn, title, style)
@@ -390,6 +397,7 @@ def _for_page(drawn: str, title: str, style: str) -> Markup:
     ET.register_namespace("", _SVG)
     svg = ET.fromstring(drawn)  # noqa: S314  # drawn here, of texts that Vega has escaped
     del svg.attrib["width"], svg.attrib["height"]
+    # A group and not an image: what is in it can be read part by part.
     svg.attrib |= {"class": f"chart {style}", "role": "group", "aria-label": printable(title)}
     for element in svg.iter():
         # Style attributes are what the page's policy forbids; the fonts are the page's.

@@ -62,6 +62,7 @@ def as_html(bill: Bill, *, closed: Sequence[ClosedLine], asked: Sequence[str]) -
     `gpuledger bill` by which `gpuledger bill explain` finds the same bill.
     """
     page = _BillPage(bill)
+    # As they are, not escaped: their hashes are of these very texts.
     style, script = _asset("bill_page.css"), _asset("bill_page.js")
     command = shlex.join(["gpuledger", "bill", "explain", "LINE", *asked])
     text = _template().render(
@@ -174,6 +175,7 @@ class _BillPage:
     def tenants(self) -> list[dict[str, Any]]:
         """Tenants as bars: the dearest each for itself, then the rest of them as one."""
         shown, rest = self.tenant_lines[:_MAX_BARS], self.tenant_lines[_MAX_BARS:]
+        # More bars than these are no chart that anybody reads; the table has them all.
         rows = [
             {"name": self.name_of(line), "parts": _parts_of(line), "cost": line.cost}
             for line in shown
@@ -218,6 +220,7 @@ class _BillPage:
         """Each day's costs by kind, which sum to the bill, before idle is shared."""
         days = self._bill.days
         kinds = [kind for kind in (None, *IDLE_KINDS) if any(day.costs.get(kind) for day in days)]
+        # All cells of the table together, so that days sum to the bill as they are shown.
         cells = [(day, kind) for day in days for kind in kinds]
         costs = quantize_together(
             [day.costs.get(kind, Fraction(0)) for day, kind in cells], digits=self._digits
@@ -291,6 +294,7 @@ class _BillPage:
             days = [day for day in self._bill.days if begin_us <= day.begin_us < end_us]
             if len(days) < _MIN_DAYS or not budget.amount:
                 continue
+            # What was spent before the bill's period is not known to it.
             left = Fraction(budget.amount)
             first = (days[0].begin_us - begin_us) // DAY_US
             ratios = [(first, Decimal(1))]
@@ -370,6 +374,7 @@ def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
+        # A name that is misspelt in the template is an error, not an empty place on a bill.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
