@@ -107,7 +107,7 @@ class ReportPages:
         self._pool = pool
         try:
             while True:
-                await self._look(pool, check)
+                await self.look(pool, check)
                 await asyncio.sleep(interval_seconds)
         finally:
             self._pool = None
@@ -143,7 +143,7 @@ class ReportPages:
             problem = f"{error}, perhaps for want of memory; ask for less at a time"
             return _error_answer(unavailable, problem)
 
-    async def _look(self, pool: AnswererPool, check: Check) -> None:
+    async def look(self, pool: AnswererPool, check: Check) -> None:
         """Look what answers depend on; where it cannot be read, the pages are not ready."""
         try:
             answer = await pool.ask(LookQuestion())

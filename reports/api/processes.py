@@ -7,7 +7,7 @@ is killed; the next question starts another one. Who asks while too many wait is
 import asyncio
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -20,7 +20,7 @@ from reports.api.frames import ANSWER, HEAD_BYTES, framed, length_of
 from reports.api.questions import Question
 from reports.metrics import COMPUTING, PROCESSES_ENDED_TOTAL, ProcessEnd
 
-_COMMAND: Final = (sys.executable, "-m", "gpuledger", "reports.api.bill_worker")
+COMMAND: Final = (sys.executable, "-m", "gpuledger", "reports.api.bill_worker")
 _MAX_BYTES: Final = 512 * 2**20
 _log = structlog.get_logger(__name__)
 
@@ -50,8 +50,8 @@ class Answerer(Protocol):
 class BillProcess:
     """A process, started by the first question that needs it."""
 
-    def __init__(self, settings: AnswerSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: AnswerSettings, *, command: Sequence[str] = COMMAND) -> None:
+        self._settings, self._command = settings, command
         self._process: Process | None = None
 
     async def ask(self, question: Question) -> Answer:
@@ -83,7 +83,7 @@ class BillProcess:
     async def _start(self) -> Process:
         # In a session of its own: Ctrl-C is the service's to heed.
         process = await asyncio.create_subprocess_exec(
-            *_COMMAND, stdin=PIPE, stdout=PIPE, start_new_session=True
+            *self._command, stdin=PIPE, stdout=PIPE, start_new_session=True
         )
         self._process = process
         await _write(process, framed(self._settings))

@@ -37,9 +37,9 @@ _FORMS: Final = (
 def parse_window(text: str, *, now_us: int, name: str = "window") -> Window:
     """Return the time that a text means, widened to whole hours; raises `ParameterError`."""
     begin_us, end_us = _named(text, now_us) or _lasting(text, now_us) or _pair(text, name)
-    window = Window(begin_us // HOUR_US * HOUR_US, -(-end_us // HOUR_US) * HOUR_US)
-    if window.begin_us >= window.end_us:
+    if begin_us >= end_us:
         raise ParameterError(name, f"{shown(text)} ends before it has begun")
+    window = Window(begin_us // HOUR_US * HOUR_US, -(-end_us // HOUR_US) * HOUR_US)
     if window.begin_us < 0 or window.end_us > LATEST_SECONDS * 10**6:
         raise ParameterError(name, f"{shown(text)} is not between the years 1970 and 2200")
     if window.end_us - window.begin_us > MAX_DAYS * DAY_US:
