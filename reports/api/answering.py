@@ -46,7 +46,7 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class ReportAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a question, as it is sent."""
 
     body: bytes
@@ -60,10 +60,10 @@ def error_body(status: int, message: str, *, parameter: str | None = None) -> by
     return msgspec.json.encode(content) + b"\n"
 
 
-def answer_to(question: Question, settings: AnswerSettings) -> Answer:
+def answer_to(question: Question, settings: AnswerSettings) -> ReportAnswer:
     """Return the answer to a question; mistakes in it, and of the store, are answers too."""
     try:
-        return Answer(body=_body(question, settings))
+        return ReportAnswer(body=_body(question, settings))
     except ParameterError as error:
         return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.parameter)
     except UserError as error:
@@ -79,8 +79,8 @@ def answer_to(question: Question, settings: AnswerSettings) -> Answer:
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, f"the store cannot be read: {name}")
 
 
-def _error(status: HTTPStatus, message: str, *, parameter: str | None = None) -> Answer:
-    return Answer(status=status, body=error_body(status, message, parameter=parameter))
+def _error(status: HTTPStatus, message: str, *, parameter: str | None = None) -> ReportAnswer:
+    return ReportAnswer(status=status, body=error_body(status, message, parameter=parameter))
 
 
 def _body(question: Question, settings: AnswerSettings) -> bytes:

@@ -10,12 +10,12 @@ import traceback
 from http import HTTPStatus
 from typing import BinaryIO
 
-from reports.api.answering import Answer, AnswerSettings, answer_to, error_body
+from reports.api.answering import AnswerSettings, ReportAnswer, answer_to, error_body
 from reports.api.frames import QUESTION, SETTINGS, framed, read_frame
 
 
 def work(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answer all questions; what comes first is the settings."""
+    """ReportAnswer all questions; what comes first is the settings."""
     head = read_frame(questions)
     if head is None:
         return
@@ -25,18 +25,18 @@ def work(questions: BinaryIO, answers: BinaryIO) -> None:
         answers.flush()
 
 
-def _answer(payload: bytes, settings: AnswerSettings) -> Answer:
+def _answer(payload: bytes, settings: AnswerSettings) -> ReportAnswer:
     try:
         return answer_to(QUESTION.decode(payload), settings)
     except Exception:  # noqa: BLE001  # a mistake of ours costs one answer, and is told in full
         traceback.print_exc()
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         body = error_body(status, "a mistake of the service's own; its log says more")
-        return Answer(status=status, body=body)
+        return ReportAnswer(status=status, body=body)
 
 
 def main() -> None:
-    """Answer on standard output, which no library may write to meanwhile."""
+    """ReportAnswer on standard output, which no library may write to meanwhile."""
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         work(sys.stdin.buffer, answers)

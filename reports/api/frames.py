@@ -4,14 +4,14 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from reports.api.answering import Answer, AnswerSettings
+from reports.api.answering import AnswerSettings, ReportAnswer
 from reports.api.questions import Question
 
 HEAD_BYTES: Final = 8
 _ENCODER: Final = msgspec.msgpack.Encoder()
 SETTINGS: Final = msgspec.msgpack.Decoder(AnswerSettings)
 QUESTION: Final = msgspec.msgpack.Decoder(Question)
-ANSWER: Final = msgspec.msgpack.Decoder(Answer)
+ANSWER: Final = msgspec.msgpack.Decoder(ReportAnswer)
 
 
 def framed(content: msgspec.Struct) -> bytes:

@@ -20,7 +20,7 @@ import yaml
 from gpuledger.runtime.http.exchange import HttpRequest, Response
 from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
-from reports.api.answering import Answer, error_body
+from reports.api.answering import ReportAnswer, error_body
 from reports.api.parameters import ParameterError
 from reports.api.processes import AnswererPool, BusyError, LateError, ProcessEndedError
 from reports.api.questions import PAGES, LookQuestion, Question
@@ -51,17 +51,17 @@ class AnswerCache:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._answers: OrderedDict[bytes, Answer] = OrderedDict()
+        self._answers: OrderedDict[bytes, ReportAnswer] = OrderedDict()
         self._bytes = 0
 
-    def get(self, key: bytes) -> Answer | None:
+    def get(self, key: bytes) -> ReportAnswer | None:
         """Return the answer that is kept under a key, which is wanted still."""
         found = self._answers.get(key)
         if found is not None:
             self._answers.move_to_end(key)
         return found
 
-    def put(self, key: bytes, answer: Answer) -> None:
+    def put(self, key: bytes, answer: ReportAnswer) -> None:
         """Keep an answer; those that nobody has wanted for longest go."""
         if len(key) + len(answer.body) > self._max_bytes or key in self._answers:
             return
@@ -103,7 +103,7 @@ class ReportPages:
         return response
 
     async def run(self, pool: AnswererPool, *, check: Check, interval_seconds: float) -> None:
-        """Answer with a pool until cancelled, and follow what the store has."""
+        """ReportAnswer with a pool until cancelled, and follow what the store has."""
         self._pool = pool
         try:
             while True:
@@ -129,7 +129,7 @@ class ReportPages:
             self._cache.put(key, answer)
         return _response(answer)
 
-    async def _answer(self, question: Question) -> Answer:
+    async def _answer(self, question: Question) -> ReportAnswer:
         unavailable, late = HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT
         if self._pool is None:
             return _error_answer(unavailable, "the service starts or ends")
@@ -163,14 +163,16 @@ class ReportPages:
             self._cache.clear()
 
 
-def _response(answer: Answer) -> Response:
+def _response(answer: ReportAnswer) -> Response:
     retry = _RETRY_SECONDS.get(HTTPStatus(answer.status))
     headers = {"Retry-After": retry} if retry else {}
     return Response(status=answer.status, body=answer.body, content_type=_JSON, headers=headers)
 
 
-def _error_answer(status: HTTPStatus, message: str, *, parameter: str | None = None) -> Answer:
-    return Answer(status=status, body=error_body(status, message, parameter=parameter))
+def _error_answer(
+    status: HTTPStatus, message: str, *, parameter: str | None = None
+) -> ReportAnswer:
+    return ReportAnswer(status=status, body=error_body(status, message, parameter=parameter))
 
 
 def _error(status: HTTPStatus, message: str, *, parameter: str | None = None) -> Response:

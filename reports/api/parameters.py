@@ -65,22 +65,22 @@ def flag(given: Mapping[str, str], name: str, *, default: bool = False) -> bool:
     raise ParameterError(name, f"{shown(value)} is neither true nor false")
 
 
-def listed(given: Mapping[str, str], name: str, *, most: int) -> tuple[str, ...]:
-    """Return the parts between commas, each once; raises `ParameterError` for more than `most`."""
+def listed(given: Mapping[str, str], name: str, *, maximum: int) -> tuple[str, ...]:
+    """Return the parts between commas, each once; raises `ParameterError` beyond `maximum`."""
     parts = [part.strip() for part in given.get(name, "").split(",")]
     found = tuple(dict.fromkeys(part for part in parts if part))
-    if len(found) > most:
-        raise ParameterError(name, f"{len(found)} are too many; give at most {most}")
+    if len(found) > maximum:
+        raise ParameterError(name, f"{len(found)} are too many; give at most {maximum}")
     return found
 
 
-def whole_number(given: Mapping[str, str], name: str, *, default: int, most: int) -> int:
-    """Return a whole number from 0 up to `most`; raises `ParameterError` for anything else."""
+def whole_number(given: Mapping[str, str], name: str, *, default: int, maximum: int) -> int:
+    """Return a whole number from 0 up to `maximum`; raises `ParameterError` for anything else."""
     value = given.get(name)
     if value is None:
         return default
-    if not _WHOLE.fullmatch(value) or int(value) > most:
-        raise ParameterError(name, f"{shown(value)} is no whole number from 0 to {most}")
+    if not _WHOLE.fullmatch(value) or int(value) > maximum:
+        raise ParameterError(name, f"{shown(value)} is no whole number from 0 to {maximum}")
     return int(value)
 
 

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from gpuledger.errors import GpuledgerError
-from reports.api.answering import Answer, AnswerSettings
+from reports.api.answering import AnswerSettings, ReportAnswer
 from reports.api.frames import ANSWER, HEAD_BYTES, framed, length_of
 from reports.api.questions import Question
 from reports.metrics import COMPUTING, PROCESSES_ENDED_TOTAL, ProcessEnd
@@ -40,7 +40,7 @@ class ProcessEndedError(GpuledgerError):
 class Answerer(Protocol):
     """What answers one question at a time."""
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: Question) -> ReportAnswer:
         """Return the answer; raises `ProcessEndedError`. Cancelled, it works on nothing more."""
 
     async def close(self) -> None:
@@ -54,7 +54,7 @@ class BillProcess:
         self._settings, self._command = settings, command
         self._process: Process | None = None
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: Question) -> ReportAnswer:
         """Return the answer of the process; whatever goes wrong, the process has ended then."""
         try:
             process = self._process
@@ -90,7 +90,7 @@ class BillProcess:
         return process
 
 
-async def _exchange(process: Process, question: bytes) -> Answer:
+async def _exchange(process: Process, question: bytes) -> ReportAnswer:
     await _write(process, question)
     stdout = process.stdout
     if stdout is None:
@@ -120,7 +120,7 @@ class AnswererPool:
         self._max_waiting, self._timeout_seconds = max_waiting, timeout_seconds
         self._waiting = 0
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: Question) -> ReportAnswer:
         """Return the answer; raises `BusyError`, `LateError` and `ProcessEndedError`."""
         if self._turn.locked() and self._waiting >= self._max_waiting:
             raise BusyError(f"{self._waiting} requests wait already")
@@ -136,7 +136,7 @@ class AnswererPool:
         for answerer in self._all:
             await answerer.close()
 
-    async def _in_turn(self, ask: Callable[[Answerer], Awaitable[Answer]]) -> Answer:
+    async def _in_turn(self, ask: Callable[[Answerer], Awaitable[ReportAnswer]]) -> ReportAnswer:
         self._waiting += 1
         try:
             await self._turn.acquire()

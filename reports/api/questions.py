@@ -112,7 +112,7 @@ def allocation_question(query: str, now_us: int) -> AllocationQuestion:
     window = parse_window(given["window"], now_us=now_us)
     accumulate = parse_accumulate(given.get("accumulateBy") or given.get("accumulate", ""))
     # OpenCost's own lines are containers; what the store knows least of here are pods.
-    fields = listed(given, "aggregate", most=MAX_DIMENSIONS)
+    fields = listed(given, "aggregate", maximum=MAX_DIMENSIONS)
     return AllocationQuestion(
         sets=sets_of(window, step=given.get("step") or None, accumulate=accumulate),
         aggregate=fields or ("cluster", "node", "namespace", "pod"),
@@ -120,7 +120,7 @@ def allocation_question(query: str, now_us: int) -> AllocationQuestion:
         idle_by_node=flag(given, "idleByNode"),
         splits_idle=flag(given, "splitIdle"),
         share_idle=_split(given, "shareIdle"),
-        share_namespaces=listed(given, "shareNamespaces", most=MAX_SHARED),
+        share_namespaces=listed(given, "shareNamespaces", maximum=MAX_SHARED),
         share_labels=_labels(given, "shareLabels"),
         share_split=_split(given, "shareSplit") or "weighted",
     )
@@ -136,7 +136,7 @@ def explain_question(query: str, _now_us: int = 0) -> ExplainQuestion:
     given = read_query(query, known=_EXPLAIN)
     if not given.get("line"):
         raise ParameterError("line", "is missing; give the `line` of a line of /bill")
-    rows = whole_number(given, "rows", default=_DEFAULT_ROWS, most=MAX_ROWS)
+    rows = whole_number(given, "rows", default=_DEFAULT_ROWS, maximum=MAX_ROWS)
     return ExplainQuestion(bill=_bill(given), line=given["line"], rows=rows)
 
 
@@ -161,7 +161,7 @@ def dimensions_of(field: str) -> tuple[str, ...]:
 
 
 def _bill(given: Mapping[str, str]) -> BillQuestion:
-    by = listed(given, "by", most=MAX_DIMENSIONS) or ("namespace",)
+    by = listed(given, "by", maximum=MAX_DIMENSIONS) or ("namespace",)
     return BillQuestion(window=_bill_window(given), by=by)
 
 
@@ -205,7 +205,7 @@ def _split(given: Mapping[str, str], name: str) -> Split | None:
 
 
 def _labels(given: Mapping[str, str], name: str) -> tuple[tuple[str, str], ...]:
-    pairs = [label.partition(":") for label in listed(given, name, most=MAX_SHARED)]
+    pairs = [label.partition(":") for label in listed(given, name, maximum=MAX_SHARED)]
     for key, colon, value in pairs:
         if not (key and colon and value):
             raise ParameterError(name, f"{shown(key)} is no KEY:VALUE")

@@ -18,6 +18,7 @@ FOLDERS: Final = {
     "podwatch": "enricher/podwatch",
     "join": "enricher/join",
     "sinks": "sinks",
+    "reports": "reports",
 }
 OF_A_KIND: Final = r"^(<sink>|pods)\."
 OF_A_SINK: Final = rf"^({'|'.join(KINDS)}|…)\."

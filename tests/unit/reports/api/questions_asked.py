@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.exchange import HttpRequest, Response
 from gpuledger.runtime.tasks import end_tasks
-from reports.api.answering import Answer, AnswerSettings, answer_to
+from reports.api.answering import AnswerSettings, ReportAnswer, answer_to
 from reports.api.pages import ReportPages
 from reports.api.processes import AnswererPool
 from reports.api.questions import LookQuestion, Question
@@ -67,7 +67,7 @@ class InlineAnswerer:
     asked: list[Question] = field(default_factory=list)
     is_closed: bool = False
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: Question) -> ReportAnswer:
         if not isinstance(question, LookQuestion):
             self.asked.append(question)
         return answer_to(question, self.settings)
@@ -98,7 +98,7 @@ class InlinePages:
 
     @asynccontextmanager
     async def running(self, pool: AnswererPool | None = None) -> AsyncIterator[None]:
-        """Answer while the context is open, once the store was looked at."""
+        """ReportAnswer while the context is open, once the store was looked at."""
         run = self.pages.run(pool or self.pool, check=self.check, interval_seconds=3600.0)
         task = asyncio.create_task(run)
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.api.answering import Answer
+from reports.api.answering import ReportAnswer
 from reports.api.processes import (
     AnswererPool,
     BillProcess,
@@ -30,14 +30,14 @@ class HeldAnswerer:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     given_up: int = 0
 
-    async def ask(self, _: Question) -> Answer:
+    async def ask(self, _: Question) -> ReportAnswer:
         self.begun.set()
         try:
             await self.let.wait()
         except asyncio.CancelledError:
             self.given_up += 1
             raise
-        return Answer(body=b"{}")
+        return ReportAnswer(body=b"{}")
 
     async def close(self) -> None:
         pass
@@ -62,8 +62,8 @@ async def test_one_more_than_may_wait_is_refused_at_once_and_the_others_are_answ
         with pytest.raises(BusyError):
             await pool.ask(BILL)
         answerer.let.set()
-    assert first.result() == second.result() == Answer(body=b"{}")
-    assert await pool.ask(BILL) == Answer(body=b"{}")
+    assert first.result() == second.result() == ReportAnswer(body=b"{}")
+    assert await pool.ask(BILL) == ReportAnswer(body=b"{}")
 
 
 async def test_at_the_deadline_the_work_is_given_up_and_the_next_question_has_its_turn() -> None:
@@ -73,7 +73,7 @@ async def test_at_the_deadline_the_work_is_given_up_and_the_next_question_has_it
         await pool.ask(BILL)
     assert answerer.given_up == 1
     answerer.let.set()
-    assert await pool.ask(BILL) == Answer(body=b"{}")
+    assert await pool.ask(BILL) == ReportAnswer(body=b"{}")
 
 
 async def test_waiting_for_a_turn_counts_towards_the_deadline() -> None:
