@@ -32,7 +32,7 @@ MODELS: Final[tuple[type[msgspec.Struct], ...]] = (
     JoinSettings,
     SinkSettings,
 )
-WITHOUT_KAFKA: Final = (ReportsSettings,)
+WITHOUT_KAFKA: Final[tuple[type[msgspec.Struct], ...]] = (ReportsSettings,)
 METRICS: Final = (
     agent.metrics,
     enricher.podwatch.pod_metrics,

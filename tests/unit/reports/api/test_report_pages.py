@@ -20,6 +20,7 @@ from reports.api.processes import AnswererPool, BusyError, LateError, ProcessEnd
 from reports.api.questions import PAGES, Question
 from tests.unit.reports.api.questions_asked import (
     DAY,
+    PRICES,
     InlinePages,
     settings_for,
     small_store,
@@ -183,7 +184,7 @@ async def test_the_bill_is_the_commands_and_a_line_of_it_is_explained(served: In
     assert any("offsets 0 to 9" in text for text in found["explanation"])
 
 
-async def test_a_store_without_usage_is_said_to_be_so_and_the_service_not_ready(
+async def test_a_store_without_usage_is_said_to_be_so_and_nothing_is_wrong_with_it(
     tmp_path: Path,
 ) -> None:
     served = InlinePages(settings_for(str(tmp_path / "empty")))
@@ -191,6 +192,21 @@ async def test_a_store_without_usage_is_said_to_be_so_and_the_service_not_ready(
         response = await served.get("/allocation", "window=7d")
     assert "no usage" in check_form("/allocation", response)["message"]
     assert (response.status, response.headers["Retry-After"]) == (503, "5")
+    assert (served.check.is_ok, served.check.detail) == (True, "no usage yet")
+
+
+async def test_prices_that_cannot_be_read_make_the_service_unready_until_they_can(
+    tmp_path: Path,
+) -> None:
+    served = InlinePages(small_store(tmp_path))
+    prices = tmp_path / "prices.yaml"
+    found = []
+    async with served.running():
+        for text in (PRICES, "prices: 7", PRICES):
+            prices.write_text(text)
+            await served.look()
+            found.append((served.check.is_ok, "prices" in served.check.detail))
+    assert found == [(True, False), (False, True), (True, False)]
 
 
 async def test_what_needs_more_memory_than_allowed_is_the_windows_mistake(
