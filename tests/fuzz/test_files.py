@@ -19,8 +19,8 @@ from gpuledger.errors import UserError
 from gpuledger.runtime.http.web_config import read_web_config
 from gpuledger.settings import load_settings
 from gpuledger.settings.sources import settings_of
-from simulator.scenario.load import load_scenario
 from reports.settings import ReportsSettings
+from simulator.scenario.load import load_scenario
 from sinks.settings import SinkSettings
 from tests.fuzz.mutations import changed_bytes, changed_json
 
