@@ -53,6 +53,7 @@ class BillProcess:
     def __init__(self, settings: AnswerSettings, *, command: Sequence[str] = COMMAND) -> None:
         self._settings, self._command = settings, command
         self._process: Process | None = None
+        self._is_closed = False
 
     async def ask(self, question: Question) -> ReportAnswer:
         """Return the answer of the process; whatever goes wrong, the process has ended then."""
@@ -63,17 +64,23 @@ class BillProcess:
                 process = await self._start()
             return await _exchange(process, framed(question))
         except (OSError, EOFError, ValueError, msgspec.MsgspecError) as error:
-            await self.close()
-            _log.warning("bill_process_ended", error=type(error).__name__)
-            PROCESSES_ENDED_TOTAL.labels(reason=ProcessEnd.DIED.value).inc()
+            await self._kill()
+            # Closed while it worked it ended by our own will.
+            if not self._is_closed:
+                _log.warning("bill_process_ended", error=type(error).__name__)
+                PROCESSES_ENDED_TOTAL.labels(reason=ProcessEnd.DIED.value).inc()
             raise ProcessEndedError("the process ended before it had answered") from error
         except BaseException:
             # Cancelled, by the deadline or at the end: what it would answer nobody would read.
-            await self.close()
+            await self._kill()
             raise
 
     async def close(self) -> None:
-        """Kill the process, where there is one."""
+        """End for good; what it works on is not answered."""
+        self._is_closed = True
+        await self._kill()
+
+    async def _kill(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             with suppress(ProcessLookupError):

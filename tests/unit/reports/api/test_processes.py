@@ -17,6 +17,8 @@ from reports.api.processes import (
     ProcessEndedError,
 )
 from reports.api.questions import BillQuestion, LookQuestion, Question
+from reports.metrics import PROCESSES_ENDED_TOTAL
+from tests.metric_values import value_of
 from tests.unit.reports.api.questions_asked import settings_for, small_store
 
 BILL = BillQuestion(window=None, by=("pod",))
@@ -119,8 +121,10 @@ async def test_a_process_that_ends_by_itself_costs_its_question_alone(tmp_path: 
     )
     command = (sys.executable, "-c", "\n".join(lines))
     process = BillProcess(small_store(tmp_path), command=command)
+    died = value_of(PROCESSES_ENDED_TOTAL.labels(reason="died"))
     with pytest.raises(ProcessEndedError):
         await process.ask(LookQuestion())
+    assert value_of(PROCESSES_ENDED_TOTAL.labels(reason="died")) == died + 1
     try:
         assert (await process.ask(LookQuestion())).status == 200
     finally:
@@ -135,3 +139,20 @@ async def test_a_mistake_of_the_services_own_is_an_answer_too(tmp_path: Path) ->
     finally:
         await process.close()
     assert (answer.status, json.loads(answer.body)["status"]) == (500, "error")
+
+
+async def test_what_is_asked_when_the_service_ends_is_given_up_and_no_failure(
+    tmp_path: Path,
+) -> None:
+    """A process that never answers: it is asked, and killed by who ends the service."""
+    began = tmp_path / "began"
+    lines = ("import pathlib, time", f"pathlib.Path({str(began)!r}).touch()", "time.sleep(600)")
+    process = BillProcess(small_store(tmp_path), command=(sys.executable, "-c", "\n".join(lines)))
+    died = value_of(PROCESSES_ENDED_TOTAL.labels(reason="died"))
+    asked = asyncio.create_task(process.ask(BILL))
+    while not began.exists():
+        await asyncio.sleep(0)
+    await process.close()
+    with pytest.raises(ProcessEndedError):
+        await asked
+    assert value_of(PROCESSES_ENDED_TOTAL.labels(reason="died")) == died
