@@ -43,9 +43,10 @@ def place_in_wheel(module: Path) -> Path:
     return module if module.parts[0] == "gpuledger" else Path("gpuledger", "_programs", module)
 
 
-def test_the_demo_s_scenario_is_in_the_wheel(wheel: list[str]) -> None:
+def test_what_programs_read_beside_their_code_is_in_the_wheel(wheel: list[str]) -> None:
     """So that the command works where there is no checkout."""
     assert "gpuledger/_programs/cli/demo/demo.yaml" in wheel
+    assert "gpuledger/_programs/reports/api/openapi.yaml" in wheel
 
 
 def test_an_editable_install_compiles_nothing(tmp_path: Path) -> None:
