@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from reports.api.filters import passes
 from reports.api.questions import (
     CONTROLLER_KINDS,
     AllocationQuestion,
@@ -23,6 +24,7 @@ from reports.bill_output import time_text
 from reports.billing import Bill, BillLine
 from reports.charging_sql import HOUR_UNITS
 from reports.money import quantize_together, rounded
+from reports.policy import is_of_device
 from reports.tenants import IDLE, UNALLOCATED, UNATTRIBUTED
 from reports.usage_sums import Window
 
@@ -77,8 +79,15 @@ class _Share:
         self.models |= other.models
 
 
+class _Name(NamedTuple):
+    """Of an allocation, and whether it is asked for; what is not has its part of what is shared."""
+
+    is_asked: bool
+    text: str
+
+
 _Scope = tuple[str, ...]
-_Key = tuple[_Scope, str]
+_Key = tuple[_Scope, _Name]
 
 
 def dimensions_for(
@@ -90,19 +99,22 @@ def dimensions_for(
     asked = ["cluster", "model", *(["node"] if question.idle_by_node else []), *fields]
     shared = ["namespace"] if question.share_namespaces else []
     labels = [f"label:{key}" for key, _ in question.share_labels]
-    return tuple(dict.fromkeys([*asked, *shared, *labels]))
+    filtered = [term.dimension for term in question.filters]
+    return tuple(dict.fromkeys([*asked, *shared, *labels, *filtered]))
 
 
 def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[str, Any]]:
     """Return the allocations of one set by their names; none where there was no usage."""
     tenants: dict[_Key, _Share] = defaultdict(_Share)
-    idle: dict[_Scope, _Share] = defaultdict(_Share)
-    shared: dict[str, _Share] = defaultdict(_Share)
+    idle: dict[tuple[_Scope, bool], _Share] = defaultdict(_Share)
+    shared: dict[_Name, _Share] = defaultdict(_Share)
     for line in bill.lines:
         values = dict(zip(bill.by, line.values, strict=True))
         scope = (values["cluster"], *([values["node"]] if question.idle_by_node else []))
         if line.idle_kind is not None:
-            idle[scope].add(_share_of(line, _scope_properties(scope)))
+            # What is of tenants has a word for idle there, which is nobody's name.
+            is_asked = passes(values, question.filters, is_absent=lambda n: not is_of_device(n))
+            idle[scope, is_asked].add(_share_of(line, _scope_properties(scope)))
         elif _is_shared(values, question):
             shared[_name(question, values)].add(_share_of(line, _properties(question, values)))
         else:
@@ -113,11 +125,11 @@ def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[s
     named = _fold((name, share) for (_, name), share in tenants.items())
     _share_among(named, shared, question.share_split)
     if question.has_idle or question.share_idle:
-        lines = ((_idle_name(scope, question), share) for scope, share in idle.items())
-        # What was shared has left nothing; where nobody could take it, it stays.
-        for name, share in _fold((n, s) for n, s in lines if s.cost or s.charged).items():
-            named[name].add(share)
-    return _written(named, bill)
+        for (scope, is_asked), share in idle.items():
+            # What was shared has left nothing; where nobody could take it, it stays.
+            if share.cost or share.charged:
+                named[_Name(is_asked, _idle_name(scope, question))].add(share)
+    return _written({name.text: share for name, share in named.items() if name.is_asked}, bill)
 
 
 def _share_of(line: BillLine, properties: dict[str, Any], *, model: str | None = None) -> _Share:
@@ -142,9 +154,10 @@ def _is_shared(values: Values, question: AllocationQuestion) -> bool:
     return any(values[f"label:{key}"] == value for key, value in question.share_labels)
 
 
-def _name(question: AllocationQuestion, values: Values) -> str:
+def _name(question: AllocationQuestion, values: Values) -> _Name:
     """Return the name of the allocation that a tenant's line belongs to."""
-    return "/".join(_part(asked, values) for asked in question.aggregate)
+    text = "/".join(_part(asked, values) for asked in question.aggregate)
+    return _Name(passes(values, question.filters, is_absent=lambda _: False), text)
 
 
 def _part(asked: str, values: Values) -> str:
@@ -183,18 +196,24 @@ def _idle_name(scope: _Scope, question: AllocationQuestion) -> str:
     return "/".join((*scope, IDLE)) if question.splits_idle else IDLE
 
 
-def _share_idle(tenants: dict[_Key, _Share], idle: dict[_Scope, _Share], split: Split) -> None:
+def _share_idle(
+    tenants: dict[_Key, _Share], idle: dict[tuple[_Scope, bool], _Share], split: Split
+) -> None:
     """Let those who had GPUs of a cluster or node pay for its idle."""
-    for scope, unused in idle.items():
-        takers = [share for (of, _), share in tenants.items() if of == scope]
-        weights = _weights(takers, split)
-        for taker, weight in zip(takers, weights, strict=True):
+    # All weights before the first is given out, or the second would go by what the first has added.
+    by_scope = {
+        scope: [share for (of, _), share in tenants.items() if of == scope] for scope, _ in idle
+    }
+    weights_of = {scope: _weights(takers, split) for scope, takers in by_scope.items()}
+    for (scope, is_asked), unused in idle.items():
+        weights = weights_of[scope]
+        for taker, weight in zip(by_scope[scope], weights, strict=True):
             taker.idle_cost += unused.cost * weight
         if any(weights):
-            idle[scope] = _Share(properties=unused.properties)
+            idle[scope, is_asked] = _Share(properties=unused.properties)
 
 
-def _share_among(named: dict[str, _Share], shared: Mapping[str, _Share], split: Split) -> None:
+def _share_among(named: dict[_Name, _Share], shared: Mapping[_Name, _Share], split: Split) -> None:
     takers = list(named.values())
     weights = _weights(takers, split)
     if not any(weights):
@@ -216,8 +235,8 @@ def _weights(takers: Sequence[_Share], split: Split) -> list[Fraction]:
     return [cost / total for cost in costs] if total else [Fraction(0) for _ in takers]
 
 
-def _fold(shares: Iterable[tuple[str, _Share]]) -> dict[str, _Share]:
-    found: dict[str, _Share] = defaultdict(_Share)
+def _fold(shares: Iterable[tuple[_Name, _Share]]) -> dict[_Name, _Share]:
+    found: dict[_Name, _Share] = defaultdict(_Share)
     for name, share in shares:
         found[name].add(share)
     return found

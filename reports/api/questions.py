@@ -6,6 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from gpuledger.errors import UserError
+from reports.api.filters import FilterTerm, parse_filter
 from reports.api.parameters import (
     ParameterError,
     flag,
@@ -42,7 +43,6 @@ WITHOUT_EFFECT: Final = frozenset(
     }
 )
 _REFUSED: Final = {
-    "filter": "is not offered; ask /bill, or pick lines of the answer",
     "shareCost": "is not offered; a cost of your own belongs into the file of prices",
     "shareTenancyCosts": "is not offered; no cost here is a cluster's management",
 }
@@ -52,7 +52,7 @@ _ALLOCATION: Final = frozenset(
         *_REFUSED,
         *("window", "aggregate", "step", "accumulate", "accumulateBy"),
         *("idle", "includeIdle", "idleByNode", "splitIdle", "shareIdle"),
-        *("shareNamespaces", "shareLabels", "shareSplit"),
+        *("shareNamespaces", "shareLabels", "shareSplit", "filter"),
     }
 )
 _BILL: Final = frozenset({"period", "from", "to", "by"})
@@ -77,6 +77,8 @@ class AllocationQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="allocat
     share_labels: tuple[tuple[str, str], ...] = ()
     """Key and value of each label whose pods' costs all others share."""
     share_split: Split = "weighted"
+    filters: tuple[FilterTerm, ...] = ()
+    """What allocations must have to be in the answer; what they share is shared before."""
 
 
 class BillQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="bill"):
@@ -123,6 +125,7 @@ def allocation_question(query: str, now_us: int) -> AllocationQuestion:
         share_namespaces=listed(given, "shareNamespaces", maximum=MAX_SHARED),
         share_labels=_labels(given, "shareLabels"),
         share_split=_split(given, "shareSplit") or "weighted",
+        filters=parse_filter(given.get("filter", "")),
     )
 
 

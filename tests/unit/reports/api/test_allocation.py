@@ -89,6 +89,30 @@ def test_what_is_shared_is_paid_by_the_others(
     assert found == {name: Decimal(cost) for name, cost in expected.items()}
 
 
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ('filter=namespace:"ns"', {"ns": "14"}),
+        ('filter=namespace!:"ns"&includeIdle=true', {"other": "7", "__idle__": "7"}),
+        ('filter=namespace:"ns"&includeIdle=true', {"ns": "14"}),
+        ('filter=label[app]:"x"', {"ns": "7"}),
+        ('filter=label[app]:"__unallocated__"', {"ns": "7", "other": "7"}),
+        ('filter=controllerKind:"job"%2BcontrollerName:"train"', {"ns": "7"}),
+        ('filter=node:"m"&includeIdle=true', {"other": "7"}),
+        ('filter=node:"n"&includeIdle=true', {"ns": "14", "__idle__": "7"}),
+        # Others pay their part of what is shared, whether they are asked for or not.
+        ('filter=namespace:"other"&shareIdle=true', {"other": "9.33333"}),
+        ('filter=pod:"a"&shareIdle=true', {"ns": "9.33333"}),
+        ('filter=namespace:"nobody"', {}),
+    ],
+)
+def test_a_filter_picks_allocations_of_what_all_of_them_are(
+    settings: AnswerSettings, query: str, expected: dict[str, str]
+) -> None:
+    found = costs(settings, f"aggregate=namespace&{query}")
+    assert found == {name: Decimal(cost) for name, cost in expected.items()}
+
+
 @pytest.mark.parametrize("share", ["", "&shareIdle=even", "&shareIdle=weighted&idleByNode=true"])
 @pytest.mark.parametrize("aggregate", ["cluster", "pod", "label:app,controller"])
 def test_with_idle_the_costs_sum_to_what_the_gpus_cost(

@@ -32,7 +32,13 @@ def asked(**parameters: str) -> AllocationQuestion:
         ("/allocation", "window=7d&shareSplit=odd", "shareSplit"),
         ("/allocation", "window=7d&shareLabels=app", "shareLabels"),
         ("/allocation", "window=7d&shareCost=100", "shareCost"),
-        ("/allocation", "window=7d&filter=namespace:%22a%22", "filter"),
+        ("/allocation", "window=7d&filter=namespace", "filter"),
+        ("/allocation", "window=7d&filter=namespace:a", "filter"),
+        ("/allocation", "window=7d&filter=namespace~:%22a%22", "filter"),
+        ("/allocation", "window=7d&filter=namespace:%22a%22%7Cpod:%22b%22", "filter"),
+        ("/allocation", "window=7d&filter=service:%22a%22", "filter"),
+        ("/allocation", "window=7d&filter=label:%22a%22", "filter"),
+        ("/allocation", "window=7d&filter=pod[x]:%22a%22", "filter"),
         ("/allocation", "window=7d&aggregate=a,b,c,d,e,f,g,h,i,j,k,l,m", "aggregate"),
         ("/allocation", "window=7d&limit=3", "'limit'"),
         ("/allocation", "window=%ff", "query"),
@@ -58,8 +64,12 @@ def test_a_mistake_names_its_parameter(path: str, query: str, parameter: str) ->
     st.sampled_from(sorted(PAGES)),
     st.text(max_size=200)
     | st.dictionaries(
-        st.sampled_from(["window", "step", "period", "from", "to", "by", "rows", "shareLabels"]),
-        st.text(max_size=40) | st.from_regex(r"\d{0,12}[a-zA-Z]?(,\d{0,12})?"),
+        st.sampled_from(
+            ["window", "step", "period", "from", "to", "by", "rows", "shareLabels", "filter"]
+        ),
+        st.text(max_size=40)
+        | st.from_regex(r"\d{0,12}[a-zA-Z]?(,\d{0,12})?")
+        | st.from_regex(r'\A(\w{1,9}(\[\w*\])?!?:("\w*",?)*[ +]?){0,3}\Z'),
     ).map(urlencode),
 )
 def test_any_query_is_a_question_or_a_mistake_that_is_named(path: str, query: str) -> None:
@@ -84,6 +94,16 @@ def test_any_query_is_a_question_or_a_mistake_that_is_named(path: str, query: st
         ({"shareIdle": "false"}, {"share_idle": None}),
         ({"shareIdle": "even"}, {"share_idle": "even"}),
         ({"shareLabels": "app:x,tier:y"}, {"share_labels": (("app", "x"), ("tier", "y"))}),
+        (
+            {"filter": 'namespace:"a", "b"+label[app]!:"x" controllerKind:"Job"'},
+            {
+                "filters": (
+                    ("namespace", ("a", "b"), False),
+                    ("label:app", ("x",), True),
+                    ("owner_kind", ("job",), False),
+                )
+            },
+        ),
         ({"filter": "", "shareCost": "0", "sharelb": "false", "resolution": "1m"}, {}),
     ],
 )

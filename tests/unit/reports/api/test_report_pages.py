@@ -97,6 +97,7 @@ EXAMPLES: dict[str, list[str]] = {
     "period": ["2026-10", "2026-10-01", "2026"],
     "by": ["namespace", "pod,model", "label:app"],
     "line": ["a", "0"],
+    "filter": ['namespace:"ns"', 'pod!:"a"+label[app]:"x"'],
 }
 
 
