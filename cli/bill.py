@@ -232,18 +232,29 @@ def explain(
     """Print how a line was calculated: prices, times, the rows of usage and their events."""
     made, maker = bill_of.make()
     found = [each for each in made.lines if each.id.startswith(line)]
+    revisions = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
+    if not found and (gone := _gone_line(revisions, line)):
+        for text in revision_texts(revisions, gone):
+            sys.stdout.write(f"{text}\n")
+        sys.stdout.write(f"line {gone}: nothing of it is left in the bill\n")
+        return MADE
     if len(found) != 1:
         problem = "is the begin of several lines" if found else "is no line of this bill"
         raise UserError(
             f"{line!r} {problem}; give the `line` of `gpuledger bill … --format json`, with the"
             " same --period, --by and --prices"
         )
-    revisions = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
     for text in revision_texts(revisions, found[0].id):
         sys.stdout.write(f"{text}\n")
     for text in explain_line(made, found[0], maker=maker, max_rows=rows):
         sys.stdout.write(f"{text}\n")
     return MADE
+
+
+def _gone_line(revisions: Sequence[ClosedLine], line: str) -> str | None:
+    """Return the closed line that begins so, though the bill has none; `None` where not one."""
+    gone = {each.line for each in revisions if each.line.startswith(line)}
+    return gone.pop() if len(gone) == 1 else None
 
 
 def _options(given: Sequence[str]) -> dict[str, str]:
