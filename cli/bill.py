@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cli.long_work import printing_progress
 from cli.replay.range_plan import parse_moment
-from gpuledger.clock import NS_PER_MS
+from gpuledger.clock import NS_PER_MS, NS_PER_US
 from gpuledger.errors import UserError
 from reports.bill_output import (
     as_csv,
@@ -33,7 +33,7 @@ from reports.closing import close as close_bill
 from reports.explaining import explain_line, revision_texts
 from reports.focus import focus_columns, focus_rows
 from reports.money import minor_digits, rounded, text_of
-from reports.periods import month_of, parse_period, window_of
+from reports.periods import last_month, month_of, parse_period, window_of
 from reports.policy_file import PolicyError, read_policy
 from reports.usage_sums import DAY_US, UsageReader, Window
 
@@ -41,6 +41,8 @@ MADE: Final = 0
 WRONG: Final = 1
 UNPRICED: Final = 3
 NOTHING: Final = 4
+LAST_MONTH: Final = "last-month"
+"""For who cannot say which, such as a CronJob."""
 _WIDTH_IN_FILES: Final = 160
 _HELP: Final = """
 - This month so far, by namespace, at list prices: gpuledger bill --store gpuledger-store
@@ -74,8 +76,8 @@ class BillOf:
     period: Annotated[
         str | None,
         Parameter(
-            help="A month such as 2026-10, a day or a year, in UTC; absent: the month of the newest"
-            " usage. One that is not over is billed up to where there is usage."
+            help="A month such as 2026-10, a day or a year, in UTC, or last-month; absent: the"
+            " month of the newest usage. One that is not over is billed up to where there is usage."
         ),
     ] = None
     from_: Annotated[
@@ -135,6 +137,8 @@ class BillOf:
             now_ms = time.time_ns() // NS_PER_MS
             begin_ms = parse_moment(self.from_, option="--from", now_ms=now_ms)
             return window_of(begin_ms, parse_moment(self.to, option="--to", now_ms=now_ms))
+        if self.period == LAST_MONTH:
+            return last_month(time.time_ns() // NS_PER_US)
         return parse_period(self.period) if self.period else month_of(reader.valid_through_us)
 
 
