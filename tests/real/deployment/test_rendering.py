@@ -485,6 +485,24 @@ def test_the_bill_is_closed_as_rendered_and_kept_in_the_store_of_the_sink(
     assert "nothing has changed" in capsys.readouterr().out
 
 
+def test_the_documented_lines_put_the_bill_into_a_copy_of_the_overlay(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
+    central = copy_of_k8s(tmp_path) / "overlays" / "sasl-ssl" / "central"
+    page = (ROOT / "docs" / "bill.md").read_text()
+    (lines,) = re.findall(r"```yaml\n(components:\n.*?)```", page, re.DOTALL)
+    given, added = (central / "kustomization.yaml"), yaml.safe_load(lines)
+    merged = yaml.safe_load(given.read_text())
+    for name, more in added.items():
+        merged[name] = [*more, *merged.get(name, [])]
+    given.write_text(yaml.safe_dump(merged))
+    (central / "prices.yaml").write_text("prices: []\n")
+    job = render(central.parent).workload("gpuledger-bill")
+
+    assert job.files() == {"/etc/gpuledger/prices.yaml": b"prices: []\n"}
+    assert job.container["image"].startswith("registry.example.com/")
+
+
 def test_the_bill_runs_where_the_stores_volume_is_and_is_not_repeated_where_that_is_of_no_use(
     kustomize: Kustomize,
 ) -> None:
