@@ -100,12 +100,13 @@ class PlayedNode:
         await self.clock.go_on(until_ns)
         # A tick ends some windows before it is made, and a clock may have been set back.
         expected_ns = until_ns - round(3 * self.settings.tick_seconds * NS_PER_SECOND)
-        found: list[Record] = []
+        found, newest_ns = list[Record](), 0
         async with asyncio.timeout(HANG_SECONDS):
-            while not found or found[-1].timestamp_ms * NS_PER_MS < expected_ns:
+            while newest_ns < expected_ns:
                 batches = await self.consumer.poll(timeout_seconds=0.05, max_records=500)
                 found += [one for records in batches.values() for one in records]
-                found.sort(key=attrgetter("timestamp_ms"))
+                ticks = (one for one in found if one.topic == SAMPLES.name)
+                newest_ns = NS_PER_MS * max((one.timestamp_ms for one in ticks), default=0)
         return found
 
     async def end(self) -> None:
