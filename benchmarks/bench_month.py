@@ -12,11 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from benchmarks.figure import Figure
-from reports.billing import BillMaker
-from reports.policy_file import ReadPolicy, parse_policy
-from reports.usage_sums import UsageReader, Window
 from tests.month import Month
-from tests.month_scenario import DAYS, EPOCH_NS, POLICY, TenantTruth, owed
+from tests.month_scenario import DAYS, TenantTruth, owed
 
 NAME = "month"
 _HOUR_SECONDS: Final = 3600
@@ -46,9 +43,7 @@ def run(*, seconds: float = 2 * _HOUR_SECONDS) -> Iterator[Figure]:
 
 
 def _errors(month: Month, truth: dict[str, TenantTruth]) -> dict[str, float]:
-    read = ReadPolicy(parse_policy(POLICY), "0" * 64, "month")
-    maker = BillMaker(UsageReader(str(month.store)), read, by=["namespace"])
-    bill = maker.make(Window(EPOCH_NS // 1000, month.end_ns // 1000))
+    bill = month.bill()
     if bill.line_cost != bill.origin_cost:
         raise AssertionError("the bill does not add up")
     billed = {line.values[0]: float(line.cost) for line in bill.lines if not line.idle_kind}

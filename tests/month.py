@@ -21,7 +21,7 @@ from typing import Final
 from typing_extensions import override
 
 from agent.context import run_agent
-from agent.settings import AgentSettings
+from agent.settings import AgentSettings, SpoolSettings
 from agent.source_selection import play
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Message, Record, Subscription, TopicPartition
@@ -32,6 +32,9 @@ from gpuledger.records import ContainerRequest, PodContainer, PodRecord
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.topics import Topic, partition_of_node
+from reports.billing import Bill, BillMaker
+from reports.policy_file import ReadPolicy, parse_policy
+from reports.usage_sums import UsageReader, Window
 from simulator.clock import ManualClock
 from simulator.plan import NEVER_NS
 from simulator.simulation import Simulation
@@ -41,7 +44,15 @@ from sinks.settings import StoreSettings
 from sinks.store.maintainer import Maintainer
 from tests.default_topics import EVENTS, INVENTORY, PODS, SAMPLES
 from tests.hanging import HANG_SECONDS
-from tests.month_scenario import DAYS, EPOCH_NS, LATE_NODE, TenantTruth, scenario_of, truth_of
+from tests.month_scenario import (
+    DAYS,
+    EPOCH_NS,
+    LATE_NODE,
+    POLICY,
+    TenantTruth,
+    scenario_of,
+    truth_of,
+)
 from tests.unit.enricher.join.builders import Given
 
 HOUR_NS: Final = 3600 * NS_PER_SECOND
@@ -226,6 +237,12 @@ class Month:
         clock = ManualClock(start_ns=self.end_ns)
         Maintainer(StoreSettings(uri=str(self.store)), clock=clock).run()
 
+    def bill(self) -> Bill:
+        """Return the month's bill by namespace, as the store has it now."""
+        read = ReadPolicy(parse_policy(POLICY), "0" * 64, "month")
+        maker = BillMaker(UsageReader(str(self.store)), read, by=["namespace"])
+        return maker.make(Window(EPOCH_NS // 1000, self.end_ns // 1000))
+
     async def _nodes(self, stack: AsyncExitStack) -> list[PlayedNode]:
         scenario, nodes = scenario_of(self.day_seconds), list[PlayedNode]()
         for spec in scenario.nodes:
@@ -237,6 +254,8 @@ class Month:
                 # Of the machine's time, not the played one: on a busy machine threads answer late.
                 gpu_timeout_seconds=60.0,
                 queue_ticks=10_000,
+                # An hour is played within seconds, and what waits is sent no faster than this.
+                spool=SpoolSettings(catch_up_factor=1000),
             )
             node = PlayedNode(
                 simulation=Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock),

@@ -11,11 +11,12 @@ import json
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from cli.command import main
+from reports.billing import Bill
 from reports.closing import ClosedLine, closed_lines
 from reports.periods import window_of
 from tests.month import LATE_NS, Month
@@ -34,6 +35,8 @@ from tests.month_scenario import (
 
 DAY_SECONDS: Final = 240
 TOLERANCE: Final = 0.01
+Key = tuple[str, str | None]
+"""A namespace or a word of idle, and the kind of idle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +56,12 @@ class Outcome:
     store: str
     arguments: list[str]
     closed: Billed
-    early: dict[str, Any]
-    """The bill while a node's last hour was away."""
+    early: Bill
+    """While a node's last hour was away."""
+    late: Bill
 
     def ask(self, *command: str) -> Billed:
         return ask(*command, *self.arguments)
-
-    def bill(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.ask("bill", "--format", "json").out)
-        return found
 
     def lines(self) -> list[ClosedLine]:
         begin_ms = EPOCH_NS // 10**6
@@ -76,8 +76,8 @@ def ask(*command: str) -> Billed:
     return Billed(code=code or 0, out=out.getvalue(), err=err.getvalue())
 
 
-def costs(bill: dict[str, Any]) -> dict[tuple[str, str | None], Decimal]:
-    return {(one["namespace"], one["idle_kind"]): Decimal(one["cost"]) for one in bill["lines"]}
+def costs(bill: Bill) -> dict[Key, Decimal]:
+    return {(line.values[0], line.idle_kind): line.cost for line in bill.lines}
 
 
 @pytest.fixture(scope="module")
@@ -88,24 +88,26 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     month = Month(store=folder / "store", day_seconds=DAY_SECONDS, tick_seconds=5.0)
     times = ["--from", "2026-10-01T00:00:00Z", "--to", "2026-10-01T02:00:00Z"]
     arguments = ["--store", str(month.store), *times, "--prices", str(folder / "prices.yaml")]
-    early: list[Any] = []
+    early: list[Bill] = []
+    closed: list[Billed] = []
 
     def close() -> None:
-        early.append(json.loads(ask("bill", "--format", "json", *arguments).out))
-        early.append(ask("bill", "close", *arguments))
+        early.append(month.bill())
+        closed.append(ask("bill", "close", *arguments))
 
     truth = asyncio.run(month.play(before_late=close))
     return Outcome(
         truth=truth,
         store=str(month.store),
         arguments=arguments,
-        closed=early[1],
+        closed=closed[0],
         early=early[0],
+        late=month.bill(),
     )
 
 
 def test_each_tenant_pays_what_is_true_of_it(outcome: Outcome) -> None:
-    found = costs(outcome.bill())
+    found = costs(outcome.late)
     expected = {name: owed(name, truth) for name, truth in outcome.truth.items()}
     assert {name for name, kind in found if kind is None} == expected.keys()
     off = {name: float(found[name, None]) / cost - 1 for name, cost in expected.items()}
@@ -114,7 +116,7 @@ def test_each_tenant_pays_what_is_true_of_it(outcome: Outcome) -> None:
 
 def test_what_nobody_pays_is_what_the_boards_cost_beside_the_tenants(outcome: Outcome) -> None:
     """A lost GPU is nobody's, and what is held and not paid for is a kind of its own."""
-    found, hours = costs(outcome.bill()), DAYS * DAY_SECONDS / 3600
+    found, hours = costs(outcome.late), DAYS * DAY_SECONDS / 3600
     boards = hours * (2 * PRICES[H100] + 3 * PRICES[L4])
     silent = sum(one.silent.get(L4, 0.0) for one in outcome.truth.values()) / 3600 * PRICES[L4]
     held_back = sum(
@@ -135,22 +137,20 @@ def test_what_nobody_pays_is_what_the_boards_cost_beside_the_tenants(outcome: Ou
 
 
 def test_lines_are_what_the_boards_cost_to_the_last_unit(outcome: Outcome) -> None:
-    for bill in (outcome.early, outcome.bill()):
-        assert bill["line_cost"] == bill["origin_cost"]
-        assert sum(costs(bill).values()) == Decimal(bill["origin_cost"])
+    for bill in (outcome.early, outcome.late):
+        assert sum(costs(bill).values()) == bill.line_cost == bill.origin_cost
 
 
 def test_a_late_hour_gives_corrections_that_sum_to_the_difference(outcome: Outcome) -> None:
     assert "closed as revision 1" in outcome.closed.out, outcome.closed
-    before, late = costs(outcome.early), outcome.bill()
-    after = costs(late)
+    before, after = costs(outcome.early), costs(outcome.late)
     uncovered = ("__uncovered__", "uncovered")
     found = before[uncovered] - after.get(uncovered, 0)
     assert float(found) == pytest.approx(LATE_NS / 3600e9 * PRICES[L4], rel=TOLERANCE)
     assert "revision 2" in outcome.ask("bill", "close").out
     corrections = [one for one in outcome.lines() if one.revision == 2]
     assert sum(one.cost for one in corrections) == sum(after.values()) - sum(before.values())
-    assert sum(one.cost for one in outcome.lines()) == Decimal(late["line_cost"])
+    assert sum(one.cost for one in outcome.lines()) == outcome.late.line_cost
     changes = {key: after.get(key, 0) - before.get(key, 0) for key in {**before, **after}}
     assert {key_of(one): one.cost for one in corrections} == {
         key: change for key, change in changes.items() if change
@@ -161,6 +161,6 @@ def test_a_late_hour_gives_corrections_that_sum_to_the_difference(outcome: Outco
         assert f"revision 2: correction {one.cost.normalize():f} USD" in explained
 
 
-def key_of(line: ClosedLine) -> tuple[str, str | None]:
+def key_of(line: ClosedLine) -> Key:
     (namespace,) = json.loads(line.dimension_values)
     return (namespace, line.idle_kind)
