@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -30,7 +30,7 @@ from reports.bill_output import (
 from reports.billing import Bill, BillMaker, gpu_seconds
 from reports.closing import ClosedLine, closed_lines, refusals_of
 from reports.closing import close as close_bill
-from reports.explaining import explain_line, revision_texts
+from reports.explaining import explanation_of, explanation_of_gone, find_line
 from reports.focus import focus_columns, focus_rows
 from reports.money import minor_digits, rounded, text_of
 from reports.periods import last_month, month_of, parse_period, window_of
@@ -251,30 +251,14 @@ def explain(
 ) -> int:
     """Print how a line was calculated: prices, times, the rows of usage and their events."""
     made, maker = bill_of.make()
-    found = [each for each in made.lines if each.id.startswith(line)]
-    revisions = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
-    if not found and (gone := _gone_line(revisions, line)):
-        for text in revision_texts(revisions, gone):
-            sys.stdout.write(f"{text}\n")
-        sys.stdout.write(f"line {gone}: nothing of it is left in the bill\n")
-        return MADE
-    if len(found) != 1:
-        problem = "is the begin of several lines" if found else "is no line of this bill"
-        raise UserError(
-            f"{line!r} {problem}; give the `line` of `gpuledger bill … --format json`, with the"
-            " same --period, --by and --prices"
-        )
-    for text in revision_texts(revisions, found[0].id):
-        sys.stdout.write(f"{text}\n")
-    for text in explain_line(made, found[0], maker=maker, max_rows=rows):
+    closed = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
+    texts: Iterable[str] = explanation_of_gone(made, line, closed=closed)
+    if not texts:
+        found = find_line(made, line)
+        texts = explanation_of(made, found, maker=maker, closed=closed, max_rows=rows)
+    for text in texts:
         sys.stdout.write(f"{text}\n")
     return MADE
-
-
-def _gone_line(revisions: Sequence[ClosedLine], line: str) -> str | None:
-    """Return the closed line that begins so, though the bill has none; `None` where not one."""
-    gone = {each.line for each in revisions if each.line.startswith(line)}
-    return gone.pop() if len(gone) == 1 else None
 
 
 def _html_writer() -> Callable[..., str]:
