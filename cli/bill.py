@@ -252,8 +252,9 @@ def explain(
     """Print how a line was calculated: prices, times, the rows of usage and their events."""
     made, maker = bill_of.make()
     closed = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
-    texts: Iterable[str] = explanation_of_gone(made, line, closed=closed)
-    if not texts:
+    if gone := explanation_of_gone(made, line, closed=closed):
+        texts: Iterable[str] = gone
+    else:
         found = find_line(made, line)
         texts = explanation_of(made, found, maker=maker, closed=closed, max_rows=rows)
     for text in texts:
