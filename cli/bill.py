@@ -252,6 +252,7 @@ def explain(
     """Print how a line was calculated: prices, times, the rows of usage and their events."""
     made, maker = bill_of.make()
     closed = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
+    # A correction may have taken a line back whole: the bill has it no more, its revisions do.
     if gone := explanation_of_gone(made, line, closed=closed):
         texts: Iterable[str] = gone
     else:

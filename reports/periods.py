@@ -46,6 +46,7 @@ def window_of(begin_ms: int, end_ms: int) -> Window:
 
 def last_month(now_us: int) -> Window:
     """Return the month before the one that it is."""
+    # At a month's begin `month_of` means the month that has just ended.
     return month_of(month_of(now_us + 1).begin_us)
 
 

@@ -65,9 +65,12 @@ class RunBill(BaseRecord, frozen=True, kw_only=True):
 
 def bill_run(store: Path, *, began_ns: int, ended_ns: int) -> RunBill | None:
     """Return the bill of the hours of a run; `None` where the store has no usage of them."""
+    # Bills are of whole hours: of a store that was there before, the rest of these hours is in
+    # it too.
     hour_ns = HOUR_US * NS_PER_US
     window = Window(began_ns // hour_ns * HOUR_US, -(-ended_ns // hour_ns) * HOUR_US)
     try:
+        # Of brokers that were away nothing may have come to the store.
         reader = UsageReader(str(store))
     except UserError:
         return None
@@ -76,9 +79,12 @@ def bill_run(store: Path, *, began_ns: int, ended_ns: int) -> RunBill | None:
 
 def of_bill(bill: Bill) -> RunBill | None:
     """Return what of a bill is the run's: not the time of its hours in which nothing ran."""
+    # What is uncovered is the rest of the last minute, up to which there is usage by the rows, and
+    # whatever was between this run and an earlier one: nobody watched then, so it is not the run's.
     lines = [each for each in bill.lines if each.idle_kind != "uncovered"]
     if not lines:
         return None
+    # Together, as a bill's: the lines sum to what is said below them.
     costs = quantize_together([each.exact_cost for each in lines], digits=_DIGITS)
     made = [
         OwnerCost(
@@ -113,6 +119,7 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
     ]
     widths = fit(_COLUMNS, rows, width=width)
     unused = sum((Decimal(each.unused_cost) for each in bill.lines), Decimal(0))
+    # What costs nothing, as GPUs without a price, has no share of it.
     share = Fraction(unused) / Fraction(bill.cost) if Decimal(bill.cost) else Fraction(0)
     said = (
         f"It cost {bill.cost} {bill.currency} by {bill.prices}, {unused} of it"
