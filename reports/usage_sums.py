@@ -7,8 +7,10 @@ minutes of `usage`.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
+from os import cpu_count
 from typing import Any, Final, NamedTuple
 
 import duckdb
@@ -163,8 +165,22 @@ def begin_of(day: date) -> int:
     return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH).days * DAY_US
 
 
+def _connect() -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
+    # Each file is read a few times within a second, which the system's own cache is for.
+    connection.execute("SET enable_external_file_cache = false")
+    return connection
+
+
+def _within(window: Window) -> str:
+    """Return the SQL that a column, for which `{0}` stands, is in a time."""
+    begin, end = (f"make_timestamptz({time_us})" for time_us in window)
+    return f"{{0}} >= {begin} AND {{0}} < {end}"
+
+
 class UsageReader:
-    """A store, as bills read it. One connection, for one thread."""
+    """A store, as bills read it. One connection, for one thread at a time."""
 
     def __init__(
         self,
@@ -181,10 +197,17 @@ class UsageReader:
                 " `gpuledger-sink store` that has written events there"
             )
         self.keeps_boards = distinguishes_gpus
-        self._duckdb = duckdb.connect()
-        self._duckdb.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
-        # Each file is read a few times within a second, which the system's own cache is for.
-        self._duckdb.execute("SET enable_external_file_cache = false")
+        self._duckdb = _connect()
+
+    def twin(self, *, of: int) -> "UsageReader":
+        """Return another reader of the same store, for another thread; with its part of cores."""
+        other = copy(self)
+        other._duckdb = _connect()  # noqa: SLF001  # of this very class
+        threads = max(1, (cpu_count() or 1) // of)
+        for each in (self, other):
+            each.ask(f"SET threads = {threads}")
+        other.load_stays()
+        return other
 
     def versions(self) -> dict[str, int | None]:
         """Return the versions of the tables that are read, by name."""
@@ -281,8 +304,9 @@ class UsageReader:
             [*self._files[table].get(name, ()), *self._files[table].get(None, ())]
             for table in (USAGE_HOURLY.name, USAGE.name)
         )
-        within = f"epoch_us({{}}) >= {day.begin_us} AND epoch_us({{}}) < {day.end_us}"
-        hours = f"(SELECT * FROM {relation(hourly)} WHERE {within.format('hour', 'hour')})"  # noqa: S608  # quoted files
+        # By the column itself, which Parquet has the least and the greatest value of.
+        within = _within(day)
+        hours = f"(SELECT * FROM {relation(hourly)} WHERE {within.format('hour')})"  # noqa: S608  # quoted files
         parts = [sql.rows_sql(hours, period="hour")] if hourly else []
         if minutes:
             known = self._hours_in(hours) if hourly else frozenset()
@@ -291,11 +315,8 @@ class UsageReader:
             missing = sorted(set(range(day.begin_us, day.end_us, HOUR_US)) - known)
             if missing:
                 wanted = " OR ".join(
-                    within.format("minute", "minute")
-                    for day in (Window(hour, min(hour + HOUR_US, day.end_us)) for hour in missing)
-                    for within in [
-                        f"epoch_us({{}}) >= {day.begin_us} AND epoch_us({{}}) < {day.end_us}"
-                    ]
+                    f"({_within(Window(hour, min(hour + HOUR_US, day.end_us))).format('minute')})"
+                    for hour in missing
                 )
                 rows = f"(SELECT * FROM {relation(minutes)} WHERE {wanted})"  # noqa: S608  # quoted files
                 parts.append(sql.rows_sql(rows, period="minute"))

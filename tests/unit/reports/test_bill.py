@@ -419,6 +419,45 @@ def test_the_lines_of_any_bill_sum_to_what_the_gpus_cost(
         assert bill.exact_origin_cost == 2 * 7 * hours
 
 
+def states_of(rows: list[Row], state: str) -> list[Row]:
+    """Return the rows as written before the pod named b was known, or by a node's word alone."""
+    return [
+        {
+            **row,
+            **({"pod_state": state} if row.get("pod") == "b" else {}),
+            **({"holder_state": state} if row.get("holder_pod") == "b" else {}),
+        }
+        for row in rows
+    ]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rows=rows_of_hours(), state=st.sampled_from(["known", "unknown"]))
+def test_a_bill_by_fewer_dimensions_is_the_sum_of_one_by_more(rows: list[Row], state: str) -> None:
+    """However finely rows are told apart to make it: by namespace, by pod's name or by its UID."""
+    with TemporaryDirectory() as folder:
+        store = write_store(
+            Path(folder),
+            usage_hourly=states_of(rows, state),
+            inventory=[inventory_row("GPU-a"), inventory_row("GPU-b")],
+            pods=[pod_row(pod) for pod in "abcd"],
+        )
+        coarse = amounts_of(bill_of(store, by=["namespace"]))
+        for more in ("pod", "gpu", "owner"):
+            assert amounts_of(bill_of(store, by=["namespace", more])) == coarse
+
+
+def amounts_of(bill: Bill) -> dict[tuple[str, str | None], tuple[Fraction, ...]]:
+    """Return what lines have by their first value and kind of idle."""
+    found: dict[tuple[str, str | None], tuple[Fraction, ...]] = {}
+    for line in bill.lines:
+        key = (line.values[0], line.idle_kind)
+        amounts = (line.exact_cost, *map(Fraction, (line.held, line.used, line.charged)))
+        before = found.get(key, (Fraction(0),) * len(amounts))
+        found[key] = tuple(a + b for a, b in zip(before, amounts, strict=True))
+    return found
+
+
 def test_an_unknown_dimension_is_refused_by_name(tmp_path: Path) -> None:
     store = store_of(tmp_path, held(0, "a"))
     with pytest.raises(UserError, match="--by: 'nmespace'"):
