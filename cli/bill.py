@@ -28,7 +28,7 @@ from reports.bill_output import (
     write_parquet,
 )
 from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.closing import ClosedLine, closed_lines, refusals_of
+from reports.closing import ClosedLine, closed_lines, refusals_of, standing_bill
 from reports.closing import close as close_bill
 from reports.explaining import explain_line, revision_texts
 from reports.focus import focus_columns, focus_rows
@@ -110,21 +110,38 @@ class BillOf:
         ),
     ] = ()
 
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """The dimensions that are asked for, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.by.split(",") if name.strip()))
+
+    def closed(self) -> list[ClosedLine]:
+        """Return the lines of all revisions of the bill; none where it was never closed."""
+        window = self._window(self._reader())
+        return closed_lines(self.store, window, self.dimensions, _options(self.storage_option))
+
+    def standing(self, closed: Sequence[ClosedLine]) -> Bill:
+        """Return a closed bill as it stands, of which `closed` has the lines."""
+        policy, window = read_policy(self.prices).policy, self._window(self._reader())
+        return standing_bill(closed, window=window, by=self.dimensions, policy=policy)
+
     def make(self) -> tuple[Bill, BillMaker]:
         """Return the bill, with what made it; raises UserError for what its user can put right."""
-        by = [name.strip() for name in self.by.split(",") if name.strip()]
         read = read_policy(self.prices)
-        reader = UsageReader(
-            self.store,
-            storage_options=_options(self.storage_option),
-            distinguishes_gpus="gpu" in by,
-        )
-        maker = BillMaker(reader, read, by=by)
+        reader = self._reader()
+        maker = BillMaker(reader, read, by=self.dimensions)
         window = self._window(reader)
         # Those to come are counted too, and take no time.
         days = -(-(window.end_us - window.begin_us) // DAY_US)
         with printing_progress(days, what="days", done="billed") as advance:
             return maker.make(window, advance=advance), maker
+
+    def _reader(self) -> UsageReader:
+        return UsageReader(
+            self.store,
+            storage_options=_options(self.storage_option),
+            distinguishes_gpus="gpu" in self.dimensions,
+        )
 
     def _window(self, reader: UsageReader) -> Window:
         if (self.from_ is None) != (self.to is None):
@@ -153,19 +170,32 @@ def bill(
         bool,
         Parameter(help="With --format focus: the allocation columns of FOCUS 1.3.", negative=()),
     ] = False,
+    recompute: Annotated[
+        bool,
+        Parameter(
+            help="Calculate a closed period again: what it would cost by the usage and the prices"
+            " of today, and how much more that is.",
+            negative=(),
+        ),
+    ] = False,
 ) -> int:
-    """Make a bill, and check that its lines sum to what the GPUs cost."""
+    """Make a bill, and check that its lines sum to what the GPUs cost.
+
+    A period that was closed is shown as it was closed, with all its corrections.
+    """
     # Before anything is read: a bill may take a while.
     if format == "parquet" and output is None:
         raise UserError("--output: a Parquet file is no text; name the file")
-    made, _ = bill_of.make()
-    closed = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
+    closed = bill_of.closed()
+    stands = bool(closed) and not recompute
+    made = bill_of.standing(closed) if stands else bill_of.make()[0]
     if format == "parquet" and output is not None:
         rows = (row_of(made, line) for line in made.lines)
         write_parquet(parquet_columns(made), rows, file=output)
     elif format == "focus":
         columns = [column.name for column in focus_columns(allocations=focus_allocations)]
-        _write(as_csv(columns, focus_rows(made, allocations=focus_allocations)), output)
+        focus = focus_rows(made, allocations=focus_allocations, closed=closed if stands else ())
+        _write(as_csv(columns, focus), output)
     elif format == "table":
         _print_table(made, output)
     else:
@@ -238,8 +268,8 @@ def explain(
             f"{line!r} {problem}; give the `line` of `gpuledger bill … --format json`, with the"
             " same --period, --by and --prices"
         )
-    revisions = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
-    for text in revision_texts(revisions, found[0].id):
+    revisions = bill_of.closed()
+    for text in revision_texts(revisions, found[0].id, policy=made.policy.sha256):
         sys.stdout.write(f"{text}\n")
     for text in explain_line(made, found[0], maker=maker, max_rows=rows):
         sys.stdout.write(f"{text}\n")
@@ -313,14 +343,27 @@ def _totals(made: Bill) -> str:
     return "  ".join(parts)
 
 
+def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
+    last = closed[-1]
+    if made.revision is not None:
+        return (
+            f"closed as revision {last.revision} at {time_text(last.closed_time_us)};"
+            " --recompute says what it would be now"
+        )
+    difference = made.line_cost - sum(line.cost for line in closed)
+    if not difference:
+        return f"closed as revision {last.revision}, and it would cost the same now"
+    more = f"{rounded(Fraction(difference), digits=minor_digits(made.currency)):f}"
+    return (
+        f"closed as revision {last.revision}, and {more} more since; `gpuledger bill close` adds"
+        " correction lines"
+    )
+
+
 def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
     """Say on standard error what whoever pays should know."""
-    if closed and (difference := made.line_cost - sum(line.cost for line in closed)):
-        digits = f"{rounded(Fraction(difference), digits=minor_digits(made.currency)):f}"
-        sys.stderr.write(
-            f"gpuledger: closed as revision {closed[-1].revision}, and {digits} more since;"
-            " `gpuledger bill close` adds correction lines\n"
-        )
+    if closed:
+        sys.stderr.write(f"gpuledger: {_closed_text(made, closed)}\n")
     for model, units in made.unpriced.items():
         sys.stderr.write(
             f"gpuledger: no price for {model}: {gpu_seconds(units) / 3600:,.1f} GPU-hours cost"

@@ -34,8 +34,11 @@ def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int)
     yield from _usage(bill, line, maker, max_rows)
 
 
-def revision_texts(closed: Sequence[ClosedLine], line: str) -> Iterator[str]:
-    """Yield what was closed of a line, revision by revision; nothing where it never was."""
+def revision_texts(closed: Sequence[ClosedLine], line: str, *, policy: str) -> Iterator[str]:
+    """Yield what was closed of a line, revision by revision; nothing where it never was.
+
+    `policy` is the hash of the prices by which the line is explained.
+    """
     for each in closed:
         if each.line == line:
             word = "correction" if each.charge_class else "closed"
@@ -44,6 +47,8 @@ def revision_texts(closed: Sequence[ClosedLine], line: str) -> Iterator[str]:
                 f" usage until {time_text(each.valid_through_us)}, prices {each.policy_name}"
                 f" {each.policy_sha256[:12]}, tables {each.table_versions}"
             )
+    if closed and closed[-1].policy_sha256 != policy:
+        yield "what follows is by other prices than those by which it was closed"
 
 
 def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
