@@ -239,7 +239,7 @@ class UsageReader:
                 PODS.name,
                 "cluster, node, pod_uid, epoch_us(in_force_from), namespace, pod, owner_kind,"
                 " owner_name, labels, epoch_us(created_time), epoch_us(deleted_time),"
-                " resource_version, min(kafka_offset), config_hash",
+                " resource_version, min(kafka_offset), config_hash, annotations",
                 # A kubelet lists a pod for a while after its end; a day is more than that.
                 f"created_time < make_timestamptz({window.end_us + HOUR_US})"
                 " AND (deleted_time IS NULL"
@@ -348,8 +348,13 @@ class UsageReader:
         files = [file for of_day in self._files[table].values() for file in of_day]
         if not files:
             return []
+        rows = relation(files)
+        if table == PODS.name:
+            # A store that was written by an earlier version alone has no such column.
+            column = "SELECT NULL::VARCHAR AS annotations WHERE false"
+            rows = f"({column} UNION ALL BY NAME FROM {rows})"
         return self.ask(
-            f"SELECT {columns} FROM {relation(files)} WHERE {condition} GROUP BY ALL ORDER BY ALL"  # noqa: S608  # quoted files
+            f"SELECT {columns} FROM {rows} WHERE {condition} GROUP BY ALL ORDER BY ALL"  # noqa: S608  # quoted files
         )
 
     def ask(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:

@@ -1,16 +1,19 @@
 """What a bill says: whose each cost is, by which price, and that all of it adds up."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from deltalake import write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuledger.errors import UserError
+from gpuledger.store.schema import PODS, table_uri
 from reports.billing import Bill, BillMaker, gpu_seconds
 from reports.policy_file import ReadPolicy, parse_policy
 from reports.usage_sums import UsageReader, Window
@@ -175,6 +178,34 @@ def test_labels_are_those_of_the_time_of_use(tmp_path: Path) -> None:
         ],
     )
     assert costs(bill_of(store, by=["label:team"])) == {"blue": "7.00", "red": "14.00"}
+
+
+def test_annotations_are_those_of_the_time_of_use_and_may_stand_for_labels(tmp_path: Path) -> None:
+    store = store_of(
+        tmp_path,
+        *(held(hour, "a") for hour in range(3)),
+        held(3, "b"),
+        pods=[
+            pod_row("a", annotations='{"example.com/cost-center": "17"}'),
+            pod_row("a", hour=0.5, annotations='{"example.com/cost-center": "18"}'),
+            pod_row("b", labels='{"cost-center": "19"}'),
+        ],
+    )
+    tried = "['label:cost-center', 'annotation:example.com/cost-center']"
+    policy = SEVEN + f"dimensions: {{centre: {tried}}}\n"
+    expected = {"17": "7.00", "18": "14.00", "19": "7.00"}
+    assert costs(bill_of(store, policy, by=["centre"])) == expected
+
+
+def test_pods_that_an_earlier_version_stored_have_no_annotations(tmp_path: Path) -> None:
+    store = store_of(tmp_path, held(0, "a"))
+    columns = [column for column in PODS.columns if column.name != "annotations"]
+    before = replace(PODS, columns=columns)
+    row = {**pod_row("a"), "labels": '{"team": "x"}'}
+    values = tuple(row.get(column.name) for column in columns)
+    write_deltalake(table_uri(store, PODS.name), before.table_of([values]))
+    assert costs(bill_of(store, by=["label:team"], hours=1)) == {"x": "7.00"}
+    assert costs(bill_of(store, by=["annotation:team"], hours=1)) == {"__unattributed__": "7.00"}
 
 
 def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: Path) -> None:
