@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from reports import charging_sql as sql
 from reports.charging_sql import HOUR_US, UNITS
-from reports.parts_sql import UNTOLD, add_untold_sql, parties_sql, parts_sql, sums_sql
+from reports.parts_sql import UNTOLD, add_untold_sql, excess_sql, parties_sql, parts_sql, sums_sql
 from reports.presence import Node
 from reports.tenants import PartyKey, PartyKind
 from reports.usage_sums import (
@@ -269,7 +269,7 @@ class _UsageDay:
         return charges, idle
 
     def _excess(self, same: str) -> list[PartyCharge]:
-        found = self._ask(sql.excess_sql(self._detail, same_device=same))
+        found = self._ask(excess_sql(self._detail, same_device=same))
         return [
             PartyCharge(
                 DeviceClass._make(row[:7]),
