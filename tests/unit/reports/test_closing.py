@@ -102,6 +102,25 @@ def test_a_closed_period_shows_what_was_closed_whatever_it_would_cost_now(
     assert "would cost the same now" in written("--recompute")[1]
 
 
+@pytest.mark.parametrize(
+    ("format_", "words"),
+    [
+        ("table", "closed, in USD"),
+        ("json", '"state": "closed"'),
+        ("csv", "140.00"),
+        ("focus", "140.00"),
+        ("html", "closed as revision 1"),
+    ],
+)
+def test_a_closed_period_is_shown_in_every_format(
+    arguments: list[str], format_: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["bill", "close", *arguments])
+    capsys.readouterr()
+    assert main(["bill", *arguments, "--format", format_]) == 0
+    assert words in capsys.readouterr().out
+
+
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(first=rows_of_hours(), late=rows_of_hours(), policy=st.sampled_from(POLICIES))
 def test_revisions_sum_to_the_bill_as_it_is_by_the_last_of_them(
