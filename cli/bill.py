@@ -30,7 +30,7 @@ from reports.bill_output import (
 from reports.billing import Bill, BillMaker, gpu_seconds
 from reports.closing import ClosedLine, closed_lines, refusals_of, standing_bill
 from reports.closing import close as close_bill
-from reports.explaining import explain_line, revision_texts
+from reports.explaining import explanation_of, find_line
 from reports.focus import focus_columns, focus_rows
 from reports.money import minor_digits, rounded, text_of
 from reports.periods import month_of, parse_period, window_of
@@ -277,17 +277,8 @@ def explain(
 ) -> int:
     """Print how a line was calculated: prices, times, the rows of usage and their events."""
     made, maker = bill_of.make()
-    found = [each for each in made.lines if each.id.startswith(line)]
-    if len(found) != 1:
-        problem = "is the begin of several lines" if found else "is no line of this bill"
-        raise UserError(
-            f"{line!r} {problem}; give the `line` of `gpuledger bill … --format json`, with the"
-            " same --period, --by and --prices"
-        )
-    revisions = bill_of.closed()
-    for text in revision_texts(revisions, found[0].id, policy=made.policy.sha256):
-        sys.stdout.write(f"{text}\n")
-    for text in explain_line(made, found[0], maker=maker, max_rows=rows):
+    found, closed = find_line(made, line), bill_of.closed()
+    for text in explanation_of(made, found, maker=maker, closed=closed, max_rows=rows):
         sys.stdout.write(f"{text}\n")
     return MADE
 

@@ -165,18 +165,32 @@ def begin_of(day: date) -> int:
     return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH).days * DAY_US
 
 
-def _connect() -> duckdb.DuckDBPyConnection:
+def _connect(memory_bytes: int | None) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
     # Each file is read a few times within a second, which the system's own cache is for.
     connection.execute("SET enable_external_file_cache = false")
+    if memory_bytes is not None:
+        connection.execute(_bound(memory_bytes))
     return connection
+
+
+def _bound(memory_bytes: int) -> str:
+    # Nothing is spilled either: whoever sets a bound may have no disk to write to.
+    return f"SET memory_limit = '{memory_bytes}B'; SET temp_directory = ''"
 
 
 def _within(window: Window) -> str:
     """Return the SQL that a column, for which `{0}` stands, is in a time."""
     begin, end = (f"make_timestamptz({time_us})" for time_us in window)
     return f"{{0}} >= {begin} AND {{0}} < {end}"
+
+
+def table_versions(
+    store_uri: str, storage_options: Mapping[str, str] | None = None
+) -> dict[str, int | None]:
+    """Return the versions of the tables that bills are made of, by name; absent where none is."""
+    return {t.name: version_of(store_uri, t.name, storage_options) for t in _INPUTS}
 
 
 class UsageReader:
@@ -188,7 +202,12 @@ class UsageReader:
         *,
         storage_options: Mapping[str, str] | None = None,
         distinguishes_gpus: bool = False,
+        memory_bytes: int | None = None,
     ) -> None:
+        """Open a store; DuckDB takes `memory_bytes` at most, and most of the machine's without.
+
+        Raises `UserError` where there is no usage in it.
+        """
         self._uri, self._options = store_uri, storage_options
         self._files = {t.name: files_of(store_uri, t.name, storage_options) for t in _INPUTS}
         if not (self._files[USAGE.name] or self._files[USAGE_HOURLY.name]):
@@ -197,21 +216,27 @@ class UsageReader:
                 " `gpuledger-sink store` that has written events there"
             )
         self.keeps_boards = distinguishes_gpus
-        self._duckdb = _connect()
+        self._memory_bytes = memory_bytes
+        self._duckdb = _connect(memory_bytes)
 
     def twin(self, *, of: int) -> "UsageReader":
-        """Return another reader of the same store, for another thread; with its part of cores."""
+        """Return another reader of the same store, for another thread.
+
+        It has its part of the cores, and of the memory where that is bounded; so has this one.
+        """
         other = copy(self)
-        other._duckdb = _connect()  # noqa: SLF001  # of this very class
+        other._duckdb = _connect(None)  # noqa: SLF001  # of this very class
         threads = max(1, (cpu_count() or 1) // of)
         for each in (self, other):
             each.ask(f"SET threads = {threads}")
+            if self._memory_bytes is not None:
+                each.ask(_bound(self._memory_bytes // of))
         other.load_stays()
         return other
 
     def versions(self) -> dict[str, int | None]:
         """Return the versions of the tables that are read, by name."""
-        return {t.name: version_of(self._uri, t.name, self._options) for t in _INPUTS}
+        return table_versions(self._uri, self._options)
 
     @cached_property
     def valid_through_us(self) -> int:
