@@ -1,5 +1,6 @@
 """Closed bills stay, and what changes later is a correction line each."""
 
+import json
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from cli.command import main
 from gpuledger.errors import UserError
 from gpuledger.store.bill_table import BILL_LINES, append_revision
+from reports.api.answering import AnswerSettings, answer_to
+from reports.api.questions import BillQuestion
 from reports.bill_output import row_of
 from reports.billing import Bill
 from reports.closing import AMOUNTS, ClosedLine, closed_lines, revision_rows, standing_bill
@@ -217,3 +220,23 @@ def test_the_page_has_the_columns_of_the_table() -> None:
     assert [(name.strip(" `"), null.strip()) for name, _, null in rows] == [
         (column.name, "yes" if column.nullable else "") for column in BILL_LINES.columns
     ]
+
+
+def test_the_service_shows_a_closed_period_as_the_command_does(
+    store: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = AnswerSettings(
+        store_uri=store,
+        storage_options={},
+        prices=str(tmp_path / "prices.yaml"),
+        memory_bytes=256 * 2**20,
+    )
+    question = BillQuestion(window=parse_period("2026-10-01"), by=("pod",))
+    assert json.loads(answer_to(question, settings).body)["state"] == "provisional"
+    main(["bill", "close", *arguments])
+    write_store(Path(store), usage_hourly=[held(3, "b", gpu="GPU-b")])
+    capsys.readouterr()
+    main(["bill", *arguments, "--format", "json"])
+    answered = json.loads(answer_to(question, settings).body)
+    assert answered == json.loads(capsys.readouterr().out)
+    assert (answered["state"], answered["revision"]) == ("closed", 1)
