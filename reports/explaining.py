@@ -39,6 +39,19 @@ def explanation_of(
     yield from explain_line(bill, line, maker=maker, max_rows=max_rows)
 
 
+def explanation_of_gone(bill: Bill, begin: str, *, closed: Sequence[ClosedLine]) -> list[str]:
+    """Return what was closed of the line of which the id begins so, where nothing of it is left.
+
+    Nothing where the bill has such a line, or none such was closed.
+    """
+    gone = {each.line for each in closed if each.line.startswith(begin)}
+    if len(gone) != 1 or any(each.id.startswith(begin) for each in bill.lines):
+        return []
+    (line,) = gone
+    revisions = revision_texts(closed, line, policy=bill.policy.sha256)
+    return [*revisions, f"line {line}: nothing of it is left in the bill"]
+
+
 def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int) -> Iterator[str]:
     """Yield the explanation of a line; `max_rows` rows of usage at most, all where it is 0."""
     named = ", ".join(f"{name} {value}" for name, value in zip(bill.by, line.values, strict=True))
