@@ -28,7 +28,7 @@ from reports.bill_output import (
     write_parquet,
 )
 from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.closing import ClosedLine, closed_lines, refusals_of
+from reports.closing import ClosedLine, closed_lines, refusals_of, standing_bill
 from reports.closing import close as close_bill
 from reports.explaining import explanation_of, explanation_of_gone, find_line
 from reports.focus import focus_columns, focus_rows
@@ -46,7 +46,7 @@ LAST_MONTH: Final = "last-month"
 _WIDTH_IN_FILES: Final = 160
 _HTML_MODULES: Final = frozenset({"jinja2", "markupsafe", "vl_convert"})
 _HELP: Final = """
-- This month so far, by namespace, at list prices: gpuledger bill --store gpuledger-store
+- This month so far, by namespace, at example prices: gpuledger bill --store gpuledger-store
 - A month by team at your own prices: gpuledger bill --store s3://ledger/gpuledger --period 2026-10
   --by team,model --prices prices.yaml
 - Keep a month's lines for good: gpuledger bill close --store gpuledger-store --period 2026-10
@@ -102,7 +102,7 @@ class BillOf:
     ] = "namespace"
     prices: Annotated[
         Path | None,
-        Parameter(help="File of prices and policies (YAML); absent: built-in list prices."),
+        Parameter(help="File of prices and policies (YAML); absent: built-in examples."),
     ] = None
     storage_option: Annotated[
         tuple[str, ...],
@@ -113,16 +113,26 @@ class BillOf:
         ),
     ] = ()
 
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """The dimensions that are asked for, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.by.split(",") if name.strip()))
+
+    def closed(self) -> list[ClosedLine]:
+        """Return the lines of all revisions of the bill; none where it was never closed."""
+        window = self._window(self._reader())
+        return closed_lines(self.store, window, self.dimensions, _options(self.storage_option))
+
+    def standing(self, closed: Sequence[ClosedLine]) -> Bill:
+        """Return a closed bill as it stands, of which `closed` has the lines."""
+        policy, window = read_policy(self.prices).policy, self._window(self._reader())
+        return standing_bill(closed, window=window, by=self.dimensions, policy=policy)
+
     def make(self, *, tells_days: bool = False) -> tuple[Bill, BillMaker]:
         """Return the bill, with what made it; raises UserError for what its user can put right."""
-        by = [name.strip() for name in self.by.split(",") if name.strip()]
         read = read_policy(self.prices)
-        reader = UsageReader(
-            self.store,
-            storage_options=_options(self.storage_option),
-            distinguishes_gpus="gpu" in by,
-        )
-        maker = BillMaker(reader, read, by=by)
+        reader = self._reader()
+        maker = BillMaker(reader, read, by=self.dimensions)
         window = self._window(reader)
         # Those to come are counted too, and take no time.
         days = -(-(window.end_us - window.begin_us) // DAY_US)
@@ -140,6 +150,13 @@ class BillOf:
         for key in _options(self.storage_option):
             found += ["--storage-option", f"{key}=..."]
         return found
+
+    def _reader(self) -> UsageReader:
+        return UsageReader(
+            self.store,
+            storage_options=_options(self.storage_option),
+            distinguishes_gpus="gpu" in self.dimensions,
+        )
 
     def _window(self, reader: UsageReader) -> Window:
         if (self.from_ is None) != (self.to is None):
@@ -170,14 +187,26 @@ def bill(
         bool,
         Parameter(help="With --format focus: the allocation columns of FOCUS 1.3.", negative=()),
     ] = False,
+    recompute: Annotated[
+        bool,
+        Parameter(
+            help="Calculate a closed period again: what it would cost by the usage and the prices"
+            " of today, and how much more that is.",
+            negative=(),
+        ),
+    ] = False,
 ) -> int:
-    """Make a bill, and check that its lines sum to what the GPUs cost."""
+    """Make a bill, and check that its lines sum to what the GPUs cost.
+
+    A period that was closed is shown as it was closed, with all its corrections.
+    """
     # Before anything is read: a bill may take a while.
     if format == "parquet" and output is None:
         raise UserError("--output: a Parquet file is no text; name the file")
     as_html = _html_writer() if format == "html" else None
-    made, _ = bill_of.make(tells_days=as_html is not None)
-    closed = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
+    closed = bill_of.closed()
+    stands = bool(closed) and not recompute
+    made = bill_of.standing(closed) if stands else bill_of.make(tells_days=bool(as_html))[0]
     if as_html:
         _write(as_html(made, closed=closed, asked=bill_of.arguments(made)), output)
     elif format == "parquet" and output is not None:
@@ -185,7 +214,8 @@ def bill(
         write_parquet(parquet_columns(made), rows, file=output)
     elif format == "focus":
         columns = [column.name for column in focus_columns(allocations=focus_allocations)]
-        _write(as_csv(columns, focus_rows(made, allocations=focus_allocations)), output)
+        focus = focus_rows(made, allocations=focus_allocations, closed=closed if stands else ())
+        _write(as_csv(columns, focus), output)
     elif format == "table":
         _print_table(made, output)
     else:
@@ -345,14 +375,27 @@ def _totals(made: Bill) -> str:
     return "  ".join(parts)
 
 
+def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
+    last = closed[-1]
+    if made.revision is not None:
+        return (
+            f"closed as revision {last.revision} at {time_text(last.closed_time_us)};"
+            " --recompute says what it would be now"
+        )
+    difference = made.line_cost - sum(line.cost for line in closed)
+    if not difference:
+        return f"closed as revision {last.revision}, and it would cost the same now"
+    more = f"{rounded(Fraction(difference), digits=minor_digits(made.currency)):f}"
+    return (
+        f"closed as revision {last.revision}, and {more} more since; `gpuledger bill close` adds"
+        " correction lines"
+    )
+
+
 def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
     """Say on standard error what whoever pays should know."""
-    if closed and (difference := made.line_cost - sum(line.cost for line in closed)):
-        digits = f"{rounded(Fraction(difference), digits=minor_digits(made.currency)):f}"
-        sys.stderr.write(
-            f"gpuledger: closed as revision {closed[-1].revision}, and {digits} more since;"
-            " `gpuledger bill close` adds correction lines\n"
-        )
+    if closed:
+        sys.stderr.write(f"gpuledger: {_closed_text(made, closed)}\n")
     for model, units in made.unpriced.items():
         sys.stderr.write(
             f"gpuledger: no price for {model}: {gpu_seconds(units) / 3600:,.1f} GPU-hours cost"

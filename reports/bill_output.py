@@ -61,7 +61,12 @@ def row_of(bill: Bill, line: BillLine) -> dict[str, Any]:
 
 
 def state_of(bill: Bill) -> str:
-    """Return whether usage may still come: `open`, or `provisional` once the period is over."""
+    """Return whether usage may still come: `open`, `provisional` once the period is over, `closed`.
+
+    Closed is a bill that shows what was closed, and not one that was calculated anew.
+    """
+    if bill.revision is not None:
+        return "closed"
     return "provisional" if bill.is_complete else "open"
 
 
@@ -74,6 +79,7 @@ def as_json(bill: Bill) -> str:
         "to": time_text(bill.window.end_us),
         "usage_until": time_text(bill.end_us),
         "state": state_of(bill),
+        "revision": bill.revision,
         "by": bill.by,
         "lines": [
             {name: f"{value:f}" if name in COSTS else value for name, value in row.items()}

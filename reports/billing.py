@@ -98,6 +98,8 @@ class Bill:
     cells: dict[CellKey, dict[Terms, Cell]] = field(repr=False)
     shown: int
     """How many of a cell's values are of the bill's own dimensions."""
+    revision: int | None = None
+    """The last revision of a closed bill, as it was closed; absent where it was calculated now."""
     days: list[DayCost] = field(default_factory=list)
     """What each day cost, where that was asked for."""
 

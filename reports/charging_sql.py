@@ -13,8 +13,8 @@ board was in the inventory, whatever ticks say:
 
 Every scaling is by largest remainder, ties by device and tenant, so that nothing depends on the
 order of rows. Most hours are plain: nobody used what another did not hold, and each holder pays
-what was held. Those are sums over rows, which is why a month takes seconds; the others (`is_odd`)
-are taken out of the sums and go through all of the above.
+what was held, scaled down by a clock that was slewed or not. Those are sums over rows, which is why
+a month takes seconds; the others (`is_odd`) are taken out of the sums and go through all of it.
 """
 
 from typing import Final, NamedTuple
@@ -30,7 +30,7 @@ FACTOR: Final = (
 )
 """Units of a nanosecond of a device. Of an instance without known slices nobody knows."""
 
-_COLUMNS: Final = """
+COLUMNS: Final = """
     cluster, node, gpu_uuid, model, parent_uuid, mig_profile,
     compute_slices AS w, board_compute_slices AS s, account = 'idle' AS is_idle,
     CASE account WHEN 'idle' THEN
@@ -51,10 +51,26 @@ _COLUMNS: Final = """
 
 
 def rows_sql(relation: str, *, period: str) -> str:
-    """Return the SQL of a table's rows, with the hour that each is of."""
+    """Return the SQL of a table's rows as they are, with the hour that each is of."""
     # Whole hours since the epoch are hours of UTC, and cost less than date_trunc in a time zone.
     hour = f"epoch_us({period})" + ("" if period == "hour" else f" // {HOUR_US} * {HOUR_US}")
-    return f"SELECT {hour} AS hour_us, {_COLUMNS} FROM {relation}"  # noqa: S608  # quoted files
+    slices = "compute_slices AS w, board_compute_slices AS s"
+    return f"SELECT *, {slices}, {hour} AS hour_us FROM {relation}"  # noqa: S608  # quoted files
+
+
+SILENT_FLAG: Final = 1
+FREE_FLAG: Final = 2
+USED_FLAG: Final = 4
+ROWS: Final = f"""
+CREATE OR REPLACE TEMP VIEW usage_rows AS SELECT hour_us, {COLUMNS},
+    CASE WHEN silent_ns > 0 THEN {SILENT_FLAG} ELSE 0 END | CASE
+        WHEN account <> 'idle' THEN CASE WHEN busy_ns > 0 THEN {USED_FLAG} ELSE 0 END
+        WHEN holder_state IS NULL AND holder_job_id IS NULL AND held_ns > 0 THEN {FREE_FLAG}
+        ELSE 0 END AS flags,
+    CASE WHEN account = 'idle' THEN 1 END AS idle_row
+FROM usage_raw
+"""  # noqa: S608  # our own names
+"""The day's rows, as bills look at them."""
 
 
 # Whose a row is: a pod by its UID, else by its name in that hour.
@@ -76,7 +92,7 @@ _SAME_PARTY: Final = " AND ".join(
         "named_us",
     )
 )
-_NAMED_US: Final = "CASE WHEN uid IS NULL AND pod IS NOT NULL THEN hour_us END"
+NAMED_US: Final = "CASE WHEN uid IS NULL AND pod IS NOT NULL THEN hour_us END"
 
 
 class Detail(NamedTuple):
@@ -92,6 +108,8 @@ class Detail(NamedTuple):
     """Whether a pod that the row names is known enough by its name; else it is by its UID."""
     names_pods: bool = True
     """Whether pods and jobs of a namespace are told apart, by names."""
+    by_hour: bool = False
+    """Whether `since` is of each hour, somewhere."""
 
     @property
     def node(self) -> str:
@@ -119,7 +137,7 @@ class Detail(NamedTuple):
     @property
     def since_us(self) -> str:
         """SQL of the time from which a row's names and facts hold."""
-        named = f"CASE WHEN is_told THEN NULL ELSE {_NAMED_US} END" if self.by_names else _NAMED_US
+        named = f"CASE WHEN is_told THEN NULL ELSE {NAMED_US} END" if self.by_names else NAMED_US
         return f"coalesce({named}, {self.since})"
 
 
@@ -168,15 +186,12 @@ def hours_sql(*, same_device: str) -> str:
 CREATE OR REPLACE TEMP TABLE device_hours AS
 WITH summed AS (
     -- One number for all that may be so of a row: an aggregate the less for each.
-    SELECT device, hour_us, coalesce(sum(held_ns), 0) * any_value(factor) AS held,
-        bit_or(CASE WHEN silent_ns > 0 THEN 1 ELSE 0 END
-            + CASE WHEN is_idle AND NOT is_held AND held_ns > 0 THEN 2 ELSE 0 END
-            + CASE WHEN NOT is_idle AND busy_ns > 0 THEN 4 ELSE 0 END) AS flags,
-        sum(CASE WHEN is_idle THEN 1 ELSE 0 END) AS idle_rows
+    SELECT device, hour_us, coalesce(sum(held_ns), 0) AS held_ns, bit_or(flags) AS flags,
+        count(idle_row) AS idle_rows
     FROM usage_rows AS each JOIN devices ON {same_device}
     GROUP BY device, hour_us
 ), cut AS (
-    SELECT board_id, hour_us, sum(held) AS held
+    SELECT board_id, hour_us, sum(held_ns * factor) AS held
     FROM summed JOIN devices USING (device) WHERE is_cut GROUP BY ALL
 ), partly AS (
     -- Of boards that came or went in the day: for how long they were there in each hour.
@@ -189,7 +204,7 @@ WITH summed AS (
     CROSS JOIN (SELECT DISTINCT hour_us FROM summed)
     GROUP BY ALL
 ), placed AS (
-    SELECT summed.*, board_id, is_cut, is_known, coalesce(cut.held, summed.held) AS covered,
+    SELECT summed.*, board_id, is_cut, is_known, coalesce(cut.held, held_ns * factor) AS covered,
         CASE WHEN is_whole OR NOT is_known
             THEN (least(hour_us + {HOUR_US}, $end_us) - greatest(hour_us, $begin_us))::HUGEINT
                 * {1000 * UNITS}
@@ -199,8 +214,10 @@ WITH summed AS (
 )
 SELECT device, hour_us, board_id, is_cut, is_known, covered,
     CASE WHEN is_known THEN there ELSE least(there, covered) END AS there,
-    -- Where one holds all of an hour, or nobody does, an excess is taken from that row.
-    flags & 6 = 6 OR (covered > there AND (flags & 1 = 1 OR is_cut OR idle_rows <> 1)) AS is_odd
+    -- What is held of a whole GPU that answers is scaled down to its time, and that is all.
+    flags & {FREE_FLAG | USED_FLAG} = {FREE_FLAG | USED_FLAG}
+        OR (covered > there AND (flags & {SILENT_FLAG} <> 0 OR is_cut)) AS is_odd,
+    idle_rows > 1 AS is_shared
 FROM placed
 """  # noqa: S608  # our own names
 
@@ -212,7 +229,7 @@ def mark_special_sql(*, same_device: str) -> str:
 UPDATE device_hours SET is_odd = true
 FROM (
     SELECT DISTINCT device, hour_us
-    FROM (SELECT *, {_NAMED_US} AS named_us, {PARTY_NAMES} FROM usage_rows WHERE is_idle) AS each
+    FROM (SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES} FROM usage_rows WHERE is_idle) AS each
     JOIN devices ON {same_device} JOIN parties ON {_SAME_PARTY}
     WHERE basis <> 'held'
 ) AS special
@@ -238,34 +255,11 @@ GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
-def sums_sql(rows: str, detail: Detail) -> str:
-    """Return the SQL of sums over rows, by device class, time and party."""
-    return f"""
-SELECT cluster, {detail.node} AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
-    {detail.since_us} AS since_us, is_idle, {detail.party}, ({FACTOR})::HUGEINT AS factor,
-    coalesce(sum(held_ns), 0), coalesce(sum(silent_ns), 0), coalesce(sum(busy_ns), 0),
-    coalesce(sum(measured_busy_ns), 0), coalesce(sum(energy_millijoules), 0),
-    coalesce(sum(memory_byte_ns), 0)
-FROM {rows} JOIN node_classes USING (cluster, node)
-GROUP BY ALL
-"""  # noqa: S608  # our own names
-
-
 WANTED: Final = (
     "cluster", "node", "model", "mig_profile", "w", "s", "gpu", "since_us",
     "kind", "uid", "named_namespace", "named_pod", "job", "is_idle",
 )  # fmt: skip
 """What tells the rows of a sum."""
-
-
-def parties_sql(rows: str, detail: Detail) -> str:
-    """Return the SQL of whose rows are, each by all that a row says of it."""
-    return f"""
-SELECT cluster, node, {PARTY}, {_NAMED_US} AS named_us, max(namespace) AS namespace,
-    max(pod) AS pod, min({detail.since}) AS since_us
-FROM {rows} WHERE kind <> 'nobody'
-GROUP BY ALL
-"""  # noqa: S608  # our own names
 
 
 def rows_in_sql(*, since: str, gpu: str) -> str:
@@ -275,34 +269,28 @@ def rows_in_sql(*, since: str, gpu: str) -> str:
 SELECT hour_us, each.node, gpu_uuid, pod, coalesce(held_ns, 0), coalesce(silent_ns, 0),
     coalesce(busy_ns, 0), each.is_idle, kafka_partition, first_offset, last_offset
 FROM (
-    SELECT *, {gpu} AS gpu, coalesce({_NAMED_US}, {since}) AS since_us, {PARTY_NAMES}
+    SELECT *, {gpu} AS gpu, coalesce({NAMED_US}, {since}) AS since_us, {PARTY_NAMES}
     FROM usage_rows
 ) AS each JOIN wanted ON {same}
 ORDER BY ALL
 """  # noqa: S608  # our own names
 
 
-def rows_of_hours(condition: str, *, same_device: str) -> str:
-    """Return the SQL of the rows of some device-hours, for `sums_sql`."""
+def rows_of_hours(condition: str, *, same_device: str, of: str = "usage_rows") -> str:
+    """Return the SQL of the rows of some device-hours, for `parts_sql`.
+
+    Beside each row stand its device, what of it is held in units, and what is `covered` of its
+    board in the hour, for which that was `there`.
+    """
     return f"""(
-    SELECT each.*, covered - there AS excess FROM usage_rows AS each
-    JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us) WHERE {condition}
+    SELECT each.*, device, covered, there, coalesce(held_ns, 0) * factor AS held
+    FROM {of} AS each JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us)
+    WHERE {condition}
 )"""  # noqa: S608  # our own names
 
 
-def excess_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL of what plain hours have more than their board was there, by whose it is."""
-    rows = rows_of_hours("NOT is_odd AND covered > there AND is_idle", same_device=same_device)
-    return f"""
-SELECT cluster, {detail.node} AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
-    {detail.since_us} AS since_us, {detail.party}, sum(excess)
-FROM {rows} JOIN node_classes USING (cluster, node)
-GROUP BY ALL
-"""  # noqa: S608  # our own names
-
-
 # The products stay below 2^127: an hour of a board is 10^17 units, and times another one 10^34.
-def _scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
+def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
     """Return the SQL of an amount scaled such that all of a partition sum to `to`.
 
     By largest remainder, and only where their total is more than that.
@@ -329,14 +317,14 @@ WITH parted AS (
         coalesce(sum(silent_ns), 0) * any_value(factor) AS silent,
         greatest(0, coalesce(sum(busy_ns) FILTER (NOT is_idle), 0)) * any_value(factor) AS used
     FROM (
-        SELECT *, {_NAMED_US} AS named_us, {PARTY_NAMES} FROM usage_rows
+        SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES} FROM usage_rows
     ) AS each
     JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us, board_id)
     LEFT JOIN parties ON {_SAME_PARTY}
     WHERE is_odd GROUP BY ALL
 ), fitted AS (
     SELECT * REPLACE (
-        {_scaled("held", "there", "covered", hour, "device, party")} AS held,
+        {scaled("held", "there", "covered", hour, "device, party")} AS held,
         CASE WHEN covered > there THEN silent * there // covered ELSE silent END AS silent,
         CASE WHEN covered > there THEN used * there // covered ELSE used END AS used
     ) FROM parted
@@ -354,14 +342,14 @@ WITH parted AS (
 ), totals AS (
     SELECT *, sum(wish) OVER (PARTITION BY {device_hour}) AS wishes FROM wished
 ), granted AS (
-    SELECT *, {_scaled("wish", "free", "wishes", device_hour, "party")} AS grant_ FROM totals
+    SELECT *, {scaled("wish", "free", "wishes", device_hour, "party")} AS grant_ FROM totals
 ), claimed AS (
     SELECT *, claim + grant_ AS asked,
         sum(claim + grant_) OVER (PARTITION BY {device_hour}) AS all_asked
     FROM granted
 )
 SELECT device, hour_us, party, silent_part, own, all_own - free AS all_held,
-    {_scaled("asked", "all_own", "all_asked", device_hour, "party")} AS charged,
+    {scaled("asked", "all_own", "all_asked", device_hour, "party")} AS charged,
     own > 0 AND party <> 0 AS is_holder
 FROM claimed
 """  # noqa: S608  # our own names

@@ -8,8 +8,9 @@ all revisions sum to the bill as it is by the last of them, and each revision to
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Final
 
 import duckdb
@@ -18,13 +19,21 @@ import msgspec
 from gpuledger.store.bill_table import BILL_LINES, append_revision
 from gpuledger.store.object_files import open_object_files
 from gpuledger.store.query import files_of, relation
-from reports.bill_output import row_of
-from reports.billing import Bill
-from reports.money import text_of
+from reports.bill_output import COSTS, NUMBERS, row_of
+from reports.billing import Bill, BillLine
+from reports.charge_parts import encode_parts, parts_of
+from reports.charging_sql import UNITS
+from reports.money import fraction_of, minor_digits, text_of
+from reports.policy import BillPolicy, IdleKind
+from reports.policy_file import ReadPolicy
+from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
 from reports.usage_sums import Window
 
-AMOUNTS: Final = ("held_gpu_seconds", "used_gpu_seconds", "charged_gpu_seconds", "cost")
+AMOUNTS: Final = (*NUMBERS, *COSTS)
 CORRECTION: Final = "correction"
+_NS_PER_SECOND: Final = 10**9
+_MILLISECONDS: Final = 1000
+_MILLISECOND_UNITS: Final = UNITS * 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +50,23 @@ class ClosedLine:
     held_gpu_seconds: Decimal
     used_gpu_seconds: Decimal
     charged_gpu_seconds: Decimal
+    memory_byte_seconds: Decimal
+    energy_kilowatt_hours: Decimal
+    gpu_cost: Decimal
+    energy_cost: Decimal
+    shared_cost: Decimal
+    held_idle_cost: Decimal
     cost: Decimal
+    parts: str | None
+    """JSON of what the line is made of, by price; absent in corrections."""
     currency: str
     policy_name: str
     policy_sha256: str
     table_versions: str
+    covered_ratio: str | None
+    measured_ratio: str | None
     valid_through_us: int
+    closed_time_us: int
 
 
 def refusals_of(bill: Bill) -> list[str]:
@@ -79,11 +99,15 @@ def closed_lines(
     with duckdb.connect() as connection:
         open_object_files(connection, store_uri, storage_options)
         connection.execute("SET TimeZone = 'UTC'")
+        columns = ", ".join(
+            f"epoch_us({field.name.removesuffix('_us')}) AS {field.name}"
+            if field.name.endswith("_us")
+            else field.name
+            for field in fields(ClosedLine)
+        )
         rows = connection.execute(
-            "SELECT line, dimension_values, idle_kind, revision, supersedes, charge_class,"  # noqa: S608  # quoted files
-            " held_gpu_seconds, used_gpu_seconds, charged_gpu_seconds, cost, currency, policy_name,"
-            " policy_sha256, table_versions, epoch_us(valid_through) AS valid_through_us"
-            f" FROM {relation(files)} WHERE epoch_us(period_begin) = $begin"
+            f"SELECT {columns} FROM {relation(files)}"  # noqa: S608  # quoted files
+            " WHERE epoch_us(period_begin) = $begin"
             " AND epoch_us(period_end) = $end AND dimensions = $by ORDER BY revision, line",
             {"begin": window.begin_us, "end": window.end_us, "by": _json(list(by))},
         )
@@ -127,6 +151,7 @@ def revision_rows(
             standing[closed.line][amount] += getattr(closed, amount)
     # Amounts as they are shown: what was billed was rounded, and so are differences of it.
     now = {line.id: row_of(bill, line) for line in bill.lines}
+    parts = {} if last else parts_of(bill)
     values: dict[str, tuple[str, str | None]] = {
         line.id: (_json(list(line.values)), line.idle_kind) for line in bill.lines
     }
@@ -152,6 +177,8 @@ def revision_rows(
                 "idle_kind": idle_kind,
                 "charge_class": CORRECTION if last else None,
                 **amounts,
+                # A correction is of whatever changed: it has no price or quantity of its own.
+                "parts": None if last else encode_parts(parts[line]),
                 **_of_all(bill, revision=last + 1, closed_time_us=closed_time_us),
             }
         )
@@ -159,7 +186,6 @@ def revision_rows(
 
 
 def _of_all(bill: Bill, *, revision: int, closed_time_us: int) -> dict[str, Any]:
-    ratio = bill.covered_ratio
     return {
         "period_begin": bill.window.begin_us,
         "period_end": bill.window.end_us,
@@ -170,10 +196,79 @@ def _of_all(bill: Bill, *, revision: int, closed_time_us: int) -> dict[str, Any]
         "policy_name": bill.policy.name,
         "policy_sha256": bill.policy.sha256,
         "table_versions": _json(bill.versions),
-        "covered_ratio": None if ratio is None else f"{ratio.numerator}/{ratio.denominator}",
+        "covered_ratio": _fraction_text(bill.covered_ratio),
+        "measured_ratio": _fraction_text(bill.measured_ratio),
         "valid_through": bill.end_us,
         "closed_time": closed_time_us,
     }
+
+
+def standing_bill(
+    closed: Sequence[ClosedLine], *, window: Window, by: Sequence[str], policy: BillPolicy
+) -> Bill:
+    """Return a closed bill as it stands: the sum of all its revisions, at the prices of then.
+
+    Of `policy` the names that exports have are taken, and nothing that costs depend on.
+    """
+    summed: dict[str, dict[str, Decimal]] = defaultdict(lambda: dict.fromkeys(AMOUNTS, Decimal(0)))
+    named = {}
+    for each in closed:
+        named[each.line] = each
+        for amount in AMOUNTS:
+            summed[each.line][amount] += getattr(each, amount)
+    lines = [_standing_line(named[line], amounts) for line, amounts in summed.items()]
+    # What was taken back whole is no line any more.
+    lines = [line for line in lines if line.cost or line.charged or line.used or line.held]
+    total = sum((line.cost for line in lines), Decimal(0))
+    last = closed[-1]
+    return Bill(
+        window=window,
+        end_us=last.valid_through_us,
+        by=tuple(by),
+        currency=last.currency,
+        lines=sorted(lines, key=lambda line: (line.values, line.idle_kind or "")),
+        # No bill is closed of which they differ.
+        origin_cost=total,
+        line_cost=total,
+        exact_origin_cost=fraction_of(total),
+        covered_ratio=None if last.covered_ratio is None else Fraction(last.covered_ratio),
+        measured_ratio=None if last.measured_ratio is None else Fraction(last.measured_ratio),
+        excess_units=0,
+        unpriced={},
+        budgets=[],
+        gaps=[],
+        policy=ReadPolicy(policy, last.policy_sha256, last.policy_name),
+        versions=msgspec.json.decode(last.table_versions, type=dict[str, int | None]),
+        cells={},
+        shown=len(by),
+        revision=last.revision,
+    )
+
+
+def _standing_line(closed: ClosedLine, amounts: dict[str, Decimal]) -> BillLine:
+    held, used, charged = (
+        int(amounts[f"{name}_gpu_seconds"] * _MILLISECONDS) * _MILLISECOND_UNITS
+        for name in ("held", "used", "charged")
+    )
+    return BillLine(
+        id=closed.line,
+        values=tuple(msgspec.json.decode(closed.dimension_values, type=list[str])),
+        idle_kind=msgspec.convert(closed.idle_kind, IdleKind | None),
+        held=held,
+        used=used,
+        charged=charged,
+        energy_millijoules=int(amounts["energy_kilowatt_hours"] * MILLIJOULES_PER_KILOWATT_HOUR),
+        memory_byte_ns=int(amounts["memory_byte_seconds"]) * _NS_PER_SECOND,
+        gpu_cost=fraction_of(amounts["gpu_cost"]),
+        energy_cost=fraction_of(amounts["energy_cost"]),
+        shared_cost=fraction_of(amounts["shared_cost"]),
+        held_idle_cost=fraction_of(amounts["held_idle_cost"]),
+        cost=amounts["cost"].quantize(Decimal(1).scaleb(-minor_digits(closed.currency))),
+    )
+
+
+def _fraction_text(ratio: Fraction | None) -> str | None:
+    return None if ratio is None else f"{ratio.numerator}/{ratio.denominator}"
 
 
 def _json(value: object) -> str:

@@ -35,7 +35,7 @@ def explanation_of(
     bill: Bill, line: BillLine, *, maker: BillMaker, closed: Sequence[ClosedLine], max_rows: int
 ) -> Iterator[str]:
     """Yield all that there is to say of a line: what was closed of it, and how it is made."""
-    yield from revision_texts(closed, line.id)
+    yield from revision_texts(closed, line.id, policy=bill.policy.sha256)
     yield from explain_line(bill, line, maker=maker, max_rows=max_rows)
 
 
@@ -48,7 +48,8 @@ def explanation_of_gone(bill: Bill, begin: str, *, closed: Sequence[ClosedLine])
     if len(gone) != 1 or any(each.id.startswith(begin) for each in bill.lines):
         return []
     (line,) = gone
-    return [*revision_texts(closed, line), f"line {line}: nothing of it is left in the bill"]
+    revisions = revision_texts(closed, line, policy=bill.policy.sha256)
+    return [*revisions, f"line {line}: nothing of it is left in the bill"]
 
 
 def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int) -> Iterator[str]:
@@ -67,8 +68,11 @@ def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int)
     yield from _usage(bill, line, maker, max_rows)
 
 
-def revision_texts(closed: Sequence[ClosedLine], line: str) -> Iterator[str]:
-    """Yield what was closed of a line, revision by revision; nothing where it never was."""
+def revision_texts(closed: Sequence[ClosedLine], line: str, *, policy: str) -> Iterator[str]:
+    """Yield what was closed of a line, revision by revision; nothing where it never was.
+
+    `policy` is the hash of the prices by which the line is explained.
+    """
     for each in closed:
         if each.line == line:
             word = "correction" if each.charge_class else "closed"
@@ -77,6 +81,8 @@ def revision_texts(closed: Sequence[ClosedLine], line: str) -> Iterator[str]:
                 f" usage until {time_text(each.valid_through_us)}, prices {each.policy_name}"
                 f" {each.policy_sha256[:12]}, tables {each.table_versions}"
             )
+    if closed and closed[-1].policy_sha256 != policy:
+        yield "what follows is by other prices than those by which it was closed"
 
 
 def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
@@ -123,7 +129,8 @@ def _time_cost(bill: Bill, terms: Terms, cell: Cell) -> Iterator[str]:
             f" from {rate.exchange.since} on"
         )
     if rate.price.source:
-        yield f"    source: {rate.price.source}"
+        as_of = f", as of {rate.price.as_of}" if rate.price.as_of else ""
+        yield f"    source: {rate.price.source}{as_of}"
 
 
 def _price_text(price: Price, currency: str) -> str:

@@ -1,29 +1,28 @@
 """Bills as FOCUS 1.2, the FinOps Foundation's format of costs, with the allocation columns of 1.3.
 
 A row is a part of a line with one price, so that unit price times quantity is the row's cost. The
-parts of a line sum to the line. What is shared of idle is an adjustment: it has no quantity.
+parts of a line sum to the line. What is shared of idle is an adjustment: it has no quantity. Of a
+closed bill the rows are those of what was closed, and each correction line is a row of its own.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from fractions import Fraction
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from reports.bill_output import time_text
-from reports.billing import Bill, BillLine
-from reports.charging_sql import HOUR_UNITS
-from reports.money import minor_digits, quantize_together, rounded
+from reports.billing import Bill
+from reports.charge_parts import QUANTITY_DIGITS, RATIO_DIGITS, ChargePart, decode_parts, parts_of
+from reports.closing import ClosedLine
+from reports.money import fraction_of, rounded
 from reports.periods import month_of
 from reports.policy import FocusNames, is_of_device
-from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
-from reports.terms import Cell, CellKey, Terms
+from reports.terms import Values
 
 DECIMAL, STRING, TIME, JSON = "decimal", "string", "date/time", "json"
-_RATIO_DIGITS: Final = 12
-_QUANTITY_DIGITS: Final = 9
+_SECONDS_PER_HOUR: Final = 3600
+_UNPRICED: Final = "unpriced"
 
 
 class FocusColumn(NamedTuple):
@@ -40,7 +39,8 @@ def _of_kind(kind: str, names: str, *, is_nullable: bool) -> Iterator[FocusColum
 
 
 # Those that a bill of GPUs has; the specification's conditional ones that it never has are left
-# out, as it allows: commitments, capacity reservations, prices in a virtual currency.
+# out, as it allows: commitments and capacity reservations. Of commitments their status is there,
+# always null, as the rules of ConsumedQuantity ask for it.
 COLUMNS: Final = (
     *_of_kind(DECIMAL, "BilledCost ContractedCost EffectiveCost ListCost", is_nullable=False),
     *_of_kind(DECIMAL, "ListUnitPrice ContractedUnitPrice", is_nullable=True),
@@ -64,10 +64,19 @@ COLUMNS: Final = (
     *_of_kind(STRING, "RegionId RegionName AvailabilityZone", is_nullable=True),
     *_of_kind(STRING, "ResourceId ResourceName ResourceType", is_nullable=True),
     *_of_kind(STRING, "SkuId SkuMeter SkuPriceId", is_nullable=True),
+    *_of_kind(JSON, "SkuPriceDetails", is_nullable=True),
+    *_of_kind(STRING, "CommitmentDiscountStatus", is_nullable=True),
+    *_of_kind(STRING, "PricingCurrency", is_nullable=False),
+    *_of_kind(DECIMAL, "PricingCurrencyEffectiveCost", is_nullable=False),
+    *_of_kind(
+        DECIMAL,
+        "PricingCurrencyListUnitPrice PricingCurrencyContractedUnitPrice",
+        is_nullable=True,
+    ),
     *_of_kind(STRING, "SubAccountId SubAccountName SubAccountType", is_nullable=True),
     *_of_kind(JSON, "Tags", is_nullable=True),
     *_of_kind(STRING, "x_Line x_PolicyHash", is_nullable=False),
-    *_of_kind(STRING, "x_IdleKind", is_nullable=True),
+    *_of_kind(STRING, "x_IdleKind x_Revision", is_nullable=True),
     *_of_kind(DECIMAL, "x_HeldGpuHours x_UsedGpuHours", is_nullable=False),
     *_of_kind(DECIMAL, "x_CoveredRatio", is_nullable=True),
 )
@@ -78,33 +87,31 @@ ALLOCATION_COLUMNS: Final = (
 )
 
 
-class _PartOfLine(NamedTuple):
-    """A part of a line: its time, its energy, or what is shared."""
+class _LineOf(NamedTuple):
+    """Whose a row is."""
 
-    exact_cost: Fraction
-    terms: Terms | None = None
-    cell: Cell | None = None
-    unit: str | None = None
-    quantity: Fraction | None = None
-    unit_price: Fraction | None = None
+    id: str
+    values: Values
+    idle_kind: str | None
+    revision: int | None = None
 
 
-def focus_rows(bill: Bill, *, allocations: bool) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a bill, by column; with the columns of allocations where asked for."""
-    ratios = _ratios(bill) if allocations else {}
-    for line in bill.lines:
-        parts = list(_parts(bill, line))
-        digits = minor_digits(bill.currency)
-        costs = quantize_together([part.exact_cost for part in parts], digits=digits)
-        if costs:
-            # The line was rounded with all others, and may be a unit off its parts.
-            largest = max(range(len(costs)), key=lambda at: (abs(costs[at]), -at))
-            costs[largest] += line.cost - sum(costs, Decimal(0))
-        for part, cost in zip(parts, costs, strict=True):
-            row = _row(bill, line, part, cost)
-            if allocations:
-                row |= _allocation(bill, line, part, ratios)
-            yield row
+def focus_rows(
+    bill: Bill, *, allocations: bool, closed: Sequence[ClosedLine] = ()
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a bill, by column; with the columns of allocations where asked for.
+
+    `closed` has the lines of all revisions of a closed bill, and nothing of any other.
+    """
+    for line, part in _closed_parts(closed) if closed else _parts(bill):
+        row = _row(bill, line, part)
+        if allocations:
+            row |= _allocation(bill, line, part)
+        yield row
+    for each in closed:
+        if each.charge_class:
+            row = _correction(bill, each)
+            yield row | (dict.fromkeys(c.name for c in ALLOCATION_COLUMNS) if allocations else {})
 
 
 def focus_columns(*, allocations: bool) -> tuple[FocusColumn, ...]:
@@ -112,41 +119,50 @@ def focus_columns(*, allocations: bool) -> tuple[FocusColumn, ...]:
     return (*COLUMNS, *ALLOCATION_COLUMNS) if allocations else COLUMNS
 
 
-def _cells(bill: Bill, line: BillLine) -> dict[Terms, list[Cell]]:
-    cells: dict[Terms, list[Cell]] = defaultdict(list)
-    for key, by_terms in bill.cells.items():
-        if CellKey(key.values[: bill.shown], key.kind) == CellKey(line.values, line.idle_kind):
-            for terms, cell in by_terms.items():
-                cells[terms].append(cell)
-    return cells
+def _parts(bill: Bill) -> Iterator[tuple[_LineOf, ChargePart]]:
+    parts = parts_of(bill)
+    for line in bill.lines:
+        for part in parts[line.id]:
+            yield _LineOf(line.id, line.values, line.idle_kind), part
 
 
-def _parts(bill: Bill, line: BillLine) -> Iterator[_PartOfLine]:
-    for terms, cells in _cells(bill, line).items():
-        cell = Cell(
-            charged=sum(each.charged for each in cells),
-            held=sum(each.held for each in cells),
-            used=sum(each.used for each in cells),
-            energy_millijoules=sum(each.energy_millijoules for each in cells),
-        )
-        # A line may have energy alone: of a host that used what somebody else held.
-        if cell.charged or not terms.rate.energy:
-            hours = Fraction(cell.charged, HOUR_UNITS)
-            yield _PartOfLine(
-                cell.cost(terms), terms, cell, "Hours", hours, terms.rate.per_gpu_hour
-            )
-        if terms.rate.energy and cell.energy_millijoules:
-            kilowatt_hours = Fraction(cell.energy_millijoules, MILLIJOULES_PER_KILOWATT_HOUR)
-            price = terms.rate.per_millijoule * MILLIJOULES_PER_KILOWATT_HOUR
-            yield _PartOfLine(cell.energy_cost(terms), terms, None, "kWh", kilowatt_hours, price)
-    if line.shared_cost:
-        yield _PartOfLine(line.shared_cost)
+def _closed_parts(closed: Sequence[ClosedLine]) -> Iterator[tuple[_LineOf, ChargePart]]:
+    # In the order of a bill that was not closed yet.
+    for line, each in sorted(
+        ((_line_of(each), each) for each in closed),
+        key=lambda pair: (pair[0].values, pair[0].idle_kind or ""),
+    ):
+        for part in decode_parts(each.parts) if each.parts else ():
+            yield line, part
 
 
-def _row(bill: Bill, line: BillLine, part: _PartOfLine, cost: Decimal) -> dict[str, Any]:
-    names = bill.policy.policy.focus
+def _line_of(closed: ClosedLine) -> _LineOf:
+    values = tuple(msgspec.json.decode(closed.dimension_values, type=list[str]))
+    return _LineOf(closed.line, values, closed.idle_kind, closed.revision)
+
+
+def _correction(bill: Bill, closed: ClosedLine) -> dict[str, Any]:
+    """Return the row of what a later revision changed of a line: a cost, without a price."""
+    line = _line_of(closed)
+    held, used = (
+        rounded(fraction_of(seconds) / _SECONDS_PER_HOUR, digits=QUANTITY_DIGITS)
+        for seconds in (closed.held_gpu_seconds, closed.used_gpu_seconds)
+    )
+    part = ChargePart(cost=closed.cost, held_hours=held, used_hours=used)
+    return _row(bill, line, part) | {
+        "ChargeCategory": "Usage",
+        "ChargeClass": "Correction",
+        "ChargeDescription": f"Correction {closed.revision}, {_description(bill, line)}",
+        "ConsumedQuantity": used,
+        "ConsumedUnit": "Hours",
+        **_place(bill, line, part),
+    }
+
+
+def _row(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(column.name for column in COLUMNS)
-    row |= dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), cost)
+    costs = ("BilledCost", "ContractedCost", "EffectiveCost", "ListCost")
+    row |= dict.fromkeys((*costs, "PricingCurrencyEffectiveCost"), part.cost)
     # FOCUS' billing periods are months; a longer or an odd bill is its own period.
     month = month_of(bill.end_us)
     period = month if month.begin_us <= bill.window.begin_us else bill.window
@@ -156,7 +172,8 @@ def _row(bill: Bill, line: BillLine, part: _PartOfLine, cost: Decimal) -> dict[s
         "ChargePeriodStart": time_text(bill.window.begin_us),
         "ChargePeriodEnd": time_text(bill.end_us),
         "BillingCurrency": bill.currency,
-        "ChargeCategory": "Usage" if part.terms else "Adjustment",
+        "PricingCurrency": bill.currency,
+        "ChargeCategory": "Usage" if part.unit else "Adjustment",
         "ChargeFrequency": "Usage-Based",
         "ChargeDescription": _description(bill, line),
         "ServiceCategory": "Compute",
@@ -165,51 +182,66 @@ def _row(bill: Bill, line: BillLine, part: _PartOfLine, cost: Decimal) -> dict[s
         "Tags": _tags(bill, line),
         "x_Line": line.id,
         "x_IdleKind": line.idle_kind,
+        "x_Revision": None if line.revision is None else str(line.revision),
         "x_PolicyHash": bill.policy.sha256,
-        "x_HeldGpuHours": _quantity(Fraction(part.cell.held if part.cell else 0, HOUR_UNITS)),
-        "x_UsedGpuHours": _quantity(Fraction(part.cell.used if part.cell else 0, HOUR_UNITS)),
+        "x_HeldGpuHours": part.held_hours,
+        "x_UsedGpuHours": part.used_hours,
         "x_CoveredRatio": None
         if bill.covered_ratio is None
-        else rounded(bill.covered_ratio, digits=_RATIO_DIGITS),
-        **_of_names(names),
+        else rounded(bill.covered_ratio, digits=RATIO_DIGITS),
+        **_of_names(bill.policy.policy.focus),
         **_sub_account(bill, line),
     }
-    if part.terms:
-        row |= _priced(bill, line, part, part.terms)
+    if part.unit:
+        row |= _priced(part) | _place(bill, line, part)
     return row
 
 
-def _priced(bill: Bill, line: BillLine, part: _PartOfLine, terms: Terms) -> dict[str, Any]:
-    price = terms.rate.price if part.unit == "Hours" else terms.rate.energy
-    values = dict(zip(bill.by, line.values, strict=True))
-    # By the row of the price book: a spot price is a spot price, whatever the node is called.
-    capacity = price.capacity_type if price else None
-    category = {"spot": "Dynamic", "reserved": "Committed"}.get(capacity or "", "Standard")
-    quantity = None if part.quantity is None else _quantity(part.quantity)
+def _priced(part: ChargePart) -> dict[str, Any]:
+    """Return by what a part is priced: the specification wants all of it for usage."""
+    is_time = part.unit == "Hours"
+    details: dict[str, str | int] = {"GpuCount": 1} if is_time else {}
+    if part.mig_profile:
+        # A price of an instance is one of a part of a GPU, of which there is no count.
+        details = {"x_MigProfile": part.mig_profile}
+    sku = (part.model if is_time else None) or ("GPU" if is_time else "energy")
     found: dict[str, Any] = {
-        "PricingQuantity": quantity,
+        "PricingQuantity": part.quantity,
         "PricingUnit": part.unit,
+        "PricingCategory": "Dynamic" if part.is_spot else "Standard",
+        "ListUnitPrice": part.unit_price,
+        "ContractedUnitPrice": part.unit_price,
+        "PricingCurrencyListUnitPrice": part.unit_price,
+        "PricingCurrencyContractedUnitPrice": part.unit_price,
+        "SkuId": sku,
+        "SkuMeter": "GPU hours" if is_time else "Energy",
+        # One row of the price book may be of several models, and a price is of one SKU alone.
+        "SkuPriceId": f"{sku}/{part.price or _UNPRICED}",
+        "SkuPriceDetails": msgspec.json.encode(details).decode() if details else None,
+        "ConsumedQuantity": part.used_hours if is_time else part.quantity,
+        "ConsumedUnit": part.unit,
+    }
+    if part.pricing_currency:
+        found |= {
+            "PricingCurrency": part.pricing_currency,
+            "PricingCurrencyEffectiveCost": part.pricing_cost,
+            "PricingCurrencyListUnitPrice": part.pricing_unit_price,
+            "PricingCurrencyContractedUnitPrice": part.pricing_unit_price,
+        }
+    return found
+
+
+def _place(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
+    values = dict(zip(bill.by, line.values, strict=True))
+    gpu = values.get("gpu")
+    return {
         "RegionId": values.get("region"),
         "RegionName": values.get("region"),
         "AvailabilityZone": values.get("zone"),
-        "ResourceId": values.get("gpu"),
-        "ResourceName": values.get("gpu") and terms.scope[2],
-        "ResourceType": values.get("gpu") and "GPU",
+        "ResourceId": gpu,
+        "ResourceName": gpu and (part.model or values.get("model")),
+        "ResourceType": gpu and "GPU",
     }
-    if price and part.unit_price is not None:
-        unit_price = rounded(part.unit_price, digits=_RATIO_DIGITS)
-        found |= {
-            "PricingCategory": category,
-            "ListUnitPrice": unit_price,
-            "ContractedUnitPrice": unit_price,
-            "SkuId": terms.scope[2] or price.name,
-            "SkuMeter": "GPU hours" if part.unit == "Hours" else "Energy",
-            "SkuPriceId": price.name,
-        }
-    if part.cell and not line.idle_kind:
-        used = _quantity(Fraction(part.cell.used, HOUR_UNITS))
-        found |= {"ConsumedQuantity": used, "ConsumedUnit": "Hours"}
-    return found
 
 
 def _of_names(names: FocusNames) -> dict[str, str]:
@@ -222,7 +254,7 @@ def _of_names(names: FocusNames) -> dict[str, str]:
     }
 
 
-def _sub_account(bill: Bill, line: BillLine) -> dict[str, str]:
+def _sub_account(bill: Bill, line: _LineOf) -> dict[str, str]:
     """Return the first dimension of tenants, which is who FOCUS calls a sub account."""
     # A node or a model is no account of anybody.
     for name, value in zip(bill.by, line.values, strict=True):
@@ -231,45 +263,23 @@ def _sub_account(bill: Bill, line: BillLine) -> dict[str, str]:
     return {}
 
 
-def _description(bill: Bill, line: BillLine) -> str:
+def _description(bill: Bill, line: _LineOf) -> str:
     named = ", ".join(f"{name} {value}" for name, value in zip(bill.by, line.values, strict=True))
     return f"GPUs, {line.idle_kind}: {named}" if line.idle_kind else f"GPUs: {named}"
 
 
-def _tags(bill: Bill, line: BillLine) -> str:
+def _tags(bill: Bill, line: _LineOf) -> str:
     return msgspec.json.encode(dict(zip(bill.by, line.values, strict=True))).decode()
 
 
-def _quantity(amount: Fraction) -> Decimal:
-    return rounded(amount, digits=_QUANTITY_DIGITS)
-
-
-def _ratios(bill: Bill) -> dict[tuple[str, Terms], Decimal]:
-    """Return the part of all devices with the same terms that each line has; they sum to 1."""
-    by_terms: dict[Terms, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for line in bill.lines:
-        for terms, cells in _cells(bill, line).items():
-            by_terms[terms][line.id] += sum(cell.charged for cell in cells)
-    ratios: dict[tuple[str, Terms], Decimal] = {}
-    for terms, charged in by_terms.items():
-        total = sum(charged.values())
-        # To so many digits, and together: the specification wants them to sum to 1.
-        exact = [Fraction(units, total) if total else Fraction(0) for units in charged.values()]
-        parts = quantize_together(exact, digits=_RATIO_DIGITS)
-        ratios |= {(line, terms): part for line, part in zip(charged, parts, strict=True)}
-    return ratios
-
-
-def _allocation(
-    bill: Bill, line: BillLine, part: _PartOfLine, ratios: Mapping[tuple[str, Terms], Decimal]
-) -> dict[str, Any]:
+def _allocation(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
     row: dict[str, Any] = dict.fromkeys(column.name for column in ALLOCATION_COLUMNS)
-    if part.terms is None or part.unit != "Hours" or part.quantity is None:
+    if part.allocated_ratio is None:
         return row
     element = {
-        "AllocatedRatio": ratios[line.id, part.terms],
+        "AllocatedRatio": part.allocated_ratio,
         "UsageUnit": "Hours",
-        "UsageQuantity": _quantity(part.quantity),
+        "UsageQuantity": part.quantity or Decimal(0),
     }
     encoder = msgspec.json.Encoder(decimal_format="number")
     return row | {

@@ -1,15 +1,18 @@
 """One day of a store after the other: what its rows sum to, and who is charged what of it.
 
 The order of a day's questions is here. What is asked is `charging_sql`'s; a month takes as long as
-its days, and a day as much memory as its rows.
+its days, and as much memory as the rows of two of them.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
 
 from reports import charging_sql as sql
 from reports.charging_sql import HOUR_US, UNITS
+from reports.parts_sql import UNTOLD, add_untold_sql, excess_sql, parties_sql, parts_sql, sums_sql
 from reports.presence import Node
 from reports.tenants import PartyKey, PartyKind
 from reports.usage_sums import (
@@ -29,6 +32,13 @@ from reports.usage_sums import (
     Window,
 )
 
+_DAYS_AT_ONCE: Final = 2
+"""How many days are in memory; each takes a part of the machine's cores."""
+Changing = frozenset[tuple[str, str | None]]
+"""Clusters and nodes of which something changes within a day; no node means all of them."""
+T = TypeVar("T")
+R = TypeVar("R")
+
 
 def days_of(
     reader: UsageReader,
@@ -41,11 +51,40 @@ def days_of(
     """Yield each day of a time, in order.
 
     `changes` are times at which something that the bill is made by changed, with cluster and
-    node: on such a day a node's hours are told apart.
+    node: on such a day a node's hours are told apart. Several days are asked for at once, so that
+    `basis_of` and what `needs` has are called by other threads.
     """
+    days = list(_days_in(window, changes))
     reader.load_stays()
-    for day in _usage_days(reader, window, changes, needs):
-        yield day.sums(basis_of)
+    # Of one thread each: two days side by side take less than one day by two threads, which wait
+    # for each other at the end of each question.
+    readers = SimpleQueue[UsageReader]()
+    count = max(1, min(_DAYS_AT_ONCE, len(days)))
+    for each in (reader, *(reader.twin(of=count) for _ in range(count - 1))):
+        readers.put(each)
+
+    def sums_of(day: tuple[Window, Changing]) -> DaySums:
+        mine = readers.get()
+        try:
+            return _UsageDay(mine, *day, needs).sums(basis_of)
+        finally:
+            readers.put(mine)
+
+    with ThreadPoolExecutor(count) as pool:
+        yield from _in_order(pool, sums_of, days, ahead=count)
+
+
+def _in_order(
+    pool: Executor, work: Callable[[T], R], items: Iterable[T], *, ahead: int
+) -> Iterator[R]:
+    """Yield what comes of each item, in their order; so many more are worked on meanwhile."""
+    begun: deque[Future[R]] = deque()
+    for item in items:
+        begun.append(pool.submit(work, item))
+        if len(begun) > ahead:
+            yield begun.popleft().result()
+    while begun:
+        yield begun.popleft().result()
 
 
 def rows_of(
@@ -56,13 +95,12 @@ def rows_of(
     belongs: Callable[[UsageSum], bool],
 ) -> Iterator[UsageRow]:
     """Yield the rows of usage of which the sums belong to something, by hour, node and GPU."""
-    for day in _usage_days(reader, window, changes, ALL_NEEDED):
-        yield from day.rows(belongs)
+    for day, changing in _days_in(window, changes):
+        yield from _UsageDay(reader, day, changing, ALL_NEEDED).rows(belongs)
 
 
-def _usage_days(
-    reader: UsageReader, window: Window, changes: Sequence[Change], needs: Needs
-) -> Iterator["_UsageDay"]:
+def _days_in(window: Window, changes: Sequence[Change]) -> Iterator[tuple[Window, Changing]]:
+    """Yield each day of a time, with the nodes of which something changes within it."""
     by_day: dict[int, list[tuple[str, str | None]]] = defaultdict(list)
     for time_us, cluster, node in changes:
         # What changes at a day's begin holds for all of it.
@@ -71,7 +109,7 @@ def _usage_days(
     for number in range(window.begin_us // DAY_US, -(-window.end_us // DAY_US)):
         begin_us = max(window.begin_us, number * DAY_US)
         day = Window(begin_us, min(window.end_us, (number + 1) * DAY_US))
-        yield _UsageDay(reader, day, by_day.get(number, ()), needs)
+        yield day, frozenset(by_day.get(number, ()))
 
 
 class _UsageDay:
@@ -81,10 +119,10 @@ class _UsageDay:
         self,
         reader: UsageReader,
         window: Window,
-        changing: Sequence[tuple[str, str | None]],
+        changing: Changing,
         needs: Needs,
     ) -> None:
-        self._reader, self._window, self._changing = reader, window, frozenset(changing)
+        self._reader, self._window, self._changing = reader, window, changing
         self._ask = reader.ask
         self._needs = needs
         keeps_boards = reader.keeps_boards
@@ -94,6 +132,7 @@ class _UsageDay:
             board="board" if keeps_boards else "NULL::VARCHAR",
             by_names=needs.by_names,
             names_pods=needs.names_pods,
+            by_hour=bool(self._changing),
         )
         # Of this day alone: nodes that are alike today need not have been so yesterday.
         self._classes: dict[Node, str] = {}
@@ -109,7 +148,7 @@ class _UsageDay:
         if self._open_rows():
             window = {"begin_us": self._window.begin_us, "end_us": self._window.end_us}
             self._ask(sql.DEVICES, window)
-            usage = self._usage("usage_rows")
+            usage = self._usage("usage_parts")
             # A UUID that two nodes name, or a GPU that was cut anew, takes the longer comparison.
             same = sql.BY_UUID if self._is_plain() else sql.BY_ALL
             self._ask(sql.hours_sql(same_device=same), window)
@@ -126,7 +165,7 @@ class _UsageDay:
         # The sums are made once more, and those that are asked for say which rows are.
         wanted = [
             (*row.device, row.since_us, *_named(row.party), row.is_idle)
-            for row in self._usage("usage_rows")
+            for row in self._usage("usage_parts")
             if belongs(row)
         ]
         if not wanted:
@@ -143,8 +182,14 @@ class _UsageDay:
         relation = self._reader.rows_relation(self._window)
         if not relation:
             return False
-        self._ask(f"CREATE OR REPLACE TEMP VIEW usage_rows AS {relation}")
-        nodes = self._ask("SELECT DISTINCT cluster, node FROM usage_rows ORDER BY ALL")
+        self._ask(f"CREATE OR REPLACE TEMP VIEW usage_raw AS {relation}")
+        self._ask(sql.ROWS)
+        self._ask(parts_sql(self._detail))
+        untold = f"FROM usage_parts WHERE {UNTOLD}"
+        if self._needs.by_names and self._ask(f"SELECT count(*) {untold}")[0][0]:
+            self._ask(f"DELETE {untold}")
+            self._ask(add_untold_sql(self._detail))
+        nodes = self._ask("SELECT DISTINCT cluster, node FROM usage_parts ORDER BY ALL")
         rows = [(*node, self._class_of(node)) for node in nodes]
         columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
         self._reader.load("node_classes", columns, rows)
@@ -183,7 +228,7 @@ class _UsageDay:
                 *(int(amount) * row[17] for amount in row[18:22]),
                 *map(int, row[22:]),
             )
-            for row in self._ask(sql.sums_sql(rows, self._detail))
+            for row in self._ask(sums_sql(rows, self._detail))
         ]
 
     def _charges(
@@ -192,7 +237,7 @@ class _UsageDay:
         # Where names are enough nobody has another basis than held time: no rule asks for one.
         is_special = False
         if not self._needs.by_names:
-            parties = self._ask(sql.parties_sql("usage_rows", self._detail))
+            parties = self._ask(parties_sql("usage_parts", self._detail))
             is_special = self._load_parties(parties, basis_of)
         if is_special:
             self._ask(sql.mark_special_sql(same_device=same))
@@ -206,7 +251,7 @@ class _UsageDay:
             return charges, []
         if not is_special:
             rows = sql.rows_of_hours("is_odd", same_device=same)
-            self._load_parties(self._ask(sql.parties_sql(rows, self._detail)), basis_of)
+            self._load_parties(self._ask(parties_sql(rows, self._detail)), basis_of)
         # What the plain sums have of these hours is taken back first.
         for row in self._usage(sql.rows_of_hours("is_odd AND is_idle", same_device=same)):
             own = PartyCharge(row.device, row.since_us, row.party, row.silent - row.held)
@@ -224,7 +269,7 @@ class _UsageDay:
         return charges, idle
 
     def _excess(self, same: str) -> list[PartyCharge]:
-        found = self._ask(sql.excess_sql(self._detail, same_device=same))
+        found = self._ask(excess_sql(self._detail, same_device=same))
         return [
             PartyCharge(
                 DeviceClass._make(row[:7]),

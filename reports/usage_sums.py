@@ -7,8 +7,10 @@ minutes of `usage`.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
+from os import cpu_count
 from typing import Any, Final, NamedTuple
 
 import duckdb
@@ -164,6 +166,17 @@ def begin_of(day: date) -> int:
     return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH).days * DAY_US
 
 
+def _bound(memory_bytes: int) -> str:
+    # Nothing is spilled either: whoever sets a bound may have no disk to write to.
+    return f"SET memory_limit = '{memory_bytes}B'; SET temp_directory = ''"
+
+
+def _within(window: Window) -> str:
+    """Return the SQL that a column, for which `{0}` stands, is in a time."""
+    begin, end = (f"make_timestamptz({time_us})" for time_us in window)
+    return f"{{0}} >= {begin} AND {{0}} < {end}"
+
+
 def table_versions(
     store_uri: str, storage_options: Mapping[str, str] | None = None
 ) -> dict[str, int | None]:
@@ -172,7 +185,7 @@ def table_versions(
 
 
 class UsageReader:
-    """A store, as bills read it. One connection, for one thread."""
+    """A store, as bills read it. One connection, for one thread at a time."""
 
     def __init__(
         self,
@@ -194,15 +207,33 @@ class UsageReader:
                 " `gpuledger-sink store` that has written events there"
             )
         self.keeps_boards = distinguishes_gpus
-        self._duckdb = duckdb.connect()
-        open_object_files(self._duckdb, store_uri, storage_options)
-        self._duckdb.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
+        self._memory_bytes = memory_bytes
+        self._duckdb = self._connect(memory_bytes)
+
+    def twin(self, *, of: int) -> "UsageReader":
+        """Return another reader of the same store, for another thread.
+
+        It has its part of the cores, and of the memory where that is bounded; so has this one.
+        """
+        other = copy(self)
+        other._duckdb = self._connect(None)  # noqa: SLF001  # of this very class
+        threads = max(1, (cpu_count() or 1) // of)
+        for each in (self, other):
+            each.ask(f"SET threads = {threads}")
+            if self._memory_bytes is not None:
+                each.ask(_bound(self._memory_bytes // of))
+        other.load_stays()
+        return other
+
+    def _connect(self, memory_bytes: int | None) -> duckdb.DuckDBPyConnection:
+        connection = duckdb.connect()
+        open_object_files(connection, self._uri, self._options)
+        connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
         # Each file is read a few times within a second, which the system's own cache is for.
-        self._duckdb.execute("SET enable_external_file_cache = false")
+        connection.execute("SET enable_external_file_cache = false")
         if memory_bytes is not None:
-            # Nothing is spilled either: whoever sets a bound may have no disk to write to.
-            self._duckdb.execute(f"SET memory_limit = '{memory_bytes}B'")
-            self._duckdb.execute("SET temp_directory = ''")
+            connection.execute(_bound(memory_bytes))
+        return connection
 
     def versions(self) -> dict[str, int | None]:
         """Return the versions of the tables that are read, by name."""
@@ -234,7 +265,7 @@ class UsageReader:
                 PODS.name,
                 "cluster, node, pod_uid, epoch_us(in_force_from), namespace, pod, owner_kind,"
                 " owner_name, labels, epoch_us(created_time), epoch_us(deleted_time),"
-                " resource_version, min(kafka_offset), config_hash",
+                " resource_version, min(kafka_offset), config_hash, annotations",
                 # A kubelet lists a pod for a while after its end; a day is more than that.
                 f"created_time < make_timestamptz({window.end_us + HOUR_US})"
                 " AND (deleted_time IS NULL"
@@ -299,8 +330,9 @@ class UsageReader:
             [*self._files[table].get(name, ()), *self._files[table].get(None, ())]
             for table in (USAGE_HOURLY.name, USAGE.name)
         )
-        within = f"epoch_us({{}}) >= {day.begin_us} AND epoch_us({{}}) < {day.end_us}"
-        hours = f"(SELECT * FROM {relation(hourly)} WHERE {within.format('hour', 'hour')})"  # noqa: S608  # quoted files
+        # By the column itself, which Parquet has the least and the greatest value of.
+        within = _within(day)
+        hours = f"(SELECT * FROM {relation(hourly)} WHERE {within.format('hour')})"  # noqa: S608  # quoted files
         parts = [sql.rows_sql(hours, period="hour")] if hourly else []
         if minutes:
             known = self._hours_in(hours) if hourly else frozenset()
@@ -309,11 +341,8 @@ class UsageReader:
             missing = sorted(set(range(day.begin_us, day.end_us, HOUR_US)) - known)
             if missing:
                 wanted = " OR ".join(
-                    within.format("minute", "minute")
-                    for day in (Window(hour, min(hour + HOUR_US, day.end_us)) for hour in missing)
-                    for within in [
-                        f"epoch_us({{}}) >= {day.begin_us} AND epoch_us({{}}) < {day.end_us}"
-                    ]
+                    f"({_within(Window(hour, min(hour + HOUR_US, day.end_us))).format('minute')})"
+                    for hour in missing
                 )
                 rows = f"(SELECT * FROM {relation(minutes)} WHERE {wanted})"  # noqa: S608  # quoted files
                 parts.append(sql.rows_sql(rows, period="minute"))
@@ -345,8 +374,13 @@ class UsageReader:
         files = [file for of_day in self._files[table].values() for file in of_day]
         if not files:
             return []
+        rows = relation(files)
+        if table == PODS.name:
+            # A store that was written by an earlier version alone has no such column.
+            column = "SELECT NULL::VARCHAR AS annotations WHERE false"
+            rows = f"({column} UNION ALL BY NAME FROM {rows})"
         return self.ask(
-            f"SELECT {columns} FROM {relation(files)} WHERE {condition} GROUP BY ALL ORDER BY ALL"  # noqa: S608  # quoted files
+            f"SELECT {columns} FROM {rows} WHERE {condition} GROUP BY ALL ORDER BY ALL"  # noqa: S608  # quoted files
         )
 
     def ask(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:

@@ -120,7 +120,7 @@ class Summary(BaseRecord, frozen=True, kw_only=True):
     store: StoreLine
     """The store."""
     bill: RunBill | None = None
-    """What it cost, at list prices; absent where the store has nothing of it."""
+    """What it cost, at the built-in prices; absent where the store has nothing of it."""
     dead_letters: int
     """Records that could not be used."""
     remote_write_requests: int | None = None

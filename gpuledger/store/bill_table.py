@@ -19,6 +19,8 @@ from gpuledger.store.schema import StoreColumn, TableSchema, table_uri
 _TEXT: Final = DataType.utf8()
 _TIME: Final = DataType.timestamp("us", tz="UTC")
 _SECONDS: Final = DataType.decimal128(28, 3)
+_BYTE_SECONDS: Final = DataType.decimal128(38, 0)
+_ENERGY: Final = DataType.decimal128(28, 6)
 # The currency with the most digits has four.
 _COST: Final = DataType.decimal128(38, 4)
 
@@ -41,9 +43,13 @@ BILL_LINES: Final = TableSchema(
         # `correction` where a later revision changes the line by this much; else null.
         *_columns(_TEXT, "charge_class", "idle_kind", nullable=True),
         *_columns(_SECONDS, "held_gpu_seconds", "used_gpu_seconds", "charged_gpu_seconds"),
-        *_columns(_COST, "cost"),
+        *_columns(_BYTE_SECONDS, "memory_byte_seconds"),
+        *_columns(_ENERGY, "energy_kilowatt_hours"),
+        *_columns(_COST, "gpu_cost", "energy_cost", "shared_cost", "held_idle_cost", "cost"),
+        # JSON: what the line is made of, by price; a correction has none.
+        *_columns(_TEXT, "parts", nullable=True),
         *_columns(_TEXT, "currency", "policy_name", "policy_sha256", "table_versions"),
-        *_columns(_TEXT, "covered_ratio", nullable=True),
+        *_columns(_TEXT, "covered_ratio", "measured_ratio", nullable=True),
         *_columns(_TIME, "valid_through", "closed_time"),
     ),
     statistics_columns=4,

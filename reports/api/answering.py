@@ -26,12 +26,12 @@ from reports.api.questions import (
 )
 from reports.bill_output import as_json
 from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.closing import closed_lines
+from reports.closing import closed_lines, standing_bill
 from reports.explaining import explanation_of, find_line
 from reports.periods import month_of
 from reports.policy import BillPolicy, dimension_names
 from reports.policy_file import read_policy
-from reports.usage_sums import UsageReader, table_versions
+from reports.usage_sums import UsageReader, Window, table_versions
 
 MAX_LINES: Final = 100_000
 """How many allocations one answer may have; each is some 2 KB of JSON."""
@@ -97,8 +97,7 @@ def _body(question: Question, settings: AnswerSettings) -> bytes:
             maker = BillMaker(_reader(settings, by), read, by=by)
             return _allocations(question, maker)
         case BillQuestion():
-            bill, _ = _bill(question, settings)
-            return as_json(bill).encode()
+            return as_json(_shown_bill(question, settings)).encode()
         case ExplainQuestion():
             return _explanation(question, settings)
 
@@ -140,7 +139,23 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
     return msgspec.json.Encoder(decimal_format="number").encode(content) + b"\n"
 
 
+def _shown_bill(question: BillQuestion, settings: AnswerSettings) -> Bill:
+    """Return the bill as it was closed; as it is now where it never was."""
+    maker, window, policy = _maker(question, settings)
+    by = tuple(dict.fromkeys(question.by))
+    if closed := closed_lines(settings.store_uri, window, by, settings.storage_options):
+        return standing_bill(closed, window=window, by=by, policy=policy)
+    return maker.make(window)
+
+
 def _bill(question: BillQuestion, settings: AnswerSettings) -> tuple[Bill, BillMaker]:
+    maker, window, _ = _maker(question, settings)
+    return maker.make(window), maker
+
+
+def _maker(
+    question: BillQuestion, settings: AnswerSettings
+) -> tuple[BillMaker, Window, BillPolicy]:
     read = read_policy(Path(settings.prices) if settings.prices else None)
     for name in question.by:
         if not read.policy.knows(name):
@@ -148,7 +163,7 @@ def _bill(question: BillQuestion, settings: AnswerSettings) -> tuple[Bill, BillM
             raise ParameterError("by", problem)
     reader = _reader(settings, question.by)
     maker = BillMaker(reader, read, by=question.by)
-    return maker.make(question.window or month_of(reader.valid_through_us)), maker
+    return maker, question.window or month_of(reader.valid_through_us), read.policy
 
 
 def _explanation(question: ExplainQuestion, settings: AnswerSettings) -> bytes:

@@ -1,16 +1,19 @@
 """What a bill says: whose each cost is, by which price, and that all of it adds up."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from deltalake import write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuledger.errors import UserError
+from gpuledger.store.schema import PODS, table_uri
 from reports.billing import Bill, BillMaker, gpu_seconds
 from reports.policy_file import ReadPolicy, parse_policy
 from reports.usage_sums import UsageReader, Window
@@ -175,6 +178,34 @@ def test_labels_are_those_of_the_time_of_use(tmp_path: Path) -> None:
         ],
     )
     assert costs(bill_of(store, by=["label:team"])) == {"blue": "7.00", "red": "14.00"}
+
+
+def test_annotations_are_those_of_the_time_of_use_and_may_stand_for_labels(tmp_path: Path) -> None:
+    store = store_of(
+        tmp_path,
+        *(held(hour, "a") for hour in range(3)),
+        held(3, "b"),
+        pods=[
+            pod_row("a", annotations='{"example.com/cost-center": "17"}'),
+            pod_row("a", hour=0.5, annotations='{"example.com/cost-center": "18"}'),
+            pod_row("b", labels='{"cost-center": "19"}'),
+        ],
+    )
+    tried = "['label:cost-center', 'annotation:example.com/cost-center']"
+    policy = SEVEN + f"dimensions: {{centre: {tried}}}\n"
+    expected = {"17": "7.00", "18": "14.00", "19": "7.00"}
+    assert costs(bill_of(store, policy, by=["centre"])) == expected
+
+
+def test_pods_that_an_earlier_version_stored_have_no_annotations(tmp_path: Path) -> None:
+    store = store_of(tmp_path, held(0, "a"))
+    columns = [column for column in PODS.columns if column.name != "annotations"]
+    before = replace(PODS, columns=columns)
+    row = {**pod_row("a"), "labels": '{"team": "x"}'}
+    values = tuple(row.get(column.name) for column in columns)
+    write_deltalake(table_uri(store, PODS.name), before.table_of([values]))
+    assert costs(bill_of(store, by=["label:team"], hours=1)) == {"x": "7.00"}
+    assert costs(bill_of(store, by=["annotation:team"], hours=1)) == {"__unattributed__": "7.00"}
 
 
 def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: Path) -> None:
@@ -419,6 +450,45 @@ def test_the_lines_of_any_bill_sum_to_what_the_gpus_cost(
     if policy.startswith(SEVEN) and boards:
         hours = (bill.end_us - BEGIN_US) // HOUR_US
         assert bill.exact_origin_cost == 2 * 7 * hours
+
+
+def states_of(rows: list[Row], state: str) -> list[Row]:
+    """Return the rows as written before the pod named b was known, or by a node's word alone."""
+    return [
+        {
+            **row,
+            **({"pod_state": state} if row.get("pod") == "b" else {}),
+            **({"holder_state": state} if row.get("holder_pod") == "b" else {}),
+        }
+        for row in rows
+    ]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rows=rows_of_hours(), state=st.sampled_from(["known", "unknown"]))
+def test_a_bill_by_fewer_dimensions_is_the_sum_of_one_by_more(rows: list[Row], state: str) -> None:
+    """However finely rows are told apart to make it: by namespace, by pod's name or by its UID."""
+    with TemporaryDirectory() as folder:
+        store = write_store(
+            Path(folder),
+            usage_hourly=states_of(rows, state),
+            inventory=[inventory_row("GPU-a"), inventory_row("GPU-b")],
+            pods=[pod_row(pod) for pod in "abcd"],
+        )
+        coarse = amounts_of(bill_of(store, by=["namespace"]))
+        for more in ("pod", "gpu", "owner"):
+            assert amounts_of(bill_of(store, by=["namespace", more])) == coarse
+
+
+def amounts_of(bill: Bill) -> dict[tuple[str, str | None], tuple[Fraction, ...]]:
+    """Return what lines have by their first value and kind of idle."""
+    found: dict[tuple[str, str | None], tuple[Fraction, ...]] = {}
+    for line in bill.lines:
+        key = (line.values[0], line.idle_kind)
+        amounts = (line.exact_cost, *map(Fraction, (line.held, line.used, line.charged)))
+        before = found.get(key, (Fraction(0),) * len(amounts))
+        found[key] = tuple(a + b for a, b in zip(before, amounts, strict=True))
+    return found
 
 
 def test_an_unknown_dimension_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,25 +1,35 @@
 """Closed bills stay, and what changes later is a correction line each."""
 
+import json
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cli.command import main
 from gpuledger.errors import UserError
 from gpuledger.store.bill_table import BILL_LINES, append_revision
-from reports.closing import closed_lines, revision_rows
+from reports.api.answering import AnswerSettings, answer_to
+from reports.api.questions import BillQuestion
+from reports.bill_output import row_of
+from reports.billing import Bill
+from reports.closing import AMOUNTS, ClosedLine, closed_lines, revision_rows, standing_bill
 from reports.periods import last_month, parse_period
 from tests.unit.reports.stores import (
     HOUR_NS,
+    Row,
     held,
     inventory_row,
     pod_row,
     used,
     write_store,
 )
-from tests.unit.reports.test_bill import bill_of, store_of
+from tests.unit.reports.test_bill import POLICIES, bill_of, store_of
+from tests.unit.reports.test_charging import rows_of_hours
 
 PRICES = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
 
@@ -55,7 +65,7 @@ def test_a_late_hour_after_the_close_gives_corrections_that_sum_to_the_differenc
             used(3, "b", HOUR_NS, gpu="GPU-b"),
         ],
     )
-    assert main(["bill", *arguments]) == 0
+    assert main(["bill", "--recompute", *arguments]) == 0
     assert "closed as revision 1, and 7.00 more since" in capsys.readouterr().err
     assert main(["bill", "close", *arguments]) == 0
     assert "revision 2: 1 correction lines, 7.00" in capsys.readouterr().out
@@ -68,6 +78,78 @@ def test_a_late_hour_after_the_close_gives_corrections_that_sum_to_the_differenc
     assert closed[-1].supersedes == 1
     assert main(["bill", "close", *arguments]) == 0
     assert "nothing has changed" in capsys.readouterr().out
+
+
+def test_a_closed_period_shows_what_was_closed_whatever_it_would_cost_now(
+    store: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def written(*options: str) -> tuple[str, str]:
+        assert main(["bill", *arguments, "--format", "csv", *options]) == 0
+        captured = capsys.readouterr()
+        return captured.out, captured.err
+
+    before, _ = written()
+    main(["bill", "close", *arguments])
+    capsys.readouterr()
+    # Another price, and a GPU of which the store heard late.
+    (tmp_path / "prices.yaml").write_text(PRICES.replace("7", "9"))
+    write_store(Path(store), usage_hourly=[held(3, "b", gpu="GPU-b")])
+    after, said = written()
+    assert after == before
+    assert "closed as revision 1 at" in said
+    anew, said = written("--recompute")
+    assert anew != before
+    assert "57.00 more since" in said
+    main(["bill", "close", *arguments])
+    capsys.readouterr()
+    assert written()[0] == anew
+    assert "would cost the same now" in written("--recompute")[1]
+
+
+@pytest.mark.parametrize(
+    ("format_", "words"),
+    [
+        ("table", "closed, in USD"),
+        ("json", '"state": "closed"'),
+        ("csv", "140.00"),
+        ("focus", "140.00"),
+        ("html", "closed as revision 1"),
+    ],
+)
+def test_a_closed_period_is_shown_in_every_format(
+    arguments: list[str], format_: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["bill", "close", *arguments])
+    capsys.readouterr()
+    assert main(["bill", *arguments, "--format", format_]) == 0
+    assert words in capsys.readouterr().out
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(first=rows_of_hours(), late=rows_of_hours(), policy=st.sampled_from(POLICIES))
+def test_revisions_sum_to_the_bill_as_it_is_by_the_last_of_them(
+    first: list[Row], late: list[Row], policy: str
+) -> None:
+    with TemporaryDirectory() as folder:
+        store = write_store(Path(folder), usage_hourly=first, inventory=[inventory_row()])
+        closed: list[ClosedLine] = []
+        for number, rows in enumerate([[], late], 1):
+            write_store(Path(folder), usage_hourly=rows)
+            bill = bill_of(store, policy, by=["pod", "gpu"])
+            if added := revision_rows(bill, closed, closed_time_us=number):
+                append_revision(store, added, stream="bill", revision=added[0]["revision"])
+            closed = closed_lines(store, bill.window, bill.by)
+            standing = standing_bill(
+                closed, window=bill.window, by=bill.by, policy=bill.policy.policy
+            )
+            assert shown_rows(standing) == shown_rows(bill)
+            assert standing.covered_ratio == bill.covered_ratio or not added
+
+
+def shown_rows(bill: Bill) -> list[dict[str, object]]:
+    """Return the rows of lines that have something, to the digits that are shown."""
+    rows = [row_of(bill, line) for line in bill.lines]
+    return [row for row in rows if any(row[name] for name in AMOUNTS)]
 
 
 def test_an_explanation_shows_every_revision_of_a_line(
@@ -153,3 +235,23 @@ def test_the_page_has_the_columns_of_the_table() -> None:
     assert [(name.strip(" `"), null.strip()) for name, _, null in rows] == [
         (column.name, "yes" if column.nullable else "") for column in BILL_LINES.columns
     ]
+
+
+def test_the_service_shows_a_closed_period_as_the_command_does(
+    store: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = AnswerSettings(
+        store_uri=store,
+        storage_options={},
+        prices=str(tmp_path / "prices.yaml"),
+        memory_bytes=256 * 2**20,
+    )
+    question = BillQuestion(window=parse_period("2026-10-01"), by=("pod",))
+    assert json.loads(answer_to(question, settings).body)["state"] == "provisional"
+    main(["bill", "close", *arguments])
+    write_store(Path(store), usage_hourly=[held(3, "b", gpu="GPU-b")])
+    capsys.readouterr()
+    main(["bill", *arguments, "--format", "json"])
+    answered = json.loads(answer_to(question, settings).body)
+    assert answered == json.loads(capsys.readouterr().out)
+    assert (answered["state"], answered["revision"]) == ("closed", 1)

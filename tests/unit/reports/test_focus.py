@@ -2,16 +2,34 @@
 
 import json
 import re
+from collections import defaultdict
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
+from gpuledger.store.bill_table import append_revision
 from reports.billing import Bill
+from reports.closing import ClosedLine, closed_lines, revision_rows, standing_bill
 from reports.focus import ALLOCATION_COLUMNS, COLUMNS, DECIMAL, JSON, TIME, focus_rows
-from tests.unit.reports.stores import HOUR_NS, Value, held, inventory_row, used
-from tests.unit.reports.test_bill import SEVEN, bill_of, store_of
+from reports.usage_sums import Window
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_NS,
+    HOUR_US,
+    Value,
+    held,
+    inventory_row,
+    node_row,
+    usage_row,
+    used,
+    write_store,
+)
+from tests.unit.reports.test_bill import bill_of, store_of
 
+# A row may be off by what its line was rounded by.
+UNIT = Decimal("0.02")
 MANDATORY = """
 BilledCost BillingAccountId BillingAccountName BillingCurrency BillingPeriodEnd BillingPeriodStart
 ChargeCategory ChargeClass ChargeDescription ChargePeriodEnd ChargePeriodStart ContractedCost
@@ -28,7 +46,9 @@ MAY_BE_NULL = {
 OPTIONAL = """
 AvailabilityZone ChargeFrequency InvoiceId ServiceSubcategory ConsumedQuantity ConsumedUnit
 ContractedUnitPrice ListUnitPrice PricingCategory RegionId RegionName ResourceId ResourceName
-ResourceType SkuId SkuMeter SkuPriceId SubAccountId SubAccountName SubAccountType Tags
+ResourceType SkuId SkuMeter SkuPriceId SkuPriceDetails SubAccountId SubAccountName SubAccountType
+Tags CommitmentDiscountStatus PricingCurrency PricingCurrencyContractedUnitPrice
+PricingCurrencyEffectiveCost PricingCurrencyListUnitPrice
 """
 ALLOCATIONS = """
 AllocatedMethodId AllocatedMethodDetails AllocatedResourceId AllocatedResourceName AllocatedTags
@@ -39,24 +59,121 @@ VALUES: dict[str, set[str | None]] = {
     "PricingCategory": {None, "Standard", "Committed", "Dynamic", "Other"},
     "ChargeFrequency": {"One-Time", "Recurring", "Usage-Based"},
     "ServiceCategory": {"Compute", "AI and Machine Learning"},
+    "ServiceSubcategory": {"Other (Compute)"},
+    "CommitmentDiscountStatus": {None, "Used", "Unused"},
+    "ConsumedUnit": {None, "Hours", "kWh"},
+    "PricingUnit": {None, "Hours", "kWh"},
 }
+# What the specification wants of usage that is no correction.
+OF_USAGE = [
+    "PricingQuantity",
+    "PricingUnit",
+    "PricingCategory",
+    "ListUnitPrice",
+    "ContractedUnitPrice",
+    "SkuId",
+    "SkuPriceId",
+    "ConsumedQuantity",
+    "ConsumedUnit",
+    "PricingCurrencyListUnitPrice",
+    "PricingCurrencyContractedUnitPrice",
+]
+# Of each pair the second is null where the first is.
+NULL_TOGETHER = (
+    ("PricingQuantity", "PricingUnit"),
+    ("PricingUnit", "PricingQuantity"),
+    ("ConsumedQuantity", "ConsumedUnit"),
+    ("ConsumedUnit", "ConsumedQuantity"),
+    ("SkuId", "SkuMeter"),
+    ("SkuId", "SkuPriceId"),
+    ("SkuPriceId", "SkuPriceDetails"),
+    ("SubAccountId", "SubAccountName"),
+    ("SubAccountId", "SubAccountType"),
+    ("ResourceId", "ResourceName"),
+    ("ResourceId", "ResourceType"),
+    ("RegionId", "RegionName"),
+)
+NOT_NEGATIVE = [
+    "ListUnitPrice",
+    "ContractedUnitPrice",
+    "PricingCurrencyListUnitPrice",
+    "PricingCurrencyContractedUnitPrice",
+]
+
+
+def broken_rules(row: Mapping[str, Value]) -> list[str]:
+    """Return which conditions between columns a row breaks."""
+    is_usage = row["ChargeCategory"] == "Usage"
+    is_correction = row["ChargeClass"] == "Correction"
+    broken = [
+        f"{name} of usage is null"
+        for name in OF_USAGE
+        if is_usage and not is_correction and row[name] is None
+    ]
+    broken += [
+        f"{second} without {first}"
+        for first, second in NULL_TOGETHER
+        if row[first] is None and row[second] is not None
+    ]
+    broken += [f"{name} < 0" for name in NOT_NEGATIVE if row[name] is not None and row[name] < 0]
+    if not is_usage and row["ConsumedQuantity"] is not None:
+        broken.append("ConsumedQuantity of no usage")
+    for unit_price, cost in (
+        ("ListUnitPrice", "ListCost"),
+        ("ContractedUnitPrice", "ContractedCost"),
+    ):
+        if row[unit_price] is not None and not is_correction:
+            product = row[unit_price] * row["PricingQuantity"]
+            broken += [f"{unit_price} x quantity"] if abs(product - row[cost]) > UNIT else []
+    for begin, end in (
+        ("ChargePeriodStart", "ChargePeriodEnd"),
+        ("BillingPeriodStart", "BillingPeriodEnd"),
+    ):
+        broken += [f"{begin} is not before {end}"] if row[begin] >= row[end] else []
+    if row["PricingCurrency"] == row["BillingCurrency"]:
+        broken += [
+            f"{name} is another one in the same currency"
+            for name in ("EffectiveCost", "ListUnitPrice", "ContractedUnitPrice")
+            if row[name] != row[f"PricingCurrency{name}"]
+        ]
+    return broken
+
+
+POLICY = """
+prices:
+- {name: spot, model: H100, capacity_type: spot, per_gpu_hour: 3}
+- {name: h100, model: H100, per_gpu_hour: 7.5, currency: EUR}
+- {name: slice, model: A100, mig_profile: 1g, per_gpu_hour: 1}
+exchange_rates: [{currency: EUR, rate: 1.07, from: 2026-01-01}]
+energy: [{name: grid, per_kilowatt_hour: 0.3}]
+idle: [{kind: unallocated, share: held}]
+"""
 
 
 @pytest.fixture
-def bill(tmp_path: Path) -> Bill:
-    policy = SEVEN + (
-        "energy: [{name: grid, per_kilowatt_hour: 0.3}]\nidle: [{kind: unallocated, share: held}]\n"
-    )
-    store = store_of(
+def store(tmp_path: Path) -> str:
+    """Return a store with a spot GPU, one that is cut, one without a price, and idle of all."""
+    slices: dict[str, Value] = {"board_compute_slices": 7, "compute_slices": 1, "mig_profile": "1g"}
+    cut: dict[str, Value] = {"gpu": "MIG-c", "parent_uuid": "GPU-c", "model": "A100", **slices}
+    return store_of(
         tmp_path,
         held(0, "a", HOUR_NS // 3, energy_millijoules=5_000_000),
         held(0, "b", HOUR_NS // 3),
         held(0, None, HOUR_NS // 3),
         used(0, "a", HOUR_NS // 7),
         held(2, "a"),
+        held(0, "a", gpu="GPU-s", node="s"),
+        held(0, "b", **cut),
+        held(1, "b", gpu="GPU-x", model="X9"),
+        usage_row(1, account="host", busy_ns=9, energy_millijoules=7, gpu="GPU-x", model="X9"),
         inventory=[inventory_row()],
+        nodes=[node_row(node="s", capacity_type="spot", region="north", zone="north-1")],
     )
-    return bill_of(store, policy, by=["pod", "gpu"])
+
+
+@pytest.fixture
+def bill(store: str) -> Bill:
+    return bill_of(store, POLICY, by=["pod", "gpu", "region", "zone"])
 
 
 def test_the_columns_are_those_of_the_specification() -> None:
@@ -99,17 +216,54 @@ def test_the_rows_sum_to_the_bill_and_those_of_a_line_to_the_line(bill: Bill) ->
         assert sum(row["BilledCost"] for row in rows if row["x_Line"] == line.id) == line.cost
 
 
-def test_quantity_times_unit_price_is_the_cost_to_a_unit(bill: Bill) -> None:
-    for row in focus_rows(bill, allocations=False):
-        if row["ListUnitPrice"] is not None:
-            product = row["PricingQuantity"] * row["ListUnitPrice"]
-            assert abs(product - row["ListCost"]) < Decimal("0.02")
+@pytest.mark.parametrize("by", ["pod,gpu,region,zone", "node", "namespace,model", "zone,pod"])
+def test_every_row_keeps_the_conditions_between_columns(store: str, by: str) -> None:
+    rows = list(focus_rows(bill_of(store, POLICY, by=by.split(",")), allocations=True))
+    assert [rule for row in rows for rule in broken_rules(row)] == []
+    assert {row["PricingCategory"] for row in rows} == {"Standard", "Dynamic", None}
+    assert {row["PricingCurrency"] for row in rows} == {"USD", "EUR"}
+    # A price is of one SKU, whatever rows of the price book are of several models.
+    skus = defaultdict(set)
+    for row in rows:
+        skus[row["SkuPriceId"]].add(row["SkuId"])
+    assert all(len(of_price) == 1 for of_price in skus.values())
 
 
 def test_the_allocated_parts_of_an_origin_sum_to_one(bill: Bill) -> None:
-    details = [
-        json.loads(row["AllocatedMethodDetails"], parse_float=Decimal)["Elements"][0]
-        for row in focus_rows(bill, allocations=True)
-        if row["AllocatedMethodDetails"]
+    ratios: dict[str, Decimal] = defaultdict(Decimal)
+    for row in focus_rows(bill, allocations=True):
+        if row["AllocatedMethodDetails"]:
+            details = json.loads(row["AllocatedMethodDetails"], parse_float=Decimal)
+            ratios[row["SkuPriceId"]] += Decimal(details["Elements"][0]["AllocatedRatio"])
+    assert set(ratios) > {"H100/spot", "A100/slice"}
+    assert set(ratios.values()) == {1}
+
+
+def test_a_closed_bill_is_what_was_closed_and_a_row_for_each_correction(store: str) -> None:
+    first = bill_of(store, POLICY, by=["pod"])
+    kept = list(focus_rows(first, allocations=True))
+    append(store, revision_rows(first, [], closed_time_us=0))
+    write_store(Path(store), usage_hourly=[held(3, "a", HOUR_NS // 2), held(3, "b", gpu="GPU-s")])
+    second = bill_of(store, POLICY, by=["pod"])
+    append(store, revision_rows(second, closed_of(store), closed_time_us=1))
+    closed = closed_of(store)
+    standing = standing_bill(closed, window=first.window, by=first.by, policy=first.policy.policy)
+    rows = list(focus_rows(standing, allocations=True, closed=closed))
+    corrections = [row for row in rows if row["ChargeClass"] == "Correction"]
+    others = [row for row in rows if row["ChargeClass"] is None]
+    changing = {"ChargePeriodEnd", "x_CoveredRatio", "x_Revision"}
+    assert [{k: v for k, v in row.items() if k not in changing} for row in others] == [
+        {k: v for k, v in row.items() if k not in changing} for row in kept
     ]
-    assert sum(Decimal(element["AllocatedRatio"]) for element in details) == 1
+    assert corrections
+    assert sum(row["BilledCost"] for row in rows) == second.line_cost == standing.line_cost
+    assert [rule for row in rows for rule in broken_rules(row)] == []
+    assert {row["x_Revision"] for row in corrections} == {"2"}
+
+
+def append(store: str, rows: list[dict[str, Value]]) -> None:
+    append_revision(store, rows, stream="bill", revision=rows[0]["revision"])
+
+
+def closed_of(store: str) -> list[ClosedLine]:
+    return closed_lines(store, Window(BEGIN_US, BEGIN_US + 4 * HOUR_US), ["pod"])
