@@ -20,8 +20,6 @@ from gpuledger.errors import NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
 from gpuledger.settings.secret import shown_url
-from gpuledger.store.schema import LEASES
-from gpuledger.store.usage_schema import USAGE_DAILY, USAGE_HOURLY
 from sinks.errors import ReceiverUnavailableError, retry_receiver
 from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext
@@ -29,7 +27,6 @@ from sinks.registry import STORE
 from sinks.settings import StoreSettings
 from sinks.store.buffer import DayWindow, RowBuffer, rows_of
 from sinks.store.dimensions import DIMENSIONS, FollowedTopic, open_followed
-from sinks.store.maintainer import Maintainer
 from sinks.store.minute_sums import Row, TooManyRowsError, bookings_of, days_of
 from sinks.store.resuming import GapRecorder, Resuming
 from sinks.store.seen import SeenTable
@@ -41,7 +38,7 @@ from sinks.store.table import (
     StreamTable,
     UsageTable,
 )
-from sinks.store.upkeep import Maintenance, Upkeep
+from sinks.store.upkeep import Maintenance, Upkeep, open_upkeep
 from sinks.timelines import SeenTicks
 from sinks.watermarks import WatermarkRelay, open_relay
 
@@ -60,8 +57,6 @@ class StoreTables:
     seen: SeenTable
     dimensions: Mapping[str, StreamTable]
     """The tables that are joined with the rows, by their names."""
-    maintained: Sequence[StreamTable] = ()
-    """Tables that the maintainer alone writes; what it has replaced there is removed as well."""
 
     @classmethod
     def of(cls, settings: StoreSettings) -> "StoreTables":
@@ -76,9 +71,6 @@ class StoreTables:
             gaps=GapsTable(**where),
             seen=SeenTable(**where),
             dimensions={each.schema.name: StreamTable(each.schema, **where) for each in DIMENSIONS},
-            maintained=[
-                StreamTable(schema, **where) for schema in (USAGE_HOURLY, USAGE_DAILY, LEASES)
-            ],
         )
 
 
@@ -130,6 +122,7 @@ async def open_store(
             clock=clock,
             interval_seconds=settings.flush_seconds,
         ) as dimensions,
+        open_upkeep(settings, clock=clock) as (maintenance, upkeep),
     ):
         yield StoreSink(
             relay=relay,
@@ -149,17 +142,8 @@ async def open_store(
                 asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
             ),
             appending=Appending(targets=targets, seen=tables.seen, clock=clock),
-            maintenance=Maintenance(
-                tables=[
-                    *(target.table for target in targets),
-                    tables.gaps,
-                    *tables.dimensions.values(),
-                    *tables.maintained,
-                ],
-                settings=settings,
-                clock=clock,
-            ),
-            upkeep=Upkeep(Maintainer(settings, clock=clock), settings=settings, clock=clock),
+            maintenance=maintenance,
+            upkeep=upkeep,
         )
 
 

@@ -11,12 +11,21 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Record
+from gpuledger.clock import NS_PER_DAY
 from gpuledger.runtime.tasks import in_daemon_thread
 from sinks.errors import ReceiverUnavailableError
 from sinks.settings import StoreSettings
 from sinks.store.buffer import rows_of
+from sinks.store.lease import MaintenanceLease
+from sinks.store.maintainer import (
+    Maintainer,
+    MaintenanceDone,
+    MaintenanceStep,
+    Reporter,
+    report_nothing,
+)
 from sinks.store.table import EntriesTable
-from sinks.store.upkeep import Maintenance
+from sinks.store.upkeep import Maintenance, Upkeep, open_upkeep
 from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock, event, eventually
 
 HOUR_SECONDS = 3600
@@ -188,3 +197,49 @@ async def test_what_a_thread_returns_or_raises_comes_back() -> None:
     assert await in_daemon_thread(lambda: 42) == 42
     with pytest.raises(ZeroDivisionError):
         await in_daemon_thread(lambda: 1 // 0)
+
+
+async def test_what_goes_of_a_table_that_is_written_no_more_is_freed_as_well(
+    tmp_path: Path,
+) -> None:
+    filled(tmp_path)
+    settings = StoreSettings(uri=str(tmp_path), entries=False, orphan_age_hours=0)
+    at = ManualClock(START_NS + 60 * NS_PER_DAY)
+    assert Maintainer(settings, clock=at).run().purged_files > 0
+    assert parts(tmp_path)
+    async with open_upkeep(settings, clock=at) as (maintenance, _):
+        maintenance.begin_if_due()
+        await eventually(lambda: not parts(tmp_path))
+
+
+class SlowMaintainer(Maintainer):
+    """A maintainer that begins its first step once the test says so."""
+
+    def __init__(self, settings: StoreSettings, *, clock: ManualClock) -> None:
+        super().__init__(settings, clock=clock)
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    @override
+    def run(self, report: Reporter = report_nothing) -> MaintenanceDone:
+        def hold(number: int, total: int, step: MaintenanceStep) -> None:
+            self.begun.set()
+            self.goes_on.wait()
+
+        return super().run(hold)
+
+
+async def test_the_lease_of_a_maintainer_is_let_go_with_its_sink(tmp_path: Path) -> None:
+    settings = StoreSettings(uri=str(tmp_path), rollup_interval_seconds=60)
+    at = ManualClock()
+    maintainer = SlowMaintainer(settings, clock=at)
+    upkeep = Upkeep(maintainer, settings=settings, clock=at)
+    at.advance(61)
+    upkeep.begin_if_due()
+    await eventually(maintainer.begun.is_set)
+    heir = MaintenanceLease(store_uri=str(tmp_path), holder="heir", clock=at)
+    assert not heir.acquire()
+    asyncio.get_running_loop().call_later(0.01, maintainer.goes_on.set)
+    await upkeep.end()
+    assert heir.acquire()
+    # It ended behind its first step.
+    assert not (tmp_path / "usage_daily").exists()
