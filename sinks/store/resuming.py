@@ -266,7 +266,10 @@ class Resuming:
         def load() -> list[dict[str, int]]:
             # A reader of `gaps` shall find it empty, not absent.
             self._gaps_table.load([])
-            return [target.table.load(target.stored.names_of(wanted)) for target in self._targets]
+            found = [target.table.load(target.stored.names_of(wanted)) for target in self._targets]
+            for target in self._targets:
+                target.stored.complete_through = target.table.complete_through()
+            return found
 
         async def query() -> dict[str, tuple[int, NodeTicks]]:
             with self._retrying.awaiting():
@@ -279,7 +282,7 @@ class Resuming:
         if others := self._others:
             await self._refuse_other_topic(others, topic_id=self._stored.topic_id)
         for stream, last in self._offsets_of(wanted).items():
-            if found and found.get(stream, (None, {}))[0] != last:
+            if found.get(stream, (None, {}))[0] != last:
                 # Of a store that was copied in parts: what is not known counts as not seen.
                 _log.warning("seen_ticks_lost", stream=stream, offset=last)
         return {at: found.get(self._stored.streams.of(at), (-1, {}))[1] for at in wanted}

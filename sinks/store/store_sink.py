@@ -120,7 +120,7 @@ async def open_store(
             streams=streams,
             readiness=readiness,
             clock=clock,
-            interval_seconds=settings.flush_seconds,
+            settings=settings,
         ) as dimensions,
         open_upkeep(settings, clock=clock) as (maintenance, upkeep),
     ):

@@ -25,6 +25,7 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from gpuledger.errors import GpuledgerError, UserError
+from gpuledger.store.commits import valid_through_us
 from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, TableSchema, table_uri
 from gpuledger.store.usage_schema import USAGE
 from sinks.errors import ReceiverUnavailableError
@@ -40,6 +41,9 @@ from sinks.store.damage import (
 _log = structlog.get_logger(__name__)
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _NO_FACTS: Final[Mapping[str, int]] = {}
+_MARKS: Final = 100
+"""Commits in which is looked for up to when partitions are complete: each has what its writer knew
+of all of them when it took its own over."""
 _NOTHING_TOLD: Final[Mapping[str, str]] = {}
 
 
@@ -135,6 +139,17 @@ class StreamTable:
                 # and stored twice.
                 raise StaleTableError(f"store {self.uri}: {error}") from error
         self._versions.update(offsets)
+
+    def complete_through(self) -> dict[str, int]:
+        """Return up to when each partition is complete, as commits up to the loaded one say.
+
+        In microseconds since 1970, by the partition's number. Raises ReceiverUnavailableError where
+        the storage does not answer.
+        """
+        if self._table is None:
+            return {}
+        with storage_errors(self.uri):
+            return valid_through_us(self._table.history(_MARKS))
 
     def exists(self) -> bool:
         """Return whether there is such a table; raises ReceiverUnavailableError."""
