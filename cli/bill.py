@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -42,6 +42,7 @@ WRONG: Final = 1
 UNPRICED: Final = 3
 NOTHING: Final = 4
 _WIDTH_IN_FILES: Final = 160
+_HTML_MODULES: Final = frozenset({"jinja2", "markupsafe", "vl_convert"})
 _HELP: Final = """
 - This month so far, by namespace, at list prices: gpuledger bill --store gpuledger-store
 - A month by team at your own prices: gpuledger bill --store s3://ledger/gpuledger --period 2026-10
@@ -60,7 +61,7 @@ app = App(
     help_epilogue=_HELP,
     help_format="markdown",
 )
-Format = Literal["table", "json", "csv", "parquet", "focus"]
+Format = Literal["table", "json", "csv", "parquet", "focus", "html"]
 
 
 @Parameter(name="*")
@@ -110,7 +111,7 @@ class BillOf:
         ),
     ] = ()
 
-    def make(self) -> tuple[Bill, BillMaker]:
+    def make(self, *, tells_days: bool = False) -> tuple[Bill, BillMaker]:
         """Return the bill, with what made it; raises UserError for what its user can put right."""
         by = [name.strip() for name in self.by.split(",") if name.strip()]
         read = read_policy(self.prices)
@@ -124,7 +125,19 @@ class BillOf:
         # Those to come are counted too, and take no time.
         days = -(-(window.end_us - window.begin_us) // DAY_US)
         with printing_progress(days, what="days", done="billed") as advance:
-            return maker.make(window, advance=advance), maker
+            return maker.make(window, advance=advance, tells_days=tells_days), maker
+
+    def arguments(self, made: Bill) -> list[str]:
+        """Return the arguments by which this very bill is made again; no values of options."""
+        times = (time_text(made.window.begin_us), "--to", time_text(made.window.end_us))
+        found = ["--store", self.store]
+        found += ["--period", self.period] if self.period else ["--from", *times]
+        found += ["--by", ",".join(made.by)]
+        found += ["--prices", str(self.prices)] if self.prices else []
+        # Keys of object stores are among them: a bill is sent around.
+        for key in _options(self.storage_option):
+            found += ["--storage-option", f"{key}=..."]
+        return found
 
     def _window(self, reader: UsageReader) -> Window:
         if (self.from_ is None) != (self.to is None):
@@ -158,9 +171,12 @@ def bill(
     # Before anything is read: a bill may take a while.
     if format == "parquet" and output is None:
         raise UserError("--output: a Parquet file is no text; name the file")
-    made, _ = bill_of.make()
+    as_html = _html_writer() if format == "html" else None
+    made, _ = bill_of.make(tells_days=as_html is not None)
     closed = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
-    if format == "parquet" and output is not None:
+    if as_html:
+        _write(as_html(made, closed=closed, asked=bill_of.arguments(made)), output)
+    elif format == "parquet" and output is not None:
         rows = (row_of(made, line) for line in made.lines)
         write_parquet(parquet_columns(made), rows, file=output)
     elif format == "focus":
@@ -244,6 +260,21 @@ def explain(
     for text in explain_line(made, found[0], maker=maker, max_rows=rows):
         sys.stdout.write(f"{text}\n")
     return MADE
+
+
+def _html_writer() -> Callable[..., str]:
+    """Return what writes pages; raises UserError where its libraries are not installed."""
+    try:
+        # Charts bring 88 MB of an engine, which no other format loads.
+        from reports.bill_html import as_html  # noqa: PLC0415  # see above
+    except ModuleNotFoundError as error:
+        if error.name not in _HTML_MODULES:
+            raise
+        raise UserError(
+            f"--format html: needs the module {error.name}, which is not installed; install"
+            " gpuledger with its extra html: pip install 'gpuledger[demo,html]'"
+        ) from error
+    return as_html
 
 
 def _options(given: Sequence[str]) -> dict[str, str]:

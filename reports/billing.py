@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from hashlib import sha256
 from typing import Final
 
 from gpuledger.errors import UserError
 from reports.charging_sql import HOUR_UNITS, UNITS
 from reports.money import minor_digits, quantize_together
-from reports.policy import IdleKind, dimension_names
+from reports.policy import BudgetRow, IdleKind, dimension_names
 from reports.policy_file import ReadPolicy
-from reports.tally import BillTally, UnbalancedBillError
+from reports.tally import BillTally, DailyCosts, DayCost, UnbalancedBillError
 from reports.tenants import TenantBook, fits_all
 from reports.terms import BillLookup, Cell, CellKey, Terms, Values
 from reports.usage_day import days_of, rows_of
-from reports.usage_sums import UsageReader, UsageRow, UsageSum, Window, begin_of
+from reports.usage_sums import DAY_US, UsageReader, UsageRow, UsageSum, Window, begin_of
 
 _SECOND_UNITS: Final = UNITS * 10**9
 
@@ -97,6 +98,8 @@ class Bill:
     cells: dict[CellKey, dict[Terms, Cell]] = field(repr=False)
     shown: int
     """How many of a cell's values are of the bill's own dimensions."""
+    days: list[DayCost] = field(default_factory=list)
+    """What each day cost, where that was asked for."""
 
     @property
     def is_complete(self) -> bool:
@@ -124,8 +127,17 @@ class BillMaker:
         self._of_basis = tuple(dict.fromkeys(n for rule in policy.basis for n in rule.match))
         self._lookup: BillLookup | None = None
 
-    def make(self, window: Window, *, advance: Callable[[int], None] = lambda _: None) -> Bill:
-        """Return the bill of a time; `advance` is told of each day that is done."""
+    def make(
+        self,
+        window: Window,
+        *,
+        advance: Callable[[int], None] = lambda _: None,
+        tells_days: bool = False,
+    ) -> Bill:
+        """Return the bill of a time; `advance` is told of each day that is done.
+
+        With `tells_days` the bill says what each day cost.
+        """
         reader, read = self._reader, self._read
         # Beyond the last usage nothing is known, and nothing is billed: not even as uncovered.
         end_us = max(window.begin_us, min(window.end_us, reader.valid_through_us))
@@ -143,14 +155,18 @@ class BillMaker:
         )
         tally = BillTally(lookup)
         self._lookup = lookup
+        daily = DailyCosts([partial(self._fits, row) for row in read.policy.budgets])
         if used.begin_us < used.end_us:
-            for day in days_of(
+            days = days_of(
                 reader, used, changes=lookup.changes, basis_of=lookup.basis_of, needs=lookup.needs
-            ):
+            )
+            for number, day in enumerate(days, used.begin_us // DAY_US):
                 tally.add(day)
+                if tells_days:
+                    daily.add(tally, number * DAY_US)
                 advance(1)
         tally.check_balance()
-        return self._bill(window, used, tally)
+        return replace(self._bill(window, used, tally), days=daily.days)
 
     def rows_of(self, bill: Bill, line: BillLine) -> Iterator[UsageRow]:
         """Yield the rows of usage that a line of the bill made last is of."""
@@ -197,15 +213,16 @@ class BillMaker:
             shown=len(self._by),
         )
 
+    def _fits(self, budget: BudgetRow, key: CellKey) -> bool:
+        return fits_all(budget.match, self._dimensions, key.values)
+
     def _budgets(
         self, tally: "BillTally", shares: dict[CellKey, Fraction], used: Window
     ) -> list[BudgetState]:
         states = []
         for budget in self._read.policy.budgets:
             begin, end = begin_of(budget.since), begin_of(budget.until)
-            fitting = [
-                key for key in tally.cells if fits_all(budget.match, self._dimensions, key.values)
-            ]
+            fitting = [key for key in tally.cells if self._fits(budget, key)]
             spent = sum((tally.cost_of(key) + shares.get(key, 0) for key in fitting), Fraction(0))
             over = Fraction(max(0, min(used.end_us, end) - begin), end - begin)
             states.append(

@@ -37,7 +37,7 @@ from gpuledger.records import (
     NodeRecord,
     PodRecord,
 )
-from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.runtime import CheckParts, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks, in_daemon_thread
 from gpuledger.settings.secret import shown_url
 from gpuledger.store.schema import PODS, TableSchema
@@ -301,6 +301,7 @@ async def open_followed(
     settings: StoreSettings,
 ) -> AsyncIterator[Sequence["FollowedTopic"]]:
     """Open what keeps these tables of the store, looking for news every so often."""
+    check = CheckParts(readiness.check("store.dimensions", severity=CheckSeverity.WARNING))
     async with AsyncExitStack() as stack:
         followed = []
         for dimension in DIMENSIONS:
@@ -314,7 +315,7 @@ async def open_followed(
                 topic=dimension.topic_of(bus.topics),
                 reader=await stack.enter_async_context(bus.reader()),
                 streams=streams,
-                check=readiness.check(f"store.{name}", severity=CheckSeverity.WARNING),
+                check=check,
                 clock=clock,
                 settings=settings,
             )
@@ -334,7 +335,7 @@ class FollowedTopic:
         topic: Topic,
         reader: HistoryReader,
         streams: Streams,
-        check: Check,
+        check: CheckParts,
         clock: Clock,
         settings: StoreSettings,
     ) -> None:
@@ -395,13 +396,13 @@ class FollowedTopic:
             _log.info("versions_withdrawn", url=shown_url(self._table.uri), error=str(error))
             self._positions = dict.fromkeys(self._positions)
         except (BusError, ReceiverUnavailableError, UserError) as error:
-            self._check.failed(str(error))
+            self._check.failed(self._dimension.schema.name, str(error))
         except Exception as error:  # noqa: BLE001  # the sink does its own work without it
             # Nothing is known that comes here; whoever looks at the check shall see it.
             _log.warning("versions_failed", url=shown_url(self._table.uri), error=repr(error))
-            self._check.failed(repr(error))
+            self._check.failed(self._dimension.schema.name, repr(error))
         else:
-            self._check.ok()
+            self._check.ok(self._dimension.schema.name)
 
     async def _append_new(self, spans: Mapping[TopicPartition, Span]) -> None:
         rows: list[Row] = []

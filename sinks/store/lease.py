@@ -117,7 +117,7 @@ class MaintenanceLease:
         held = HeldLease(holder=row[0], until_us=row[1])
         if held.until_us > now_us + _LONGEST_SECONDS * 1_000_000:
             _log.warning(
-                "lease_from_the_future",
+                "far_lease_ignored",
                 url=shown_url(self._table.uri),
                 holder=held.holder,
                 until=held.until,

@@ -26,6 +26,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 
 from gpuledger.errors import GpuledgerError, UserError
 from gpuledger.store.commits import valid_through_us
+from gpuledger.store.object_files import resolve_options
 from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, TableSchema, table_uri
 from gpuledger.store.usage_schema import USAGE
 from sinks.errors import ReceiverUnavailableError
@@ -63,7 +64,7 @@ class StreamTable:
     ) -> None:
         self.uri = table_uri(store_uri, schema.name)
         self._schema = schema
-        self._options = dict(storage_options or {})
+        self._options = resolve_options(storage_options)
         # Times, offsets and quantities hardly repeat: by encodings of their own they take a third
         # fewer bytes than by dictionaries, and less time to write.
         self.writer = WriterProperties(

@@ -39,7 +39,7 @@ def bill_of(
     """Return the bill of the first hours of the first day."""
     read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
     maker = BillMaker(UsageReader(store, distinguishes_gpus="gpu" in by), read, by=by)
-    return maker.make(Window(BEGIN_US, BEGIN_US + hours * HOUR_US))
+    return maker.make(Window(BEGIN_US, BEGIN_US + hours * HOUR_US), tells_days=True)
 
 
 def costs(bill: Bill) -> dict[str, str]:
@@ -413,6 +413,8 @@ def test_the_lines_of_any_bill_sum_to_what_the_gpus_cost(
         again = bill_of(store, policy, by=["node", "pod"])
     assert sum(line.exact_cost for line in bill.lines) == bill.exact_origin_cost
     assert bill.line_cost == bill.origin_cost
+    of_days = [cost for day in bill.days for cost in day.costs.values()]
+    assert sum(of_days) == bill.exact_origin_cost
     assert bill.lines == again.lines
     if policy.startswith(SEVEN) and boards:
         hours = (bill.end_us - BEGIN_US) // HOUR_US
