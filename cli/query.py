@@ -11,7 +11,7 @@ import duckdb
 import orjson
 from cyclopts import Parameter
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from cli.store import StorageOption, StoreUri, storage_options_of
@@ -36,8 +36,8 @@ def query(
     """Ask the store in SQL. Each table is a view, with readable units and names joined to it.
 
     The tables: usage, usage_hourly, usage_daily, entries, pods, nodes, namespaces, inventory,
-    incidents, gaps and bill_lines, as far as there are any. Whole numbers stay whole; of JSON and CSV, decimals
-    are written with all their digits.
+    incidents, gaps and bill_lines, as far as there are any. Whole numbers stay whole; of JSON and
+    CSV, decimals are written with all their digits.
     """
     # Bytes on a terminal help nobody, and Parquet is written from its end.
     if format == "parquet" and output is None:
@@ -73,7 +73,7 @@ def _write(file: Any, format: Format, columns: Sequence[str], rows: Sequence[Any
         writer.writerows([_shown(value) for value in row] for row in rows)
     else:
         # Texts: what stands in brackets would be taken for a style.
-        table = Table(*map(Text, columns), safe_box=True)
+        table = Table(*(Column(Text(name)) for name in columns), safe_box=True)
         for row in rows:
             table.add_row(*[Text("" if value is None else str(_shown(value))) for value in row])
         # In a file or a pipe nothing is cut off.

@@ -134,6 +134,15 @@ def test_this_deltalake_refuses_the_second_of_two_compactions_of_the_same_files(
     assert is_compaction_safe()
 
 
+def test_where_nothing_can_be_written_to_but_the_next_folder_it_is_tried_there(
+    tmp_path: Path,
+) -> None:
+    gone = str(tmp_path / "gone")
+    assert is_compaction_safe([gone, str(tmp_path)])
+    assert not is_compaction_safe([gone])
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("runs", [1, 3])
 def test_who_was_killed_before_may_be_followed_by_anybody(tmp_path: Path, runs: int) -> None:
     fill(tmp_path, commits=9)
