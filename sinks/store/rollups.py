@@ -297,7 +297,9 @@ class Rollup:
         made_ms = target.transaction_version(self._summed_time)
         is_same = made_ms is None or not has_all or made_ms == _made_ms(commits[-1])
         if count <= 0 or not is_same:
-            _log.warning("sums_of_another_history", url=shown_url(self._source.uri), version=since)
+            _log.warning(
+                "repaired_table_found", url=shown_url(self._source.uri), summed_version=since
+            )
             return self._all_of(source, is_first=False)
         touched = self._touched(commits[:-1]) if has_all else None
         known = marks_of_partitions(commits_of(target, _OWN_MARKS))
