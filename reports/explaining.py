@@ -5,6 +5,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Final
 
+from gpuledger.errors import UserError
 from reports.bill_output import time_text
 from reports.billing import Bill, BillLine, BillMaker
 from reports.charging_sql import HOUR_UNITS
@@ -16,6 +17,38 @@ from reports.terms import Cell, CellKey, Terms
 from reports.usage_sums import UsageRow
 
 _NS_PER_SECOND: Final = 10**9
+
+
+def find_line(bill: Bill, begin: str) -> BillLine:
+    """Return the line of which the id begins so; raises UserError where that is not one."""
+    found = [each for each in bill.lines if each.id.startswith(begin)]
+    if len(found) != 1:
+        problem = "is the begin of several lines" if found else "is no line of this bill"
+        raise UserError(
+            f"{begin!r} {problem}; give the `line` of `gpuledger bill … --format json`, with the"
+            " same --period, --by and --prices"
+        )
+    return found[0]
+
+
+def explanation_of(
+    bill: Bill, line: BillLine, *, maker: BillMaker, closed: Sequence[ClosedLine], max_rows: int
+) -> Iterator[str]:
+    """Yield all that there is to say of a line: what was closed of it, and how it is made."""
+    yield from revision_texts(closed, line.id)
+    yield from explain_line(bill, line, maker=maker, max_rows=max_rows)
+
+
+def explanation_of_gone(bill: Bill, begin: str, *, closed: Sequence[ClosedLine]) -> list[str]:
+    """Return what was closed of the line of which the id begins so, where nothing of it is left.
+
+    Nothing where the bill has such a line, or none such was closed.
+    """
+    gone = {each.line for each in closed if each.line.startswith(begin)}
+    if len(gone) != 1 or any(each.id.startswith(begin) for each in bill.lines):
+        return []
+    (line,) = gone
+    return [*revision_texts(closed, line), f"line {line}: nothing of it is left in the bill"]
 
 
 def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int) -> Iterator[str]:

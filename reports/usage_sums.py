@@ -164,6 +164,13 @@ def begin_of(day: date) -> int:
     return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH).days * DAY_US
 
 
+def table_versions(
+    store_uri: str, storage_options: Mapping[str, str] | None = None
+) -> dict[str, int | None]:
+    """Return the versions of the tables that bills are made of, by name; absent where none is."""
+    return {t.name: version_of(store_uri, t.name, storage_options) for t in _INPUTS}
+
+
 class UsageReader:
     """A store, as bills read it. One connection, for one thread."""
 
@@ -173,7 +180,12 @@ class UsageReader:
         *,
         storage_options: Mapping[str, str] | None = None,
         distinguishes_gpus: bool = False,
+        memory_bytes: int | None = None,
     ) -> None:
+        """Open a store; DuckDB takes `memory_bytes` at most, and most of the machine's without.
+
+        Raises `UserError` where there is no usage in it.
+        """
         self._uri, self._options = store_uri, storage_options
         self._files = {t.name: files_of(store_uri, t.name, storage_options) for t in _INPUTS}
         if not (self._files[USAGE.name] or self._files[USAGE_HOURLY.name]):
@@ -187,10 +199,14 @@ class UsageReader:
         self._duckdb.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
         # Each file is read a few times within a second, which the system's own cache is for.
         self._duckdb.execute("SET enable_external_file_cache = false")
+        if memory_bytes is not None:
+            # Nothing is spilled either: whoever sets a bound may have no disk to write to.
+            self._duckdb.execute(f"SET memory_limit = '{memory_bytes}B'")
+            self._duckdb.execute("SET temp_directory = ''")
 
     def versions(self) -> dict[str, int | None]:
         """Return the versions of the tables that are read, by name."""
-        return {t.name: version_of(self._uri, t.name, self._options) for t in _INPUTS}
+        return table_versions(self._uri, self._options)
 
     @cached_property
     def valid_through_us(self) -> int:

@@ -70,6 +70,7 @@ def resolve_options(options: Mapping[str, str] | None) -> dict[str, str]:
     """
     resolved: dict[str, str] = {}
     for name, value in (options or {}).items():
+        # As deltalake takes them: a variable's name of the environment is as good.
         bare = name.lower()
         if bare.endswith("_file") and not bare.endswith(_OF_THE_LIBRARY):
             secret = Secret.load(Path(value), name=f"storage_options.{name}")

@@ -201,6 +201,7 @@ class StreamTable:
         if not self.exists():
             return 0
         bound = str(date.fromordinal(_EPOCH + day))
+        # From the log alone, as each file is of one day: no row is read.
         with storage_errors(self.uri):
             actions = self.open().get_add_actions(flatten=True)
         days = actions[f"partition.{PARTITION_COLUMN}"].to_pylist()

@@ -50,10 +50,11 @@ def place_in_wheel(module: Path) -> Path:
         "reports/bill_page/bill_page.css",
         "reports/bill_page/bill_page.html.jinja",
         "reports/bill_page/bill_page.js",
+        "reports/api/openapi.yaml",
         "reports/list_prices.yaml",
     ],
 )
-def test_what_the_command_reads_is_in_the_wheel(wheel: list[str], file: str) -> None:
+def test_what_programs_read_beside_their_code_is_in_the_wheel(wheel: list[str], file: str) -> None:
     """So that it works where there is no checkout."""
     assert f"gpuledger/_programs/{file}" in wheel
 
