@@ -302,6 +302,8 @@ class Rollup:
                 "repaired_table_found", url=shown_url(self._source.uri), summed_version=since
             )
             return self._all_of(source, is_first=False)
+        if since == source.version():
+            return _News(since=since, is_first=False, touched=set(), marks={})
         touched = self._touched(commits[:-1]) if has_all else None
         known = marks_of_partitions(commits_of(target, _OWN_MARKS))
         new = marks_of_partitions(commits if known else commits_of(source, _MARKS))
