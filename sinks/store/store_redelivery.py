@@ -118,7 +118,7 @@ class StoreRedelivery(Redelivery):
                 rows,
                 number,
                 time_ms=now_ns // NS_PER_MS,
-                told=describe(hours=hours if tells else None),
+                commit_info=describe(hours=hours if tells else None),
             )
         except StaleTableError as error:
             raise ReceiverUnavailableError(f"another replay appends there: {error}") from error

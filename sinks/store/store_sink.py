@@ -38,7 +38,7 @@ from sinks.store.table import (
     StreamTable,
     UsageTable,
 )
-from sinks.store.upkeep import Maintenance, Upkeep, open_upkeep
+from sinks.store.upkeep import MaintainerTask, OrphanRemoval, open_upkeep
 from sinks.timelines import SeenTicks
 from sinks.watermarks import WatermarkRelay, open_relay
 
@@ -122,7 +122,7 @@ async def open_store(
             clock=clock,
             settings=settings,
         ) as dimensions,
-        open_upkeep(settings, clock=clock) as (maintenance, upkeep),
+        open_upkeep(settings, clock=clock) as (orphan_removal, maintainer_task),
     ):
         yield StoreSink(
             relay=relay,
@@ -142,8 +142,8 @@ async def open_store(
                 asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
             ),
             appending=Appending(targets=targets, seen=tables.seen, clock=clock),
-            maintenance=maintenance,
-            upkeep=upkeep,
+            orphan_removal=orphan_removal,
+            maintainer_task=maintainer_task,
         )
 
 
@@ -156,7 +156,7 @@ def targets_of(
             table=usage,
             stored=Stored(streams=streams),
             rows_of=lambda pending: list(pending.sums.rows()),
-            tells_hours=True,
+            announces_hours=True,
         )
     ]
     if entries is not None:
@@ -180,15 +180,16 @@ class StoreSink(Sink):
         targets: Sequence[Target],
         resuming: Resuming,
         appending: Appending,
-        maintenance: Maintenance,
-        upkeep: Upkeep,
+        orphan_removal: OrphanRemoval,
+        maintainer_task: MaintainerTask,
         relay: WatermarkRelay,
         dimensions: Sequence[FollowedTopic],
     ) -> None:
         self._settings, self._clock, self._retrying = settings, clock, retrying
         self.receiver = shown_url(settings.uri)
         self._recorder, self._resuming, self._appending = recorder, resuming, appending
-        self._maintenance, self._upkeep, self._relay = maintenance, upkeep, relay
+        self._orphan_removal, self._maintainer_task = orphan_removal, maintainer_task
+        self._relay = relay
         self._dimensions = dimensions
         self._usage, *others = targets
         self._entries = others[0] if others else None
@@ -234,8 +235,8 @@ class StoreSink(Sink):
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
-            self._maintenance.begin_if_due()
-            self._upkeep.begin_if_due()
+            self._orphan_removal.begin_if_due()
+            self._maintainer_task.begin_if_due()
             for each in self._dimensions:
                 each.begin_if_due()
             if self._recorder.of(self._resuming.ready(context.consumer)):

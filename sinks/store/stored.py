@@ -149,7 +149,7 @@ class Target:
     stored: Stored
     rows_of: Callable[[RowBuffer], Collection[Row]]
     """What of all that waits is this table's."""
-    tells_hours: bool = False
+    announces_hours: bool = False
     """Whether its commits say of which hours they have rows, for what is made of them."""
 
     def lacks(self, partition: TopicPartition, offset: int) -> bool:
@@ -236,8 +236,8 @@ class Appending:
                 {target.stored.streams.of(at): last for at, last in news.items()},
                 time_ms=time_ms,
                 facts=target.stored.new_identities(news),
-                told=describe(
-                    hours=hours if target.tells_hours else None,
+                commit_info=describe(
+                    hours=hours if target.announces_hours else None,
                     valid_through=latest_marks(target.stored.complete_through, valid_through),
                 ),
             )

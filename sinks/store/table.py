@@ -45,7 +45,7 @@ _NO_FACTS: Final[Mapping[str, int]] = {}
 _MARKS: Final = 100
 """Commits in which is looked for up to when partitions are complete: each has what its writer knew
 of all of them when it took its own over."""
-_NOTHING_TOLD: Final[Mapping[str, str]] = {}
+_NO_COMMIT_INFO: Final[Mapping[str, str]] = {}
 
 
 class StaleTableError(GpuledgerError):
@@ -107,12 +107,12 @@ class StreamTable:
         *,
         time_ms: int,
         facts: Mapping[str, int] = _NO_FACTS,
-        told: Mapping[str, str] = _NOTHING_TOLD,
+        commit_info: Mapping[str, str] = _NO_COMMIT_INFO,
     ) -> None:
         """Append rows together with the last offset of each stream, in one commit.
 
-        `facts` are numbers that are kept beside the offsets and may be anything; `told` is what the
-        commit says of itself beside them (`gpuledger.store.commits`). Raises
+        `facts` are numbers that are kept beside the offsets and may be anything; `commit_info` is
+        what the commit says of itself beside them (`gpuledger.store.commits`). Raises
         StaleTableError where another consumer was faster, ReceiverUnavailableError where the
         storage does not answer.
         """
@@ -131,7 +131,8 @@ class StreamTable:
                     mode="append",
                     writer_properties=self.writer,
                     commit_properties=CommitProperties(
-                        app_transactions=transactions, custom_metadata=announce(offsets) | {**told}
+                        app_transactions=transactions,
+                        custom_metadata=announce(offsets) | {**commit_info},
                     ),
                 )
             except CommitFailedError as error:

@@ -1,8 +1,8 @@
 """What a sink does for its store beside writing rows: from time to time, in the background.
 
-`Maintenance` removes what killed writers have left, of all tables of the store.
-`Upkeep` does what one sink does for all (`sinks.store.maintainer`). Neither holds up a row, and
-what fails is tried again when it is due the next time.
+`OrphanRemoval` removes what killed writers have left, of all tables of the store.
+`MaintainerTask` does what one sink does for all (`sinks.store.maintainer`). Neither holds up a row,
+and what fails is tried again when it is due the next time.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _END_SECONDS: Final = 5.0
 _log = structlog.get_logger(__name__)
 
 
-class Maintenance:
+class OrphanRemoval:
     """Looks for orphan files at the start and from time to time, beside the sink's own work."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Maintenance:
                 _log.info("orphans_removed", url=shown_url(table.uri), count=removed)
 
 
-class Upkeep:
+class MaintainerTask:
     """Runs the maintainer from time to time, first when the first interval is over."""
 
     def __init__(self, maintainer: Maintainer, *, settings: StoreSettings, clock: Clock) -> None:
@@ -121,17 +121,19 @@ class Upkeep:
 @asynccontextmanager
 async def open_upkeep(
     settings: StoreSettings, *, clock: Clock
-) -> AsyncIterator[tuple[Maintenance, Upkeep]]:
+) -> AsyncIterator[tuple[OrphanRemoval, MaintainerTask]]:
     """Open both for a store; what they have under way ends with the context."""
     tables = [
         StreamTable(schema, store_uri=settings.uri, storage_options=settings.storage_options)
         # Also those that this sink writes no more: of them too the maintainer replaces files.
         for schema in ALL_TABLES
     ]
-    maintenance = Maintenance(tables=tables, settings=settings, clock=clock)
-    upkeep = Upkeep(Maintainer(settings, clock=clock), settings=settings, clock=clock)
+    orphan_removal = OrphanRemoval(tables=tables, settings=settings, clock=clock)
+    maintainer_task = MaintainerTask(
+        Maintainer(settings, clock=clock), settings=settings, clock=clock
+    )
     try:
-        yield maintenance, upkeep
+        yield orphan_removal, maintainer_task
     finally:
-        await upkeep.end()
-        await maintenance.end()
+        await maintainer_task.end()
+        await orphan_removal.end()

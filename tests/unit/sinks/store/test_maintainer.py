@@ -22,7 +22,7 @@ def fill(store: Path, *, commits: int) -> None:
     table.load([])
     for number in range(commits):
         rows = [row(number, 1, offset=number)]
-        table.append(rows, {"s": number}, time_ms=1, told=describe(hours={HOUR}))
+        table.append(rows, {"s": number}, time_ms=1, commit_info=describe(hours={HOUR}))
 
 
 def settings(store: Path, **retention: int) -> StoreSettings:

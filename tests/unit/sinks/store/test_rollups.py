@@ -72,7 +72,7 @@ class Store:
             [row(minute, busy_ns, offset=self._commits) for minute, busy_ns in minutes],
             {"stream": self._commits},
             time_ms=1,
-            told=describe(hours=hours, valid_through=marks) if tells else {},
+            commit_info=describe(hours=hours, valid_through=marks) if tells else {},
         )
 
     def lose_newest(self, count: int = 1) -> None:

@@ -220,8 +220,8 @@ async def test_what_is_complete_of_others_partitions_is_said_again_with_each_com
     on = bus()
     others = UsageTable(store_uri=str(tmp_path))
     others.load(["another"])
-    told = describe(valid_through={"7": 5_000_000})
-    others.append([row(1, 1, offset=3)], {"another": 3}, time_ms=1, told=told)
+    commit_info = describe(valid_through={"7": 5_000_000})
+    others.append([row(1, 1, offset=3)], {"another": 3}, time_ms=1, commit_info=commit_info)
     await publish(on, tick(0))
     async with running(store(tmp_path, on)):
         await eventually(is_committed(on, 1))
