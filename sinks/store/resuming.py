@@ -6,7 +6,7 @@ topic. Offsets and identities are compared in `sinks.store.stored`.
 The table `gaps` has what was gone, or unreadable, before it could be stored, each once. A gap is
 written before any row behind it. Its stream's number is the offset up to which gaps are recorded,
 in the commit of the row itself: whoever finds the same gap again, after a crash or on another
-machine, writes what is left of it. What a row says is computed first (`row_of`, pure), then
+machine, writes what is left of it. What a row says is computed first (`gap_row_of`, pure), then
 `GapRecorder` queries both tables and writes.
 """
 
@@ -46,7 +46,7 @@ def recorded_up_to(gap: Gap) -> int:
     return gap.next_offset if gap.has_end else gap.first_offset
 
 
-def row_of(
+def gap_row_of(
     gap: Gap,
     *,
     stored: int | None,
@@ -129,7 +129,7 @@ class GapRecorder:
             if time_before_us is None:
                 newest = self._rows.newest_time(gap.partition.partition)
                 time_before_us = None if newest is None else round(newest.timestamp() * 1e6)
-            row = row_of(
+            row = gap_row_of(
                 gap,
                 stored=self._stored.last_offsets.get(gap.partition),
                 recorded=recorded,

@@ -27,7 +27,7 @@ from sinks.registry import STORE
 from sinks.settings import StoreSettings
 from sinks.store.buffer import DayWindow, RowBuffer, rows_of
 from sinks.store.dimensions import DIMENSIONS, FollowedTopic, open_followed
-from sinks.store.minute_sums import Row, TooManyRowsError, bookings_of, days_of
+from sinks.store.minute_sums import Row, TooManyRowsError, bookings_days, bookings_of
 from sinks.store.resuming import GapRecorder, Resuming
 from sinks.store.seen import SeenTable
 from sinks.store.stored import Appending, Stored, Streams, Target
@@ -324,7 +324,7 @@ class StoreSink(Sink):
         except ValueError as error:
             context.dead_letters.reject(record, reason="invalid", detail=str(error))
             return
-        if refusal := self._window.refusal_of(days_of(bookings), now_ns=now_ns):
+        if refusal := self._window.refusal_of(bookings_days(bookings), now_ns=now_ns):
             context.dead_letters.reject(record, reason=refusal.reason, detail=refusal.detail)
             return
         # Behind a kill between two commits one table is ahead of the other, and waits for it.
