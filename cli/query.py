@@ -11,7 +11,8 @@ import duckdb
 import orjson
 from cyclopts import Parameter
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from cli.store import StorageOption, StoreUri, storage_options_of
 from gpuledger.errors import UserError
@@ -35,8 +36,8 @@ def query(
     """Ask the store in SQL. Each table is a view, with readable units and names joined to it.
 
     The tables: usage, usage_hourly, usage_daily, entries, pods, nodes, namespaces, inventory,
-    incidents and gaps, as far as there are any. Whole numbers stay whole; of JSON and CSV, decimals
-    are written with all their digits.
+    incidents, gaps and bill_lines, as far as there are any. Whole numbers stay whole; of JSON and
+    CSV, decimals are written with all their digits.
     """
     # Bytes on a terminal help nobody, and Parquet is written from its end.
     if format == "parquet" and output is None:
@@ -63,7 +64,7 @@ def query(
 
 def _write(file: Any, format: Format, columns: Sequence[str], rows: Sequence[Any]) -> None:  # noqa: ANN401, A002  # a text file; the option's name
     if format == "json":
-        objects = [dict(zip(columns, row, strict=True)) for row in rows]
+        objects = [dict(zip(columns, map(_whole, row), strict=True)) for row in rows]
         file.write(orjson.dumps(objects, default=_shown, option=orjson.OPT_INDENT_2).decode())
         file.write("\n")
     elif format == "csv":
@@ -71,9 +72,10 @@ def _write(file: Any, format: Format, columns: Sequence[str], rows: Sequence[Any
         writer.writerow(columns)
         writer.writerows([_shown(value) for value in row] for row in rows)
     else:
-        table = Table(*columns, safe_box=True)
+        # Texts: what stands in brackets would be taken for a style.
+        table = Table(*(Column(Text(name)) for name in columns), safe_box=True)
         for row in rows:
-            table.add_row(*["" if value is None else str(_shown(value)) for value in row])
+            table.add_row(*[Text("" if value is None else str(_shown(value))) for value in row])
         # In a file or a pipe nothing is cut off.
         Console(file=file, width=None if file.isatty() else _WIDTH_IN_FILES).print(table)
 
@@ -83,3 +85,14 @@ def _shown(value: object) -> object:
     if isinstance(value, Decimal):
         return f"{value:f}"
     return value if value is None or isinstance(value, int | float) else str(value)
+
+
+def _whole(value: object) -> object:
+    """Return a value as JSON can have it: numbers of any size, also within lists and structs."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return orjson.Fragment(str(value))
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    if isinstance(value, dict):
+        return {str(name): _whole(each) for name, each in value.items()}
+    return value

@@ -14,6 +14,9 @@ HOURS: Final = "gpuledger.hours"
 VALID_THROUGH: Final = "gpuledger.valid_through"
 """Up to when the table is complete, in microseconds since the epoch: of each of Kafka's partitions
 that its writer knows of, by the partition's number."""
+ALL: Final = "all"
+"""Beside the partitions' marks: the least of them, of a commit that has those of all partitions.
+Such a commit says all that is to be said; what older ones say does not count."""
 
 
 def describe(
@@ -38,10 +41,28 @@ def hours_of(commit: Mapping[str, Any]) -> set[int] | None:
 def valid_through_us(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return up to when each partition is complete, by a table's history, the newest commit first.
 
-    What was complete stays so: of what several commits say of a partition the latest time counts.
+    What was complete stays so: of what several commits say of a partition the latest time counts,
+    up to the first one that says it of all at once.
     """
     found: dict[str, int] = {}
     for commit in history:
-        for partition, until_us in orjson.loads(commit.get(VALID_THROUGH, "{}")).items():
-            found[partition] = max(until_us, found.get(partition, until_us))
+        marks = orjson.loads(commit.get(VALID_THROUGH, "{}"))
+        found = latest_marks(found, marks)
+        if ALL in marks:
+            break
     return found
+
+
+def marks_of_partitions(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return what `valid_through_us` does, of partitions alone."""
+    marks = valid_through_us(history)
+    marks.pop(ALL, None)
+    return marks
+
+
+def latest_marks(some: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    """Return of each partition the later of two marks."""
+    return {
+        name: max(marks[name] for marks in (some, others) if name in marks)
+        for name in sorted({*some, *others})
+    }

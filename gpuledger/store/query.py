@@ -108,7 +108,15 @@ def open_table(
         lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
         causes = [line.strip(" \N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}") for line in lines[:3]]
         said = ": ".join(cause for cause in causes if cause and not cause.startswith("<"))
-        raise UserError(f"cannot read the store at {mask_address(uri)}: {said[:400]}") from error
+        raise UserError(
+            f"cannot read the store at {mask_address(uri)}: {said[:400]}{_remedy(said)}"
+        ) from error
+
+
+def _remedy(said: str) -> str:
+    """Return what to do where an error is of a log that was cut short."""
+    is_damage = re.search(r"JSON|Parquet|EOF", said, re.IGNORECASE)
+    return "; repair its log as docs/store.md says under Repair" if is_damage else ""
 
 
 def live_files(store_uri: str, name: str, storage_options: Mapping[str, str] | None) -> list[str]:

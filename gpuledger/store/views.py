@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
+from gpuledger.store.bill_table import BILL_LINES
 from gpuledger.store.commits import valid_through_us
 from gpuledger.store.object_files import FileRegistry, open_object_files
 from gpuledger.store.query import (
@@ -72,10 +73,13 @@ _OF_NAMESPACE: Final[Mapping[str, str]] = {
     "annotations": "namespace_annotations",
 }
 _VERSIONED: Final[Mapping[str, tuple[TableSchema, tuple[str, ...]]]] = {
-    PODS.name: (PODS, ("cluster", "node", "pod_uid", "container_id")),
+    PODS.name: (PODS, ("cluster", "node", "pod_uid")),
     NODES.name: (NODES, ("cluster", "node")),
     NAMESPACES.name: (NAMESPACES, ("cluster", "namespace")),
 }
+
+# By Kubernetes' own order where that is told by numbers, else as they were written.
+_NEWEST_LAST: Final = "try_cast(resource_version AS HUGEINT) NULLS FIRST, kafka_offset"
 
 
 class Connection(FileRegistry, Protocol):
@@ -96,7 +100,7 @@ def create_views(
         schema.name: live_files(store_uri, schema.name, storage_options)
         for schema in (
             *(USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES, PODS, NODES, NAMESPACES),
-            *(INVENTORY, INCIDENTS, GAPS),
+            *(INVENTORY, INCIDENTS, GAPS, BILL_LINES),
         )
     }
     relations = {name: relation(found) for name, found in files.items() if found}
@@ -132,11 +136,14 @@ def _view(
 
 
 def versions_sql(rows: str, keys: tuple[str, ...]) -> str:
-    """Return the SQL of versions with the time at which the next one replaces each."""
+    """Return the SQL of versions with the time at which the next one replaces each.
+
+    A version may have several rows, which it shares with no other: they end together.
+    """
     return (
-        "SELECT *, lead(in_force_from) OVER ("  # noqa: S608  # the tables' own names, quoted files
-        f"PARTITION BY {', '.join(keys)}"
-        " ORDER BY try_cast(resource_version AS HUGEINT), kafka_offset) AS valid_to"
+        "SELECT *, first_value(in_force_from) OVER ("  # noqa: S608  # the tables' own names, quoted files
+        f"PARTITION BY {', '.join(keys)} ORDER BY {_NEWEST_LAST}"
+        " GROUPS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS valid_to"
         f" FROM {rows}"
     )
 
@@ -188,11 +195,23 @@ def _with_version(
         " ELSE in_force_from END AS since"
     )
     is_replaced = f"deleted_time IS NOT NULL AND lead(in_force_from) {history} IS NOT NULL"
+    # A deletion need not say what it was that is gone.
+    kept = ", ".join(
+        f"CASE WHEN deleted_time IS NULL THEN {column}"
+        f" ELSE coalesce({column}, lag({column}) {history}) END AS {column}"
+        for column in has
+    )
+    # Of two that are in force from the same time the newer one is.
+    one_a_time = (
+        f"(SELECT * FROM {versions} QUALIFY lead(in_force_from)"  # noqa: S608  # the tables' own names
+        f" OVER (PARTITION BY {own}, in_force_from ORDER BY {_NEWEST_LAST}) IS NULL)"
+    )
     told = ", ".join(f"versions.{column} AS {name}" for column, name in has.items())
     joined = " AND ".join(f"versions.{key} = {value}" for key, value in keys.items())
     return (
         f"(SELECT of_rows.*, {told} FROM {rows} AS of_rows ASOF LEFT JOIN"  # noqa: S608  # the tables' own names
-        f" (SELECT *, {since} FROM {versions} QUALIFY NOT ({is_replaced})) AS versions"
+        f" (SELECT * REPLACE ({kept}), {since} FROM {one_a_time} QUALIFY NOT ({is_replaced}))"
+        " AS versions"
         f" ON {joined} AND of_rows.time >= versions.since)"
     )
 

@@ -22,7 +22,7 @@ from gpuledger.clock import NS_PER_DAY, NS_PER_SECOND
 from gpuledger.ledger.entries import Origin, RecordPosition, booked_entries
 from gpuledger.ledger.rows import ColumnType, row_maker, store_columns
 from gpuledger.records import GpuEvent
-from sinks.store.minute_sums import Booking, MinuteSums, Row, days_of
+from sinks.store.minute_sums import Booking, MinuteSums, Row, bookings_days
 
 
 def rows_of(event: GpuEvent, position: RecordPosition, *, ingested_time_ns: int) -> Iterator[Row]:
@@ -136,7 +136,7 @@ class RowBuffer:
         self.size_bytes += _SUMS_BYTES * (self.sums.row_count - former)
         # An event without devices has no rows, and so no days.
         if bookings:
-            self._count(days_of(bookings), event.time_ns)
+            self._count(bookings_days(bookings), event.time_ns)
 
     def add(self, rows: Sequence[Row], *, time_ns: int) -> None:
         """Take in the rows of `entries` of one event."""

@@ -6,6 +6,7 @@ It is refused where deltalake would accept it twice from two who do not know of 
 
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -22,25 +23,40 @@ from sinks.store.table import StreamTable
 _SMALL_BYTES: Final = 32 * 2**20
 _MIN_FILES: Final = 8
 """Small files of a day, or of a table without days, from which on they are merged."""
+_SCRATCH: Final = ("/dev/shm", None)  # noqa: S108  # a folder of its own is made there
+"""Memory first: a container may have nothing else to write to, and of a kill nothing is left."""
 _log = structlog.get_logger(__name__)
 
 
-def is_compaction_safe() -> bool:
-    """Return whether deltalake refuses the second of two compactions of the same files."""
-    schema = Schema([Field("number", DataType.int64(), nullable=False)])
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(4):
-            column = Array([number], type=DataType.int64())
-            write_deltalake(folder, Table.from_arrays([column], schema=schema), mode="append")
-        # Both know the same files; the second one does not hear of what the first one does.
-        first, second = DeltaTable(folder), DeltaTable(folder)
-        first.optimize.compact()
+def is_compaction_safe(folders: Sequence[str | None] = _SCRATCH) -> bool:
+    """Return whether deltalake refuses the second of two compactions of the same files.
+
+    It is tried in the first of these folders that can be written to, `None` being where the system
+    has its temporary files. Where there is none, nobody knows, and it is not safe.
+    """
+    for folder in folders:
         try:
-            second.optimize.compact()
-        except CommitFailedError:
-            return True
-        counts = DeltaTable(folder).get_add_actions(flatten=True)["num_records"].to_pylist()
-        return bool(sum(counts) == 4)  # noqa: PLR2004  # the rows that were written above
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                return _is_refused_twice(scratch)
+        except OSError as error:
+            _log.info("compaction_untried", folder=folder, error=str(error))
+    return False
+
+
+def _is_refused_twice(folder: str) -> bool:
+    schema = Schema([Field("number", DataType.int64(), nullable=False)])
+    for number in range(4):
+        column = Array([number], type=DataType.int64())
+        write_deltalake(folder, Table.from_arrays([column], schema=schema), mode="append")
+    # Both know the same files; the second one does not hear of what the first one does.
+    first, second = DeltaTable(folder), DeltaTable(folder)
+    first.optimize.compact()
+    try:
+        second.optimize.compact()
+    except CommitFailedError:
+        return True
+    counts = DeltaTable(folder).get_add_actions(flatten=True)["num_records"].to_pylist()
+    return bool(sum(counts) == 4)  # noqa: PLR2004  # the rows that were written above
 
 
 def small_files(table: StreamTable, schema: TableSchema) -> dict[str | None, int]:

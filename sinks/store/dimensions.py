@@ -44,13 +44,45 @@ from gpuledger.store.schema import PODS, TableSchema
 from gpuledger.store.usage_schema import INCIDENTS, INVENTORY, NAMESPACES, NODES
 from gpuledger.topics import Topic, Topics, partition_of_node
 from sinks.errors import ReceiverUnavailableError
+from sinks.settings import StoreSettings
 from sinks.store.minute_sums import Row
 from sinks.store.stored import Streams
 from sinks.store.table import StaleTableError, StreamTable
 
 MAX_ROWS: Final = 20_000
 """Rows of a commit: what is held at once of however many records, at some 2 KB each."""
+_LAST_US: Final = 2**62
+"""Beyond the time that any table can hold."""
+_IN_FORCE: Final = "in_force_from"
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StampBounds:
+    """From when and until when a version may say that it is in force, by the sink's own clock.
+
+    Stamps are what the clock of a node or of podwatch shows, or what somebody wrote there. A GPU
+    costs money from the first version on that has it, and of two versions the later one counts.
+    """
+
+    now_us: int
+    first_us: int
+    last_us: int
+    is_new: bool
+    """Whether the record came since the sink has read all that there was before."""
+
+    def believed(self, stamp_us: int, *, is_of_node: bool) -> int:
+        """Return the stamp, or what is taken for it where it is beyond the bounds.
+
+        What is ahead counts from now on. Of a node's clock, which may be in 1970 until NTP sets it,
+        the same holds for what is far behind in a record that came just now; a record that was
+        there before may be old indeed, and counts from the first day that is stored.
+        """
+        if not 0 <= stamp_us <= self.last_us:
+            return self.now_us
+        if is_of_node and stamp_us < self.first_us:
+            return self.now_us if self.is_new else self.first_us
+        return stamp_us
 
 
 def _in_force_us(record: Record) -> int:
@@ -205,6 +237,17 @@ class Dimension:
     """The node in whose partition it belongs; absent where the topic has one partition."""
     rows_of_tombstone: Callable[[Record], Iterator[Row]] | None = None
     """What a deletion comes to; absent where what was said stays so."""
+    is_stamped_by_node: bool = False
+    """Whether its versions are in force from a time that the node's clock tells."""
+
+    def row_believed(self, row: Row, bounds: StampBounds) -> Row:
+        """Return the row, in force from a time that can be believed."""
+        names = [column.name for column in self.schema.columns]
+        if _IN_FORCE not in names:
+            return row
+        at = names.index(_IN_FORCE)
+        stamp_us = bounds.believed(row[at], is_of_node=self.is_stamped_by_node)
+        return row if stamp_us == row[at] else (*row[:at], stamp_us, *row[at + 1 :])
 
 
 DIMENSIONS: Final = (
@@ -236,6 +279,7 @@ DIMENSIONS: Final = (
         key_of=node_key,
         node_key_of=node_key,
         rows_of_tombstone=rows_of_gone_inventory,
+        is_stamped_by_node=True,
     ),
     Dimension(
         schema=INCIDENTS,
@@ -256,7 +300,7 @@ async def open_followed(
     streams: Streams,
     readiness: Readiness,
     clock: Clock,
-    interval_seconds: float,
+    settings: StoreSettings,
 ) -> AsyncIterator[Sequence["FollowedTopic"]]:
     """Open what keeps these tables of the store, looking for news every so often."""
     check = CheckParts(readiness.check("store.dimensions", severity=CheckSeverity.WARNING))
@@ -275,7 +319,7 @@ async def open_followed(
                 streams=streams,
                 check=check,
                 clock=clock,
-                interval_seconds=interval_seconds,
+                settings=settings,
             )
             stack.push_async_callback(topic.end)
             followed.append(topic)
@@ -295,17 +339,19 @@ class FollowedTopic:
         streams: Streams,
         check: CheckParts,
         clock: Clock,
-        interval_seconds: float,
+        settings: StoreSettings,
     ) -> None:
         """Take the table and what nobody else reads by."""
         self._dimension = dimension
         self._table, self._topic, self._reader = table, topic.name, reader
         self._topic_id: str | None = None
         self._streams, self._check, self._clock = streams, check, clock
-        self._interval_seconds = interval_seconds
+        self._settings = settings
         self._decoder: Decoder[Any] = Decoder(topic=topic.name, record=topic.record)
         self._positions: dict[int, int | None] = {}
         """Where to read on in each partition that is held; `None` until the table has said it."""
+        self._ended: dict[int, int] = {}
+        """Where each partition ended when all of it had been read."""
         self._next_ns: int | None = None
         self._running: asyncio.Task[None] | None = None
 
@@ -327,7 +373,7 @@ class FollowedTopic:
         is_due = self._next_ns is None or now_ns >= self._next_ns
         if not is_due or not self._positions or (self._running and not self._running.done()):
             return
-        self._next_ns = now_ns + round(self._interval_seconds * NS_PER_SECOND)
+        self._next_ns = now_ns + round(self._settings.flush_seconds * NS_PER_SECOND)
         self._running = asyncio.create_task(self._update())
 
     async def end(self) -> None:
@@ -343,6 +389,7 @@ class FollowedTopic:
                 # Made anew, it holds what its writer knows by now: all of it is read.
                 self._topic_id = topic_id
                 self._positions = dict.fromkeys(self._positions)
+                self._ended = {}
                 spans = await self._reader.spans(self._topic)
             await self._find_positions(spans)
             await self._append_new(spans)
@@ -352,6 +399,10 @@ class FollowedTopic:
             self._positions = dict.fromkeys(self._positions)
         except (BusError, ReceiverUnavailableError, UserError) as error:
             self._check.failed(self._dimension.schema.name, str(error))
+        except Exception as error:  # noqa: BLE001  # the sink does its own work without it
+            # Nothing is known that comes here; whoever looks at the check shall see it.
+            _log.warning("versions_failed", url=shown_url(self._table.uri), error=repr(error))
+            self._check.failed(self._dimension.schema.name, repr(error))
         else:
             self._check.ok(self._dimension.schema.name)
 
@@ -365,7 +416,7 @@ class FollowedTopic:
             wanted = Span(max(position, span.first), span.end)
             async for records in self._reader.read(at, wanted):
                 for record in records:
-                    rows.extend(self._rows_of(record, partitions=len(spans)))
+                    rows.extend(self._believed_rows_of(record, partitions=len(spans)))
                 offsets[at] = records[-1].offset
                 if len(rows) >= MAX_ROWS:
                     await self._append(rows, offsets)
@@ -375,7 +426,7 @@ class FollowedTopic:
         # Where there were deletions alone, which have no rows, it is read again in another life.
         for at, span in spans.items():
             if self._positions.get(at.partition) is not None:
-                self._positions[at.partition] = span.end
+                self._positions[at.partition] = self._ended[at.partition] = span.end
 
     async def _find_positions(self, spans: Mapping[TopicPartition, Span]) -> None:
         """Look up in the table where to read on.
@@ -403,6 +454,26 @@ class FollowedTopic:
         """Return the stream of the offsets of a partition, of the topic that is there now."""
         stream = self._streams.of(at)
         return stream if self._topic_id is None else f"{stream}|{self._topic_id}"
+
+    def _believed_rows_of(self, record: Record, *, partitions: int) -> Iterator[Row]:
+        """Yield the rows of a record, in force from a time that can be believed."""
+        now_us = self._clock.time_ns() // NS_PER_US
+        bounds = StampBounds(
+            now_us=now_us,
+            first_us=max(0, now_us - round(self._settings.max_age_seconds * 1_000_000)),
+            last_us=min(_LAST_US, now_us + round(self._settings.max_future_seconds * 1_000_000)),
+            is_new=record.offset >= self._ended.get(record.partition, record.offset + 1),
+        )
+        for row in self._rows_of(record, partitions=partitions):
+            believed = self._dimension.row_believed(row, bounds)
+            if believed != row:
+                _log.warning(
+                    "version_stamp_refused",
+                    table=self._dimension.schema.name,
+                    partition=record.partition,
+                    offset=record.offset,
+                )
+            yield believed
 
     def _rows_of(self, record: Record, *, partitions: int) -> Iterator[Row]:
         dimension = self._dimension

@@ -8,6 +8,7 @@ that the next one goes on with.
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +39,8 @@ PARTITIONED: Final = (USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES)
 _OTHERS: Final = (PODS, NODES, NAMESPACES, INVENTORY, INCIDENTS, GAPS)
 _OWN: Final = (BILL_LINES, SEEN_TICKS, LEASES)
 """Tables whose files are few, or are merged by nobody."""
+ALL_TABLES: Final = (*PARTITIONED, *_OTHERS, *_OWN)
+"""All that a store may have, also what its sinks write no more."""
 SUM_UP: Final = "sum up"
 REMOVE_OLD_ROWS: Final = "remove old rows"
 MERGE: Final = "merge small files"
@@ -141,6 +144,11 @@ class Maintainer:
         self._hourly = Rollup(HOURLY, **self._where)
         self._daily = Rollup(DAILY, **self._where)
         self._is_safe: bool | None = None
+        self._is_stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Have a run that is under way end behind its step, or its day; from any thread."""
+        self._is_stopping.set()
 
     def run(self, report: Reporter = report_nothing) -> MaintenanceDone:
         """Do what is due, and return what that was.
@@ -157,6 +165,8 @@ class Maintainer:
             # that the steps make are new, and need neither merging nor a vacuum.
             steps = list(self._steps())
             for number, step in enumerate(steps, start=1):
+                if self._is_stopping.is_set():
+                    break
                 # Here a long run hears that another one has taken over.
                 self._lease.renew()
                 report(number, len(steps), step)
@@ -246,6 +256,8 @@ class Maintainer:
     def _merge(self, table: StreamTable, schema: TableSchema) -> int:
         merged = 0
         for day in small_files(table, schema):
+            if self._is_stopping.is_set():
+                break
             # Each takes a while: whoever lost the lease meanwhile leaves the rest.
             self._lease.renew()
             merged += compact(table, day)
@@ -253,7 +265,7 @@ class Maintainer:
 
     def _vacuum(self) -> Iterator[MaintenanceStep]:
         hours = self._settings.orphan_age_hours
-        for schema in (*PARTITIONED, *_OTHERS, *_OWN):
+        for schema in ALL_TABLES:
             table = StreamTable(schema, **self._where)
             if table.exists():
                 yield MaintenanceStep(

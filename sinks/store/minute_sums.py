@@ -307,7 +307,7 @@ def is_one_of(method: OpenEnum | None, measured: frozenset[str]) -> bool:
     return method is not None and method._value_ in measured
 
 
-def days_of(bookings: Sequence[Booking]) -> set[int]:
+def bookings_days(bookings: Sequence[Booking]) -> set[int]:
     """Return the first and the last day of which an event has rows, since 1970."""
     if not bookings:
         return set()

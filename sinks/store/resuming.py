@@ -6,7 +6,7 @@ topic. Offsets and identities are compared in `sinks.store.stored`.
 The table `gaps` has what was gone, or unreadable, before it could be stored, each once. A gap is
 written before any row behind it. Its stream's number is the offset up to which gaps are recorded,
 in the commit of the row itself: whoever finds the same gap again, after a crash or on another
-machine, writes what is left of it. What a row says is computed first (`row_of`, pure), then
+machine, writes what is left of it. What a row says is computed first (`gap_row_of`, pure), then
 `GapRecorder` queries both tables and writes.
 """
 
@@ -46,7 +46,7 @@ def recorded_up_to(gap: Gap) -> int:
     return gap.next_offset if gap.has_end else gap.first_offset
 
 
-def row_of(
+def gap_row_of(
     gap: Gap,
     *,
     stored: int | None,
@@ -129,7 +129,7 @@ class GapRecorder:
             if time_before_us is None:
                 newest = self._rows.newest_time(gap.partition.partition)
                 time_before_us = None if newest is None else round(newest.timestamp() * 1e6)
-            row = row_of(
+            row = gap_row_of(
                 gap,
                 stored=self._stored.last_offsets.get(gap.partition),
                 recorded=recorded,
@@ -266,7 +266,10 @@ class Resuming:
         def load() -> list[dict[str, int]]:
             # A reader of `gaps` shall find it empty, not absent.
             self._gaps_table.load([])
-            return [target.table.load(target.stored.names_of(wanted)) for target in self._targets]
+            found = [target.table.load(target.stored.names_of(wanted)) for target in self._targets]
+            for target in self._targets:
+                target.stored.complete_through = target.table.complete_through()
+            return found
 
         async def query() -> dict[str, tuple[int, NodeTicks]]:
             with self._retrying.awaiting():
@@ -279,7 +282,7 @@ class Resuming:
         if others := self._others:
             await self._refuse_other_topic(others, topic_id=self._stored.topic_id)
         for stream, last in self._offsets_of(wanted).items():
-            if found and found.get(stream, (None, {}))[0] != last:
+            if found.get(stream, (None, {}))[0] != last:
                 # Of a store that was copied in parts: what is not known counts as not seen.
                 _log.warning("seen_ticks_lost", stream=stream, offset=last)
         return {at: found.get(self._stored.streams.of(at), (-1, {}))[1] for at in wanted}

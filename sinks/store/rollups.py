@@ -4,7 +4,9 @@ A `Rollup` recomputes what was touched since it last ran. Which hours those are,
 table below say themselves (`gpuledger.store.commits`); where one does not, or the history does not
 reach back so far, it is all that there are. The rows of a touched period are replaced in one commit
 (replaceWhere), so that a reader sees the old sums or the new ones, and a commit that is killed has
-done nothing; the last commit has the version of the table below up to which all is summed up.
+done nothing; the last commit has the version of the table below up to which all is summed up, when
+that version was made, and up to when each partition is complete with it. A table below that was
+repaired has another commit of that number, or none: then all that there is is recomputed.
 
 Of what the table below does not have any more, as its time was up (`purge`), nothing is recomputed:
 rows that come so late are added to what is there. They are those of the snapshot that are not in
@@ -12,7 +14,7 @@ the one that was summed up before, and their commit has the version too, so that
 killed and begun anew adds them once.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any, Final
@@ -23,7 +25,7 @@ from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, w
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from gpuledger.settings.secret import shown_url
-from gpuledger.store.commits import describe, hours_of, valid_through_us
+from gpuledger.store.commits import ALL, describe, hours_of, latest_marks, marks_of_partitions
 from gpuledger.store.schema import PARTITION_COLUMN, TableSchema
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from sinks.store.damage import storage_errors
@@ -33,8 +35,14 @@ HOURS_A_DAY: Final = 24
 _PURGED_BEFORE: Final = "gpuledger|purged_before"
 _HISTORY: Final = 10_000
 """Commits that are looked through at most: a week of one each minute."""
-_MARKS: Final = 100
-"""Commits in which is looked for up to when the table is complete."""
+_HUGE: Final = 2**47
+"""Amounts beyond, 39 hours in nanoseconds, are made up: 65,536 of them may not fit into 64 bits."""
+_HUGE_BYTE_TIME: Final = 10**33
+_BYTE_TIMES: Final = frozenset({"memory_byte_ns", "measured_memory_byte_ns"})
+_MARKS: Final = 500
+"""Commits of sinks in which is looked for up to when the table is complete, where no sum has it."""
+_OWN_MARKS: Final = 100
+"""Commits of sums in which is looked for the same: the last one of each run has it."""
 _SUMS: Final = (
     "busy_ns",
     "measured_busy_ns",
@@ -90,22 +98,51 @@ DAILY: Final = Period(
 )
 
 
-def sums_sql(period: Period, relation: str, where: str) -> str:
-    """Return the SQL of the rows of the upper table, of what is true of the lower one's."""
+def sums_sql(
+    period: Period, relation: str, where: str, *, has: Collection[str] | None = None
+) -> str:
+    """Return the SQL of the rows of the upper table, of what is true of the lower one's.
+
+    Rows with an amount that somebody has made up stay rows of their own, so that no sum is more
+    than its column holds. `has` are the columns that the lower table has, all where absent; a sum
+    of one that was added since is null.
+    """
     unit = period.target_column
-    selected, grouped = [], []
+    sums, singles, grouped = [], [], []
     for column in period.target.columns:
         name = column.name
-        if name in _AGGREGATES:
-            selected.append(f'{_AGGREGATES[name]}("{name}") AS "{name}"')
-            continue
         # Quoted: `cluster` is a word of SQL's own there.
         value = f"date_trunc('{unit}', {period.source_column})" if name == unit else f'"{name}"'
-        selected.append(f'{value} AS "{name}"')
-        grouped.append(value)
+        if has is not None and name != unit and name not in has:
+            value = "NULL"
+        is_sum = name in _AGGREGATES and value != "NULL"
+        sums.append(
+            f'{_AGGREGATES[name]}({value}) AS "{name}"' if is_sum else f'{value} AS "{name}"'
+        )
+        singles.append(f'{value} AS "{name}"')
+        if name not in _AGGREGATES and value != "NULL":
+            grouped.append(value)
+    huge = _huge_sql(has)
+    # The least and the greatest value of a column tell that no file has such rows.
     return (
-        f"SELECT {', '.join(selected)} FROM {relation} WHERE {where}"  # noqa: S608  # no user's text
-        f" GROUP BY {', '.join(grouped)}"
+        f"SELECT {', '.join(sums)} FROM {relation}"  # noqa: S608  # no user's text
+        f" WHERE ({where}) AND ({huge}) IS NOT TRUE GROUP BY {', '.join(grouped)}"
+        f" UNION ALL SELECT {', '.join(singles)} FROM {relation} WHERE ({where}) AND ({huge})"
+    )
+
+
+def _huge_sql(has: Collection[str] | None) -> str:
+    """Return the SQL of whether a row has an amount that is made up."""
+    bounds = {
+        name: _HUGE_BYTE_TIME if name in _BYTE_TIMES else _HUGE
+        for name in _SUMS
+        if has is None or name in has
+    }
+    # As text: a number of so many digits would be a floating-point one.
+    return " OR ".join(
+        f"{name} > CAST('{bound}' AS {kind}) OR {name} < CAST('-{bound}' AS {kind})"
+        for name, bound in bounds.items()
+        for kind in ("DECIMAL(38, 0)" if name in _BYTE_TIMES else "BIGINT",)
     )
 
 
@@ -124,6 +161,20 @@ def _day_sql(day: int) -> str:
     return f"'{_EPOCH + timedelta(days=day)}'"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _News:
+    """What the table below has that is not summed up yet."""
+
+    since: int | None
+    """The version up to which all is; absent the first time, or where that version is gone."""
+    is_first: bool
+    """Whether nothing was ever summed up."""
+    touched: set[int]
+    """The first hours of the periods of which there are new rows."""
+    marks: Mapping[str, int]
+    """Up to when each partition is complete."""
+
+
 class Rollup:
     """Keeps one table of sums in step with the table below."""
 
@@ -140,6 +191,7 @@ class Rollup:
         self._target = StreamTable(period.target, **where)
         self._summed = f"gpuledger|{period.source.name}"
         self._summed_late = f"{self._summed}|late"
+        self._summed_time = f"{self._summed}|time"
 
     def run(self, *, time_ms: int) -> int:
         """Sum up what was touched since the last run; return how many periods that were.
@@ -165,12 +217,10 @@ class Rollup:
         if not self._source.exists():
             return pending
         with storage_errors(self._target.uri):
-            source, summed = self._source.open(), None
+            source, target = self._source.open(), None
             if self._target.exists():
-                summed = self._target.open().transaction_version(self._summed)
-            if summed != source.version():
-                pending |= self._touched(source, since=summed)
-        return pending
+                target = self._target.open()
+            return pending | self._news_of(source, target).touched
 
     def purge(self, before_day: int, *, time_ms: int) -> int:
         """Remove the lower table's rows of days before this one; return how many files had some.
@@ -179,10 +229,12 @@ class Rollup:
         """
         with storage_errors(self._source.uri):
             source = self._source.open()
-            summed = self._target.open().transaction_version(self._summed)
-            # What is not summed up yet would be lost: it goes with the run after next.
-            if summed != source.version():
+            news = self._news_of(source, self._target.open())
+            # What is not summed up yet would be lost. Of the version that is, days go in which
+            # nobody has written since: else the commit is refused, and they go another time.
+            if news.since is None:
                 return 0
+            source = self._source.open(version=news.since)
             days = {part[PARTITION_COLUMN] for part in source.partitions()}
             bound = _EPOCH + timedelta(days=before_day)
             old = sorted(day for day in days if day < str(bound))
@@ -203,56 +255,89 @@ class Rollup:
             return int(removed["num_removed_files"])
 
     def _run(self, time_ms: int) -> int:
+        # A table of before gets the columns that were added since.
+        self._target.load([])
         source, target = self._source.open(), self._target.open()
-        summed, version = target.transaction_version(self._summed), source.version()
-        if summed == version:
-            return 0
         # All below is of this snapshot: what is committed meanwhile is the next run's.
-        touched = self._touched(source, since=summed)
+        news = self._news_of(source, target)
+        if news.since == source.version():
+            return 0
         purged = source.transaction_version(_PURGED_BEFORE) or 0
-        late = {hour for hour in touched if hour // HOURS_A_DAY < purged}
-        marks = valid_through_us(source.history(_MARKS))
-        valid_through = {"all": min(marks.values())} if marks else None
-        if late and summed is not None:
-            self._add_late(source, target, late, since=summed, time_ms=time_ms)
+        late = {hour for hour in news.touched if hour // HOURS_A_DAY < purged}
+        if late and not news.is_first:
+            self._add_late(source, target, late, since=news.since, time_ms=time_ms)
             target = self._target.open()
         # A commit a day, so that no more than a day's sums are held at once.
         by_day: dict[int, set[int]] = {}
-        for hour in touched - late:
+        for hour in news.touched - late:
             by_day.setdefault(hour // HOURS_A_DAY, set()).add(hour)
         days: list[tuple[int, set[int]]] = sorted(by_day.items()) or [(0, set())]
-        for day, hours in days:
-            # The version goes with the last day: a run that is killed before does all days again,
-            # which replaces them by the same.
-            is_last = day == days[-1][0]
-            done = [Transaction(self._summed, version, time_ms)] if is_last else []
-            self._replace(source, target, day, hours, done=done, valid_through=valid_through)
-        return len(touched)
+        # With the last day: a run that is killed before does all days again, which replaces them by
+        # the same, and until then nobody is told that they are there.
+        done = [
+            Transaction(self._summed, source.version(), time_ms),
+            Transaction(self._summed_late, source.version(), time_ms),
+            Transaction(self._summed_time, _made_ms(commits_of(source, 1)[0]), time_ms),
+        ]
+        marks = {**news.marks, ALL: min(news.marks.values())} if news.marks else None
+        for day, hours in days[:-1]:
+            self._replace(source, target, day, hours)
+        day, hours = days[-1]
+        self._replace(source, target, day, hours, done=done, valid_through=marks)
+        return len(news.touched)
 
-    def _touched(self, source: DeltaTable, *, since: int | None) -> set[int]:
-        """Return the first hours of the periods of which rows came since a version."""
-        found: set[int] | None = set()
-        # The first time there is nothing to go by but the rows themselves.
-        if since is None or source.version() - since > _HISTORY:
-            found = None
-        else:
-            commits = [
-                commit
-                for commit in source.history(source.version() - since)
-                if commit["version"] > since
-            ]
-            if len(commits) < source.version() - since:
-                found = None
-            for commit in commits:
-                # A compaction, a purge or a new column brings no rows.
-                if found is None or commit.get("operation") != _ADDS_ROWS:
-                    continue
-                told = hours_of(commit)
-                found = None if told is None else found | told
-        if found is None:
-            found = self._all_hours(source)
+    def _news_of(self, source: DeltaTable, target: DeltaTable | None) -> _News:
+        """Return what the lower table has that is not summed up yet."""
+        since = None if target is None else target.transaction_version(self._summed)
+        if target is None or since is None:
+            return self._all_of(source, is_first=True)
+        # With the commit that is summed up: whether it is still the same.
+        count = source.version() - since + 1
+        commits = commits_of(source, min(count, _HISTORY))
+        has_all = 0 < len(commits) == count
+        made_ms = target.transaction_version(self._summed_time)
+        is_same = made_ms is None or not has_all or made_ms == _made_ms(commits[-1])
+        if count <= 0 or not is_same:
+            _log.warning(
+                "repaired_table_found", url=shown_url(self._source.uri), summed_version=since
+            )
+            return self._all_of(source, is_first=False)
+        if since == source.version():
+            return _News(since=since, is_first=False, touched=set(), marks={})
+        touched = self._touched(commits[:-1]) if has_all else None
+        known = marks_of_partitions(commits_of(target, _OWN_MARKS))
+        new = marks_of_partitions(commits if known else commits_of(source, _MARKS))
+        return _News(
+            since=since,
+            is_first=False,
+            touched=self._periods_of(self._all_hours(source) if touched is None else touched),
+            marks=latest_marks(known, new),
+        )
+
+    def _all_of(self, source: DeltaTable, *, is_first: bool) -> _News:
+        return _News(
+            since=None,
+            is_first=is_first,
+            touched=self._periods_of(self._all_hours(source)),
+            marks=marks_of_partitions(commits_of(source, _MARKS)),
+        )
+
+    def _touched(self, commits: Iterable[Mapping[str, Any]]) -> set[int] | None:
+        """Return the hours of which commits have rows, where all of them say."""
+        touched = set[int]()
+        for commit in commits:
+            # A compaction, a purge or a new column brings no rows.
+            if commit.get("operation") != _ADDS_ROWS:
+                continue
+            hours = hours_of(commit)
+            if hours is None:
+                return None
+            touched |= hours
+        return touched
+
+    def _periods_of(self, hours: set[int]) -> set[int]:
         length = self._period.hours
-        return {hour // length * length for hour in found}
+        return {hour // length * length for hour in hours}
 
     def _all_hours(self, source: DeltaTable) -> set[int]:
         query = QueryBuilder().register("source", source)
@@ -268,8 +353,8 @@ class Rollup:
         day: int,
         hours: set[int],
         *,
-        done: Sequence[Transaction],
-        valid_through: Mapping[str, int] | None,
+        done: Sequence[Transaction] = (),
+        valid_through: Mapping[str, int] | None = None,
     ) -> None:
         """Replace the periods of a day in one commit."""
         column = self._period.source_column
@@ -277,7 +362,8 @@ class Rollup:
         begins = f"date_trunc('{self._period.target_column}', {column})"
         query = QueryBuilder().register("source", source)
         where = f"{of_day} AND ({hours_sql(begins, hours) or 'false'})"
-        rows = query.execute(sums_sql(self._period, "source", where)).read_all()
+        sql = sums_sql(self._period, "source", where, has=_columns_of(source))
+        rows = query.execute(sql).read_all()
         replaced = hours_sql(self._period.target_column, hours) or "false"
         write_deltalake(
             target,
@@ -292,16 +378,25 @@ class Rollup:
         )
 
     def _add_late(
-        self, source: DeltaTable, target: DeltaTable, late: set[int], *, since: int, time_ms: int
+        self,
+        source: DeltaTable,
+        target: DeltaTable,
+        late: set[int],
+        *,
+        since: int | None,
+        time_ms: int,
     ) -> None:
         """Add the rows of purged periods that came since a version."""
         version = source.version()
         # A run that was killed may have added those of a version that it has not summed up.
-        since = max(since, target.transaction_version(self._summed_late) or 0)
-        if since == version:
+        added = target.transaction_version(self._summed_late) or 0
+        if since is not None and max(since, added) == version:
             return
         days = {hour // HOURS_A_DAY for hour in late}
-        rows = self._rows_since(source, days, since=since)
+        if since is None or added > version:
+            rows = self._rows_beyond(source, target, days)
+        else:
+            rows = self._rows_since(source, days, since=max(since, added))
         write_deltalake(
             target,
             self._period.target.conform(rows),
@@ -313,13 +408,33 @@ class Rollup:
             ),
         )
 
+    def _rows_beyond(self, source: DeltaTable, target: DeltaTable, days: set[int]) -> Table:
+        """Return the sums of the rows of purged days that are behind what they have, by offset.
+
+        Where there is no version to compare with: what was moved out of the table below may have
+        been summed up, and comes again.
+        """
+        listed = ", ".join(_day_sql(day) for day in sorted(days))
+        where = f"{PARTITION_COLUMN} IN ({listed})"
+        begin = f"date_trunc('{self._period.target_column}', source.{self._period.source_column})"
+        is_new = (
+            f"NOT EXISTS (SELECT 1 FROM (SELECT * FROM target WHERE {where}) AS kept"  # noqa: S608  # no user's text
+            f" WHERE kept.{self._period.target_column} = {begin} AND kept.last_offset >="
+            " source.last_offset AND kept.kafka_partition = source.kafka_partition"
+            ' AND kept."cluster" = source."cluster" AND kept.node = source.node)'
+        )
+        sql = sums_sql(self._period, "source", f"{where} AND {is_new}", has=_columns_of(source))
+        query = QueryBuilder().register("source", source).register("target", target)
+        return query.execute(sql).read_all()
+
     def _rows_since(self, source: DeltaTable, days: set[int], *, since: int) -> Table:
         """Return the sums of the rows of purged days that came since a version."""
         # What is there now of a day that was purged since that version came after it was purged.
         # Of the others the rows of that version are left out, which may be gone as well.
         listed = {day: _day_sql(day) for day in sorted(days)}
         where = f"{PARTITION_COLUMN} IN ({', '.join(listed.values())})"
-        sql = sums_sql(self._period, "source", where)
+        has = _columns_of(source)
+        sql = sums_sql(self._period, "source", where, has=has)
         query = QueryBuilder().register("source", source)
         try:
             before = self._source.open(version=since)
@@ -332,7 +447,7 @@ class Rollup:
                     for name in (*_PLACE, self._period.source_column)
                 )
                 is_new = f"NOT EXISTS (SELECT 1 FROM {former} WHERE {is_same})"  # noqa: S608  # no user's text
-                new = sums_sql(self._period, "source", f"{where} AND {is_new}")
+                new = sums_sql(self._period, "source", f"{where} AND {is_new}", has=has)
                 return query.register("before", before).execute(new).read_all()
         # DataFusion's errors have no class of their own.
         except Exception as error:
@@ -343,3 +458,24 @@ class Rollup:
                 "former_version_lost", url=shown_url(self._source.uri), error=str(error)[:300]
             )
         return query.execute(sql).read_all()
+
+
+def _columns_of(table: DeltaTable) -> set[str]:
+    return {field.name for field in table.schema().fields}
+
+
+def commits_of(table: DeltaTable, count: int) -> list[dict[str, Any]]:
+    """Return so many commits up to the version that is loaded, the newest first.
+
+    deltalake lists those that came since as well, and numbers all as if they had not.
+    """
+    count = min(count, table.version() + 1)
+    if count <= 0:
+        return []
+    found = table.history(count)
+    return found[max(0, len(found) - count) :]
+
+
+def _made_ms(commit: Mapping[str, Any]) -> int:
+    """Return when a commit was made, by which it is known from another one of its number."""
+    return int(commit.get("timestamp", 0))

@@ -24,7 +24,7 @@ from sinks.errors import ReceiverUnavailableError
 from sinks.redelivery import Redelivery, Refusals, RefusedEvent
 from sinks.settings import StoreSettings
 from sinks.store.buffer import DayWindow, rows_of
-from sinks.store.minute_sums import MINUTES_A_DAY, MinuteSums, Row, bookings_of, days_of
+from sinks.store.minute_sums import MINUTES_A_DAY, MinuteSums, Row, bookings_days, bookings_of
 from sinks.store.table import EntriesTable, StaleTableError, TimedTable, UsageTable
 
 _STREAM: Final = "gpuledger-dead-letters"
@@ -80,7 +80,7 @@ class StoreRedelivery(Redelivery):
             entries = list(rows_of(event, record, ingested_time_ns=now_ns))
         except ValueError as error:
             return f"invalid: {error}"
-        if refusal := self._window.refusal_of(days_of(bookings), now_ns=now_ns):
+        if refusal := self._window.refusal_of(bookings_days(bookings), now_ns=now_ns):
             return f"{refusal.reason}: {refusal.detail}"
         sums = MinuteSums()
         sums.add(event, bookings, record, ingested_time_ns=now_ns)
@@ -118,7 +118,7 @@ class StoreRedelivery(Redelivery):
                 rows,
                 number,
                 time_ms=now_ns // NS_PER_MS,
-                told=describe(hours=hours if tells else None),
+                commit_info=describe(hours=hours if tells else None),
             )
         except StaleTableError as error:
             raise ReceiverUnavailableError(f"another replay appends there: {error}") from error

@@ -20,8 +20,6 @@ from gpuledger.errors import NotAssignedError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
 from gpuledger.settings.secret import shown_url
-from gpuledger.store.schema import LEASES
-from gpuledger.store.usage_schema import USAGE_DAILY, USAGE_HOURLY
 from sinks.errors import ReceiverUnavailableError, retry_receiver
 from sinks.metrics import SENT_TOTAL, count_dropped
 from sinks.protocol import Batch, Partitions, Sink, SinkContext
@@ -29,8 +27,7 @@ from sinks.registry import STORE
 from sinks.settings import StoreSettings
 from sinks.store.buffer import DayWindow, RowBuffer, rows_of
 from sinks.store.dimensions import DIMENSIONS, FollowedTopic, open_followed
-from sinks.store.maintainer import Maintainer
-from sinks.store.minute_sums import Row, TooManyRowsError, bookings_of, days_of
+from sinks.store.minute_sums import Row, TooManyRowsError, bookings_days, bookings_of
 from sinks.store.resuming import GapRecorder, Resuming
 from sinks.store.seen import SeenTable
 from sinks.store.stored import Appending, Stored, Streams, Target
@@ -41,7 +38,7 @@ from sinks.store.table import (
     StreamTable,
     UsageTable,
 )
-from sinks.store.upkeep import Maintenance, Upkeep
+from sinks.store.upkeep import MaintainerTask, OrphanRemoval, open_upkeep
 from sinks.timelines import SeenTicks
 from sinks.watermarks import WatermarkRelay, open_relay
 
@@ -60,8 +57,6 @@ class StoreTables:
     seen: SeenTable
     dimensions: Mapping[str, StreamTable]
     """The tables that are joined with the rows, by their names."""
-    maintained: Sequence[StreamTable] = ()
-    """Tables that the maintainer alone writes; what it has replaced there is removed as well."""
 
     @classmethod
     def of(cls, settings: StoreSettings) -> "StoreTables":
@@ -76,9 +71,6 @@ class StoreTables:
             gaps=GapsTable(**where),
             seen=SeenTable(**where),
             dimensions={each.schema.name: StreamTable(each.schema, **where) for each in DIMENSIONS},
-            maintained=[
-                StreamTable(schema, **where) for schema in (USAGE_HOURLY, USAGE_DAILY, LEASES)
-            ],
         )
 
 
@@ -128,8 +120,9 @@ async def open_store(
             streams=streams,
             readiness=readiness,
             clock=clock,
-            interval_seconds=settings.flush_seconds,
+            settings=settings,
         ) as dimensions,
+        open_upkeep(settings, clock=clock) as (orphan_removal, maintainer_task),
     ):
         yield StoreSink(
             relay=relay,
@@ -149,17 +142,8 @@ async def open_store(
                 asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
             ),
             appending=Appending(targets=targets, seen=tables.seen, clock=clock),
-            maintenance=Maintenance(
-                tables=[
-                    *(target.table for target in targets),
-                    tables.gaps,
-                    *tables.dimensions.values(),
-                    *tables.maintained,
-                ],
-                settings=settings,
-                clock=clock,
-            ),
-            upkeep=Upkeep(Maintainer(settings, clock=clock), settings=settings, clock=clock),
+            orphan_removal=orphan_removal,
+            maintainer_task=maintainer_task,
         )
 
 
@@ -172,7 +156,7 @@ def targets_of(
             table=usage,
             stored=Stored(streams=streams),
             rows_of=lambda pending: list(pending.sums.rows()),
-            tells_hours=True,
+            announces_hours=True,
         )
     ]
     if entries is not None:
@@ -196,15 +180,16 @@ class StoreSink(Sink):
         targets: Sequence[Target],
         resuming: Resuming,
         appending: Appending,
-        maintenance: Maintenance,
-        upkeep: Upkeep,
+        orphan_removal: OrphanRemoval,
+        maintainer_task: MaintainerTask,
         relay: WatermarkRelay,
         dimensions: Sequence[FollowedTopic],
     ) -> None:
         self._settings, self._clock, self._retrying = settings, clock, retrying
         self.receiver = shown_url(settings.uri)
         self._recorder, self._resuming, self._appending = recorder, resuming, appending
-        self._maintenance, self._upkeep, self._relay = maintenance, upkeep, relay
+        self._orphan_removal, self._maintainer_task = orphan_removal, maintainer_task
+        self._relay = relay
         self._dimensions = dimensions
         self._usage, *others = targets
         self._entries = others[0] if others else None
@@ -250,8 +235,8 @@ class StoreSink(Sink):
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
-            self._maintenance.begin_if_due()
-            self._upkeep.begin_if_due()
+            self._orphan_removal.begin_if_due()
+            self._maintainer_task.begin_if_due()
             for each in self._dimensions:
                 each.begin_if_due()
             if self._recorder.of(self._resuming.ready(context.consumer)):
@@ -339,7 +324,7 @@ class StoreSink(Sink):
         except ValueError as error:
             context.dead_letters.reject(record, reason="invalid", detail=str(error))
             return
-        if refusal := self._window.refusal_of(days_of(bookings), now_ns=now_ns):
+        if refusal := self._window.refusal_of(bookings_days(bookings), now_ns=now_ns):
             context.dead_letters.reject(record, reason=refusal.reason, detail=refusal.detail)
             return
         # Behind a kill between two commits one table is ahead of the other, and waits for it.

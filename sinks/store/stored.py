@@ -27,7 +27,7 @@ from gpuledger.bus.protocol import TopicPartition
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.errors import UserError
 from gpuledger.runtime.tasks import in_daemon_thread
-from gpuledger.store.commits import describe
+from gpuledger.store.commits import describe, latest_marks
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.buffer import RowBuffer
 from sinks.store.minute_sums import Row
@@ -72,6 +72,9 @@ class Stored:
     """The last offset that the table has of each partition; none where it has nothing."""
     _identified: set[TopicPartition] = field(default_factory=set)
     """Partitions of which the table knows the topic's identity."""
+    complete_through: Mapping[str, int] = field(default_factory=dict)
+    """Up to when the table said that partitions are complete, in microseconds, others' too: it is
+    said again with each commit, so that one that falls silent is not forgotten."""
 
     def names_of(self, partitions: Collection[TopicPartition]) -> list[str]:
         """Return the streams in which the table has what is to be known of partitions."""
@@ -146,7 +149,7 @@ class Target:
     stored: Stored
     rows_of: Callable[[RowBuffer], Collection[Row]]
     """What of all that waits is this table's."""
-    tells_hours: bool = False
+    announces_hours: bool = False
     """Whether its commits say of which hours they have rows, for what is made of them."""
 
     def lacks(self, partition: TopicPartition, offset: int) -> bool:
@@ -233,8 +236,9 @@ class Appending:
                 {target.stored.streams.of(at): last for at, last in news.items()},
                 time_ms=time_ms,
                 facts=target.stored.new_identities(news),
-                told=describe(
-                    hours=hours if target.tells_hours else None, valid_through=valid_through
+                commit_info=describe(
+                    hours=hours if target.announces_hours else None,
+                    valid_through=latest_marks(target.stored.complete_through, valid_through),
                 ),
             )
             # From here on a failure of the next table repeats nothing of this one.

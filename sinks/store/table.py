@@ -25,6 +25,7 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from gpuledger.errors import GpuledgerError, UserError
+from gpuledger.store.commits import valid_through_us
 from gpuledger.store.object_files import resolve_options
 from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, TableSchema, table_uri
 from gpuledger.store.usage_schema import USAGE
@@ -41,7 +42,10 @@ from sinks.store.damage import (
 _log = structlog.get_logger(__name__)
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _NO_FACTS: Final[Mapping[str, int]] = {}
-_NOTHING_TOLD: Final[Mapping[str, str]] = {}
+_MARKS: Final = 100
+"""Commits in which is looked for up to when partitions are complete: each has what its writer knew
+of all of them when it took its own over."""
+_NO_COMMIT_INFO: Final[Mapping[str, str]] = {}
 
 
 class StaleTableError(GpuledgerError):
@@ -103,12 +107,12 @@ class StreamTable:
         *,
         time_ms: int,
         facts: Mapping[str, int] = _NO_FACTS,
-        told: Mapping[str, str] = _NOTHING_TOLD,
+        commit_info: Mapping[str, str] = _NO_COMMIT_INFO,
     ) -> None:
         """Append rows together with the last offset of each stream, in one commit.
 
-        `facts` are numbers that are kept beside the offsets and may be anything; `told` is what the
-        commit says of itself beside them (`gpuledger.store.commits`). Raises
+        `facts` are numbers that are kept beside the offsets and may be anything; `commit_info` is
+        what the commit says of itself beside them (`gpuledger.store.commits`). Raises
         StaleTableError where another consumer was faster, ReceiverUnavailableError where the
         storage does not answer.
         """
@@ -127,7 +131,8 @@ class StreamTable:
                     mode="append",
                     writer_properties=self.writer,
                     commit_properties=CommitProperties(
-                        app_transactions=transactions, custom_metadata=announce(offsets) | {**told}
+                        app_transactions=transactions,
+                        custom_metadata=announce(offsets) | {**commit_info},
                     ),
                 )
             except CommitFailedError as error:
@@ -136,6 +141,17 @@ class StreamTable:
                 # and stored twice.
                 raise StaleTableError(f"store {self.uri}: {error}") from error
         self._versions.update(offsets)
+
+    def complete_through(self) -> dict[str, int]:
+        """Return up to when each partition is complete, as commits up to the loaded one say.
+
+        In microseconds since 1970, by the partition's number. Raises ReceiverUnavailableError where
+        the storage does not answer.
+        """
+        if self._table is None:
+            return {}
+        with storage_errors(self.uri):
+            return valid_through_us(self._table.history(_MARKS))
 
     def exists(self) -> bool:
         """Return whether there is such a table; raises ReceiverUnavailableError."""

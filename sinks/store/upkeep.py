@@ -1,29 +1,33 @@
 """What a sink does for its store beside writing rows: from time to time, in the background.
 
-`Maintenance` removes what killed writers have left, of the tables that the sink itself writes.
-`Upkeep` does what one sink does for all (`sinks.store.maintainer`). Neither holds up a row, and
-what fails is tried again when it is due the next time.
+`OrphanRemoval` removes what killed writers have left, of all tables of the store.
+`MaintainerTask` does what one sink does for all (`sinks.store.maintainer`). Neither holds up a row,
+and what fails is tried again when it is due the next time.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
+from typing import Final
 
 import structlog
 
 from gpuledger.clock import NS_PER_SECOND, Clock
-from gpuledger.runtime.tasks import in_daemon_thread
+from gpuledger.runtime.tasks import end_tasks, in_daemon_thread
 from gpuledger.settings.secret import shown_url
 from sinks.errors import ReceiverUnavailableError
 from sinks.metrics import ORPHANS_REMOVED_TOTAL
 from sinks.settings import StoreSettings
-from sinks.store.maintainer import Maintainer
+from sinks.store.maintainer import ALL_TABLES, Maintainer
 from sinks.store.table import StreamTable
 
+_END_SECONDS: Final = 5.0
+"""How long the end of a sink waits for a step that is under way: most are over by then."""
 _log = structlog.get_logger(__name__)
 
 
-class Maintenance:
+class OrphanRemoval:
     """Looks for orphan files at the start and from time to time, beside the sink's own work."""
 
     def __init__(
@@ -42,6 +46,10 @@ class Maintenance:
             return
         self._next_ns = now_ns + interval_ns
         self._running = asyncio.create_task(self._run())
+
+    async def end(self) -> None:
+        """Leave what is under way; a call that has begun goes on unseen, and harms nothing."""
+        await end_tasks(self._running)
 
     async def _run(self) -> None:
         """Remove the orphans of every table; what cannot be done now is done next time."""
@@ -62,7 +70,7 @@ class Maintenance:
                 _log.info("orphans_removed", url=shown_url(table.uri), count=removed)
 
 
-class Upkeep:
+class MaintainerTask:
     """Runs the maintainer from time to time, first when the first interval is over."""
 
     def __init__(self, maintainer: Maintainer, *, settings: StoreSettings, clock: Clock) -> None:
@@ -82,6 +90,14 @@ class Upkeep:
         self._next_ns = now_ns + self._interval_ns
         self._running = asyncio.create_task(self._run())
 
+    async def end(self) -> None:
+        """Have a run that is under way end and let its lease go, where that takes no long time.
+
+        Where it does, the lease ends by itself.
+        """
+        self._maintainer.stop()
+        await end_tasks(self._running, grace_seconds=_END_SECONDS)
+
     async def _run(self) -> None:
         url = shown_url(self._settings.uri)
         try:
@@ -100,3 +116,24 @@ class Upkeep:
                 purged_files=done.purged_files,
                 compacted_files=done.compacted_files,
             )
+
+
+@asynccontextmanager
+async def open_upkeep(
+    settings: StoreSettings, *, clock: Clock
+) -> AsyncIterator[tuple[OrphanRemoval, MaintainerTask]]:
+    """Open both for a store; what they have under way ends with the context."""
+    tables = [
+        StreamTable(schema, store_uri=settings.uri, storage_options=settings.storage_options)
+        # Also those that this sink writes no more: of them too the maintainer replaces files.
+        for schema in ALL_TABLES
+    ]
+    orphan_removal = OrphanRemoval(tables=tables, settings=settings, clock=clock)
+    maintainer_task = MaintainerTask(
+        Maintainer(settings, clock=clock), settings=settings, clock=clock
+    )
+    try:
+        yield orphan_removal, maintainer_task
+    finally:
+        await maintainer_task.end()
+        await orphan_removal.end()

@@ -116,6 +116,27 @@ def test_json_and_csv_have_every_digit(store: Path, capsys: pytest.CaptureFixtur
     ]
 
 
+def test_json_has_numbers_beyond_64_bits_and_tables_what_stands_in_brackets(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    huge = 2**64
+    sql = f"SELECT {huge}::HUGEINT AS n, [{huge}::HUGEINT] AS many, {{'n': {huge}::HUGEINT}} AS s"
+    assert ask(store, sql, "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out) == [{"n": huge, "many": [huge], "s": {"n": huge}}]
+    assert ask(store, "SELECT '[drm] x [/closed]' AS name") == 0
+    assert "[drm] x [/closed]" in capsys.readouterr().out
+
+
+def test_a_damaged_log_is_one_line(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = max((store / "usage_hourly" / "_delta_log").glob("*.json"))
+    newest.write_bytes(newest.read_bytes()[:100])
+    capsys.readouterr()
+    assert ask(store, SQL) == 2
+    shown = capsys.readouterr().err
+    assert (shown.count("\n"), "usage_hourly" in shown, "Repair" in shown) == (1, True, True)
+
+
 def test_a_table_is_not_cut_off_in_a_pipe(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert ask(store, "SELECT * FROM usage_hourly") == 0

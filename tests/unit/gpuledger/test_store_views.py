@@ -6,15 +6,18 @@ from typing import Any
 
 import duckdb
 import pytest
+from arro3.core import DataType
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.errors import UserError
 from gpuledger.records import Account, EventHolder, GpuEvent, PodDescription, PodState
+from gpuledger.store.bill_table import BILL_LINES, append_revision
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.store.views import READABLE, create_views, valid_through
 from sinks.settings import StoreSettings
 from sinks.store.maintainer import Maintainer
 from tests.default_topics import NAMESPACES, NODES
+from tests.unit.reports.stores import BEGIN_US, HOUR_US, held, node_row, pod_row, write_store
 from tests.unit.sinks.builders import (
     START_NS,
     ManualClock,
@@ -168,6 +171,50 @@ async def test_an_hour_has_the_node_that_was_there_at_its_beginning_or_else_came
         await tell_of(on, NODES, version, time_ms=time_ms)
     await stored(on, tmp_path, events=1, nodes=len(told))
     assert ask(tmp_path, "SELECT DISTINCT node_pool FROM usage_hourly") == [(pool,)]
+
+
+def test_a_version_of_a_pod_ends_with_the_next_one_whatever_containers_it_has(
+    tmp_path: Path,
+) -> None:
+    hours = (0, 1, 1, 2)
+    containers = (None, "one", "two", "one")
+    rows = [
+        pod_row("a", hour=hour, container_id=container)
+        for hour, container in zip(hours, containers, strict=True)
+    ]
+    store = write_store(tmp_path, pods=rows)
+    sql = (
+        "SELECT date_diff('hour', in_force_from, valid_to), container_id FROM pods"
+        " ORDER BY in_force_from, container_id"
+    )
+    assert ask(Path(store), sql) == [(1, None), (1, "one"), (1, "two"), (None, "one")]
+
+
+@pytest.mark.parametrize(
+    ("later", "pool"),
+    [
+        ({"hour": 0, "kafka_offset": 2000, "node_pool": "new"}, "new"),
+        ({"hour": 0, "kafka_offset": 1, "node_pool": "new"}, "old"),
+        # A deletion that does not say what it was that is gone.
+        ({"hour": 1, "deleted_time": BEGIN_US + HOUR_US}, "old"),
+    ],
+    ids=["newer", "older", "deleted"],
+)
+def test_a_node_is_what_was_said_last_of_it(
+    tmp_path: Path, later: dict[str, Any], pool: str
+) -> None:
+    first = node_row(hour=0, node_pool="old")
+    nodes = [node_row(hour=-9, node_pool="before"), first, node_row(**later)]
+    store = write_store(tmp_path, usage_hourly=[held(2, "a")], nodes=nodes)
+    assert ask(Path(store), "SELECT node_pool FROM usage_hourly") == [(pool,)]
+
+
+def test_closed_bills_are_a_view_as_well(tmp_path: Path) -> None:
+    line = {
+        column.name: "x" if column.kind == DataType.utf8() else 0 for column in BILL_LINES.columns
+    }
+    append_revision(str(tmp_path), [line], stream="a", revision=1)
+    assert ask(tmp_path, "SELECT line, cost FROM bill_lines") == [("x", 0)]
 
 
 def test_where_there_is_no_store_it_is_said_so(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pytest
 from deltalake import DeltaTable
+from msgspec import structs
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
@@ -23,6 +25,7 @@ from gpuledger.records import (
     Severity,
 )
 from gpuledger.topics import Topic
+from sinks.store.dimensions import StampBounds
 from tests.default_topics import ATTRIBUTED_INCIDENTS, INVENTORY, NAMESPACES, NODES
 from tests.unit.sinks.builders import (
     GPU,
@@ -187,3 +190,57 @@ async def test_who_writes_in_another_node_s_partition_says_nothing_of_a_node(
     await tell(on, INVENTORY, inventory("GPU-a"))
     await stored(on, tmp_path, "nodes", "node_pool", [("h100",)])
     await stored(on, tmp_path, "inventory", "gpu_uuid", [("GPU-a",)])
+
+
+@pytest.mark.parametrize(
+    ("stamp_us", "is_of_node", "is_new", "expected_us"),
+    [
+        (500, False, True, 500),
+        (1_100, True, True, 1_100),
+        (1_101, False, True, 1_000),
+        (2**70, True, False, 1_000),
+        (-1, False, False, 1_000),
+        (5, True, True, 1_000),
+        (5, True, False, 100),
+        (100, True, True, 100),
+        # What podwatch wrote long ago may be true of what is unchanged since.
+        (5, False, True, 5),
+    ],
+)
+def test_a_version_is_in_force_from_a_time_that_can_be_believed(
+    stamp_us: int, expected_us: int, *, is_of_node: bool, is_new: bool
+) -> None:
+    bounds = StampBounds(now_us=1_000, first_us=100, last_us=1_100, is_new=is_new)
+    assert bounds.believed(stamp_us, is_of_node=is_of_node) == expected_us
+
+
+async def test_a_record_with_an_absurd_stamp_holds_up_none_behind_it(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, event(0))
+    async with on.producer() as producer:
+        message = Message(KEY.encode(), None, 2**60)
+        at = place_of(NODE, INVENTORY.name).partition
+        await producer.publish(INVENTORY.name, at, [message])
+    await tell(on, INVENTORY, inventory("GPU-a"))
+    await stored(on, tmp_path, "inventory", "gpu_uuid", [("GPU-a",), (None,)])
+
+
+async def test_an_inventory_of_a_node_s_clock_in_1970_is_in_force_since_it_came(
+    tmp_path: Path,
+) -> None:
+    on, clock = bus(), ManualClock()
+    days = f"gpu_uuid, round((epoch(in_force_from) - {START_NS // 10**9}) / 86400)::INTEGER"
+    await publish(on, event(0))
+    await tell(on, INVENTORY, structs.replace(inventory("GPU-a"), time_ns=5_000_000_000))
+    async with running(store(tmp_path, on, clock=clock, max_age_seconds=10 * 86_400.0)):
+        for gpu in ("GPU-b", "GPU-c"):
+            await eventually(
+                lambda gpu=gpu: (  # type: ignore[misc]  # bound here
+                    clock.advance(1)
+                    and len(found(tmp_path, "inventory", "*")) >= 1 + (gpu == "GPU-c")
+                )
+            )
+            await tell(on, INVENTORY, structs.replace(inventory(gpu), time_ns=6_000_000_000))
+        await eventually(lambda: clock.advance(1) and len(found(tmp_path, "inventory", "*")) == 3)
+    # The first was there before: from the first day on that is stored.
+    assert found(tmp_path, "inventory", days) == [("GPU-a", -10), ("GPU-b", 0), ("GPU-c", 0)]

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
-from sinks.store.resuming import recorded_up_to, row_of
+from sinks.store.resuming import gap_row_of, recorded_up_to
 
 AT = TopicPartition("gpuledger.events.v1", 3)
 
@@ -21,7 +21,7 @@ def gap(
 
 
 def row(found: Gap, *, stored: int | None, recorded: int | None) -> tuple[object, ...] | None:
-    return row_of(
+    return gap_row_of(
         found,
         stored=stored,
         recorded=recorded,

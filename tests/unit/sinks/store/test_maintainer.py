@@ -22,7 +22,7 @@ def fill(store: Path, *, commits: int) -> None:
     table.load([])
     for number in range(commits):
         rows = [row(number, 1, offset=number)]
-        table.append(rows, {"s": number}, time_ms=1, told=describe(hours={HOUR}))
+        table.append(rows, {"s": number}, time_ms=1, commit_info=describe(hours={HOUR}))
 
 
 def settings(store: Path, **retention: int) -> StoreSettings:
@@ -132,6 +132,15 @@ def test_leases_of_long_ago_are_forgotten(tmp_path: Path) -> None:
 def test_this_deltalake_refuses_the_second_of_two_compactions_of_the_same_files() -> None:
     """Versions that do not are refused in `pyproject.toml`; whoever runs one merges nothing."""
     assert is_compaction_safe()
+
+
+def test_where_nothing_can_be_written_to_but_the_next_folder_it_is_tried_there(
+    tmp_path: Path,
+) -> None:
+    gone = str(tmp_path / "gone")
+    assert is_compaction_safe([gone, str(tmp_path)])
+    assert not is_compaction_safe([gone])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("runs", [1, 3])

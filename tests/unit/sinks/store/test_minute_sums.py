@@ -32,8 +32,8 @@ from sinks.store.minute_sums import (
     MEASURED_MEMORY,
     MinuteSums,
     TooManyRowsError,
+    bookings_days,
     bookings_of,
-    days_of,
     minute_parts,
 )
 from tests.unit.sinks.builders import START_NS, books, entry, event, reading, settlement
@@ -244,7 +244,7 @@ def test_rows_sum_to_the_entries_of_the_events_wherever_flushes_cut_and_partitio
     ticks = sum(len(books.entries) for one in of for books in one.gpus)
     assert sum(row["tick_count"] for row in rows) == ticks
     days = {row["event_date"] for row in rows}
-    bounds = [days_of(bookings_of(one)) for one in of]
+    bounds = [bookings_days(bookings_of(one)) for one in of]
     assert all(any(min(each) <= day <= max(each) for each in bounds) for day in days)
 
 

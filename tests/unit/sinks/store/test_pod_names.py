@@ -23,6 +23,7 @@ from gpuledger.records import (
 from gpuledger.records.cluster import ContainerRequest, PodContainer
 from gpuledger.runtime import Readiness
 from gpuledger.store.schema import PODS as PODS_SCHEMA
+from sinks.settings import StoreSettings
 from sinks.store.dimensions import open_followed
 from sinks.store.stored import Streams
 from sinks.store.table import StreamTable
@@ -383,7 +384,7 @@ async def test_two_who_hold_the_same_partition_write_each_record_once(tmp_path: 
             streams=streams,
             readiness=Readiness(),
             clock=clock,
-            interval_seconds=1.0,
+            settings=StoreSettings(uri=str(tmp_path), flush_seconds=1.0),
         )
 
     async with opened() as (one,), opened() as (other,):

@@ -6,13 +6,15 @@ from typing import Any
 
 import duckdb
 import pytest
-from deltalake import DeltaTable
+from arro3.core import Schema
+from deltalake import DeltaTable, write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
 from gpuledger.store.commits import describe, valid_through_us
-from gpuledger.store.usage_schema import USAGE
+from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
+from gpuledger.store.views import valid_through
 from sinks.errors import ReceiverUnavailableError
 from sinks.store.rollups import DAILY, HOURLY, Rollup
 from sinks.store.table import UsageTable
@@ -54,17 +56,30 @@ class Store:
         self.hourly = Rollup(HOURLY, store_uri=str(path))
         self.daily = Rollup(DAILY, store_uri=str(path))
 
-    def add(self, *minutes: tuple[int, int], tells: bool = True) -> None:
+    def add(
+        self,
+        *minutes: tuple[int, int],
+        tells: bool = True,
+        partition: str = "0",
+        until_us: int | None = None,
+    ) -> None:
         """Commit a row for each minute and amount."""
         self._commits += 1
-        self._usage.load([])
+        self._usage.load(["stream"])
         hours = {HOUR + minute // 60 for minute, _ in minutes}
+        marks = {partition: self._commits if until_us is None else until_us}
         self._usage.append(
             [row(minute, busy_ns, offset=self._commits) for minute, busy_ns in minutes],
             {"stream": self._commits},
             time_ms=1,
-            told=describe(hours=hours, valid_through={"0": self._commits}) if tells else {},
+            commit_info=describe(hours=hours, valid_through=marks) if tells else {},
         )
+
+    def lose_newest(self, count: int = 1) -> None:
+        """Move the newest commits of the minutes out, as docs/store.md says under Repair."""
+        for commit in sorted((self.path / "usage" / "_delta_log").glob("*.json"))[-count:]:
+            commit.rename(self.path / f"aside-{commit.name}")
+        self._commits -= count
 
     def sum_up(self) -> tuple[int, int]:
         return self.hourly.run(time_ms=1), self.daily.run(time_ms=1)
@@ -157,7 +172,127 @@ def test_sums_say_up_to_when_they_are_complete(store: Store) -> None:
     store.sum_up()
     for table in ("usage_hourly", "usage_daily"):
         history = DeltaTable(str(store.path / table)).history()
-        assert valid_through_us(history) == {"all": 2}
+        assert valid_through_us(history) == {"0": 2, "all": 2}
+
+
+def valid_until(store: Store, table: str) -> int:
+    found = valid_through(str(store.path), table)
+    assert found is not None
+    return round(found.timestamp() * 1e6)
+
+
+def test_sums_are_complete_up_to_the_partition_that_is_furthest_behind_however_long(
+    store: Store,
+) -> None:
+    store.add((1, 1), partition="0", until_us=1_000_000)
+    store.add((1, 1), partition="1", until_us=2_000_000)
+    store.sum_up()
+    for number in range(110):
+        store.add((2, 1), partition="1", until_us=(3 + number) * 1_000_000)
+    store.sum_up()
+    store.sum_up()
+    assert valid_until(store, "usage_hourly") == valid_until(store, "usage_daily") == 1_000_000
+    store.add((3, 1), partition="0", until_us=5_000_000)
+    store.sum_up()
+    assert valid_until(store, "usage_hourly") == valid_until(store, "usage_daily") == 5_000_000
+
+
+def test_what_was_not_summed_up_as_the_run_was_killed_is_not_said_to_be_complete(
+    store: Store,
+) -> None:
+    store.add((1, 1))
+    store.sum_up()
+    store.add((2, 2), (24 * 60, 4))
+    with pytest.raises(KilledError):
+        Dying(HOURLY, store_uri=str(store.path), commits=1).run(time_ms=1)
+    assert valid_until(store, "usage_hourly") == 1
+
+
+def test_what_was_committed_since_the_snapshot_is_not_said_to_be_summed_up(store: Store) -> None:
+    class Overtaken(Rollup):
+        @override
+        def _news_of(self, source: DeltaTable, target: DeltaTable | None) -> Any:
+            store.add((61, 4))
+            return super()._news_of(source, target)
+
+    store.add((1, 1))
+    store.sum_up()
+    store.add((2, 2))
+    Overtaken(HOURLY, store_uri=str(store.path)).run(time_ms=1)
+    assert (store.hours(), valid_until(store, "usage_hourly")) == ({0: 3}, 2)
+    store.sum_up()
+    assert store.hours() == {0: 3, 1: 4}
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+@pytest.mark.parametrize("is_run_meanwhile", [False, True])
+def test_hours_follow_a_table_whose_newest_commits_were_moved_out(
+    store: Store, lost: int, *, is_run_meanwhile: bool
+) -> None:
+    for step in ((1, 1), (2, 2), (61, 4)):
+        store.add(step)
+    store.sum_up()
+    store.lose_newest(lost)
+    if is_run_meanwhile:
+        store.sum_up()
+    # The same events, and more: Kafka has more of them by then.
+    if lost > 1:
+        store.add((2, 2))
+    store.add((61, 4), (62, 8))
+    assert store.hourly.purge(DAY + 1, time_ms=1) == 0
+    store.sum_up()
+    assert (store.hours(), store.days()) == ({0: 3, 1: 12}, {0: 15})
+
+
+def test_late_rows_of_purged_hours_that_are_moved_out_and_come_again_count_once(
+    store: Store,
+) -> None:
+    store.add((1, 1))
+    store.sum_up()
+    store.hourly.purge(DAY + 1, time_ms=1)
+    store.add((2, 2))
+    store.sum_up()
+    assert store.hours() == {0: 3}
+    store.lose_newest()
+    for step in ((2, 2), (3, 4)):
+        store.add(step)
+    store.sum_up()
+    assert (store.hours(), store.days()) == ({0: 7}, {0: 7})
+
+
+def test_what_is_written_for_other_days_meanwhile_holds_up_no_purge(store: Store) -> None:
+    store.add((1, 1), (24 * 60, 2))
+    store.sum_up()
+    store.add((48 * 60, 4))
+    assert store.hourly.purge(DAY + 1, time_ms=1) > 0
+    store.sum_up()
+    assert store.hours() == {0: 1, 24: 2, 48: 4}
+
+
+@pytest.mark.parametrize("table", ["usage", "usage_hourly", "usage_daily"])
+def test_a_table_of_before_a_column_is_summed_up(store: Store, table: str) -> None:
+    schema = {each.name: each for each in (USAGE, USAGE_HOURLY, USAGE_DAILY)}[table]
+    fields = [schema.arrow.field(name) for name in schema.arrow.names if name != "silent_ns"]
+    DeltaTable.create(
+        str(store.path / table), schema=Schema(fields), partition_by=["event_date"], name=table
+    )
+    if table == "usage":
+        names = [field.name for field in fields]
+        values = dict(zip(USAGE.arrow.names, row(1, 1, offset=1), strict=True))
+        whole = USAGE.table_of([tuple(values.values())])
+        write_deltalake(str(store.path / table), whole.select(names), mode="append")
+    else:
+        store.add((1, 1))
+    assert store.sum_up() == (1, 1)
+    assert (store.hours(), store.days()) == ({0: 1}, {0: 1})
+
+
+def test_amounts_that_somebody_made_up_add_up_beyond_64_bits(store: Store) -> None:
+    store.add((1, 2**63 - 1), (2, 2**63 - 1), (2, -(2**63 - 1)), (3, 2**63 - 1), (4, 5))
+    store.add((4, 2**63 - 1))
+    store.sum_up()
+    expected = 3 * (2**63 - 1) + 5
+    assert (store.hours(), store.days()) == ({0: expected}, {0: expected})
 
 
 class KilledError(Exception):

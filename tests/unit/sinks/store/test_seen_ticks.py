@@ -1,6 +1,7 @@
 """A tick that the join repeats counts once, whenever the sink is killed and whoever writes too."""
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,18 +10,20 @@ from typing import Any
 import duckdb
 import pytest
 from deltalake import DeltaTable
+from structlog.testing import capture_logs
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.codec import Decoder
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, Readiness
+from gpuledger.store.commits import describe, valid_through_us
 from sinks.loop import consume
 from sinks.protocol import ConsumerConfig
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
 from sinks.store.seen import SeenTable
 from sinks.store.store_sink import StoreTables, open_store
-from sinks.store.table import StreamTable
+from sinks.store.table import StreamTable, UsageTable
 from tests.default_topics import EVENTS
 from tests.unit.sinks.builders import (
     ManualClock,
@@ -32,6 +35,7 @@ from tests.unit.sinks.builders import (
     running,
 )
 from tests.unit.sinks.store.storing import STREAM, is_committed, store
+from tests.unit.sinks.store.test_rollups import row
 
 
 def tick(number: int, **changes: Any) -> GpuEvent:  # noqa: ANN401  # any field
@@ -194,3 +198,32 @@ async def test_a_table_that_is_switched_on_later_has_what_the_topic_keeps_and_su
         await eventually(is_committed(on, 4))
     assert ticks_stored(tmp_path) == 3
     assert offsets_stored(tmp_path) == [0, 1, 3]
+
+
+async def test_a_line_says_so_where_what_was_seen_is_gone(tmp_path: Path) -> None:
+    on = bus()
+    await publish(on, tick(0))
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 1))
+    await asyncio.to_thread(shutil.rmtree, tmp_path / "seen_ticks")
+    await publish(on, tick(1))
+    with capture_logs() as logged:
+        async with running(store(tmp_path, on)):
+            await eventually(is_committed(on, 2))
+    lost = [line for line in logged if line["event"] == "seen_ticks_lost"]
+    assert [(line["stream"], line["offset"]) for line in lost] == [(STREAM, 0)]
+
+
+async def test_what_is_complete_of_others_partitions_is_said_again_with_each_commit(
+    tmp_path: Path,
+) -> None:
+    on = bus()
+    others = UsageTable(store_uri=str(tmp_path))
+    others.load(["another"])
+    commit_info = describe(valid_through={"7": 5_000_000})
+    others.append([row(1, 1, offset=3)], {"another": 3}, time_ms=1, commit_info=commit_info)
+    await publish(on, tick(0))
+    async with running(store(tmp_path, on)):
+        await eventually(is_committed(on, 1))
+    newest = DeltaTable(str(tmp_path / "usage")).history(1)
+    assert valid_through_us(newest) == {"7": 5_000_000}

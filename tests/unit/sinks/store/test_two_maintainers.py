@@ -37,8 +37,8 @@ def fill(store: Path, *, copies: int = 1) -> None:
 
 def write(table: UsageTable, number: int, minute: int) -> None:
     table.load(["s"])
-    told = describe(hours={HOUR + minute // 60})
-    table.append([row(minute, 1, offset=number)], {"s": number}, time_ms=1, told=told)
+    commit_info = describe(hours={HOUR + minute // 60})
+    table.append([row(minute, 1, offset=number)], {"s": number}, time_ms=1, commit_info=commit_info)
 
 
 def maintainer(
