@@ -152,7 +152,7 @@ class BillOf:
             now_ms = time.time_ns() // NS_PER_MS
             begin_ms = parse_moment(self.from_, option="--from", now_ms=now_ms)
             return window_of(begin_ms, parse_moment(self.to, option="--to", now_ms=now_ms))
-        return parse_period(self.period) if self.period else month_of(reader.valid_through_us)
+        return parse_period(self.period) if self.period else month_of(reader.usage_end_us)
 
 
 Output = Annotated[

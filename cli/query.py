@@ -42,8 +42,8 @@ def query(
     if format == "parquet" and output is None:
         raise UserError("--format parquet: give the file to write as --output FILE")
     with duckdb.connect() as connection:
-        create_views(connection, store, storage_options_of(storage_option))
         try:
+            create_views(connection, store, storage_options_of(storage_option))
             found = connection.sql(sql)
             if found is None:
                 raise UserError("the SQL gives no rows: begin it with SELECT, FROM, WITH or SHOW")

@@ -4,19 +4,28 @@ import sys
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
+from rich.console import Console
+from rich.table import Table
 
 from gpuledger.clock import SystemClock
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import shown_url
+from gpuledger.store.schema import ENTRIES
+from gpuledger.store.usage_schema import USAGE
 from sinks.errors import ReceiverUnavailableError
 from sinks.settings import StoreRetentionSettings, StoreSettings
-from sinks.store.maintainer import Maintainer
+from sinks.store.maintainer import Maintainer, MaintenanceDone, MaintenanceStep
+from sinks.store.table import StreamTable
 
 _HELD: Final = 1
+_DEFAULTS: Final = StoreSettings()
+_WIDTH_IN_FILES: Final = 100
 
 app = App(name="store", help="Maintain the tables of a store.")
 
 StoreUri = Annotated[str, Parameter(help="Folder or object-store URI of the store.")]
+Days = Annotated[int, Parameter(validator=Number(gte=0))]
 StorageOption = Annotated[
     tuple[str, ...],
     Parameter(help="name=value, as store.storage_options has it; may be given several times."),
@@ -39,20 +48,32 @@ def maintain(
     *,
     store: StoreUri,
     storage_option: StorageOption = (),
-    usage_days: int = StoreRetentionSettings().usage_days,
-    usage_hourly_days: int = StoreRetentionSettings().usage_hourly_days,
-    usage_daily_days: int = StoreRetentionSettings().usage_daily_days,
-    entries_days: int = StoreRetentionSettings().entries_days,
+    dry_run: Annotated[
+        bool, Parameter(help="Say what would be done, and change nothing.", negative=())
+    ] = False,
+    orphan_age_hours: Annotated[
+        int,
+        Parameter(
+            help="How old a file must be that no version of its table has any more, or never had,"
+            " before it is removed; far more than a write or a reader's query takes.",
+            validator=Number(gte=1),
+        ),
+    ] = _DEFAULTS.orphan_age_hours,
+    usage_days: Days = _DEFAULTS.retention.usage_days,
+    usage_hourly_days: Days = _DEFAULTS.retention.usage_hourly_days,
+    usage_daily_days: Days = _DEFAULTS.retention.usage_daily_days,
+    entries_days: Days = _DEFAULTS.retention.entries_days,
 ) -> int:
-    """Sum up hours and days, remove what is too old, merge small files; once.
+    """Sum up hours and days, remove what is too old, merge small files, and vacuum; once.
 
     The days are how long each table keeps its rows, 0 for ever: give those of the sink's settings
-    (store.retention). Exit code 1 where somebody else is at it, 2 where the storage does not
-    answer.
+    (store.retention). Exit code 1 where somebody else is at it, 2 where there is no store or the
+    storage does not answer.
     """
     settings = StoreSettings(
         uri=store,
         storage_options=storage_options_of(storage_option),
+        orphan_age_hours=orphan_age_hours,
         retention=StoreRetentionSettings(
             usage_days=usage_days,
             usage_hourly_days=usage_hourly_days,
@@ -61,15 +82,48 @@ def maintain(
         ),
     )
     try:
-        done = Maintainer(settings, clock=SystemClock()).run()
+        _require_store(settings)
+        maintainer = Maintainer(settings, clock=SystemClock(), vacuums=True)
+        done = maintainer.plan(_print_step) if dry_run else maintainer.run(_print_step)
     except ReceiverUnavailableError as error:
         raise UserError(str(error)) from error
-    if done.is_held_by_another:
-        sys.stderr.write(f"somebody else maintains {shown_url(store)}: nothing was done\n")
-        return _HELD
-    sys.stdout.write(
-        f"summed up: {done.hours} hours, {done.days} days\n"
-        f"removed for their age: {done.purged_files} files\n"
-        f"merged: {done.compacted_files} files\n"
-    )
-    return 0
+    shown = shown_url(store)
+    if done.held is not None:
+        line = f"somebody else maintains {shown} ({done.held.holder}, until {done.held.until})"
+        sys.stderr.write(f"{line}\n" if dry_run else f"{line}: nothing was done\n")
+    if dry_run or done.held is None:
+        _print_done(done, title="Would be done" if dry_run else "Done")
+    if done.lost_to_another is not None:
+        sys.stderr.write(f"somebody else maintains {shown} too, and goes on with the rest\n")
+    is_done = done.held is None and done.lost_to_another is None
+    return 0 if dry_run or is_done else _HELD
+
+
+def _require_store(settings: StoreSettings) -> None:
+    """Raise UserError where there is no store: a mistyped address shall not become one."""
+    tables = [
+        StreamTable(schema, store_uri=settings.uri, storage_options=settings.storage_options)
+        for schema in (USAGE, ENTRIES)
+    ]
+    if not any(table.exists() for table in tables):
+        raise UserError(
+            f"no store at {shown_url(settings.uri)}; give the store.uri of a `gpuledger-sink store`"
+            " that has written there"
+        )
+
+
+def _print_step(number: int, total: int, step: MaintenanceStep) -> None:
+    sys.stderr.write(f"gpuledger: {number} of {total}: {step.action} ({step.table})\n")
+    sys.stderr.flush()
+
+
+def _print_done(done: MaintenanceDone, *, title: str) -> None:
+    """Print a row for each step that had something to do."""
+    table = Table("step", "table", title, safe_box=True)
+    for step in done.steps:
+        if step.count:
+            table.add_row(step.action, step.table, f"{step.count} {step.unit}")
+    if not table.row_count:
+        table.add_row("nothing to do", "", "")
+    width = None if sys.stdout.isatty() else _WIDTH_IN_FILES
+    Console(file=sys.stdout, width=width).print(table)

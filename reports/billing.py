@@ -130,7 +130,7 @@ class BillMaker:
         """Return the bill of a time; `advance` is told of each day that is done."""
         reader, read = self._reader, self._read
         # Beyond the last usage nothing is known, and nothing is billed: not even as uncovered.
-        end_us = max(window.begin_us, min(window.end_us, reader.valid_through_us))
+        end_us = max(window.begin_us, min(window.end_us, reader.usage_end_us))
         used = Window(window.begin_us, end_us)
         book = TenantBook(
             pods=reader.pods(used), namespaces=reader.namespaces(), policy=read.policy

@@ -17,6 +17,7 @@ import duckdb
 import msgspec
 
 from gpuledger.store.bill_table import BILL_LINES, append_revision
+from gpuledger.store.object_files import open_object_files
 from gpuledger.store.query import files_of, relation
 from reports.bill_output import COSTS, NUMBERS, row_of
 from reports.billing import Bill, BillLine
@@ -96,6 +97,7 @@ def closed_lines(
     if not files:
         return []
     with duckdb.connect() as connection:
+        open_object_files(connection, store_uri, storage_options)
         connection.execute("SET TimeZone = 'UTC'")
         columns = ", ".join(
             f"epoch_us({field.name.removesuffix('_us')}) AS {field.name}"

@@ -1,7 +1,7 @@
 """Reads the store day by day, and yields sums of time: of whom, on which devices, as which kind.
 
 Here DuckDB is asked; what is asked is `charging_sql`'s, and nothing of money is known. A day at a
-time is in memory. An hour that has rows in `usage_hourly` is taken from there, any other from the
+time is in memory. An hour is taken from `usage_hourly` where that has all of it, any other from the
 minutes of `usage`.
 """
 
@@ -18,12 +18,14 @@ import msgspec
 
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
-from gpuledger.store.query import files_of, gaps_sql, relation, version_of
+from gpuledger.store.object_files import open_object_files
+from gpuledger.store.query import gaps_of_files, relation
 from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
 from reports import charging_sql as sql
 from reports.charging_sql import HOUR_US
 from reports.presence import InventoryRow, Node, NodeVersion, Stay, stays_of
+from reports.store_snapshot import StoreSnapshot
 from reports.tenants import NamespaceVersion, PartyKey, PodVersion
 
 DAY_US: Final = 24 * HOUR_US
@@ -165,8 +167,11 @@ def begin_of(day: date) -> int:
     return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH).days * DAY_US
 
 
-def _connect() -> duckdb.DuckDBPyConnection:
+def _connect(
+    store_uri: str, storage_options: Mapping[str, str] | None
+) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect()
+    open_object_files(connection, store_uri, storage_options)
     connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
     # Each file is read a few times within a second, which the system's own cache is for.
     connection.execute("SET enable_external_file_cache = false")
@@ -190,19 +195,21 @@ class UsageReader:
         distinguishes_gpus: bool = False,
     ) -> None:
         self._uri, self._options = store_uri, storage_options
-        self._files = {t.name: files_of(store_uri, t.name, storage_options) for t in _INPUTS}
+        names = (table.name for table in _INPUTS)
+        self._snapshot = StoreSnapshot(store_uri, names, storage_options=storage_options)
+        self._files = self._snapshot.files
         if not (self._files[USAGE.name] or self._files[USAGE_HOURLY.name]):
             raise UserError(
                 f"no usage in the store at {mask_address(store_uri)}; give the store.uri of a"
                 " `gpuledger-sink store` that has written events there"
             )
         self.keeps_boards = distinguishes_gpus
-        self._duckdb = _connect()
+        self._duckdb = _connect(store_uri, storage_options)
 
     def twin(self, *, of: int) -> "UsageReader":
         """Return another reader of the same store, for another thread; with its part of cores."""
         other = copy(self)
-        other._duckdb = _connect()  # noqa: SLF001  # of this very class
+        other._duckdb = _connect(self._uri, self._options)  # noqa: SLF001  # of this very class
         threads = max(1, (cpu_count() or 1) // of)
         for each in (self, other):
             each.ask(f"SET threads = {threads}")
@@ -211,21 +218,29 @@ class UsageReader:
 
     def versions(self) -> dict[str, int | None]:
         """Return the versions of the tables that are read, by name."""
-        return {t.name: version_of(self._uri, t.name, self._options) for t in _INPUTS}
+        return dict(self._snapshot.versions)
 
     @cached_property
-    def valid_through_us(self) -> int:
-        """Up to when there is usage: the end of the last hour, or of the last minute."""
-        # The newest day alone is read: no other can end later.
-        ends = [
-            self.ask(f"SELECT epoch_us(max({period})) + {length_us} FROM {relation(files)}")[0][0]  # noqa: S608  # quoted files
-            for name, period, length_us in (
-                (USAGE_HOURLY.name, "hour", HOUR_US),
-                (USAGE.name, "minute", 60_000_000),
-            )
-            if (files := self._newest(name))
-        ]
-        return max(int(end) for end in ends if end is not None)
+    def usage_end_us(self) -> int:
+        """Up to when there is usage: as far as it is complete, or else its newest minute's end.
+
+        Where minutes are kept no longer it is the end of the last hour.
+        """
+        known = self._snapshot.complete_until_us
+        if known is not None:
+            return known
+        # An hour that is summed may be under way: only its minutes say how far it has come.
+        for name, period, length_us in (
+            (USAGE.name, "minute", 60_000_000),
+            (USAGE_HOURLY.name, "hour", HOUR_US),
+        ):
+            # The newest day alone is read: no other can end later.
+            if files := self._newest(name):
+                newest = f"SELECT epoch_us(max({period})) FROM {relation(files)}"  # noqa: S608  # quoted files
+                ((begin_us,),) = self.ask(newest)
+                if begin_us is not None:
+                    return int(begin_us) + length_us
+        return 0
 
     def _newest(self, table: str) -> list[str]:
         days = self._files[table]
@@ -292,7 +307,7 @@ class UsageReader:
         """Return what was gone before it was stored: topic, partition, reason, missed offsets."""
         return self.ask(
             "SELECT topic, kafka_partition, reason, missed_offsets"  # noqa: S608  # quoted files
-            f" FROM {gaps_sql(self._uri, self._options)}"
+            f" FROM {gaps_of_files([f for of_day in self._files[GAPS.name].values() for f in of_day])}"
             f" WHERE epoch_us(coalesce(time_after, detected_at)) >= {window.begin_us}"
             f" AND (time_before IS NULL OR epoch_us(time_before) < {window.end_us}) ORDER BY ALL"
         )
@@ -307,24 +322,39 @@ class UsageReader:
         # By the column itself, which Parquet has the least and the greatest value of.
         within = _within(day)
         hours = f"(SELECT * FROM {relation(hourly)} WHERE {within.format('hour')})"  # noqa: S608  # quoted files
-        parts = [sql.rows_sql(hours, period="hour")] if hourly else []
-        if minutes:
-            known = self._hours_in(hours) if hourly else frozenset()
-            # The minutes of an hour are read where no hourly sum of it is there, and else never: an
-            # hour that is summed is summed whole, and again when something late comes.
-            missing = sorted(set(range(day.begin_us, day.end_us, HOUR_US)) - known)
-            if missing:
-                wanted = " OR ".join(
-                    f"({_within(Window(hour, min(hour + HOUR_US, day.end_us))).format('minute')})"
-                    for hour in missing
-                )
-                rows = f"(SELECT * FROM {relation(minutes)} WHERE {wanted})"  # noqa: S608  # quoted files
-                parts.append(sql.rows_sql(rows, period="minute"))
+        rows = f"(SELECT * FROM {relation(minutes)} WHERE {within.format('minute')})"  # noqa: S608  # quoted files
+        summed = self._hours_in(hours, "hour") if hourly else frozenset()
+        if minutes and summed:
+            summed -= self._hours_to_sum_anew(rows, day, summed)
+        parts = []
+        if summed:
+            listed = ", ".join(f"make_timestamptz({hour})" for hour in sorted(summed))
+            hours = f"(SELECT * FROM {hours} WHERE hour IN ({listed}))"  # noqa: S608  # numbers
+            parts.append(sql.rows_sql(hours, period="hour"))
+        missing = sorted(set(range(day.begin_us, day.end_us, HOUR_US)) - summed)
+        if minutes and missing:
+            wanted = " OR ".join(
+                f"({_within(Window(hour, min(hour + HOUR_US, day.end_us))).format('minute')})"
+                for hour in missing
+            )
+            rows = f"(SELECT * FROM {relation(minutes)} WHERE {wanted})"  # noqa: S608  # quoted files
+            parts.append(sql.rows_sql(rows, period="minute"))
         return " UNION ALL BY NAME ".join(parts) or None
 
-    def _hours_in(self, hours: str) -> frozenset[int]:
-        found = self.ask(f"SELECT DISTINCT epoch_us(hour) FROM {hours}")  # noqa: S608  # quoted files
-        return frozenset(hour for (hour,) in found)
+    def _hours_to_sum_anew(
+        self, minutes: str, day: Window, summed: frozenset[int]
+    ) -> frozenset[int]:
+        """Return the hours of which the minutes are read although there are hourly sums."""
+        changed = self._snapshot.changed_hours_us
+        wanted = summed if changed is None else summed & changed
+        # The last hour may have more than the time that is asked for.
+        wanted |= {day.end_us - day.end_us % HOUR_US} - {day.end_us}
+        wanted = frozenset(hour for hour in wanted if hour >= self._snapshot.purged_before_us)
+        return wanted & self._hours_in(minutes, "minute") if wanted else wanted
+
+    def _hours_in(self, rows: str, period: str) -> frozenset[int]:
+        hour = f"epoch_us({period}) // {HOUR_US} * {HOUR_US}"
+        return frozenset(hour for (hour,) in self.ask(f"SELECT DISTINCT {hour} FROM {rows}"))  # noqa: S608  # quoted files
 
     def load_stays(self) -> None:
         """Make the boards' stays known to SQL, as the table `stays`."""

@@ -9,12 +9,12 @@ GPU-hours are of whole boards: an hour of an instance counts as its slices of th
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote
 
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
@@ -90,12 +90,33 @@ def rows_sql(store_uri: str, name: str, storage_options: Mapping[str, str] | Non
     )
 
 
+def open_table(
+    store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
+) -> DeltaTable | None:
+    """Return a table as it is now; absent where there is none.
+
+    Raises UserError, in one line, where the storage does not answer or the log cannot be read.
+    """
+    uri = table_uri(store_uri, name)
+    try:
+        return DeltaTable(uri, storage_options=dict(storage_options or {}))
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        # Below the first line are its causes, and then the server's whole answer.
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
+        causes = [line.strip(" \N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}") for line in lines[:3]]
+        said = ": ".join(cause for cause in causes if cause and not cause.startswith("<"))
+        raise UserError(f"cannot read the store at {mask_address(uri)}: {said[:400]}") from error
+
+
 def live_files(store_uri: str, name: str, storage_options: Mapping[str, str] | None) -> list[str]:
     """Return the files of a table as they are now; none where there is no such table."""
-    try:
-        table = DeltaTable(table_uri(store_uri, name), storage_options=dict(storage_options or {}))
-    except TableNotFoundError:
-        return []
+    table = open_table(store_uri, name, storage_options)
+    return [] if table is None else _files_of_table(table)
+
+
+def _files_of_table(table: DeltaTable) -> list[str]:
     # Of a file system the log's addresses are percent-encoded, and its paths are not.
     return [unquote(uri) if uri.startswith("/") else uri for uri in table.file_uris()]
 
@@ -235,7 +256,12 @@ def named_rows(rows: str, pods: str, *, until: str = "entries.time", has_names: 
 
 def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
     """Return DuckDB's SQL for the rows of `gaps`; a relation without rows where there are none."""
-    if files := live_files(store_uri, GAPS.name, storage_options):
+    return gaps_of_files(live_files(store_uri, GAPS.name, storage_options))
+
+
+def gaps_of_files(files: Sequence[str]) -> str:
+    """Return the same of known files."""
+    if files:
         return relation(files)
     # Typed, so that a query finds the columns and their operators also where nothing is missing.
     names = {"Utf8": "VARCHAR", "Int32": "INTEGER", "Int64": "BIGINT"}
@@ -250,26 +276,21 @@ def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -
 def files_of(
     store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
 ) -> dict[str | None, list[str]]:
-    """Return the files of a table as they are now, by the day (2026-10-01) in their folder's name.
+    """Return the files of a table as `days_of_files`; nothing where there is no such table."""
+    table = open_table(store_uri, name, storage_options)
+    return {} if table is None else days_of_files(table)
 
-    Those in no day's folder stand under `None`. Nothing where there is no such table.
+
+def days_of_files(table: DeltaTable) -> dict[str | None, list[str]]:
+    """Return the files of a table by the day (2026-10-01) in their folder's name.
+
+    Those in no day's folder stand under `None`.
     """
     by_day: dict[str | None, list[str]] = {}
-    for file in sorted(live_files(store_uri, name, storage_options)):
+    for file in sorted(_files_of_table(table)):
         found = re.search(rf"/{PARTITION_COLUMN}=(\d{{4}}-\d\d-\d\d)/[^/]*$", file)
         by_day.setdefault(found[1] if found else None, []).append(file)
     return by_day
-
-
-def version_of(
-    store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
-) -> int | None:
-    """Return the version of a table as it is now; absent where there is no such table."""
-    try:
-        table = DeltaTable(table_uri(store_uri, name), storage_options=dict(storage_options or {}))
-    except TableNotFoundError:
-        return None
-    return table.version()
 
 
 def count_rows(
@@ -279,9 +300,8 @@ def count_rows(
     name: str = ENTRIES.name,
 ) -> int:
     """Return the number of a table's live rows, from its log; 0 where there is no such table."""
-    try:
-        table = DeltaTable(table_uri(store_uri, name), storage_options=dict(storage_options or {}))
-    except TableNotFoundError:
+    table = open_table(store_uri, name, storage_options)
+    if table is None:
         return 0
     return sum(table.get_add_actions(flatten=True)["num_records"].to_pylist())
 

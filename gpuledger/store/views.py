@@ -10,14 +10,19 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
-
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
 from gpuledger.store.commits import valid_through_us
-from gpuledger.store.query import DERIVED_COLUMNS, entries_sql, live_files, named_rows, relation
-from gpuledger.store.schema import ENTRIES, GAPS, PODS, TableSchema, table_uri
+from gpuledger.store.object_files import FileRegistry, open_object_files
+from gpuledger.store.query import (
+    DERIVED_COLUMNS,
+    entries_sql,
+    live_files,
+    named_rows,
+    open_table,
+    relation,
+)
+from gpuledger.store.schema import ENTRIES, GAPS, PODS, TableSchema
 from gpuledger.store.usage_schema import (
     INCIDENTS,
     INVENTORY,
@@ -73,7 +78,7 @@ _VERSIONED: Final[Mapping[str, tuple[TableSchema, tuple[str, ...]]]] = {
 }
 
 
-class Connection(Protocol):
+class Connection(FileRegistry, Protocol):
     """What is asked of a connection to DuckDB."""
 
     def execute(self, query: str) -> Any:  # noqa: ANN401  # DuckDB's own
@@ -100,6 +105,7 @@ def create_views(
             f"no store with rows at {mask_address(store_uri)}; give the store.uri of a"
             " `gpuledger-sink store` that has written there"
         )
+    open_object_files(connection, store_uri, storage_options)
     # Days and hours are those of UTC, whatever zone the machine is in.
     connection.execute("SET TimeZone = 'UTC'")
     for name in relations:
@@ -194,9 +200,8 @@ def valid_through(
     All that the join says of that time is in the table, but for silent nodes and gaps; `None` where
     nobody has said it.
     """
-    try:
-        table = DeltaTable(table_uri(store_uri, name), storage_options=dict(storage_options or {}))
-    except TableNotFoundError:
+    table = open_table(store_uri, name, storage_options)
+    if table is None:
         return None
     marks = valid_through_us(table.history(_COMMITS))
     return datetime.fromtimestamp(min(marks.values()) / 1e6, tz=UTC) if marks else None

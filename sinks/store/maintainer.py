@@ -1,30 +1,24 @@
-"""What a store needs beside new rows, by one who does it at a time.
+"""What a store needs beside new rows, by one who does it at a time (`sinks.store.lease`).
 
-`MaintenanceLease` says who: a row in the small table `leases`, whose commit fails where somebody
-else has written one since it was read (Delta's transaction identifiers, as for offsets), so that it
-holds on every storage that a Delta table may lie on. Whoever dies leaves one that ends by itself.
-
-`Maintainer` does it: sums up hours and days, removes what is older than its retention, and merges
-the small files of a day into few. Merging never touches rows, and is refused where deltalake would
-accept it twice from two who do not know of one another (`is_compaction_safe`): versions that do
-have been released, and each row would be there twice.
+`Maintainer` goes through steps, each of one table: it sums up hours and days, removes rows that are
+older than their retention, merges small files, and removes files that no reader or writer needs any
+more. Each step is whole in itself: one who is killed between two, or within one, leaves a store
+that the next one goes on with.
 """
 
+import os
 import socket
-import tempfile
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import structlog
-from arro3.core import Array, DataType, Field, Schema, Table
-from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import CommitFailedError, DeltaError
 
-from gpuledger.clock import NS_PER_DAY, NS_PER_MS, NS_PER_US, Clock
+from gpuledger.clock import NS_PER_DAY, NS_PER_MS, Clock
 from gpuledger.settings.secret import shown_url
-from gpuledger.store.schema import ENTRIES, GAPS, LEASES, PARTITION_COLUMN, PODS, TableSchema
+from gpuledger.store.bill_table import BILL_LINES
+from gpuledger.store.schema import ENTRIES, GAPS, LEASES, PODS, SEEN_TICKS, TableSchema
 from gpuledger.store.usage_schema import (
     INCIDENTS,
     INVENTORY,
@@ -34,160 +28,201 @@ from gpuledger.store.usage_schema import (
     USAGE_DAILY,
     USAGE_HOURLY,
 )
-from sinks.errors import ReceiverUnavailableError
 from sinks.settings import StoreSettings
-from sinks.store.damage import storage_errors
+from sinks.store.compaction import compact, is_compaction_safe, small_files
+from sinks.store.lease import HeldLease, MaintenanceLease
 from sinks.store.rollups import DAILY, HOURLY, Rollup
 from sinks.store.table import StaleTableError, StreamTable
 
-LEASE_SECONDS: Final = 900.0
-_STREAM: Final = "gpuledger-maintainer"
-_SMALL_BYTES: Final = 32 * 2**20
-_MIN_FILES: Final = 8
-"""Small files of a day, or of a table without days, from which on they are merged."""
-_KEPT_LEASES: Final = 10
 PARTITIONED: Final = (USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES)
 _OTHERS: Final = (PODS, NODES, NAMESPACES, INVENTORY, INCIDENTS, GAPS)
+_OWN: Final = (BILL_LINES, SEEN_TICKS, LEASES)
+"""Tables whose files are few, or are merged by nobody."""
+SUM_UP: Final = "sum up"
+REMOVE_OLD_ROWS: Final = "remove old rows"
+MERGE: Final = "merge small files"
+VACUUM: Final = "vacuum"
 _log = structlog.get_logger(__name__)
 
 
-class MaintenanceLease:
-    """The right to maintain a store, for a while."""
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceStep:
+    """One thing to do with one table."""
 
-    def __init__(
-        self,
-        *,
-        store_uri: str,
-        storage_options: Mapping[str, str] | None = None,
-        holder: str,
-        clock: Clock,
-    ) -> None:
-        self._table = StreamTable(LEASES, store_uri=store_uri, storage_options=storage_options)
-        self._holder, self._clock = holder, clock
-
-    def acquire(self, seconds: float = LEASE_SECONDS) -> bool:
-        """Take the lease, or renew it; return whether this holder has it now.
-
-        Raises ReceiverUnavailableError where the storage does not answer.
-        """
-        # Loaded right before, and the append goes through what was loaded: of two who find the
-        # lease free, the second one's commit fails.
-        number = self._table.load([_STREAM]).get(_STREAM, 0)
-        now_us = self._clock.time_ns() // NS_PER_US
-        held = self._table.newest_row("number", ("holder", "until_us"))
-        if held is not None and held[0] != self._holder and held[1] > now_us:
-            return False
-        until_us = now_us + round(seconds * 1_000_000)
-        try:
-            self._table.append(
-                [(number + 1, self._holder, until_us)],
-                {_STREAM: number + 1},
-                time_ms=now_us // 1000,
-            )
-        except StaleTableError:
-            return False
-        return True
-
-    def release(self) -> None:
-        """Let another one have it, and forget who had it long ago."""
-        if self.acquire(0.0):
-            number = self._table.load([_STREAM])[_STREAM]
-            self._table.remove_rows(f"number < {number - _KEPT_LEASES}")
+    action: str
+    table: str
+    unit: str
+    """What is counted."""
+    do: Callable[[], int] = field(repr=False)
+    """Do it, and return how many of the unit that were."""
+    look: Callable[[], int] = field(repr=False)
+    """Return how many that would be, and change nothing."""
 
 
-def is_compaction_safe() -> bool:
-    """Return whether deltalake refuses the second of two compactions of the same files."""
-    schema = Schema([Field("number", DataType.int64(), nullable=False)])
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(4):
-            column = Array([number], type=DataType.int64())
-            write_deltalake(folder, Table.from_arrays([column], schema=schema), mode="append")
-        # Both know the same files; the second one does not hear of what the first one does.
-        first, second = DeltaTable(folder), DeltaTable(folder)
-        first.optimize.compact()
-        try:
-            second.optimize.compact()
-        except CommitFailedError:
-            return True
-        counts = DeltaTable(folder).get_add_actions(flatten=True)["num_records"].to_pylist()
-        return bool(sum(counts) == 4)  # noqa: PLR2004  # the rows that were written above
+@dataclass(frozen=True, kw_only=True)
+class StepDone:
+    """What came of a step."""
+
+    action: str
+    table: str
+    unit: str
+    count: int
+
+
+Reporter = Callable[[int, int, MaintenanceStep], None]
+"""Is told of each step right before it: its number from 1 on, how many there are, and which."""
 
 
 @dataclass
 class MaintenanceDone:
-    """What a run of the maintainer did."""
+    """What a run of the maintainer did, or would do."""
 
-    hours: int = 0
-    """How many hours were summed up."""
-    days: int = 0
-    purged_files: int = 0
-    compacted_files: int = 0
-    is_held_by_another: bool = False
-    """Whether nothing was done, as somebody else is at it."""
+    steps: list[StepDone] = field(default_factory=list)
+    held: HeldLease | None = None
+    """The lease of who is at it; then nothing was done."""
+    lost_to_another: str | None = None
+    """How somebody else was seen to be at it too, who goes on in place of this run."""
+
+    @property
+    def is_held_by_another(self) -> bool:
+        """Whether nothing was done, as somebody else is at it."""
+        return self.held is not None
+
+    @property
+    def hours(self) -> int:
+        """How many hours were summed up."""
+        return self._count(SUM_UP, USAGE_HOURLY.name)
+
+    @property
+    def days(self) -> int:
+        """How many days were summed up."""
+        return self._count(SUM_UP, USAGE_DAILY.name)
+
+    @property
+    def purged_files(self) -> int:
+        """How many files had rows that went for their age."""
+        return self._count(REMOVE_OLD_ROWS)
+
+    @property
+    def compacted_files(self) -> int:
+        """How many small files went into larger ones."""
+        return self._count(MERGE)
+
+    @property
+    def vacuumed_files(self) -> int:
+        """How many files went that nobody needs any more."""
+        return self._count(VACUUM)
+
+    def _count(self, action: str, table: str | None = None) -> int:
+        return sum(
+            step.count
+            for step in self.steps
+            if step.action == action and table in {None, step.table}
+        )
+
+
+def report_nothing(number: int, total: int, step: MaintenanceStep) -> None:
+    """Tell nobody of a step."""
 
 
 class Maintainer:
     """Maintains the tables of a store. All of it blocks, and belongs in a thread."""
 
-    def __init__(self, settings: StoreSettings, *, clock: Clock) -> None:
-        self._settings, self._clock = settings, clock
+    def __init__(self, settings: StoreSettings, *, clock: Clock, vacuums: bool = False) -> None:
+        """Take what to maintain; `vacuums` where nobody else removes files that are not needed."""
+        self._settings, self._clock, self._vacuums = settings, clock, vacuums
         self._where: dict[str, Any] = {
             "store_uri": settings.uri,
             "storage_options": settings.storage_options,
         }
         # Two of one machine are told apart, and so is one that is started anew.
-        holder = f"{socket.gethostname()}/{clock.monotonic_ns()}/{id(self)}"
+        holder = f"{socket.gethostname()}/{os.getpid()}/{clock.monotonic_ns()}/{id(self)}"
         self._lease = MaintenanceLease(**self._where, holder=holder, clock=clock)
         self._hourly = Rollup(HOURLY, **self._where)
         self._daily = Rollup(DAILY, **self._where)
         self._is_safe: bool | None = None
 
-    def run(self) -> MaintenanceDone:
+    def run(self, report: Reporter = report_nothing) -> MaintenanceDone:
         """Do what is due, and return what that was.
 
         Raises ReceiverUnavailableError where the storage does not answer.
         """
         done = MaintenanceDone()
         if not self._lease.acquire():
-            done.is_held_by_another = True
+            # Whoever let it go since then had it a moment ago.
+            done.held = self._lease.held_by_another() or HeldLease(holder="somebody", until_us=0)
             return done
         try:
-            self._sum_up(done)
-            self._purge(done)
-            self._compact(done)
+            steps = list(self._steps())
+            for number, step in enumerate(steps, start=1):
+                self._lease.renew()
+                report(number, len(steps), step)
+                done.steps.append(_done(step, step.do()))
         # What the storage refuses goes to who asked for the run; the lease is let go all the same,
         # where the storage lets it.
         except StaleTableError as error:
             # Whoever took the lease when ours had ended does the same; the next run goes on.
+            done.lost_to_another = str(error)
             _log.info("maintenance_withdrawn", error=str(error))
         finally:
             self._lease.release()
         return done
 
-    def _sum_up(self, done: MaintenanceDone) -> None:
-        time_ms = self._clock.time_ns() // NS_PER_MS
-        # In this order: days are made of hours.
-        done.hours = self._hourly.run(time_ms=time_ms)
-        done.days = self._daily.run(time_ms=time_ms)
+    def plan(self, report: Reporter = report_nothing) -> MaintenanceDone:
+        """Return what a run would do now, and change nothing.
 
-    def _purge(self, done: MaintenanceDone) -> None:
-        """Remove what is older than its retention; of what is summed up, only once it is."""
+        Each step is of the store as it is: what earlier ones would change is not foreseen, but that
+        days are summed up of hours. Raises ReceiverUnavailableError where the storage does not
+        answer.
+        """
+        done = MaintenanceDone(held=self._lease.held_by_another())
+        steps = list(self._steps())
+        for number, step in enumerate(steps, start=1):
+            report(number, len(steps), step)
+            done.steps.append(_done(step, step.look()))
+        return done
+
+    def _steps(self) -> Iterator[MaintenanceStep]:
+        # In this order: days are made of hours, and rows go once they are summed up.
+        yield from self._sums()
+        yield from self._retention()
+        yield from self._merges()
+        if self._vacuums:
+            yield from self._vacuum()
+
+    def _sums(self) -> Iterator[MaintenanceStep]:
+        hourly, daily = self._hourly, self._daily
+        for rollup, table, unit, look in (
+            (hourly, USAGE_HOURLY, "hours", lambda: len(hourly.pending())),
+            (daily, USAGE_DAILY, "days", lambda: len(daily.pending(hourly.pending()))),
+        ):
+            do = partial(rollup.run, time_ms=self._clock.time_ns() // NS_PER_MS)
+            yield MaintenanceStep(action=SUM_UP, table=table.name, unit=unit, do=do, look=look)
+
+    def _retention(self) -> Iterator[MaintenanceStep]:
+        """Yield the removal of what is too old; of what is summed up, only once it is."""
         retention, now_ns = self._settings.retention, self._clock.time_ns()
         today, time_ms = now_ns // NS_PER_DAY, now_ns // NS_PER_MS
-        if retention.usage_days:
-            done.purged_files += self._hourly.purge(today - retention.usage_days, time_ms=time_ms)
-        if retention.usage_hourly_days:
-            bound = today - retention.usage_hourly_days
-            done.purged_files += self._daily.purge(bound, time_ms=time_ms)
-        for schema, days in (
-            (USAGE_DAILY, retention.usage_daily_days),
-            (ENTRIES, retention.entries_days),
+        for schema, days, rollup in (
+            (USAGE, retention.usage_days, self._hourly),
+            (USAGE_HOURLY, retention.usage_hourly_days, self._daily),
+            (USAGE_DAILY, retention.usage_daily_days, None),
+            (ENTRIES, retention.entries_days, None),
         ):
-            if days:
-                table = StreamTable(schema, **self._where)
-                done.purged_files += table.remove_days_before(today - days)
+            if not days:
+                continue
+            table, bound = StreamTable(schema, **self._where), today - days
+            yield MaintenanceStep(
+                action=REMOVE_OLD_ROWS,
+                table=schema.name,
+                unit="files",
+                do=partial(table.remove_days_before, bound)
+                if rollup is None
+                else partial(rollup.purge, bound, time_ms=time_ms),
+                look=partial(table.count_files_before, bound),
+            )
 
-    def _compact(self, done: MaintenanceDone) -> None:
+    def _merges(self) -> Iterator[MaintenanceStep]:
         # Once a life: the library does not change beneath a process.
         if self._is_safe is None:
             self._is_safe = is_compaction_safe()
@@ -196,44 +231,40 @@ class Maintainer:
             return
         for schema in (*PARTITIONED, *_OTHERS):
             table = StreamTable(schema, **self._where)
-            if not table.exists():
-                continue
-            for day in small_files(table, schema):
-                # Each takes a while: whoever lost the lease meanwhile leaves the rest.
-                if not self._lease.acquire():
-                    return
-                done.compacted_files += compact(table, day)
+            if table.exists():
+                yield MaintenanceStep(
+                    action=MERGE,
+                    table=schema.name,
+                    unit="files",
+                    do=partial(self._merge, table, schema),
+                    look=partial(_count_small_files, table, schema),
+                )
+
+    def _merge(self, table: StreamTable, schema: TableSchema) -> int:
+        merged = 0
+        for day in small_files(table, schema):
+            # Each takes a while: whoever lost the lease meanwhile leaves the rest.
+            self._lease.renew()
+            merged += compact(table, day)
+        return merged
+
+    def _vacuum(self) -> Iterator[MaintenanceStep]:
+        hours = self._settings.orphan_age_hours
+        for schema in (*PARTITIONED, *_OTHERS, *_OWN):
+            table = StreamTable(schema, **self._where)
+            if table.exists():
+                yield MaintenanceStep(
+                    action=VACUUM,
+                    table=schema.name,
+                    unit="files",
+                    do=partial(table.remove_orphans, older_than_hours=hours),
+                    look=partial(table.count_orphans, older_than_hours=hours),
+                )
 
 
-def small_files(table: StreamTable, schema: TableSchema) -> list[str | None]:
-    """Return the days of which there are many small files; `None` for a table without days."""
-    with storage_errors(table.uri):
-        actions = table.open().get_add_actions(flatten=True)
-    sizes = actions["size_bytes"].to_pylist()
-    days = (
-        [str(day) for day in actions[f"partition.{PARTITION_COLUMN}"].to_pylist()]
-        if schema.partition_by
-        else [None] * len(sizes)
-    )
-    counts = Counter(day for day, size in zip(days, sizes, strict=True) if size < _SMALL_BYTES)
-    return [day for day, count in counts.items() if count >= _MIN_FILES]
+def _done(step: MaintenanceStep, count: int) -> StepDone:
+    return StepDone(action=step.action, table=step.table, unit=step.unit, count=count)
 
 
-def compact(table: StreamTable, day: str | None) -> int:
-    """Merge the small files of a day; return how many went. Where another was faster, none.
-
-    The table is loaded right before: of what it was a while ago, files may be merged already.
-    """
-    with storage_errors(table.uri):
-        opened = table.open()
-        try:
-            merged = opened.optimize.compact(
-                partition_filters=None if day is None else [(PARTITION_COLUMN, "=", day)],
-                writer_properties=table.writer,
-            )
-        except CommitFailedError as error:
-            _log.info("compaction_withdrawn", url=shown_url(table.uri), error=str(error))
-            return 0
-        except DeltaError as error:
-            raise ReceiverUnavailableError(f"store {table.uri}: {error}") from error
-    return int(merged["numFilesRemoved"])
+def _count_small_files(table: StreamTable, schema: TableSchema) -> int:
+    return sum(small_files(table, schema).values())

@@ -18,6 +18,7 @@ from datetime import date, timedelta
 from typing import Any, Final
 
 import structlog
+from arro3.core import Table
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -55,6 +56,12 @@ _AGGREGATES: Final[Mapping[str, str]] = {
     "ingested_time_ns": "max",
 }
 _ADDS_ROWS: Final = "WRITE"
+_PLACE: Final = (
+    *("kafka_partition", "first_offset", "last_offset", PARTITION_COLUMN),
+    *("cluster", "node"),
+)
+_GONE: Final = "not found"
+"""What is said of a file of a former version that was removed as nobody needs it."""
 _EPOCH: Final = date(1970, 1, 1)
 _log = structlog.get_logger(__name__)
 
@@ -145,6 +152,24 @@ class Rollup:
                 return self._run(time_ms)
             except CommitFailedError as error:
                 raise StaleTableError(f"store {self._target.uri}: {error}") from error
+
+    def pending(self, touched_below: Iterable[int] = ()) -> set[int]:
+        """Return the first hours of the periods that a run would sum up, and change nothing.
+
+        `touched_below` are first hours of the lower table's periods that would be summed up before.
+        Raises ReceiverUnavailableError where the storage does not answer.
+        """
+        hours = self._period.hours
+        pending = {hour // hours * hours for hour in touched_below}
+        if not self._source.exists():
+            return pending
+        with storage_errors(self._target.uri):
+            source, summed = self._source.open(), None
+            if self._target.exists():
+                summed = self._target.open().transaction_version(self._summed)
+            if summed != source.version():
+                pending |= self._touched(source, since=summed)
+        return pending
 
     def purge(self, before_day: int, *, time_ms: int) -> int:
         """Remove the lower table's rows of days before this one; return how many files had some.
@@ -274,24 +299,8 @@ class Rollup:
         since = max(since, target.transaction_version(self._summed_late) or 0)
         if since == version:
             return
-        query = QueryBuilder().register("source", source)
-        days = ", ".join(_day_sql(day) for day in sorted({hour // HOURS_A_DAY for hour in late}))
-        is_new = "true"
-        try:
-            query = query.register("before", self._source.open(version=since))
-            same = (
-                *("kafka_partition", "first_offset", "last_offset", PARTITION_COLUMN),
-                *("cluster", "node", self._period.source_column),
-            )
-            is_same = " AND ".join(f'before."{name}" = source."{name}"' for name in same)
-            is_new = f"NOT EXISTS (SELECT 1 FROM before WHERE {is_same})"  # noqa: S608  # no user's text
-        except DeltaError as error:
-            # Cleaned up long ago: what is there of purged days came after they were purged.
-            _log.info(
-                "former_version_lost", url=shown_url(self._source.uri), error=str(error)[:300]
-            )
-        where = f"{PARTITION_COLUMN} IN ({days}) AND {is_new}"
-        rows = query.execute(sums_sql(self._period, "source", where)).read_all()
+        days = {hour // HOURS_A_DAY for hour in late}
+        rows = self._rows_since(source, days, since=since)
         write_deltalake(
             target,
             self._period.target.conform(rows),
@@ -302,3 +311,34 @@ class Rollup:
                 custom_metadata=describe(hours=late),
             ),
         )
+
+    def _rows_since(self, source: DeltaTable, days: set[int], *, since: int) -> Table:
+        """Return the sums of the rows of purged days that came since a version."""
+        # What is there now of a day that was purged since that version came after it was purged.
+        # Of the others the rows of that version are left out, which may be gone as well.
+        listed = {day: _day_sql(day) for day in sorted(days)}
+        where = f"{PARTITION_COLUMN} IN ({', '.join(listed.values())})"
+        sql = sums_sql(self._period, "source", where)
+        query = QueryBuilder().register("source", source)
+        try:
+            before = self._source.open(version=since)
+            purged = before.transaction_version(_PURGED_BEFORE) or 0
+            if is_known := [sql for day, sql in listed.items() if day < purged]:
+                of_known = f"{PARTITION_COLUMN} IN ({', '.join(is_known)})"
+                former = f"(SELECT * FROM before WHERE {of_known}) AS former"  # noqa: S608  # no user's text
+                is_same = " AND ".join(
+                    f'former."{name}" = source."{name}"'
+                    for name in (*_PLACE, self._period.source_column)
+                )
+                is_new = f"NOT EXISTS (SELECT 1 FROM {former} WHERE {is_same})"  # noqa: S608  # no user's text
+                new = sums_sql(self._period, "source", f"{where} AND {is_new}")
+                return query.register("before", before).execute(new).read_all()
+        # DataFusion's errors have no class of their own.
+        except Exception as error:
+            if not isinstance(error, DeltaError) and _GONE not in str(error):
+                raise
+            # Cleaned up long ago: what is there of purged days came after they were purged.
+            _log.info(
+                "former_version_lost", url=shown_url(self._source.uri), error=str(error)[:300]
+            )
+        return query.execute(sql).read_all()

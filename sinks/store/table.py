@@ -177,6 +177,19 @@ class StreamTable:
             return 0
         return self.remove_rows(" OR ".join(f"{PARTITION_COLUMN} = '{each}'" for each in old))
 
+    def count_files_before(self, day: int) -> int:
+        """Return how many files have rows of days before this one, since 1970.
+
+        Raises ReceiverUnavailableError where the storage does not answer.
+        """
+        if not self.exists():
+            return 0
+        bound = str(date.fromordinal(_EPOCH + day))
+        with storage_errors(self.uri):
+            actions = self.open().get_add_actions(flatten=True)
+        days = actions[f"partition.{PARTITION_COLUMN}"].to_pylist()
+        return sum(str(each) < bound for each in days)
+
     def remove_orphans(self, *, older_than_hours: int) -> int:
         """Remove files that no commit names and that are older than that; return how many.
 
@@ -184,6 +197,13 @@ class StreamTable:
         compaction has replaced go as well, once that is as long ago. Raises
         ReceiverUnavailableError where the storage does not answer.
         """
+        return self._vacuum(older_than_hours, dry_run=False)
+
+    def count_orphans(self, *, older_than_hours: int) -> int:
+        """Return how many files `remove_orphans` would remove; raises as it does."""
+        return self._vacuum(older_than_hours, dry_run=True)
+
+    def _vacuum(self, older_than_hours: int, *, dry_run: bool) -> int:
         with storage_errors(self.uri):
             try:
                 table = DeltaTable(self.uri, storage_options=self._options)
@@ -191,7 +211,7 @@ class StreamTable:
                 return 0
             removed = table.vacuum(
                 retention_hours=older_than_hours,
-                dry_run=False,
+                dry_run=dry_run,
                 # deltalake would not go below a week, however the table is written.
                 enforce_retention_duration=False,
                 # The other mode knows only files that once were part of the table.

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import re
 from pathlib import Path
 
 import duckdb
@@ -10,7 +12,7 @@ import pytest
 
 from cli.__main__ import main
 from gpuledger.clock import SystemClock
-from sinks.store.maintainer import MaintenanceLease
+from sinks.store.lease import MaintenanceLease
 from tests.unit.sinks.store.test_maintainer import fill
 
 
@@ -28,23 +30,73 @@ def ask(store: Path, sql: str, *options: str) -> int:
     return main(["query", "--store", str(store), sql, *options])
 
 
-def test_maintaining_says_what_was_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def maintain(store: Path, *options: str) -> int:
+    return main(["store", "maintain", "--store", str(store), *options])
+
+
+FOREVER = ("--usage-days", "0", "--usage-hourly-days", "0")
+
+
+def cells(table: str) -> list[list[str]]:
+    """Return the cells of a printed table, without its head."""
+    lines = [line for line in table.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def test_maintaining_does_each_step_and_ends_with_a_table_of_what_was_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fill(tmp_path, commits=10)
-    forever = ("--usage-days", "0", "--usage-hourly-days", "0")
-    assert main(["store", "maintain", "--store", str(tmp_path), *forever]) == 0
-    shown = capsys.readouterr().out
-    assert "summed up: 1 hours, 1 days" in shown
-    assert "merged: 10 files" in shown
-    assert main(["store", "maintain", "--store", str(tmp_path)]) == 0
-    assert "removed for their age: 1 files" in capsys.readouterr().out
+    orphan = tmp_path / "usage" / "event_date=2024-10-04" / "part-left.parquet"
+    orphan.write_bytes(b"of a writer that was killed")
+    os.utime(orphan, (0, 0))
+    assert maintain(tmp_path, *FOREVER) == 0
+    shown = capsys.readouterr()
+    assert cells(shown.out) == [
+        ["sum up", "usage_hourly", "1 hours"],
+        ["sum up", "usage_daily", "1 days"],
+        ["merge small files", "usage", "10 files"],
+        ["vacuum", "usage", "1 files"],
+    ]
+    steps = shown.err.splitlines()
+    assert steps[0] == f"gpuledger: 1 of {len(steps)}: sum up (usage_hourly)"
+    assert maintain(tmp_path) == 0
+    assert cells(capsys.readouterr().out) == [["remove old rows", "usage", "1 files"]]
 
 
-def test_while_somebody_else_maintains_the_store_it_says_so(
+def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path, commits=10)
+    before = sorted(tmp_path.rglob("*"))
+    assert maintain(tmp_path, "--dry-run") == 0
+    assert cells(capsys.readouterr().out) == [
+        ["sum up", "usage_hourly", "1 hours"],
+        ["sum up", "usage_daily", "1 days"],
+        ["remove old rows", "usage", "10 files"],
+        ["merge small files", "usage", "10 files"],
+    ]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_mistyped_store_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert maintain(tmp_path / "mistyped") == 2
+    assert "no store at" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_while_somebody_else_maintains_the_store_it_says_who_and_until_when(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     MaintenanceLease(store_uri=str(store), holder="another", clock=SystemClock()).acquire()
-    assert main(["store", "maintain", "--store", str(store)]) == 1
-    assert "somebody else" in capsys.readouterr().err
+    capsys.readouterr()
+    assert maintain(store) == 1
+    shown = capsys.readouterr()
+    line = r"somebody else maintains \S+ \(another, until [\d: -]+ UTC\): nothing was done\n"
+    assert re.fullmatch(line, shown.err)
+    assert shown.out == ""
+    assert maintain(store, "--dry-run") == 0
+    assert "(another, until" in capsys.readouterr().err
 
 
 SQL = "SELECT node, busy_ns, memory_byte_ns, busy_seconds FROM usage_hourly"

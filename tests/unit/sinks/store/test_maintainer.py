@@ -9,7 +9,9 @@ from typing_extensions import override
 from gpuledger.clock import NS_PER_DAY, NS_PER_MINUTE
 from gpuledger.store.commits import describe
 from sinks.settings import StoreRetentionSettings, StoreSettings
-from sinks.store.maintainer import Maintainer, MaintenanceLease, is_compaction_safe
+from sinks.store.compaction import is_compaction_safe
+from sinks.store.lease import MaintenanceLease
+from sinks.store.maintainer import Maintainer
 from sinks.store.table import UsageTable
 from tests.unit.sinks.builders import ManualClock
 from tests.unit.sinks.store.test_rollups import DAY, FIRST_MINUTE, HOUR, row
@@ -85,6 +87,16 @@ def test_the_lease_of_one_that_died_ends_by_itself_and_its_holder_renews_it(tmp_
     at.advance(2)
     assert heir.acquire(60.0)
     assert not dead.acquire()
+
+
+@pytest.mark.parametrize(("hours_ahead", "is_waited_for"), [(23, True), (24 * 365, False)])
+def test_nobody_waits_for_a_lease_of_a_clock_that_is_far_ahead(
+    tmp_path: Path, hours_ahead: int, *, is_waited_for: bool
+) -> None:
+    ahead = MaintenanceLease(store_uri=str(tmp_path), holder="ahead", clock=clock(hours_ahead * 60))
+    assert ahead.acquire()
+    lease = MaintenanceLease(store_uri=str(tmp_path), holder="right", clock=clock())
+    assert lease.acquire() != is_waited_for
 
 
 def test_of_two_that_ask_at_once_one_has_it(tmp_path: Path) -> None:

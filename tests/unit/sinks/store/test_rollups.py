@@ -248,3 +248,30 @@ def test_in_whatever_order_rows_sums_and_purges_come_the_hours_sum_all_rows(
         else:
             store.hourly.purge(DAY + 1, time_ms=1)
     assert store.hours() == {0: 0} | expected
+
+
+@pytest.mark.parametrize("gone", [(), ("usage",)])
+@pytest.mark.parametrize("earlier", [0, 20])
+def test_a_maintainer_that_is_behind_the_vacuum_adds_late_rows_once(
+    tmp_path: Path, gone: Sequence[str], earlier: int
+) -> None:
+    """The files of the version that it last summed up are gone by then."""
+    store = Store(tmp_path)
+    store.add((0, 5), (61, 7))
+    store.sum_up()
+    store.hourly.purge(DAY + 1, time_ms=1)
+    expected = {0: 5, 1: 7}
+    if earlier:
+        store.add((0, earlier))
+        store.sum_up()
+        expected[0] += earlier
+    store.add((1, 3))
+    expected[0] += 3
+    for table in gone:
+        DeltaTable(str(tmp_path / table)).vacuum(
+            retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True
+        )
+    for _ in range(2):
+        store.sum_up()
+        found = store.sums("usage_hourly", "hour")
+        assert {hour: busy for hour, (busy, _, _) in found.items()} == expected
