@@ -29,6 +29,7 @@ from reports.store_snapshot import StoreSnapshot
 from reports.tenants import NamespaceVersion, PartyKey, PodVersion
 
 DAY_US: Final = 24 * HOUR_US
+_MINUTE_US: Final = 60_000_000
 _INPUTS: Final = (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES, GAPS)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -229,22 +230,22 @@ class UsageReader:
         known = self._snapshot.complete_until_us
         if known is not None:
             return known
-        # An hour that is summed may be under way: only its minutes say how far it has come.
-        for name, period, length_us in (
-            (USAGE.name, "minute", 60_000_000),
-            (USAGE_HOURLY.name, "hour", HOUR_US),
-        ):
-            # The newest day alone is read: no other can end later.
-            if files := self._newest(name):
-                newest = f"SELECT epoch_us(max({period})) FROM {relation(files)}"  # noqa: S608  # quoted files
-                ((begin_us,),) = self.ask(newest)
-                if begin_us is not None:
-                    return int(begin_us) + length_us
-        return 0
+        minute_us, hour_us = self._newest_us(USAGE.name), self._newest_us(USAGE_HOURLY.name)
+        # An hour that is summed may be under way: its minutes say how far it has come.
+        if hour_us > minute_us or hour_us < self._snapshot.purged_before_us:
+            return max(hour_us + HOUR_US, minute_us)
+        return minute_us + _MINUTE_US
 
-    def _newest(self, table: str) -> list[str]:
+    def _newest_us(self, table: str) -> int:
+        """Return when the newest rows of a table of usage begin; 0 where it has none."""
         days = self._files[table]
-        return days[max(days, key=lambda day: day or "")] if days else []
+        if not days:
+            return 0
+        # The newest day alone is read: no other can have later ones.
+        files = days[max(days, key=lambda day: day or "")]
+        column = {USAGE.name: "minute", USAGE_HOURLY.name: "hour"}[table]
+        ((begin_us,),) = self.ask(f"SELECT epoch_us(max({column})) FROM {relation(files)}")  # noqa: S608  # quoted files
+        return int(begin_us or 0)
 
     def pods(self, window: Window) -> list[PodVersion]:
         """Return all versions of the pods that there may have been in a time."""
