@@ -290,16 +290,13 @@ class UsageReader:
         return stays_of(rows, self.nodes)
 
     @cached_property
-    def alike_stays(self) -> list[tuple[tuple[Node, str | None, str | None, int, int], int]]:
-        """How many boards stayed alike: by node, board where those are told apart, model, times."""
+    def alike_stays(self) -> list[tuple[Stay, int]]:
+        """How many boards stayed alike, with one stay for all; its board counts where it must.
+
+        That is where GPUs are told apart, and where the inventory does not say a board's model.
+        """
         counts = Counter(
-            (
-                stay.node,
-                stay.board if self.keeps_boards else None,
-                stay.model,
-                stay.begin_us,
-                stay.end_us,
-            )
+            stay if self.keeps_boards or stay.model is None else stay._replace(board="")
             for stay in self.stays
         )
         return list(counts.items())
@@ -308,7 +305,7 @@ class UsageReader:
         """Return what was gone before it was stored: topic, partition, reason, missed offsets."""
         return self.ask(
             "SELECT topic, kafka_partition, reason, missed_offsets"  # noqa: S608  # quoted files
-            f" FROM {gaps_of_files([f for of_day in self._files[GAPS.name].values() for f in of_day])}"
+            f" FROM {gaps_of_files(self._all_files(GAPS.name))}"
             f" WHERE epoch_us(coalesce(time_after, detected_at)) >= {window.begin_us}"
             f" AND (time_before IS NULL OR epoch_us(time_before) < {window.end_us}) ORDER BY ALL"
         )
@@ -376,12 +373,15 @@ class UsageReader:
         )
 
     def _versions_in(self, table: str, columns: str, condition: str = "true") -> list[Any]:
-        files = [file for of_day in self._files[table].values() for file in of_day]
+        files = self._all_files(table)
         if not files:
             return []
         return self.ask(
             f"SELECT {columns} FROM {relation(files)} WHERE {condition} GROUP BY ALL ORDER BY ALL"  # noqa: S608  # quoted files
         )
+
+    def _all_files(self, table: str) -> list[str]:
+        return [file for of_day in self._files[table].values() for file in of_day]
 
     def ask(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """Return all rows of a query's answer."""

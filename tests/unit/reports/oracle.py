@@ -26,7 +26,7 @@ class Claim(NamedTuple):
 def factor_of(row: Row) -> int:
     """Return the units of a nanosecond of a row's device."""
     if slices := row.get("board_compute_slices"):
-        return int(row["compute_slices"]) * (UNITS // int(slices))
+        return int(row["compute_slices"] or 0) * (UNITS // int(slices))
     return 0 if row.get("parent_uuid") else UNITS
 
 
@@ -54,13 +54,15 @@ def charge_board_hour(
     silent: dict[tuple[str, str], int] = defaultdict(int)
     used: dict[tuple[str, str], int] = defaultdict(int)
     for row in rows:
+        # One that was cut anew is another device.
+        device = f"{row['gpu_uuid']} {row.get('compute_slices')}"
         if row["account"] == "idle":
-            key = (row["gpu_uuid"], row.get("holder_uid") or NOBODY)
+            key = (device, row.get("holder_uid") or NOBODY)
             held[key] += row.get("held_ns", 0) * factor_of(row)
             silent[key] += (row.get("silent_ns") or 0) * factor_of(row)
         else:
             who = row.get("pod_uid") or row["account"]
-            used[row["gpu_uuid"], who] += (row["busy_ns"] or 0) * factor_of(row)
+            used[device, who] += (row["busy_ns"] or 0) * factor_of(row)
     covered = sum(held.values())
     there = min(covered, HOUR_NS * UNITS) if there_ns is None else there_ns * UNITS
     fitted = fit(held, there)

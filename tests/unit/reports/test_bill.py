@@ -31,6 +31,7 @@ from tests.unit.reports.stores import (
 from tests.unit.reports.test_charging import rows_of_hours
 
 SEVEN = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
+SEVENTH: Row = {"compute_slices": 1, "board_compute_slices": 7}
 
 
 def bill_of(
@@ -397,16 +398,25 @@ POLICIES = [
     SEVEN + "basis: [{basis: used, match: {pod: a}}, {basis: blended, held_weight: 0.3}]",
     f"currency: JPY\nprices: [{{name: h, per_gpu_hour: 100.1}}]\nidle: [{EVEN}, {SHARED}]",
     f"prices: [{{name: i, mig_profile: 1g, per_gpu_hour: 1}}, {MACHINE}]\nidle: [{TABLE}]",
+    "prices: [{name: h, model: H100, per_gpu_hour: 7}, {name: a, model: A100, per_gpu_hour: 3}]",
 ]
+models = st.sampled_from(["H100", "A100", None])
+inventories = st.lists(
+    st.builds(
+        inventory_row,
+        st.sampled_from([None, "GPU-a", "GPU-b"]),
+        hour=st.sampled_from([-24, 0, 0.25, 0.5, 1, 1.5]),
+    ).flatmap(lambda row: models.map(lambda model: {**row, "model": row["gpu_uuid"] and model})),
+    max_size=6,
+)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(rows=rows_of_hours(), policy=st.sampled_from(POLICIES), boards=st.sampled_from([0, 2]))
+@given(rows=rows_of_hours(), policy=st.sampled_from(POLICIES), inventory=inventories)
 def test_the_lines_of_any_bill_sum_to_what_the_gpus_cost(
-    rows: list[Row], policy: str, boards: int
+    rows: list[Row], policy: str, inventory: list[Row]
 ) -> None:
     """Exactly before they are rounded, and as rounded too; and twice the same."""
-    inventory = [inventory_row(gpu) for gpu in ("GPU-a", "GPU-b")[:boards]]
     with TemporaryDirectory() as folder:
         store = write_store(Path(folder), usage_hourly=rows, inventory=inventory)
         bill = bill_of(store, policy, by=["node", "pod"])
@@ -414,9 +424,59 @@ def test_the_lines_of_any_bill_sum_to_what_the_gpus_cost(
     assert sum(line.exact_cost for line in bill.lines) == bill.exact_origin_cost
     assert bill.line_cost == bill.origin_cost
     assert bill.lines == again.lines
-    if policy.startswith(SEVEN) and boards:
-        hours = (bill.end_us - BEGIN_US) // HOUR_US
-        assert bill.exact_origin_cost == 2 * 7 * hours
+    assert min((line.charged for line in bill.lines), default=0) >= 0
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rows=rows_of_hours())
+def test_boards_that_are_there_cost_their_hours_whatever_rows_say_of_them(rows: list[Row]) -> None:
+    inventory = [inventory_row(gpu) for gpu in ("GPU-a", "GPU-b")]
+    with TemporaryDirectory() as folder:
+        bill = bill_of(write_store(Path(folder), usage_hourly=rows, inventory=inventory))
+    hours = (bill.end_us - BEGIN_US) // HOUR_US
+    assert bill.exact_origin_cost == 2 * 7 * hours
+
+
+@pytest.mark.parametrize(
+    ("rows", "inventory", "cost"),
+    [
+        pytest.param([held(0, "a", model=None)], [inventory_row()], 7, id="a row without one"),
+        pytest.param([held(0, "a", model="H100 NVL")], [inventory_row()], 7, id="renamed in rows"),
+        pytest.param([held(0, "a")], [inventory_row(model=None)], 7, id="not in the inventory"),
+        pytest.param(
+            [held(0, "a"), held(1, "a", model="A100")],
+            [inventory_row(), inventory_row(hour=0.5, model="A100")],
+            10,
+            id="another one from the next whole hour on",
+        ),
+        pytest.param(
+            [held(0, "a", gpu="MIG-1", parent_uuid="GPU-a", model="H100 MIG 7g", **SEVENTH)],
+            [inventory_row()],
+            1,
+            id="an instance that is called otherwise than its board",
+        ),
+    ],
+)
+def test_a_row_its_board_and_their_price_have_one_model(
+    tmp_path: Path, rows: list[Row], inventory: list[Row], cost: int
+) -> None:
+    policy = (
+        "prices: [{name: h, model: H100, per_gpu_hour: 7}, {name: a, model: A100, per_gpu_hour: 3}]"
+    )
+    bill = bill_of(store_of(tmp_path, *rows, inventory=inventory), policy, hours=len(rows))
+    assert costs(bill)["a"] == f"{cost}.00"
+    assert bill.unpriced == {}
+
+
+def test_time_of_an_instance_of_which_nobody_knows_the_slices_is_uncovered(tmp_path: Path) -> None:
+    unknown = {**SEVENTH, "compute_slices": None}
+    store = store_of(tmp_path, held(0, "a", gpu="MIG-1", parent_uuid="GPU-a", **unknown))
+    assert costs(bill_of(store)) == {"__uncovered__/uncovered": "7.00"}
+
+
+def test_made_up_amounts_are_billed_as_no_more_than_the_gpu(tmp_path: Path) -> None:
+    store = store_of(tmp_path, held(0, "a", 2**62), held(0, "b", 2**62), used(0, "b", 2**62))
+    assert costs(bill_of(store)) == {"a": "3.50", "b": "3.50"}
 
 
 def states_of(rows: list[Row], state: str) -> list[Row]:

@@ -50,6 +50,11 @@ INSTANCES: dict[str, dict[str, Any]] = {
     "MIG-b2": {"parent_uuid": "GPU-b", "mig_profile": "4g", **SLICES, "compute_slices": 4},
 }
 
+# What a node could not find out of a GPU when it was asked, or says otherwise than before.
+said_amiss = st.sampled_from(
+    [{}, {}, {}, {"model": None}, {"model": "A100"}, {"compute_slices": None}]
+)
+
 
 @st.composite
 def rows_of_hours(draw: st.DrawFn) -> list[Row]:
@@ -57,7 +62,9 @@ def rows_of_hours(draw: st.DrawFn) -> list[Row]:
     rows: list[Row] = []
     for hour in range(HOURS):
         for gpu, device in INSTANCES.items():
-            where: dict[str, Any] = {"gpu": gpu, **device}
+            where: dict[str, Any] = {"gpu": gpu, **device, **draw(said_amiss)}
+            if "parent_uuid" not in where:
+                where |= {name: device.get(name) for name in where if name.endswith("_slices")}
             for pod in draw(st.lists(st.one_of(st.none(), pods), max_size=3, unique=True)):
                 length = draw(lengths)
                 silent = draw(st.sampled_from([None, None, 0, length // 2, length]))
