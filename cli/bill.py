@@ -43,7 +43,7 @@ UNPRICED: Final = 3
 NOTHING: Final = 4
 _WIDTH_IN_FILES: Final = 160
 _HELP: Final = """
-- This month so far, by namespace, at list prices: gpuledger bill --store gpuledger-store
+- This month so far, by namespace, at example prices: gpuledger bill --store gpuledger-store
 - A month by team at your own prices: gpuledger bill --store s3://ledger/gpuledger --period 2026-10
   --by team,model --prices prices.yaml
 - Keep a month's lines for good: gpuledger bill close --store gpuledger-store --period 2026-10
@@ -99,7 +99,7 @@ class BillOf:
     ] = "namespace"
     prices: Annotated[
         Path | None,
-        Parameter(help="File of prices and policies (YAML); absent: built-in list prices."),
+        Parameter(help="File of prices and policies (YAML); absent: built-in examples."),
     ] = None
     storage_option: Annotated[
         tuple[str, ...],

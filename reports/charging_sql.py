@@ -13,8 +13,8 @@ board was in the inventory, whatever ticks say:
 
 Every scaling is by largest remainder, ties by device and tenant, so that nothing depends on the
 order of rows. Most hours are plain: nobody used what another did not hold, and each holder pays
-what was held. Those are sums over rows, which is why a month takes seconds; the others (`is_odd`)
-are taken out of the sums and go through all of the above.
+what was held, scaled down by a clock that was slewed or not. Those are sums over rows, which is why
+a month takes seconds; the others (`is_odd`) are taken out of the sums and go through all of it.
 """
 
 from typing import Final, NamedTuple
@@ -23,6 +23,9 @@ UNITS: Final = 27_720
 """Divisible by the slices of any board, as far as there are at most twelve."""
 HOUR_US: Final = 3_600_000_000
 HOUR_UNITS: Final = HOUR_US * 1000 * UNITS
+_MOST_NS: Final = 1000 * HOUR_US * 1000
+"""What a party can have of a device in an hour, clocks that are set included: else it is made up,
+and all that is more says nothing."""
 
 FACTOR: Final = (
     f"CASE WHEN s > 0 AND {UNITS} % s = 0 THEN coalesce(w, 0) * ({UNITS} // s)"
@@ -54,7 +57,8 @@ def rows_sql(relation: str, *, period: str) -> str:
     """Return the SQL of a table's rows as they are, with the hour that each is of."""
     # Whole hours since the epoch are hours of UTC, and cost less than date_trunc in a time zone.
     hour = f"epoch_us({period})" + ("" if period == "hour" else f" // {HOUR_US} * {HOUR_US}")
-    return f"SELECT *, {hour} AS hour_us FROM {relation}"  # noqa: S608  # quoted files
+    slices = "compute_slices AS w, board_compute_slices AS s"
+    return f"SELECT *, {slices}, {hour} AS hour_us FROM {relation}"  # noqa: S608  # quoted files
 
 
 SILENT_FLAG: Final = 1
@@ -89,6 +93,7 @@ _SAME_PARTY: Final = " AND ".join(
         "named_pod",
         "job",
         "named_us",
+        "since_us",
     )
 )
 NAMED_US: Final = "CASE WHEN uid IS NULL AND pod IS NOT NULL THEN hour_us END"
@@ -253,21 +258,26 @@ WITH summed AS (
 )
 SELECT device, hour_us, board_id, is_cut, is_known, covered,
     CASE WHEN is_known THEN there ELSE least(there, covered) END AS there,
-    -- Where one holds all of an hour, or nobody does, an excess is taken from that row.
+    -- What is held of a whole GPU that answers is scaled down to its time, and that is all.
     flags & {FREE_FLAG | USED_FLAG} = {FREE_FLAG | USED_FLAG}
-        OR (covered > there AND (flags & {SILENT_FLAG} <> 0 OR is_cut OR idle_rows <> 1)) AS is_odd
+        OR (covered > there AND (flags & {SILENT_FLAG} <> 0 OR is_cut))
+        OR covered > {_MOST_NS * UNITS} AS is_odd,
+    idle_rows > 1 AS is_shared
 FROM placed
 """  # noqa: S608  # our own names
 
 
 # Only rows of holders are looked at: who uses without holding is charged by use, by any basis.
-def mark_special_sql(*, same_device: str) -> str:
+def mark_special_sql(detail: Detail, *, same_device: str) -> str:
     """Return the SQL that makes hours odd in which somebody holds who is not charged by that."""
     return f"""
 UPDATE device_hours SET is_odd = true
 FROM (
     SELECT DISTINCT device, hour_us
-    FROM (SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES} FROM usage_rows WHERE is_idle) AS each
+    FROM (
+        SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES}, {detail.since} AS since_us
+        FROM usage_rows WHERE is_idle
+    ) AS each
     JOIN devices ON {same_device} JOIN parties ON {_SAME_PARTY}
     WHERE basis <> 'held'
 ) AS special
@@ -314,28 +324,17 @@ ORDER BY ALL
 """  # noqa: S608  # our own names
 
 
-def rows_of_hours(condition: str, *, same_device: str) -> str:
-    """Return the SQL of the rows of some device-hours, for `parts_sql.sums_sql`."""
+def rows_of_hours(condition: str, *, same_device: str, of: str = "usage_rows") -> str:
+    """Return the SQL of the rows of some device-hours, for `parts_sql`.
+
+    Beside each row stand its device, what of it is held in units, and what is `covered` of its
+    board in the hour, for which that was `there`.
+    """
     return f"""(
-    SELECT each.*, covered - there AS excess FROM usage_rows AS each
-    JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us) WHERE {condition}
+    SELECT each.*, device, covered, there, coalesce(held_ns, 0) * factor AS held
+    FROM {of} AS each JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us)
+    WHERE {condition}
 )"""  # noqa: S608  # our own names
-
-
-def excess_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL of what plain hours have more than their board was there, by whose it is."""
-    rows = rows_of_hours("NOT is_odd AND covered > there AND is_idle", same_device=same_device)
-    return f"""
-SELECT cluster, {detail.node} AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
-    {detail.since_us} AS since_us, {detail.party}, sum(excess)
-FROM {rows} JOIN node_classes USING (cluster, node)
-GROUP BY ALL
-"""  # noqa: S608  # our own names
-
-
-_MOST_NS: Final = 1000 * HOUR_US * 1000
-"""What a party can have of a device in an hour, clocks that are set included: else it is made up,
-and all that is more says nothing."""
 
 
 def _bounded(sum_ns: str) -> str:
@@ -343,7 +342,7 @@ def _bounded(sum_ns: str) -> str:
 
 
 # The products stay below 2^127: an hour of a board is 10^17 units, and times a thousand 10^37.
-def _scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
+def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
     """Return the SQL of an amount scaled such that all of a partition sum to `to`.
 
     By largest remainder, and only where their total is more than that.
@@ -356,7 +355,7 @@ def _scaled(amount: str, to: str, total: str, partition: str, order: str) -> str
         ELSE {amount} END"""
 
 
-def odd_sql(*, same_device: str) -> str:
+def odd_sql(detail: Detail, *, same_device: str) -> str:
     """Return the SQL that makes `odd_charges`: all rules of this module, for odd hours alone."""
     hour, device_hour = "board_id, hour_us", "device, hour_us"
     return f"""
@@ -370,7 +369,8 @@ WITH parted AS (
         {_bounded("sum(silent_ns)")} * any_value(factor) AS silent,
         greatest(0, {_bounded("sum(busy_ns) FILTER (NOT is_idle)")}) * any_value(factor) AS used
     FROM (
-        SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES} FROM usage_rows
+        SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES}, {detail.since} AS since_us
+        FROM usage_rows
     ) AS each
     JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us, board_id)
     LEFT JOIN parties ON {_SAME_PARTY}
@@ -379,7 +379,7 @@ WITH parted AS (
     SELECT * REPLACE (sum(held) OVER (PARTITION BY {hour}) AS covered) FROM parted
 ), fitted AS (
     SELECT * REPLACE (
-        {_scaled("held", "there", "covered", hour, "device, party")} AS held,
+        {scaled("held", "there", "covered", hour, "device, party")} AS held,
         CASE WHEN covered > there THEN silent * there // covered ELSE silent END AS silent,
         CASE WHEN covered > there THEN used * there // covered ELSE used END AS used
     ) FROM bounded
@@ -397,14 +397,14 @@ WITH parted AS (
 ), totals AS (
     SELECT *, sum(wish) OVER (PARTITION BY {device_hour}) AS wishes FROM wished
 ), granted AS (
-    SELECT *, {_scaled("wish", "free", "wishes", device_hour, "party")} AS grant_ FROM totals
+    SELECT *, {scaled("wish", "free", "wishes", device_hour, "party")} AS grant_ FROM totals
 ), claimed AS (
     SELECT *, claim + grant_ AS asked,
         sum(claim + grant_) OVER (PARTITION BY {device_hour}) AS all_asked
     FROM granted
 )
 SELECT device, hour_us, party, silent_part, own, all_own - free AS all_held,
-    {_scaled("asked", "all_own", "all_asked", device_hour, "party")} AS charged,
+    {scaled("asked", "all_own", "all_asked", device_hour, "party")} AS charged,
     own > 0 AND party <> 0 AS is_holder
 FROM claimed
 """  # noqa: S608  # our own names

@@ -95,7 +95,8 @@ def _time_cost(bill: Bill, terms: Terms, cell: Cell) -> Iterator[str]:
             f" from {rate.exchange.since} on"
         )
     if rate.price.source:
-        yield f"    source: {rate.price.source}"
+        as_of = f", as of {rate.price.as_of}" if rate.price.as_of else ""
+        yield f"    source: {rate.price.source}{as_of}"
 
 
 def _price_text(price: Price, currency: str) -> str:

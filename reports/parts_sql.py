@@ -7,7 +7,15 @@ out of some ten thousand sums, and not of half a million rows.
 
 from typing import Final
 
-from reports.charging_sql import COLUMNS, FACTOR, NAMED_US, PARTY, Detail
+from reports.charging_sql import (
+    COLUMNS,
+    FACTOR,
+    NAMED_US,
+    PARTY,
+    Detail,
+    rows_of_hours,
+    scaled,
+)
 
 UNTOLD: Final = "kind = 'pod' AND NOT coalesce(is_told, false)"
 """Of `usage_parts`: rows of pods of which the name is not known, or not enough."""
@@ -43,26 +51,38 @@ def _told_by(detail: Detail) -> str:
     return ", ".join([*uids, *map(nothing, ("pod", "holder_pod", "job_id")), job])
 
 
-def _parts(detail: Detail, names: str, *, rows: str = "true") -> str:
+_SUMMED: Final = (
+    "held_ns",
+    "silent_ns",
+    "busy_ns",
+    "measured_busy_ns",
+    "energy_millijoules",
+    "memory_byte_ns",
+)
+
+
+def _parts(
+    detail: Detail, names: str, *, of: str = "usage_raw", rows: str = "true", also: str = ""
+) -> str:
     hour = "hour_us" if detail.by_hour else "NULL::BIGINT AS hour_us"
-    if names == _ALL_NAMES and not detail.by_hour:
+    if names != _told_by(detail) and not detail.by_hour:
         # A name without a UID is a pod's of its hour alone.
         hour = (
             "CASE WHEN pod_uid IS NULL AND pod IS NOT NULL"
             " OR holder_uid IS NULL AND holder_pod IS NOT NULL THEN hour_us END AS hour_us"
         )
+    sums = ", ".join(
+        f"NULL::HUGEINT AS {name}" if also else f"sum({name}) AS {name}" for name in _SUMMED
+    )
     return f"""
-SELECT hour_us, {COLUMNS}
+SELECT hour_us, {COLUMNS}{also and f", {also}"}
 FROM (
     SELECT {hour}, cluster, node, {detail.gpu} AS gpu_uuid, model,
         CASE WHEN parent_uuid IS NOT NULL THEN '' END AS parent_uuid, mig_profile,
         compute_slices, board_compute_slices, account, pod_state, namespace, holder_state,
-        holder_namespace, {names},
-        sum(held_ns) AS held_ns, sum(silent_ns) AS silent_ns, sum(busy_ns) AS busy_ns,
-        sum(measured_busy_ns) AS measured_busy_ns,
-        sum(energy_millijoules) AS energy_millijoules, sum(memory_byte_ns) AS memory_byte_ns,
+        holder_namespace, {names}, {sums}, {also and f"sum({also}) AS {also},"}
         NULL AS kafka_partition, NULL AS first_offset, NULL AS last_offset
-    FROM usage_raw WHERE {rows} GROUP BY ALL
+    FROM {of} WHERE {rows} GROUP BY ALL
 )
 """  # noqa: S608  # our own names
 
@@ -81,10 +101,41 @@ GROUP BY ALL
 
 
 def parties_sql(rows: str, detail: Detail) -> str:
-    """Return the SQL of whose rows are, each by all that a row says of it."""
+    """Return the SQL of whose rows are: by all that a row says, and since when that holds."""
     return f"""
 SELECT cluster, node, {PARTY}, {NAMED_US} AS named_us, max(namespace) AS namespace,
-    max(pod) AS pod, min({detail.since}) AS since_us
+    max(pod) AS pod, {detail.since} AS since_us
 FROM {rows} WHERE kind <> 'nobody'
+GROUP BY ALL
+"""  # noqa: S608  # our own names
+
+
+# Ties by whose a row is, nobody first: as in odd hours.
+_IN_ORDER: Final = ", ".join(
+    f"{column} NULLS FIRST"
+    for column in ("holder_uid", "holder_namespace", "holder_pod", "holder_job_id")
+)
+
+
+def excess_sql(detail: Detail, *, same_device: str) -> str:
+    """Return the SQL of what plain hours have more than their board was there, by whose it is."""
+    condition = "NOT is_odd AND covered > there AND account = 'idle'"
+    alone, shared = (
+        rows_of_hours(f"{condition} AND {which}", same_device=same_device, of="usage_raw")
+        for which in ("NOT is_shared", "is_shared")
+    )
+    fitted = scaled("held", "there", "covered", "device, hour_us", _IN_ORDER)
+    # Users stand in other rows than holders: what nobody reads is not sorted along.
+    users = ("pod_uid", "pod_state", "namespace", "pod", "job_id")
+    row = f"* REPLACE ({', '.join(f'NULL::VARCHAR AS {name}' for name in users)})"
+    rows = f"""(
+    SELECT {row}, covered - there AS excess FROM {alone}
+    UNION ALL SELECT {row}, held - ({fitted}) AS excess FROM {shared}
+)"""  # noqa: S608  # our own names
+    parts = _parts(detail, _ALL_NAMES, of=rows, also="excess")
+    return f"""
+SELECT cluster, {detail.node} AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
+    {detail.since_us} AS since_us, {detail.party}, sum(excess)
+FROM ({parts}) JOIN node_classes USING (cluster, node)
 GROUP BY ALL
 """  # noqa: S608  # our own names

@@ -30,7 +30,7 @@ _DEVICE_DIMENSIONS: Final = (
 )  # fmt: skip
 _TENANT_DIMENSIONS: Final = ("namespace", "pod", "owner", "owner_kind", "owner_name", "job", "team")
 _OF_A_DEVICE: Final = ("node-label",)
-_OF_A_TENANT: Final = ("label", "namespace-label", "namespace-annotation")
+_OF_A_TENANT: Final = ("label", "annotation", "namespace-label", "namespace-annotation")
 
 
 def is_dimension(name: str) -> bool:
@@ -161,6 +161,8 @@ class Price(Scoped, frozen=True, kw_only=True):
     purchase: Purchase | None = None
     source: str | None = None
     """Where the amount is from, for people."""
+    as_of: date | None = None
+    """The day on which it was true there, for people: it decides nothing."""
 
     @override
     def __post_init__(self) -> None:

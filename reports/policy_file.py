@@ -44,8 +44,8 @@ class ReadPolicy(NamedTuple):
 
 
 def read_policy(file: Path | None) -> ReadPolicy:
-    """Return the policy of a file, or the built-in list prices; raises UserError as below."""
-    name = "built-in list prices" if file is None else file.name
+    """Return the policy of a file, or the built-in example prices; raises UserError as below."""
+    name = "built-in example prices" if file is None else file.name
     try:
         text = read_small_file(file or DEFAULT_FILE, max_bytes=MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:

@@ -53,15 +53,22 @@ class Stay(NamedTuple):
 
 
 def stays_of(
-    rows: Iterable[InventoryRow], nodes: Mapping[Node, Sequence[NodeVersion]]
+    rows: Iterable[InventoryRow],
+    nodes: Mapping[Node, Sequence[NodeVersion]],
+    *,
+    earliest_us: Mapping[Node, int] | None = None,
 ) -> list[Stay]:
     """Return when each board was there, in the order of nodes, boards and times.
 
-    `nodes` has each node's versions in the order in which they came into force.
+    `nodes` has each node's versions in the order in which they came into force, `earliest_us`
+    before when boards of some nodes were not there, whatever these nodes' clocks have said.
     """
+    earliest = earliest_us or {}
     versions: dict[Node, dict[tuple[int, int], dict[str, str | None]]] = defaultdict(dict)
     for row in rows:
-        boards = versions[row.cluster, row.node].setdefault((row.since_us, row.kafka_offset), {})
+        node = (row.cluster, row.node)
+        since_us = max(row.since_us, earliest.get(node, row.since_us))
+        boards = versions[node].setdefault((since_us, row.kafka_offset), {})
         if row.gpu_uuid is not None:
             boards[row.gpu_uuid] = row.model
     stays = (

@@ -65,6 +65,13 @@ class PodVersion(NamedTuple):
     resource_version: str
     kafka_offset: int
     config_hash: str | None = None
+    annotations: str | None = None
+
+    @property
+    def described(self) -> tuple[str | None, ...]:
+        """What a bill may be made by."""
+        owner = (self.owner_kind, self.owner_name)
+        return (self.namespace, self.pod, *owner, self.labels, self.annotations)
 
 
 class NamespaceVersion(NamedTuple):
@@ -90,6 +97,7 @@ class Tenant(NamedTuple):
     job: str | None = None
     labels: str | None = None
     cluster: str | None = None
+    annotations: str | None = None
 
 
 class TenantBook:
@@ -149,6 +157,7 @@ class TenantBook:
             owner_name=told.owner_name,
             labels=told.labels,
             cluster=key.cluster,
+            annotations=told.annotations,
         )
 
     def changes(self, *, looks_at_namespaces: bool) -> Iterator[tuple[int, str, str | None]]:
@@ -158,7 +167,7 @@ class TenantBook:
         """
         for history in self._histories.values():
             for before, after in pairwise(history):
-                if before[4:9] != after[4:9]:
+                if before.described != after.described:
                     yield after.since_us, after.cluster, after.node
         for told in self._namespaces.values() if looks_at_namespaces else ():
             for earlier, later in pairwise(told):
@@ -282,6 +291,7 @@ class _ValueFinder(NamedTuple):
         if colon:
             said: Mapping[str, str | None] = {
                 "label": self.tenant.labels if self.tenant else None,
+                "annotation": self.tenant.annotations if self.tenant else None,
                 "node-label": self.facts.labels,
                 "namespace-label": self.namespace.labels if self.namespace else None,
                 "namespace-annotation": self.namespace.annotations if self.namespace else None,

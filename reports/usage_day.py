@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from reports import charging_sql as sql
 from reports.charging_sql import HOUR_US, UNITS
-from reports.parts_sql import UNTOLD, add_untold_sql, parties_sql, parts_sql, sums_sql
+from reports.parts_sql import UNTOLD, add_untold_sql, excess_sql, parties_sql, parts_sql, sums_sql
 from reports.presence import Node
 from reports.tenants import PartyKey, PartyKind
 from reports.usage_sums import (
@@ -250,7 +250,7 @@ class _UsageDay:
             parties = self._ask(parties_sql("usage_parts", self._detail))
             is_special = self._load_parties(parties, basis_of)
         if is_special:
-            self._ask(sql.mark_special_sql(same_device=same))
+            self._ask(sql.mark_special_sql(self._detail, same_device=same))
         odd, excess = self._ask(
             "SELECT count(*) FILTER (is_odd), count(*) FILTER (NOT is_odd AND covered > there)"
             " FROM device_hours"
@@ -266,7 +266,7 @@ class _UsageDay:
         for row in self._usage(sql.rows_of_hours("is_odd AND is_idle", same_device=same)):
             own = PartyCharge(row.device, row.since_us, row.party, row.silent - row.held)
             charges += [own, own._replace(units=-row.silent, is_silent=True)]
-        self._ask(sql.odd_sql(same_device=same))
+        self._ask(sql.odd_sql(self._detail, same_device=same))
         for found in self._ask(sql.odd_parties_sql(self._detail)):
             # Parties are numbered from 1, as 0 is nobody.
             party, since_us = self._parties[found[8] - 1]
@@ -279,7 +279,7 @@ class _UsageDay:
         return charges, idle
 
     def _excess(self, same: str) -> list[PartyCharge]:
-        found = self._ask(sql.excess_sql(self._detail, same_device=same))
+        found = self._ask(excess_sql(self._detail, same_device=same))
         return [
             PartyCharge(
                 DeviceClass._make(row[:7]),
@@ -299,7 +299,7 @@ class _UsageDay:
         for cluster, node, kind, uid, *names, job, named_us, namespace, pod, since_us in found:
             party = PartyKey(cluster, node, kind, uid, namespace, pod, job)
             at_us = named_us if named_us is not None else since_us
-            key = (cluster, node, kind, uid, *names, job, named_us)
+            key = (cluster, node, kind, uid, *names, job, named_us, since_us)
             seen.append((basis_of(party, at_us), key, party, at_us))
         # In an order of their own, on which ties of largest remainders depend.
         seen.sort(key=lambda each: (each[0].identity, tuple(map(str, each[1]))))
@@ -316,8 +316,11 @@ class _UsageDay:
                 else:
                     self._parties.append((party, at_us if party.pod is not None else 0))
             rows.append((*key, numbers[identity], basis.basis, basis.weight, basis.weight_of))
-        kinds = ["VARCHAR"] * 7 + ["BIGINT", "INTEGER", "VARCHAR", "BIGINT", "BIGINT"]
-        names = "cluster node kind uid named_namespace named_pod job named_us party basis weight"
+        kinds = ["VARCHAR"] * 7 + ["BIGINT"] * 2 + ["INTEGER", "VARCHAR", "BIGINT", "BIGINT"]
+        names = (
+            "cluster node kind uid named_namespace named_pod job named_us since_us party basis"
+            " weight"
+        )
         columns = dict(zip([*names.split(), "weight_of"], kinds, strict=True))
         self._reader.load("parties", columns, rows)
         return any(basis.basis != "held" for basis, *_ in seen)

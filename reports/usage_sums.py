@@ -7,6 +7,7 @@ minutes of `usage`.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from copy import copy
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
@@ -24,12 +25,15 @@ from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
 from reports import charging_sql as sql
 from reports.charging_sql import HOUR_US
-from reports.presence import InventoryRow, Node, NodeVersion, Stay, stays_of
+from reports.presence import NEVER_US, InventoryRow, Node, NodeVersion, Stay, stays_of
 from reports.store_snapshot import StoreSnapshot
 from reports.tenants import NamespaceVersion, PartyKey, PodVersion
 
 DAY_US: Final = 24 * HOUR_US
 _MINUTE_US: Final = 60_000_000
+_UNSEEN_US: Final = 31 * DAY_US
+"""A board that is in the inventory for longer than that before the store's first usage may be a
+board of which the node had no clock."""
 _INPUTS: Final = (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES, GAPS)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -249,17 +253,23 @@ class UsageReader:
 
     def pods(self, window: Window) -> list[PodVersion]:
         """Return all versions of the pods that there may have been in a time."""
+        # By pods and not by rows: of one that is deleted the last version alone says so.
+        there = (
+            f"min(created_time) < make_timestamptz({window.end_us + HOUR_US})"
+            " AND (max(deleted_time) IS NULL"
+            # A kubelet lists a pod for a while after its end; a day is more than that.
+            f" OR max(deleted_time) > make_timestamptz({window.begin_us - DAY_US}))"
+        )
+        pods = relation(self._all_files(PODS.name))
+        uids = f"SELECT cluster, node, pod_uid FROM {pods} GROUP BY ALL HAVING {there}"  # noqa: S608  # quoted files
         return [
             PodVersion(*row)
             for row in self._versions_in(
                 PODS.name,
                 "cluster, node, pod_uid, epoch_us(in_force_from), namespace, pod, owner_kind,"
                 " owner_name, labels, epoch_us(created_time), epoch_us(deleted_time),"
-                " resource_version, min(kafka_offset), config_hash",
-                # A kubelet lists a pod for a while after its end; a day is more than that.
-                f"created_time < make_timestamptz({window.end_us + HOUR_US})"
-                " AND (deleted_time IS NULL"
-                f" OR deleted_time > make_timestamptz({window.begin_us - DAY_US}))",
+                " resource_version, min(kafka_offset), config_hash, annotations",
+                f"(cluster, node, pod_uid) IN ({uids})",
             )
         ]
 
@@ -286,8 +296,47 @@ class UsageReader:
     def stays(self) -> list[Stay]:
         """When each board was in the inventory."""
         columns = "cluster, node, epoch_us(in_force_from), min(kafka_offset), gpu_uuid, max(model)"
-        rows = (InventoryRow(*row) for row in self._versions_in(INVENTORY.name, columns))
-        return stays_of(rows, self.nodes)
+        rows = [InventoryRow(*row) for row in self._versions_in(INVENTORY.name, columns)]
+        return stays_of(rows, self.nodes, earliest_us=self._earliest_us(rows))
+
+    def _earliest_us(self, inventory: Sequence[InventoryRow]) -> dict[Node, int]:
+        """Return since when nodes were there whose inventory says a time long before the store's.
+
+        A node's clock may be unset when it says what it has: as of 1970 its boards would cost money
+        in all months before it was bought. Such a node is there from its first usage on, or from
+        when Kubernetes had it, if that was before.
+        """
+        days = {day for table in (USAGE.name, USAGE_HOURLY.name) for day in self._files[table]}
+        first = min((day for day in days if day), default=None)
+        if first is None or None in days:
+            return {}
+        bound_us = begin_of(date.fromisoformat(first)) - _UNSEEN_US
+        asked = sorted({(row.cluster, row.node) for row in inventory if row.since_us < bound_us})
+        # Most such nodes are older than the store, and have usage on its first day.
+        found = self._first_usage_us(asked, days={first})
+        if unseen := [node for node in asked if node not in found]:
+            found |= self._first_usage_us(unseen, days=days)
+        for node in asked:
+            if versions := self.nodes.get(node):
+                found[node] = min(versions[0].since_us, found.get(node, NEVER_US))
+        return {node: found.get(node, NEVER_US) for node in asked}
+
+    def _first_usage_us(
+        self, nodes: Sequence[Node], *, days: AbstractSet[str | None]
+    ) -> dict[Node, int]:
+        if not nodes:
+            return {}
+        self.load("asked_nodes", dict.fromkeys(("cluster", "node"), "VARCHAR"), nodes)
+        tables = [
+            f"SELECT cluster, node, {column} AS time FROM {relation(files)}"  # noqa: S608  # quoted files
+            for table, column in ((USAGE.name, "minute"), (USAGE_HOURLY.name, "hour"))
+            if (files := [f for day in days for f in self._files[table].get(day, ())])
+        ]
+        rows = self.ask(
+            f"SELECT cluster, node, epoch_us(min(time)) FROM ({' UNION ALL '.join(tables)})"  # noqa: S608  # quoted files
+            " SEMI JOIN asked_nodes USING (cluster, node) GROUP BY ALL"
+        )
+        return {(cluster, node): first_us for cluster, node, first_us in rows}
 
     @cached_property
     def alike_stays(self) -> list[tuple[Stay, int]]:
@@ -376,8 +425,13 @@ class UsageReader:
         files = self._all_files(table)
         if not files:
             return []
+        rows = relation(files)
+        if table == PODS.name:
+            # A store that was written by an earlier version alone has no such column.
+            column = "SELECT NULL::VARCHAR AS annotations WHERE false"
+            rows = f"({column} UNION ALL BY NAME FROM {rows})"
         return self.ask(
-            f"SELECT {columns} FROM {relation(files)} WHERE {condition} GROUP BY ALL ORDER BY ALL"  # noqa: S608  # quoted files
+            f"SELECT {columns} FROM {rows} WHERE {condition} GROUP BY ALL ORDER BY ALL"  # noqa: S608  # quoted files
         )
 
     def _all_files(self, table: str) -> list[str]:

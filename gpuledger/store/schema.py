@@ -157,6 +157,7 @@ PODS: Final = TableSchema(
         StoreColumn(name="kafka_partition", kind=DataType.int32()),
         StoreColumn(name="kafka_offset", kind=DataType.int64(), encoding=_DELTA),
         StoreColumn(name="requested", kind=DataType.utf8(), nullable=True),
+        StoreColumn(name="annotations", kind=DataType.utf8(), nullable=True),
     ),
     statistics_columns=4,
 )

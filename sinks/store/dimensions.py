@@ -92,9 +92,11 @@ def rows_of_pod(pod: PodRecord, record: Record) -> Iterator[Row]:
         pod.config_hash,
     )
     asked = {each.name: _as_text(each.requested) for each in pod.containers}
+    annotations = _as_json(pod.annotations)
     for container_id, name in (ids or {None: None}).items():
         requested = asked.get(name or "")
-        yield (*about, container_id, name, record.partition, record.offset, requested)
+        written = (record.partition, record.offset)
+        yield (*about, container_id, name, *written, requested, annotations)
 
 
 def _as_text(requested: ContainerRequest | None) -> str | None:

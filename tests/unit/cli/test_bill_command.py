@@ -59,13 +59,13 @@ def test_json_has_what_the_bill_says_with_costs_as_texts(
     assert capsys.readouterr().out == written
 
 
-def test_the_newest_month_is_billed_at_list_prices_where_nothing_is_said(
+def test_the_newest_month_is_billed_at_example_prices_where_nothing_is_said(
     store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bill", "--store", store]) == 0
     printed = capsys.readouterr()
     assert "2026-10-01T00:00:00Z to 2026-11-01T00:00:00Z" in printed.out
-    assert "built-in list prices" in printed.out
+    assert "built-in example prices" in printed.out
     assert "usage up to 2026-10-01T03:00:00Z" in printed.err
 
 

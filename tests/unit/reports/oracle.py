@@ -30,6 +30,13 @@ def factor_of(row: Row) -> int:
     return 0 if row.get("parent_uuid") else UNITS
 
 
+def device_of(row: Row) -> Any:  # noqa: ANN401  # something to be told apart and sorted by
+    """Return by what a row's device is known, in the order in which SQL has devices."""
+    shape = [row.get(name) for name in ("mig_profile", "compute_slices", "board_compute_slices")]
+    # What is absent comes last.
+    return (row["gpu_uuid"], *((value is None, value) for value in shape))
+
+
 def fit(amounts: Mapping[Any, int], to: int) -> dict[Any, int]:
     """Return amounts scaled down to sum to no more than `to`, by largest remainder."""
     total = sum(amounts.values())
@@ -50,19 +57,17 @@ def charge_board_hour(
 
     `there_ns` is for how long the board was in the inventory; absent where that never had it.
     """
-    held: dict[tuple[str, str], int] = defaultdict(int)
-    silent: dict[tuple[str, str], int] = defaultdict(int)
-    used: dict[tuple[str, str], int] = defaultdict(int)
+    held: dict[tuple[Any, str], int] = defaultdict(int)
+    silent: dict[tuple[Any, str], int] = defaultdict(int)
+    used: dict[tuple[Any, str], int] = defaultdict(int)
     for row in rows:
-        # One that was cut anew is another device.
-        device = f"{row['gpu_uuid']} {row.get('compute_slices')}"
         if row["account"] == "idle":
-            key = (device, row.get("holder_uid") or NOBODY)
+            key = (device_of(row), row.get("holder_uid") or NOBODY)
             held[key] += row.get("held_ns", 0) * factor_of(row)
             silent[key] += (row.get("silent_ns") or 0) * factor_of(row)
         else:
             who = row.get("pod_uid") or row["account"]
-            used[device, who] += (row["busy_ns"] or 0) * factor_of(row)
+            used[device_of(row), who] += (row["busy_ns"] or 0) * factor_of(row)
     covered = sum(held.values())
     there = min(covered, HOUR_NS * UNITS) if there_ns is None else there_ns * UNITS
     fitted = fit(held, there)

@@ -1,16 +1,19 @@
 """What a bill says: whose each cost is, by which price, and that all of it adds up."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from deltalake import write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuledger.errors import UserError
+from gpuledger.store.schema import PODS, table_uri
 from reports.billing import Bill, BillMaker, gpu_seconds
 from reports.policy_file import ReadPolicy, parse_policy
 from reports.usage_sums import UsageReader, Window
@@ -176,6 +179,34 @@ def test_labels_are_those_of_the_time_of_use(tmp_path: Path) -> None:
         ],
     )
     assert costs(bill_of(store, by=["label:team"])) == {"blue": "7.00", "red": "14.00"}
+
+
+def test_annotations_are_those_of_the_time_of_use_and_may_stand_for_labels(tmp_path: Path) -> None:
+    store = store_of(
+        tmp_path,
+        *(held(hour, "a") for hour in range(3)),
+        held(3, "b"),
+        pods=[
+            pod_row("a", annotations='{"example.com/cost-center": "17"}'),
+            pod_row("a", hour=0.5, annotations='{"example.com/cost-center": "18"}'),
+            pod_row("b", labels='{"cost-center": "19"}'),
+        ],
+    )
+    tried = "['label:cost-center', 'annotation:example.com/cost-center']"
+    policy = SEVEN + f"dimensions: {{centre: {tried}}}\n"
+    expected = {"17": "7.00", "18": "14.00", "19": "7.00"}
+    assert costs(bill_of(store, policy, by=["centre"])) == expected
+
+
+def test_pods_that_an_earlier_version_stored_have_no_annotations(tmp_path: Path) -> None:
+    store = store_of(tmp_path, held(0, "a"))
+    columns = [column for column in PODS.columns if column.name != "annotations"]
+    before = replace(PODS, columns=columns)
+    row = {**pod_row("a"), "labels": '{"team": "x"}'}
+    values = tuple(row.get(column.name) for column in columns)
+    write_deltalake(table_uri(store, PODS.name), before.table_of([values]))
+    assert costs(bill_of(store, by=["label:team"], hours=1)) == {"x": "7.00"}
+    assert costs(bill_of(store, by=["annotation:team"], hours=1)) == {"__unattributed__": "7.00"}
 
 
 def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: Path) -> None:
@@ -477,6 +508,83 @@ def test_time_of_an_instance_of_which_nobody_knows_the_slices_is_uncovered(tmp_p
 def test_made_up_amounts_are_billed_as_no_more_than_the_gpu(tmp_path: Path) -> None:
     store = store_of(tmp_path, held(0, "a", 2**62), held(0, "b", 2**62), used(0, "b", 2**62))
     assert costs(bill_of(store)) == {"a": "3.50", "b": "3.50"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "uncovered"),
+    [
+        pytest.param([], None, id="from its first usage on"),
+        pytest.param([node_row(node="m", hour=1)], "7.00", id="or from when Kubernetes has it"),
+    ],
+)
+def test_a_board_of_a_node_without_a_clock_costs_nothing_before_it_was_there(
+    tmp_path: Path, nodes: list[Row], uncovered: str | None
+) -> None:
+    store = store_of(
+        tmp_path,
+        *(held(hour, "a") for hour in range(3)),
+        held(2, "b", gpu="GPU-b", node="m"),
+        inventory=[
+            inventory_row(),
+            inventory_row("GPU-b", node="m", in_force_from=5_000_000),
+            inventory_row("GPU-b", node="m", hour=2),
+        ],
+        nodes=nodes,
+    )
+    found = costs(bill_of(store, hours=3))
+    assert (found["a"], found["b"]) == ("21.00", "7.00")
+    assert found.get("__uncovered__/uncovered") == uncovered
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "idle"), [("prod", "batch", "7.00"), ("batch", "prod", "7.00")]
+)
+def test_a_basis_by_a_label_holds_for_the_time_of_that_label(
+    tmp_path: Path, before: str, after: str, idle: str
+) -> None:
+    policy = SEVEN + "basis: [{match: {'label:tier': batch}, basis: used}]\n"
+    store = store_of(
+        tmp_path,
+        *(held(hour, "a", busy_ns=HOUR_NS // 2) for hour in range(4)),
+        *(used(hour, "a", HOUR_NS // 2) for hour in range(4)),
+        pods=[
+            pod_row("a", labels=f'{{"tier":"{before}"}}', resource_version="1"),
+            pod_row("a", hour=2, labels=f'{{"tier":"{after}"}}', resource_version="2"),
+        ],
+    )
+    assert costs(bill_of(store, policy, by=["label:tier"])) == {
+        "prod": "14.00",
+        "batch": "7.00",
+        "__idle__/held_idle": idle,
+    }
+
+
+def test_a_pod_that_was_deleted_long_ago_is_nobody_whatever_its_versions_were(
+    tmp_path: Path,
+) -> None:
+    """Its first versions say nothing of the deletion, and another holder may have its name."""
+    long_ago = {"created_time": BEGIN_US - 4800 * HOUR_US, "labels": '{"team": "gone"}'}
+    store = store_of(
+        tmp_path,
+        held(0, "db-0", holder_state="named", holder_uid=None),
+        pods=[
+            pod_row("db-0", hour=-4800, **long_ago),
+            pod_row("db-0", hour=-4799, deleted_time=BEGIN_US - 4799 * HOUR_US, **long_ago),
+        ],
+    )
+    assert costs(bill_of(store, by=["label:team"])) == {"__unattributed__": "7.00"}
+    assert UsageReader(store).pods(Window(BEGIN_US, BEGIN_US + HOUR_US)) == []
+
+
+def test_a_bill_names_the_versions_that_it_was_made_of(tmp_path: Path) -> None:
+    """What is committed while it is made is in neither."""
+    store = store_of(tmp_path, held(0, "a"), held(3, "a"))
+    read = ReadPolicy(parse_policy(SEVEN), "0" * 64, "test")
+    maker = BillMaker(UsageReader(store), read, by=["pod"])
+    write_store(tmp_path, usage_hourly=[held(1, "b", gpu="GPU-b")])
+    bill = maker.make(Window(BEGIN_US, BEGIN_US + 4 * HOUR_US))
+    assert bill.versions["usage_hourly"] == 0
+    assert "b" not in costs(bill)
 
 
 def states_of(rows: list[Row], state: str) -> list[Row]:

@@ -43,12 +43,18 @@ lengths = st.one_of(
 )
 pods = st.sampled_from("abcd")
 SLICES = {"board_compute_slices": 7}
-INSTANCES: dict[str, dict[str, Any]] = {
-    "GPU-a": {},
-    "GPU-b": {**SLICES, "compute_slices": 2},
-    "MIG-b1": {"parent_uuid": "GPU-b", "mig_profile": "1g", **SLICES, "compute_slices": 1},
-    "MIG-b2": {"parent_uuid": "GPU-b", "mig_profile": "4g", **SLICES, "compute_slices": 4},
-}
+PART_OF_B: dict[str, Any] = {"parent_uuid": "GPU-b", **SLICES}
+DEVICES: list[dict[str, Any]] = [
+    {"gpu": "GPU-a"},
+    {"gpu": "GPU-b", **SLICES, "compute_slices": 2},
+    {"gpu": "MIG-b1", "mig_profile": "1g", **PART_OF_B, "compute_slices": 1},
+    {"gpu": "MIG-b2", "mig_profile": "4g", **PART_OF_B, "compute_slices": 4},
+]
+# The same board within the same hour: whole before it was cut, and cut anew under the same UUID.
+CUT_ANEW: list[dict[str, Any]] = [
+    {"gpu": "GPU-b"},
+    {"gpu": "MIG-b1", "mig_profile": "2g", **PART_OF_B, "compute_slices": 2},
+]
 
 # What a node could not find out of a GPU when it was asked, or says otherwise than before.
 said_amiss = st.sampled_from(
@@ -61,10 +67,10 @@ def rows_of_hours(draw: st.DrawFn) -> list[Row]:
     """Draw the rows of some hours of a whole GPU and of one that is cut into two instances."""
     rows: list[Row] = []
     for hour in range(HOURS):
-        for gpu, device in INSTANCES.items():
-            where: dict[str, Any] = {"gpu": gpu, **device, **draw(said_amiss)}
+        for device in [*DEVICES, *draw(st.sampled_from([[], [], CUT_ANEW]))]:
+            where = {**device, **draw(said_amiss)}
             if "parent_uuid" not in where:
-                where |= {name: device.get(name) for name in where if name.endswith("_slices")}
+                where |= {"compute_slices": device.get("compute_slices")}
             for pod in draw(st.lists(st.one_of(st.none(), pods), max_size=3, unique=True)):
                 length = draw(lengths)
                 silent = draw(st.sampled_from([None, None, 0, length // 2, length]))

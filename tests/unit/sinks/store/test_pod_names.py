@@ -103,6 +103,22 @@ NAMES = (
 KNOWN = ("known", "research", "train-0", "trainer", "StatefulSet", "train", '{"team":"vision"}')
 
 
+@pytest.mark.parametrize(
+    ("annotations", "column"), [({"cost-center": "42"}, '{"cost-center":"42"}'), (None, None)]
+)
+async def test_annotations_that_podwatch_keeps_are_stored(
+    tmp_path: Path, annotations: dict[str, str] | None, column: str | None
+) -> None:
+    on = bus()
+    await publish(on, event(entries=[entry()]))
+    await tell(on, record(annotations=annotations))
+    await stored(on, tmp_path, records=1, events=1)
+    with duckdb.connect() as connection:
+        files = DeltaTable(str(tmp_path / "pods")).file_uris()
+        found = connection.execute("SELECT annotations FROM read_parquet($1)", [files]).fetchall()
+    assert found == [(column,)]
+
+
 async def stored(on: MemoryBus, path: Path, *, records: int, events: int) -> None:
     clock = ManualClock()
     async with running(store(path, on, clock=clock)):
