@@ -6,7 +6,7 @@ The sum of the lines is the sum of the origin charges: a bill of which that is n
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -20,7 +20,7 @@ from reports.policy import IdleKind, dimension_names
 from reports.policy_file import ReadPolicy
 from reports.tally import BillTally, UnbalancedBillError
 from reports.tenants import TenantBook, fits_all
-from reports.terms import BillLookup, Cell, CellKey, Terms, Values
+from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Terms, Values
 from reports.usage_day import days_of, rows_of
 from reports.usage_sums import UsageReader, UsageRow, UsageSum, Window, begin_of
 
@@ -128,6 +128,14 @@ class BillMaker:
 
     def make(self, window: Window, *, advance: Callable[[int], None] = lambda _: None) -> Bill:
         """Return the bill of a time; `advance` is told of each day that is done."""
+        used, lookup, tally = self._tally_of(window, advance)
+        self._lookup = lookup
+        return self._bill(window, used, tally)
+
+    def _tally_of(
+        self, window: Window, advance: Callable[[int], None] = lambda _: None
+    ) -> tuple[Window, BillLookup, BillTally]:
+        """Return the part of a time of which there is usage, and all that it adds up to."""
         reader, read = self._reader, self._read
         # Beyond the last usage nothing is known, and nothing is billed: not even as uncovered.
         end_us = max(window.begin_us, min(window.end_us, reader.usage_end_us))
@@ -144,7 +152,6 @@ class BillMaker:
             window=used,
         )
         tally = BillTally(lookup)
-        self._lookup = lookup
         if used.begin_us < used.end_us:
             for day in days_of(
                 reader, used, changes=lookup.changes, basis_of=lookup.basis_of, needs=lookup.needs
@@ -152,7 +159,7 @@ class BillMaker:
                 tally.add(day)
                 advance(1)
         tally.check_balance()
-        return self._bill(window, used, tally)
+        return used, lookup, tally
 
     def rows_of(self, bill: Bill, line: BillLine) -> Iterator[UsageRow]:
         """Yield the rows of usage that a line of the bill made last is of."""
@@ -163,7 +170,13 @@ class BillMaker:
         def belongs(row: UsageSum) -> bool:
             since_us = lookup.since(row.device.cluster, row.device.node, row.since_us)
             key = lookup.key_of(row.device, row.party, since_us, row.since_us)
-            return (key.values[:shown], key.kind) == (line.values, line.idle_kind)
+            if (key.values[:shown], key.kind) == (line.values, line.idle_kind):
+                return True
+            # Of a row that somebody holds the silent part stands on another line.
+            if line.idle_kind != "overhead" or not (row.is_idle and row.silent):
+                return False
+            silent = lookup.idle_values(IDLE_WORDS["overhead"], row.device, since_us)
+            return silent[:shown] == line.values
 
         window = Window(bill.window.begin_us, bill.end_us)
         yield from rows_of(self._reader, window, changes=lookup.changes, belongs=belongs)
@@ -191,7 +204,7 @@ class BillMaker:
             measured_ratio=_ratio(tally.measured, tally.used),
             excess_units=tally.excess,
             unpriced=dict(sorted(tally.unpriced.items())),
-            budgets=self._budgets(tally, shares, used),
+            budgets=self._budgets(window, used, tally),
             gaps=self._reader.gaps(used),
             policy=self._read,
             versions=self._reader.versions(),
@@ -199,21 +212,40 @@ class BillMaker:
             shown=len(self._by),
         )
 
-    def _budgets(
-        self, tally: "BillTally", shares: dict[CellKey, Fraction], used: Window
-    ) -> list[BudgetState]:
+    def _budgets(self, window: Window, used: Window, tally: BillTally) -> list[BudgetState]:
+        """Return the state of each budget that has days in the bill's period, of all its days."""
+        tallies = {window: (used, tally)}
         states = []
         for budget in self._read.policy.budgets:
-            begin, end = begin_of(budget.since), begin_of(budget.until)
-            fitting = [
-                key for key in tally.cells if fits_all(budget.match, self._dimensions, key.values)
-            ]
-            spent = sum((tally.cost_of(key) + shares.get(key, 0) for key in fitting), Fraction(0))
-            over = Fraction(max(0, min(used.end_us, end) - begin), end - begin)
+            days = Window(begin_of(budget.since), begin_of(budget.until))
+            if days.end_us <= window.begin_us or days.begin_us >= window.end_us:
+                continue
+            # A bill of its own: idle is shared among those who are there in the budget's days.
+            if days not in tallies:
+                own_used, _, own_tally = self._tally_of(days)
+                tallies[days] = (own_used, own_tally)
+            over, found = tallies[days]
             states.append(
-                BudgetState(name=budget.name, amount=budget.amount, spent=spent, elapsed=over)
+                BudgetState(
+                    name=budget.name,
+                    amount=budget.amount,
+                    spent=self._cost_of(found, budget.match),
+                    elapsed=Fraction(over.end_us - over.begin_us, days.end_us - days.begin_us),
+                )
             )
         return states
+
+    def _cost_of(self, tally: BillTally, match: Mapping[str, str]) -> Fraction:
+        """Return what all lines that fit cost, with what they pay of idle and are paid of it."""
+        shares, extra = tally.shares(shown=len(self._by))
+        return sum(
+            (
+                tally.cost_of(key) + shares.get(key, 0) + extra.get(key, 0)
+                for key in {**tally.cells, **dict.fromkeys(extra)}
+                if fits_all(match, self._dimensions, key.values)
+            ),
+            Fraction(0),
+        )
 
 
 def _ratio(part: int, whole: int) -> Fraction | None:

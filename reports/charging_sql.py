@@ -202,6 +202,32 @@ The inventory's of that hour, where that knows it; else what the day's rows say.
 """
 
 
+UNPLACED: Final = (
+    "each.account = 'pod' AND each.container_id IS NOT NULL"
+    " AND coalesce(each.pod_state, 'pending') NOT IN ('known', 'foreign')"
+)
+"""Of `usage_raw` as `each`: rows of a container of which nobody knew the pod yet."""
+
+
+def containers_sql(pods: str) -> str:
+    """Return the SQL that makes `containers`: whose each is, by the records of pods."""
+    return f"""
+CREATE TEMP TABLE IF NOT EXISTS containers AS
+SELECT cluster, node, container_id, arg_max(pod_uid, kafka_offset) AS pod_uid
+FROM {pods} WHERE container_id IS NOT NULL GROUP BY ALL
+"""  # noqa: S608  # quoted files
+
+
+def with_pods_sql(rows: str) -> str:
+    """Return the SQL of rows with the pods of `containers`, as the views of the store have them."""
+    return f"""
+SELECT each.* REPLACE (coalesce(placed.pod_uid, each.pod_uid) AS pod_uid)
+FROM ({rows}) AS each LEFT JOIN containers AS placed ON placed.cluster = each.cluster
+    AND placed.node = each.node
+    AND placed.container_id = CASE WHEN {UNPLACED} THEN each.container_id END
+"""  # noqa: S608  # quoted files
+
+
 def with_models_sql(rows: str) -> str:
     """Return the SQL of rows with the models of `board_models`."""
     return f"""

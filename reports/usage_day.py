@@ -183,6 +183,8 @@ class _UsageDay:
         if not relation:
             return False
         self._has_rows = True
+        if self._must_place(relation):
+            relation = sql.with_pods_sql(relation)
         self._open_parts(relation)
         nodes = self._ask("SELECT DISTINCT cluster, node FROM usage_parts ORDER BY ALL")
         rows = [(*node, self._class_of(node)) for node in nodes]
@@ -195,6 +197,15 @@ class _UsageDay:
             self._open_parts(sql.with_models_sql(relation))
             self._ask(sql.DEVICES, self._window._asdict())
         return True
+
+    def _must_place(self, relation: str) -> bool:
+        """Return whether pods' records may say whose some rows are, and make known what they say.
+
+        Few rows are of containers of which nobody knew the pod when they were written.
+        """
+        if not self._ask(f"SELECT count(*) FROM ({relation}) AS each WHERE {sql.UNPLACED}")[0][0]:  # noqa: S608  # quoted files
+            return False
+        return self._reader.load_containers()
 
     def _open_parts(self, relation: str) -> None:
         self._ask(f"CREATE OR REPLACE TEMP VIEW usage_raw AS {relation}")

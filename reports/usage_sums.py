@@ -410,6 +410,13 @@ class UsageReader:
         rows = [(*s.node, s.board, s.model, s.begin_us, s.end_us) for s in self.stays]
         self.load("stays", dict(zip(names, kinds, strict=True)), rows)
 
+    def load_containers(self) -> bool:
+        """Make known to SQL whose each container is, as `containers`; false without any record."""
+        files = self._all_files(PODS.name)
+        if files:
+            self.ask(sql.containers_sql(relation(files)))
+        return bool(files)
+
     def load(self, table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> None:
         """Make a table of rows; `columns` have DuckDB's type of each."""
         # As one text: of each value in a list DuckDB asks anew whether numpy is installed.

@@ -153,7 +153,7 @@ def named_rows(rows: str, pods: str, *, until: str = "entries.time", has_names: 
     # Absent where the event says nothing of the pod at all.
     states = "IN ('pending', 'named')" if has_names else "<> 'foreign'"
     is_unknown = f"coalesce(entries.pod_state, 'pending') {states}"
-    known_holder = "false" if has_names else "entries.holder_state = 'known'"
+    known_holder = "false" if has_names else "entries.holder_state <> 'foreign'"
     version = (
         "{'since': in_force_from, 'uid': pod_uid, 'namespace': namespace, 'pod': pod,"
         " 'kind': owner_kind, 'owner': owner_name, 'labels': labels}"
