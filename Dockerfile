@@ -1,12 +1,13 @@
-# One target per deployable: docker build --target agent|podwatch|join|sinks|cli --tag gpuledger-agent:0.1.0 .
+# One target per deployable: docker build --target agent|podwatch|join|sinks|reports|cli --tag gpuledger-agent:0.1.0 .
 #
 #   base ── tools ── wheel                    the distribution, built once from the checkout; its hot modules are
 #     │       │                               compiled, so that each architecture and version of Python has its own
 #     │       └───── agent-environment        one virtual environment per lock file: exact versions, hashes checked;
 #     │              enricher-environment     the wheel comes last, so that a change of code installs nothing anew
 #     │              sinks-environment
+#     │              reports-environment
 #     │              demo-environment
-#     └── runtime ── agent podwatch join sinks cli
+#     └── runtime ── agent podwatch join sinks reports cli
 #
 # The final images hold Python, one environment and nothing that builds. They run as a number, so that
 # `runAsNonRoot` can be checked; they write nowhere but where a volume is mounted.
@@ -61,6 +62,12 @@ RUN ["uv", "pip", "install", "--compile-bytecode", "--require-hashes", "--requir
 COPY --from=wheel /wheels /wheels
 RUN ["uv", "pip", "install", "--compile-bytecode", "--no-deps", "--no-index", "--find-links", "/wheels", "gpuledger"]
 
+FROM tools AS reports-environment
+COPY requirements/reports.lock requirements/
+RUN ["uv", "pip", "install", "--compile-bytecode", "--require-hashes", "--requirement", "requirements/reports.lock"]
+COPY --from=wheel /wheels /wheels
+RUN ["uv", "pip", "install", "--compile-bytecode", "--no-deps", "--no-index", "--find-links", "/wheels", "gpuledger"]
+
 FROM tools AS demo-environment
 COPY requirements/demo.lock requirements/
 RUN ["uv", "pip", "install", "--compile-bytecode", "--require-hashes", "--requirement", "requirements/demo.lock"]
@@ -99,6 +106,11 @@ FROM runtime AS sinks
 COPY --from=sinks-environment /opt/gpuledger /opt/gpuledger
 EXPOSE 9823
 ENTRYPOINT ["gpuledger-sink"]
+
+FROM runtime AS reports
+COPY --from=reports-environment /opt/gpuledger /opt/gpuledger
+EXPOSE 9824
+ENTRYPOINT ["gpuledger-reports"]
 
 FROM runtime AS cli
 COPY --from=demo-environment /opt/gpuledger /opt/gpuledger

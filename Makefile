@@ -13,7 +13,7 @@ UV := $(BIN)/uv --quiet
 # uv would pick up another activated environment; the project's own is meant, whatever the caller's shell says.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 
-LOCKED_EXTRAS := agent enricher sinks reports demo bench
+LOCKED_EXTRAS := agent enricher sinks reports html demo bench
 COMPILE := $(UV) pip compile --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
 	--no-annotate --custom-compile-command "make lock" $(LOCK_ARGS)
 

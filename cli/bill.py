@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -31,7 +31,7 @@ from reports.billing import Bill, BillMaker, gpu_seconds
 from reports.charging_sql import HOUR_US
 from reports.closing import ClosedLine, closed_lines, refusals_of, revision_rows, standing_bill
 from reports.closing import close as close_bill
-from reports.explaining import explain_line, revision_texts
+from reports.explaining import explanation_of, find_line, find_lost_line, revision_texts
 from reports.focus import focus_columns, focus_rows
 from reports.money import minor_digits, rounded, text_of
 from reports.periods import month_of, parse_period, window_of
@@ -43,6 +43,7 @@ WRONG: Final = 1
 UNPRICED: Final = 3
 NOTHING: Final = 4
 _WIDTH_IN_FILES: Final = 160
+_HTML_MODULES: Final = frozenset({"jinja2", "markupsafe", "vl_convert"})
 _HELP: Final = """
 - This month so far, by namespace, at example prices: gpuledger bill --store gpuledger-store
 - A month by team at your own prices: gpuledger bill --store s3://ledger/gpuledger --period 2026-10
@@ -62,7 +63,7 @@ app = App(
     help_epilogue=_HELP,
     help_format="markdown",
 )
-Format = Literal["table", "json", "csv", "parquet", "focus"]
+Format = Literal["table", "json", "csv", "parquet", "focus", "html"]
 
 
 @Parameter(name="*")
@@ -127,7 +128,7 @@ class BillOf:
         policy, window = read_policy(self.prices).policy, self._window(self._reader())
         return standing_bill(closed, window=window, by=self.dimensions, policy=policy)
 
-    def make(self) -> tuple[Bill, BillMaker]:
+    def make(self, *, tells_days: bool = False) -> tuple[Bill, BillMaker]:
         """Return the bill, with what made it; raises UserError for what its user can put right."""
         read = read_policy(self.prices)
         reader = self._reader()
@@ -136,7 +137,19 @@ class BillOf:
         # Those to come are counted too, and take no time.
         days = -(-(window.end_us - window.begin_us) // DAY_US)
         with printing_progress(days, what="days", done="billed") as advance:
-            return maker.make(window, advance=advance), maker
+            return maker.make(window, advance=advance, tells_days=tells_days), maker
+
+    def arguments(self, made: Bill) -> list[str]:
+        """Return the arguments by which this very bill is made again; no values of options."""
+        times = (time_text(made.window.begin_us), "--to", time_text(made.window.end_us))
+        found = ["--store", self.store]
+        found += ["--period", self.period] if self.period else ["--from", *times]
+        found += ["--by", ",".join(made.by)]
+        found += ["--prices", str(self.prices)] if self.prices else []
+        # Keys of object stores are among them: a bill is sent around.
+        for key in _options(self.storage_option):
+            found += ["--storage-option", f"{key}=..."]
+        return found
 
     def _reader(self) -> UsageReader:
         return UsageReader(
@@ -194,10 +207,13 @@ def bill(
     # Before anything is read: a bill may take a while.
     if format == "parquet" and output is None:
         raise UserError("--output: a Parquet file is no text; name the file")
+    as_html = _html_writer() if format == "html" else None
     closed = bill_of.closed()
     stands = bool(closed) and not recompute
-    made = bill_of.standing(closed) if stands else bill_of.make()[0]
-    if format == "parquet" and output is not None:
+    made = bill_of.standing(closed) if stands else bill_of.make(tells_days=bool(as_html))[0]
+    if as_html:
+        _write(as_html(made, closed=closed, asked=bill_of.arguments(made)), output)
+    elif format == "parquet" and output is not None:
         rows = (row_of(made, line) for line in made.lines)
         write_parquet(parquet_columns(made), rows, file=output)
     elif format == "focus":
@@ -269,24 +285,31 @@ def explain(
 ) -> int:
     """Print how a line was calculated: prices, times, the rows of usage and their events."""
     made, maker = bill_of.make()
-    revisions = bill_of.closed()
-    found = [each for each in made.lines if each.id.startswith(line)]
-    # A line that was taken back whole is among the closed ones alone.
-    ids = {each.id for each in found} | {e.line for e in revisions if e.line.startswith(line)}
-    if len(ids) != 1:
-        problem = "is the begin of several lines" if ids else "is no line of this bill"
-        raise UserError(
-            f"{line!r} {problem}; give the `line` of `gpuledger bill … --format json`, with the"
-            " same --period, --by and --prices"
-        )
-    for text in revision_texts(revisions, ids.pop(), policy=made.policy.sha256):
-        sys.stdout.write(f"{text}\n")
-    for each in found:
-        for text in explain_line(made, each, maker=maker, max_rows=rows):
+    closed = bill_of.closed()
+    if lost := find_lost_line(made, line, closed):
+        for text in revision_texts(closed, lost, policy=made.policy.sha256):
             sys.stdout.write(f"{text}\n")
-    if not found:
         sys.stdout.write("it is no line any more: by what is known now it has nothing\n")
+        return MADE
+    found = find_line(made, line)
+    for text in explanation_of(made, found, maker=maker, closed=closed, max_rows=rows):
+        sys.stdout.write(f"{text}\n")
     return MADE
+
+
+def _html_writer() -> Callable[..., str]:
+    """Return what writes pages; raises UserError where its libraries are not installed."""
+    try:
+        # Charts bring 88 MB of an engine, which no other format loads.
+        from reports.bill_html import as_html  # noqa: PLC0415  # see above
+    except ModuleNotFoundError as error:
+        if error.name not in _HTML_MODULES:
+            raise
+        raise UserError(
+            f"--format html: needs the module {error.name}, which is not installed; install"
+            " gpuledger with its extra html: pip install 'gpuledger[demo,html]'"
+        ) from error
+    return as_html
 
 
 def _options(given: Sequence[str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ import enricher.podwatch.pod_metrics
 import gpuledger.bus.gaps
 import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
+import reports.metrics
 import sinks.metrics
 from agent.exposition.dcgm_fields import all_fields
 from agent.exposition.families import (
@@ -84,6 +85,7 @@ DEPLOYABLES: Final = {
     "podwatch": enricher.podwatch.pod_metrics,
     "join": enricher.join.join_metrics,
     "sinks": sinks.metrics,
+    "reports": reports.metrics,
     "join and sinks": gpuledger.dead_letter_queue,
     "every consumer of a topic": gpuledger.bus.gaps,
     "every deployable": gpuledger.runtime.process_metrics,

@@ -55,6 +55,11 @@ def run_sink() -> None:
     _run("sinks.__main__", script="gpuledger-sink", extra="sinks")
 
 
+def run_reports() -> None:
+    """Run `gpuledger-reports`."""
+    _run("reports.__main__", script="gpuledger-reports", extra="reports")
+
+
 def run_command() -> "int | None":
     """Run `gpuledger`; return its exit code."""
     return _run("cli.__main__", script="gpuledger", extra="demo")

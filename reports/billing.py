@@ -6,23 +6,24 @@ The sum of the lines is the sum of the origin charges: a bill of which that is n
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from hashlib import sha256
 from typing import Final
 
 from gpuledger.errors import UserError
 from reports.charging_sql import HOUR_UNITS, UNITS
 from reports.money import minor_digits, quantize_together
-from reports.policy import IdleKind, dimension_names
+from reports.policy import BudgetRow, IdleKind, dimension_names
 from reports.policy_file import ReadPolicy
-from reports.tally import BillTally, UnbalancedBillError
+from reports.tally import BillTally, DailyCosts, DayCost, UnbalancedBillError
 from reports.tenants import TenantBook, fits_all
 from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Terms, Values
 from reports.usage_day import days_of, rows_of
-from reports.usage_sums import UsageReader, UsageRow, UsageSum, Window, begin_of
+from reports.usage_sums import DAY_US, UsageReader, UsageRow, UsageSum, Window, begin_of
 
 _SECOND_UNITS: Final = UNITS * 10**9
 
@@ -99,6 +100,8 @@ class Bill:
     """How many of a cell's values are of the bill's own dimensions."""
     revision: int | None = None
     """The last revision of a closed bill, as it was closed; absent where it was calculated now."""
+    days: list[DayCost] = field(default_factory=list)
+    """What each day cost, where that was asked for."""
 
     @property
     def is_complete(self) -> bool:
@@ -126,14 +129,27 @@ class BillMaker:
         self._of_basis = tuple(dict.fromkeys(n for rule in policy.basis for n in rule.match))
         self._lookup: BillLookup | None = None
 
-    def make(self, window: Window, *, advance: Callable[[int], None] = lambda _: None) -> Bill:
-        """Return the bill of a time; `advance` is told of each day that is done."""
-        used, lookup, tally = self._tally_of(window, advance)
+    def make(
+        self,
+        window: Window,
+        *,
+        advance: Callable[[int], None] = lambda _: None,
+        tells_days: bool = False,
+    ) -> Bill:
+        """Return the bill of a time; `advance` is told of each day that is done.
+
+        With `tells_days` the bill says what each day cost.
+        """
+        daily = DailyCosts([partial(self._fits, row) for row in self._read.policy.budgets])
+        used, lookup, tally = self._tally_of(window, advance, daily if tells_days else None)
         self._lookup = lookup
-        return self._bill(window, used, tally)
+        return replace(self._bill(window, used, tally), days=daily.days)
 
     def _tally_of(
-        self, window: Window, advance: Callable[[int], None] = lambda _: None
+        self,
+        window: Window,
+        advance: Callable[[int], None] = lambda _: None,
+        daily: DailyCosts | None = None,
     ) -> tuple[Window, BillLookup, BillTally]:
         """Return the part of a time of which there is usage, and all that it adds up to."""
         reader, read = self._reader, self._read
@@ -153,10 +169,13 @@ class BillMaker:
         )
         tally = BillTally(lookup)
         if used.begin_us < used.end_us:
-            for day in days_of(
+            days = days_of(
                 reader, used, changes=lookup.changes, basis_of=lookup.basis_of, needs=lookup.needs
-            ):
+            )
+            for number, day in enumerate(days, used.begin_us // DAY_US):
                 tally.add(day)
+                if daily is not None:
+                    daily.add(tally, number * DAY_US)
                 advance(1)
         tally.check_balance()
         return used, lookup, tally
@@ -212,6 +231,9 @@ class BillMaker:
             shown=len(self._by),
         )
 
+    def _fits(self, budget: BudgetRow, key: CellKey) -> bool:
+        return fits_all(budget.match, self._dimensions, key.values)
+
     def _budgets(self, window: Window, used: Window, tally: BillTally) -> list[BudgetState]:
         """Return the state of each budget that has days in the bill's period, of all its days."""
         tallies = {window: (used, tally)}
@@ -229,20 +251,20 @@ class BillMaker:
                 BudgetState(
                     name=budget.name,
                     amount=budget.amount,
-                    spent=self._cost_of(found, budget.match),
+                    spent=self._cost_of(found, budget),
                     elapsed=Fraction(over.end_us - over.begin_us, days.end_us - days.begin_us),
                 )
             )
         return states
 
-    def _cost_of(self, tally: BillTally, match: Mapping[str, str]) -> Fraction:
+    def _cost_of(self, tally: BillTally, budget: BudgetRow) -> Fraction:
         """Return what all lines that fit cost, with what they pay of idle and are paid of it."""
         shares, extra = tally.shares(shown=len(self._by))
         return sum(
             (
                 tally.cost_of(key) + shares.get(key, 0) + extra.get(key, 0)
                 for key in {**tally.cells, **dict.fromkeys(extra)}
-                if fits_all(match, self._dimensions, key.values)
+                if self._fits(budget, key)
             ),
             Fraction(0),
         )

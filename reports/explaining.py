@@ -5,6 +5,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Final
 
+from gpuledger.errors import UserError
 from reports.bill_output import time_text
 from reports.billing import Bill, BillLine, BillMaker
 from reports.charging_sql import HOUR_UNITS
@@ -16,6 +17,34 @@ from reports.terms import Cell, CellKey, Terms
 from reports.usage_sums import UsageRow
 
 _NS_PER_SECOND: Final = 10**9
+
+
+def find_line(bill: Bill, begin: str) -> BillLine:
+    """Return the line of which the id begins so; raises UserError where that is not one."""
+    found = [each for each in bill.lines if each.id.startswith(begin)]
+    if len(found) != 1:
+        problem = "is the begin of several lines" if found else "is no line of this bill"
+        raise UserError(
+            f"{begin!r} {problem}; give the `line` of `gpuledger bill … --format json`, with the"
+            " same --period, --by and --prices"
+        )
+    return found[0]
+
+
+def find_lost_line(bill: Bill, begin: str, closed: Sequence[ClosedLine]) -> str | None:
+    """Return the id of the line that was closed, begins so, and is none of the bill any more."""
+    if any(line.id.startswith(begin) for line in bill.lines):
+        return None
+    found = {each.line for each in closed if each.line.startswith(begin)}
+    return found.pop() if len(found) == 1 else None
+
+
+def explanation_of(
+    bill: Bill, line: BillLine, *, maker: BillMaker, closed: Sequence[ClosedLine], max_rows: int
+) -> Iterator[str]:
+    """Yield all that there is to say of a line: what was closed of it, and how it is made."""
+    yield from revision_texts(closed, line.id, policy=bill.policy.sha256)
+    yield from explain_line(bill, line, maker=maker, max_rows=max_rows)
 
 
 def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int) -> Iterator[str]:

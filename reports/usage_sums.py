@@ -20,7 +20,7 @@ import msgspec
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
 from gpuledger.store.object_files import open_object_files
-from gpuledger.store.query import gaps_of_files, relation
+from gpuledger.store.query import gaps_of_files, relation, version_of
 from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
 from reports import charging_sql as sql
@@ -173,20 +173,34 @@ def begin_of(day: date) -> int:
 
 
 def _connect(
-    store_uri: str, storage_options: Mapping[str, str] | None
+    store_uri: str, storage_options: Mapping[str, str] | None, memory_bytes: int | None
 ) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect()
     open_object_files(connection, store_uri, storage_options)
     connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
     # Each file is read a few times within a second, which the system's own cache is for.
     connection.execute("SET enable_external_file_cache = false")
+    if memory_bytes is not None:
+        connection.execute(_bound(memory_bytes))
     return connection
+
+
+def _bound(memory_bytes: int) -> str:
+    # Nothing is spilled either: whoever sets a bound may have no disk to write to.
+    return f"SET memory_limit = '{memory_bytes}B'; SET temp_directory = ''"
 
 
 def _within(window: Window) -> str:
     """Return the SQL that a column, for which `{0}` stands, is in a time."""
     begin, end = (f"make_timestamptz({time_us})" for time_us in window)
     return f"{{0}} >= {begin} AND {{0}} < {end}"
+
+
+def table_versions(
+    store_uri: str, storage_options: Mapping[str, str] | None = None
+) -> dict[str, int | None]:
+    """Return the versions of the tables that bills are made of, by name; absent where none is."""
+    return {t.name: version_of(store_uri, t.name, storage_options) for t in _INPUTS}
 
 
 class UsageReader:
@@ -198,7 +212,12 @@ class UsageReader:
         *,
         storage_options: Mapping[str, str] | None = None,
         distinguishes_gpus: bool = False,
+        memory_bytes: int | None = None,
     ) -> None:
+        """Open a store; DuckDB takes `memory_bytes` at most, and most of the machine's without.
+
+        Raises `UserError` where there is no usage in it.
+        """
         self._uri, self._options = store_uri, storage_options
         names = (table.name for table in _INPUTS)
         self._snapshot = StoreSnapshot(store_uri, names, storage_options=storage_options)
@@ -209,15 +228,21 @@ class UsageReader:
                 " `gpuledger-sink store` that has written events there"
             )
         self.keeps_boards = distinguishes_gpus
-        self._duckdb = _connect(store_uri, storage_options)
+        self._memory_bytes = memory_bytes
+        self._duckdb = _connect(store_uri, storage_options, memory_bytes)
 
     def twin(self, *, of: int) -> "UsageReader":
-        """Return another reader of the same store, for another thread; with its part of cores."""
+        """Return another reader of the same store, for another thread.
+
+        It has its part of the cores, and of the memory where that is bounded; so has this one.
+        """
         other = copy(self)
-        other._duckdb = _connect(self._uri, self._options)  # noqa: SLF001  # of this very class
+        other._duckdb = _connect(self._uri, self._options, None)  # noqa: SLF001  # of this very class
         threads = max(1, (cpu_count() or 1) // of)
         for each in (self, other):
             each.ask(f"SET threads = {threads}")
+            if self._memory_bytes is not None:
+                each.ask(_bound(self._memory_bytes // of))
         other.load_stays()
         return other
 

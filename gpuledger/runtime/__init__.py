@@ -2,7 +2,7 @@
 
 from gpuledger.runtime.http.health_pages import serve_health
 from gpuledger.runtime.logs import configure_logs
-from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
+from gpuledger.runtime.readiness import Check, CheckParts, CheckSeverity, Readiness
 from gpuledger.runtime.retry import Backoff, RetryingCaller, RetryTimer
 from gpuledger.runtime.service import (
     ServiceSettings,
@@ -15,6 +15,7 @@ from gpuledger.runtime.tasks import end_where_stalled
 __all__ = [
     "Backoff",
     "Check",
+    "CheckParts",
     "CheckSeverity",
     "Readiness",
     "RetryTimer",

@@ -210,6 +210,36 @@ class Check:
             self._on_change(self)
 
 
+class CheckParts:
+    """A check of several things that one cause makes fail together: one line of the log for all.
+
+    It is failed while one of them is.
+    """
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._details: dict[str, str] = {}
+        """What each that failed last time said."""
+
+    def ok(self, name: str) -> None:
+        """Record that this one is so."""
+        self._details.pop(name, None)
+        if not self._details:
+            self._check.ok()
+
+    def failed(self, name: str, detail: str) -> None:
+        """Record that this one is not so, and why."""
+        self._details[name] = detail
+        self._check.failed(self._describe)
+
+    def _describe(self) -> str:
+        """Return each reason once, behind the names of what it is said of."""
+        names_of: dict[str, list[str]] = {}
+        for name, detail in sorted(self._details.items()):
+            names_of.setdefault(detail, []).append(name)
+        return "; ".join(f"{', '.join(names)}: {detail}" for detail, names in names_of.items())
+
+
 class Readiness:
     """The checks of a deployable; it is ready when there are critical ones and none fails."""
 

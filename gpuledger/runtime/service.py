@@ -20,6 +20,7 @@ import structlog
 
 from gpuledger import __version__
 from gpuledger.errors import FreshStartError, GpuledgerError, UserError
+from gpuledger.runtime.http.exchange import Handler
 from gpuledger.runtime.http.health_pages import Page, WebGuard, serve_health
 from gpuledger.runtime.logs import configure_logs
 from gpuledger.runtime.readiness import CheckSeverity, Readiness
@@ -233,12 +234,14 @@ def run_service(
     *,
     settings: S,
     page: Page | None = None,
+    others: Handler | None = None,
     about: Mapping[str, object] | None = None,
 ) -> int:
     """Run `main` with logs and health pages until a signal; return the exit code.
 
-    `page` is written behind the process's own metrics on `/metrics`; `about` is what the first log
-    line says of this deployable: what it does, where to, and as whom.
+    `page` is written behind the process's own metrics on `/metrics`; `others` answers all other
+    paths; `about` is what the first log line says of this deployable: what it does, where to, and
+    as whom.
     """
     configure_logs(settings.log)
     readiness = Readiness()
@@ -250,7 +253,11 @@ def run_service(
 
     async def work() -> None:
         async with serve_health(
-            listen=settings.http.listen, readiness=readiness, page=page, guard=guard
+            listen=settings.http.listen,
+            readiness=readiness,
+            page=page,
+            guard=guard,
+            others=others,
         ) as address:
             _log.info("service_started", version=__version__, http=address, **(about or {}))
             try:

@@ -293,6 +293,14 @@ def days_of_files(table: DeltaTable) -> dict[str | None, list[str]]:
     return by_day
 
 
+def version_of(
+    store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
+) -> int | None:
+    """Return the version of a table as it is now; absent where there is no such table."""
+    table = open_table(store_uri, name, storage_options)
+    return None if table is None else table.version()
+
+
 def count_rows(
     store_uri: str,
     storage_options: Mapping[str, str] | None = None,

@@ -37,7 +37,7 @@ from gpuledger.records import (
     NodeRecord,
     PodRecord,
 )
-from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.runtime import CheckParts, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks, in_daemon_thread
 from gpuledger.settings.secret import shown_url
 from gpuledger.store.schema import PODS, TableSchema
@@ -259,6 +259,7 @@ async def open_followed(
     interval_seconds: float,
 ) -> AsyncIterator[Sequence["FollowedTopic"]]:
     """Open what keeps these tables of the store, looking for news every so often."""
+    check = CheckParts(readiness.check("store.dimensions", severity=CheckSeverity.WARNING))
     async with AsyncExitStack() as stack:
         followed = []
         for dimension in DIMENSIONS:
@@ -272,7 +273,7 @@ async def open_followed(
                 topic=dimension.topic_of(bus.topics),
                 reader=await stack.enter_async_context(bus.reader()),
                 streams=streams,
-                check=readiness.check(f"store.{name}", severity=CheckSeverity.WARNING),
+                check=check,
                 clock=clock,
                 interval_seconds=interval_seconds,
             )
@@ -292,7 +293,7 @@ class FollowedTopic:
         topic: Topic,
         reader: HistoryReader,
         streams: Streams,
-        check: Check,
+        check: CheckParts,
         clock: Clock,
         interval_seconds: float,
     ) -> None:
@@ -350,9 +351,9 @@ class FollowedTopic:
             _log.info("versions_withdrawn", url=shown_url(self._table.uri), error=str(error))
             self._positions = dict.fromkeys(self._positions)
         except (BusError, ReceiverUnavailableError, UserError) as error:
-            self._check.failed(str(error))
+            self._check.failed(self._dimension.schema.name, str(error))
         else:
-            self._check.ok()
+            self._check.ok(self._dimension.schema.name)
 
     async def _append_new(self, spans: Mapping[TopicPartition, Span]) -> None:
         rows: list[Row] = []

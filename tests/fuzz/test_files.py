@@ -19,6 +19,7 @@ from gpuledger.errors import UserError
 from gpuledger.runtime.http.web_config import read_web_config
 from gpuledger.settings import load_settings
 from gpuledger.settings.sources import settings_of
+from reports.settings import ReportsSettings
 from simulator.scenario.load import load_scenario
 from sinks.settings import SinkSettings
 from tests.fuzz.mutations import changed_bytes, changed_json
@@ -75,7 +76,9 @@ def said(error: UserError) -> None:
     assert len(str(error)) <= SCREEN_CHARACTERS
 
 
-@pytest.mark.parametrize("model", [AgentSettings, JoinSettings, PodwatchSettings, SinkSettings])
+@pytest.mark.parametrize(
+    "model", [AgentSettings, JoinSettings, PodwatchSettings, ReportsSettings, SinkSettings]
+)
 @given(data=changed_bytes(SETTINGS))
 def test_a_settings_file_is_taken_or_its_mistake_is_said(
     folder: Path, model: type, data: bytes

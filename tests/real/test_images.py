@@ -43,6 +43,7 @@ NEEDED = {
         "sinks.alerts.alerts_sink",
         "sinks.store.store_sink",
     ],
+    "reports": ["reports.command", "reports.api.bill_worker"],
     "cli": ["cli.demo.demo_command", "cli.topics", "simulator.kube", "simulator.__main__"],
 }
 

@@ -21,6 +21,7 @@ STARTS: dict[str, list[str | Path]] = {
     "podwatch": [BIN / "gpuledger-podwatch"],
     "join": [BIN / "gpuledger-join"],
     "sink": [BIN / "gpuledger-sink", "alerts"],
+    "reports": [BIN / "gpuledger-reports"],
     "python -m agent": [sys.executable, "-m", "agent", "--source", "simulated"],
     "python -m sinks": [sys.executable, "-m", "sinks", "alerts"],
 }
@@ -34,6 +35,8 @@ def environment(start: str) -> dict[str, str]:
     found = {name: f"127.0.0.1:{port}" for name, port in settings.items()}
     if start == "podwatch":
         found["KUBERNETES__URL"] = f"http://127.0.0.1:{kubernetes}"
+    if start == "reports":
+        del found["KAFKA__BOOTSTRAP_SERVERS"]
     if "agent" in start:
         found["SPOOL__FOLDER"] = ""
     return {**os.environ, **{f"GPULEDGER_{name}": value for name, value in found.items()}}

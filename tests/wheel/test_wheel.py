@@ -43,9 +43,20 @@ def place_in_wheel(module: Path) -> Path:
     return module if module.parts[0] == "gpuledger" else Path("gpuledger", "_programs", module)
 
 
-def test_the_demo_s_scenario_is_in_the_wheel(wheel: list[str]) -> None:
-    """So that the command works where there is no checkout."""
-    assert "gpuledger/_programs/cli/demo/demo.yaml" in wheel
+@pytest.mark.parametrize(
+    "file",
+    [
+        "cli/demo/demo.yaml",
+        "reports/bill_page/bill_page.css",
+        "reports/bill_page/bill_page.html.jinja",
+        "reports/bill_page/bill_page.js",
+        "reports/api/openapi.yaml",
+        "reports/list_prices.yaml",
+    ],
+)
+def test_what_programs_read_beside_their_code_is_in_the_wheel(wheel: list[str], file: str) -> None:
+    """So that it works where there is no checkout."""
+    assert f"gpuledger/_programs/{file}" in wheel
 
 
 def test_an_editable_install_compiles_nothing(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class HttpRequest:
     """The page, without what follows a question mark."""
     headers: Mapping[str, str]
     """Its headers, their names in small letters; of two of one name the first."""
+    query: str = ""
+    """What follows the question mark, as it was sent."""
     certificate: Mapping[str, Any] = field(default_factory=dict)
     """The client's certificate; empty where it has shown none."""
 
@@ -114,9 +116,11 @@ class Exchange:
         headers: dict[str, str] = {}
         for name, value in event.headers:
             headers.setdefault(name.decode(), value.decode("latin-1"))
+        path, _, query = event.target.decode().partition("?")
         return HttpRequest(
             method=event.method.decode(),
-            path=event.target.decode().partition("?")[0],
+            path=path,
+            query=query,
             headers=headers,
             certificate=certificate,
         )

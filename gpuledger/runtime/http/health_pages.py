@@ -231,14 +231,15 @@ async def serve_health(
     readiness: Readiness,
     page: Page | None = None,
     guard: WebGuard | None = None,
+    others: Handler | None = None,
 ) -> AsyncIterator[str]:
     """Serve the pages while the context is open; yields the bound `host:port`.
 
-    `page` is written behind the process's own metrics, `guard` knows TLS and users. Raises
-    `UserError` where the address cannot be listened on.
+    `page` is written behind the process's own metrics, `guard` knows TLS and users, `others`
+    answers all other paths. Raises `UserError` where the address cannot be listened on.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the client's own
-    pages = HealthPages(readiness, page=page)
+    pages = HealthPages(readiness, page=page, others=others)
     handler = partial(guard.answer, handler=pages.show) if guard else pages.show
     host, port = parse_listen(listen)
     context = guard.context if guard and guard.has_tls else None
@@ -259,8 +260,10 @@ async def serve_health(
 class HealthPages:
     """What each path shows."""
 
-    def __init__(self, readiness: Readiness, *, page: Page | None = None) -> None:
-        self._readiness, self._page = readiness, page
+    def __init__(
+        self, readiness: Readiness, *, page: Page | None = None, others: Handler | None = None
+    ) -> None:
+        self._readiness, self._page, self._others = readiness, page, others
         self._pages: dict[str, Callable[[HttpRequest], Response]] = {
             "/livez": self.livez,
             # What the probes of dcgm-exporter's chart ask, of liveness and readiness alike.
@@ -272,7 +275,9 @@ class HealthPages:
     async def show(self, request: HttpRequest) -> Response:
         """Return the page that is asked for."""
         write = self._pages.get(request.path)
-        return write(request) if write else _NOT_FOUND
+        if write:
+            return write(request)
+        return await self._others(request) if self._others else _NOT_FOUND
 
     def livez(self, _: HttpRequest) -> Response:
         """Return `ok`: that the event loop gets here is all that it says."""

@@ -36,7 +36,16 @@ CENTRAL = "gpuledger"
 ROOTLESS = "overlays/agent-without-root"
 POD_LABELS = "overlays/agent-pod-labels"
 MIG = "overlays/agent-mig"
-INSTALLATIONS = ("base", ROOTLESS, POD_LABELS, MIG, "overlays/pages-tls", "overlays/sasl-ssl")
+REPORTS = "overlays/reports"
+INSTALLATIONS = (
+    "base",
+    ROOTLESS,
+    POD_LABELS,
+    MIG,
+    REPORTS,
+    "overlays/pages-tls",
+    "overlays/sasl-ssl",
+)
 """The folders that a user applies as a whole; the topics come beside them."""
 SPOOL = "/var/spool/gpuledger"
 SCRAPERS = {"kubernetes.io/metadata.name": "monitoring"}
@@ -203,7 +212,31 @@ def test_only_the_agents_namespace_admits_more_than_restricted_pods(
 
 
 def test_every_image_is_started_by_a_workload(installation: Rendering) -> None:
-    assert {each.stage.name for each in installation.workloads()} == set(deployables.targets())
+    """Reports alone are what one may do without."""
+    started = {each.stage.name for each in installation.workloads()}
+    assert started | {"reports"} == set(deployables.targets())
+
+
+def test_the_reports_read_the_store_that_the_sink_writes(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
+    rendering = render(REPORTS)
+    reports = rendering.workload("gpuledger-reports")
+    sink = rendering.workload("gpuledger-sink-store")
+    read, written = (
+        each.settings(tmp_path)["store"]["uri"].removeprefix(str(tmp_path / each.name))
+        for each in (reports, sink)
+    )
+    (mount,) = (one for one in reports.container["volumeMounts"] if one["name"] == "store")
+
+    assert read == written
+    assert mount["readOnly"]
+    assert {
+        one["persistentVolumeClaim"]["claimName"]
+        for each in (reports, sink)
+        for one in each.pod["volumes"]
+        if "persistentVolumeClaim" in one
+    } == {"gpuledger-store"}
 
 
 def test_the_overlay_takes_every_image_from_its_registry(kustomize: Kustomize) -> None:
@@ -230,11 +263,15 @@ def test_a_deployable_takes_its_arguments_files_and_environment(
     expected = {
         each.name: each.environment()["GPULEDGER_KAFKA__BOOTSTRAP_SERVERS"]
         for each in installation.services()
+        # It reads the store, and nothing of Kafka.
+        if each.stage.name != "reports"
     }
 
     assert expected
     assert {
-        name: loaded["kafka"]["bootstrap_servers"] for name, loaded in settings.items()
+        name: loaded["kafka"]["bootstrap_servers"]
+        for name, loaded in settings.items()
+        if "kafka" in loaded
     } == expected
     assert len(set(expected.values())) == 1
 

@@ -117,7 +117,7 @@ def test_an_outage_of_kafka_is_two_lines_and_an_open_scrape_no_error_at_the_end(
     for name, lines in loud_lines_of(pipeline).items():
         checks = {line.get("check") for line in lines}
         # What reads and writes has a check for each, podwatch one for each kind of object, a join
-        # and the store one for each topic that they read beside their group.
+        # one for each topic that it reads beside its group, and the store one for all of those.
         has_three = name in (pipeline.podwatch.name, "store") or name.startswith("join")
         assert len(checks) <= (3 if has_three else 2), (name, lines)
         for check in checks:

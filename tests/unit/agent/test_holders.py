@@ -173,6 +173,8 @@ async def held_by(
     await asyncio.gather(agent, return_exceptions=True)
     held: dict[str, list[tuple[float, float]]] = {}
     for sample in (await read_all(bus))[0]:
+        if not sample.gpus:
+            continue  # waited for in the machine's time, of which a busy one needed more
         end = (sample.time_ns - EPOCH_NS) / NS_PER_SECOND
         begin = end - sample.interval_ns / NS_PER_SECOND
         first = min(sample.gpus, key=lambda gpu: gpu.index)

@@ -1,6 +1,9 @@
 """`gpuledger bill` as its users meet it: formats, exit codes, mistakes in one line."""
 
+import html
 import json
+import re
+import shlex
 import subprocess
 import sys
 from decimal import Decimal
@@ -110,6 +113,43 @@ def test_the_same_lines_are_written_as_csv_and_parquet(
     assert in_csv == [(owner, cost) for owner, cost, *_ in rows]
     assert {kind for *_, kind in rows} == {"DECIMAL(38,2)"}
     assert ("Job/train", Decimal("7.00")) in in_csv
+
+
+def test_the_page_s_command_explains_a_line_of_that_very_page(
+    store: str, prices: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "bill.html"
+    arguments = ["--store", store, "--prices", prices, "--by", "pod"]
+    assert main(["bill", *arguments, "--format", "html", "--output", str(page)]) == 0
+    written = page.read_text()
+    (command,) = re.findall(r'id="command">([^<]+)<', written)
+    (_, line) = re.findall(r">(a|b)</bdi>.*?class=\"line\">(\w+)<", written, re.DOTALL)[0]
+    program, *asked = shlex.split(html.unescape(command))
+    assert program == "gpuledger"
+    assert main([line if word == "LINE" else word for word in asked]) == 0
+    assert "price h100: 7 USD per GPU h" in capsys.readouterr().out
+
+
+def test_a_page_has_no_value_of_a_storage_option(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bill", "--store", store, "--format", "html"]
+    assert main([*arguments, "--storage-option", "AWS_SECRET_ACCESS_KEY=s3cr3t"]) == 0
+    page = capsys.readouterr().out
+    assert "AWS_SECRET_ACCESS_KEY=..." in page
+    assert "s3cr3t" not in page
+
+
+def test_a_page_without_its_libraries_is_one_line_with_the_remedy(store: str) -> None:
+    code = (
+        "import sys; sys.modules['vl_convert'] = None; from cli.command import main;"
+        " sys.exit(main(sys.argv[1:]))"
+    )
+    argv = [sys.executable, "-c", code, "bill", "--store", store, "--format", "html"]
+    ran = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    (line,) = ran.stderr.splitlines()
+    assert [word for word in ("html", "vl_convert", "pip install") if word not in line] == []
 
 
 def test_a_line_is_explained_down_to_its_price_and_its_events(

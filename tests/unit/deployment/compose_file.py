@@ -108,7 +108,7 @@ def services() -> list[Service]:
 
 def deployed() -> list[Service]:
     """Return the services that run a deployable, so neither `topics` nor the simulator."""
-    names = {"gpuledger-agent", "gpuledger-podwatch", "gpuledger-join", "gpuledger-sink"}
+    names = deployables.SCRIPTS.keys() - {"gpuledger"}
     return [service for service in services() if service.is_ours and service.command()[0] in names]
 
 

@@ -18,6 +18,7 @@ FOLDERS: Final = {
     "podwatch": "enricher/podwatch",
     "join": "enricher/join",
     "sinks": "sinks",
+    "reports": "reports",
 }
 OF_A_KIND: Final = r"^(<sink>|pods)\."
 OF_A_SINK: Final = rf"^({'|'.join(KINDS)}|…)\."
@@ -71,7 +72,7 @@ def test_what_the_agent_can_do_without_leaves_it_ready() -> None:
     assert critical == {"nvml", "ticks"}
 
 
-@pytest.mark.parametrize("deployable", sorted(FOLDERS.keys() - {"all"}))
+@pytest.mark.parametrize("deployable", sorted(FOLDERS.keys() - {"all", "reports"}))
 def test_whether_kafka_works_is_the_check_of_that_name_in_every_deployable(deployable: str) -> None:
     last_words = {re.sub(r"^<\w+>\.", "", name) for name, _ in written(deployable)}
 

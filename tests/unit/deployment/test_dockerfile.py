@@ -33,7 +33,7 @@ def stack(stage: Stage) -> list[Stage]:
 
 
 def test_there_is_one_target_for_each_deployable() -> None:
-    assert list(targets()) == ["agent", "podwatch", "join", "sinks", "cli"]
+    assert list(targets()) == ["agent", "podwatch", "join", "sinks", "reports", "cli"]
     assert {entrypoint(stage)[0] for stage in targets().values()} == set(SCRIPTS)
 
 
@@ -114,7 +114,7 @@ def test_the_label_names_the_version() -> None:
     assert f'image.version="{VERSION}"' in labels
 
 
-@pytest.mark.parametrize("name", ["agent", "podwatch", "join", "sinks"])
+@pytest.mark.parametrize("name", ["agent", "podwatch", "join", "sinks", "reports"])
 def test_an_image_exposes_the_port_on_which_its_deployable_listens(name: str) -> None:
     stage = targets()[name]
     (command,) = entrypoint(stage)

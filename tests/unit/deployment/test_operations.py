@@ -13,11 +13,13 @@ import enricher.podwatch.pod_metrics
 import gpuledger.bus.gaps
 import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
+import reports.metrics
 import sinks.metrics
 from agent.settings import AgentSettings
 from enricher.join.join_settings import JoinSettings
 from enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger.settings.sources import settings_of, variable_of
+from reports.settings import ReportsSettings
 from sinks.settings import SinkSettings
 from tests.default_topics import BY_NAME
 from tests.unit.deployment import deployables
@@ -30,11 +32,13 @@ MODELS: Final[tuple[type[msgspec.Struct], ...]] = (
     JoinSettings,
     SinkSettings,
 )
+WITHOUT_KAFKA: Final[tuple[type[msgspec.Struct], ...]] = (ReportsSettings,)
 METRICS: Final = (
     agent.metrics,
     enricher.podwatch.pod_metrics,
     enricher.join.join_metrics,
     sinks.metrics,
+    reports.metrics,
     gpuledger.bus.gaps,
     gpuledger.dead_letter_queue,
     gpuledger.runtime.process_metrics,
@@ -50,7 +54,9 @@ def variables(model: type[msgspec.Struct]) -> set[str]:
 
 @pytest.mark.parametrize("variable", sorted(set(re.findall(r"\bGPULEDGER_\w+", PAGE))))
 def test_a_variable_is_taken_by_a_deployable_and_a_shared_one_by_all(variable: str) -> None:
-    takes = [variable in variables(model) for model in MODELS]
+    has_kafka = "GPULEDGER_KAFKA__" in variable
+    models = MODELS if has_kafka else (*MODELS, *WITHOUT_KAFKA)
+    takes = [variable in variables(model) for model in models]
     is_shared = re.match(r"GPULEDGER_(KAFKA|HTTP|LOG)__", variable)
 
     assert all(takes) if is_shared else any(takes)

@@ -59,6 +59,7 @@ FRESH: Final = (
         f" m.count_sink_from_zero(r.KINDS[{kind!r}], Topics())"
         for kind in KINDS
     ),
+    "import reports.metrics",
 )
 """What the processes of each deployable do before their work begins."""
 

@@ -52,6 +52,11 @@ def run_without(script: str, module: str) -> subprocess.CompletedProcess[str]:
             "msgspec",
             "gpuledger-sink: the module msgspec is not installed: install gpuledger[sinks]",
         ),
+        (
+            "run_reports",
+            "duckdb",
+            "gpuledger-reports: the module duckdb is not installed: install gpuledger[reports]",
+        ),
     ],
 )
 def test_a_program_whose_extra_is_not_installed_names_it_in_one_line(

@@ -43,7 +43,7 @@ def bill_of(
     """Return the bill of the first hours of the first day."""
     read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
     maker = BillMaker(UsageReader(store, distinguishes_gpus="gpu" in by), read, by=by)
-    return maker.make(Window(BEGIN_US, BEGIN_US + hours * HOUR_US))
+    return maker.make(Window(BEGIN_US, BEGIN_US + hours * HOUR_US), tells_days=True)
 
 
 def costs(bill: Bill) -> dict[str, str]:
@@ -55,7 +55,8 @@ def costs(bill: Bill) -> dict[str, str]:
 
 
 def store_of(tmp_path: Path, *usage: Row, **tables: Sequence[Row]) -> str:
-    return write_store(tmp_path, usage_hourly=usage, **{"inventory": [inventory_row()], **tables})
+    inventory = tables.pop("inventory", [inventory_row()])
+    return write_store(tmp_path, told=None, usage_hourly=usage, inventory=inventory, **tables)
 
 
 def test_who_holds_pays_and_what_nobody_used_of_it_is_shown(tmp_path: Path) -> None:
@@ -454,6 +455,8 @@ def test_the_lines_of_any_bill_sum_to_what_the_gpus_cost(
         again = bill_of(store, policy, by=["node", "pod"])
     assert sum(line.exact_cost for line in bill.lines) == bill.exact_origin_cost
     assert bill.line_cost == bill.origin_cost
+    of_days = [cost for day in bill.days for cost in day.costs.values()]
+    assert sum(of_days) == bill.exact_origin_cost
     assert bill.lines == again.lines
     assert min((line.charged for line in bill.lines), default=0) >= 0
 

@@ -57,7 +57,7 @@ CUT_ANEW: list[dict[str, Any]] = [
 ]
 
 # What a node could not find out of a GPU when it was asked, or says otherwise than before.
-said_amiss = st.sampled_from(
+said_amiss: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [{}, {}, {}, {"model": None}, {"model": "A100"}, {"compute_slices": None}]
 )
 

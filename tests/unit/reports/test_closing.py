@@ -1,5 +1,6 @@
 """Closed bills stay, and what changes later is a correction line each."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from cli.command import main
 from gpuledger.errors import UserError
 from gpuledger.store.bill_table import BILL_LINES, append_revision
+from reports.api.answering import AnswerSettings, answer_to
+from reports.api.questions import BillQuestion
 from reports.bill_output import row_of
 from reports.billing import Bill
 from reports.closing import (
@@ -108,6 +111,25 @@ def test_a_closed_period_shows_what_was_closed_whatever_it_would_cost_now(
     capsys.readouterr()
     assert written()[0] == anew
     assert "would cost the same now" in written("--recompute")[1]
+
+
+@pytest.mark.parametrize(
+    ("format_", "words"),
+    [
+        ("table", "closed, in USD"),
+        ("json", '"state": "closed"'),
+        ("csv", "140.00"),
+        ("focus", "140.00"),
+        ("html", "closed as revision 1"),
+    ],
+)
+def test_a_closed_period_is_shown_in_every_format(
+    arguments: list[str], format_: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["bill", "close", *arguments])
+    capsys.readouterr()
+    assert main(["bill", *arguments, "--format", format_]) == 0
+    assert words in capsys.readouterr().out
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -252,3 +274,23 @@ def test_the_page_has_the_columns_of_the_table() -> None:
     assert [(name.strip(" `"), null.strip()) for name, _, null in rows] == [
         (column.name, "yes" if column.nullable else "") for column in BILL_LINES.columns
     ]
+
+
+def test_the_service_shows_a_closed_period_as_the_command_does(
+    store: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = AnswerSettings(
+        store_uri=store,
+        storage_options={},
+        prices=str(tmp_path / "prices.yaml"),
+        memory_bytes=256 * 2**20,
+    )
+    question = BillQuestion(window=parse_period("2026-10-01"), by=("pod",))
+    assert json.loads(answer_to(question, settings).body)["state"] == "provisional"
+    main(["bill", "close", *arguments])
+    write_store(Path(store), usage_hourly=[held(3, "b", gpu="GPU-b")])
+    capsys.readouterr()
+    main(["bill", *arguments, "--format", "json"])
+    answered = json.loads(answer_to(question, settings).body)
+    assert answered == json.loads(capsys.readouterr().out)
+    assert (answered["state"], answered["revision"]) == ("closed", 1)

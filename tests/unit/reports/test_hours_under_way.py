@@ -42,9 +42,9 @@ def roll_up(store: Path) -> None:
 
 def test_an_hour_under_way_is_billed_by_all_its_minutes(tmp_path: Path) -> None:
     """Its sums are of when the rollup last ran, up to ten minutes before."""
-    write_store(tmp_path, inventory=[inventory_row()])
+    store = write_store(tmp_path, inventory=[inventory_row()])
     for rows in (minutes_of(0, range(60)), minutes_of(1, range(10))):
-        store = write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
+        write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
     roll_up(tmp_path)
     rows = minutes_of(1, range(10, 30))
     write_store(tmp_path, told=hours_of_rows(rows), usage=rows)

@@ -1,7 +1,8 @@
 """Who pays for idle by a table, what budgets are of, and what a line is made of."""
 
-from collections import Counter
+from collections import defaultdict
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,7 @@ def test_a_budget_is_of_its_own_days_whatever_the_bill_is_of(
 ) -> None:
     store = store_of(tmp_path, *(held(hour, "a") for hour in range(36)))
     (state,) = bill_of(store, SEVEN + budget(since, until), hours=48).budgets
-    assert (state.spent, state.forecast) == (spent, forecast)
+    assert (state.spent, state.forecast) == (Fraction(spent), Fraction(forecast))
 
 
 def test_a_budget_of_other_days_than_the_bill_has_is_not_shown(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_idle_that_a_table_shares_stays_with_its_cluster(tmp_path: Path) -> None
         inventory=[inventory_row(), inventory_row("GPU-c", cluster="eu")],
     )
     bill = bill_of(store, SEVEN + TABLE, by=["cluster", "team"], hours=2)
-    of_clusters: Counter[str] = Counter()
+    of_clusters: dict[str, Decimal] = defaultdict(Decimal)
     for line in bill.lines:
         of_clusters[line.values[0]] += line.cost
     assert of_clusters == {"prod": 14, "eu": 14}

@@ -12,7 +12,7 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[3]
 PAGE: Final = (ROOT / "docs" / "logs.md").read_text()
-PACKAGES: Final = ("agent", "enricher", "sinks", "gpuledger", "cli", "simulator")
+PACKAGES: Final = ("agent", "enricher", "sinks", "reports", "gpuledger", "cli", "simulator")
 QUIET: Final = {"debug", "info"}
 UNITS: Final = ("_count", "_seconds", "_bytes")
 # Verbs in the past that do not end in -ed.

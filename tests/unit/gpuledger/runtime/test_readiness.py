@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.runtime import Check, CheckParts, CheckSeverity, Readiness
 from gpuledger.runtime.readiness import CALM_SECONDS, CheckLog
 from gpuledger.runtime.tasks import end_tasks
 from tests.hanging import HANG_SECONDS
@@ -206,3 +206,18 @@ def test_a_check_is_a_metric() -> None:
     check.failed("gone")
 
     assert [*values, shown()] == [0, 1, 0]
+
+
+def test_a_check_of_several_fails_while_one_does_and_says_each_reason_once() -> None:
+    check, is_ok = Check(), []
+    parts = CheckParts(check)
+    parts.ok("pods")
+    is_ok.append(check.is_ok)
+    for name in ("pods", "nodes"):
+        parts.failed(name, "no broker answers")
+    parts.failed("inventory", "no right to read")
+    assert check.detail == "inventory: no right to read; nodes, pods: no broker answers"
+    for name in ("nodes", "pods", "inventory"):
+        parts.ok(name)
+        is_ok.append(check.is_ok)
+    assert is_ok == [True, False, False, True]

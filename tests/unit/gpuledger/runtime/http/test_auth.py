@@ -48,7 +48,9 @@ async def serving(folder: Path, text: str) -> AsyncIterator[str]:
     file.write_text(text)
     guard = WebGuard(file, poll_interval_seconds=0)
     scheme = "https" if text.startswith("tls") else "http"
-    async with serve_health(listen="127.0.0.1:0", readiness=Readiness(), guard=guard) as address:
+    async with serve_health(
+        listen="127.0.0.1:0", readiness=Readiness(), guard=guard, others=page
+    ) as address:
         yield f"{scheme}://{address}"
 
 
@@ -85,7 +87,9 @@ async def get(
         ("/metrics", None, 401),
         ("/metrics", "alice:wrong", 401),
         ("/metrics", "bob:right", 401),
-        ("/nothing", None, 401),
+        ("/of-the-deployable", None, 401),
+        ("/of-the-deployable?metrics", "alice:wrong", 401),
+        ("/of-the-deployable", ALICE, 200),
         ("/livez", None, 200),
         ("/health", None, 200),
         ("/readyz", None, 503),

@@ -97,7 +97,10 @@ def test_a_request_is_the_same_in_whatever_pieces_it_comes() -> None:
 
     assert whole == read(*(head[at : at + 1] for at in range(len(head))))
     assert whole == HttpRequest(
-        method="GET", path="/metrics", headers={"host": "a", "a": "1", "b": "caf\xe9"}
+        method="GET",
+        path="/metrics",
+        headers={"host": "a", "a": "1", "b": "caf\xe9"},
+        query="a=b",
     )
 
 

@@ -11,6 +11,7 @@ from prometheus_client import Counter, Histogram
 
 from gpuledger.errors import UserError
 from gpuledger.runtime import Readiness, serve_health
+from gpuledger.runtime.http.exchange import HttpRequest, Response
 from tests.errors import has_words
 
 COUNTER = Counter("gpuledger_test_pages", "Counted by a test of the health pages.")
@@ -43,6 +44,16 @@ async def test_readyz_follows_the_checks() -> None:
             status, content_type, body = await get(address, "/readyz")
             assert (status, content_type) == (expected_status, "application/json")
             assert orjson.loads(body) == readiness.report()
+
+
+async def test_a_page_of_the_deployables_own_gets_path_and_query_as_they_were_sent() -> None:
+    async def show(request: HttpRequest) -> Response:
+        return Response(body=f"{request.path} {request.query}".encode())
+
+    async with serve_health(listen="127.0.0.1:0", readiness=Readiness(), others=show) as address:
+        assert await get(address, "/livez?own") == (200, "text/plain", "ok\n")
+        for sent, seen in (("/own?a=1&b=2?3", "/own a=1&b=2?3"), ("/own", "/own ")):
+            assert await get(address, sent) == (200, "text/plain", seen)
 
 
 @pytest.mark.parametrize(

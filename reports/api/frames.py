@@ -1,0 +1,34 @@
+"""How a question and its answer travel between the service and a process: a length, then bytes."""
+
+from typing import BinaryIO, Final
+
+import msgspec
+
+from reports.api.answering import AnswerSettings, ReportAnswer
+from reports.api.questions import Question
+
+HEAD_BYTES: Final = 8
+_ENCODER: Final = msgspec.msgpack.Encoder()
+SETTINGS: Final = msgspec.msgpack.Decoder(AnswerSettings)
+QUESTION: Final = msgspec.msgpack.Decoder(Question)
+ANSWER: Final = msgspec.msgpack.Decoder(ReportAnswer)
+
+
+def framed(content: msgspec.Struct) -> bytes:
+    """Return a record with its length before it."""
+    payload = _ENCODER.encode(content)
+    return len(payload).to_bytes(HEAD_BYTES, "big") + payload
+
+
+def length_of(head: bytes) -> int:
+    """Return how many bytes follow a head."""
+    return int.from_bytes(head, "big")
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """Return the bytes of the next record; nothing where the other side has ended."""
+    head = stream.read(HEAD_BYTES)
+    if len(head) < HEAD_BYTES:
+        return None
+    payload = stream.read(length_of(head))
+    return payload if len(payload) == length_of(head) else None

@@ -1,0 +1,181 @@
+"""The pages of `gpuledger-reports`: which question a request asks, and how its answer is sent.
+
+An answer is kept for as long as the store's tables and the prices are what they were, which is
+looked at now and then: whoever asks the same again is answered without a process.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+import yaml
+
+from gpuledger.runtime.http.exchange import HttpRequest, Response
+from gpuledger.runtime.logs import Repeats
+from gpuledger.runtime.readiness import Check
+from reports.api.answering import ReportAnswer, error_body
+from reports.api.parameters import ParameterError
+from reports.api.processes import AnswererPool, BusyError, LateError, ProcessEndedError
+from reports.api.questions import PAGES, LookQuestion, Question
+from reports.metrics import (
+    CACHE_BYTES,
+    CACHE_HITS_TOTAL,
+    REQUEST_SECONDS,
+    REQUESTS_TOTAL,
+    STORE_TIMESTAMP_SECONDS,
+)
+
+DESCRIPTION_FILE: Final = Path(__file__).with_name("openapi.yaml")
+DESCRIPTION_PAGE: Final = "/openapi.json"
+_JSON: Final = "application/json"
+_RETRY_SECONDS: Final = {HTTPStatus.SERVICE_UNAVAILABLE: "5"}
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
+
+
+@cache
+def description() -> bytes:
+    """Return the service's OpenAPI description as JSON."""
+    return msgspec.json.encode(yaml.safe_load(DESCRIPTION_FILE.read_text(encoding="utf-8")))
+
+
+class AnswerCache:
+    """The newest answers, up to so many bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._answers: OrderedDict[bytes, ReportAnswer] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: bytes) -> ReportAnswer | None:
+        """Return the answer that is kept under a key, which is wanted still."""
+        found = self._answers.get(key)
+        if found is not None:
+            self._answers.move_to_end(key)
+        return found
+
+    def put(self, key: bytes, answer: ReportAnswer) -> None:
+        """Keep an answer; those that nobody has wanted for longest go."""
+        if len(key) + len(answer.body) > self._max_bytes or key in self._answers:
+            return
+        self._answers[key] = answer
+        self._bytes += len(key) + len(answer.body)
+        while self._bytes > self._max_bytes:
+            oldest, gone = self._answers.popitem(last=False)
+            self._bytes -= len(oldest) + len(gone.body)
+        CACHE_BYTES.set(self._bytes)
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._answers.clear()
+        self._bytes = 0
+        CACHE_BYTES.set(0)
+
+
+class ReportPages:
+    """All pages but those of health and metrics."""
+
+    def __init__(self, *, cache_bytes: int, now: Callable[[], float] = time.time) -> None:
+        self._cache = AnswerCache(cache_bytes)
+        self._now = now
+        self._pool: AnswererPool | None = None
+        self._state = b""
+
+    async def show(self, request: HttpRequest) -> Response:
+        """Return the answer to a request; no path has another effect than its answer."""
+        if request.path == DESCRIPTION_PAGE:
+            return Response(body=description(), content_type=_JSON)
+        if request.path not in PAGES:
+            listed = ", ".join([*PAGES, DESCRIPTION_PAGE, "/livez", "/readyz", "/metrics"])
+            return _error(HTTPStatus.NOT_FOUND, f"there are {listed}")
+        begin_seconds = time.monotonic()
+        response = await self._report(request)
+        seconds = time.monotonic() - begin_seconds
+        REQUEST_SECONDS.labels(page=request.path).observe(seconds)
+        REQUESTS_TOTAL.labels(page=request.path, status=str(response.status)).inc()
+        return response
+
+    async def run(self, pool: AnswererPool, *, check: Check, interval_seconds: float) -> None:
+        """ReportAnswer with a pool until cancelled, and follow what the store has."""
+        self._pool = pool
+        try:
+            while True:
+                await self.look(pool, check)
+                await asyncio.sleep(interval_seconds)
+        finally:
+            self._pool = None
+            await pool.close()
+
+    async def _report(self, request: HttpRequest) -> Response:
+        try:
+            question = PAGES[request.path](request.query, int(self._now()) * 10**6)
+        except ParameterError as error:
+            return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.parameter)
+        # Two forms of a question that mean the same, and two pages, have one answer.
+        state, key = self._state, msgspec.msgpack.encode(question)
+        if found := self._cache.get(key):
+            CACHE_HITS_TOTAL.inc()
+            return _response(found)
+        answer = await self._answer(question)
+        # Where the store has changed meanwhile it may be of before.
+        if answer.status == HTTPStatus.OK and state == self._state and state:
+            self._cache.put(key, answer)
+        return _response(answer)
+
+    async def _answer(self, question: Question) -> ReportAnswer:
+        unavailable, late = HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT
+        if self._pool is None:
+            return _error_answer(unavailable, "the service starts or ends")
+        try:
+            return await self._pool.ask(question)
+        except BusyError as error:
+            return _error_answer(unavailable, str(error))
+        except LateError as error:
+            return _error_answer(late, str(error))
+        except ProcessEndedError as error:
+            problem = f"{error}, perhaps for want of memory; ask for less at a time"
+            return _error_answer(unavailable, problem)
+
+    async def look(self, pool: AnswererPool, check: Check) -> None:
+        """Look what answers depend on; where it cannot be read, the pages are not ready."""
+        try:
+            answer = await pool.ask(LookQuestion())
+        except BusyError:
+            return  # it is looked at again soon, and work is being done
+        except (LateError, ProcessEndedError) as error:
+            check.failed(str(error))
+            return
+        if answer.status != HTTPStatus.OK:
+            reason = msgspec.json.decode(answer.body)["message"]
+            check.failed(reason)
+            return
+        STORE_TIMESTAMP_SECONDS.set(self._now())
+        tables = msgspec.json.decode(answer.body)["tables"]
+        # Nothing is wrong with a store that is new; whoever asks is told so.
+        check.ok("" if any(version is not None for version in tables.values()) else "no usage yet")
+        if answer.body != self._state:
+            self._state = answer.body
+            self._cache.clear()
+
+
+def _response(answer: ReportAnswer) -> Response:
+    retry = _RETRY_SECONDS.get(HTTPStatus(answer.status))
+    headers = {"Retry-After": retry} if retry else {}
+    return Response(status=answer.status, body=answer.body, content_type=_JSON, headers=headers)
+
+
+def _error_answer(
+    status: HTTPStatus, message: str, *, parameter: str | None = None
+) -> ReportAnswer:
+    return ReportAnswer(status=status, body=error_body(status, message, parameter=parameter))
+
+
+def _error(status: HTTPStatus, message: str, *, parameter: str | None = None) -> Response:
+    return _response(_error_answer(status, message, parameter=parameter))

@@ -1,0 +1,109 @@
+"""A small store and one that answers questions about it, without a process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuledger.runtime import Readiness
+from gpuledger.runtime.http.exchange import HttpRequest, Response
+from gpuledger.runtime.tasks import end_tasks
+from reports.api.answering import AnswerSettings, ReportAnswer, answer_to
+from reports.api.pages import ReportPages
+from reports.api.processes import AnswererPool
+from reports.api.questions import LookQuestion, Question
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_NS,
+    HOUR_US,
+    held,
+    inventory_row,
+    pod_row,
+    used,
+    write_store,
+)
+
+DAY = "2026-10-01T00:00:00Z,2026-10-02T00:00:00Z"
+NOW_SECONDS = (BEGIN_US + 20 * HOUR_US) / 1e6
+PRICES = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
+
+
+def small_store(folder: Path) -> AnswerSettings:
+    """Return what tells of a store of four GPU-hours: a and b held, one idle, one of another."""
+    store = write_store(
+        folder / "store",
+        usage_hourly=[
+            held(0, "a", busy_ns=HOUR_NS // 2),
+            used(0, "a", HOUR_NS // 2),
+            held(1, "b"),
+            held(2, None),
+            held(2, "c", gpu="GPU-z", node="m", holder_namespace="other"),
+        ],
+        inventory=[inventory_row(), inventory_row("GPU-z", node="m", hour=2)],
+        pods=[pod_row("a", owner_kind="Job", owner_name="train", labels='{"app":"x"}')],
+    )
+    prices = folder / "prices.yaml"
+    prices.write_text(PRICES)
+    return settings_for(store, prices=prices)
+
+
+def settings_for(
+    store: str, *, prices: Path | None = None, memory_bytes: int = 256 * 2**20
+) -> AnswerSettings:
+    return AnswerSettings(
+        store_uri=store,
+        storage_options={},
+        prices=None if prices is None else str(prices),
+        memory_bytes=memory_bytes,
+    )
+
+
+@dataclass
+class InlineAnswerer:
+    """Answers in the event loop itself, and remembers what it was asked."""
+
+    settings: AnswerSettings
+    asked: list[Question] = field(default_factory=list)
+    is_closed: bool = False
+
+    async def ask(self, question: Question) -> ReportAnswer:
+        if not isinstance(question, LookQuestion):
+            self.asked.append(question)
+        return answer_to(question, self.settings)
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class InlinePages:
+    """The pages over one inline answerer, of a store that is looked at when `look` is called."""
+
+    def __init__(self, settings: AnswerSettings, *, cache_bytes: int = 2**20) -> None:
+        self.answerer = InlineAnswerer(settings)
+        self.readiness = Readiness()
+        self.check = self.readiness.check("store")
+        self.pages = ReportPages(cache_bytes=cache_bytes, now=lambda: NOW_SECONDS)
+        self.pool = AnswererPool(
+            lambda: self.answerer, count=1, max_waiting=4, timeout_seconds=60.0
+        )
+
+    async def get(self, path: str, query: str = "") -> Response:
+        request = HttpRequest(method="GET", path=path, query=query, headers={})
+        return await self.pages.show(request)
+
+    async def look(self) -> None:
+        """Look at the store now."""
+        await self.pages.look(self.pool, self.check)
+
+    @asynccontextmanager
+    async def running(self, pool: AnswererPool | None = None) -> AsyncIterator[None]:
+        """ReportAnswer while the context is open, once the store was looked at."""
+        run = self.pages.run(pool or self.pool, check=self.check, interval_seconds=3600.0)
+        task = asyncio.create_task(run)
+        try:
+            # An inline answerer never waits: one step of the loop is all that a look takes.
+            await asyncio.sleep(0)
+            yield
+        finally:
+            await end_tasks(task)

@@ -1,0 +1,186 @@
+"""OpenCost's allocations of a bill: whose they are, what they cost, and that nothing is lost."""
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reports.api.answering import AnswerSettings, answer_to
+from reports.api.questions import AllocationQuestion, allocation_question
+from tests.unit.reports.api.questions_asked import DAY, NOW_SECONDS, small_store
+from tests.unit.reports.stores import held, inventory_row, node_row, usage_row, write_store
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> AnswerSettings:
+    return small_store(tmp_path_factory.mktemp("small"))
+
+
+def asked(query: str) -> AllocationQuestion:
+    return allocation_question(f"window={DAY}&{query}", int(NOW_SECONDS * 10**6))
+
+
+def sets(settings: AnswerSettings, query: str) -> list[dict[str, Any]]:
+    answer = answer_to(asked(query), settings)
+    content = json.loads(answer.body, parse_float=Decimal)
+    assert answer.status == 200, content
+    found: list[dict[str, Any]] = content["data"]
+    return found
+
+
+def costs(settings: AnswerSettings, query: str) -> dict[str, Decimal]:
+    (only,) = sets(settings, query)
+    assert all(name == one["name"] for name, one in only.items())
+    return {name: one["totalCost"] for name, one in only.items()}
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("aggregate=namespace", {"ns": 14, "other": 7}),
+        ("aggregate=namespace&includeIdle=true", {"ns": 14, "other": 7, "__idle__": 7}),
+        ("aggregate=cluster", {"prod": 21}),
+        ("aggregate=node&idle=true", {"n": 14, "m": 7, "__idle__": 7}),
+        ("aggregate=controller", {"job:train": 7, "__unallocated__": 14}),
+        ("aggregate=controllerKind", {"job": 7, "__unallocated__": 14}),
+        ("aggregate=deployment", {"__unallocated__": 21}),
+        ("aggregate=job", {"train": 7, "__unallocated__": 14}),
+        ("aggregate=label:app", {"app=x": 7, "__unallocated__": 14}),
+        (
+            "aggregate=namespace,label:app",
+            {"ns/app=x": 7, "ns/__unallocated__": 7, "other/__unallocated__": 7},
+        ),
+        ("", {"prod/n/ns/a": 7, "prod/n/ns/b": 7, "prod/m/other/c": 7}),
+        ("aggregate=model", {"H100": 21}),
+    ],
+)
+def test_allocations_are_named_as_opencost_names_them(
+    settings: AnswerSettings, query: str, expected: dict[str, int]
+) -> None:
+    assert costs(settings, query) == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        # By their costs: 14 to 7.
+        ("shareIdle=true", {"ns": "18.66667", "other": "9.33333"}),
+        ("shareIdle=even", {"ns": "17.5", "other": "10.5"}),
+        # The node of the idle GPU is n, where other has none.
+        ("shareIdle=true&idleByNode=true", {"ns": "21", "other": "7"}),
+        ("includeIdle=true&splitIdle=true", {"ns": "14", "other": "7", "prod/__idle__": "7"}),
+        (
+            "includeIdle=true&splitIdle=true&idleByNode=true",
+            {"ns": "14", "other": "7", "prod/n/__idle__": "7"},
+        ),
+        ("shareNamespaces=other", {"ns": "21"}),
+        ("shareNamespaces=other&shareIdle=true", {"ns": "28"}),
+        # Nobody is left to pay for them.
+        ("shareNamespaces=other,ns", {"ns": "14", "other": "7"}),
+        ("shareLabels=app:x", {"ns": "10.5", "other": "10.5"}),
+    ],
+)
+def test_what_is_shared_is_paid_by_the_others(
+    settings: AnswerSettings, query: str, expected: dict[str, str]
+) -> None:
+    found = costs(settings, f"aggregate=namespace&{query}")
+    assert found == {name: Decimal(cost) for name, cost in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ('filter=namespace:"ns"', {"ns": "14"}),
+        ('filter=namespace!:"ns"&includeIdle=true', {"other": "7", "__idle__": "7"}),
+        ('filter=namespace:"ns"&includeIdle=true', {"ns": "14"}),
+        ('filter=label[app]:"x"', {"ns": "7"}),
+        ('filter=label[app]:"__unallocated__"', {"ns": "7", "other": "7"}),
+        ('filter=controllerKind:"job"%2BcontrollerName:"train"', {"ns": "7"}),
+        ('filter=node:"m"&includeIdle=true', {"other": "7"}),
+        ('filter=node:"n"&includeIdle=true', {"ns": "14", "__idle__": "7"}),
+        # Others pay their part of what is shared, whether they are asked for or not.
+        ('filter=namespace:"other"&shareIdle=true', {"other": "9.33333"}),
+        ('filter=pod:"a"&shareIdle=true', {"ns": "9.33333"}),
+        ('filter=namespace:"nobody"', {}),
+    ],
+)
+def test_a_filter_picks_allocations_of_what_all_of_them_are(
+    settings: AnswerSettings, query: str, expected: dict[str, str]
+) -> None:
+    found = costs(settings, f"aggregate=namespace&{query}")
+    assert found == {name: Decimal(cost) for name, cost in expected.items()}
+
+
+@pytest.mark.parametrize("share", ["", "&shareIdle=even", "&shareIdle=weighted&idleByNode=true"])
+@pytest.mark.parametrize("aggregate", ["cluster", "pod", "label:app,controller"])
+def test_with_idle_the_costs_sum_to_what_the_gpus_cost(
+    settings: AnswerSettings, aggregate: str, share: str
+) -> None:
+    found = costs(settings, f"aggregate={aggregate}&includeIdle=true{share}")
+    assert sum(found.values()) == 28
+
+
+def test_an_allocation_says_how_much_was_held_and_used_and_that_the_rest_is_not_ours(
+    settings: AnswerSettings,
+) -> None:
+    (only,) = sets(settings, "aggregate=pod")
+    one = only["a"]
+    assert (one["gpuHours"], one["gpuCount"], one["minutes"]) == (1, Decimal("0.33333"), 180)
+    assert one["gpuEfficiency"] == one["totalEfficiency"] == Decimal("0.5")
+    assert one["gpuAllocation"] == {
+        "gpuModel": "H100",
+        "isGPUShared": None,
+        "gpuUsageAverage": Decimal("0.16667"),
+        "gpuRequestAverage": Decimal("0.33333"),
+    }
+    assert one["properties"] == {"cluster": "prod", "pod": "a"}
+    assert one["window"] == {"start": "2026-10-01T00:00:00Z", "end": "2026-10-02T00:00:00Z"}
+    assert {one[name] for name in ("cpuCost", "ramCost", "pvCost", "networkCost")} == {0}
+
+
+def test_properties_are_those_in_which_all_parts_agree(settings: AnswerSettings) -> None:
+    (only,) = sets(settings, "aggregate=namespace,label:app&includeIdle=true&idleByNode=true")
+    assert only["ns/app=x"]["properties"]["labels"] == {"app": "x"}
+    assert only["ns/__unallocated__"]["properties"] == {"cluster": "prod", "namespace": "ns"}
+    assert only["__idle__"]["properties"] == {"cluster": "prod", "node": "n"}
+
+
+def test_each_step_has_its_own_set_and_one_without_usage_is_empty(
+    settings: AnswerSettings,
+) -> None:
+    found = sets(settings, "aggregate=namespace&step=1h")
+    assert [{name: one["totalCost"] for name, one in each.items()} for each in found[:4]] == [
+        {"ns": 7},
+        {"ns": 7},
+        {"other": 7},
+        {},
+    ]
+    assert len(found) == 24
+    assert sets(settings, "aggregate=namespace&accumulate=hour") == found
+    whole = sets(settings, "aggregate=namespace")
+    assert sets(settings, "aggregate=namespace&step=1h&accumulate=true") == whole
+
+
+def test_gpus_without_a_price_are_warned_of(tmp_path: Path) -> None:
+    told = small_store(tmp_path)
+    write_store(
+        tmp_path / "store",
+        usage_hourly=[usage_row(0, gpu="GPU-odd", model="Odd", held_ns=1, busy_ns=1)],
+        inventory=[inventory_row("GPU-odd", model="Odd")],
+    )
+    answer = json.loads(answer_to(asked("aggregate=cluster"), told).body)
+    assert "Odd" in answer["warning"]
+
+
+def test_idle_of_a_cluster_that_nobody_used_stays(tmp_path: Path) -> None:
+    told = small_store(tmp_path)
+    write_store(
+        tmp_path / "store",
+        usage_hourly=[held(0, None, cluster="dev", gpu="GPU-d")],
+        inventory=[inventory_row("GPU-d", cluster="dev", hour=2)],
+        nodes=[node_row()],
+    )
+    found = costs(told, "aggregate=namespace&shareIdle=true&splitIdle=true")
+    assert found == {"ns": Decimal("18.66667"), "other": Decimal("9.33333"), "dev/__idle__": 7}

@@ -1,0 +1,119 @@
+"""What requests ask: which parameters there are, and that each mistake names its own."""
+
+from urllib.parse import urlencode
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reports.api.parameters import ParameterError
+from reports.api.questions import PAGES, AllocationQuestion, allocation_question, bill_question
+from tests.unit.reports.api.questions_asked import DAY, NOW_SECONDS
+
+NOW_US = int(NOW_SECONDS * 10**6)
+
+
+def asked(**parameters: str) -> AllocationQuestion:
+    return allocation_question(urlencode({"window": DAY, **parameters}), NOW_US)
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "parameter"),
+    [
+        ("/allocation", "", "window"),
+        ("/allocation", "window=soon", "window"),
+        ("/allocation", "window=7d&window=7d", "window"),
+        ("/allocation", "window=7d&step=90m", "step"),
+        ("/allocation", "window=7d&step=0h", "step"),
+        ("/allocation", "window=400d&step=1h", "step"),
+        ("/allocation", "window=7d&accumulate=year", "accumulate"),
+        ("/allocation", "window=7d&includeIdle=perhaps", "includeIdle"),
+        ("/allocation", "window=7d&shareIdle=all", "shareIdle"),
+        ("/allocation", "window=7d&shareSplit=odd", "shareSplit"),
+        ("/allocation", "window=7d&shareLabels=app", "shareLabels"),
+        ("/allocation", "window=7d&shareCost=100", "shareCost"),
+        ("/allocation", "window=7d&filter=namespace", "filter"),
+        ("/allocation", "window=7d&filter=namespace:a", "filter"),
+        ("/allocation", "window=7d&filter=namespace~:%22a%22", "filter"),
+        ("/allocation", "window=7d&filter=namespace:%22a%22%7Cpod:%22b%22", "filter"),
+        ("/allocation", "window=7d&filter=service:%22a%22", "filter"),
+        ("/allocation", "window=7d&filter=label:%22a%22", "filter"),
+        ("/allocation", "window=7d&filter=pod[x]:%22a%22", "filter"),
+        ("/allocation", "window=7d&aggregate=a,b,c,d,e,f,g,h,i,j,k,l,m", "aggregate"),
+        ("/allocation", "window=7d&limit=3", "'limit'"),
+        ("/allocation", "window=%ff", "query"),
+        ("/bill", "period=2026-13", "period"),
+        ("/bill", "period=2026-10&from=1", "from"),
+        ("/bill", "from=2026-10-01T00:00:00Z", "to"),
+        ("/bill", "from=2026-10-01T00:30:00Z&to=2026-10-02T00:00:00Z", "from"),
+        ("/bill", "from=7200&to=3600", "to"),
+        ("/bill", "window=7d", "'window'"),
+        ("/bill/explain", "period=2026-10", "line"),
+        ("/bill/explain", "line=a&rows=-1", "rows"),
+        ("/bill/explain", "line=a&rows=1000000", "rows"),
+    ],
+)
+def test_a_mistake_names_its_parameter(path: str, query: str, parameter: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        PAGES[path](query, NOW_US)
+    assert caught.value.parameter == parameter
+    assert str(caught.value).startswith(f"{parameter}: ")
+
+
+@given(
+    st.sampled_from(sorted(PAGES)),
+    st.text(max_size=200)
+    | st.dictionaries(
+        st.sampled_from(
+            ["window", "step", "period", "from", "to", "by", "rows", "shareLabels", "filter"]
+        ),
+        st.text(max_size=40)
+        | st.from_regex(r"\d{0,12}[a-zA-Z]?(,\d{0,12})?")
+        | st.from_regex(r'\A(\w{1,9}(\[\w*\])?!?:("\w*",?)*[ +]?){0,3}\Z'),
+    ).map(urlencode),
+)
+def test_any_query_is_a_question_or_a_mistake_that_is_named(path: str, query: str) -> None:
+    mistake = None
+    try:
+        PAGES[path](query, NOW_US)
+    except ParameterError as error:
+        mistake = error
+    if mistake is not None:
+        assert str(mistake).startswith(f"{mistake.parameter}: ")
+        assert len(str(mistake)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, {"aggregate": ("cluster", "node", "namespace", "pod"), "has_idle": False}),
+        ({"aggregate": "namespace, label:app,"}, {"aggregate": ("namespace", "label:app")}),
+        ({"idle": "true"}, {"has_idle": True}),
+        ({"includeIdle": "1", "idleByNode": "T"}, {"has_idle": True, "idle_by_node": True}),
+        ({"shareIdle": "true"}, {"share_idle": "weighted"}),
+        ({"shareIdle": "false"}, {"share_idle": None}),
+        ({"shareIdle": "even"}, {"share_idle": "even"}),
+        ({"shareLabels": "app:x,tier:y"}, {"share_labels": (("app", "x"), ("tier", "y"))}),
+        (
+            {"filter": 'namespace:"a", "b"+label[app]!:"x" controllerKind:"Job"'},
+            {
+                "filters": (
+                    ("namespace", ("a", "b"), False),
+                    ("label:app", ("x",), True),
+                    ("owner_kind", ("job",), False),
+                )
+            },
+        ),
+        ({"filter": "", "shareCost": "0", "sharelb": "false", "resolution": "1m"}, {}),
+    ],
+)
+def test_what_clients_of_opencost_send_is_understood(
+    parameters: dict[str, str], expected: dict[str, object]
+) -> None:
+    question = asked(**parameters)
+    assert {name: getattr(question, name) for name in expected} == expected
+
+
+def test_a_bill_is_of_the_newest_month_where_no_time_is_named() -> None:
+    question = bill_question("")
+    assert (question.window, question.by) == (None, ("namespace",))

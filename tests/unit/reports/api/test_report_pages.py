@@ -1,0 +1,273 @@
+"""The pages: what is answered to which request, in the form that the description says."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from gpuledger.runtime.http.exchange import Response
+from reports.api.answering import AnswerSettings, ReportAnswer
+from reports.api.pages import DESCRIPTION_FILE, AnswerCache, description
+from reports.api.processes import AnswererPool, BusyError, LateError, ProcessEndedError
+from reports.api.questions import PAGES, Question
+from tests.unit.reports.api.questions_asked import (
+    DAY,
+    PRICES,
+    InlinePages,
+    settings_for,
+    small_store,
+)
+from tests.unit.reports.stores import held, write_store
+
+DESCRIPTION: dict[str, Any] = yaml.safe_load(DESCRIPTION_FILE.read_text())
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> AnswerSettings:
+    return small_store(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def served(told: AnswerSettings) -> InlinePages:
+    return InlinePages(told)
+
+
+def parameters_of(path: str) -> dict[str, dict[str, Any]]:
+    """Return a page's parameters by their names."""
+    named = DESCRIPTION["paths"][path]["get"].get("parameters", [])
+    known = DESCRIPTION["components"]["parameters"]
+    found = [known[one["$ref"].rpartition("/")[2]] for one in named]
+    return {one["name"]: one for one in found}
+
+
+def check_form(path: str, response: Response) -> Any:  # noqa: ANN401  # any JSON
+    """Return a response's content, after a check that it is as the description says."""
+    described = DESCRIPTION["paths"][path]["get"]["responses"][str(response.status)]
+    if "$ref" in described:
+        described = DESCRIPTION["components"]["responses"][described["$ref"].rpartition("/")[2]]
+    schema = described["content"][response.content_type]["schema"]
+    content = json.loads(response.body)
+    # With the references resolved within the description itself.
+    validator = jsonschema.Draft202012Validator(
+        {**schema, "components": DESCRIPTION["components"]},
+        format_checker=jsonschema.FormatChecker(),
+    )
+    validator.validate(content)
+    assert set(response.headers) >= set(described.get("headers", {}))
+    return content
+
+
+def test_the_description_is_openapi_and_names_every_page_and_parameter() -> None:
+    assert DESCRIPTION["openapi"].startswith("3.1.")
+    assert {*DESCRIPTION["paths"]} == {*PAGES, "/openapi.json"}
+    assert json.loads(description()) == DESCRIPTION
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_the_parameters_that_are_described_are_those_that_are_taken(
+    served: InlinePages, path: str
+) -> None:
+    response = await served.get(path, "no-such-parameter=1")
+    message = check_form(path, response)["message"]
+    listed = message.rpartition("there are ")[2].split(", ")
+    assert sorted(listed) == sorted(parameters_of(path))
+
+
+HOSTILE = (
+    st.text(max_size=60)
+    | st.sampled_from(
+        ["'", '"; DROP TABLE usage; --', "../../etc/passwd", "%", "\0", "1e999", "-1"]
+    )
+    | st.from_regex(r"\A[\w:,./-]{0,40}\Z")
+)
+EXAMPLES: dict[str, list[str]] = {
+    "window": [DAY, "today", "2d", "lastmonth"],
+    "aggregate": ["namespace", "controller,label:app", "cluster,node", "team", "gpu"],
+    "step": ["1d", "12h"],
+    "accumulate": ["true", "false", "day", "week", "month"],
+    "accumulateBy": ["day", "none"],
+    "period": ["2026-10", "2026-10-01", "2026"],
+    "by": ["namespace", "pod,model", "label:app"],
+    "line": ["a", "0"],
+    "filter": ['namespace:"ns"', 'pod!:"a"+label[app]:"x"'],
+}
+
+
+def allowed_values(parameter: dict[str, Any]) -> st.SearchStrategy[str]:
+    """Return values that the description allows."""
+    schema = parameter["schema"]
+    allowed = [*schema.get("enum", ()), *EXAMPLES.get(parameter["name"], ())]
+    if schema["type"] == "boolean":
+        allowed += ["true", "false"]
+    return st.sampled_from(allowed or [str(parameter.get("example", ""))])
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[str, dict[str, str]]:
+    """Return a page and parameters, of which one at most is missing or not what is allowed."""
+    path = draw(st.sampled_from(sorted(PAGES)))
+    known = parameters_of(path)
+    required = [name for name, one in known.items() if one["required"]]
+    others = draw(st.lists(st.sampled_from(sorted(known)), max_size=4, unique=True))
+    given = {name: draw(allowed_values(known[name])) for name in (*required, *others)}
+    attacked = draw(st.none() | st.sampled_from(sorted(known)))
+    if attacked is not None:
+        given[attacked] = draw(HOSTILE)
+    missing = draw(st.sampled_from([None, None, None, *required]))
+    return path, {name: value for name, value in given.items() if name != missing}
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@settings(deadline=None, max_examples=80)
+@given(request=requests())
+def test_whatever_is_asked_the_answer_has_the_described_form(
+    told: AnswerSettings, runner: asyncio.Runner, request: tuple[str, dict[str, str]]
+) -> None:
+    path, parameters = request
+    served = InlinePages(told)
+
+    async def ask() -> Response:
+        async with served.running():
+            return await served.get(path, urlencode(parameters))
+
+    response = runner.run(ask())
+    event(f"{path} {response.status}")
+    content = check_form(path, response)
+    assert response.status in (200, 400)
+    if response.status == 400:
+        assert content["message"].startswith(f"{content['parameter']}: ")
+        assert content["parameter"] in parameters_of(path)
+
+
+async def test_an_answer_is_made_once_until_the_store_or_the_prices_change(
+    tmp_path: Path,
+) -> None:
+    told = small_store(tmp_path)
+    served = InlinePages(told)
+    async with served.running():
+        query = "period=2026-10-01&by=pod"
+        first = await served.get("/bill", query)
+        assert await served.get("/bill", f"by=pod&{query.partition('&')[0]}") == first
+        assert len(served.answerer.asked) == 1
+        write_store(tmp_path / "store", usage_hourly=[held(3, "b")])
+        await served.look()
+        changed = await served.get("/bill", query)
+        assert changed.body != first.body
+        (tmp_path / "prices.yaml").write_text("prices: [{name: h, model: H100, per_gpu_hour: 8}]")
+        await served.look()
+        dearer = await served.get("/bill", query)
+        assert json.loads(dearer.body)["prices"] != json.loads(changed.body)["prices"]
+        assert len(served.answerer.asked) == 3
+
+
+async def test_the_bill_is_the_commands_and_a_line_of_it_is_explained(served: InlinePages) -> None:
+    async with served.running():
+        bill = json.loads((await served.get("/bill", "period=2026-10&by=pod")).body)
+        line = next(line for line in bill["lines"] if line["pod"] == "a")
+        asked = f"period=2026-10&by=pod&line={line['line'][:6]}"
+        found = check_form("/bill/explain", await served.get("/bill/explain", asked))
+    assert (bill["line_cost"], line["cost"]) == ("28.00", "7.00")
+    assert found["line"] == line["line"]
+    assert any("1 GPU h x 7 = 7" in text for text in found["explanation"])
+    assert any("offsets 0 to 9" in text for text in found["explanation"])
+
+
+async def test_a_store_without_usage_is_said_to_be_so_and_nothing_is_wrong_with_it(
+    tmp_path: Path,
+) -> None:
+    served = InlinePages(settings_for(str(tmp_path / "empty")))
+    async with served.running():
+        response = await served.get("/allocation", "window=7d")
+    assert "no usage" in check_form("/allocation", response)["message"]
+    assert (response.status, response.headers["Retry-After"]) == (503, "5")
+    assert (served.check.is_ok, served.check.detail) == (True, "no usage yet")
+
+
+async def test_prices_that_cannot_be_read_make_the_service_unready_until_they_can(
+    tmp_path: Path,
+) -> None:
+    served = InlinePages(small_store(tmp_path))
+    prices = tmp_path / "prices.yaml"
+    found = []
+    async with served.running():
+        for text in (PRICES, "prices: 7", PRICES):
+            prices.write_text(text)
+            await served.look()
+            found.append((served.check.is_ok, "prices" in served.check.detail))
+    assert found == [(True, False), (False, True), (True, False)]
+
+
+async def test_what_needs_more_memory_than_allowed_is_the_windows_mistake(
+    told: AnswerSettings,
+) -> None:
+    tight = settings_for(told.store_uri, memory_bytes=200_000)
+    served = InlinePages(tight)
+    async with served.running():
+        response = await served.get("/allocation", f"window={DAY}")
+    content = check_form("/allocation", response)
+    assert (response.status, content["parameter"]) == (400, "window")
+    assert "200000" in content["message"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(BusyError("8 wait"), 503), (LateError("late"), 504), (ProcessEndedError("gone"), 503)],
+)
+async def test_who_cannot_be_answered_now_is_told_so_in_the_described_form(
+    served: InlinePages, error: Exception, status: int
+) -> None:
+    async def refuse(_: Question) -> None:
+        raise error
+
+    served.answerer.ask = refuse  # type: ignore[method-assign,assignment]  # fails as a real one does
+    pool = AnswererPool(lambda: served.answerer, count=1, max_waiting=0, timeout_seconds=9.0)
+    async with served.running(pool):
+        response = await served.get("/bill")
+    assert response.status == status
+    check_form("/bill", response)
+
+
+async def test_before_the_start_and_after_the_end_pages_say_that_there_is_nobody(
+    served: InlinePages,
+) -> None:
+    assert (await served.get("/bill")).status == 503
+    async with served.running():
+        assert (await served.get("/bill")).status == 200
+    assert (await served.get("/allocation", "window=7d")).status == 503
+    assert served.answerer.is_closed
+
+
+async def test_an_unknown_page_names_those_that_there_are(served: InlinePages) -> None:
+    response = await served.get("/bills")
+    assert response.status == 404
+    assert "/bill/explain" in json.loads(response.body)["message"]
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=3), st.integers(0, 60)), max_size=30),
+    st.integers(0, 100),
+)
+def test_a_cache_never_holds_more_bytes_than_it_may(
+    puts: list[tuple[bytes, int]], max_bytes: int
+) -> None:
+    cache = AnswerCache(max_bytes)
+    kept: dict[bytes, Any] = {}
+    for key, length in puts:
+        cache.put(key, ReportAnswer(body=b"x" * length))
+        kept = {one: found for one, _ in puts if (found := cache.get(one))}
+        assert sum(len(one) + len(found.body) for one, found in kept.items()) <= max_bytes
+    cache.clear()
+    assert not any(cache.get(key) for key in kept)

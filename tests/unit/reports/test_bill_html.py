@@ -1,0 +1,270 @@
+"""Bills as a page: nothing is loaded, nothing a tenant is called runs, and tables are exact."""
+
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+from hashlib import sha256
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from reports.bill_charts import printable
+from reports.bill_html import as_html
+from reports.bill_output import row_of
+from reports.billing import Bill, BillMaker
+from reports.closing import close, closed_lines
+from reports.policy_file import ReadPolicy, parse_policy
+from reports.usage_sums import UsageReader, Window
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_NS,
+    HOUR_US,
+    held,
+    inventory_row,
+    used,
+    write_store,
+)
+
+SEVEN = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
+BUDGETS = (
+    "budgets: [{name: all of <b>ns</b>, amount: 10, from: 2026-10-01, to: 2026-10-04,"
+    " match: {namespace: ns}}]\n"
+)
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=http://x.example/ onerror=alert(1)>',
+    "</style></script><base href=//x.example>",
+    "{{ 7 * 7 }}{% include '/etc/passwd' %}",
+    "a\x01b\u202ec&lt;",
+)
+VOID = {"meta", "input"}
+
+
+class PageReader(HTMLParser):
+    """What a page is made of: its elements, and the texts in some of them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self._open == []
+
+    @override
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    @override
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+
+    @override
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    @override
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append((self._open[-1] if self._open else "", data))
+
+    def inside(self, tag: str) -> list[str]:
+        return [text for name, text in self.texts if name == tag]
+
+
+def make(
+    store: str, policy: str = SEVEN, *, by: Sequence[str] = ("namespace",), hours: int = 72
+) -> Bill:
+    read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
+    maker = BillMaker(UsageReader(store), read, by=by)
+    return maker.make(Window(BEGIN_US, BEGIN_US + hours * HOUR_US), tells_days=True)
+
+
+def page_of(bill: Bill) -> str:
+    return as_html(bill, closed=[], asked=["--store", "s"])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """Three days of tenants of any name, idle, and a GPU that no tick covers."""
+    rows = [
+        row
+        for number, name in enumerate((*HOSTILE, "ns"))
+        for row in (
+            held(number * 12, f"p{number}", holder_namespace=name, busy_ns=HOUR_NS // 3),
+            used(number * 12, f"p{number}", HOUR_NS * 2 // 3, namespace=name),
+        )
+    ]
+    return write_store(
+        tmp_path / "store",
+        usage_hourly=[*rows, held(71, None)],
+        inventory=[inventory_row(), inventory_row(hour=40), inventory_row("GPU-b", hour=40)],
+    )
+
+
+def test_a_page_refers_to_nothing_outside_itself(store: str) -> None:
+    page = page_of(make(store, SEVEN + BUDGETS))
+    read = PageReader(page)
+    loading = {"src", "href", "xlink:href", "srcset", "data", "action", "poster", "background"}
+    named = {"script", "link", "img", "iframe", "object", "embed", "base", "image", "use", "a"}
+    assert [pair for pair in read.elements if loading & pair[1].keys()] == []
+    assert [tag for tag, _ in read.elements if tag in named] == ["script"]
+    for text in read.inside("style"):
+        assert "url(" not in text
+        assert "@import" not in text
+
+
+def test_a_page_s_policy_lets_its_own_style_and_script_in_and_nothing_else(store: str) -> None:
+    read = PageReader(page_of(make(store)))
+    (policy,) = (
+        attributes["content"]
+        for tag, attributes in read.elements
+        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+    )
+    hashes = {
+        kind: f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+        for kind in ("style", "script")
+        for text in read.inside(kind)
+    }
+    assert dict(part.split(" ", 1) for part in policy.split("; ")) == {
+        "default-src": "'none'",
+        "style-src": hashes["style"],
+        "script-src": hashes["script"],
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    # What the policy forbids is not there to begin with: attributes that run or style.
+    assert [
+        name
+        for _, attributes in read.elements
+        for name in attributes
+        if name == "style" or name.startswith("on")
+    ] == []
+
+
+def test_whatever_a_tenant_is_called_is_text(store: str) -> None:
+    bill = make(store, SEVEN + BUDGETS)
+    read = PageReader(page_of(bill))
+    kinds = {tag for tag, _ in read.elements}
+    assert kinds & {"img", "base", "b"} == {"b"}
+    names = read.inside("bdi")
+    assert [name for name in HOSTILE if printable(name) not in names] == []
+    assert "all of <b>ns</b>" in names
+    # In the drawings they are shortened, and whole where one points at them.
+    said = read.inside("title")
+    assert any(HOSTILE[0] in text for text in said)
+    assert "\x01" not in page_of(bill)
+
+
+def test_the_table_has_each_line_with_its_very_cost(store: str) -> None:
+    bill = make(store)
+    page = page_of(bill)
+    rows = re.findall(
+        r'<tr(?: class="idle")?>(?:(?!</tr>).)*?class="line">\w+<.*?</tr>', page, re.DOTALL
+    )
+    shown = {}
+    for row in rows:
+        (line,) = re.findall(r'class="line">(\w+)<', row)
+        shown[line] = [Decimal(value) for value in re.findall(r'<data value="([^"]+)">', row)]
+    columns = ("cost", "held_idle_cost", "held_gpu_seconds", "used_gpu_seconds")
+    assert shown == {
+        line.id: [
+            *(row_of(bill, line)[name] for name in columns),
+            row_of(bill, line)["charged_gpu_seconds"],
+        ]
+        for line in bill.lines
+    }
+    assert sum(amounts[0] for amounts in shown.values()) == bill.origin_cost
+    assert f"Lines {bill.line_cost:,f} <b>=</b> GPUs {bill.origin_cost:,f} USD" in page
+
+
+def test_the_same_bill_is_the_same_page_byte_for_byte(store: str) -> None:
+    assert page_of(make(store, SEVEN + BUDGETS)) == page_of(make(store, SEVEN + BUDGETS))
+
+
+def test_days_sum_to_what_the_gpus_cost_to_the_last_fraction(store: str) -> None:
+    prices = "prices: [{name: h100, model: H100, purchase: {capital: 25000, lifetime_hours: 7}}]\n"
+    bill = make(store, prices)
+    assert [day.begin_us for day in bill.days] == [
+        BEGIN_US + number * 24 * HOUR_US for number in range(3)
+    ]
+    assert sum(cost for day in bill.days for cost in day.costs.values()) == bill.exact_origin_cost
+    # Two tenants a day, and a second GPU from 16:00 of the second day on, which nothing covers.
+    hour = bill.days[0].costs[None] / 2
+    assert [day.costs["uncovered"] / hour for day in bill.days] == [22, 22 + 8, 45]
+    assert [day.costs.get("unallocated", 0) / hour for day in bill.days] == [0, 0, 1]
+
+
+def test_many_tenants_are_one_bar_in_the_chart_and_a_row_each_in_the_table(
+    tmp_path: Path,
+) -> None:
+    usage = [
+        held(hour, f"p{hour}-{gpu}", gpu=f"GPU-{gpu}", holder_namespace=f"team-{hour}-{gpu}")
+        for hour in range(5)
+        for gpu in range(8)
+    ]
+    bill = make(write_store(tmp_path, usage_hourly=usage), hours=5)
+    page = page_of(bill)
+    assert "20 others" in page
+    names = PageReader(page).inside("bdi")
+    assert len([name for name in names if name.startswith("team-")]) == 40
+
+
+def test_what_one_should_know_before_paying_stands_at_the_top(store: str) -> None:
+    bill = make(store, "prices: []", hours=96)
+    page = page_of(bill)
+    assert "There is usage up to 2026-10-04T00:00:00Z alone" in page
+    assert "No price for <bdi>H100</bdi>" in page
+    assert '<span class="state">open</span>' in page
+
+
+def test_a_closed_period_says_its_revision_and_what_came_since(store: str) -> None:
+    bill = make(store, SEVEN)
+    close(bill, store)
+    closed = closed_lines(store, bill.window, bill.by)
+    page = as_html(bill, closed=closed, asked=[])
+    assert "closed as revision 1" in page
+    assert "more since" not in page
+    dearer = make(store, SEVEN.replace("7}", "8}"))
+    page = as_html(dearer, closed=closed, asked=[])
+    assert f"{dearer.line_cost - bill.line_cost:,f} USD more since" in page
+
+
+def test_budgets_say_what_is_left_and_what_it_comes_to(store: str) -> None:
+    page = page_of(make(store, SEVEN + BUDGETS, hours=24 * 3))
+    row = page[page.index("<bdi>all of &lt;b&gt;") :]
+    values = re.findall(r'<data value="([^"]+)">', row)[:4]
+    assert [Decimal(value) for value in values] == [10, 7, 3, 7]
+
+
+def test_what_a_budget_spends_each_day_sums_to_what_it_has_spent(store: str) -> None:
+    bill = make(store, SEVEN + BUDGETS)
+    (state,) = bill.budgets
+    spent = [cost for day in bill.days for cost in day.budget_costs]
+    assert spent == [Fraction(0), Fraction(0), Fraction(7)]
+    assert state.spent == sum(spent)
+    said = PageReader(page_of(bill)).inside("title")
+    assert "all of <b>ns</b>: 30 % left after 3 of 3 days" in said
+
+
+def test_a_period_with_nothing_to_bill_is_a_page_that_says_so(store: str) -> None:
+    read = ReadPolicy(parse_policy(SEVEN), "0" * 64, "test")
+    later = Window(BEGIN_US + 2400 * HOUR_US, BEGIN_US + 2401 * HOUR_US)
+    bill = BillMaker(UsageReader(store), read, by=["namespace"]).make(later, tells_days=True)
+    assert "nothing to bill" in page_of(bill)
+
+
+def test_every_colour_is_there_in_light_in_dark_and_in_print(store: str) -> None:
+    page = page_of(make(store, SEVEN + BUDGETS))
+    blocks = re.findall(r":root \{(.*?)\}", page, re.DOTALL)
+    assert len(blocks) == 3
+    wanted = set(re.findall(r"var\((--[\w-]+)\)", page))
+    for block in blocks:
+        assert wanted - set(re.findall(r"(--[\w-]+):", block)) == set()

@@ -1,0 +1,63 @@
+"""`gpuledger-reports` as its users start it."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuledger.runtime import Readiness
+from gpuledger.runtime.http.exchange import HttpRequest
+from gpuledger.runtime.tasks import end_tasks
+from reports.api.pages import ReportPages
+from reports.command import main, serve
+from reports.settings import ReadStoreSettings, ReportsSettings, RequestSettings
+from tests.unit.reports.api.questions_asked import small_store
+
+
+async def test_it_answers_by_its_settings_and_is_ready_when_the_store_was_read(
+    tmp_path: Path,
+) -> None:
+    told = small_store(tmp_path)
+    settings = ReportsSettings(
+        store=ReadStoreSettings(uri=told.store_uri),
+        prices=Path(told.prices or ""),
+        requests=RequestSettings(max_concurrent=1),
+    )
+    readiness, pages = Readiness(), ReportPages(cache_bytes=0)
+    task = asyncio.create_task(serve(settings, readiness, pages=pages))
+    await asyncio.sleep(0)  # it begins
+    assert not readiness.is_ready()
+    # There is one process, so that the store was looked at before this is answered.
+    request = HttpRequest(method="GET", path="/bill", query="by=pod", headers={})
+    response = await pages.show(request)
+    assert readiness.is_ready()
+    await end_tasks(task)
+    assert json.loads(response.body)["line_cost"] == "28.00"
+    assert json.loads(response.body)["prices"]["name"] == "prices.yaml"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "named"),
+    [
+        ("PRICES", "no-such-file.yaml", "no-such-file.yaml"),
+        ("REQUESTS__MAX_CONCURRENT", "0", "GPULEDGER_REQUESTS__MAX_CONCURRENT"),
+        ("REQUESTS__MEMORY_BYTES", "1", "GPULEDGER_REQUESTS__MEMORY_BYTES"),
+        ("STORE__URI", "", "GPULEDGER_STORE__URI"),
+        ("KAFKA__BOOTSTRAP_SERVERS", "kafka:9092", "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_one_line_that_names_it(
+    variable: str,
+    value: str,
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpuledger-reports"])
+    monkeypatch.setenv(f"GPULEDGER_{variable}", value)
+    assert main() == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert named in said
