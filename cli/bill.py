@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cli.long_work import printing_progress
 from cli.replay.range_plan import parse_moment
-from gpuledger.clock import NS_PER_MS
+from gpuledger.clock import NS_PER_MS, NS_PER_US
 from gpuledger.errors import UserError
 from reports.bill_output import (
     as_csv,
@@ -31,10 +31,10 @@ from reports.billing import Bill, BillMaker, gpu_seconds
 from reports.charging_sql import HOUR_US
 from reports.closing import ClosedLine, closed_lines, refusals_of, revision_rows, standing_bill
 from reports.closing import close as close_bill
-from reports.explaining import explanation_of, find_line, find_lost_line, revision_texts
+from reports.explaining import explanation_of, explanation_of_gone, find_line
 from reports.focus import focus_columns, focus_rows
 from reports.money import minor_digits, rounded, text_of
-from reports.periods import month_of, parse_period, window_of
+from reports.periods import last_month, month_of, parse_period, window_of
 from reports.policy_file import PolicyError, read_policy
 from reports.usage_sums import DAY_US, UsageReader, Window
 
@@ -42,6 +42,8 @@ MADE: Final = 0
 WRONG: Final = 1
 UNPRICED: Final = 3
 NOTHING: Final = 4
+LAST_MONTH: Final = "last-month"
+"""For who cannot say which, such as a CronJob."""
 _WIDTH_IN_FILES: Final = 160
 _HTML_MODULES: Final = frozenset({"jinja2", "markupsafe", "vl_convert"})
 _HELP: Final = """
@@ -77,8 +79,8 @@ class BillOf:
     period: Annotated[
         str | None,
         Parameter(
-            help="A month such as 2026-10, a day or a year, in UTC; absent: the month of the newest"
-            " usage. One that is not over is billed up to where there is usage."
+            help="A month such as 2026-10, a day or a year, in UTC, or last-month; absent: the"
+            " month of the newest usage. One that is not over is billed up to where there is usage."
         ),
     ] = None
     from_: Annotated[
@@ -173,6 +175,8 @@ class BillOf:
                 for moment_ms in (parse_moment(text, option=option, now_ms=now_ms),)
             )
             return window_of(begin_ms, end_ms)
+        if self.period == LAST_MONTH:
+            return last_month(time.time_ns() // NS_PER_US)
         return parse_period(self.period) if self.period else month_of(reader.usage_end_us)
 
 
@@ -285,14 +289,14 @@ def explain(
 ) -> int:
     """Print how a line was calculated: prices, times, the rows of usage and their events."""
     made, maker = bill_of.make()
-    closed = bill_of.closed()
-    if lost := find_lost_line(made, line, closed):
-        for text in revision_texts(closed, lost, policy=made.policy.sha256):
-            sys.stdout.write(f"{text}\n")
-        sys.stdout.write("it is no line any more: by what is known now it has nothing\n")
-        return MADE
-    found = find_line(made, line)
-    for text in explanation_of(made, found, maker=maker, closed=closed, max_rows=rows):
+    closed = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
+    # A correction may have taken a line back whole: the bill has it no more, its revisions do.
+    if gone := explanation_of_gone(made, line, closed=closed):
+        texts: Iterable[str] = gone
+    else:
+        found = find_line(made, line)
+        texts = explanation_of(made, found, maker=maker, closed=closed, max_rows=rows)
+    for text in texts:
         sys.stdout.write(f"{text}\n")
     return MADE
 

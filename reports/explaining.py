@@ -31,20 +31,25 @@ def find_line(bill: Bill, begin: str) -> BillLine:
     return found[0]
 
 
-def find_lost_line(bill: Bill, begin: str, closed: Sequence[ClosedLine]) -> str | None:
-    """Return the id of the line that was closed, begins so, and is none of the bill any more."""
-    if any(line.id.startswith(begin) for line in bill.lines):
-        return None
-    found = {each.line for each in closed if each.line.startswith(begin)}
-    return found.pop() if len(found) == 1 else None
-
-
 def explanation_of(
     bill: Bill, line: BillLine, *, maker: BillMaker, closed: Sequence[ClosedLine], max_rows: int
 ) -> Iterator[str]:
     """Yield all that there is to say of a line: what was closed of it, and how it is made."""
     yield from revision_texts(closed, line.id, policy=bill.policy.sha256)
     yield from explain_line(bill, line, maker=maker, max_rows=max_rows)
+
+
+def explanation_of_gone(bill: Bill, begin: str, *, closed: Sequence[ClosedLine]) -> list[str]:
+    """Return what was closed of the line of which the id begins so, where nothing of it is left.
+
+    Nothing where the bill has such a line, or none such was closed.
+    """
+    gone = {each.line for each in closed if each.line.startswith(begin)}
+    if len(gone) != 1 or any(each.id.startswith(begin) for each in bill.lines):
+        return []
+    (line,) = gone
+    revisions = revision_texts(closed, line, policy=bill.policy.sha256)
+    return [*revisions, f"line {line}: nothing of it is left in the bill"]
 
 
 def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int) -> Iterator[str]:

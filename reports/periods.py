@@ -44,6 +44,12 @@ def window_of(begin_ms: int, end_ms: int) -> Window:
     return window
 
 
+def last_month(now_us: int) -> Window:
+    """Return the month before the one that it is."""
+    # At a month's begin `month_of` means the month that has just ended.
+    return month_of(month_of(now_us + 1).begin_us)
+
+
 def month_of(time_us: int) -> Window:
     """Return the month that a time is in, or that ends at it."""
     return parse_period(datetime.fromtimestamp((time_us - 1) // 10**6, tz=UTC).strftime("%Y-%m"))

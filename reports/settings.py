@@ -51,6 +51,6 @@ class ReportsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     store: ReadStoreSettings = ReadStoreSettings()
     """The store."""
     prices: Path | None = None
-    """File of prices and policies (`gpuledger bill check`); absent means built-in list prices."""
+    """File of prices and policies (`gpuledger bill check`); absent means built-in examples."""
     requests: RequestSettings = RequestSettings()
     """What requests may cost."""

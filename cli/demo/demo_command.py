@@ -15,6 +15,7 @@ from typing import Annotated, Final, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
+from msgspec.structs import replace
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
@@ -31,6 +32,7 @@ from cli.demo.plan import (
     find_store,
     parse_bus,
 )
+from cli.demo.run_bill import bill_run
 from cli.demo.screen import ScreenHeader, ScreenLine, draw, standstill
 from cli.demo.sending import problem
 from cli.demo.source import find_machine
@@ -140,6 +142,7 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
         if run is None:
             # What the start waits for may never answer, so that leaving the stack would wait too.
             end_process(INTERRUPTED)
+        began_ns = run.machine.clock.time_ns()
         if plan.seconds is not None:
             asyncio.get_running_loop().call_later(plan.seconds, stop.set)
 
@@ -150,7 +153,10 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
         async with live(console, frame, stop=stop) if is_live else nullcontext():
             await run.stages.wait(stop)
         await drain(run)
-    summary = _summarise(run, plan, began_seconds=began_seconds)
+    summary = replace(
+        _summarise(run, plan, began_seconds=began_seconds),
+        bill=bill_run(plan.store, began_ns=began_ns, ended_ns=run.machine.clock.time_ns()),
+    )
     if as_json:
         sys.stdout.write(encode(summary).decode() + "\n")
     else:

@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec import field
 
+from cli.demo.run_bill import RunBill, draw_bill
 from cli.demo.screen import ScreenLine
 from cli.demo.sending import SinkLine, has_failed, problem
 from cli.demo.tables import SUMMARY_COLUMNS, TableColumn, as_facts, fit, fold, line, shown, wrap
@@ -118,6 +119,8 @@ class Summary(BaseRecord, frozen=True, kw_only=True):
     """GPU time booked on a wrong pod, over all that the pods truly used; absent on real GPUs."""
     store: StoreLine
     """The store."""
+    bill: RunBill | None = None
+    """What it cost, at the built-in prices; absent where the store has nothing of it."""
     dead_letters: int
     """Records that could not be used."""
     remote_write_requests: int | None = None
@@ -243,6 +246,7 @@ def draw_summary(summary: Summary, *, width: int) -> list[ScreenLine]:
         # Whole, as it is to be copied.
         ScreenLine(f"The store holds {summary.store.rows} rows: {summary.store.path}"),
         *_folded(alerts, width, "red"),
+        *([ScreenLine(""), *draw_bill(summary.bill, width=width)] if summary.bill else []),
         *_folded(filter(None, (*_shortcomings(summary), *problems)), width, "bold red"),
     ]
 

@@ -16,6 +16,7 @@ Definitions = dict[str, Any]
 KINDS: Final = (
     "io.k8s.api.apps.v1.DaemonSet",
     "io.k8s.api.apps.v1.Deployment",
+    "io.k8s.api.batch.v1.CronJob",
     "io.k8s.api.batch.v1.Job",
     "io.k8s.api.core.v1.ConfigMap",
     "io.k8s.api.core.v1.Namespace",

@@ -32,7 +32,8 @@ PUBLISHED: Final = {"kube-root-ca.crt": {"ca.crt": "the cluster's authority"}}
 ACCOUNT_TOKEN: Final = b"the account's token"
 """Stands where a kubelet would write the token of the pod's service account."""
 RBAC: Final = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
-_WORKLOADS: Final = ("DaemonSet", "Deployment", "Job")
+_RUN_ONCE: Final = ("Job", "CronJob")
+_WORKLOADS: Final = ("DaemonSet", "Deployment", *_RUN_ONCE)
 _HASHED: Final = re.compile(r"(?P<name>.+)-[bcdfghkmt2456789]{10}")
 
 
@@ -73,12 +74,12 @@ class Rendering:
         raise LookupError(f"{kind} {namespace}/{name} is not rendered")
 
     def workloads(self) -> list[Workload]:
-        """Return the DaemonSets, Deployments and Jobs."""
+        """Return the DaemonSets, Deployments, Jobs and CronJobs."""
         return [Workload(manifest=found, rendering=self) for found in self.of_kind(*_WORKLOADS)]
 
     def services(self) -> list[Workload]:
-        """Return the workloads that stay: all but the Jobs."""
-        return [found for found in self.workloads() if found.manifest["kind"] != "Job"]
+        """Return the workloads that stay: all but what runs once, or now and then."""
+        return [found for found in self.workloads() if found.manifest["kind"] not in _RUN_ONCE]
 
     def workload(self, name: str) -> Workload:
         """Return a workload by its name; raises LookupError where there is none."""
@@ -95,7 +96,7 @@ class Rendering:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A DaemonSet, Deployment or Job of one container."""
+    """A DaemonSet, Deployment, Job or CronJob of one container."""
 
     manifest: Manifest
     rendering: Rendering
@@ -110,12 +111,18 @@ class Workload:
 
     @property
     def labels(self) -> dict[str, str]:
-        return dict(self.manifest["spec"]["template"]["metadata"]["labels"])
+        return dict(self._template["metadata"]["labels"])
 
     @property
     def pod(self) -> Manifest:
-        spec: Manifest = self.manifest["spec"]["template"]["spec"]
+        spec: Manifest = self._template["spec"]
         return spec
+
+    @property
+    def _template(self) -> Manifest:
+        spec = self.manifest["spec"]
+        found: Manifest = spec.get("jobTemplate", {}).get("spec", spec)["template"]
+        return found
 
     @property
     def container(self) -> Manifest:

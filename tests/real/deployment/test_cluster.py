@@ -27,7 +27,7 @@ from tests.real.deployment.installation import (
     eventually,
     fill_in,
 )
-from tests.real.deployment.rendering import kustomizations
+from tests.real.deployment.rendering import kustomizations, render
 from tests.real.end_to_end.deployables import refuse_stray_settings
 from tests.real.services import web
 from tests.real.services.kafka import Kafka
@@ -191,6 +191,13 @@ def test_the_pods_of_every_workload_are_admitted_in_its_namespace(
     for workload in installation.rendering().workloads():
         pod = workload.as_pod()
         eventually(lambda pod=pod: installation.admits(pod) == "")  # type: ignore[misc]  # a default is how a loop's value is bound
+
+
+def test_the_pod_that_closes_bills_is_admitted_beside_the_sinks(
+    installation: Installation,
+) -> None:
+    pod = render("overlays/bill").workload("gpuledger-bill").as_pod()
+    eventually(lambda: installation.admits(pod) == "")
 
 
 def test_a_pod_that_wants_more_than_restricted_is_admitted_in_the_agents_namespace_alone(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from cli.bill import WRONG
+from cli.command import main
 from sinks.registry import KINDS
 from tests.real.deployment.installation import copy_of_k8s
 from tests.real.deployment.rendering import (
@@ -26,6 +28,7 @@ from tests.real.deployment.rendering import (
 from tests.real.services.kustomize import KustomizeError
 from tests.unit.deployment import deployables
 from tests.unit.deployment.deployables import ROOT
+from tests.unit.reports.stores import held, inventory_row, write_store
 
 if TYPE_CHECKING:
     from tests.real.services.kustomize import Kubectl, Kustomize
@@ -36,12 +39,14 @@ CENTRAL = "gpuledger"
 ROOTLESS = "overlays/agent-without-root"
 POD_LABELS = "overlays/agent-pod-labels"
 MIG = "overlays/agent-mig"
+BILL = "overlays/bill"
 REPORTS = "overlays/reports"
 INSTALLATIONS = (
     "base",
     ROOTLESS,
     POD_LABELS,
     MIG,
+    BILL,
     REPORTS,
     "overlays/pages-tls",
     "overlays/sasl-ssl",
@@ -58,7 +63,7 @@ LOOKED_AT = {
 CLUSTER_KINDS = {"Namespace", "ClusterRole", "ClusterRoleBinding", "PriorityClass"}
 REFERENCES = re.compile(
     r"metadata\.name"
-    r"|spec\.template\.spec\.volumes\.(configMap\.name|(projected\.sources\.)?secret\.(secretN|n)ame)"
+    r"|spec\.(jobTemplate\.spec\.)?template\.spec\.volumes\.(configMap\.name|(projected\.sources\.)?secret\.(secretN|n)ame)"
     r"|spec\.template\.spec\.containers\.envFrom\.(configMapRef|secretRef)\.name"
     r"|spec\.template\.spec\.containers\.env\.valueFrom\.secretKeyRef\.name"
 )
@@ -484,6 +489,71 @@ def test_the_store_is_kept_on_its_volume(
     # Where `lay_out` has put the container's root.
     root = f"{tmp_path / name}"
     assert settings[name]["store"]["uri"].startswith(f"{root}{mount['mountPath']}/")
+
+
+def test_the_bill_is_closed_as_rendered_and_kept_in_the_store_of_the_sink(
+    kustomize: Kustomize, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the day that there is, in the place of last month; a second run finds nothing to add."""
+    rendering = render(BILL)
+    job = rendering.workload("gpuledger-bill")
+    laid_out = job.lay_out(tmp_path)
+    store = rendering.workload("gpuledger-sink-store").settings(tmp_path)["store"]["uri"]
+    command = [word.replace("last-month", "2026-10-01") for word in laid_out.argv[1:]]
+    (given,) = [word for word in command if word.startswith("--store=")]
+    write_store(
+        Path(given.partition("=")[2]),
+        usage_hourly=[held(hour, "a", model="NVIDIA H100") for hour in range(24)],
+        inventory=[inventory_row(model="NVIDIA H100")],
+    )
+
+    assert command != laid_out.argv[1:]
+    assert Path(given).name == Path(store).name
+    assert main(command) == 0
+    assert "closed as revision 1: 1 lines, 60.00 USD" in capsys.readouterr().out
+    assert main(command) == 0
+    assert "nothing has changed" in capsys.readouterr().out
+
+
+def test_the_documented_lines_put_the_bill_into_a_copy_of_the_overlay(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
+    central = copy_of_k8s(tmp_path) / "overlays" / "sasl-ssl" / "central"
+    page = (ROOT / "docs" / "bill.md").read_text()
+    (lines,) = re.findall(r"```yaml\n(components:\n.*?)```", page, re.DOTALL)
+    given, added = (central / "kustomization.yaml"), yaml.safe_load(lines)
+    merged = yaml.safe_load(given.read_text())
+    for name, more in added.items():
+        merged[name] = [*more, *merged.get(name, [])]
+    given.write_text(yaml.safe_dump(merged))
+    (central / "prices.yaml").write_text("prices: []\n")
+    job = render(central.parent).workload("gpuledger-bill")
+
+    assert job.files() == {"/etc/gpuledger/prices.yaml": b"prices: []\n"}
+    assert job.container["image"].startswith("registry.example.com/")
+
+
+def test_the_bill_runs_where_the_stores_volume_is_and_is_not_repeated_where_that_is_of_no_use(
+    kustomize: Kustomize,
+) -> None:
+    rendering = render(BILL)
+    job, sink = (rendering.workload(f"gpuledger-{name}") for name in ("bill", "sink-store"))
+    spec = job.manifest["spec"]["jobTemplate"]["spec"]
+    (beside,) = job.pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    claims = [
+        volume["persistentVolumeClaim"]
+        for each in (job, sink)
+        for volume in each.pod["volumes"]
+        if "persistentVolumeClaim" in volume
+    ]
+    (codes,) = [
+        rule["onExitCodes"] for rule in spec["podFailurePolicy"]["rules"] if "onExitCodes" in rule
+    ]
+
+    assert claims[0] == claims[1]
+    assert [each.name for each in _selected(rendering, beside["labelSelector"])] == [sink.name]
+    assert job.manifest["spec"]["concurrencyPolicy"] == "Forbid"
+    assert codes == {"containerName": "bill", "operator": "In", "values": [WRONG]}
 
 
 def test_a_container_has_the_least_privilege(installation: Rendering) -> None:

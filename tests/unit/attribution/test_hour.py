@@ -6,7 +6,7 @@ given what, from when to when. The agent, the join and the store are the real on
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -20,22 +20,16 @@ from agent.source_selection import play
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import decoder_of
-from gpuledger.records import (
-    ContainerRequest,
-    GpuEvent,
-    NodeSample,
-    PodContainer,
-    PodRecord,
-)
+from gpuledger.records import GpuEvent, NodeSample, PodRecord
 from gpuledger.runtime import Readiness
 from gpuledger.store.schema import PODS as PODS_SCHEMA
-from simulator.plan import NEVER_NS
 from simulator.scenario.load import parse_scenario
 from simulator.scenario.schema import Scenario
 from simulator.simulation import Simulation
 from sinks.store.dimensions import rows_of_pod
 from sinks.store.table import StreamTable
 from tests.default_topics import EVENTS, PODS
+from tests.month import pod_records_of
 from tests.unit.agent.test_service import EPOCH_NS, SleepersClock, read_all
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import record
@@ -173,37 +167,6 @@ async def ticks_of(simulation: Simulation, node: str, cluster: str) -> list[Node
     return (await read_all(bus))[0]
 
 
-def records_of(simulation: Simulation, cluster: str) -> Iterator[PodRecord]:
-    """Yield the pods' records, as podwatch would write them."""
-    for one in simulation.pods:
-        uid = simulation.uid(one)
-        assert uid is not None
-        assert one.spec.owner is not None
-        yield PodRecord(
-            cluster=cluster,
-            uid=uid,
-            namespace=one.spec.namespace,
-            name=one.spec.name,
-            node=one.spec.node,
-            owner_kind=one.spec.owner.kind,
-            owner_name=one.spec.owner.name,
-            labels=one.spec.labels,
-            containers=[
-                PodContainer(
-                    name=name,
-                    container_id=container_id,
-                    restarts=0,
-                    requested=ContainerRequest(resources={"nvidia.com/gpu": 1}),
-                )
-                for name, container_id in one.container_ids.items()
-            ],
-            phase="Running",
-            created_time_ns=EPOCH_NS + one.start_ns - SECOND_NS,
-            deleted_time_ns=None if one.end_ns == NEVER_NS else EPOCH_NS + one.end_ns + SECOND_NS,
-            resource_version="1",
-        )
-
-
 @dataclass(frozen=True)
 class Hour:
     """What two clusters did in an hour, booked and stored."""
@@ -230,7 +193,7 @@ def hour(tmp_path_factory: pytest.TempPathFactory) -> Hour:
             ticks += asyncio.run(ticks_of(simulation, node, cluster))
         waiting += [
             (one.created_time_ns + LATE_SECONDS * SECOND_NS, one)
-            for one in records_of(simulation, cluster)
+            for one in pod_records_of(simulation, cluster)
         ]
     waiting.sort(key=lambda due: due[0])
     written = list(waiting)

@@ -201,6 +201,7 @@ def test_check_names_every_mistake_and_says_what_is_there_where_there_is_none(
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
+        (["--period", "last-year"], ["--period", "2026-10"]),
         (["--period", "2026-13"], ["--period", "2026-10"]),
         (["--period", "soon"], ["--period", "2026-10"]),
         (["--from", "2026-10-01T00:00:00Z"], ["--from and --to"]),

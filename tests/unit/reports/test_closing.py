@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +26,7 @@ from reports.closing import (
     revision_rows,
     standing_bill,
 )
-from reports.periods import parse_period
+from reports.periods import last_month, parse_period
 from tests.unit.reports.stores import (
     HOUR_NS,
     Row,
@@ -265,6 +266,20 @@ def test_a_period_of_which_something_is_missing_is_not_closed(
     assert main(["bill", "close", *arguments]) == 1
     assert reason in capsys.readouterr().err
     assert closed_lines(store, parse_period("2026-10-01"), ["namespace"]) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "month"),
+    [
+        ("2026-11-03T06:30:00", "2026-10"),
+        ("2026-11-01T00:00:00", "2026-10"),
+        ("2026-10-31T23:59:59", "2026-09"),
+        ("2027-01-15T00:00:00", "2026-12"),
+    ],
+)
+def test_last_month_is_the_whole_month_before_the_one_that_it_is(now: str, month: str) -> None:
+    now_us = int(datetime.fromisoformat(f"{now}+00:00").timestamp()) * 10**6
+    assert last_month(now_us) == parse_period(month)
 
 
 def test_the_page_has_the_columns_of_the_table() -> None:

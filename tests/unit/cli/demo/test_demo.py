@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,11 @@ def test_a_short_run_books_what_was_used(tmp_path: Path) -> None:
     assert ("serving", "embeddings-0", "StatefulSet/embeddings") in named
     assert ("research", "notebook-ada-0", None) in named  # holds a GPU, runs nothing
     assert summary["without_pod_gpu_seconds"] > 0
+    lines = {line["owner"]: line for line in summary["bill"]["lines"]}
+    assert sum(Decimal(line["cost"]) for line in lines.values()) == Decimal(summary["bill"]["cost"])
+    notebook = lines["StatefulSet/notebook-ada"]
+    assert Decimal(notebook["cost"]) == Decimal(notebook["unused_cost"]) > 0
+    assert not any(line.get("idle_kind") == "uncovered" for line in lines.values())
 
 
 def test_what_goes_wrong_is_shown_as_an_alert_within_the_readme_s_20_seconds(
@@ -70,6 +76,7 @@ def test_what_goes_wrong_is_shown_as_an_alert_within_the_readme_s_20_seconds(
         frame,
         re.MULTILINE,
     )
+    assert "It cost " in summary.splitlines()[-1]
     assert "\x1b" not in ran.stdout
     assert max(map(len, frame.splitlines())) <= 160
 

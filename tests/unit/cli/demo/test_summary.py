@@ -1,10 +1,12 @@
 """What is said at the end, and the exit code."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from cli.demo.run_bill import OwnerCost, RunBill, bill_run
 from cli.demo.sending import SinkLine
 from cli.demo.summary import (
     StoreLine,
@@ -255,3 +257,26 @@ def test_what_is_missing_of_a_run_is_said_with_exit_code_1(
     shown = [line for line in draw_summary(summary, width=80) if line.text.startswith(said)]
     assert [line.style for line in shown] == ["bold red"]
     assert not any("Kafka" in line.text for line in shown)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_bill_is_the_last_thing_that_is_shown_and_fits_the_screen(width: int) -> None:
+    """Of what went wrong is told behind it."""
+    line = OwnerCost(
+        owner="StatefulSet/notebook-of-somebody",
+        held_gpu_seconds=19.4,
+        used_gpu_seconds=0.0,
+        cost="0.0371",
+        unused_cost="0.0371",
+    )
+    used = replace(line, owner="Job/train", cost="0.1113", unused_cost="0.0000")
+    bill = RunBill(currency="USD", prices="list prices", lines=[used, line], cost="0.1484")
+    shown = [one.text for one in draw_summary(replace(SUMMARY, bill=bill), width=width)]
+    told = " ".join(shown)
+    assert max(map(len, shown[-6:])) <= width
+    assert "0.1484 USD by list prices, 0.0371 of it (25%)" in " ".join(told.split())
+    assert not any("It cost" in one.text for one in draw_summary(SUMMARY, width=width))
+
+
+def test_a_store_without_usage_gives_no_bill(tmp_path: Path) -> None:
+    assert bill_run(tmp_path, began_ns=0, ended_ns=1) is None

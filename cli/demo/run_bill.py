@@ -1,0 +1,132 @@
+"""What a run of the demo costs, by owner: the bill of its hours, as `gpuledger bill` makes it."""
+
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Final
+
+from cli.demo.screen import ScreenLine
+from cli.demo.tables import TableColumn, fit, fold, line
+from gpuledger.clock import NS_PER_US
+from gpuledger.errors import UserError
+from gpuledger.records.base import BaseRecord
+from reports.billing import Bill, BillMaker, gpu_seconds
+from reports.charging_sql import HOUR_US
+from reports.money import quantize_together, rounded
+from reports.policy_file import read_policy
+from reports.usage_sums import UsageReader, Window
+
+_DIGITS: Final = 4
+"""A run of half a minute costs cents: a bill's two digits would be zeros."""
+_NAMES: Final = {
+    "__silent__": "(lost)",
+    "__system__": "(host)",
+    "__unallocated__": "(idle)",
+    "__unattributed__": "(unattributed)",
+}
+_COLUMNS: Final = (
+    TableColumn("Owner", "left", floor=18),
+    TableColumn("GPU s held", leaves=2),
+    TableColumn("GPU s used", leaves=1),
+    TableColumn("Cost"),
+    TableColumn("of it unused"),
+)
+
+
+class OwnerCost(BaseRecord, frozen=True, kw_only=True):
+    """What an owner's pods cost, or a kind of idle."""
+
+    owner: str
+    """Kind and name of the workload, or in brackets who it is that has none."""
+    idle_kind: str | None = None
+    """Why nobody pays it, as on bills; absent for an owner's."""
+    held_gpu_seconds: float
+    """How much of GPUs it was given; of idle, how much of them that is."""
+    used_gpu_seconds: float
+    """For how long its kernels ran."""
+    cost: str
+    """What that costs, in the bill's currency."""
+    unused_cost: str
+    """How much of it is for GPUs that were held, and used by nobody."""
+
+
+class RunBill(BaseRecord, frozen=True, kw_only=True):
+    """The bill of a run."""
+
+    currency: str
+    """Of all costs."""
+    prices: str
+    """By which prices."""
+    lines: list[OwnerCost]
+    """The dearest first."""
+    cost: str
+    """The sum of the lines."""
+
+
+def bill_run(store: Path, *, began_ns: int, ended_ns: int) -> RunBill | None:
+    """Return the bill of the hours of a run; `None` where the store has no usage of them."""
+    # Bills are of whole hours: of a store that was there before, the rest of these hours is in
+    # it too.
+    hour_ns = HOUR_US * NS_PER_US
+    window = Window(began_ns // hour_ns * HOUR_US, -(-ended_ns // hour_ns) * HOUR_US)
+    try:
+        # Of brokers that were away nothing may have come to the store.
+        reader = UsageReader(str(store))
+    except UserError:
+        return None
+    return of_bill(BillMaker(reader, read_policy(None), by=["owner"]).make(window))
+
+
+def of_bill(bill: Bill) -> RunBill | None:
+    """Return what of a bill is the run's: not the time of its hours in which nothing ran."""
+    # What is uncovered is the rest of the last minute, up to which there is usage by the rows, and
+    # whatever was between this run and an earlier one: nobody watched then, so it is not the run's.
+    lines = [each for each in bill.lines if each.idle_kind != "uncovered"]
+    if not lines:
+        return None
+    # Together, as a bill's: the lines sum to what is said below them.
+    costs = quantize_together([each.exact_cost for each in lines], digits=_DIGITS)
+    made = [
+        OwnerCost(
+            owner=_NAMES.get(each.values[0], each.values[0]),
+            idle_kind=each.idle_kind,
+            held_gpu_seconds=float(gpu_seconds(each.charged if each.idle_kind else each.held)),
+            used_gpu_seconds=float(gpu_seconds(each.used)),
+            cost=f"{cost:f}",
+            unused_cost=f"{rounded(each.held_idle_cost, digits=_DIGITS):f}",
+        )
+        for each, cost in zip(lines, costs, strict=True)
+    ]
+    return RunBill(
+        currency=bill.currency,
+        prices=bill.policy.name,
+        lines=sorted(made, key=lambda each: (-Decimal(each.cost), each.owner)),
+        cost=f"{sum(costs, Decimal(0)):f}",
+    )
+
+
+def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
+    """Return the lines that `--format table` ends with."""
+    rows = [
+        [
+            each.owner,
+            f"{each.held_gpu_seconds:.1f}",
+            f"{each.used_gpu_seconds:.1f}",
+            each.cost,
+            each.unused_cost,
+        ]
+        for each in bill.lines
+    ]
+    widths = fit(_COLUMNS, rows, width=width)
+    unused = sum((Decimal(each.unused_cost) for each in bill.lines), Decimal(0))
+    # What costs nothing, as GPUs without a price, has no share of it.
+    share = Fraction(unused) / Fraction(bill.cost) if Decimal(bill.cost) else Fraction(0)
+    said = (
+        f"It cost {bill.cost} {bill.currency} by {bill.prices}, {unused} of it"
+        f" ({float(share):.0%}) for GPUs that were held and not used."
+    )
+    return [
+        ScreenLine(line(_COLUMNS, [column.name for column in _COLUMNS], widths), "bold"),
+        *(ScreenLine(line(_COLUMNS, row, widths)) for row in rows),
+        *(ScreenLine(text) for text in fold(said, width=width, indent="  ")),
+    ]

@@ -1,0 +1,235 @@
+"""A month of a small cluster as a scenario, and what is true of it.
+
+The truth is the scenario's alone: who was given what, for how long, and whose kernels ran. It
+passes neither through NVML nor through the books.
+
+The cluster is no kind one. A kubelet lists pods for hours after their end, a name is used again
+each day, one node's clock is set forth and back, each driver tells in another form, a GPU is cut
+anew in the middle of the month, and another one is lost and stays so.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final
+
+from gpuledger.clock import NS_PER_SECOND
+from simulator.plan import PlannedPod
+from simulator.scenario.load import parse_scenario
+from simulator.scenario.schema import PluginDevice, Scenario
+from simulator.simulation import Simulation
+
+EPOCH_NS: Final = 1_790_812_800 * NS_PER_SECOND
+"""2026-10-01T00:00:00Z."""
+DAYS: Final = 30
+H100, L4 = "NVIDIA H100 80GB HBM3", "NVIDIA L4"
+LATE_NODE: Final = "lone"
+LOST_DAY: Final = 25.0
+CUT_AGAIN_DAY: Final = 15.0
+USED, BLENDED = "batch", "render"
+"""Tenants who pay what they use, and half of that and half of what they hold."""
+Live = tuple[float, float]
+"""From when to when, in days."""
+
+
+def scenario_of(day_seconds: float) -> Scenario:
+    """Return the month, whose days have this length."""
+    return parse_scenario(
+        {
+            "name": "month",
+            # The longest that drivers are known to have: fewer of them to be played.
+            "sample_period_seconds": 1.0,
+            "nodes": _nodes(day_seconds),
+            "pods": [pod for pods in _tenants(day_seconds) for pod in pods],
+            "faults": [
+                {
+                    "node": "other",
+                    "kind": "lost",
+                    "gpus": [0],
+                    "start_seconds": LOST_DAY * day_seconds,
+                }
+            ],
+        }
+    )
+
+
+def _nodes(day: float) -> list[dict[str, Any]]:
+    first = {"instances": ["1g.10gb", "3g.40gb"]}
+    second = {"instances": ["2g.20gb", "4g.40gb"], "start_seconds": CUT_AGAIN_DAY * day}
+    return [
+        {
+            "name": "many",
+            "gpus": [{"model": H100}, {"model": H100, "mig": [first, second]}, {"model": L4}],
+            "driver": {"stamps": "boot", "rounding": "down"},
+            "ended_pods_listed_seconds": day / 2,
+        },
+        {
+            "name": "other",
+            "gpus": {"model": L4},
+            "driver": {"processes": "mean"},
+            "clock_steps": [
+                {"at_seconds": 5 * day, "by_seconds": 2.0},
+                {"at_seconds": 12 * day, "by_seconds": -2.0},
+            ],
+        },
+        {"name": LATE_NODE, "gpus": {"model": L4}, "driver": {"processes": "newest"}},
+    ]
+
+
+def _tenants(day: float) -> Iterator[list[dict[str, Any]]]:
+    random = Random(18)  # noqa: S311  # a scenario, no secret
+
+    def runs(
+        namespace: str,
+        days: Sequence[float],
+        live: Live,
+        **of: Any,  # noqa: ANN401  # as `_pod` has it
+    ) -> list[dict[str, Any]]:
+        # By chance, so that no begin is where ticks begin.
+        return [
+            _pod(namespace, [(each + at + random.uniform(0.0, 0.05)) * day for at in live], **of)
+            for each in days
+        ]
+
+    month = range(0, DAYS, 5)
+    # Of one name, one after the other, as a StatefulSet's; then somebody else in between.
+    yield runs("research", month, (0.0, 2.9), gpu=0, load=0.9)
+    yield runs("nightly", month, (3.0, 4.9), gpu=0, load=0.3)
+    # Instances before the GPU is cut anew, and after it.
+    for begin in (0.0, CUT_AGAIN_DAY):
+        halves = (begin, begin + CUT_AGAIN_DAY / 2)
+        yield runs("serving", halves, (0.05, 7.3), gpu=1, instance=0, load=0.2)
+        yield runs(USED, halves, (0.3, 3.6), gpu=1, instance=1, load=0.5)
+    # By turns on one GPU, of which each has a share.
+    yield runs("chat", month, (0.0, 4.9), gpu=2, replica=0, load=0.3)
+    yield runs("embed", month, (1.25, 3.75), gpu=2, replica=1, load=0.25)
+    # Held all month, and never used; the GPU is lost before that is over.
+    yield [_pod("hoard", [0.0], node="other", gpu=0, load=None)]
+    yield runs(BLENDED, month, (0.0, 4.9), node=LATE_NODE, gpu=0, load=0.6)
+
+
+def _pod(
+    namespace: str,
+    live: Sequence[float],
+    *,
+    gpu: int,
+    load: float | None,
+    node: str = "many",
+    **device: int,
+) -> dict[str, Any]:
+    place = {"instance": device["instance"]} if "instance" in device else {}
+    process = {
+        "command": namespace,
+        "memory_bytes": 2**30,
+        "gpus": [gpu],
+        "load": {"busy_ratio": load, "kernel_seconds": 0.5},
+        **place,
+    }
+    held = {"gpu": gpu, **device}
+    container = {
+        "name": "main",
+        "devices": [held | ({"resource": "nvidia.com/gpu.shared"} if "replica" in held else {})],
+        "processes": [] if load is None else [process],
+    }
+    return {
+        "namespace": namespace,
+        "name": f"{namespace}-0",
+        "node": node,
+        "owner": {"kind": "StatefulSet", "name": namespace},
+        "start_seconds": live[0],
+        **({"end_seconds": live[1]} if live[1:] else {}),
+        "containers": [container],
+    }
+
+
+@dataclass
+class TenantTruth:
+    """What is true of a tenant, in seconds of whole boards by model."""
+
+    held: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """What it was given while the GPU answered."""
+    used: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """For how long its kernels ran."""
+    silent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """What it was given while the GPU was lost."""
+
+
+def truth_of(
+    simulations: Mapping[str, Simulation], *, until_seconds: float
+) -> dict[str, TenantTruth]:
+    """Return what is true of each namespace up to a second; a node's GPUs are its simulation's."""
+    found: dict[str, TenantTruth] = defaultdict(TenantTruth)
+    for node, simulation in simulations.items():
+        for pod in simulation.pods:
+            if pod.spec.node == node:
+                _add_truth(found[pod.spec.namespace], simulation, pod, until_seconds)
+    return found
+
+
+def _add_truth(
+    truth: TenantTruth, simulation: Simulation, pod: PlannedPod, until_seconds: float
+) -> None:
+    begin, end = pod.start_ns, min(pod.end_ns, round(until_seconds * NS_PER_SECOND))
+    for container in pod.spec.containers:
+        for device in container.devices or ():
+            gpu = simulation.node(pod.spec.node).gpus[device.gpu]
+            share = _share_of(device, simulation, pod)
+            lost = sum(
+                _overlap(begin, end, fault.start_seconds, fault.end_seconds or until_seconds)
+                for fault in simulation.scenario.faults
+                if (fault.node, [device.gpu]) == (pod.spec.node, fault.gpus)
+            )
+            model = gpu.facts.name
+            truth.held[model] += share * ((end - begin) / NS_PER_SECOND - lost)
+            truth.silent[model] += share * lost
+            busy_ns = sum(gpu.busy_ns(one, begin, end) for one in gpu.processes if one.pod is pod)
+            # The time of an instance is the time of its part of the board.
+            part = share if device.instance is not None else 1.0
+            truth.used[model] += part * busy_ns / NS_PER_SECOND
+
+
+def _share_of(device: PluginDevice, simulation: Simulation, pod: PlannedPod) -> float:
+    """Return the part of the board: an instance's sevenths, one of the shares, or all of it."""
+    gpu = simulation.node(pod.spec.node).gpus[device.gpu]
+    if device.instance is not None and (cut := gpu.cut(pod.start_ns)):
+        return int(cut.instances[device.instance].profile[0]) / 7
+    if device.replica is None:
+        return 1.0
+    shares = {
+        other.replica
+        for one in simulation.scenario.pods
+        if one.node == pod.spec.node
+        for container in one.containers
+        for other in container.devices or ()
+        if other.gpu == device.gpu
+    }
+    return 1 / len(shares)
+
+
+def _overlap(begin_ns: int, end_ns: int, from_seconds: float, to_seconds: float) -> float:
+    begin, end = begin_ns / NS_PER_SECOND, end_ns / NS_PER_SECOND
+    return max(0.0, min(end, to_seconds) - max(begin, from_seconds))
+
+
+PRICES: Final = {H100: 700, L4: 100}
+"""Of an hour, high enough that no rounding of cents matters."""
+POLICY: Final = f"""
+prices:
+  - {{name: h100, model: "{H100}", per_gpu_hour: {PRICES[H100]}}}
+  - {{name: l4, model: "{L4}", per_gpu_hour: {PRICES[L4]}}}
+basis:
+  - {{match: {{namespace: {USED}}}, basis: used}}
+  - {{match: {{namespace: {BLENDED}}}, basis: blended, held_weight: 0.5}}
+close: {{min_covered_ratio: 0.8}}
+"""
+
+
+def owed(namespace: str, truth: TenantTruth) -> float:
+    """Return what a namespace owes by what is true of it, by the policy above."""
+    amount = 0.0
+    for model, price in PRICES.items():
+        held, used = truth.held.get(model, 0.0), truth.used.get(model, 0.0)
+        seconds = {USED: used, BLENDED: (held + used) / 2}.get(namespace, held)
+        amount += seconds / 3600 * price
+    return amount

@@ -1,0 +1,166 @@
+"""A month, from the devices to the bill: what each tenant pays, and what a late hour changes.
+
+The month is of thirty days of four minutes each, as an agent's two hours are what a core plays
+within a minute; `make bench ARGS="month --seconds 2592000"` plays the whole of it. So each tick
+that is in doubt weighs 360 times as much here.
+"""
+
+import asyncio
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+import pytest
+
+from cli.command import main
+from reports.billing import Bill
+from reports.closing import ClosedLine, closed_lines
+from reports.periods import window_of
+from tests.month import LATE_NS, Month
+from tests.month_scenario import (
+    BLENDED,
+    DAYS,
+    EPOCH_NS,
+    H100,
+    L4,
+    POLICY,
+    PRICES,
+    USED,
+    TenantTruth,
+    owed,
+)
+
+DAY_SECONDS: Final = 240
+TOLERANCE: Final = 0.01
+Key = tuple[str, str | None]
+"""A namespace or a word of idle, and the kind of idle."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Billed:
+    """What a command said, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The month's bills, and what is true of it."""
+
+    truth: dict[str, TenantTruth]
+    store: str
+    arguments: list[str]
+    closed: Billed
+    early: Bill
+    """While a node's last hour was away."""
+    late: Bill
+
+    def ask(self, *command: str) -> Billed:
+        return ask(*command, *self.arguments)
+
+    def lines(self) -> list[ClosedLine]:
+        begin_ms = EPOCH_NS // 10**6
+        window = window_of(begin_ms, begin_ms + DAYS * DAY_SECONDS * 1000)
+        return closed_lines(self.store, window, ["namespace"])
+
+
+def ask(*command: str) -> Billed:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(list(command))
+    return Billed(code=code or 0, out=out.getvalue(), err=err.getvalue())
+
+
+def costs(bill: Bill) -> dict[Key, Decimal]:
+    return {(line.values[0], line.idle_kind): line.cost for line in bill.lines}
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Play the month, close it while an hour is away, and let that hour come."""
+    folder = tmp_path_factory.mktemp("month")
+    (folder / "prices.yaml").write_text(POLICY)
+    month = Month(store=folder / "store", day_seconds=DAY_SECONDS, tick_seconds=5.0)
+    times = ["--from", "2026-10-01T00:00:00Z", "--to", "2026-10-01T02:00:00Z"]
+    arguments = ["--store", str(month.store), *times, "--prices", str(folder / "prices.yaml")]
+    early: list[Bill] = []
+    closed: list[Billed] = []
+
+    def close() -> None:
+        early.append(month.bill())
+        closed.append(ask("bill", "close", *arguments))
+
+    truth = asyncio.run(month.play(before_late=close))
+    return Outcome(
+        truth=truth,
+        store=str(month.store),
+        arguments=arguments,
+        closed=closed[0],
+        early=early[0],
+        late=month.bill(),
+    )
+
+
+def test_each_tenant_pays_what_is_true_of_it(outcome: Outcome) -> None:
+    found = costs(outcome.late)
+    expected = {name: owed(name, truth) for name, truth in outcome.truth.items()}
+    assert {name for name, kind in found if kind is None} == expected.keys()
+    off = {name: float(found[name, None]) / cost - 1 for name, cost in expected.items()}
+    assert max(map(abs, off.values())) < TOLERANCE, off
+
+
+def test_what_nobody_pays_is_what_the_boards_cost_beside_the_tenants(outcome: Outcome) -> None:
+    """A lost GPU is nobody's, and what is held and not paid for is a kind of its own."""
+    found, hours = costs(outcome.late), DAYS * DAY_SECONDS / 3600
+    boards = hours * (2 * PRICES[H100] + 3 * PRICES[L4])
+    silent = sum(one.silent.get(L4, 0.0) for one in outcome.truth.values()) / 3600 * PRICES[L4]
+    held_back = sum(
+        (truth.held.get(model, 0.0) / 3600 * price)
+        for name, truth in outcome.truth.items()
+        for model, price in PRICES.items()
+        if name in {USED, BLENDED}
+    ) - sum(owed(name, outcome.truth[name]) for name in (USED, BLENDED))
+    tenants = sum(owed(name, truth) for name, truth in outcome.truth.items())
+    expected = {
+        ("__silent__", "overhead"): silent,
+        ("__idle__", "held_idle"): held_back,
+        ("__unallocated__", "unallocated"): boards - silent - held_back - tenants,
+    }
+    off = {key: (float(found[key]) - cost) / boards for key, cost in expected.items()}
+    assert max(map(abs, off.values())) < TOLERANCE, off
+    assert float(sum(found.values())) == pytest.approx(boards, rel=0.001)
+
+
+def test_lines_are_what_the_boards_cost_to_the_last_unit(outcome: Outcome) -> None:
+    for bill in (outcome.early, outcome.late):
+        assert sum(costs(bill).values()) == bill.line_cost == bill.origin_cost
+
+
+def test_a_late_hour_gives_corrections_that_sum_to_the_difference(outcome: Outcome) -> None:
+    assert "closed as revision 1" in outcome.closed.out, outcome.closed
+    before, after = costs(outcome.early), costs(outcome.late)
+    uncovered = ("__uncovered__", "uncovered")
+    found = before[uncovered] - after.get(uncovered, 0)
+    assert float(found) == pytest.approx(LATE_NS / 3600e9 * PRICES[L4], rel=TOLERANCE)
+    assert "revision 2" in outcome.ask("bill", "close").out
+    corrections = [one for one in outcome.lines() if one.revision == 2]
+    assert sum(one.cost for one in corrections) == sum(after.values()) - sum(before.values())
+    assert sum(one.cost for one in outcome.lines()) == outcome.late.line_cost
+    changes = {key: after.get(key, 0) - before.get(key, 0) for key in {**before, **after}}
+    assert {key_of(one): one.cost for one in corrections} == {
+        key: change for key, change in changes.items() if change
+    }
+    for one in corrections:
+        explained = outcome.ask("bill", "explain", one.line).out
+        assert ("revision 1: closed" in explained) == (key_of(one) in before)
+        assert f"revision 2: correction {one.cost.normalize():f} USD" in explained
+
+
+def key_of(line: ClosedLine) -> Key:
+    (namespace,) = json.loads(line.dimension_values)
+    return (namespace, line.idle_kind)
