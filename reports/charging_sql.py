@@ -23,7 +23,7 @@ UNITS: Final = 27_720
 """Divisible by the slices of any board, as far as there are at most twelve."""
 HOUR_US: Final = 3_600_000_000
 HOUR_UNITS: Final = HOUR_US * 1000 * UNITS
-_MOST_NS: Final = 1000 * HOUR_US * 1000
+_LONGEST_NS: Final = 1000 * HOUR_US * 1000
 """What a party can have of a device in an hour, clocks that are set included: else it is made up,
 and all that is more says nothing."""
 
@@ -287,7 +287,7 @@ SELECT device, hour_us, board_id, is_cut, is_known, covered,
     -- What is held of a whole GPU that answers is scaled down to its time, and that is all.
     flags & {FREE_FLAG | USED_FLAG} = {FREE_FLAG | USED_FLAG}
         OR (covered > there AND (flags & {SILENT_FLAG} <> 0 OR is_cut))
-        OR covered > {_MOST_NS * UNITS} AS is_odd,
+        OR covered > {_LONGEST_NS * UNITS} AS is_odd,
     idle_rows > 1 AS is_shared
 FROM placed
 """  # noqa: S608  # our own names
@@ -364,7 +364,7 @@ def rows_of_hours(condition: str, *, same_device: str, of: str = "usage_rows") -
 
 
 def _bounded(sum_ns: str) -> str:
-    return f"least(coalesce({sum_ns}, 0), {_MOST_NS})"
+    return f"least(coalesce({sum_ns}, 0), {_LONGEST_NS})"
 
 
 # The products stay below 2^127: an hour of a board is 10^17 units, and times a thousand 10^37.

@@ -183,9 +183,10 @@ class _UsageDay:
         if not relation:
             return False
         self._has_rows = True
+        self._open_parts(relation)
         if self._must_place(relation):
             relation = sql.with_pods_sql(relation)
-        self._open_parts(relation)
+            self._open_parts(relation)
         nodes = self._ask("SELECT DISTINCT cluster, node FROM usage_parts ORDER BY ALL")
         rows = [(*node, self._class_of(node)) for node in nodes]
         columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
@@ -203,7 +204,10 @@ class _UsageDay:
 
         Few rows are of containers of which nobody knew the pod when they were written.
         """
-        if not self._ask(f"SELECT count(*) FROM ({relation}) AS each WHERE {sql.UNPLACED}")[0][0]:  # noqa: S608  # quoted files
+        # On most days the sums say that there is none, and rows need not be looked through.
+        unplaced = f"SELECT count(*) FROM ({relation}) AS each WHERE {sql.UNPLACED}"  # noqa: S608  # quoted files
+        untold = f"SELECT count(*) FROM usage_parts WHERE NOT is_idle AND {UNTOLD}"
+        if not (self._ask(untold)[0][0] and self._ask(unplaced)[0][0]):
             return False
         return self._reader.load_containers()
 
