@@ -95,6 +95,7 @@ def maintain(
         _print_done(done, title="Would be done" if dry_run else "Done")
     if done.lost_to_another is not None:
         sys.stderr.write(f"somebody else maintains {shown} too, and goes on with the rest\n")
+    # A plan that is of a store in somebody's hands is a plan all the same.
     is_done = done.held is None and done.lost_to_another is None
     return 0 if dry_run or is_done else _HELD
 
@@ -119,6 +120,8 @@ def _print_step(number: int, total: int, step: MaintenanceStep) -> None:
 
 def _print_done(done: MaintenanceDone, *, title: str) -> None:
     """Print a row for each step that had something to do."""
+    # What was looked at and needed nothing is on standard error alone: on most runs that is nearly
+    # every step.
     table = Table("step", "table", title, safe_box=True)
     for step in done.steps:
         if step.count:

@@ -456,8 +456,9 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     uri: Name = "/var/lib/gpuledger/store"
     """Folder or object-store URI of the store; its tables lie under it, a folder each."""
     storage_options: dict[str, str] = {}
-    """Options for the object store, as deltalake names them; credentials come from the
-    environment or the machine's role, not from here."""
+    """Options for the object store, as deltalake names them. Credentials come from the environment,
+    the machine's role, or files: `aws_secret_access_key_file` names one with the value of
+    `aws_secret_access_key`, and so for each option."""
     entries: bool = False
     """Whether each tick is stored by itself too, a row for each of its entries in the table
     `entries`: some 330 million rows and 26 GB a day for a thousand GPUs."""

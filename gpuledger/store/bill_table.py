@@ -13,6 +13,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from gpuledger.errors import UserError
+from gpuledger.store.object_files import resolve_options
 from gpuledger.store.schema import StoreColumn, TableSchema, table_uri
 
 _TEXT: Final = DataType.utf8()
@@ -67,7 +68,7 @@ def append_revision(
 
     `stream` names the bill: its period and dimensions.
     """
-    options = dict(storage_options or {})
+    options = resolve_options(storage_options)
     uri = table_uri(store_uri, BILL_LINES.name)
     try:
         table = DeltaTable(uri, storage_options=options)

@@ -5,8 +5,12 @@ Its own extension for that is fetched from the internet when it is first used, a
 same options, and finds credentials in the same places.
 """
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, Protocol
+
+from gpuledger.settings.secret import Secret
 
 _PROTOCOLS: Final = frozenset({"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss"})
 _OF_CLIENT: Final = frozenset(
@@ -17,6 +21,10 @@ _OF_CLIENT: Final = frozenset(
     }
 )
 """Options of the connection and not of the store, without the prefix that they may have."""
+_OF_THE_LIBRARY: Final = (
+    *("web_identity_token_file", "container_authorization_token_file", "federated_token_file"),
+)
+"""Options that deltalake itself reads a file for, again and again."""
 _PREFIXES: Final = ("aws_", "google_", "azure_")
 
 
@@ -35,15 +43,41 @@ def open_object_files(
     if not found or protocol not in _PROTOCOLS:
         return
     # Takes a tenth of a second, which a store in a folder need not wait for.
-    from obstore.fsspec import FsspecStore  # noqa: PLC0415
+    from obstore.fsspec import FsspecStore  # noqa: PLC0415  # as said
 
-    client, store = split_options(storage_options or {})
+    # deltalake takes them all from the environment too, obstore those of the store alone.
+    from_environment, _ = split_options(
+        {name: value for name, value in os.environ.items() if name.lower().startswith(_PREFIXES)}
+    )
+    client, store = split_options(resolve_options(storage_options))
     known = {name: value for name, value in store.items() if _is_known(store_uri, name, value)}
     file_system: Any = FsspecStore
     connection.register_filesystem(
         # Of another one of the same name, as of a store asked before, the options may differ.
-        file_system(protocol, config=known, client_options=client, skip_instance_cache=True)
+        file_system(
+            protocol,
+            config=known,
+            client_options=from_environment | client,
+            skip_instance_cache=True,
+        )
     )
+
+
+def resolve_options(options: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the options with the values of those that name a file of it, `NAME_file`.
+
+    Raises SettingsError, which says nothing of what is in the file, where there is no value in it.
+    """
+    resolved: dict[str, str] = {}
+    for name, value in (options or {}).items():
+        # As deltalake takes them: a variable's name of the environment is as good.
+        bare = name.lower()
+        if bare.endswith("_file") and not bare.endswith(_OF_THE_LIBRARY):
+            secret = Secret.load(Path(value), name=f"storage_options.{name}")
+            resolved[name[: -len("_file")]] = secret.reveal()
+        else:
+            resolved[name] = value
+    return resolved
 
 
 def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -64,7 +98,7 @@ def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str,
 def _is_known(store_uri: str, name: str, value: str) -> bool:
     """Return whether a reader knows the option: some are for deltalake's commits alone."""
     from obstore.exceptions import BaseError, UnknownConfigurationKeyError  # noqa: PLC0415  # as above
-    from obstore.store import from_url  # noqa: PLC0415
+    from obstore.store import from_url  # noqa: PLC0415  # as above
 
     config: Any = {name: value}
     try:

@@ -18,6 +18,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
+from gpuledger.store.object_files import resolve_options
 from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, PODS, table_uri
 
 # A GPU of which no slices are known is a board by itself; of an instance, nobody knows how much of
@@ -99,7 +100,7 @@ def open_table(
     """
     uri = table_uri(store_uri, name)
     try:
-        return DeltaTable(uri, storage_options=dict(storage_options or {}))
+        return DeltaTable(uri, storage_options=resolve_options(storage_options))
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as error:

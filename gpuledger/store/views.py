@@ -179,16 +179,21 @@ def _with_version(
         absent = ", ".join(f"NULL::VARCHAR AS {name}" for name in has.values())
         return f"(SELECT *, {absent} FROM {rows})"  # noqa: S608  # the tables' own names
     own = ", ".join(keys)
-    # Before the first version was known the first one holds: nobody knows of another.
+    # Before the first version was known the first one holds: nobody knows of another. Of what was
+    # deleted and made anew the new one holds from the deletion on: an hour in which it was made has
+    # usage of that one alone, although the deleted one was in force when the hour began.
+    history = f"OVER (PARTITION BY {own} ORDER BY in_force_from, kafka_offset)"
     since = (
-        f"CASE WHEN row_number() OVER (PARTITION BY {own} ORDER BY in_force_from, kafka_offset) = 1"
-        " THEN TIMESTAMPTZ '0001-01-01 00:00:00+00' ELSE in_force_from END AS since"
+        f"CASE WHEN row_number() {history} = 1 THEN TIMESTAMPTZ '0001-01-01 00:00:00+00'"
+        f" WHEN lag(deleted_time) {history} IS NOT NULL THEN lag(in_force_from) {history}"
+        " ELSE in_force_from END AS since"
     )
+    is_replaced = f"deleted_time IS NOT NULL AND lead(in_force_from) {history} IS NOT NULL"
     told = ", ".join(f"versions.{column} AS {name}" for column, name in has.items())
     joined = " AND ".join(f"versions.{key} = {value}" for key, value in keys.items())
     return (
         f"(SELECT of_rows.*, {told} FROM {rows} AS of_rows ASOF LEFT JOIN"  # noqa: S608  # the tables' own names
-        f" (SELECT *, {since} FROM {versions}) AS versions"
+        f" (SELECT *, {since} FROM {versions} QUALIFY NOT ({is_replaced})) AS versions"
         f" ON {joined} AND of_rows.time >= versions.since)"
     )
 

@@ -87,6 +87,8 @@ class MaintenanceLease:
 
         Raises ReceiverUnavailableError where the storage does not answer.
         """
+        # By the clock that is not set: of its own time the holder is sure, whatever the other says.
+        # Not with each step, as every renewal is a commit.
         renewed_ns, now_ns = self._renewed_ns, self._clock.monotonic_ns()
         if renewed_ns is not None and now_ns - renewed_ns < _RENEWED_SECONDS * NS_PER_SECOND:
             return
@@ -98,6 +100,7 @@ class MaintenanceLease:
 
         Raises ReceiverUnavailableError where the storage does not answer.
         """
+        # Loading would make the table, and whoever asks changes nothing.
         if not self._table.exists():
             return None
         self._table.load([_STREAM])
@@ -110,6 +113,8 @@ class MaintenanceLease:
             self._table.remove_rows(f"number < {number - _KEPT_LEASES}")
 
     def _other(self) -> HeldLease | None:
+        # The last one written holds, not the one that ends last: whoever released it wrote one that
+        # has ended.
         row = self._table.newest_row("number", ("holder", "until_us"))
         now_us = self._clock.time_ns() // NS_PER_US
         if row is None or row[0] == self._holder or row[1] <= now_us:
@@ -117,7 +122,7 @@ class MaintenanceLease:
         held = HeldLease(holder=row[0], until_us=row[1])
         if held.until_us > now_us + _LONGEST_SECONDS * 1_000_000:
             _log.warning(
-                "lease_from_the_future",
+                "far_lease_ignored",
                 url=shown_url(self._table.uri),
                 holder=held.holder,
                 until=held.until,

@@ -153,8 +153,11 @@ class Maintainer:
             done.held = self._lease.held_by_another() or HeldLease(holder="somebody", until_us=0)
             return done
         try:
+            # Listed before the first one is done, so that it can be said how many there are. Tables
+            # that the steps make are new, and need neither merging nor a vacuum.
             steps = list(self._steps())
             for number, step in enumerate(steps, start=1):
+                # Here a long run hears that another one has taken over.
                 self._lease.renew()
                 report(number, len(steps), step)
                 done.steps.append(_done(step, step.do()))

@@ -161,6 +161,7 @@ class Rollup:
         """
         hours = self._period.hours
         pending = {hour // hours * hours for hour in touched_below}
+        # Neither table is opened where it is not there: that would make it.
         if not self._source.exists():
             return pending
         with storage_errors(self._target.uri):

@@ -25,6 +25,7 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from gpuledger.errors import GpuledgerError, UserError
+from gpuledger.store.object_files import resolve_options
 from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, TableSchema, table_uri
 from gpuledger.store.usage_schema import USAGE
 from sinks.errors import ReceiverUnavailableError
@@ -59,7 +60,7 @@ class StreamTable:
     ) -> None:
         self.uri = table_uri(store_uri, schema.name)
         self._schema = schema
-        self._options = dict(storage_options or {})
+        self._options = resolve_options(storage_options)
         # Times, offsets and quantities hardly repeat: by encodings of their own they take a third
         # fewer bytes than by dictionaries, and less time to write.
         self.writer = WriterProperties(
@@ -185,6 +186,7 @@ class StreamTable:
         if not self.exists():
             return 0
         bound = str(date.fromordinal(_EPOCH + day))
+        # From the log alone, as each file is of one day: no row is read.
         with storage_errors(self.uri):
             actions = self.open().get_add_actions(flatten=True)
         days = actions[f"partition.{PARTITION_COLUMN}"].to_pylist()

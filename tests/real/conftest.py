@@ -25,6 +25,7 @@ from tests.real.services.kubeconfig import read_kubeconfig
 from tests.real.services.kubelet import KubeletServer
 from tests.real.services.kubernetes import KubeApi
 from tests.real.services.kustomize import Kubectl, Kustomize
+from tests.real.services.object_store import ObjectStore
 from tests.real.services.prometheus import (
     Prometheus,
     Prometheus2,
@@ -263,6 +264,16 @@ def victoria_metrics(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victo
     folder = tmp_path_factory.mktemp("victoria-metrics")
     with running(VictoriaMetrics(binary=_found("victoria-metrics"), folder=folder)) as part:
         yield part
+
+
+@pytest.fixture
+def start_object_store(starter: Starter) -> Callable[[], ObjectStore]:
+    binary = _found("versitygw")
+
+    def start() -> ObjectStore:
+        return starter.start(ObjectStore(binary=binary, folder=starter.new_folder("versitygw")))
+
+    return start
 
 
 @pytest.fixture

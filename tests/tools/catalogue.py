@@ -84,6 +84,12 @@ TOOLS: tuple[Tool, ...] = (
         package="sigs.k8s.io/kustomize/kustomize/v5",
     ),
     GoTool(
+        name="versitygw",
+        version="1.8.0",
+        module="versitygw",
+        package="github.com/versity/versitygw/cmd/versitygw",
+    ),
+    GoTool(
         name="remote-write-compliance",
         version=COMPLIANCE_VERSION,
         module="remote_write_compliance",

@@ -16,6 +16,7 @@ from sinks.settings import StoreSettings
 from sinks.store.maintainer import Maintainer
 from tests.default_topics import NAMESPACES, NODES
 from tests.unit.sinks.builders import (
+    START_NS,
     ManualClock,
     bus,
     entry,
@@ -126,6 +127,47 @@ async def test_a_version_has_the_time_at_which_another_replaced_it(tmp_path: Pat
     await stored(on, tmp_path, events=1, nodes=2)
     sql = "SELECT node_pool, valid_to IS NULL FROM nodes ORDER BY resource_version"
     assert ask(tmp_path, sql) == [("h100", False), ("l4", True)]
+
+
+HOUR_NS = 3600 * 10**9
+HOUR_BEGIN_NS = START_NS // HOUR_NS * HOUR_NS
+
+
+@pytest.mark.parametrize(
+    ("told", "pool"),
+    [
+        # A version of long ago, and what it was changed to within the hour: as of its beginning.
+        ([(-2 * HOUR_NS, {}), (10**9, {"pool": "l4"})], "h100"),
+        # The first that is known of the node came late.
+        ([(10**9, {"pool": "l4"})], "l4"),
+        # Deleted in the hour before, and made anew of another kind within the hour.
+        (
+            [(-1, {"deleted_time_ns": HOUR_BEGIN_NS - 1}), (10**9, {"pool": "l4", "uid": "new"})],
+            "l4",
+        ),
+        # Deleted within the hour: the one that was there.
+        (
+            [
+                (-2 * HOUR_NS, {}),
+                (10**9, {"deleted_time_ns": HOUR_BEGIN_NS + 10**9}),
+                (2 * 10**9, {"pool": "l4", "uid": "new"}),
+            ],
+            "h100",
+        ),
+    ],
+    ids=["changed", "late", "made anew", "deleted"],
+)
+async def test_an_hour_has_the_node_that_was_there_at_its_beginning_or_else_came_within_it(
+    tmp_path: Path, told: list[tuple[int, dict[str, Any]]], pool: str
+) -> None:
+    on = bus()
+    await publish(on, event(3))
+    for number, (after_ns, changes) in enumerate(told):
+        time_ms = (HOUR_BEGIN_NS + after_ns) // 10**6
+        version = node(resource_version=str(number), **changes)
+        await tell_of(on, NODES, version, time_ms=time_ms)
+    await stored(on, tmp_path, events=1, nodes=len(told))
+    assert ask(tmp_path, "SELECT DISTINCT node_pool FROM usage_hourly") == [(pool,)]
 
 
 def test_where_there_is_no_store_it_is_said_so(tmp_path: Path) -> None:

@@ -103,12 +103,13 @@ async def tell(
     *records: object | None,
     key: str = KEY,
     partition: int | None = None,
+    time_ms: int = START_NS // 10**6,
 ) -> None:
     at = place_of(NODE, topic.name).partition if topic.partitioner == "node" else 0
     async with on.producer() as producer:
         for each in records:
             value = None if each is None else encode(each)
-            message = Message(key.encode(), value, START_NS // 10**6)
+            message = Message(key.encode(), value, time_ms)
             await producer.publish(topic.name, at if partition is None else partition, [message])
 
 
