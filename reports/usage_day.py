@@ -206,7 +206,7 @@ class _UsageDay:
         """
         # On most days the sums say that there is none, and rows need not be looked through.
         unplaced = f"SELECT count(*) FROM ({relation}) AS each WHERE {sql.UNPLACED}"  # noqa: S608  # quoted files
-        untold = f"SELECT count(*) FROM usage_parts WHERE NOT is_idle AND {UNTOLD}"
+        untold = f"SELECT count(*) FROM usage_parts WHERE NOT is_idle AND {UNTOLD}"  # noqa: S608  # our own names
         if not (self._ask(untold)[0][0] and self._ask(unplaced)[0][0]):
             return False
         return self._reader.load_containers()
