@@ -28,7 +28,8 @@ from reports.bill_output import (
     write_parquet,
 )
 from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.closing import ClosedLine, closed_lines, refusals_of, standing_bill
+from reports.charging_sql import HOUR_US
+from reports.closing import ClosedLine, closed_lines, refusals_of, revision_rows, standing_bill
 from reports.closing import close as close_bill
 from reports.explaining import explanation_of, explanation_of_gone, find_line
 from reports.focus import focus_columns, focus_rows
@@ -55,7 +56,8 @@ _HELP: Final = """
   --period 2026-10
 
 Exit codes: 0 the bill is made; 1 a check found a mistake, or a period cannot be closed; 2 a mistake
-in what was asked; 3 the bill is made, and some GPUs have no price; 4 there was nothing to bill.
+in what was asked; 3 the bill is made, and some GPUs have no price; 4 there was nothing to bill; 5 a
+mistake of gpuledger's own, and no bill.
 """
 app = App(
     name="bill",
@@ -165,11 +167,17 @@ class BillOf:
             if self.period is not None:
                 raise UserError("--period: give either that or --from and --to")
             now_ms = time.time_ns() // NS_PER_MS
-            begin_ms = parse_moment(self.from_, option="--from", now_ms=now_ms)
-            return window_of(begin_ms, parse_moment(self.to, option="--to", now_ms=now_ms))
+            # Counted from now, whole hours are meant; a time that is written out has to be one.
+            hour_ms = HOUR_US // 1000
+            begin_ms, end_ms = (
+                moment_ms - (moment_ms % hour_ms if text.startswith(("-", "now")) else 0)
+                for text, option in ((self.from_, "--from"), (self.to, "--to"))
+                for moment_ms in (parse_moment(text, option=option, now_ms=now_ms),)
+            )
+            return window_of(begin_ms, end_ms)
         if self.period == LAST_MONTH:
             return last_month(time.time_ns() // NS_PER_US)
-        return parse_period(self.period) if self.period else month_of(reader.valid_through_us)
+        return parse_period(self.period) if self.period else month_of(reader.usage_end_us)
 
 
 Output = Annotated[
@@ -382,13 +390,19 @@ def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
             f"closed as revision {last.revision} at {time_text(last.closed_time_us)};"
             " --recompute says what it would be now"
         )
-    difference = made.line_cost - sum(line.cost for line in closed)
-    if not difference:
+    if made.currency != last.currency:
+        return (
+            f"closed as revision {last.revision} in {last.currency}, and this is another currency"
+        )
+    # By lines: what has gone from one to another is a change, and makes no difference of the sum.
+    changed = len(revision_rows(made, closed, closed_time_us=0))
+    if not changed:
         return f"closed as revision {last.revision}, and it would cost the same now"
+    difference = made.line_cost - sum(line.cost for line in closed)
     more = f"{rounded(Fraction(difference), digits=minor_digits(made.currency)):f}"
     return (
-        f"closed as revision {last.revision}, and {more} more since; `gpuledger bill close` adds"
-        " correction lines"
+        f"closed as revision {last.revision}, and {more} more since, in {changed} lines;"
+        " `gpuledger bill close` adds correction lines"
     )
 
 

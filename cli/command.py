@@ -11,10 +11,12 @@ from cyclopts import App, CycloptsError
 
 from cli.demo.tables import as_help
 from gpuledger import __version__
-from gpuledger.errors import UnavailableError, UserError
+from gpuledger.errors import GpuledgerError, UnavailableError, UserError
 from gpuledger.settings.secret import mask_addresses
 
 USER_ERROR: Final = 2
+OWN_ERROR: Final = 5
+"""Of no command's own codes: what it was about is not done, and its user can change nothing."""
 
 app = App(
     name="gpuledger",
@@ -66,11 +68,18 @@ app.command(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and give the exit code: 2, with one line, for what its user can put right."""
+    """Run one command and give the exit code.
+
+    2, with one line, for what its user can put right; 5, with one line, for a mistake of ours.
+    """
     try:
         result = app(argv, exit_on_error=False, print_error=False)
     except (CycloptsError, UserError, UnavailableError) as error:
         # An address in an argument may hold a login, and cyclopts quotes what it refuses.
         sys.stderr.write(f"gpuledger: {mask_addresses(' '.join(str(error).split()))}\n")
         return USER_ERROR
+    except GpuledgerError as error:
+        said = mask_addresses(" ".join(str(error).split()))
+        sys.stderr.write(f"gpuledger: a mistake of gpuledger's own, please report it: {said}\n")
+        return OWN_ERROR
     return result if isinstance(result, int) else 0

@@ -17,7 +17,7 @@ import duckdb
 import msgspec
 
 from reports.billing import Bill, BillLine, gpu_seconds
-from reports.money import minor_digits, rounded
+from reports.money import minor_digits, quantize_to, rounded
 from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
 
 _SECONDS: Final = "DECIMAL(28, 3)"
@@ -40,6 +40,8 @@ def columns_of(bill: Bill) -> tuple[str, ...]:
 def row_of(bill: Bill, line: BillLine) -> dict[str, Any]:
     """Return a line by its columns; costs as Decimals with the currency's digits."""
     digits = minor_digits(bill.currency)
+    parts = (line.gpu_cost, line.energy_cost, line.shared_cost)
+    gpu, energy, shared = quantize_to(line.cost, parts, digits=digits)
     return {
         "line": line.id,
         **dict(zip(bill.by, line.values, strict=True)),
@@ -51,9 +53,9 @@ def row_of(bill: Bill, line: BillLine) -> dict[str, Any]:
         "energy_kilowatt_hours": rounded(
             Fraction(line.energy_millijoules, MILLIJOULES_PER_KILOWATT_HOUR), digits=6
         ),
-        "gpu_cost": rounded(line.gpu_cost, digits=digits),
-        "energy_cost": rounded(line.energy_cost, digits=digits),
-        "shared_cost": rounded(line.shared_cost, digits=digits),
+        "gpu_cost": gpu,
+        "energy_cost": energy,
+        "shared_cost": shared,
         "held_idle_cost": rounded(line.held_idle_cost, digits=digits),
         "cost": line.cost,
         "currency": bill.currency,
@@ -136,7 +138,9 @@ def write_parquet(columns: dict[str, str], rows: Iterable[dict[str, Any]], *, fi
     texts = [
         {name: None if row[name] is None else str(row[name]) for name in columns} for row in rows
     ]
-    casts = ", ".join(f'CAST("{name}" AS {kind}) AS "{name}"' for name, kind in columns.items())
+    casts = ", ".join(
+        f"CAST({_quoted(name)} AS {kind}) AS {_quoted(name)}" for name, kind in columns.items()
+    )
     quoted = str(file).replace("'", "''")
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
@@ -146,6 +150,12 @@ def write_parquet(columns: dict[str, str], rows: Iterable[dict[str, Any]], *, fi
             f" TO '{quoted}' (FORMAT parquet)",
             {"rows": msgspec.json.encode(texts).decode(), "shape": shape},
         )
+
+
+def _quoted(name: str) -> str:
+    # The key of a label may be anything.
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
 
 
 def parquet_columns(bill: Bill) -> dict[str, str]:

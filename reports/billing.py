@@ -21,7 +21,7 @@ from reports.policy import BudgetRow, IdleKind, dimension_names
 from reports.policy_file import ReadPolicy
 from reports.tally import BillTally, DailyCosts, DayCost, UnbalancedBillError
 from reports.tenants import TenantBook, fits_all
-from reports.terms import BillLookup, Cell, CellKey, Terms, Values
+from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Terms, Values
 from reports.usage_day import days_of, rows_of
 from reports.usage_sums import DAY_US, UsageReader, UsageRow, UsageSum, Window, begin_of
 
@@ -140,9 +140,21 @@ class BillMaker:
 
         With `tells_days` the bill says what each day cost.
         """
+        daily = DailyCosts([partial(self._fits, row) for row in self._read.policy.budgets])
+        used, lookup, tally = self._tally_of(window, advance, daily if tells_days else None)
+        self._lookup = lookup
+        return replace(self._bill(window, used, tally), days=daily.days)
+
+    def _tally_of(
+        self,
+        window: Window,
+        advance: Callable[[int], None] = lambda _: None,
+        daily: DailyCosts | None = None,
+    ) -> tuple[Window, BillLookup, BillTally]:
+        """Return the part of a time of which there is usage, and all that it adds up to."""
         reader, read = self._reader, self._read
         # Beyond the last usage nothing is known, and nothing is billed: not even as uncovered.
-        end_us = max(window.begin_us, min(window.end_us, reader.valid_through_us))
+        end_us = max(window.begin_us, min(window.end_us, reader.usage_end_us))
         used = Window(window.begin_us, end_us)
         book = TenantBook(
             pods=reader.pods(used), namespaces=reader.namespaces(), policy=read.policy
@@ -156,19 +168,17 @@ class BillMaker:
             window=used,
         )
         tally = BillTally(lookup)
-        self._lookup = lookup
-        daily = DailyCosts([partial(self._fits, row) for row in read.policy.budgets])
         if used.begin_us < used.end_us:
             days = days_of(
                 reader, used, changes=lookup.changes, basis_of=lookup.basis_of, needs=lookup.needs
             )
             for number, day in enumerate(days, used.begin_us // DAY_US):
                 tally.add(day)
-                if tells_days:
+                if daily is not None:
                     daily.add(tally, number * DAY_US)
                 advance(1)
         tally.check_balance()
-        return replace(self._bill(window, used, tally), days=daily.days)
+        return used, lookup, tally
 
     def rows_of(self, bill: Bill, line: BillLine) -> Iterator[UsageRow]:
         """Yield the rows of usage that a line of the bill made last is of."""
@@ -179,7 +189,13 @@ class BillMaker:
         def belongs(row: UsageSum) -> bool:
             since_us = lookup.since(row.device.cluster, row.device.node, row.since_us)
             key = lookup.key_of(row.device, row.party, since_us, row.since_us)
-            return (key.values[:shown], key.kind) == (line.values, line.idle_kind)
+            if (key.values[:shown], key.kind) == (line.values, line.idle_kind):
+                return True
+            # Of a row that somebody holds the silent part stands on another line.
+            if line.idle_kind != "overhead" or not (row.is_idle and row.silent):
+                return False
+            silent = lookup.idle_values(IDLE_WORDS["overhead"], row.device, since_us)
+            return silent[:shown] == line.values
 
         window = Window(bill.window.begin_us, bill.end_us)
         yield from rows_of(self._reader, window, changes=lookup.changes, belongs=belongs)
@@ -207,7 +223,7 @@ class BillMaker:
             measured_ratio=_ratio(tally.measured, tally.used),
             excess_units=tally.excess,
             unpriced=dict(sorted(tally.unpriced.items())),
-            budgets=self._budgets(tally, shares, used),
+            budgets=self._budgets(window, used, tally),
             gaps=self._reader.gaps(used),
             policy=self._read,
             versions=self._reader.versions(),
@@ -218,19 +234,40 @@ class BillMaker:
     def _fits(self, budget: BudgetRow, key: CellKey) -> bool:
         return fits_all(budget.match, self._dimensions, key.values)
 
-    def _budgets(
-        self, tally: "BillTally", shares: dict[CellKey, Fraction], used: Window
-    ) -> list[BudgetState]:
+    def _budgets(self, window: Window, used: Window, tally: BillTally) -> list[BudgetState]:
+        """Return the state of each budget that has days in the bill's period, of all its days."""
+        tallies = {window: (used, tally)}
         states = []
         for budget in self._read.policy.budgets:
-            begin, end = begin_of(budget.since), begin_of(budget.until)
-            fitting = [key for key in tally.cells if self._fits(budget, key)]
-            spent = sum((tally.cost_of(key) + shares.get(key, 0) for key in fitting), Fraction(0))
-            over = Fraction(max(0, min(used.end_us, end) - begin), end - begin)
+            days = Window(begin_of(budget.since), begin_of(budget.until))
+            if days.end_us <= window.begin_us or days.begin_us >= window.end_us:
+                continue
+            # A bill of its own: idle is shared among those who are there in the budget's days.
+            if days not in tallies:
+                own_used, _, own_tally = self._tally_of(days)
+                tallies[days] = (own_used, own_tally)
+            over, found = tallies[days]
             states.append(
-                BudgetState(name=budget.name, amount=budget.amount, spent=spent, elapsed=over)
+                BudgetState(
+                    name=budget.name,
+                    amount=budget.amount,
+                    spent=self._cost_of(found, budget),
+                    elapsed=Fraction(over.end_us - over.begin_us, days.end_us - days.begin_us),
+                )
             )
         return states
+
+    def _cost_of(self, tally: BillTally, budget: BudgetRow) -> Fraction:
+        """Return what all lines that fit cost, with what they pay of idle and are paid of it."""
+        shares, extra = tally.shares(shown=len(self._by))
+        return sum(
+            (
+                tally.cost_of(key) + shares.get(key, 0) + extra.get(key, 0)
+                for key in {**tally.cells, **dict.fromkeys(extra)}
+                if self._fits(budget, key)
+            ),
+            Fraction(0),
+        )
 
 
 def _ratio(part: int, whole: int) -> Fraction | None:

@@ -23,9 +23,12 @@ UNITS: Final = 27_720
 """Divisible by the slices of any board, as far as there are at most twelve."""
 HOUR_US: Final = 3_600_000_000
 HOUR_UNITS: Final = HOUR_US * 1000 * UNITS
+_LONGEST_NS: Final = 1000 * HOUR_US * 1000
+"""What a party can have of a device in an hour, clocks that are set included: else it is made up,
+and all that is more says nothing."""
 
 FACTOR: Final = (
-    f"CASE WHEN s > 0 AND {UNITS} % s = 0 THEN w * ({UNITS} // s)"
+    f"CASE WHEN s > 0 AND {UNITS} % s = 0 THEN coalesce(w, 0) * ({UNITS} // s)"
     f" WHEN s IS NULL AND parent_uuid IS NULL THEN {UNITS} ELSE 0 END"
 )
 """Units of a nanosecond of a device. Of an instance without known slices nobody knows."""
@@ -90,6 +93,7 @@ _SAME_PARTY: Final = " AND ".join(
         "named_pod",
         "job",
         "named_us",
+        "since_us",
     )
 )
 NAMED_US: Final = "CASE WHEN uid IS NULL AND pod IS NOT NULL THEN hour_us END"
@@ -144,7 +148,7 @@ class Detail(NamedTuple):
 DEVICES: Final = f"""
 CREATE OR REPLACE TEMP TABLE devices AS
 WITH seen AS (
-    SELECT cluster, node, gpu_uuid, parent_uuid, max(model) AS model, mig_profile, w, s
+    SELECT cluster, node, gpu_uuid, parent_uuid, model, mig_profile, w, s
     FROM usage_rows GROUP BY ALL
 ), boards AS (
     SELECT cluster, node, coalesce(parent_uuid, gpu_uuid) AS board,
@@ -153,26 +157,92 @@ WITH seen AS (
         max(model) AS model, count(*) > 1 AS is_cut
     FROM seen GROUP BY cluster, node, board
 ), stayed AS (
-    SELECT cluster, node, board, max(model) AS model,
+    SELECT cluster, node, board,
+        coalesce(max(model) FILTER (begin_us < $end_us AND end_us > $begin_us), max(model))
+            AS model,
+        count(DISTINCT model) FILTER (begin_us < $end_us AND end_us > $begin_us) > 1 AS changes,
         bool_or(begin_us <= $begin_us AND end_us >= $end_us) AS is_whole
     FROM stays GROUP BY cluster, node, board
 )
-SELECT row_number() OVER (ORDER BY seen.cluster, seen.node, gpu_uuid, mig_profile, w, s)::INTEGER
-        AS device,
+SELECT row_number() OVER (
+        ORDER BY seen.cluster, seen.node, gpu_uuid, mig_profile, w, s, seen.model
+    )::INTEGER AS device,
     seen.*, class_node, {FACTOR} AS factor, board_id,
-    coalesce(stayed.model, boards.model) AS board_model,
+    coalesce(stayed.model, boards.model) AS board_model, coalesce(changes, false) AS changes_model,
     is_cut, is_whole IS NOT NULL AS is_known, coalesce(is_whole, false) AS is_whole
 FROM (SELECT *, coalesce(parent_uuid, gpu_uuid) AS board FROM seen) AS seen
 JOIN node_classes USING (cluster, node)
 JOIN boards USING (cluster, node, board) LEFT JOIN stayed USING (cluster, node, board)
 """  # noqa: S608  # our own names
-"""The devices of a day. One that was cut anew is another device from then on."""
+"""The devices of a day. One that was cut anew, or that has another model, is another one then."""
+
+OTHER_MODELS: Final = (
+    "SELECT count(*) FROM devices WHERE changes_model OR model IS DISTINCT FROM board_model"
+)
+"""How many devices have rows that do not say the model that their board has by the inventory."""
+BOARD_MODELS: Final = f"""
+CREATE OR REPLACE TEMP TABLE board_models AS
+WITH named AS (
+    SELECT DISTINCT cluster, node, board, board_model FROM devices
+    WHERE changes_model OR model IS DISTINCT FROM board_model
+), staying AS (
+    SELECT cluster, node, board, hours.hour_us, arg_min(model, begin_us) AS model
+    FROM (SELECT DISTINCT hour_us FROM usage_raw) AS hours JOIN stays
+        ON begin_us < hours.hour_us + {HOUR_US} AND end_us > hours.hour_us
+    SEMI JOIN named USING (cluster, node, board)
+    GROUP BY ALL
+)
+SELECT cluster, node, board, hours.hour_us, coalesce(staying.model, board_model) AS model
+FROM named CROSS JOIN (SELECT DISTINCT hour_us FROM usage_raw) AS hours
+LEFT JOIN staying USING (cluster, node, board, hour_us)
+"""  # noqa: S608  # our own names
+"""Of boards of which rows say another model: the one by which row, board and price agree.
+
+The inventory's of that hour, where that knows it; else what the day's rows say.
+"""
+
+
+UNPLACED: Final = (
+    "each.account = 'pod' AND each.container_id IS NOT NULL"
+    " AND coalesce(each.pod_state, 'pending') NOT IN ('known', 'foreign')"
+)
+"""Of `usage_raw` as `each`: rows of a container of which nobody knew the pod yet."""
+
+
+def containers_sql(pods: str) -> str:
+    """Return the SQL that makes `containers`: whose each is, by the records of pods."""
+    return f"""
+CREATE TEMP TABLE IF NOT EXISTS containers AS
+SELECT cluster, node, container_id, arg_max(pod_uid, kafka_offset) AS pod_uid
+FROM {pods} WHERE container_id IS NOT NULL GROUP BY ALL
+"""  # noqa: S608  # quoted files
+
+
+def with_pods_sql(rows: str) -> str:
+    """Return the SQL of rows with the pods of `containers`, as the views of the store have them."""
+    return f"""
+SELECT each.* REPLACE (coalesce(placed.pod_uid, each.pod_uid) AS pod_uid)
+FROM ({rows}) AS each LEFT JOIN containers AS placed ON placed.cluster = each.cluster
+    AND placed.node = each.node
+    AND placed.container_id = CASE WHEN {UNPLACED} THEN each.container_id END
+"""  # noqa: S608  # quoted files
+
+
+def with_models_sql(rows: str) -> str:
+    """Return the SQL of rows with the models of `board_models`."""
+    return f"""
+SELECT each.* REPLACE (CASE WHEN named.board IS NULL THEN each.model ELSE named.model END AS model)
+FROM ({rows}) AS each LEFT JOIN board_models AS named ON named.cluster = each.cluster
+    AND named.node = each.node AND named.hour_us = each.hour_us
+    AND named.board = coalesce(each.parent_uuid, each.gpu_uuid)
+"""  # noqa: S608  # quoted files
+
 
 BY_UUID: Final = "each.gpu_uuid = devices.gpu_uuid"
 """How a row's device is found where each UUID is of one device."""
 BY_ALL: Final = BY_UUID + "".join(
     f" AND each.{column} IS NOT DISTINCT FROM devices.{column}"
-    for column in ("cluster", "node", "parent_uuid", "mig_profile", "w", "s")
+    for column in ("cluster", "node", "parent_uuid", "model", "mig_profile", "w", "s")
 )
 
 
@@ -216,20 +286,24 @@ SELECT device, hour_us, board_id, is_cut, is_known, covered,
     CASE WHEN is_known THEN there ELSE least(there, covered) END AS there,
     -- What is held of a whole GPU that answers is scaled down to its time, and that is all.
     flags & {FREE_FLAG | USED_FLAG} = {FREE_FLAG | USED_FLAG}
-        OR (covered > there AND (flags & {SILENT_FLAG} <> 0 OR is_cut)) AS is_odd,
+        OR (covered > there AND (flags & {SILENT_FLAG} <> 0 OR is_cut))
+        OR covered > {_LONGEST_NS * UNITS} AS is_odd,
     idle_rows > 1 AS is_shared
 FROM placed
 """  # noqa: S608  # our own names
 
 
 # Only rows of holders are looked at: who uses without holding is charged by use, by any basis.
-def mark_special_sql(*, same_device: str) -> str:
+def mark_special_sql(detail: Detail, *, same_device: str) -> str:
     """Return the SQL that makes hours odd in which somebody holds who is not charged by that."""
     return f"""
 UPDATE device_hours SET is_odd = true
 FROM (
     SELECT DISTINCT device, hour_us
-    FROM (SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES} FROM usage_rows WHERE is_idle) AS each
+    FROM (
+        SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES}, {detail.since} AS since_us
+        FROM usage_rows WHERE is_idle
+    ) AS each
     JOIN devices ON {same_device} JOIN parties ON {_SAME_PARTY}
     WHERE basis <> 'held'
 ) AS special
@@ -241,7 +315,7 @@ WHERE device_hours.device = special.device AND device_hours.hour_us = special.ho
 def covered_sql(detail: Detail) -> str:
     """Return the SQL of what ticks cover of boards, and of what is more than the boards' time."""
     return f"""
-SELECT cluster, class_node, board_model, {detail.since} AS since_us, {detail.board} AS gpu,
+SELECT cluster, class_node, model, {detail.since} AS since_us, {detail.board} AS gpu,
     coalesce(sum(least(covered, there)) FILTER (hours.is_known), 0),
     sum(least(covered, there)), sum(greatest(0, covered - there))
 FROM (
@@ -289,7 +363,11 @@ def rows_of_hours(condition: str, *, same_device: str, of: str = "usage_rows") -
 )"""  # noqa: S608  # our own names
 
 
-# The products stay below 2^127: an hour of a board is 10^17 units, and times another one 10^34.
+def _bounded(sum_ns: str) -> str:
+    return f"least(coalesce({sum_ns}, 0), {_LONGEST_NS})"
+
+
+# The products stay below 2^127: an hour of a board is 10^17 units, and times a thousand 10^37.
 def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
     """Return the SQL of an amount scaled such that all of a partition sum to `to`.
 
@@ -303,7 +381,7 @@ def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
         ELSE {amount} END"""
 
 
-def odd_sql(*, same_device: str) -> str:
+def odd_sql(detail: Detail, *, same_device: str) -> str:
     """Return the SQL that makes `odd_charges`: all rules of this module, for odd hours alone."""
     hour, device_hour = "board_id, hour_us", "device, hour_us"
     return f"""
@@ -313,21 +391,24 @@ WITH parted AS (
     SELECT device, board_id, hour_us, covered, there, coalesce(party, 0) AS party,
         any_value(coalesce(basis, 'held')) AS basis, any_value(coalesce(weight, 0)) AS weight,
         any_value(coalesce(weight_of, 1)) AS weight_of,
-        coalesce(sum(held_ns), 0) * any_value(factor) AS held,
-        coalesce(sum(silent_ns), 0) * any_value(factor) AS silent,
-        greatest(0, coalesce(sum(busy_ns) FILTER (NOT is_idle), 0)) * any_value(factor) AS used
+        {_bounded("sum(held_ns)")} * any_value(factor) AS held,
+        {_bounded("sum(silent_ns)")} * any_value(factor) AS silent,
+        greatest(0, {_bounded("sum(busy_ns) FILTER (NOT is_idle)")}) * any_value(factor) AS used
     FROM (
-        SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES} FROM usage_rows
+        SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES}, {detail.since} AS since_us
+        FROM usage_rows
     ) AS each
     JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us, board_id)
     LEFT JOIN parties ON {_SAME_PARTY}
     WHERE is_odd GROUP BY ALL
+), bounded AS (
+    SELECT * REPLACE (sum(held) OVER (PARTITION BY {hour}) AS covered) FROM parted
 ), fitted AS (
     SELECT * REPLACE (
         {scaled("held", "there", "covered", hour, "device, party")} AS held,
         CASE WHEN covered > there THEN silent * there // covered ELSE silent END AS silent,
         CASE WHEN covered > there THEN used * there // covered ELSE used END AS used
-    ) FROM parted
+    ) FROM bounded
 ), usable AS (
     SELECT *, least(silent, held) AS silent_part, held - least(silent, held) AS own FROM fitted
 ), wished AS (

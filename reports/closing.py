@@ -16,6 +16,7 @@ from typing import Any, Final
 import duckdb
 import msgspec
 
+from gpuledger.errors import UserError
 from gpuledger.store.bill_table import BILL_LINES, append_revision
 from gpuledger.store.object_files import open_object_files
 from gpuledger.store.query import files_of, relation
@@ -120,9 +121,15 @@ def close(
 ) -> list[dict[str, Any]]:
     """Append what a bill has that its earlier revisions have not; return the rows, if any.
 
-    Raises UserError where somebody else closed the same bill meanwhile.
+    Raises UserError where somebody else closed the same bill meanwhile, and where it was closed in
+    another currency.
     """
     earlier = closed_lines(store_uri, bill.window, bill.by, storage_options)
+    if earlier and earlier[-1].currency != bill.currency:
+        raise UserError(
+            f"this bill was closed in {earlier[-1].currency}, and the prices are in"
+            f" {bill.currency}; give prices in {earlier[-1].currency}: corrections sum with it"
+        )
     rows = revision_rows(bill, earlier, closed_time_us=time.time_ns() // 1000)
     if rows:
         stream = _json([*bill.window, *bill.by])

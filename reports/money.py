@@ -17,7 +17,7 @@ _CODES: Final[Mapping[int, str]] = {
     " HKD HNL HTG HUF IDR ILS INR IRR JMD KES KGS KHR KPW KYD KZT LAK LBP LKR LRD LSL MAD MDL MGA"
     " MKD MMK MNT MOP MRU MUR MVR MWK MXN MYR MZN NAD NGN NIO NOK NPR NZD PAB PEN PGK PHP PKR PLN"
     " QAR RON RSD RUB SAR SBD SCR SDG SEK SGD SHP SLE SOS SRD SSP STN SVC SYP SZL THB TJS TMT TOP"
-    " TRY TTD TWD TZS UAH USD UYU UZS VED VES WST XCD YER ZAR ZMW ZWG",
+    " TRY TTD TWD TZS UAH USD UYU UZS VED VES WST XCD XCG YER ZAR ZMW ZWG",
     3: "BHD IQD JOD KWD LYD OMR TND",
     4: "CLF UYW",
 }
@@ -44,6 +44,25 @@ def quantize_together(amounts: Sequence[Fraction], *, digits: int) -> list[Decim
     by_loss = sorted(range(len(scaled)), key=lambda at: (floors[at] - scaled[at], at))
     for at in by_loss[:left]:
         floors[at] += 1
+    return [Decimal(floor).scaleb(-digits) for floor in floors]
+
+
+def quantize_to(total: Decimal, amounts: Sequence[Fraction], *, digits: int) -> list[Decimal]:
+    """Return the amounts with so many digits, such that their sum is a total.
+
+    That is their own, rounded up or down. Each is rounded up or down too, and an amount of nothing
+    stays one; whatever a total is off by beyond that goes to the first amount.
+    """
+    scale = 10**digits
+    scaled = [amount * scale for amount in amounts]
+    floors = [amount.numerator // amount.denominator for amount in scaled]
+    left = int(total * scale) - sum(floors)
+    lossy = [at for at, amount in enumerate(scaled) if amount != floors[at]]
+    lossy.sort(key=lambda at: (floors[at] - scaled[at], at))
+    raised = lossy[: max(0, left)]
+    for at in raised:
+        floors[at] += 1
+    floors[0] += left - len(raised)
     return [Decimal(floor).scaleb(-digits) for floor in floors]
 
 

@@ -101,10 +101,10 @@ GROUP BY ALL
 
 
 def parties_sql(rows: str, detail: Detail) -> str:
-    """Return the SQL of whose rows are, each by all that a row says of it."""
+    """Return the SQL of whose rows are: by all that a row says, and since when that holds."""
     return f"""
 SELECT cluster, node, {PARTY}, {NAMED_US} AS named_us, max(namespace) AS namespace,
-    max(pod) AS pod, min({detail.since}) AS since_us
+    max(pod) AS pod, {detail.since} AS since_us
 FROM {rows} WHERE kind <> 'nobody'
 GROUP BY ALL
 """  # noqa: S608  # our own names

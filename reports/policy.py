@@ -29,8 +29,23 @@ _DEVICE_DIMENSIONS: Final = (
     "node_pool", "instance_type", "zone", "region", "capacity_type",
 )  # fmt: skip
 _TENANT_DIMENSIONS: Final = ("namespace", "pod", "owner", "owner_kind", "owner_name", "job", "team")
+OWN_COLUMNS: Final = frozenset(
+    {
+        *("line", "idle_kind", "currency"),
+        *("held_gpu_seconds", "used_gpu_seconds", "charged_gpu_seconds"),
+        *("memory_byte_seconds", "energy_kilowatt_hours"),
+        *("gpu_cost", "energy_cost", "shared_cost", "held_idle_cost", "cost"),
+    }
+)
+"""What each line has beside its dimensions."""
 _OF_A_DEVICE: Final = ("node-label",)
 _OF_A_TENANT: Final = ("label", "annotation", "namespace-label", "namespace-annotation")
+
+
+def fits_pattern(value: str, pattern: str) -> bool:
+    """Return whether a value fits a pattern, of which `*` and `?` alone mean something else."""
+    # Models have brackets in their names, such as A100 [PG506].
+    return fnmatchcase(value, pattern.replace("[", "[[]"))
 
 
 def is_dimension(name: str) -> bool:
@@ -113,7 +128,7 @@ class Scoped(_Dated, frozen=True, kw_only=True):
         """Return whether a device is meant: each pattern that is given fits what is known of it."""
         for name in _SCOPE:
             pattern = getattr(self, name)
-            if pattern is not None and not fnmatchcase(facts.get(name) or "", pattern):
+            if pattern is not None and not fits_pattern(facts.get(name) or "", pattern):
                 return False
         return True
 
@@ -329,7 +344,12 @@ def _wrong_dimensions(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...
     for name in policy.dimensions:
         if is_dimension(name) and name != "team":
             yield ("dimensions", name), "is a dimension already; give yours another name"
+        if name in OWN_COLUMNS:
+            yield ("dimensions", name), "is a column of every bill; give yours another name"
     for at, rule in enumerate(policy.idle):
+        if rule.mig_profile:
+            # Who shares a board's instances shares its idle.
+            yield ("idle", at, "mig_profile"), "idle is of whole boards; take it out"
         if rule.by and (not policy.knows(rule.by) or policy.is_of_device(rule.by)):
             yield ("idle", at, "by"), f"{rule.by!r} is no dimension of tenants"
     yield from _wrong_matches(policy)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from datetime import date
+from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,6 +23,8 @@ _STEP: Final = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<at>\d+|\.\.\.)\]")
 _UNKNOWN: Final = re.compile(r"unknown field `(?P<field>[^`]*)`")
 _MISSING: Final = re.compile(r"missing required field `(?P<field>[^`]*)`")
 
+_WHOLE_NUMBER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_NUMBER: Final = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 Steps = tuple[str | int, ...]
 
 
@@ -66,9 +69,9 @@ def parse_policy(text: str) -> BillPolicy:
     Raises `PolicyError` with all mistakes that could be found: line, field, remedy.
     """
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_ExactLoader)
         lines = _LineNumbers(root)
-        content = yaml.safe_load(text)
+        content = yaml.load(text, Loader=_ExactLoader)  # noqa: S506  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}: " if mark else ""
@@ -83,6 +86,31 @@ def parse_policy(text: str) -> BillPolicy:
     if mistakes:
         raise PolicyError(mistakes)
     return policy
+
+
+class _ExactLoader(yaml.SafeLoader):
+    """Reads numbers as they are written: no digit is lost, and none means something else."""
+
+
+def _whole_number(_: _ExactLoader, node: yaml.ScalarNode) -> int:
+    text = node.value
+    # To YAML 1.1 010 is eight, and 1:30 is ninety.
+    if not _WHOLE_NUMBER.fullmatch(text):
+        raise yaml.MarkedYAMLError(
+            problem=f"{text} is no decimal number; write it without zeros before it, and whole",
+            problem_mark=node.start_mark,
+        )
+    return int(text)
+
+
+def _number(loader: _ExactLoader, node: yaml.ScalarNode) -> Decimal | float:
+    text = node.value.replace("_", "")
+    # Infinity and the like are no prices, which is said where they stand for one.
+    return Decimal(text) if _NUMBER.fullmatch(text) else loader.construct_yaml_float(node)
+
+
+_ExactLoader.add_constructor("tag:yaml.org,2002:int", _whole_number)
+_ExactLoader.add_constructor("tag:yaml.org,2002:float", _number)
 
 
 class _LineNumbers:

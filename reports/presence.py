@@ -7,9 +7,10 @@ again. Before a node's first record nothing is known of its deletion: the invent
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
+HOUR_US: Final = 3_600_000_000
 Node = tuple[str, str]
 """Cluster and name."""
 NEVER_US: Final = 2**62
@@ -52,15 +53,22 @@ class Stay(NamedTuple):
 
 
 def stays_of(
-    rows: Iterable[InventoryRow], nodes: Mapping[Node, Sequence[NodeVersion]]
+    rows: Iterable[InventoryRow],
+    nodes: Mapping[Node, Sequence[NodeVersion]],
+    *,
+    earliest_us: Mapping[Node, int] | None = None,
 ) -> list[Stay]:
     """Return when each board was there, in the order of nodes, boards and times.
 
-    `nodes` has each node's versions in the order in which they came into force.
+    `nodes` has each node's versions in the order in which they came into force, `earliest_us`
+    before when boards of some nodes were not there, whatever these nodes' clocks have said.
     """
+    earliest = earliest_us or {}
     versions: dict[Node, dict[tuple[int, int], dict[str, str | None]]] = defaultdict(dict)
     for row in rows:
-        boards = versions[row.cluster, row.node].setdefault((row.since_us, row.kafka_offset), {})
+        node = (row.cluster, row.node)
+        since_us = max(row.since_us, earliest.get(node, row.since_us))
+        boards = versions[node].setdefault((since_us, row.kafka_offset), {})
         if row.gpu_uuid is not None:
             boards[row.gpu_uuid] = row.model
     stays = (
@@ -68,7 +76,42 @@ def stays_of(
         for node, inventory in versions.items()
         for stay in _stays_in(node, inventory, list(_deletions(nodes.get(node, ()))))
     )
-    return sorted(stays, key=lambda stay: (stay.node, stay.board, stay.begin_us))
+    ordered = sorted(stays, key=lambda stay: (stay.node, stay.board, stay.begin_us))
+    return [
+        stay
+        for _, of_board in groupby(ordered, key=lambda stay: (stay.node, stay.board))
+        for stay in _with_one_model_an_hour(_with_models(list(of_board)))
+    ]
+
+
+def _with_models(stays: Sequence[Stay]) -> Iterator[Stay]:
+    """Yield a board's stays, with the model before or after where a version does not say it."""
+    model = next((stay.model for stay in stays if stay.model is not None), None)
+    for stay in stays:
+        model = model if stay.model is None else stay.model
+        yield stay._replace(model=model)
+
+
+def _with_one_model_an_hour(stays: Iterable[Stay]) -> Iterator[Stay]:
+    """Yield a board's stays such that each hour has one model: that of its first stay.
+
+    Usage is summed by hours, and all of an hour has one price.
+    """
+    before: Stay | None = None
+    for stay in stays:
+        rest = stay
+        hour_us = stay.begin_us // HOUR_US * HOUR_US
+        if before and before.model != stay.model and before.end_us > hour_us:
+            change_us = min(stay.end_us, -(-stay.begin_us // HOUR_US) * HOUR_US)
+            if stay.begin_us < change_us:
+                yield stay._replace(model=before.model, end_us=change_us)
+            rest = stay._replace(begin_us=change_us)
+            # Gone again within that hour: what comes next in it has the same model still.
+            if rest.begin_us >= rest.end_us:
+                before = stay._replace(model=before.model)
+                continue
+        yield rest
+        before = rest
 
 
 def _stays_in(
@@ -78,10 +121,12 @@ def _stays_in(
 ) -> Iterator[Stay]:
     open_since: dict[str, tuple[int, str | None]] = {}
     for (since, _), boards in sorted(inventory.items(), key=lambda version: version[0]):
-        # A version has all boards of its node: what it does not name is gone.
-        for board in [board for board in open_since if board not in boards]:
-            begin, model = open_since.pop(board)
-            yield from _alive(Stay(node, board, model, begin, since), deletions)
+        # A version has all boards of its node: what it does not name is gone. One that has another
+        # name from then on costs what that costs.
+        for board, (begin, model) in list(open_since.items()):
+            if board not in boards or boards[board] not in (model, None):
+                del open_since[board]
+                yield from _alive(Stay(node, board, model, begin, since), deletions)
         for board, model in boards.items():
             open_since.setdefault(board, (since, model))
     for board, (begin, model) in open_since.items():

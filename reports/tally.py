@@ -225,7 +225,10 @@ class BillTally:
         for (scope, number), given in pools.items():
             rule = rules[number]
             total = sum((cost for _, cost in given), Fraction(0))
-            taken = self._taken(rule, scope, total, shown=shown)
+            if rule.share == "table":
+                taken = self._taken_by_table(rule, given)
+            else:
+                taken = self._taken(rule, scope, total, shown=shown)
             for key, cost in taken.items():
                 target = extra if rule.share == "table" else added
                 target[key] += cost
@@ -240,29 +243,47 @@ class BillTally:
     ) -> dict[CellKey, Fraction]:
         """Return who takes how much of a pool of idle; nobody where nobody has a weight."""
         weights: dict[CellKey, Fraction] = {}
-        if rule.share == "table":
-            # Lines of their own, that show which kind of idle it is that somebody pays.
-            names = self._lookup.dimensions.names
-            for value, weight in sorted(rule.weights.items()):
-                word = IDLE_WORDS[rule.kind]
-                values = tuple(value if name == rule.by else word for name in names)
-                weights[CellKey(values, rule.kind)] = fraction_of(weight)
-        else:
-            for key, cells in self.cells.items():
-                mine = [cell for terms, cell in cells.items() if terms.scope == scope]
-                if key.kind is not None or not mine:
-                    continue
-                if rule.share == "even":
-                    weights[key] = Fraction(1)
-                else:
-                    weights[key] = Fraction(sum(getattr(cell, rule.share) for cell in mine))
+        for key, cells in self.cells.items():
+            mine = [cell for terms, cell in cells.items() if terms.scope == scope]
+            if key.kind is not None or not mine:
+                continue
             if rule.share == "even":
-                # Each line has the same; what a budget distinguishes within it shares that.
-                counts: dict[Values, int] = defaultdict(int)
-                for key in weights:
-                    counts[key.values[:shown]] += 1
-                weights = {key: Fraction(1, counts[key.values[:shown]]) for key in weights}
+                weights[key] = Fraction(1)
+            else:
+                weights[key] = Fraction(sum(getattr(cell, rule.share) for cell in mine))
+        if rule.share == "even":
+            # Each line has the same; what a budget distinguishes within it shares that.
+            counts: dict[Values, int] = defaultdict(int)
+            for key in weights:
+                counts[key.values[:shown]] += 1
+            weights = {key: Fraction(1, counts[key.values[:shown]]) for key in weights}
         sum_of_weights = sum(weights.values(), Fraction(0))
         if not sum_of_weights:
             return {}
         return {key: total * weight / sum_of_weights for key, weight in weights.items()}
+
+    def _taken_by_table(
+        self, rule: IdleRule, given: Sequence[tuple[CellKey, Fraction]]
+    ) -> dict[CellKey, Fraction]:
+        """Return who takes how much by a table: lines of their own, that show the kind of idle.
+
+        What they say of GPUs is what was so of those that nobody had.
+        """
+        weights = {value: fraction_of(weight) for value, weight in sorted(rule.weights.items())}
+        sum_of_weights = sum(weights.values(), Fraction(0))
+        taken: dict[CellKey, Fraction] = defaultdict(Fraction)
+        if not sum_of_weights:
+            return taken
+        dimensions, word = self._lookup.dimensions, IDLE_WORDS[rule.kind]
+        for key, cost in given:
+            of_gpu = [
+                value if dimensions.is_of_device(name) else word
+                for name, value in zip(dimensions.names, key.values, strict=True)
+            ]
+            for value, weight in weights.items():
+                values = tuple(
+                    value if name == rule.by else known
+                    for name, known in zip(dimensions.names, of_gpu, strict=True)
+                )
+                taken[CellKey(values, rule.kind)] += cost * weight / sum_of_weights
+        return taken

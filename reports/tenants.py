@@ -8,14 +8,13 @@ late are found here, as pods are looked up when the bill is made.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
-from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from reports.policy import BillPolicy, TeamRow
+from reports.policy import BillPolicy, TeamRow, fits_pattern
 from reports.presence import NEVER_US
 from reports.rates import DeviceTraits
 
@@ -241,6 +240,10 @@ class Dimensions:
             tried |= {p for name in of_rows for p in self._policy.dimensions.get(name, [name])}
         return frozenset(tried)
 
+    def is_of_device(self, name: str) -> bool:
+        """Return whether a dimension says something of the GPU rather than of its user."""
+        return self._policy.is_of_device(name)
+
     def of_tenant(
         self, tenant: Tenant, facts: DeviceTraits, *, since_us: int, day: date
     ) -> tuple[str, ...]:
@@ -257,7 +260,7 @@ class Dimensions:
         return tuple(look.value(name) or self._word(name, word) for name in self.names)
 
     def _word(self, name: str, word: str) -> str:
-        return UNATTRIBUTED if self._policy.is_of_device(name) else word
+        return UNATTRIBUTED if self.is_of_device(name) else word
 
 
 class _ValueFinder(NamedTuple):
@@ -282,7 +285,7 @@ class _ValueFinder(NamedTuple):
 
     def _fits(self, row: TeamRow) -> bool:
         return all(
-            fnmatchcase(self.value(dimension) or "", pattern)
+            fits_pattern(self.value(dimension) or "", pattern)
             for dimension, pattern in row.match.items()
         )
 
@@ -312,4 +315,4 @@ class _ValueFinder(NamedTuple):
 def fits_all(match: Mapping[str, str], names: Sequence[str], values: Sequence[str]) -> bool:
     """Return whether the values of dimensions fit all patterns."""
     found = dict(zip(names, values, strict=True))
-    return all(fnmatchcase(found[name], pattern) for name, pattern in match.items())
+    return all(fits_pattern(found[name], pattern) for name, pattern in match.items())

@@ -138,6 +138,7 @@ class _UsageDay:
         self._classes: dict[Node, str] = {}
         self._first_of: dict[tuple[str, object], str] = {}
         self._parties: list[tuple[PartyKey, int]] = []
+        self._has_rows = False
 
     def sums(self, basis_of: Callable[[PartyKey, int], PartyBasis]) -> DaySums:
         usage: list[UsageSum] = []
@@ -146,8 +147,7 @@ class _UsageDay:
         covered: dict[tuple[DeviceClass, int], list[int]] = defaultdict(lambda: [0, 0, 0])
         # A day without any row may still have boards: all of their time is uncovered.
         if self._open_rows():
-            window = {"begin_us": self._window.begin_us, "end_us": self._window.end_us}
-            self._ask(sql.DEVICES, window)
+            window = self._window._asdict()
             usage = self._usage("usage_parts")
             # A UUID that two nodes name, or a GPU that was cut anew, takes the longer comparison.
             same = sql.BY_UUID if self._is_plain() else sql.BY_ALL
@@ -182,6 +182,36 @@ class _UsageDay:
         relation = self._reader.rows_relation(self._window)
         if not relation:
             return False
+        self._has_rows = True
+        self._open_parts(relation)
+        if self._must_place(relation):
+            relation = sql.with_pods_sql(relation)
+            self._open_parts(relation)
+        nodes = self._ask("SELECT DISTINCT cluster, node FROM usage_parts ORDER BY ALL")
+        rows = [(*node, self._class_of(node)) for node in nodes]
+        columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
+        self._reader.load("node_classes", columns, rows)
+        self._ask(sql.DEVICES, self._window._asdict())
+        # One model for a row, its board and its price: else none would know what the others cost.
+        if self._ask(sql.OTHER_MODELS)[0][0]:
+            self._ask(sql.BOARD_MODELS)
+            self._open_parts(sql.with_models_sql(relation))
+            self._ask(sql.DEVICES, self._window._asdict())
+        return True
+
+    def _must_place(self, relation: str) -> bool:
+        """Return whether pods' records may say whose some rows are, and make known what they say.
+
+        Few rows are of containers of which nobody knew the pod when they were written.
+        """
+        # On most days the sums say that there is none, and rows need not be looked through.
+        unplaced = f"SELECT count(*) FROM ({relation}) AS each WHERE {sql.UNPLACED}"  # noqa: S608  # quoted files
+        untold = f"SELECT count(*) FROM usage_parts WHERE NOT is_idle AND {UNTOLD}"  # noqa: S608  # our own names
+        if not (self._ask(untold)[0][0] and self._ask(unplaced)[0][0]):
+            return False
+        return self._reader.load_containers()
+
+    def _open_parts(self, relation: str) -> None:
         self._ask(f"CREATE OR REPLACE TEMP VIEW usage_raw AS {relation}")
         self._ask(sql.ROWS)
         self._ask(parts_sql(self._detail))
@@ -189,11 +219,6 @@ class _UsageDay:
         if self._needs.by_names and self._ask(f"SELECT count(*) {untold}")[0][0]:
             self._ask(f"DELETE {untold}")
             self._ask(add_untold_sql(self._detail))
-        nodes = self._ask("SELECT DISTINCT cluster, node FROM usage_parts ORDER BY ALL")
-        rows = [(*node, self._class_of(node)) for node in nodes]
-        columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
-        self._reader.load("node_classes", columns, rows)
-        return True
 
     def _class_of(self, node: Node) -> str:
         """Return the node that stands for all nodes that are like this one."""
@@ -240,7 +265,7 @@ class _UsageDay:
             parties = self._ask(parties_sql("usage_parts", self._detail))
             is_special = self._load_parties(parties, basis_of)
         if is_special:
-            self._ask(sql.mark_special_sql(same_device=same))
+            self._ask(sql.mark_special_sql(self._detail, same_device=same))
         odd, excess = self._ask(
             "SELECT count(*) FILTER (is_odd), count(*) FILTER (NOT is_odd AND covered > there)"
             " FROM device_hours"
@@ -256,7 +281,7 @@ class _UsageDay:
         for row in self._usage(sql.rows_of_hours("is_odd AND is_idle", same_device=same)):
             own = PartyCharge(row.device, row.since_us, row.party, row.silent - row.held)
             charges += [own, own._replace(units=-row.silent, is_silent=True)]
-        self._ask(sql.odd_sql(same_device=same))
+        self._ask(sql.odd_sql(self._detail, same_device=same))
         for found in self._ask(sql.odd_parties_sql(self._detail)):
             # Parties are numbered from 1, as 0 is nobody.
             party, since_us = self._parties[found[8] - 1]
@@ -289,7 +314,7 @@ class _UsageDay:
         for cluster, node, kind, uid, *names, job, named_us, namespace, pod, since_us in found:
             party = PartyKey(cluster, node, kind, uid, namespace, pod, job)
             at_us = named_us if named_us is not None else since_us
-            key = (cluster, node, kind, uid, *names, job, named_us)
+            key = (cluster, node, kind, uid, *names, job, named_us, since_us)
             seen.append((basis_of(party, at_us), key, party, at_us))
         # In an order of their own, on which ties of largest remainders depend.
         seen.sort(key=lambda each: (each[0].identity, tuple(map(str, each[1]))))
@@ -306,20 +331,28 @@ class _UsageDay:
                 else:
                     self._parties.append((party, at_us if party.pod is not None else 0))
             rows.append((*key, numbers[identity], basis.basis, basis.weight, basis.weight_of))
-        kinds = ["VARCHAR"] * 7 + ["BIGINT", "INTEGER", "VARCHAR", "BIGINT", "BIGINT"]
-        names = "cluster node kind uid named_namespace named_pod job named_us party basis weight"
+        kinds = ["VARCHAR"] * 7 + ["BIGINT"] * 2 + ["INTEGER", "VARCHAR", "BIGINT", "BIGINT"]
+        names = (
+            "cluster node kind uid named_namespace named_pod job named_us since_us party basis"
+            " weight"
+        )
         columns = dict(zip([*names.split(), "weight_of"], kinds, strict=True))
         self._reader.load("parties", columns, rows)
         return any(basis.basis != "held" for basis, *_ in seen)
 
     def _boards(self, covered: dict[tuple[DeviceClass, int], list[int]]) -> list[BoardTime]:
         there: dict[tuple[DeviceClass, int], int] = defaultdict(int)
-        for (node, gpu, model, since_us, until_us), boards_alike in self._reader.alike_stays:
-            begin = max(since_us, self._window.begin_us)
-            end = min(until_us, self._window.end_us)
+        of_rows = self._models_of_rows()
+        for stay, boards_alike in self._reader.alike_stays:
+            begin = max(stay.begin_us, self._window.begin_us)
+            end = min(stay.end_us, self._window.end_us)
             # Most boards are there all day; of others a part of it, or nothing.
             if begin >= end:
                 continue
+            node, model = stay.node, stay.model
+            if model is None:
+                model = of_rows.get((*node, stay.board))
+            gpu = stay.board if self._reader.keeps_boards else None
             device = DeviceClass(node[0], self._class_of(node), model, gpu=gpu)
             units = boards_alike * 1000 * UNITS
             if node in self._changing or (node[0], None) in self._changing:
@@ -336,6 +369,14 @@ class _UsageDay:
             total = there.get(key, 0) + int(capped - known)
             boards.append(BoardTime(*key, total, int(capped), int(excess)))
         return boards
+
+    def _models_of_rows(self) -> dict[tuple[str, str, str], str]:
+        """Return the models of boards of which the inventory does not say it, by the day's rows."""
+        unnamed = {(*s.node, s.board) for s, _ in self._reader.alike_stays if s.model is None}
+        if not unnamed or not self._has_rows:
+            return {}
+        found = self._ask("SELECT DISTINCT cluster, node, board, board_model FROM devices")
+        return {(*board,): model for *board, model in found if (*board,) in unnamed}
 
 
 def _party(  # the columns of `charging_sql.Detail.party`, in their order

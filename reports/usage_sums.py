@@ -1,12 +1,13 @@
 """Reads the store day by day, and yields sums of time: of whom, on which devices, as which kind.
 
 Here DuckDB is asked; what is asked is `charging_sql`'s, and nothing of money is known. A day at a
-time is in memory. An hour that has rows in `usage_hourly` is taken from there, any other from the
+time is in memory. An hour is taken from `usage_hourly` where that has all of it, any other from the
 minutes of `usage`.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from copy import copy
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
@@ -19,15 +20,20 @@ import msgspec
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
 from gpuledger.store.object_files import open_object_files
-from gpuledger.store.query import files_of, gaps_sql, relation, version_of
+from gpuledger.store.query import gaps_of_files, relation, version_of
 from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
 from reports import charging_sql as sql
 from reports.charging_sql import HOUR_US
-from reports.presence import InventoryRow, Node, NodeVersion, Stay, stays_of
+from reports.presence import NEVER_US, InventoryRow, Node, NodeVersion, Stay, stays_of
+from reports.store_snapshot import StoreSnapshot
 from reports.tenants import NamespaceVersion, PartyKey, PodVersion
 
 DAY_US: Final = 24 * HOUR_US
+_MINUTE_US: Final = 60_000_000
+_UNSEEN_US: Final = 31 * DAY_US
+"""A board that is in the inventory for longer than that before the store's first usage may be a
+board of which the node had no clock."""
 _INPUTS: Final = (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES, GAPS)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -166,6 +172,19 @@ def begin_of(day: date) -> int:
     return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH).days * DAY_US
 
 
+def _connect(
+    store_uri: str, storage_options: Mapping[str, str] | None, memory_bytes: int | None
+) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect()
+    open_object_files(connection, store_uri, storage_options)
+    connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
+    # Each file is read a few times within a second, which the system's own cache is for.
+    connection.execute("SET enable_external_file_cache = false")
+    if memory_bytes is not None:
+        connection.execute(_bound(memory_bytes))
+    return connection
+
+
 def _bound(memory_bytes: int) -> str:
     # Nothing is spilled either: whoever sets a bound may have no disk to write to.
     return f"SET memory_limit = '{memory_bytes}B'; SET temp_directory = ''"
@@ -200,7 +219,9 @@ class UsageReader:
         Raises `UserError` where there is no usage in it.
         """
         self._uri, self._options = store_uri, storage_options
-        self._files = {t.name: files_of(store_uri, t.name, storage_options) for t in _INPUTS}
+        names = (table.name for table in _INPUTS)
+        self._snapshot = StoreSnapshot(store_uri, names, storage_options=storage_options)
+        self._files = self._snapshot.files
         if not (self._files[USAGE.name] or self._files[USAGE_HOURLY.name]):
             raise UserError(
                 f"no usage in the store at {mask_address(store_uri)}; give the store.uri of a"
@@ -208,7 +229,7 @@ class UsageReader:
             )
         self.keeps_boards = distinguishes_gpus
         self._memory_bytes = memory_bytes
-        self._duckdb = self._connect(memory_bytes)
+        self._duckdb = _connect(store_uri, storage_options, memory_bytes)
 
     def twin(self, *, of: int) -> "UsageReader":
         """Return another reader of the same store, for another thread.
@@ -216,7 +237,7 @@ class UsageReader:
         It has its part of the cores, and of the memory where that is bounded; so has this one.
         """
         other = copy(self)
-        other._duckdb = self._connect(None)  # noqa: SLF001  # of this very class
+        other._duckdb = _connect(self._uri, self._options, None)  # noqa: SLF001  # of this very class
         threads = max(1, (cpu_count() or 1) // of)
         for each in (self, other):
             each.ask(f"SET threads = {threads}")
@@ -225,40 +246,47 @@ class UsageReader:
         other.load_stays()
         return other
 
-    def _connect(self, memory_bytes: int | None) -> duckdb.DuckDBPyConnection:
-        connection = duckdb.connect()
-        open_object_files(connection, self._uri, self._options)
-        connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false")
-        # Each file is read a few times within a second, which the system's own cache is for.
-        connection.execute("SET enable_external_file_cache = false")
-        if memory_bytes is not None:
-            connection.execute(_bound(memory_bytes))
-        return connection
-
     def versions(self) -> dict[str, int | None]:
         """Return the versions of the tables that are read, by name."""
-        return table_versions(self._uri, self._options)
+        return dict(self._snapshot.versions)
 
     @cached_property
-    def valid_through_us(self) -> int:
-        """Up to when there is usage: the end of the last hour, or of the last minute."""
-        # The newest day alone is read: no other can end later.
-        ends = [
-            self.ask(f"SELECT epoch_us(max({period})) + {length_us} FROM {relation(files)}")[0][0]  # noqa: S608  # quoted files
-            for name, period, length_us in (
-                (USAGE_HOURLY.name, "hour", HOUR_US),
-                (USAGE.name, "minute", 60_000_000),
-            )
-            if (files := self._newest(name))
-        ]
-        return max(int(end) for end in ends if end is not None)
+    def usage_end_us(self) -> int:
+        """Up to when there is usage: as far as it is complete, or else its newest minute's end.
 
-    def _newest(self, table: str) -> list[str]:
+        Where minutes are kept no longer it is the end of the last hour.
+        """
+        known = self._snapshot.complete_until_us
+        if known is not None:
+            return known
+        minute_us, hour_us = self._newest_us(USAGE.name), self._newest_us(USAGE_HOURLY.name)
+        # An hour that is summed may be under way: its minutes say how far it has come.
+        if hour_us > minute_us or hour_us < self._snapshot.purged_before_us:
+            return max(hour_us + HOUR_US, minute_us)
+        return minute_us + _MINUTE_US
+
+    def _newest_us(self, table: str) -> int:
+        """Return when the newest rows of a table of usage begin; 0 where it has none."""
         days = self._files[table]
-        return days[max(days, key=lambda day: day or "")] if days else []
+        if not days:
+            return 0
+        # The newest day alone is read: no other can have later ones.
+        files = days[max(days, key=lambda day: day or "")]
+        column = {USAGE.name: "minute", USAGE_HOURLY.name: "hour"}[table]
+        ((begin_us,),) = self.ask(f"SELECT epoch_us(max({column})) FROM {relation(files)}")  # noqa: S608  # quoted files
+        return int(begin_us or 0)
 
     def pods(self, window: Window) -> list[PodVersion]:
         """Return all versions of the pods that there may have been in a time."""
+        # By pods and not by rows: of one that is deleted the last version alone says so.
+        there = (
+            f"min(created_time) < make_timestamptz({window.end_us + HOUR_US})"
+            " AND (max(deleted_time) IS NULL"
+            # A kubelet lists a pod for a while after its end; a day is more than that.
+            f" OR max(deleted_time) > make_timestamptz({window.begin_us - DAY_US}))"
+        )
+        pods = relation(self._all_files(PODS.name))
+        uids = f"SELECT cluster, node, pod_uid FROM {pods} GROUP BY ALL HAVING {there}"  # noqa: S608  # quoted files
         return [
             PodVersion(*row)
             for row in self._versions_in(
@@ -266,10 +294,7 @@ class UsageReader:
                 "cluster, node, pod_uid, epoch_us(in_force_from), namespace, pod, owner_kind,"
                 " owner_name, labels, epoch_us(created_time), epoch_us(deleted_time),"
                 " resource_version, min(kafka_offset), config_hash, annotations",
-                # A kubelet lists a pod for a while after its end; a day is more than that.
-                f"created_time < make_timestamptz({window.end_us + HOUR_US})"
-                " AND (deleted_time IS NULL"
-                f" OR deleted_time > make_timestamptz({window.begin_us - DAY_US}))",
+                f"(cluster, node, pod_uid) IN ({uids})",
             )
         ]
 
@@ -296,20 +321,56 @@ class UsageReader:
     def stays(self) -> list[Stay]:
         """When each board was in the inventory."""
         columns = "cluster, node, epoch_us(in_force_from), min(kafka_offset), gpu_uuid, max(model)"
-        rows = (InventoryRow(*row) for row in self._versions_in(INVENTORY.name, columns))
-        return stays_of(rows, self.nodes)
+        rows = [InventoryRow(*row) for row in self._versions_in(INVENTORY.name, columns)]
+        return stays_of(rows, self.nodes, earliest_us=self._earliest_us(rows))
+
+    def _earliest_us(self, inventory: Sequence[InventoryRow]) -> dict[Node, int]:
+        """Return since when nodes were there whose inventory says a time long before the store's.
+
+        A node's clock may be unset when it says what it has: as of 1970 its boards would cost money
+        in all months before it was bought. Such a node is there from its first usage on, or from
+        when Kubernetes had it, if that was before.
+        """
+        days = {day for table in (USAGE.name, USAGE_HOURLY.name) for day in self._files[table]}
+        first = min((day for day in days if day), default=None)
+        if first is None or None in days:
+            return {}
+        bound_us = begin_of(date.fromisoformat(first)) - _UNSEEN_US
+        asked = sorted({(row.cluster, row.node) for row in inventory if row.since_us < bound_us})
+        # Most such nodes are older than the store, and have usage on its first day.
+        found = self._first_usage_us(asked, days={first})
+        if unseen := [node for node in asked if node not in found]:
+            found |= self._first_usage_us(unseen, days=days)
+        for node in asked:
+            if versions := self.nodes.get(node):
+                found[node] = min(versions[0].since_us, found.get(node, NEVER_US))
+        return {node: found.get(node, NEVER_US) for node in asked}
+
+    def _first_usage_us(
+        self, nodes: Sequence[Node], *, days: AbstractSet[str | None]
+    ) -> dict[Node, int]:
+        if not nodes:
+            return {}
+        self.load("asked_nodes", dict.fromkeys(("cluster", "node"), "VARCHAR"), nodes)
+        tables = [
+            f"SELECT cluster, node, {column} AS time FROM {relation(files)}"  # noqa: S608  # quoted files
+            for table, column in ((USAGE.name, "minute"), (USAGE_HOURLY.name, "hour"))
+            if (files := [f for day in days for f in self._files[table].get(day, ())])
+        ]
+        rows = self.ask(
+            f"SELECT cluster, node, epoch_us(min(time)) FROM ({' UNION ALL '.join(tables)})"  # noqa: S608  # quoted files
+            " SEMI JOIN asked_nodes USING (cluster, node) GROUP BY ALL"
+        )
+        return {(cluster, node): first_us for cluster, node, first_us in rows}
 
     @cached_property
-    def alike_stays(self) -> list[tuple[tuple[Node, str | None, str | None, int, int], int]]:
-        """How many boards stayed alike: by node, board where those are told apart, model, times."""
+    def alike_stays(self) -> list[tuple[Stay, int]]:
+        """How many boards stayed alike, with one stay for all; its board counts where it must.
+
+        That is where GPUs are told apart, and where the inventory does not say a board's model.
+        """
         counts = Counter(
-            (
-                stay.node,
-                stay.board if self.keeps_boards else None,
-                stay.model,
-                stay.begin_us,
-                stay.end_us,
-            )
+            stay if self.keeps_boards or stay.model is None else stay._replace(board="")
             for stay in self.stays
         )
         return list(counts.items())
@@ -318,7 +379,7 @@ class UsageReader:
         """Return what was gone before it was stored: topic, partition, reason, missed offsets."""
         return self.ask(
             "SELECT topic, kafka_partition, reason, missed_offsets"  # noqa: S608  # quoted files
-            f" FROM {gaps_sql(self._uri, self._options)}"
+            f" FROM {gaps_of_files(self._all_files(GAPS.name))}"
             f" WHERE epoch_us(coalesce(time_after, detected_at)) >= {window.begin_us}"
             f" AND (time_before IS NULL OR epoch_us(time_before) < {window.end_us}) ORDER BY ALL"
         )
@@ -333,24 +394,39 @@ class UsageReader:
         # By the column itself, which Parquet has the least and the greatest value of.
         within = _within(day)
         hours = f"(SELECT * FROM {relation(hourly)} WHERE {within.format('hour')})"  # noqa: S608  # quoted files
-        parts = [sql.rows_sql(hours, period="hour")] if hourly else []
-        if minutes:
-            known = self._hours_in(hours) if hourly else frozenset()
-            # The minutes of an hour are read where no hourly sum of it is there, and else never: an
-            # hour that is summed is summed whole, and again when something late comes.
-            missing = sorted(set(range(day.begin_us, day.end_us, HOUR_US)) - known)
-            if missing:
-                wanted = " OR ".join(
-                    f"({_within(Window(hour, min(hour + HOUR_US, day.end_us))).format('minute')})"
-                    for hour in missing
-                )
-                rows = f"(SELECT * FROM {relation(minutes)} WHERE {wanted})"  # noqa: S608  # quoted files
-                parts.append(sql.rows_sql(rows, period="minute"))
+        rows = f"(SELECT * FROM {relation(minutes)} WHERE {within.format('minute')})"  # noqa: S608  # quoted files
+        summed = self._hours_in(hours, "hour") if hourly else frozenset()
+        if minutes and summed:
+            summed -= self._hours_to_sum_anew(rows, day, summed)
+        parts = []
+        if summed:
+            listed = ", ".join(f"make_timestamptz({hour})" for hour in sorted(summed))
+            hours = f"(SELECT * FROM {hours} WHERE hour IN ({listed}))"  # noqa: S608  # numbers
+            parts.append(sql.rows_sql(hours, period="hour"))
+        missing = sorted(set(range(day.begin_us, day.end_us, HOUR_US)) - summed)
+        if minutes and missing:
+            wanted = " OR ".join(
+                f"({_within(Window(hour, min(hour + HOUR_US, day.end_us))).format('minute')})"
+                for hour in missing
+            )
+            rows = f"(SELECT * FROM {relation(minutes)} WHERE {wanted})"  # noqa: S608  # quoted files
+            parts.append(sql.rows_sql(rows, period="minute"))
         return " UNION ALL BY NAME ".join(parts) or None
 
-    def _hours_in(self, hours: str) -> frozenset[int]:
-        found = self.ask(f"SELECT DISTINCT epoch_us(hour) FROM {hours}")  # noqa: S608  # quoted files
-        return frozenset(hour for (hour,) in found)
+    def _hours_to_sum_anew(
+        self, minutes: str, day: Window, summed: frozenset[int]
+    ) -> frozenset[int]:
+        """Return the hours of which the minutes are read although there are hourly sums."""
+        changed = self._snapshot.changed_hours_us
+        wanted = summed if changed is None else summed & changed
+        # The last hour may have more than the time that is asked for.
+        wanted |= {day.end_us - day.end_us % HOUR_US} - {day.end_us}
+        wanted = frozenset(hour for hour in wanted if hour >= self._snapshot.purged_before_us)
+        return wanted & self._hours_in(minutes, "minute") if wanted else wanted
+
+    def _hours_in(self, rows: str, period: str) -> frozenset[int]:
+        hour = f"epoch_us({period}) // {HOUR_US} * {HOUR_US}"
+        return frozenset(hour for (hour,) in self.ask(f"SELECT DISTINCT {hour} FROM {rows}"))  # noqa: S608  # quoted files
 
     def load_stays(self) -> None:
         """Make the boards' stays known to SQL, as the table `stays`."""
@@ -358,6 +434,13 @@ class UsageReader:
         names = ("cluster", "node", "board", "model", "begin_us", "end_us")
         rows = [(*s.node, s.board, s.model, s.begin_us, s.end_us) for s in self.stays]
         self.load("stays", dict(zip(names, kinds, strict=True)), rows)
+
+    def load_containers(self) -> bool:
+        """Make known to SQL whose each container is, as `containers`; false without any record."""
+        files = self._all_files(PODS.name)
+        if files:
+            self.ask(sql.containers_sql(relation(files)))
+        return bool(files)
 
     def load(self, table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> None:
         """Make a table of rows; `columns` have DuckDB's type of each."""
@@ -371,7 +454,7 @@ class UsageReader:
         )
 
     def _versions_in(self, table: str, columns: str, condition: str = "true") -> list[Any]:
-        files = [file for of_day in self._files[table].values() for file in of_day]
+        files = self._all_files(table)
         if not files:
             return []
         rows = relation(files)
@@ -382,6 +465,9 @@ class UsageReader:
         return self.ask(
             f"SELECT {columns} FROM {rows} WHERE {condition} GROUP BY ALL ORDER BY ALL"  # noqa: S608  # quoted files
         )
+
+    def _all_files(self, table: str) -> list[str]:
+        return [file for of_day in self._files[table].values() for file in of_day]
 
     def ask(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """Return all rows of a query's answer."""

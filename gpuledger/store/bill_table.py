@@ -73,7 +73,8 @@ def append_revision(
     try:
         table = DeltaTable(uri, storage_options=options)
     except TableNotFoundError:
-        table = DeltaTable.create(uri, BILL_LINES.arrow, storage_options=options)
+        # Of two who close for the first time one makes the table, and both go on with it.
+        table = DeltaTable.create(uri, BILL_LINES.arrow, mode="ignore", storage_options=options)
     # What the table has by now, as this very object will be written with.
     if (table.transaction_version(stream) or 0) >= revision:
         raise _too_late(revision)

@@ -9,7 +9,7 @@ GPU-hours are of whole boards: an hour of an instance counts as its slices of th
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 from urllib.parse import unquote
 
@@ -122,8 +122,10 @@ def _remedy(said: str) -> str:
 def live_files(store_uri: str, name: str, storage_options: Mapping[str, str] | None) -> list[str]:
     """Return the files of a table as they are now; none where there is no such table."""
     table = open_table(store_uri, name, storage_options)
-    if table is None:
-        return []
+    return [] if table is None else _files_of_table(table)
+
+
+def _files_of_table(table: DeltaTable) -> list[str]:
     # Of a file system the log's addresses are percent-encoded, and its paths are not.
     return [unquote(uri) if uri.startswith("/") else uri for uri in table.file_uris()]
 
@@ -160,7 +162,7 @@ def named_rows(rows: str, pods: str, *, until: str = "entries.time", has_names: 
     # Absent where the event says nothing of the pod at all.
     states = "IN ('pending', 'named')" if has_names else "<> 'foreign'"
     is_unknown = f"coalesce(entries.pod_state, 'pending') {states}"
-    known_holder = "false" if has_names else "entries.holder_state = 'known'"
+    known_holder = "false" if has_names else "entries.holder_state <> 'foreign'"
     version = (
         "{'since': in_force_from, 'uid': pod_uid, 'namespace': namespace, 'pod': pod,"
         " 'kind': owner_kind, 'owner': owner_name, 'labels': labels}"
@@ -263,7 +265,12 @@ def named_rows(rows: str, pods: str, *, until: str = "entries.time", has_names: 
 
 def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
     """Return DuckDB's SQL for the rows of `gaps`; a relation without rows where there are none."""
-    if files := live_files(store_uri, GAPS.name, storage_options):
+    return gaps_of_files(live_files(store_uri, GAPS.name, storage_options))
+
+
+def gaps_of_files(files: Sequence[str]) -> str:
+    """Return the same of known files."""
+    if files:
         return relation(files)
     # Typed, so that a query finds the columns and their operators also where nothing is missing.
     names = {"Utf8": "VARCHAR", "Int32": "INTEGER", "Int64": "BIGINT"}
@@ -278,12 +285,18 @@ def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -
 def files_of(
     store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
 ) -> dict[str | None, list[str]]:
-    """Return the files of a table as they are now, by the day (2026-10-01) in their folder's name.
+    """Return the files of a table as `days_of_files`; nothing where there is no such table."""
+    table = open_table(store_uri, name, storage_options)
+    return {} if table is None else days_of_files(table)
 
-    Those in no day's folder stand under `None`. Nothing where there is no such table.
+
+def days_of_files(table: DeltaTable) -> dict[str | None, list[str]]:
+    """Return the files of a table by the day (2026-10-01) in their folder's name.
+
+    Those in no day's folder stand under `None`.
     """
     by_day: dict[str | None, list[str]] = {}
-    for file in sorted(live_files(store_uri, name, storage_options)):
+    for file in sorted(_files_of_table(table)):
         found = re.search(rf"/{PARTITION_COLUMN}=(\d{{4}}-\d\d-\d\d)/[^/]*$", file)
         by_day.setdefault(found[1] if found else None, []).append(file)
     return by_day
@@ -294,9 +307,7 @@ def version_of(
 ) -> int | None:
     """Return the version of a table as it is now; absent where there is no such table."""
     table = open_table(store_uri, name, storage_options)
-    if table is None:
-        return None
-    return table.version()
+    return None if table is None else table.version()
 
 
 def count_rows(

@@ -155,7 +155,8 @@ def usage_sql(name: str, relations: Mapping[str, str]) -> str:
     missing = ", ".join(f"NULL::VARCHAR AS {column}" for column in _NAMES)
     rows = f"(SELECT *, {day}, {period} AS time, {missing} FROM {relations[name]})"  # noqa: S608  # quoted files
     if pods := relations.get(PODS.name):
-        until = f"entries.time + INTERVAL 1 {period}"
+        # The next one's begin is none of it.
+        until = f"entries.time + INTERVAL 1 {period} - INTERVAL 1 MICROSECOND"
         # Of a whole period a pod is meant that was there at any time of it.
         rows = named_rows(rows, pods, until=until, has_names=False)
     rows = _with_version(

@@ -163,7 +163,7 @@ def _maker(
             raise ParameterError("by", problem)
     reader = _reader(settings, question.by)
     maker = BillMaker(reader, read, by=question.by)
-    return maker, question.window or month_of(reader.valid_through_us), read.policy
+    return maker, question.window or month_of(reader.usage_end_us), read.policy
 
 
 def _explanation(question: ExplainQuestion, settings: AnswerSettings) -> bytes:

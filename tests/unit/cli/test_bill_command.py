@@ -12,7 +12,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from cli.command import main
+from cli.command import OWN_ERROR, main
+from reports.tally import BillTally, UnbalancedBillError
 from tests.unit.reports.stores import HOUR_NS, held, inventory_row, pod_row, used, write_store
 
 PRICES = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
@@ -38,6 +39,29 @@ def prices(tmp_path: Path) -> str:
     file = tmp_path / "prices.yaml"
     file.write_text(PRICES)
     return str(file)
+
+
+def test_a_time_counted_from_now_is_of_whole_hours(
+    store: str, prices: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing was used in the last week, as the store's usage is of 2026-10-01 alone."""
+    arguments = ["--from", "-7d", "--to", "now", "--prices", prices, "--format", "json"]
+    code = main(["bill", "--store", store, *arguments])
+    assert "whole hours" not in capsys.readouterr().err
+    assert code in (0, 4)
+
+
+def test_a_mistake_of_ours_is_one_line_and_an_exit_code_of_its_own(
+    store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: BillTally) -> None:
+        raise UnbalancedBillError("lines of 7 for origin charges of 14")
+
+    monkeypatch.setattr(BillTally, "check_balance", fail)
+    assert main(["bill", "--store", store]) == OWN_ERROR
+    error = capsys.readouterr().err
+    assert error.startswith("gpuledger: a mistake of gpuledger's own")
+    assert error.count("\n") == 1
 
 
 def test_json_has_what_the_bill_says_with_costs_as_texts(

@@ -26,7 +26,7 @@ class Claim(NamedTuple):
 def factor_of(row: Row) -> int:
     """Return the units of a nanosecond of a row's device."""
     if slices := row.get("board_compute_slices"):
-        return int(row["compute_slices"]) * (UNITS // int(slices))
+        return int(row["compute_slices"] or 0) * (UNITS // int(slices))
     return 0 if row.get("parent_uuid") else UNITS
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-from deltalake import write_deltalake
+from deltalake import CommitProperties, write_deltalake
 
 from gpuledger.store.schema import PODS, TableSchema, table_uri
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
@@ -121,15 +121,22 @@ def namespace_row(namespace: str, *, hour: float = -24, **fields: Value) -> Row:
     }
 
 
-def write_store(store: Path, **tables: Sequence[Row]) -> str:
-    """Append rows to the tables of a store; return its URI."""
+def write_store(
+    store: Path, *, told: Mapping[str, str] | None = None, **tables: Sequence[Row]
+) -> str:
+    """Append rows to the tables of a store; return its URI. `told` goes with the commits."""
     for name, rows in tables.items():
         if rows:
-            _append(store, TABLES[name], rows)
+            _append(store, TABLES[name], rows, told or {})
     return str(store)
 
 
-def _append(store: Path, table: TableSchema, rows: Sequence[Row]) -> None:
+def minute_row(row: Row, minute: int) -> Row:
+    """Return a row of an hour as one of a minute of it, counted from the hour's begin."""
+    return {**row, "hour": row["hour"] + minute * 60_000_000}
+
+
+def _append(store: Path, table: TableSchema, rows: Sequence[Row], told: Mapping[str, str]) -> None:
     period = {"usage": "minute"}.get(table.name, "hour")
     named = [
         {**row, period: row["hour"]} if "hour" in row and period != "hour" else row for row in rows
@@ -143,4 +150,5 @@ def _append(store: Path, table: TableSchema, rows: Sequence[Row]) -> None:
         table.table_of([tuple(row.get(column) for column in columns) for row in named]),
         mode="append",
         partition_by=list(table.partition_by) or None,
+        commit_properties=CommitProperties(custom_metadata=dict(told)),
     )

@@ -56,13 +56,21 @@ CUT_ANEW: list[dict[str, Any]] = [
     {"gpu": "MIG-b1", "mig_profile": "2g", **PART_OF_B, "compute_slices": 2},
 ]
 
+# What a node could not find out of a GPU when it was asked, or says otherwise than before.
+said_amiss: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [{}, {}, {}, {"model": None}, {"model": "A100"}, {"compute_slices": None}]
+)
+
 
 @st.composite
 def rows_of_hours(draw: st.DrawFn) -> list[Row]:
     """Draw the rows of some hours of a whole GPU and of one that is cut into two instances."""
     rows: list[Row] = []
     for hour in range(HOURS):
-        for where in [*DEVICES, *draw(st.sampled_from([[], [], CUT_ANEW]))]:
+        for device in [*DEVICES, *draw(st.sampled_from([[], [], CUT_ANEW]))]:
+            where = {**device, **draw(said_amiss)}
+            if "parent_uuid" not in where:
+                where |= {"compute_slices": device.get("compute_slices")}
             for pod in draw(st.lists(st.one_of(st.none(), pods), max_size=3, unique=True)):
                 length = draw(lengths)
                 silent = draw(st.sampled_from([None, None, 0, length // 2, length]))

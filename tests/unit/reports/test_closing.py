@@ -1,6 +1,7 @@
 """Closed bills stay, and what changes later is a correction line each."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -17,7 +18,14 @@ from reports.api.answering import AnswerSettings, answer_to
 from reports.api.questions import BillQuestion
 from reports.bill_output import row_of
 from reports.billing import Bill
-from reports.closing import AMOUNTS, ClosedLine, closed_lines, revision_rows, standing_bill
+from reports.closing import (
+    AMOUNTS,
+    ClosedLine,
+    close,
+    closed_lines,
+    revision_rows,
+    standing_bill,
+)
 from reports.periods import last_month, parse_period
 from tests.unit.reports.stores import (
     HOUR_NS,
@@ -188,6 +196,52 @@ def test_of_two_who_close_at_once_one_is_refused(tmp_path: Path) -> None:
     append_revision(str(tmp_path), rows, stream="bill", revision=1)
     with pytest.raises(UserError, match="revision 1"):
         append_revision(str(tmp_path), rows, stream="bill", revision=1)
+
+
+def test_of_two_who_close_for_the_first_time_at_once_both_find_one_table(
+    tmp_path: Path,
+) -> None:
+    """And one of them is refused: the commit knows what the other one closed."""
+    rows = revision_rows(bill_of(store_of(tmp_path, held(0, "a"))), [], closed_time_us=0)
+
+    def close_it(_: int) -> str:
+        try:
+            append_revision(str(tmp_path), rows, stream="bill", revision=1)
+        except UserError as error:
+            return str(error)[:10]
+        return "closed"
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(close_it, range(4))) == ["closed", *["revision 1"] * 3]
+
+
+def test_a_bill_is_corrected_in_the_currency_in_which_it_was_closed(tmp_path: Path) -> None:
+    store = store_of(tmp_path, held(0, "a"))
+    close(bill_of(store, "currency: EUR\n" + PRICES, hours=1), store)
+    with pytest.raises(UserError, match="closed in EUR"):
+        close(bill_of(store, PRICES.replace("7", "8"), hours=1), store)
+
+
+def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that came late takes nothing from the sum of the bill, and all from a line."""
+    late = [held(h, None, holder_uid="uid-x", holder_state="pending") for h in range(24)]
+    store = write_store(tmp_path / "store", usage_hourly=late, inventory=[inventory_row()])
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    prices = str(tmp_path / "prices.yaml")
+    arguments = ["--store", store, "--period", "2026-10-01", "--prices", prices]
+    assert main(["bill", "close", *arguments]) == 0
+    write_store(Path(store), pods=[pod_row("x", namespace="late")])
+    capsys.readouterr()
+    assert main(["bill", *arguments, "--recompute"]) == 0
+    assert "0.00 more since, in 2 lines" in capsys.readouterr().err
+    assert main(["bill", "close", *arguments]) == 0
+    closed = closed_lines(store, parse_period("2026-10-01"), ["namespace"])
+    (gone,) = (each.line for each in closed if each.cost < 0)
+    capsys.readouterr()
+    assert main(["bill", "explain", gone, *arguments]) == 0
+    assert "revision 2: correction -168" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

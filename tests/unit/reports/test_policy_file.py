@@ -68,6 +68,30 @@ def test_a_mistake_is_named_with_its_line_its_field_and_what_to_do(
     assert [part for part in parts if part not in str(raised.value)] == []
 
 
+@pytest.mark.parametrize("number", ["010", "0x10", "1:30", "1_000", "0b11"])
+def test_numbers_that_yaml_reads_as_others_than_people_are_mistakes(number: str) -> None:
+    with pytest.raises(PolicyError, match=f"line 1.*{number} is no decimal number"):
+        parse_policy(f"prices: [{{name: a, per_gpu_hour: {number}}}]")
+
+
+def test_every_digit_of_a_price_counts() -> None:
+    digits = "0.12345678901234567891"
+    (price,) = parse_policy(f"prices: [{{name: a, per_gpu_hour: {digits}}}]").prices
+    assert price.per_gpu_hour == Decimal(digits)
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("dimensions: {cost: [namespace]}", "give yours another name"),
+        ("idle: [{kind: unallocated, share: held, mig_profile: '7g.*'}]", "whole boards"),
+    ],
+)
+def test_what_could_not_mean_anything_is_refused(text: str, remedy: str) -> None:
+    with pytest.raises(PolicyError, match=remedy):
+        parse_policy(text)
+
+
 def test_all_mistakes_between_the_parts_are_named_at_once() -> None:
     with pytest.raises(PolicyError) as raised:
         parse_policy("currency: XXX\nteams:\n- {team: a, match: {nmespace: b}}")
@@ -127,6 +151,12 @@ def test_the_built_in_prices_say_of_each_where_from_when_and_that_nobody_checked
     [
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H200", "H200"),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA RTX A4000", None),
+        ("NVIDIA RTX A400", None),
+        ("NVIDIA RTX A3000 Laptop GPU", None),
+        ("NVIDIA T400", None),
+        ("NVIDIA A10G", "A10G"),
         ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
         ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
         ("NVIDIA A100 80GB PCIe", "A100-80GB"),

@@ -1,0 +1,93 @@
+"""The tables of a store as they are at one time, and how far what they say of usage goes.
+
+Each table is opened once: the files that a bill reads are those of the version that it names. Of
+hours of which rows came after they were summed up `usage_hourly` has too little: what the commits
+of `usage` say since then names them, as it does for the rollup.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Final
+
+from gpuledger.store.commits import hours_of, valid_through_us
+from gpuledger.store.query import days_of_files, open_table
+from gpuledger.store.usage_schema import USAGE, USAGE_HOURLY
+
+_SUMMED: Final = f"gpuledger|{USAGE.name}"
+"""Up to which version of `usage` the hourly sums go: the rollup's transaction identifier."""
+_PURGED_BEFORE: Final = "gpuledger|purged_before"
+"""Before which day since 1970 `usage` has lost its minutes."""
+_ADDS_ROWS: Final = "WRITE"
+_MAX_COMMITS: Final = 10_000
+_COMMITS_WITH_MARKS: Final = 500
+_HOUR_US: Final = 3_600_000_000
+_DAY_US: Final = 24 * _HOUR_US
+_MINUTE_US: Final = 60_000_000
+
+
+class StoreSnapshot:
+    """Some tables of a store, each at one version."""
+
+    def __init__(
+        self,
+        store_uri: str,
+        names: Iterable[str],
+        *,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        # In this order: where `usage` is opened first, hourly sums may only be of more than it has,
+        # and minutes that are purged meanwhile are still there.
+        self._tables = {name: open_table(store_uri, name, storage_options) for name in names}
+        self.files: dict[str, dict[str | None, list[str]]] = {
+            name: days_of_files(table) if table else {} for name, table in self._tables.items()
+        }
+        """Of each table the files, by the day in their folder's name."""
+        self.versions = {
+            name: table.version() if table else None for name, table in self._tables.items()
+        }
+
+    @cached_property
+    def changed_hours_us(self) -> frozenset[int] | None:
+        """Hours of which `usage` has rows that `usage_hourly` may not have.
+
+        `None` where nothing says which: any hour that still has minutes. Hours of which the minutes
+        are purged are not among them, whatever came late.
+        """
+        usage, hourly = self._tables[USAGE.name], self._tables[USAGE_HOURLY.name]
+        if usage is None:
+            return frozenset()
+        summed = hourly.transaction_version(_SUMMED) if hourly else None
+        count = usage.version() - (summed or 0)
+        if summed is None or count > _MAX_COMMITS:
+            return None
+        if count <= 0:
+            return frozenset()
+        commits = [c for c in usage.history(count) if c["version"] > summed]
+        if len(commits) < count:
+            return None
+        found: set[int] = set()
+        for commit in commits:
+            # A compaction, a purge or a new column brings no rows.
+            if commit.get("operation") != _ADDS_ROWS:
+                continue
+            hours = hours_of(commit)
+            if hours is None:
+                return None
+            found |= hours
+        return frozenset(hour * _HOUR_US for hour in found)
+
+    @cached_property
+    def purged_before_us(self) -> int:
+        """Up to when `usage` has lost its minutes: what is left of them is no whole hour."""
+        usage = self._tables[USAGE.name]
+        return ((usage.transaction_version(_PURGED_BEFORE) or 0) if usage else 0) * _DAY_US
+
+    @cached_property
+    def complete_until_us(self) -> int | None:
+        """Up to which minute the commits of `usage` say that it is complete; absent without."""
+        usage = self._tables[USAGE.name]
+        if usage is None:
+            return None
+        # Of all partitions the one that is furthest behind: the others' rows are there already.
+        marks = valid_through_us(usage.history(_COMMITS_WITH_MARKS))
+        return min(marks.values()) // _MINUTE_US * _MINUTE_US if marks else None

@@ -1,0 +1,135 @@
+"""What a bill takes of hours that are not over, and up to when there is usage."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuledger.store.commits import describe
+from reports.closing import refusals_of
+from sinks.store.rollups import HOURLY, Rollup
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_US,
+    Row,
+    held,
+    inventory_row,
+    minute_row,
+    write_store,
+)
+from tests.unit.reports.test_bill import bill_of, costs
+
+MINUTE_NS = 60 * 10**9
+MINUTE_US = 60_000_000
+HOURS = 4
+
+
+def minutes_of(hour: int, minutes: Sequence[int], pod: str = "a", **fields: object) -> list[Row]:
+    return [minute_row(held(hour, pod, MINUTE_NS, **fields), minute) for minute in minutes]
+
+
+def hours_of_rows(rows: Sequence[Row]) -> dict[str, str]:
+    """Return what a commit of these rows says of itself."""
+    return describe(hours={row["hour"] // HOUR_US for row in rows})
+
+
+def roll_up(store: Path) -> None:
+    Rollup(HOURLY, store_uri=str(store)).run(time_ms=0)
+
+
+def test_an_hour_under_way_is_billed_by_all_its_minutes(tmp_path: Path) -> None:
+    """Its sums are of when the rollup last ran, up to ten minutes before."""
+    store = write_store(tmp_path, inventory=[inventory_row()])
+    for rows in (minutes_of(0, range(60)), minutes_of(1, range(10))):
+        write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
+    roll_up(tmp_path)
+    rows = minutes_of(1, range(10, 30))
+    write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
+    bill = bill_of(store, hours=2)
+    assert costs(bill) == {"a": "10.50"}
+    assert bill.covered_ratio == 1
+
+
+def test_sums_that_say_nothing_of_themselves_do_not_hide_minutes(tmp_path: Path) -> None:
+    store = write_store(
+        tmp_path,
+        inventory=[inventory_row()],
+        usage_hourly=[held(0, "a"), held(1, "a", 10 * MINUTE_NS)],
+        usage=minutes_of(1, range(30)),
+    )
+    assert costs(bill_of(store, hours=2)) == {"a": "10.50"}
+
+
+def test_hours_of_which_the_minutes_are_gone_are_those_of_the_sums(tmp_path: Path) -> None:
+    rows = minutes_of(0, range(60))
+    write_store(tmp_path, told=hours_of_rows(rows), usage=rows, inventory=[inventory_row()])
+    roll_up(tmp_path)
+    purged = Rollup(HOURLY, store_uri=str(tmp_path)).purge(
+        BEGIN_US // (24 * HOUR_US) + 1, time_ms=0
+    )
+    assert purged == 1
+    late = minutes_of(0, [5], "b", gpu="GPU-b")
+    store = write_store(tmp_path, told=hours_of_rows(late), usage=late)
+    assert costs(bill_of(store, hours=1))["a"] == "7.00"
+
+
+@pytest.mark.parametrize(
+    ("complete", "usage_end", "refused"),
+    [
+        pytest.param({}, 4 * HOUR_US - MINUTE_US, True, id="not said: the newest minute's end"),
+        pytest.param({"3": 4 * HOUR_US + 7}, 4 * HOUR_US, False, id="complete"),
+        pytest.param({"3": 3 * HOUR_US + 90 * 10**6}, 3 * HOUR_US + MINUTE_US, True, id="not yet"),
+        pytest.param({"3": 9 * HOUR_US, "4": 2 * HOUR_US}, 2 * HOUR_US, True, id="one is behind"),
+    ],
+)
+def test_usage_is_billed_up_to_where_all_of_it_is_there(
+    tmp_path: Path, complete: dict[str, int], usage_end: int, *, refused: bool
+) -> None:
+    """Also where rows of other nodes reach further: of the others nothing is known yet."""
+    rows = [
+        row
+        for hour in range(HOURS)
+        for row in minutes_of(hour, range(59 if hour + 1 == HOURS else 60))
+    ]
+    told = describe(
+        hours={row["hour"] // HOUR_US for row in rows},
+        valid_through={partition: BEGIN_US + until for partition, until in complete.items()},
+    )
+    store = write_store(tmp_path, told=told, usage=rows, inventory=[inventory_row()])
+    roll_up(tmp_path)
+    bill = bill_of(store, hours=HOURS)
+    assert bill.end_us == BEGIN_US + usage_end
+    assert (refusals_of(bill) != []) is refused
+    assert {line.idle_kind for line in bill.lines} <= {None, "uncovered"}
+    assert bill.excess_units == 0
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    commits=st.lists(
+        st.tuples(
+            st.integers(0, 1), st.lists(st.integers(0, 59), max_size=6, unique=True), st.booleans()
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_a_bill_is_that_of_the_minutes_whenever_hours_were_summed_up(
+    commits: list[tuple[int, list[int], bool]],
+) -> None:
+    with TemporaryDirectory() as summed, TemporaryDirectory() as plain:
+        last = minutes_of(1, [59], "z")
+        for folder in (summed, plain):
+            write_store(
+                Path(folder), inventory=[inventory_row()], told=hours_of_rows(last), usage=last
+            )
+        for number, (hour, minutes, is_summed) in enumerate(commits):
+            rows = minutes_of(hour, minutes, f"p{number}")
+            write_store(Path(plain), usage=rows)
+            write_store(Path(summed), told=hours_of_rows(rows), usage=rows)
+            if is_summed:
+                roll_up(Path(summed))
+        assert costs(bill_of(summed, hours=2)) == costs(bill_of(plain, hours=2))

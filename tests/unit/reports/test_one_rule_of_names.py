@@ -1,0 +1,106 @@
+"""A bill and a query find the pods of rows by one rule, whatever is known of them by when."""
+
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import duckdb
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from gpuledger.store.views import create_views
+from reports.tenants import UNATTRIBUTED
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_NS,
+    HOUR_US,
+    Row,
+    held,
+    inventory_row,
+    pod_row,
+    usage_row,
+    write_store,
+)
+from tests.unit.reports.test_bill import bill_of
+
+# Around the edges of hours, and of the seconds by which clocks may differ.
+moments = st.sampled_from([-30.0, -1, -1 / 3600, 0, 4 / 3600, 6 / 3600, 0.5, 1, 1.01, 1.5, 2])
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> list[Row]:
+    """Draw the versions of some pods, of which some have one name after the other."""
+    rows: list[Row] = []
+    for number in range(draw(st.integers(0, 3))):
+        created, length = draw(moments), draw(st.sampled_from([None, 0.0, 0.5, 1.0]))
+        ends = None if length is None else created + length
+        for version, hour in enumerate(sorted({created, draw(moments), *([ends] if ends else [])})):
+            is_last = ends is not None and hour >= ends
+            rows.append(
+                pod_row(
+                    draw(st.sampled_from(["x", "y"])) if version == 0 else str(rows[-1]["pod"]),
+                    hour=hour,
+                    pod_uid=f"uid-{number}",
+                    owner_kind="Job",
+                    owner_name=f"job-{number}-{version}",
+                    created_time=BEGIN_US + round(created * HOUR_US),
+                    deleted_time=BEGIN_US + round(hour * HOUR_US) if is_last else None,
+                    container_id=f"c{number}" if version else None,
+                    container="main" if version else None,
+                    resource_version=str(10 * number + version),
+                    kafka_offset=10 * number + version,
+                )
+            )
+    return rows
+
+
+numbers = st.integers(0, 3)
+users = st.one_of(
+    numbers.map(lambda number: {"pod_uid": f"uid-{number}", "pod_state": "pending"}),
+    numbers.map(lambda number: {"container_id": f"c{number}", "pod_state": "pending"}),
+)
+holders = st.one_of(
+    st.sampled_from(["x", "y"]).map(
+        lambda pod: {"holder_state": "named", "holder_namespace": "ns", "holder_pod": pod}
+    ),
+    numbers.map(lambda number: {"holder_state": "known", "holder_uid": f"uid-{number}"}),
+    numbers.map(lambda number: {"holder_state": "pending", "holder_uid": f"uid-{number}"}),
+)
+Drawn = list[tuple[int, dict[str, Any]]]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    records=pods(),
+    using=st.lists(st.tuples(st.integers(0, 1), users), max_size=3),
+    holding=st.lists(st.tuples(st.integers(0, 1), holders), max_size=2),
+)
+@example(
+    records=[pod_row("a", pod_uid="uid-0", container_id="c0", container="m", owner_name="j")],
+    using=[(0, {"container_id": "c0", "pod_state": "pending"})],
+    holding=[],
+)
+def test_a_bill_names_whom_a_query_names(records: list[Row], using: Drawn, holding: Drawn) -> None:
+    rows = [usage_row(hour, account="pod", busy_ns=HOUR_NS // 4, **user) for hour, user in using]
+    rows += [held(hour, None, HOUR_NS // 2, **holder) for hour, holder in holding]
+    rows += [held(hour, None, 0) for hour in range(2)]
+    with TemporaryDirectory() as folder, duckdb.connect() as connection:
+        store = write_store(
+            Path(folder), usage_hourly=rows, pods=records, inventory=[inventory_row()]
+        )
+        create_views(connection, store)
+        found = connection.execute(
+            "SELECT coalesce(owner_name, holder_owner_name), busy_ns, coalesce(held_ns, 0), account"
+            " FROM usage_hourly WHERE account = 'pod' OR holder_state IS NOT NULL"
+        ).fetchall()
+        bill = bill_of(store, by=["owner_name"], hours=2)
+    used: Counter[str] = Counter()
+    having: Counter[str] = Counter()
+    for owner, busy_ns, held_ns, account in found:
+        used[owner or UNATTRIBUTED] += busy_ns if account == "pod" else 0
+        having[owner or UNATTRIBUTED] += held_ns
+    tenants = [line for line in bill.lines if not line.idle_kind]
+    units = 27_720
+    assert {line.values[0]: line.used // units for line in tenants if line.used} == +used
+    assert {line.values[0]: line.held // units for line in tenants if line.held} == +having

@@ -1,0 +1,116 @@
+"""Who pays for idle by a table, what budgets are of, and what a line is made of."""
+
+from collections import defaultdict
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from reports.bill_output import COSTS, parquet_columns, row_of, write_parquet
+from reports.billing import BillMaker
+from reports.explaining import explain_line
+from reports.policy import OWN_COLUMNS
+from reports.policy_file import ReadPolicy, parse_policy
+from reports.usage_sums import UsageReader, Window
+from tests.unit.reports.stores import BEGIN_US, HOUR_NS, HOUR_US, held, inventory_row, write_store
+from tests.unit.reports.test_bill import SEVEN, bill_of, costs, store_of
+
+TABLE = (
+    "dimensions: {team: [namespace]}\n"
+    "idle: [{kind: unallocated, share: table, by: team, weights: {ns: 1}}]\n"
+)
+
+
+def budget(since: str, until: str, match: str = "{namespace: ns}") -> str:
+    return f"budgets: [{{name: x, amount: 100, from: {since}, to: {until}, match: {match}}}]\n"
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "spent", "forecast"),
+    [
+        pytest.param("2026-10-01", "2026-10-02", 168, 168, id="days before the end of the bill"),
+        pytest.param("2026-10-02", "2026-10-03", 84, 168, id="days from within it"),
+        pytest.param("2026-10-01", "2026-10-04", 252, 504, id="days beyond it"),
+    ],
+)
+def test_a_budget_is_of_its_own_days_whatever_the_bill_is_of(
+    tmp_path: Path, since: str, until: str, spent: int, forecast: int
+) -> None:
+    store = store_of(tmp_path, *(held(hour, "a") for hour in range(36)))
+    (state,) = bill_of(store, SEVEN + budget(since, until), hours=48).budgets
+    assert (state.spent, state.forecast) == (Fraction(spent), Fraction(forecast))
+
+
+def test_a_budget_of_other_days_than_the_bill_has_is_not_shown(tmp_path: Path) -> None:
+    store = store_of(tmp_path, held(0, "a"))
+    for since, until in (("2026-09-01", "2026-10-01"), ("2026-11-01", "2026-12-01")):
+        assert bill_of(store, SEVEN + budget(since, until)).budgets == []
+
+
+def test_a_budget_has_the_idle_that_a_table_gives_it(tmp_path: Path) -> None:
+    store = store_of(tmp_path, held(0, "a"), held(1, None))
+    policy = SEVEN + TABLE + budget("2026-10-01", "2026-11-01", "{team: ns}")
+    bill = bill_of(store, policy, by=["team"], hours=2)
+    assert costs(bill)["ns/unallocated"] == "7.00"
+    assert bill.budgets[0].spent == 14
+
+
+def test_idle_that_a_table_shares_stays_with_its_cluster(tmp_path: Path) -> None:
+    store = store_of(
+        tmp_path,
+        *(held(0, "a"), held(1, None)),
+        *(held(1, None, gpu="GPU-c", cluster="eu"), held(0, None, gpu="GPU-c", cluster="eu")),
+        inventory=[inventory_row(), inventory_row("GPU-c", cluster="eu")],
+    )
+    bill = bill_of(store, SEVEN + TABLE, by=["cluster", "team"], hours=2)
+    of_clusters: dict[str, Decimal] = defaultdict(Decimal)
+    for line in bill.lines:
+        of_clusters[line.values[0]] += line.cost
+    assert of_clusters == {"prod": 14, "eu": 14}
+    assert costs(bill)["eu/ns/unallocated"] == "14.00"
+
+
+def test_the_parts_of_a_line_sum_to_it(tmp_path: Path) -> None:
+    """Each of half a cent or so: rounded each for itself they would be nothing, and a cent more."""
+    store = store_of(tmp_path, held(0, "a", energy_millijoules=18_000_000))
+    policy = "prices: [{name: h, per_gpu_hour: 0.005}]\nenergy: [{name: e, per_kilowatt_hour: 1}]\n"
+    bill = bill_of(store, policy)
+    row = row_of(bill, bill.lines[0])
+    assert row["cost"] == Decimal("0.01")
+    assert row["gpu_cost"] + row["energy_cost"] + row["shared_cost"] == row["cost"]
+
+
+def test_the_columns_that_no_dimension_may_be_called_are_those_of_a_line(tmp_path: Path) -> None:
+    bill = bill_of(store_of(tmp_path, held(0, "a")))
+    row = row_of(bill, bill.lines[0])
+    assert set(row) - {"pod"} == OWN_COLUMNS
+    assert set(COSTS) <= OWN_COLUMNS
+
+
+def test_a_label_with_a_quote_is_a_column_of_parquet(tmp_path: Path) -> None:
+    bill = bill_of(store_of(tmp_path, held(0, "a")), by=['label:a"b'])
+    file = tmp_path / "bill.parquet"
+    write_parquet(parquet_columns(bill), [row_of(bill, line) for line in bill.lines], file=file)
+    assert file.stat().st_size > 0
+
+
+def test_brackets_of_a_model_are_no_pattern(tmp_path: Path) -> None:
+    name = "A100 [PG506]"
+    store = store_of(tmp_path, held(0, "a", model=name), inventory=[inventory_row(model=name)])
+    policy = "prices: [{name: h, model: 'A100 [PG506]', per_gpu_hour: 7}]"
+    assert bill_of(store, policy).unpriced == {}
+
+
+def test_silent_time_is_explained_by_the_rows_that_have_it(tmp_path: Path) -> None:
+    store = write_store(
+        tmp_path,
+        usage_hourly=[held(0, "a", silent_ns=HOUR_NS), held(1, "a")],
+        inventory=[inventory_row()],
+    )
+    read = ReadPolicy(parse_policy(SEVEN), "0" * 64, "test")
+    maker = BillMaker(UsageReader(store), read, by=["namespace"])
+    bill = maker.make(Window(BEGIN_US, BEGIN_US + 2 * HOUR_US))
+    (line,) = (line for line in bill.lines if line.idle_kind == "overhead")
+    *_, last = explain_line(bill, line, maker=maker, max_rows=5)
+    assert "held 3600 s" in last or "held 7200 s" in last
