@@ -113,6 +113,10 @@ class WatermarkRelay:
         """Return up to when the sink is complete once all before this offset is committed."""
         return self._completeness.complete_with_ns(partition, next_offset)
 
+    def complete_until_ns(self, partition: int) -> int | None:
+        """Return up to when the sink is complete with what was recorded as done."""
+        return self._completeness.complete_until_ns([partition])
+
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget partitions that somebody else has."""
         for at in partitions:

@@ -356,7 +356,7 @@ class StoreSink(Sink):
                     await self._appending.append(
                         pending,
                         seen={at: self._seen.state_of(at) for at in pending.last_offsets},
-                        valid_through=self._valid_through(pending),
+                        valid_through=self._valid_through(pending, context),
                     )
         except StaleTableError as error:
             # Never written again as they are: somebody else may have stored some of them. All are
@@ -372,11 +372,20 @@ class StoreSink(Sink):
                 _log.info("rows_stored", count=pending.row_count, partition_count=partitions)
         self._pending = RowBuffer()
 
-    def _valid_through(self, pending: RowBuffer) -> dict[str, int]:
-        """Return up to when each partition is complete with what is to be written."""
+    def _valid_through(self, pending: RowBuffer, context: SinkContext) -> dict[str, int]:
+        """Return up to when each partition that is held is complete with what is to be written.
+
+        Also those of which nothing is written: one whose last node is gone would hold back for ever
+        what the store as a whole is complete to.
+        """
         found: dict[str, int] = {}
-        for at, last in pending.last_offsets.items():
-            until_ns = self._relay.complete_with_ns(at.partition, last + 1)
+        for at in self._resuming.ready(context.consumer):
+            last = pending.last_offsets.get(at)
+            until_ns = (
+                self._relay.complete_until_ns(at.partition)
+                if last is None
+                else self._relay.complete_with_ns(at.partition, last + 1)
+            )
             if until_ns is not None:
                 found[str(at.partition)] = until_ns // NS_PER_US
         return found

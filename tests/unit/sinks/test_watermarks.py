@@ -5,6 +5,7 @@ from dataclasses import replace as replaced
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from msgspec.structs import replace
 
 from gpuledger.bus.memory import MemoryBus
@@ -13,6 +14,7 @@ from gpuledger.codec import decoder_of
 from gpuledger.completeness import message_of
 from gpuledger.records import SilentNode, Watermark
 from gpuledger.runtime import Readiness
+from gpuledger.store.commits import valid_through_us
 from sinks.loop import run_sink
 from sinks.registry import ROWS as ROWS_KIND
 from sinks.settings import RowsSettings
@@ -34,6 +36,7 @@ from tests.unit.sinks.store.storing import is_committed, lose, offsets, store
 
 AT = place_of(NODE)
 BROKEN = b"{"
+SECOND_NS = 1_000_000_000
 Run = Callable[[MemoryBus, Path, ManualClock], Awaitable[None]]
 RUNS: Mapping[str, Run] = {
     "store": lambda on, path, clock: store(path, on, clock=clock, flush_seconds=20.0),
@@ -103,6 +106,26 @@ async def test_what_the_join_calls_complete_a_sink_does_once_it_has_done_it(
     ends = {record.offset + 1 for record in on.kept(ROWS.name)}
     assert place == (AT if stage == "store" else place_of(NODE, ROWS.name))
     assert first.next_offset == 2 if stage == "store" else first.next_offset in ends
+
+
+async def test_a_partition_that_is_silent_for_good_does_not_hold_back_what_the_store_is_complete_to(
+    tmp_path: Path,
+) -> None:
+    on, clock = bus(), ManualClock()
+    other = next(number for number in range(PARTITIONS) if number != AT.partition)
+    await publish(on, event(0))
+    await say(
+        on,
+        of_join(SECOND_NS, next_offset=1),
+        of_join(9 * SECOND_NS, next_offset=0, partition=other),
+    )
+    async with running(RUNS["store"](on, tmp_path, clock)):
+        await eventually(lambda: clock.advance(3) and len(said(on, "store", other)) > 0)
+        await publish(on, event(1))
+        await eventually(lambda: clock.advance(3) and is_committed(on, 2)())
+    marks = valid_through_us(DeltaTable(str(tmp_path / "usage")).history(1))
+    ahead_us = {number: until - START_NS // 1000 for number, until in marks.items()}
+    assert ahead_us == {str(AT.partition): 1_000_000, str(other): 9_000_000}
 
 
 async def test_nothing_is_called_complete_that_is_not_in_the_store(tmp_path: Path) -> None:
