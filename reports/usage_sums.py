@@ -213,12 +213,15 @@ class UsageReader:
         storage_options: Mapping[str, str] | None = None,
         distinguishes_gpus: bool = False,
         memory_bytes: int | None = None,
+        is_finished: bool = False,
     ) -> None:
         """Open a store; DuckDB takes `memory_bytes` at most, and most of the machine's without.
 
+        Of one that `is_finished` nothing is to come any more, whatever its marks say.
+
         Raises `UserError` where there is no usage in it.
         """
-        self._uri, self._options = store_uri, storage_options
+        self._uri, self._options, self._is_finished = store_uri, storage_options, is_finished
         names = (table.name for table in _INPUTS)
         self._snapshot = StoreSnapshot(store_uri, names, storage_options=storage_options)
         self._files = self._snapshot.files
@@ -257,7 +260,7 @@ class UsageReader:
         Where minutes are kept no longer it is the end of the last hour.
         """
         known = self._snapshot.complete_until_us
-        if known is not None:
+        if known is not None and not self._is_finished:
             return known
         minute_us, hour_us = self._newest_us(USAGE.name), self._newest_us(USAGE_HOURLY.name)
         # An hour that is summed may be under way: its minutes say how far it has come.

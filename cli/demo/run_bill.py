@@ -70,8 +70,9 @@ def bill_run(store: Path, *, began_ns: int, ended_ns: int) -> RunBill | None:
     hour_ns = HOUR_US * NS_PER_US
     window = Window(began_ns // hour_ns * HOUR_US, -(-ended_ns // hour_ns) * HOUR_US)
     try:
-        # Of brokers that were away nothing may have come to the store.
-        reader = UsageReader(str(store))
+        # Of brokers that were away nothing may have come to the store. The run is over, and its
+        # marks say only how far it was a moment before.
+        reader = UsageReader(str(store), is_finished=True)
     except UserError:
         return None
     return of_bill(BillMaker(reader, read_policy(None), by=["owner"]).make(window))
