@@ -9,15 +9,18 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Final
 
-from gpuledger.store.commits import hours_of, valid_through_us
+from gpuledger.store.commits import (
+    PURGED_BEFORE,
+    hours_since,
+    latest_commits,
+    made_ms,
+    summed_time,
+    summed_up_to,
+    valid_through_us,
+)
 from gpuledger.store.query import days_of_files, open_table
 from gpuledger.store.usage_schema import USAGE, USAGE_HOURLY
 
-_SUMMED: Final = f"gpuledger|{USAGE.name}"
-"""Up to which version of `usage` the hourly sums go: the rollup's transaction identifier."""
-_PURGED_BEFORE: Final = "gpuledger|purged_before"
-"""Before which day since 1970 `usage` has lost its minutes."""
-_ADDS_ROWS: Final = "WRITE"
 _MAX_COMMITS: Final = 10_000
 _COMMITS_WITH_MARKS: Final = 500
 _HOUR_US: Final = 3_600_000_000
@@ -56,31 +59,26 @@ class StoreSnapshot:
         usage, hourly = self._tables[USAGE.name], self._tables[USAGE_HOURLY.name]
         if usage is None:
             return frozenset()
-        summed = hourly.transaction_version(_SUMMED) if hourly else None
-        count = usage.version() - (summed or 0)
-        if summed is None or count > _MAX_COMMITS:
+        summed = hourly.transaction_version(summed_up_to(USAGE.name)) if hourly else None
+        if hourly is None or summed is None:
             return None
+        # With the commit that is summed up: of a table that was repaired it is another one.
+        count = usage.version() - summed + 1
         if count <= 0:
             return frozenset()
-        commits = [c for c in usage.history(count) if c["version"] > summed]
+        commits = latest_commits(usage, min(count, _MAX_COMMITS))
         if len(commits) < count:
             return None
-        found: set[int] = set()
-        for commit in commits:
-            # A compaction, a purge or a new column brings no rows.
-            if commit.get("operation") != _ADDS_ROWS:
-                continue
-            hours = hours_of(commit)
-            if hours is None:
-                return None
-            found |= hours
-        return frozenset(hour * _HOUR_US for hour in found)
+        summed_ms = hourly.transaction_version(summed_time(USAGE.name))
+        is_same = summed_ms is None or summed_ms == made_ms(commits[-1])
+        hours = hours_since(commits[:-1]) if is_same else None
+        return None if hours is None else frozenset(hour * _HOUR_US for hour in hours)
 
     @cached_property
     def purged_before_us(self) -> int:
         """Up to when `usage` has lost its minutes: what is left of them is no whole hour."""
         usage = self._tables[USAGE.name]
-        return ((usage.transaction_version(_PURGED_BEFORE) or 0) if usage else 0) * _DAY_US
+        return ((usage.transaction_version(PURGED_BEFORE) or 0) if usage else 0) * _DAY_US
 
     @cached_property
     def complete_until_us(self) -> int | None:
@@ -89,5 +87,5 @@ class StoreSnapshot:
         if usage is None:
             return None
         # Of all partitions the one that is furthest behind: the others' rows are there already.
-        marks = valid_through_us(usage.history(_COMMITS_WITH_MARKS))
+        marks = valid_through_us(latest_commits(usage, _COMMITS_WITH_MARKS))
         return min(marks.values()) // _MINUTE_US * _MINUTE_US if marks else None

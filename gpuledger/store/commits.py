@@ -2,12 +2,16 @@
 
 Writers put it there, in JSON; whoever reads the table's history finds it: which hours a commit
 brought rows of, and up to when the table is complete with it. Nothing here is needed to read rows.
+
+A table of sums says in transaction identifiers up to which version of the table below it goes
+(`summed_up_to`), and when that version was made. Of what came since, `hours_since` tells.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import orjson
+from deltalake import DeltaTable
 
 HOURS: Final = "gpuledger.hours"
 """The hours of which the commit has rows, since 1970; commits without it may have rows of any."""
@@ -17,6 +21,50 @@ that its writer knows of, by the partition's number."""
 ALL: Final = "all"
 """Beside the partitions' marks: the least of them, of a commit that has those of all partitions.
 Such a commit says all that is to be said; what older ones say does not count."""
+PURGED_BEFORE: Final = "gpuledger|purged_before"
+"""The transaction identifier of the day since 1970 before which a table has lost its rows."""
+_ADDS_ROWS: Final = "WRITE"
+
+
+def summed_up_to(source: str) -> str:
+    """Return the transaction identifier of the version of a table that is summed up."""
+    return f"gpuledger|{source}"
+
+
+def summed_time(source: str) -> str:
+    """Return the transaction identifier of when that version was made (`made_ms`)."""
+    return f"{summed_up_to(source)}|time"
+
+
+def latest_commits(table: DeltaTable, count: int) -> list[dict[str, Any]]:
+    """Return so many commits up to the version that is loaded, the newest first.
+
+    deltalake lists those that came since as well, and numbers all as if they had not.
+    """
+    count = min(count, table.version() + 1)
+    if count <= 0:
+        return []
+    found = table.history(count)
+    return found[max(0, len(found) - count) :]
+
+
+def made_ms(commit: Mapping[str, Any]) -> int:
+    """Return when a commit was made, by which it is known from another one of its number."""
+    return int(commit.get("timestamp", 0))
+
+
+def hours_since(commits: Iterable[Mapping[str, Any]]) -> set[int] | None:
+    """Return the hours of which commits have rows; `None` where one of them does not say."""
+    touched = set[int]()
+    for commit in commits:
+        # A compaction, a purge or a new column brings no rows.
+        if commit.get("operation") != _ADDS_ROWS:
+            continue
+        hours = hours_of(commit)
+        if hours is None:
+            return None
+        touched |= hours
+    return touched
 
 
 def describe(

@@ -25,14 +25,24 @@ from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, w
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from gpuledger.settings.secret import shown_url
-from gpuledger.store.commits import ALL, describe, hours_of, latest_marks, marks_of_partitions
+from gpuledger.store.commits import (
+    ALL,
+    PURGED_BEFORE,
+    describe,
+    hours_since,
+    latest_commits,
+    latest_marks,
+    made_ms,
+    marks_of_partitions,
+    summed_time,
+    summed_up_to,
+)
 from gpuledger.store.schema import PARTITION_COLUMN, TableSchema
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from sinks.store.damage import storage_errors
 from sinks.store.table import StaleTableError, StreamTable
 
 HOURS_A_DAY: Final = 24
-_PURGED_BEFORE: Final = "gpuledger|purged_before"
 _HISTORY: Final = 10_000
 """Commits that are looked through at most: a week of one each minute."""
 _HUGE: Final = 2**47
@@ -63,7 +73,6 @@ _AGGREGATES: Final[Mapping[str, str]] = {
     "last_offset": "max",
     "ingested_time_ns": "max",
 }
-_ADDS_ROWS: Final = "WRITE"
 _PLACE: Final = (
     *("kafka_partition", "first_offset", "last_offset", PARTITION_COLUMN),
     *("cluster", "node"),
@@ -189,9 +198,9 @@ class Rollup:
         self._period = period
         self._source = StreamTable(period.source, **where)
         self._target = StreamTable(period.target, **where)
-        self._summed = f"gpuledger|{period.source.name}"
+        self._summed = summed_up_to(period.source.name)
         self._summed_late = f"{self._summed}|late"
-        self._summed_time = f"{self._summed}|time"
+        self._summed_time = summed_time(period.source.name)
 
     def run(self, *, time_ms: int) -> int:
         """Sum up what was touched since the last run; return how many periods that were.
@@ -242,12 +251,12 @@ class Rollup:
                 return 0
             listed = " OR ".join(f"{PARTITION_COLUMN} = '{day}'" for day in old)
             # In the commit that removes them, so that nobody ever recomputes from what is left.
-            purged = max(before_day, source.transaction_version(_PURGED_BEFORE) or 0)
+            purged = max(before_day, source.transaction_version(PURGED_BEFORE) or 0)
             try:
                 removed = source.delete(
                     listed,
                     commit_properties=CommitProperties(
-                        app_transactions=[Transaction(_PURGED_BEFORE, purged, time_ms)]
+                        app_transactions=[Transaction(PURGED_BEFORE, purged, time_ms)]
                     ),
                 )
             except CommitFailedError:
@@ -262,7 +271,7 @@ class Rollup:
         news = self._news_of(source, target)
         if news.since == source.version():
             return 0
-        purged = source.transaction_version(_PURGED_BEFORE) or 0
+        purged = source.transaction_version(PURGED_BEFORE) or 0
         late = {hour for hour in news.touched if hour // HOURS_A_DAY < purged}
         if late and not news.is_first:
             self._add_late(source, target, late, since=news.since, time_ms=time_ms)
@@ -277,7 +286,7 @@ class Rollup:
         done = [
             Transaction(self._summed, source.version(), time_ms),
             Transaction(self._summed_late, source.version(), time_ms),
-            Transaction(self._summed_time, _made_ms(commits_of(source, 1)[0]), time_ms),
+            Transaction(self._summed_time, made_ms(latest_commits(source, 1)[0]), time_ms),
         ]
         marks = {**news.marks, ALL: min(news.marks.values())} if news.marks else None
         for day, hours in days[:-1]:
@@ -293,10 +302,10 @@ class Rollup:
             return self._all_of(source, is_first=True)
         # With the commit that is summed up: whether it is still the same.
         count = source.version() - since + 1
-        commits = commits_of(source, min(count, _HISTORY))
+        commits = latest_commits(source, min(count, _HISTORY))
         has_all = 0 < len(commits) == count
-        made_ms = target.transaction_version(self._summed_time)
-        is_same = made_ms is None or not has_all or made_ms == _made_ms(commits[-1])
+        summed_ms = target.transaction_version(self._summed_time)
+        is_same = summed_ms is None or not has_all or summed_ms == made_ms(commits[-1])
         if count <= 0 or not is_same:
             _log.warning(
                 "repaired_table_found", url=shown_url(self._source.uri), summed_version=since
@@ -304,9 +313,9 @@ class Rollup:
             return self._all_of(source, is_first=False)
         if since == source.version():
             return _News(since=since, is_first=False, touched=set(), marks={})
-        touched = self._touched(commits[:-1]) if has_all else None
-        known = marks_of_partitions(commits_of(target, _OWN_MARKS))
-        new = marks_of_partitions(commits if known else commits_of(source, _MARKS))
+        touched = hours_since(commits[:-1]) if has_all else None
+        known = marks_of_partitions(latest_commits(target, _OWN_MARKS))
+        new = marks_of_partitions(commits if known else latest_commits(source, _MARKS))
         return _News(
             since=since,
             is_first=False,
@@ -319,21 +328,8 @@ class Rollup:
             since=None,
             is_first=is_first,
             touched=self._periods_of(self._all_hours(source)),
-            marks=marks_of_partitions(commits_of(source, _MARKS)),
+            marks=marks_of_partitions(latest_commits(source, _MARKS)),
         )
-
-    def _touched(self, commits: Iterable[Mapping[str, Any]]) -> set[int] | None:
-        """Return the hours of which commits have rows, where all of them say."""
-        touched = set[int]()
-        for commit in commits:
-            # A compaction, a purge or a new column brings no rows.
-            if commit.get("operation") != _ADDS_ROWS:
-                continue
-            hours = hours_of(commit)
-            if hours is None:
-                return None
-            touched |= hours
-        return touched
 
     def _periods_of(self, hours: set[int]) -> set[int]:
         length = self._period.hours
@@ -438,7 +434,7 @@ class Rollup:
         query = QueryBuilder().register("source", source)
         try:
             before = self._source.open(version=since)
-            purged = before.transaction_version(_PURGED_BEFORE) or 0
+            purged = before.transaction_version(PURGED_BEFORE) or 0
             if is_known := [sql for day, sql in listed.items() if day < purged]:
                 of_known = f"{PARTITION_COLUMN} IN ({', '.join(is_known)})"
                 former = f"(SELECT * FROM before WHERE {of_known}) AS former"  # noqa: S608  # no user's text
@@ -462,20 +458,3 @@ class Rollup:
 
 def _columns_of(table: DeltaTable) -> set[str]:
     return {field.name for field in table.schema().fields}
-
-
-def commits_of(table: DeltaTable, count: int) -> list[dict[str, Any]]:
-    """Return so many commits up to the version that is loaded, the newest first.
-
-    deltalake lists those that came since as well, and numbers all as if they had not.
-    """
-    count = min(count, table.version() + 1)
-    if count <= 0:
-        return []
-    found = table.history(count)
-    return found[max(0, len(found) - count) :]
-
-
-def _made_ms(commit: Mapping[str, Any]) -> int:
-    """Return when a commit was made, by which it is known from another one of its number."""
-    return int(commit.get("timestamp", 0))

@@ -25,7 +25,7 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from gpuledger.errors import GpuledgerError, UserError
-from gpuledger.store.commits import valid_through_us
+from gpuledger.store.commits import latest_commits, valid_through_us
 from gpuledger.store.object_files import resolve_options
 from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, TableSchema, table_uri
 from gpuledger.store.usage_schema import USAGE
@@ -151,7 +151,7 @@ class StreamTable:
         if self._table is None:
             return {}
         with storage_errors(self.uri):
-            return valid_through_us(self._table.history(_MARKS))
+            return valid_through_us(latest_commits(self._table, _MARKS))
 
     def exists(self) -> bool:
         """Return whether there is such a table; raises ReceiverUnavailableError."""

@@ -1,5 +1,6 @@
 """What a bill takes of hours that are not over, and up to when there is usage."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,7 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuledger.store.commits import describe
+from gpuledger.store.usage_schema import USAGE, USAGE_HOURLY
 from reports.closing import refusals_of
+from reports.store_snapshot import StoreSnapshot
 from sinks.store.rollups import HOURLY, Rollup
 from tests.unit.reports.stores import (
     BEGIN_US,
@@ -74,6 +77,32 @@ def test_hours_of_which_the_minutes_are_gone_are_those_of_the_sums(tmp_path: Pat
     late = minutes_of(0, [5], "b", gpu="GPU-b")
     store = write_store(tmp_path, told=hours_of_rows(late), usage=late)
     assert costs(bill_of(store, hours=1))["a"] == "7.00"
+
+
+def test_what_came_since_a_store_was_opened_does_not_stand_for_what_came_before(
+    tmp_path: Path,
+) -> None:
+    for hour in (0, 1):
+        rows = minutes_of(hour, [0])
+        write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
+        if hour == 0:
+            roll_up(tmp_path)
+    opened = StoreSnapshot(str(tmp_path), [USAGE.name, USAGE_HOURLY.name])
+    later = minutes_of(2, [0])
+    write_store(tmp_path, told=hours_of_rows(later), usage=later)
+    assert opened.changed_hours_us == frozenset({BEGIN_US + HOUR_US})
+
+
+def test_sums_of_a_table_that_was_repaired_since_do_not_hide_minutes(tmp_path: Path) -> None:
+    """It has another commit of the number that was summed up."""
+    store = write_store(tmp_path, inventory=[inventory_row()])
+    lost = minutes_of(0, range(10))
+    write_store(tmp_path, told=hours_of_rows(lost), usage=lost)
+    roll_up(tmp_path)
+    shutil.rmtree(tmp_path / USAGE.name)
+    rows = minutes_of(0, range(60))
+    write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
+    assert costs(bill_of(store, hours=1)) == {"a": "7.00"}
 
 
 @pytest.mark.parametrize(
