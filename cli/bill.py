@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -122,20 +123,19 @@ class BillOf:
 
     def closed(self) -> list[ClosedLine]:
         """Return the lines of all revisions of the bill; none where it was never closed."""
-        window = self._window(self._reader())
-        return closed_lines(self.store, window, self.dimensions, _options(self.storage_option))
+        options = _options(self.storage_option)
+        return closed_lines(self.store, self._window, self.dimensions, options)
 
     def standing(self, closed: Sequence[ClosedLine]) -> Bill:
         """Return a closed bill as it stands, of which `closed` has the lines."""
-        policy, window = read_policy(self.prices).policy, self._window(self._reader())
-        return standing_bill(closed, window=window, by=self.dimensions, policy=policy)
+        policy = read_policy(self.prices).policy
+        return standing_bill(closed, window=self._window, by=self.dimensions, policy=policy)
 
     def make(self, *, tells_days: bool = False) -> tuple[Bill, BillMaker]:
         """Return the bill, with what made it; raises UserError for what its user can put right."""
         read = read_policy(self.prices)
-        reader = self._reader()
-        maker = BillMaker(reader, read, by=self.dimensions)
-        window = self._window(reader)
+        maker = BillMaker(self._reader, read, by=self.dimensions)
+        window = self._window
         # Those to come are counted too, and take no time.
         days = -(-(window.end_us - window.begin_us) // DAY_US)
         with printing_progress(days, what="days", done="billed") as advance:
@@ -153,14 +153,17 @@ class BillOf:
             found += ["--storage-option", f"{key}=..."]
         return found
 
+    @cached_property
     def _reader(self) -> UsageReader:
+        # Opened once: that reads the log of each table, which may lie on an object store.
         return UsageReader(
             self.store,
             storage_options=_options(self.storage_option),
             distinguishes_gpus="gpu" in self.dimensions,
         )
 
-    def _window(self, reader: UsageReader) -> Window:
+    @cached_property
+    def _window(self) -> Window:
         if (self.from_ is None) != (self.to is None):
             raise UserError("--from and --to belong together; give both, or --period")
         if self.from_ is not None and self.to is not None:
@@ -177,7 +180,7 @@ class BillOf:
             return window_of(begin_ms, end_ms)
         if self.period == LAST_MONTH:
             return last_month(time.time_ns() // NS_PER_US)
-        return parse_period(self.period) if self.period else month_of(reader.usage_end_us)
+        return parse_period(self.period) if self.period else month_of(self._reader.usage_end_us)
 
 
 Output = Annotated[
