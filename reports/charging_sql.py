@@ -17,6 +17,7 @@ what was held, scaled down by a clock that was slewed or not. Those are sums ove
 a month takes seconds; the others (`is_odd`) are taken out of the sums and go through all of it.
 """
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 UNITS: Final = 27_720
@@ -207,6 +208,37 @@ UNPLACED: Final = (
     " AND coalesce(each.pod_state, 'pending') NOT IN ('known', 'foreign')"
 )
 """Of `usage_raw` as `each`: rows of a container of which nobody knew the pod yet."""
+
+
+def spans_sql(pods: str) -> str:
+    """Return the SQL that makes `pod_spans`: the pods there were until `$end_us`, and their names.
+
+    Gone are those that were deleted before `$begin_us`, which the last version of a pod alone says.
+    """
+    return f"""
+CREATE OR REPLACE TEMP TABLE pod_spans AS
+SELECT cluster, node, pod_uid,
+    coalesce(max(deleted_time) <= make_timestamptz($begin_us), false) AS is_gone,
+    list_distinct([pod_uid] || list(config_hash) || list(container_id)) AS names
+FROM {pods} GROUP BY cluster, node, pod_uid HAVING min(created_time) < make_timestamptz($end_us)
+"""  # noqa: S608  # quoted files
+
+
+PODS_THERE: Final = "SELECT cluster, node, pod_uid FROM pod_spans WHERE NOT is_gone"
+
+
+def pods_named_sql(rows: Iterable[str]) -> str:
+    """Return the SQL of the pods of `pod_spans` that are gone, and that rows name all the same."""
+    # Whether the name is of the row's node is asked of those that are found.
+    names = " UNION ALL ".join(
+        f"SELECT {column} AS name FROM ({each})"  # noqa: S608  # quoted files
+        for each in rows
+        for column in ("pod_uid", "holder_uid", "container_id")
+    )
+    return f"""
+SELECT cluster, node, pod_uid
+FROM (SELECT *, unnest(names) AS name FROM pod_spans WHERE is_gone) SEMI JOIN ({names}) USING (name)
+"""  # noqa: S608  # quoted files
 
 
 def containers_sql(pods: str) -> str:

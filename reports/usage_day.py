@@ -30,6 +30,7 @@ from reports.usage_sums import (
     UsageRow,
     UsageSum,
     Window,
+    days_in,
 )
 
 _DAYS_AT_ONCE: Final = 2
@@ -54,7 +55,7 @@ def days_of(
     node: on such a day a node's hours are told apart. Several days are asked for at once, so that
     `basis_of` and what `needs` has are called by other threads.
     """
-    days = list(_days_in(window, changes))
+    days = list(_days_with_changes(window, changes))
     reader.load_stays()
     # Of one thread each: two days side by side take less than one day by two threads, which wait
     # for each other at the end of each question.
@@ -95,21 +96,21 @@ def rows_of(
     belongs: Callable[[UsageSum], bool],
 ) -> Iterator[UsageRow]:
     """Yield the rows of usage of which the sums belong to something, by hour, node and GPU."""
-    for day, changing in _days_in(window, changes):
+    for day, changing in _days_with_changes(window, changes):
         yield from _UsageDay(reader, day, changing, ALL_NEEDED).rows(belongs)
 
 
-def _days_in(window: Window, changes: Sequence[Change]) -> Iterator[tuple[Window, Changing]]:
+def _days_with_changes(
+    window: Window, changes: Sequence[Change]
+) -> Iterator[tuple[Window, Changing]]:
     """Yield each day of a time, with the nodes of which something changes within it."""
     by_day: dict[int, list[tuple[str, str | None]]] = defaultdict(list)
     for time_us, cluster, node in changes:
         # What changes at a day's begin holds for all of it.
         if time_us % DAY_US:
             by_day[time_us // DAY_US].append((cluster, node))
-    for number in range(window.begin_us // DAY_US, -(-window.end_us // DAY_US)):
-        begin_us = max(window.begin_us, number * DAY_US)
-        day = Window(begin_us, min(window.end_us, (number + 1) * DAY_US))
-        yield day, frozenset(by_day.get(number, ()))
+    for day in days_in(window):
+        yield day, frozenset(by_day.get(day.begin_us // DAY_US, ()))
 
 
 class _UsageDay:

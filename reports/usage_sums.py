@@ -6,7 +6,7 @@ minutes of `usage`.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from copy import copy
 from datetime import UTC, date, datetime, timedelta
@@ -172,6 +172,13 @@ def begin_of(day: date) -> int:
     return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH).days * DAY_US
 
 
+def days_in(window: Window) -> Iterator[Window]:
+    """Yield each day of a time, in UTC; the first and the last one may be parts of days."""
+    for number in range(window.begin_us // DAY_US, -(-window.end_us // DAY_US)):
+        begin_us = max(window.begin_us, number * DAY_US)
+        yield Window(begin_us, min(window.end_us, (number + 1) * DAY_US))
+
+
 def _connect(
     store_uri: str, storage_options: Mapping[str, str] | None, memory_bytes: int | None
 ) -> duckdb.DuckDBPyConnection:
@@ -232,6 +239,7 @@ class UsageReader:
             )
         self.keeps_boards = distinguishes_gpus
         self._memory_bytes = memory_bytes
+        self._relations: dict[Window, str | None] = {}
         self._duckdb = _connect(store_uri, storage_options, memory_bytes)
 
     def twin(self, *, of: int) -> "UsageReader":
@@ -280,16 +288,20 @@ class UsageReader:
         return int(begin_us or 0)
 
     def pods(self, window: Window) -> list[PodVersion]:
-        """Return all versions of the pods that there may have been in a time."""
-        # By pods and not by rows: of one that is deleted the last version alone says so.
-        there = (
-            f"min(created_time) < make_timestamptz({window.end_us + HOUR_US})"
-            " AND (max(deleted_time) IS NULL"
-            # A kubelet lists a pod for a while after its end; a day is more than that.
-            f" OR max(deleted_time) > make_timestamptz({window.begin_us - DAY_US}))"
-        )
-        pods = relation(self._all_files(PODS.name))
-        uids = f"SELECT cluster, node, pod_uid FROM {pods} GROUP BY ALL HAVING {there}"  # noqa: S608  # quoted files
+        """Return all versions of the pods that there may have been in a time, or that rows name.
+
+        A pod may be deleted long before its processes end, where its node is cut off.
+        """
+        files = self._all_files(PODS.name)
+        if not files:
+            return []
+        # A kubelet lists a pod for a while after its end; a day is more than that.
+        times = {"begin_us": window.begin_us - DAY_US, "end_us": window.end_us + HOUR_US}
+        self.ask(sql.spans_sql(relation(files)), times)
+        uids = sql.PODS_THERE
+        rows = list(filter(None, map(self.rows_relation, days_in(window))))
+        if rows and self.ask("SELECT 1 FROM pod_spans WHERE is_gone LIMIT 1"):
+            uids += f" UNION ALL ({sql.pods_named_sql(rows)})"
         return [
             PodVersion(*row)
             for row in self._versions_in(
@@ -389,6 +401,11 @@ class UsageReader:
 
     def rows_relation(self, day: Window) -> str | None:
         """Return the SQL of a day's rows of usage; absent where it has none."""
+        if day not in self._relations:
+            self._relations[day] = self._find_rows(day)
+        return self._relations[day]
+
+    def _find_rows(self, day: Window) -> str | None:
         name = day_of(day.begin_us).isoformat()
         hourly, minutes = (
             [*self._files[table].get(name, ()), *self._files[table].get(None, ())]
@@ -399,13 +416,14 @@ class UsageReader:
         hours = f"(SELECT * FROM {relation(hourly)} WHERE {within.format('hour')})"  # noqa: S608  # quoted files
         rows = f"(SELECT * FROM {relation(minutes)} WHERE {within.format('minute')})"  # noqa: S608  # quoted files
         summed = self._hours_in(hours, "hour") if hourly else frozenset()
-        if minutes and summed:
-            summed -= self._hours_to_sum_anew(rows, day, summed)
+        anew = self._hours_to_sum_anew(rows, day, summed) if minutes and summed else frozenset()
         parts = []
-        if summed:
-            listed = ", ".join(f"make_timestamptz({hour})" for hour in sorted(summed))
-            hours = f"(SELECT * FROM {hours} WHERE hour IN ({listed}))"  # noqa: S608  # numbers
+        if summed - anew:
+            if anew:
+                listed = ", ".join(f"make_timestamptz({hour})" for hour in sorted(summed - anew))
+                hours = f"(SELECT * FROM {hours} WHERE hour IN ({listed}))"  # noqa: S608  # numbers
             parts.append(sql.rows_sql(hours, period="hour"))
+        summed -= anew
         missing = sorted(set(range(day.begin_us, day.end_us, HOUR_US)) - summed)
         if minutes and missing:
             wanted = " OR ".join(

@@ -24,6 +24,15 @@ from tests.unit.reports.stores import (
 )
 from tests.unit.reports.test_bill import bill_of
 
+LONG_GONE = pod_row(
+    "a",
+    hour=-30,
+    pod_uid="uid-0",
+    container_id="c0",
+    owner_name="j",
+    created_time=BEGIN_US - 30 * HOUR_US,
+    deleted_time=BEGIN_US - 30 * HOUR_US,
+)
 # Around the edges of hours, and of the seconds by which clocks may differ.
 moments = st.sampled_from([-30.0, -1, -1 / 3600, 0, 4 / 3600, 6 / 3600, 0.5, 1, 1.01, 1.5, 2])
 
@@ -78,6 +87,17 @@ Drawn = list[tuple[int, dict[str, Any]]]
 )
 @example(
     records=[pod_row("a", pod_uid="uid-0", container_id="c0", container="m", owner_name="j")],
+    using=[(0, {"container_id": "c0", "pod_state": "pending"})],
+    holding=[],
+)
+# Deleted long ago, by rows that name it alone: at work all the same.
+@example(
+    records=[LONG_GONE],
+    using=[(0, {"pod_uid": "uid-0", "pod_state": "pending"})],
+    holding=[(1, {"holder_state": "known", "holder_uid": "uid-0"})],
+)
+@example(
+    records=[LONG_GONE],
     using=[(0, {"container_id": "c0", "pod_state": "pending"})],
     holding=[],
 )
