@@ -5,10 +5,12 @@ tests/real/deployment.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from jsonschema import Draft202012Validator
 
 from tests.unit.deployment import manifests
@@ -37,6 +39,26 @@ def test_a_manifest_follows_the_schema_of_its_kind(
     errors = Draft202012Validator(schema_of(manifest, definitions)).iter_errors(manifest)
 
     assert [f"{error.json_path}: {error.message}" for error in errors] == []
+
+
+def test_the_documented_policy_lets_one_more_namespace_ask_for_reports(
+    definitions: dict[str, Any],
+) -> None:
+    page = (ROOT / "docs" / "reports.md").read_text()
+    (text,) = re.findall(r"```yaml\n(.*?kind: NetworkPolicy.*?)```", page, re.DOTALL)
+    policy = yaml.safe_load(text)
+    (pods,) = (
+        made["spec"]["template"]
+        for made in manifests.load()
+        if made["kind"] == "Deployment" and made["metadata"]["name"] == "gpuledger-reports"
+    )
+
+    Draft202012Validator(schema_of(policy, definitions)).validate(policy)
+    assert (
+        policy["spec"]["podSelector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+    )
+    (port,) = policy["spec"]["ingress"][0]["ports"]
+    assert port["port"] in {opened["name"] for opened in pods["spec"]["containers"][0]["ports"]}
 
 
 def test_the_schema_refuses_what_the_api_server_would(definitions: dict[str, Any]) -> None:
