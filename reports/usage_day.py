@@ -260,9 +260,8 @@ class _UsageDay:
     def _charges(
         self, same: str, basis_of: Callable[[PartyKey, int], PartyBasis]
     ) -> tuple[list[PartyCharge], list[IdleCharge]]:
-        # Where names are enough nobody has another basis than held time: no rule asks for one.
         is_special = False
-        if not self._needs.by_names:
+        if self._needs.has_bases:
             parties = self._ask(parties_sql("usage_parts", self._detail))
             is_special = self._load_parties(parties, basis_of)
         if is_special:

@@ -146,9 +146,11 @@ class Needs(NamedTuple):
 
     Absent where each node is told apart.
     """
+    has_bases: bool
+    """Whether somebody may be charged otherwise than by held time: a rule asks for it."""
 
 
-ALL_NEEDED: Final = Needs(by_names=False, names_pods=True, class_of=None)
+ALL_NEEDED: Final = Needs(by_names=False, names_pods=True, class_of=None, has_bases=True)
 
 
 class PartyBasis(NamedTuple):
