@@ -21,7 +21,7 @@ from reports.policy import BudgetRow, IdleKind, dimension_names
 from reports.policy_file import ReadPolicy
 from reports.tally import BillTally, DailyCosts, DayCost, UnbalancedBillError
 from reports.tenants import TenantBook, fits_all
-from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Terms, Values
+from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Terms, Values, names_suffice
 from reports.usage_day import days_of, rows_of
 from reports.usage_sums import DAY_US, UsageReader, UsageRow, UsageSum, Window, begin_of
 
@@ -156,8 +156,11 @@ class BillMaker:
         # Beyond the last usage nothing is known, and nothing is billed: not even as uncovered.
         end_us = max(window.begin_us, min(window.end_us, reader.usage_end_us))
         used = Window(window.begin_us, end_us)
+        by_names = names_suffice(self._dimensions, read.policy)
         book = TenantBook(
-            pods=reader.pods(used), namespaces=reader.namespaces(), policy=read.policy
+            pods=reader.pods(used, by_names=by_names),
+            namespaces=reader.namespaces(),
+            policy=read.policy,
         )
         lookup = BillLookup(
             reader=reader,

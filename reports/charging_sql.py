@@ -17,7 +17,7 @@ what was held, scaled down by a clock that was slewed or not. Those are sums ove
 a month takes seconds; the others (`is_odd`) are taken out of the sums and go through all of it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 UNITS: Final = 27_720
@@ -210,6 +210,13 @@ UNPLACED: Final = (
 """Of `usage_raw` as `each`: rows of a container of which nobody knew the pod yet."""
 
 
+UNTOLD_ROWS: Final = (
+    "account = 'pod' AND pod_state IS DISTINCT FROM 'known'"
+    " OR account = 'idle' AND holder_state <> 'known'"
+)
+"""Of `usage_raw`: rows of pods of which the name is not known, or not enough."""
+
+
 def spans_sql(pods: str) -> str:
     """Return the SQL that makes `pod_spans`: the pods there were until `$end_us`, and their names.
 
@@ -219,7 +226,8 @@ def spans_sql(pods: str) -> str:
 CREATE OR REPLACE TEMP TABLE pod_spans AS
 SELECT cluster, node, pod_uid,
     coalesce(max(deleted_time) <= make_timestamptz($begin_us), false) AS is_gone,
-    list_distinct([pod_uid] || list(config_hash) || list(container_id)) AS names
+    list_distinct([pod_uid] || list(config_hash) || list(container_id)) AS ids,
+    list_distinct(list(namespace || '/' || pod)) AS full_names
 FROM {pods} GROUP BY cluster, node, pod_uid HAVING min(created_time) < make_timestamptz($end_us)
 """  # noqa: S608  # quoted files
 
@@ -227,17 +235,42 @@ FROM {pods} GROUP BY cluster, node, pod_uid HAVING min(created_time) < make_time
 PODS_THERE: Final = "SELECT cluster, node, pod_uid FROM pod_spans WHERE NOT is_gone"
 
 
-def pods_named_sql(rows: Iterable[str]) -> str:
+def gone_pods_sql(rows: Iterable[str]) -> str:
     """Return the SQL of the pods of `pod_spans` that are gone, and that rows name all the same."""
-    # Whether the name is of the row's node is asked of those that are found.
-    names = " UNION ALL ".join(
-        f"SELECT {column} AS name FROM ({each})"  # noqa: S608  # quoted files
+    named = " UNION ALL ".join(_names_sql(_IDS, f"({each})") for each in rows)
+    return _pods_named_sql("ids", named, "WHERE is_gone")
+
+
+def untold_rows_sql(rows: Iterable[str]) -> str:
+    """Return the SQL that makes `untold_rows`: what is said of pods by rows without their names."""
+    said = "pod_uid, holder_uid, container_id, namespace, pod, holder_namespace, holder_pod"
+    parts = " UNION ALL ".join(
+        f"SELECT {said} FROM ({each}) WHERE {UNTOLD_ROWS}"  # noqa: S608  # quoted files
         for each in rows
-        for column in ("pod_uid", "holder_uid", "container_id")
     )
+    return f"CREATE OR REPLACE TEMP TABLE untold_rows AS SELECT DISTINCT * FROM ({parts})"  # noqa: S608  # as above
+
+
+_IDS: Final = ("pod_uid", "holder_uid", "container_id")
+_FULL_NAMES: Final = ("namespace || '/' || pod", "holder_namespace || '/' || holder_pod")
+
+
+def untold_pods_sql() -> str:
+    """Return the SQL of the pods of `pod_spans` that `untold_rows` may mean."""
+    by_id = _pods_named_sql("ids", _names_sql(_IDS, "untold_rows"))
+    return f"{by_id} UNION {_pods_named_sql('full_names', _names_sql(_FULL_NAMES, 'untold_rows'))}"
+
+
+def _names_sql(columns: Sequence[str], rows: str) -> str:
+    return " UNION ALL ".join(f"SELECT {column} AS name FROM {rows}" for column in columns)  # noqa: S608  # quoted files
+
+
+def _pods_named_sql(known_by: str, names: str, condition: str = "") -> str:
+    # Whether the name is of the row's node is asked of those that are found.
     return f"""
 SELECT cluster, node, pod_uid
-FROM (SELECT *, unnest(names) AS name FROM pod_spans WHERE is_gone) SEMI JOIN ({names}) USING (name)
+FROM (SELECT *, unnest({known_by}) AS name FROM pod_spans {condition})
+SEMI JOIN ({names}) USING (name)
 """  # noqa: S608  # quoted files
 
 

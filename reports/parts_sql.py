@@ -12,6 +12,7 @@ from reports.charging_sql import (
     FACTOR,
     NAMED_US,
     PARTY,
+    UNTOLD_ROWS,
     Detail,
     rows_of_hours,
     scaled,
@@ -19,10 +20,6 @@ from reports.charging_sql import (
 
 UNTOLD: Final = "kind = 'pod' AND NOT coalesce(is_told, false)"
 """Of `usage_parts`: rows of pods of which the name is not known, or not enough."""
-_UNTOLD_ROWS: Final = (
-    "account = 'pod' AND pod_state IS DISTINCT FROM 'known'"
-    " OR account = 'idle' AND holder_state <> 'known'"
-)
 _ALL_NAMES: Final = "pod_uid, holder_uid, pod, holder_pod, job_id, holder_job_id"
 
 
@@ -38,7 +35,7 @@ def parts_sql(detail: Detail) -> str:
 
 def add_untold_sql(detail: Detail) -> str:
     """Return the SQL that adds the rows of `UNTOLD` with all that tells them apart."""
-    return f"INSERT INTO usage_parts {_parts(detail, _ALL_NAMES, rows=_UNTOLD_ROWS)}"
+    return f"INSERT INTO usage_parts {_parts(detail, _ALL_NAMES, rows=UNTOLD_ROWS)}"
 
 
 def _told_by(detail: Detail) -> str:

@@ -223,6 +223,15 @@ def _decoded(text: str | None) -> Mapping[str, str]:
         return {}
 
 
+def parts_of(names: Sequence[str], policy: BillPolicy) -> frozenset[str]:
+    """Return what dimensions look at: what those of the file's own are made of, and teams."""
+    tried = {part for name in names for part in policy.dimensions.get(name, [name])}
+    if "team" in names:
+        of_rows = {part for row in policy.teams for part in row.match}
+        tried |= {part for name in of_rows for part in policy.dimensions.get(name, [name])}
+    return frozenset(tried)
+
+
 class Dimensions:
     """What a bill is made by: finds the value of each dimension of a device and a tenant."""
 
@@ -233,12 +242,8 @@ class Dimensions:
 
     @property
     def parts(self) -> frozenset[str]:
-        """All that is looked at: what dimensions of the file's own are made of, and teams."""
-        tried = {part for name in self.names for part in self._policy.dimensions.get(name, [name])}
-        if "team" in self.names:
-            of_rows = {part for row in self._policy.teams for part in row.match}
-            tried |= {p for name in of_rows for p in self._policy.dimensions.get(name, [name])}
-        return frozenset(tried)
+        """All that is looked at."""
+        return parts_of(self.names, self._policy)
 
     def is_of_device(self, name: str) -> bool:
         """Return whether a dimension says something of the GPU rather than of its user."""

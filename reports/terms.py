@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from reports.charging_sql import HOUR_UNITS
 from reports.money import fraction_of
-from reports.policy import IDLE_KINDS, BasisRule, IdleKind, IdleRule, is_of_device
+from reports.policy import IDLE_KINDS, BasisRule, BillPolicy, IdleKind, IdleRule, is_of_device
 from reports.policy_file import ReadPolicy, days_of_change
 from reports.rates import DeviceTraits, PriceBook, Rate
 from reports.tenants import (
@@ -27,6 +27,7 @@ from reports.tenants import (
     PartyKey,
     TenantBook,
     fits_all,
+    parts_of,
 )
 from reports.usage_sums import DeviceClass, Needs, PartyBasis, UsageReader, Window, begin_of, day_of
 
@@ -37,6 +38,16 @@ IDLE_WORDS: Final[dict[IdleKind, str]] = {
     "uncovered": UNCOVERED,
 }
 Values = tuple[str, ...]
+
+
+def names_suffice(dimensions: Sequence[str], policy: BillPolicy) -> bool:
+    """Return whether a bill by these dimensions asks of pods no more than rows say: names."""
+    # What a team is told by is among the parts, too.
+    names = {"namespace", "pod", "job", "team"}
+    return not policy.basis and all(
+        part in names or part.startswith("namespace-") or is_of_device(part)
+        for part in parts_of(dimensions, policy)
+    )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -134,12 +145,7 @@ class BillLookup:
     def needs(self) -> Needs:
         """What the bill has to know of rows."""
         parts = self.dimensions.parts
-        # What a team is told by is among the parts, too.
-        names = {"namespace", "pod", "job", "team"}
-        is_of_names = all(
-            part in names or part.startswith("namespace-") or is_of_device(part) for part in parts
-        )
-        by_names = is_of_names and not self._policy.basis
+        by_names = names_suffice(self.dimensions.names, self._policy)
         tells_nodes = bool(parts & {"node", "gpu"})
         return Needs(
             by_names=by_names,

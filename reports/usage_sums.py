@@ -289,10 +289,11 @@ class UsageReader:
         ((begin_us,),) = self.ask(f"SELECT epoch_us(max({column})) FROM {relation(files)}")  # noqa: S608  # quoted files
         return int(begin_us or 0)
 
-    def pods(self, window: Window) -> list[PodVersion]:
+    def pods(self, window: Window, *, by_names: bool = False) -> list[PodVersion]:
         """Return all versions of the pods that there may have been in a time, or that rows name.
 
-        A pod may be deleted long before its processes end, where its node is cut off.
+        A pod may be deleted long before its processes end, where its node is cut off. `by_names`
+        leaves out those of which all rows say the names themselves: they are most.
         """
         files = self._all_files(PODS.name)
         if not files:
@@ -300,10 +301,16 @@ class UsageReader:
         # A kubelet lists a pod for a while after its end; a day is more than that.
         times = {"begin_us": window.begin_us - DAY_US, "end_us": window.end_us + HOUR_US}
         self.ask(sql.spans_sql(relation(files)), times)
-        uids = sql.PODS_THERE
         rows = list(filter(None, map(self.rows_relation, days_in(window))))
-        if rows and self.ask("SELECT 1 FROM pod_spans WHERE is_gone LIMIT 1"):
-            uids += f" UNION ALL ({sql.pods_named_sql(rows)})"
+        if by_names:
+            if not rows:
+                return []
+            self.ask(sql.untold_rows_sql(rows))
+            uids = sql.untold_pods_sql()
+        else:
+            uids = sql.PODS_THERE
+            if rows and self.ask("SELECT 1 FROM pod_spans WHERE is_gone LIMIT 1"):
+                uids += f" UNION ALL ({sql.gone_pods_sql(rows)})"
         return [
             PodVersion(*row)
             for row in self._versions_in(
