@@ -123,8 +123,9 @@ class BillMaker:
             if not policy.knows(name):
                 raise UserError(f"--by: {name!r} is no dimension; there are {dimension_names()}")
         self._reader, self._read, self._by = reader, read, tuple(dict.fromkeys(by))
-        # Budgets may ask for what no line shows: cells have it, lines are summed over it.
-        asked = [name for budget in policy.budgets for name in budget.match]
+        # Rules may ask for what no line shows: cells have it, lines are summed over it.
+        matches = [row.match for row in policy.budgets] + [row.match for row in policy.shared]
+        asked = [name for match in matches for name in match]
         self._dimensions = tuple(dict.fromkeys((*self._by, *asked)))
         self._of_basis = tuple(dict.fromkeys(n for rule in policy.basis for n in rule.match))
         self._lookup: BillLookup | None = None

@@ -103,7 +103,11 @@ def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
                 f" {terms.rate.energy.pue} = {text_of(cell.energy_cost(terms))}"
             )
     if line.shared_cost:
-        word = "idle of others that is shared" if line.shared_cost > 0 else "shared among others"
+        word = (
+            "idle and costs of others that are shared"
+            if line.shared_cost > 0
+            else "shared among others"
+        )
         yield f"  {word}: {text_of(line.shared_cost)}"
     if line.held_idle_cost:
         yield f"  of this held, and used by nobody: {text_of(line.held_idle_cost)}"

@@ -228,10 +228,9 @@ class BasisRule(_PolicyPart, frozen=True, kw_only=True):
             raise ValueError("held_weight belongs to basis blended, and to no other")
 
 
-class IdleRule(Scoped, frozen=True, kw_only=True):
-    """Who pays for a kind of idle of the devices that fit; the first rule that fits holds."""
+class _Sharing(Scoped, frozen=True, kw_only=True):
+    """Who pays for what somebody or nobody had of the devices that fit."""
 
-    kind: IdleKind
     share: Share
     by: str | None = None
     """Of `table`: the dimension whose values have the weights."""
@@ -242,6 +241,25 @@ class IdleRule(Scoped, frozen=True, kw_only=True):
         super().__post_init__()
         if (self.share == "table") != bool(self.by and self.weights):
             raise ValueError("share table, and no other, needs `by` and `weights`")
+
+
+class IdleRule(_Sharing, frozen=True, kw_only=True):
+    """Who pays for a kind of idle; the first rule that fits holds."""
+
+    kind: IdleKind
+
+
+class SharedRule(_Sharing, frozen=True, kw_only=True):
+    """Who pays in the place of tenants that work for all others; the first rule that fits holds."""
+
+    match: dict[str, str]
+    """Patterns by dimension, at least one: whose costs are shared."""
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.match:
+            raise ValueError("`match` must name who is shared, such as {namespace: gpu-operator}")
 
 
 class TeamRow(_Dated, frozen=True, kw_only=True):
@@ -287,6 +305,7 @@ class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
     exchange_rates: list[ExchangeRate] = []
     basis: list[BasisRule] = []
     idle: list[IdleRule] = []
+    shared: list[SharedRule] = []
     dimensions: dict[str, list[str]] = {}
     """Dimensions of one's own: of each the ones that are tried, in order."""
     teams: list[TeamRow] = []
@@ -350,14 +369,25 @@ def _wrong_dimensions(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...
         if rule.mig_profile:
             # Who shares a board's instances shares its idle.
             yield ("idle", at, "mig_profile"), "idle is of whole boards; take it out"
-        if rule.by and (not policy.knows(rule.by) or policy.is_of_device(rule.by)):
-            yield ("idle", at, "by"), f"{rule.by!r} is no dimension of tenants"
+    yield from _wrong_tables(policy)
     yield from _wrong_matches(policy)
 
 
+def _wrong_tables(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    sections: tuple[tuple[str, Sequence[_Sharing]], ...] = (
+        ("idle", policy.idle),
+        ("shared", policy.shared),
+    )
+    for section, rules in sections:
+        for at, each in enumerate(rules):
+            if each.by and (not policy.knows(each.by) or policy.is_of_device(each.by)):
+                yield (section, at, "by"), f"{each.by!r} is no dimension of tenants"
+
+
 def _wrong_matches(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    sections: tuple[tuple[str, Sequence[BasisRule | TeamRow | BudgetRow]], ...] = (
+    sections: tuple[tuple[str, Sequence[BasisRule | SharedRule | TeamRow | BudgetRow]], ...] = (
         ("basis", policy.basis),
+        ("shared", policy.shared),
         ("teams", policy.teams),
         ("budgets", policy.budgets),
     )
@@ -374,6 +404,6 @@ def _wrong_match(policy: BillPolicy, section: str, dimension: str) -> str | None
         return f"is no dimension; there are {dimension_names()}"
     if section == "teams" and dimension == "team":
         return "a team cannot be told by itself; match by another dimension"
-    if section == "basis" and policy.is_of_device(dimension):
-        return "a basis is of tenants; match by namespace, team or a label"
+    if section in ("basis", "shared") and policy.is_of_device(dimension):
+        return "it is of tenants; match by namespace, team or a label"
     return None

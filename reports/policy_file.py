@@ -199,6 +199,6 @@ def _fields_at(path: Steps) -> Iterator[str]:
 
 def days_of_change(policy: BillPolicy) -> frozenset[date]:
     """Return the days at whose begin a row of the file comes into force or goes out of it."""
-    dated = [*policy.prices, *policy.energy, *policy.idle, *policy.teams]
+    dated = [*policy.prices, *policy.energy, *policy.idle, *policy.shared, *policy.teams]
     edges = {edge for row in dated for edge in (row.since, row.until)}
     return frozenset({edge for edge in edges if edge} | {r.since for r in policy.exchange_rates})

@@ -13,7 +13,16 @@ from typing import Final, NamedTuple, TypeVar
 
 from gpuledger.errors import UserError
 from reports.money import fraction_of
-from reports.policy import BillPolicy, EnergyPrice, ExchangeRate, IdleKind, IdleRule, Price, Scoped
+from reports.policy import (
+    BillPolicy,
+    EnergyPrice,
+    ExchangeRate,
+    IdleKind,
+    IdleRule,
+    Price,
+    Scoped,
+    SharedRule,
+)
 
 GPU_WEIGHT: Final = 9
 """Of an instance's price a GPU counts as 9, a vCPU and its part of memory as 1, by 9:1 again."""
@@ -98,6 +107,11 @@ class PriceBook:
         named = facts.by_name()
         rules = (rule for rule in self._policy.idle if rule.kind == kind and rule.holds_on(day))
         return next((rule for rule in rules if rule.fits(named)), None)
+
+    def shared_rules_of(self, facts: DeviceTraits, day: date) -> tuple[SharedRule, ...]:
+        """Return the rules of tenants whose costs on a device are shared, in their order."""
+        named = facts.by_name()
+        return tuple(r for r in self._policy.shared if r.holds_on(day) and r.fits(named))
 
     @cached_property
     def _shared_kinds(self) -> frozenset[str]:

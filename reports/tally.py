@@ -8,8 +8,8 @@ from fractions import Fraction
 from gpuledger.errors import GpuledgerError
 from reports.charging_sql import HOUR_UNITS
 from reports.money import fraction_of
-from reports.policy import IDLE_KINDS, IdleKind, IdleRule
-from reports.tenants import UNATTRIBUTED, PartyKey
+from reports.policy import IDLE_KINDS, IdleKind, IdleRule, SharedRule
+from reports.tenants import SHARED, UNATTRIBUTED, PartyKey, fits_all
 from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Terms, Values
 from reports.usage_sums import DaySums, DeviceClass
 
@@ -208,14 +208,17 @@ class BillTally:
         )
 
     def shares(self, *, shown: int) -> tuple[dict[CellKey, Fraction], dict[CellKey, Fraction]]:
-        """Return what idle adds to lines and takes from them, and what it makes new lines of."""
+        """Return what is added to lines and taken from them, and what new lines have.
+
+        It is idle, and the costs of tenants that work for all others, by the policy's rules.
+        """
         pools: dict[tuple[tuple[str | None, ...], int], list[tuple[CellKey, Fraction]]] = {}
-        rules: dict[int, IdleRule] = {}
+        rules: dict[int, IdleRule | SharedRule] = {}
         # What is to be shared is gathered by who shares it: one rule, and alike GPUs.
         for key, cells in self.cells.items():
             for terms, cell in cells.items():
-                rule = terms.rules[key.kind] if key.kind else None
-                if rule is None or rule.share == "own_line":
+                rule = self._rule_of(key, terms)
+                if rule is None:
                     continue
                 rules[id(rule)] = rule
                 cost = cell.cost(terms) + cell.energy_cost(terms)
@@ -238,14 +241,37 @@ class BillTally:
                     added[key] -= cost
         return dict(added), dict(extra)
 
+    def _rule_of(self, key: CellKey, terms: Terms) -> IdleRule | SharedRule | None:
+        """Return by what a cell's cost is shared; nothing where it is on its own line."""
+        names = self._lookup.dimensions.names
+        rule: IdleRule | SharedRule | None
+        if key.kind:
+            rule = terms.rules[key.kind]
+        else:
+            fitting = (r for r in terms.shared_rules if fits_all(r.match, names, key.values))
+            rule = next(fitting, None)
+        return None if rule is None or rule.share == "own_line" else rule
+
     def _taken(
-        self, rule: IdleRule, scope: tuple[str | None, ...], total: Fraction, *, shown: int
+        self,
+        rule: IdleRule | SharedRule,
+        scope: tuple[str | None, ...],
+        total: Fraction,
+        *,
+        shown: int,
     ) -> dict[CellKey, Fraction]:
-        """Return who takes how much of a pool of idle; nobody where nobody has a weight."""
+        """Return who takes how much of a pool; nobody where nobody has a weight."""
         weights: dict[CellKey, Fraction] = {}
         for key, cells in self.cells.items():
-            mine = [cell for terms, cell in cells.items() if terms.scope == scope]
-            if key.kind is not None or not mine:
+            if key.kind is not None:
+                continue
+            # Who works for all others takes nothing of what they share.
+            mine = [
+                cell
+                for terms, cell in cells.items()
+                if terms.scope == scope and self._rule_of(key, terms) is None
+            ]
+            if not mine:
                 continue
             if rule.share == "even":
                 weights[key] = Fraction(1)
@@ -263,9 +289,9 @@ class BillTally:
         return {key: total * weight / sum_of_weights for key, weight in weights.items()}
 
     def _taken_by_table(
-        self, rule: IdleRule, given: Sequence[tuple[CellKey, Fraction]]
+        self, rule: IdleRule | SharedRule, given: Sequence[tuple[CellKey, Fraction]]
     ) -> dict[CellKey, Fraction]:
-        """Return who takes how much by a table: lines of their own, that show the kind of idle.
+        """Return who takes how much by a table: lines of their own, which show the kind of idle.
 
         What they say of GPUs is what was so of those that nobody had.
         """
@@ -274,7 +300,9 @@ class BillTally:
         taken: dict[CellKey, Fraction] = defaultdict(Fraction)
         if not sum_of_weights:
             return taken
-        dimensions, word = self._lookup.dimensions, IDLE_WORDS[rule.kind]
+        dimensions = self._lookup.dimensions
+        kind = rule.kind if isinstance(rule, IdleRule) else None
+        word = IDLE_WORDS[kind] if kind else SHARED
         for key, cost in given:
             of_gpu = [
                 value if dimensions.is_of_device(name) else word
@@ -285,5 +313,5 @@ class BillTally:
                     value if name == rule.by else known
                     for name, known in zip(dimensions.names, of_gpu, strict=True)
                 )
-                taken[CellKey(values, rule.kind)] += cost * weight / sum_of_weights
+                taken[CellKey(values, kind)] += cost * weight / sum_of_weights
         return taken

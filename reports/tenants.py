@@ -24,6 +24,8 @@ SILENT: Final = "__silent__"
 UNALLOCATED: Final = "__unallocated__"
 IDLE: Final = "__idle__"
 UNCOVERED: Final = "__uncovered__"
+SHARED: Final = "__shared__"
+"""In the place of a tenant whose cost a table gives to others."""
 _HOUR_US: Final = 3_600_000_000
 _SKEW_US: Final = 60_000_000
 """So far the clocks of a node and of the API server may be apart: a pod holds once it is made."""

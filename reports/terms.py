@@ -15,7 +15,15 @@ from typing import Final, NamedTuple
 
 from reports.charging_sql import HOUR_UNITS
 from reports.money import fraction_of
-from reports.policy import IDLE_KINDS, BasisRule, BillPolicy, IdleKind, IdleRule, is_of_device
+from reports.policy import (
+    IDLE_KINDS,
+    BasisRule,
+    BillPolicy,
+    IdleKind,
+    IdleRule,
+    SharedRule,
+    is_of_device,
+)
 from reports.policy_file import ReadPolicy, days_of_change
 from reports.rates import DeviceTraits, PriceBook, Rate
 from reports.tenants import (
@@ -60,6 +68,8 @@ class Terms:
     scope: tuple[str | None, ...]
     """Cluster, node pool and model: idle is shared among those who had these devices."""
     rules: dict[IdleKind, IdleRule | None]
+    shared_rules: tuple[SharedRule, ...]
+    """Of tenants whose costs are shared: the first that fits one holds."""
 
 
 @dataclass(kw_only=True)
@@ -221,15 +231,24 @@ class BillLookup:
         # The board that a device is, or is a part of: idle and uncovered time are the board's.
         board = facts._replace(mig_profile=None, compute_slices=None, board_compute_slices=None)
         rules = {kind: self.prices.idle_rule_of(kind, board, day) for kind in IDLE_KINDS}
+        shared_rules = self.prices.shared_rules_of(facts, day)
         rate, board_rate = self.prices.rate_of(facts, day), self.prices.rate_of(board, day)
         scope = (facts.cluster, facts.node_pool, facts.model)
         names = [row and row.name for row in (rate.price, board_rate.price, rate.energy)]
         dates = [row and row.since for row in (rate.exchange, board_rate.exchange)]
         numbers = (rate.per_gpu_hour, board_rate.per_gpu_hour, rate.per_millijoule)
         # Rules by what they are in memory: they have mappings, which nothing can be keyed by.
-        key = (*names, *dates, *numbers, scope, *(id(rule) for rule in rules.values()))
+        numbers_of_rules = tuple(id(rule) for rule in (*rules.values(), *shared_rules))
+        key = (*names, *dates, *numbers, scope, *numbers_of_rules)
         return self._terms.setdefault(
-            key, Terms(rate=rate, board_rate=board_rate, scope=scope, rules=rules)
+            key,
+            Terms(
+                rate=rate,
+                board_rate=board_rate,
+                scope=scope,
+                rules=rules,
+                shared_rules=shared_rules,
+            ),
         )
 
     def key_of(self, device: DeviceClass, party: PartyKey, since_us: int, asked_us: int) -> CellKey:

@@ -429,6 +429,7 @@ POLICIES = [
     SEVEN,
     SEVEN + "basis: [{basis: used, match: {pod: a}}, {basis: blended, held_weight: 0.3}]",
     f"currency: JPY\nprices: [{{name: h, per_gpu_hour: 100.1}}]\nidle: [{EVEN}, {SHARED}]",
+    f"{SEVEN}idle: [{EVEN}]\nshared: [{{match: {{pod: a}}, share: held}}]",
     f"prices: [{{name: i, mig_profile: 1g, per_gpu_hour: 1}}, {MACHINE}]\nidle: [{TABLE}]",
     "prices: [{name: h, model: H100, per_gpu_hour: 7}, {name: a, model: A100, per_gpu_hour: 3}]",
 ]

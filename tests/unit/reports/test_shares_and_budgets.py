@@ -114,3 +114,49 @@ def test_silent_time_is_explained_by_the_rows_that_have_it(tmp_path: Path) -> No
     (line,) = (line for line in bill.lines if line.idle_kind == "overhead")
     *_, last = explain_line(bill, line, maker=maker, max_rows=5)
     assert "held 3600 s" in last or "held 7200 s" in last
+
+
+SHARED = "shared: [{{match: {{namespace: operator}}, share: {share}{more}}}]\n"
+
+
+@pytest.mark.parametrize(
+    ("share", "more", "expected"),
+    [
+        pytest.param("own_line", "", {"a": "7.00", "b": "21.00", "operator": "7.00"}, id="not"),
+        pytest.param("even", "", {"a": "10.50", "b": "24.50", "operator": "0.00"}, id="evenly"),
+        pytest.param(
+            "held", "", {"a": "8.75", "b": "26.25", "operator": "0.00"}, id="by held time"
+        ),
+        pytest.param(
+            "table",
+            ", by: namespace, weights: {b: 1}",
+            {"a": "7.00", "b": "28.00", "operator": "0.00"},
+            id="by a table",
+        ),
+    ],
+)
+def test_who_works_for_all_others_is_paid_by_them(
+    tmp_path: Path, share: str, more: str, expected: dict[str, str]
+) -> None:
+    store = store_of(
+        tmp_path,
+        held(0, "x", holder_namespace="operator"),
+        held(1, "y", holder_namespace="a"),
+        *(held(hour, "z", holder_namespace="b") for hour in (2, 3, 4)),
+    )
+    policy = SEVEN + SHARED.format(share=share, more=more)
+    bill = bill_of(store, policy, by=["namespace"], hours=5)
+    assert costs(bill) == expected
+    assert bill.line_cost == bill.origin_cost == 35
+
+
+def test_costs_are_shared_among_those_who_had_alike_gpus(tmp_path: Path) -> None:
+    store = store_of(
+        tmp_path,
+        held(0, "x", holder_namespace="operator"),
+        held(0, "y", holder_namespace="a", node="n2", gpu_uuid="G2", model="T4"),
+    )
+    policy = "prices: [{name: any, per_gpu_hour: 7}]\n" + SHARED.format(share="held", more="")
+    bill = bill_of(store, policy, by=["namespace"], hours=1)
+    # Nobody else had one of the operator's: it stays where it is.
+    assert costs(bill) == {"a": "7.00", "operator": "7.00"}
