@@ -23,7 +23,7 @@ from reports.tally import BillTally, DailyCosts, DayCost, UnbalancedBillError
 from reports.tenants import TenantBook, fits_all
 from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Terms, Values, names_suffice
 from reports.usage_day import days_of, rows_of
-from reports.usage_sums import DAY_US, UsageReader, UsageRow, UsageSum, Window, begin_of
+from reports.usage_sums import DAY_US, DaySums, UsageReader, UsageRow, UsageSum, Window, begin_of
 
 _SECOND_UNITS: Final = UNITS * 10**9
 
@@ -144,7 +144,24 @@ class BillMaker:
         daily = DailyCosts([partial(self._fits, row) for row in self._read.policy.budgets])
         used, lookup, tally = self._tally_of(window, advance, daily if tells_days else None)
         self._lookup = lookup
-        return replace(self._bill(window, used, tally), days=daily.days)
+        budgets = self._budgets(window, used, tally)
+        return replace(self._bill(window, used, tally), days=daily.days, budgets=budgets)
+
+    def make_each(self, windows: Sequence[Window]) -> Iterator[Bill]:
+        """Yield the bills of times that follow one another; the store is read once for all.
+
+        They have no budgets: each is of its own days, whatever the times are.
+        """
+        begins_us = [window.begin_us for window in windows]
+        used, lookup = self._look_up(Window(begins_us[0], windows[-1].end_us))
+        tallies = [BillTally(lookup) for _ in windows]
+        for day in self._days(used, lookup, borders=begins_us):
+            for number, part in day.split(begins_us):
+                tallies[number].add(part)
+        for window, tally in zip(windows, tallies, strict=True):
+            tally.check_balance()
+            end_us = max(window.begin_us, min(window.end_us, used.end_us))
+            yield self._bill(window, Window(window.begin_us, end_us), tally)
 
     def _tally_of(
         self,
@@ -153,6 +170,18 @@ class BillMaker:
         daily: DailyCosts | None = None,
     ) -> tuple[Window, BillLookup, BillTally]:
         """Return the part of a time of which there is usage, and all that it adds up to."""
+        used, lookup = self._look_up(window)
+        tally = BillTally(lookup)
+        for number, day in enumerate(self._days(used, lookup), used.begin_us // DAY_US):
+            tally.add(day)
+            if daily is not None:
+                daily.add(tally, number * DAY_US)
+            advance(1)
+        tally.check_balance()
+        return used, lookup, tally
+
+    def _look_up(self, window: Window) -> tuple[Window, BillLookup]:
+        """Return the part of a time of which there is usage, and what is known in it."""
         reader, read = self._reader, self._read
         # Beyond the last usage nothing is known, and nothing is billed: not even as uncovered.
         end_us = max(window.begin_us, min(window.end_us, reader.usage_end_us))
@@ -163,7 +192,7 @@ class BillMaker:
             namespaces=reader.namespaces(),
             policy=read.policy,
         )
-        lookup = BillLookup(
+        return used, BillLookup(
             reader=reader,
             read=read,
             book=book,
@@ -171,18 +200,20 @@ class BillMaker:
             of_basis=self._of_basis,
             window=used,
         )
-        tally = BillTally(lookup)
-        if used.begin_us < used.end_us:
-            days = days_of(
-                reader, used, changes=lookup.changes, basis_of=lookup.basis_of, needs=lookup.needs
-            )
-            for number, day in enumerate(days, used.begin_us // DAY_US):
-                tally.add(day)
-                if daily is not None:
-                    daily.add(tally, number * DAY_US)
-                advance(1)
-        tally.check_balance()
-        return used, lookup, tally
+
+    def _days(
+        self, used: Window, lookup: BillLookup, *, borders: Sequence[int] = ()
+    ) -> Iterator[DaySums]:
+        if used.begin_us == used.end_us:
+            return iter(())
+        return days_of(
+            self._reader,
+            used,
+            changes=lookup.changes,
+            basis_of=lookup.basis_of,
+            needs=lookup.needs,
+            borders=borders,
+        )
 
     def rows_of(self, bill: Bill, line: BillLine) -> Iterator[UsageRow]:
         """Yield the rows of usage that a line of the bill made last is of."""
@@ -227,7 +258,7 @@ class BillMaker:
             measured_ratio=_ratio(tally.measured, tally.used),
             excess_units=tally.excess,
             unpriced=dict(sorted(tally.unpriced.items())),
-            budgets=self._budgets(window, used, tally),
+            budgets=[],
             gaps=self._reader.gaps(used),
             policy=self._read,
             versions=self._reader.versions(),

@@ -5,10 +5,10 @@ its days, and as much memory as the rows of two of them.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from reports import charging_sql as sql
 from reports.charging_sql import HOUR_US, UNITS
@@ -48,14 +48,16 @@ def days_of(
     changes: Sequence[Change],
     basis_of: Callable[[PartyKey, int], PartyBasis],
     needs: Needs = ALL_NEEDED,
+    borders: Collection[int] = (),
 ) -> Iterator[DaySums]:
     """Yield each day of a time, in order.
 
     `changes` are times at which something that the bill is made by changed, with cluster and
-    node: on such a day a node's hours are told apart. Several days are asked for at once, so that
+    node: on such a day a node's hours are told apart. On a day that has one of the `borders`
+    within it all hours are, whatever node they are of. Several days are asked for at once, so that
     `basis_of` and what `needs` has are called by other threads.
     """
-    days = list(_days_with_changes(window, changes))
+    days = list(_days_with_changes(window, changes, borders))
     reader.load_stays()
     # Of one thread each: two days side by side take less than one day by two threads, which wait
     # for each other at the end of each question.
@@ -64,10 +66,10 @@ def days_of(
     for each in (reader, *(reader.twin(of=count) for _ in range(count - 1))):
         readers.put(each)
 
-    def sums_of(day: tuple[Window, Changing]) -> DaySums:
+    def sums_of(day: _Day) -> DaySums:
         mine = readers.get()
         try:
-            return _UsageDay(mine, *day, needs).sums(basis_of)
+            return _UsageDay(mine, day, needs).sums(basis_of)
         finally:
             readers.put(mine)
 
@@ -96,21 +98,36 @@ def rows_of(
     belongs: Callable[[UsageSum], bool],
 ) -> Iterator[UsageRow]:
     """Yield the rows of usage of which the sums belong to something, by hour, node and GPU."""
-    for day, changing in _days_with_changes(window, changes):
-        yield from _UsageDay(reader, day, changing, ALL_NEEDED).rows(belongs)
+    for day in _days_with_changes(window, changes):
+        yield from _UsageDay(reader, day, ALL_NEEDED).rows(belongs)
+
+
+class _Day(NamedTuple):
+    """A day of a time, or the part of it that is asked for."""
+
+    window: Window
+    changing: Changing
+    tells_hours: bool
+    """Whether each hour is told apart on all nodes."""
+
+    def is_changing(self, node: Node) -> bool:
+        """Return whether something of a node changes within the day."""
+        return node in self.changing or (node[0], None) in self.changing
 
 
 def _days_with_changes(
-    window: Window, changes: Sequence[Change]
-) -> Iterator[tuple[Window, Changing]]:
+    window: Window, changes: Sequence[Change], borders: Collection[int] = ()
+) -> Iterator[_Day]:
     """Yield each day of a time, with the nodes of which something changes within it."""
     by_day: dict[int, list[tuple[str, str | None]]] = defaultdict(list)
     for time_us, cluster, node in changes:
         # What changes at a day's begin holds for all of it.
         if time_us % DAY_US:
             by_day[time_us // DAY_US].append((cluster, node))
+    split = {border_us // DAY_US for border_us in borders if border_us % DAY_US}
     for day in days_in(window):
-        yield day, frozenset(by_day.get(day.begin_us // DAY_US, ()))
+        number = day.begin_us // DAY_US
+        yield _Day(day, frozenset(by_day.get(number, ())), number in split)
 
 
 class _UsageDay:
@@ -119,11 +136,10 @@ class _UsageDay:
     def __init__(
         self,
         reader: UsageReader,
-        window: Window,
-        changing: Changing,
+        day: _Day,
         needs: Needs,
     ) -> None:
-        self._reader, self._window, self._changing = reader, window, changing
+        self._reader, self._day, self._window = reader, day, day.window
         self._ask = reader.ask
         self._needs = needs
         keeps_boards = reader.keeps_boards
@@ -133,7 +149,7 @@ class _UsageDay:
             board="board" if keeps_boards else "NULL::VARCHAR",
             by_names=needs.by_names,
             names_pods=needs.names_pods,
-            by_hour=bool(self._changing),
+            by_hour=bool(day.changing) or day.tells_hours,
         )
         # Of this day alone: nodes that are alike today need not have been so yesterday.
         self._classes: dict[Node, str] = {}
@@ -224,7 +240,7 @@ class _UsageDay:
     def _class_of(self, node: Node) -> str:
         """Return the node that stands for all nodes that are like this one."""
         class_of = self._needs.class_of
-        if class_of is None or node in self._changing or (node[0], None) in self._changing:
+        if class_of is None or self._day.is_changing(node):
             return node[1]
         if node not in self._classes:
             known = (node[0], class_of(*node, self._window.begin_us))
@@ -233,10 +249,13 @@ class _UsageDay:
 
     def _since(self) -> str:
         """Return the SQL of the time from which a row's facts hold: its hour where they change."""
-        if not self._changing:
+        if self._day.tells_hours:
+            return "hour_us"
+        if not self._day.changing:
             return str(self._window.begin_us)
-        of_nodes = [_quoted(c, n) for c, n in sorted(self._changing, key=str) if n is not None]
-        of_clusters = [_quoted(c) for c, n in sorted(self._changing, key=str) if n is None]
+        changing = sorted(self._day.changing, key=str)
+        of_nodes = [_quoted(c, n) for c, n in changing if n is not None]
+        of_clusters = [_quoted(c) for c, n in changing if n is None]
         conditions = [f"(cluster, node) IN ({', '.join(of_nodes)})"] if of_nodes else []
         conditions += [f"cluster IN ({', '.join(of_clusters)})"] if of_clusters else []
         return f"CASE WHEN {' OR '.join(conditions)} THEN hour_us ELSE {self._window.begin_us} END"
@@ -355,7 +374,7 @@ class _UsageDay:
             gpu = stay.board if self._reader.keeps_boards else None
             device = DeviceClass(node[0], self._class_of(node), model, gpu=gpu)
             units = boards_alike * 1000 * UNITS
-            if node in self._changing or (node[0], None) in self._changing:
+            if self._day.tells_hours or self._day.is_changing(node):
                 # Each hour for itself, as another price may hold in it.
                 for hour in range(begin - begin % HOUR_US, end, HOUR_US):
                     length = min(end, hour + HOUR_US) - max(begin, hour)

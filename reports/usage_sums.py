@@ -5,6 +5,7 @@ time is in memory. An hour is taken from `usage_hourly` where that has all of it
 minutes of `usage`.
 """
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -128,6 +129,20 @@ class DaySums(NamedTuple):
     """What is charged otherwise than by held time less silent time."""
     idle: list[IdleCharge]
     boards: list[BoardTime]
+
+    def split(self, begins_us: Sequence[int]) -> Iterator[tuple[int, "DaySums"]]:
+        """Yield what is of each of several times that follow one another, by its number.
+
+        Each lasts until the next one begins. Raises ValueError for what begins before all of them.
+        """
+        parts: dict[int, DaySums] = defaultdict(lambda: DaySums([], [], [], []))
+        for name in self._fields:
+            for row in getattr(self, name):
+                number = bisect_right(begins_us, row.since_us) - 1
+                if number < 0:
+                    raise ValueError(f"{row.since_us} is before {begins_us[0]}")
+                getattr(parts[number], name).append(row)
+        yield from sorted(parts.items())
 
 
 Change = tuple[int, str, str | None]

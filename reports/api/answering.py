@@ -123,8 +123,7 @@ def _dimensions(field: str, policy: BillPolicy) -> tuple[str, ...]:
 
 def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
     sets, unpriced, count = [], dict[str, int](), 0
-    for window in question.sets:
-        bill = maker.make(window)
+    for bill in maker.make_each(question.sets):
         sets.append(allocation_set(bill, question))
         unpriced |= bill.unpriced
         count += len(sets[-1])

@@ -634,3 +634,33 @@ def test_an_unknown_dimension_is_refused_by_name(tmp_path: Path) -> None:
     store = store_of(tmp_path, held(0, "a"))
     with pytest.raises(UserError, match="--by: 'nmespace'"):
         bill_of(store, by=["nmespace"])
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    rows=rows_of_hours(),
+    policy=st.sampled_from(POLICIES),
+    inventory=inventories,
+    hours=st.sampled_from([1, 2, 24]),
+)
+def test_bills_of_times_that_follow_one_another_are_those_of_each_alone(
+    rows: list[Row], policy: str, inventory: list[Row], hours: int
+) -> None:
+    """Whether a time ends with a day or within one; of boards that always are of one model."""
+    rows = [{**row, "model": "H100"} for row in rows]
+    inventory = [{**row, "model": "H100"} for row in inventory]
+    windows = [
+        Window(begin_us, begin_us + hours * HOUR_US)
+        for begin_us in range(BEGIN_US, BEGIN_US + 48 * HOUR_US, hours * HOUR_US)
+    ]
+    with TemporaryDirectory() as folder:
+        store = write_store(Path(folder), usage_hourly=rows, inventory=inventory)
+        read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
+        maker = BillMaker(UsageReader(store), read, by=["node", "pod"])
+        together = list(maker.make_each(windows))
+        alone = [maker.make(window) for window in windows]
+    assert [bill.lines for bill in together] == [bill.lines for bill in alone]
+    assert [bill.exact_origin_cost for bill in together] == [
+        bill.exact_origin_cost for bill in alone
+    ]
+    assert [bill.end_us for bill in together] == [bill.end_us for bill in alone]
