@@ -123,6 +123,7 @@ class BillMaker:
             if not policy.knows(name):
                 raise UserError(f"--by: {name!r} is no dimension; there are {dimension_names()}")
         self._reader, self._read, self._by = reader, read, tuple(dict.fromkeys(by))
+        reader.count_slices(policy.mig_slices)
         # Rules may ask for what no line shows: cells have it, lines are summed over it.
         matches = [row.match for row in policy.budgets] + [row.match for row in policy.shared]
         asked = [name for match in matches for name in match]

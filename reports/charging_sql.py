@@ -54,12 +54,19 @@ COLUMNS: Final = """
 """Of a table of usage what bills are made of. Holder and user are one column each."""
 
 
-def rows_sql(relation: str, *, period: str) -> str:
-    """Return the SQL of a table's rows as they are, with the hour that each is of."""
+def rows_sql(relation: str, *, period: str, slices: str) -> str:
+    """Return the SQL of a table's rows, with the hour that each is of.
+
+    By `slices`, compute or memory, an instance is counted: `compute_slices` are these from here on.
+    """
     # Whole hours since the epoch are hours of UTC, and cost less than date_trunc in a time zone.
     hour = f"epoch_us({period})" + ("" if period == "hour" else f" // {HOUR_US} * {HOUR_US}")
-    slices = "compute_slices AS w, board_compute_slices AS s"
-    return f"SELECT *, {slices}, {hour} AS hour_us FROM {relation}"  # noqa: S608  # quoted files
+    counted = (
+        f"{slices}_slices AS compute_slices",
+        f"board_{slices}_slices AS board_compute_slices",
+    )
+    w_and_s = f"{slices}_slices AS w, board_{slices}_slices AS s"
+    return f"SELECT * REPLACE ({', '.join(counted)}), {w_and_s}, {hour} AS hour_us FROM {relation}"  # noqa: S608  # quoted files
 
 
 SILENT_FLAG: Final = 1

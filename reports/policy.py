@@ -303,6 +303,8 @@ class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
     prices: list[Price] = []
     energy: list[EnergyPrice] = []
     exchange_rates: list[ExchangeRate] = []
+    mig_slices: Literal["compute", "memory"] = "compute"
+    """Of which slices a MIG instance has its part of a board."""
     basis: list[BasisRule] = []
     idle: list[IdleRule] = []
     shared: list[SharedRule] = []

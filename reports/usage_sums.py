@@ -13,7 +13,7 @@ from copy import copy
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from os import cpu_count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import duckdb
 import msgspec
@@ -257,6 +257,7 @@ class UsageReader:
         self.keeps_boards = distinguishes_gpus
         self._memory_bytes = memory_bytes
         self._relations: dict[Window, str | None] = {}
+        self._slices = "compute"
         self._duckdb = _connect(store_uri, storage_options, memory_bytes)
 
     def twin(self, *, of: int) -> "UsageReader":
@@ -273,6 +274,10 @@ class UsageReader:
                 each.ask(_bound(self._memory_bytes // of))
         other.load_stays()
         return other
+
+    def count_slices(self, kind: Literal["compute", "memory"]) -> None:
+        """Have these slices say which part of its board an instance is; before anything is read."""
+        self._slices = kind
 
     def versions(self) -> dict[str, int | None]:
         """Return the versions of the tables that are read, by name."""
@@ -446,7 +451,7 @@ class UsageReader:
             if anew:
                 listed = ", ".join(f"make_timestamptz({hour})" for hour in sorted(summed - anew))
                 hours = f"(SELECT * FROM {hours} WHERE hour IN ({listed}))"  # noqa: S608  # numbers
-            parts.append(sql.rows_sql(hours, period="hour"))
+            parts.append(sql.rows_sql(hours, period="hour", slices=self._slices))
         summed -= anew
         missing = sorted(set(range(day.begin_us, day.end_us, HOUR_US)) - summed)
         if minutes and missing:
@@ -455,7 +460,7 @@ class UsageReader:
                 for hour in missing
             )
             rows = f"(SELECT * FROM {relation(minutes)} WHERE {wanted})"  # noqa: S608  # quoted files
-            parts.append(sql.rows_sql(rows, period="minute"))
+            parts.append(sql.rows_sql(rows, period="minute", slices=self._slices))
         return " UNION ALL BY NAME ".join(parts) or None
 
     def _hours_to_sum_anew(

@@ -90,6 +90,22 @@ def test_an_hour_of_an_instance_costs_its_slices_of_the_board(tmp_path: Path) ->
     assert costs(bill_of(store, SEVEN.replace("prices: [", own_price))) == by_slices | {"a": "1.50"}
 
 
+def test_an_instance_costs_its_slices_of_memory_where_the_policy_says_so(tmp_path: Path) -> None:
+    board: Row = {"board_compute_slices": 7, "board_memory_slices": 8}
+    cut: Row = {"parent_uuid": "GPU-a", "mig_profile": "1g.20gb", "compute_slices": 1, **board}
+    store = store_of(
+        tmp_path,
+        held(0, None, compute_slices=6, memory_slices=6, **board),
+        held(0, "a", gpu="MIG-1", memory_slices=2, **cut),
+    )
+    by_compute, by_memory = (
+        costs(bill_of(store, SEVEN + f"mig_slices: {slices}\n", hours=1))
+        for slices in ("compute", "memory")
+    )
+    assert by_compute == {"a": "1.00", "__unallocated__/unallocated": "6.00"}
+    assert by_memory == {"a": "1.75", "__unallocated__/unallocated": "5.25"}
+
+
 @pytest.mark.parametrize(
     ("inventory", "nodes", "uncovered"),
     [
