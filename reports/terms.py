@@ -38,6 +38,7 @@ from reports.tenants import (
     parts_of,
 )
 from reports.usage_sums import DeviceClass, Needs, PartyBasis, UsageReader, Window, begin_of, day_of
+from reports.versions import holding_versions, version_at
 
 IDLE_WORDS: Final[dict[IdleKind, str]] = {
     "unallocated": UNALLOCATED,
@@ -116,11 +117,7 @@ class BillLookup:
     ) -> None:
         policy = read.policy
         self._book, self._policy = book, policy
-        # A deletion's own record says nothing of the node: what it was holds to the end.
-        self._nodes = {
-            node: [version for version in versions if version.deleted_us is None] or versions
-            for node, versions in reader.nodes.items()
-        }
+        self._nodes = {node: holding_versions(said) for node, said in reader.nodes.items()}
         self.prices = PriceBook(policy)
         self.dimensions = Dimensions(dimensions, policy=policy, book=book)
         self._of_basis = Dimensions(of_basis, policy=policy, book=book)
@@ -211,12 +208,10 @@ class BillLookup:
     def facts_of(self, device: DeviceClass, since_us: int) -> DeviceTraits:
         """Return what is known of a device, by the version of its node that was in force."""
         facts = DeviceTraits(*device)
-        versions = self._nodes.get((device.cluster, device.node), ())
+        versions = self._nodes.get((device.cluster, device.node))
         if not versions:
             return facts
-        # Before the first version, that one: podwatch was late, the node was not.
-        at = bisect_right(versions, since_us, key=lambda version: version.since_us)
-        version = versions[max(0, at - 1)]
+        version = version_at(versions, since_us)
         return facts._replace(
             node_pool=version.node_pool,
             instance_type=version.instance_type,

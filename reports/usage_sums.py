@@ -12,7 +12,7 @@ from copy import copy
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from os import cpu_count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import duckdb
 import msgspec
@@ -20,14 +20,15 @@ import msgspec
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
 from gpuledger.store.object_files import open_object_files
-from gpuledger.store.query import gaps_of_files, relation, version_of
+from gpuledger.store.query import NEWEST_LAST, gaps_of_files, relation, version_of
 from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
 from reports import charging_sql as sql
 from reports.charging_sql import HOUR_US
-from reports.presence import NEVER_US, InventoryRow, Node, NodeVersion, Stay, stays_of
+from reports.presence import NEVER_US, InventoryRow, Node, Stay, stays_of
 from reports.store_snapshot import StoreSnapshot
-from reports.tenants import NamespaceVersion, PartyKey, PodVersion
+from reports.tenants import PartyKey, PodVersion
+from reports.versions import NamespaceVersion, NodeVersion
 
 DAY_US: Final = 24 * HOUR_US
 _MINUTE_US: Final = 60_000_000
@@ -36,6 +37,7 @@ _UNSEEN_US: Final = 31 * DAY_US
 board of which the node had no clock."""
 _INPUTS: Final = (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES, GAPS)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+V = TypeVar("V", NodeVersion, NamespaceVersion)
 
 
 class Window(NamedTuple):
@@ -322,24 +324,14 @@ class UsageReader:
             )
         ]
 
-    def namespaces(self) -> list[NamespaceVersion]:
-        """Return all versions of namespaces."""
-        columns = "cluster, namespace, epoch_us(in_force_from), labels, annotations"
-        return [NamespaceVersion(*row) for row in self._versions_in(NAMESPACES.name, columns)]
+    def namespaces(self) -> Mapping[tuple[str, str], Sequence[NamespaceVersion]]:
+        """Return all versions of each namespace, in the order of `holding_versions`."""
+        return self._histories_in(NAMESPACES.name, "namespace", NamespaceVersion)
 
     @cached_property
     def nodes(self) -> Mapping[Node, Sequence[NodeVersion]]:
-        """All versions of each node, in the order in which they came into force."""
-        columns = (
-            "cluster, node, epoch_us(in_force_from) AS since_us, max(epoch_us(deleted_time)),"
-            " node_pool, instance_type, zone, region, capacity_type, labels"
-        )
-        nodes: dict[Node, list[NodeVersion]] = defaultdict(list)
-        for cluster, node, *version in self._versions_in(NODES.name, columns):
-            nodes[cluster, node].append(NodeVersion(*version))
-        for versions in nodes.values():
-            versions.sort(key=lambda version: version.since_us)
-        return nodes
+        """All versions of each node, in the order of `holding_versions`."""
+        return self._histories_in(NODES.name, "node", NodeVersion)
 
     @cached_property
     def stays(self) -> list[Stay]:
@@ -482,6 +474,20 @@ class UsageReader:
             f" SELECT unnest(from_json($rows, '{shape}'), recursive := true)",  # our own names
             {"rows": msgspec.json.encode(named).decode()},
         )
+
+    def _histories_in(self, table: str, name: str, kind: type[V]) -> dict[tuple[str, str], list[V]]:
+        """Return all versions of each thing of a table, in the order in which they hold."""
+        found: dict[tuple[str, str], list[V]] = defaultdict(list)
+        if not (files := self._all_files(table)):
+            return found
+        said = ", ".join(kind._fields[2:])
+        rows = self.ask(
+            f"SELECT cluster, {name}, epoch_us(in_force_from), epoch_us(deleted_time), {said}"  # noqa: S608  # quoted files
+            f" FROM {relation(files)} ORDER BY in_force_from, {NEWEST_LAST}"
+        )
+        for cluster, named, *version in rows:
+            found[cluster, named].append(kind._make(version))
+        return found
 
     def _versions_in(self, table: str, columns: str, condition: str = "true") -> list[Any]:
         files = self._all_files(table)
