@@ -294,10 +294,9 @@ class _BillPage:
             days = [day for day in self._bill.days if begin_us <= day.begin_us < end_us]
             if len(days) < _MIN_DAYS or not budget.amount:
                 continue
-            # What was spent before the bill's period is not known to it.
-            left = Fraction(budget.amount)
+            left = Fraction(budget.amount) - self._bill.budget_costs_before[number]
             first = (days[0].begin_us - begin_us) // DAY_US
-            ratios = [(first, Decimal(1))]
+            ratios = [(first, _ratio_of(left, budget.amount))]
             for after, day in enumerate(days, first + 1):
                 left -= day.budget_costs[number]
                 ratios.append((after, _ratio_of(left, budget.amount)))

@@ -80,11 +80,18 @@ class PageReader(HTMLParser):
 
 
 def make(
-    store: str, policy: str = SEVEN, *, by: Sequence[str] = ("namespace",), hours: int = 72
+    store: str,
+    policy: str = SEVEN,
+    *,
+    by: Sequence[str] = ("namespace",),
+    since: int = 0,
+    hours: int = 72,
 ) -> Bill:
+    """Return the bill of the hours of the first days, from one of them on."""
     read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
     maker = BillMaker(UsageReader(store), read, by=by)
-    return maker.make(Window(BEGIN_US, BEGIN_US + hours * HOUR_US), tells_days=True)
+    window = Window(BEGIN_US + since * HOUR_US, BEGIN_US + hours * HOUR_US)
+    return maker.make(window, tells_days=True)
 
 
 def page_of(bill: Bill) -> str:
@@ -252,6 +259,19 @@ def test_what_a_budget_spends_each_day_sums_to_what_it_has_spent(store: str) -> 
     assert state.spent == sum(spent)
     said = PageReader(page_of(bill)).inside("title")
     assert "all of <b>ns</b>: 30 % left after 3 of 3 days" in said
+
+
+def test_what_is_left_of_a_budget_in_a_later_period_is_without_what_was_spent_before(
+    tmp_path: Path,
+) -> None:
+    usage = [held(hour, "a") for hour in range(96)]
+    store = write_store(tmp_path, usage_hourly=usage, inventory=[inventory_row()])
+    budget = "name: x, amount: 700, from: 2026-10-01, to: 2026-10-05, match: {namespace: ns}"
+    other = "name: y, amount: 700, from: 2026-10-03, to: 2026-10-05, match: {namespace: ns}"
+    bill = make(store, f"{SEVEN}budgets: [{{{budget}}}, {{{other}}}]", since=48, hours=96)
+    said = PageReader(page_of(bill)).inside("title")
+    assert "x: 4 % left after 4 of 4 days" in said
+    assert "y: 52 % left after 2 of 2 days" in said
 
 
 def test_a_period_with_nothing_to_bill_is_a_page_that_says_so(store: str) -> None:
