@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -30,7 +29,13 @@ from reports.bill_output import (
 )
 from reports.billing import Bill, BillMaker, gpu_seconds
 from reports.charging_sql import HOUR_US
-from reports.closing import ClosedLine, closed_lines, refusals_of, revision_rows, standing_bill
+from reports.closing import (
+    ClosedLine,
+    change_since_close,
+    closed_lines,
+    refusals_of,
+    standing_bill,
+)
 from reports.closing import close as close_bill
 from reports.explaining import explanation_of, explanation_of_gone, find_line
 from reports.focus import focus_columns, focus_rows
@@ -387,24 +392,20 @@ def _totals(made: Bill) -> str:
 
 
 def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
-    last = closed[-1]
-    if made.revision is not None:
+    change = change_since_close(made, closed)
+    if change is None:
+        closed_at = time_text(closed[-1].closed_time_us)
         return (
-            f"closed as revision {last.revision} at {time_text(last.closed_time_us)};"
+            f"closed as revision {made.revision} at {closed_at};"
             " --recompute says what it would be now"
         )
-    if made.currency != last.currency:
-        return (
-            f"closed as revision {last.revision} in {last.currency}, and this is another currency"
-        )
-    # By lines: what has gone from one to another is a change, and makes no difference of the sum.
-    changed = len(revision_rows(made, closed, closed_time_us=0))
-    if not changed:
-        return f"closed as revision {last.revision}, and it would cost the same now"
-    difference = made.line_cost - sum(line.cost for line in closed)
-    more = f"{rounded(Fraction(difference), digits=minor_digits(made.currency)):f}"
+    revision = f"closed as revision {change.revision}"
+    if change.other_currency:
+        return f"{revision} in {change.other_currency}, and this is another currency"
+    if not change.line_count:
+        return f"{revision}, and it would cost the same now"
     return (
-        f"closed as revision {last.revision}, and {more} more since, in {changed} lines;"
+        f"{revision}, and {change.more:f} more since, in {change.line_count} lines;"
         " `gpuledger bill close` adds correction lines"
     )
 

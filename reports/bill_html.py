@@ -34,7 +34,7 @@ from reports.bill_charts import (
 )
 from reports.bill_output import state_of, time_text
 from reports.billing import Bill, BillLine, gpu_seconds
-from reports.closing import ClosedLine
+from reports.closing import ClosedLine, change_since_close
 from reports.money import minor_digits, quantize_together, rounded
 from reports.policy import IDLE_KINDS
 from reports.usage_sums import DAY_US, begin_of
@@ -69,8 +69,8 @@ def as_html(bill: Bill, *, closed: Sequence[ClosedLine], asked: Sequence[str]) -
         bill=bill,
         page=page,
         parts=_PARTS,
-        state=_state_text(bill, closed),
-        closed_difference=_closed_difference(bill, closed),
+        state=_state_text(bill),
+        change=change_since_close(bill, closed),
         command=command,
         style=style,
         script=script,
@@ -349,16 +349,9 @@ def _ratio_of(part: Fraction, whole: Decimal) -> Decimal:
     return rounded(part / Fraction(whole), digits=4)
 
 
-def _closed_difference(bill: Bill, closed: Sequence[ClosedLine]) -> Decimal:
-    return (
-        bill.line_cost - sum((line.cost for line in closed), Decimal(0)) if closed else Decimal(0)
-    )
-
-
-def _state_text(bill: Bill, closed: Sequence[ClosedLine]) -> str:
-    if not closed:
-        return state_of(bill)
-    return f"closed as revision {closed[-1].revision}"
+def _state_text(bill: Bill) -> str:
+    state = state_of(bill)
+    return state if bill.revision is None else f"{state} as revision {bill.revision}"
 
 
 def _asset(name: str) -> Markup:
