@@ -28,7 +28,6 @@ from reports.bill_output import (
     write_parquet,
 )
 from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.charging_sql import HOUR_US
 from reports.closing import (
     ClosedLine,
     change_since_close,
@@ -42,7 +41,8 @@ from reports.focus import focus_columns, focus_rows
 from reports.money import minor_digits, rounded, text_of
 from reports.periods import last_month, month_of, parse_period, window_of
 from reports.policy_file import PolicyError, read_policy
-from reports.usage_sums import DAY_US, UsageReader, Window
+from reports.times import DAY_US, HOUR_US, Window
+from reports.usage_sums import UsageReader
 
 MADE: Final = 0
 WRONG: Final = 1

@@ -37,7 +37,7 @@ from reports.billing import Bill, BillLine, gpu_seconds
 from reports.closing import ClosedLine, change_since_close
 from reports.money import minor_digits, quantize_together, rounded
 from reports.policy import IDLE_KINDS
-from reports.usage_sums import DAY_US, begin_of
+from reports.times import DAY_US, begin_of
 
 _FOLDER: Final = Path(__file__).with_name("bill_page")
 _MAX_BARS: Final = 20

@@ -22,8 +22,9 @@ from reports.policy_file import ReadPolicy
 from reports.tally import BillTally, DailyCosts, DayCost, UnbalancedBillError
 from reports.tenants import TenantBook, fits_all
 from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Terms, Values, names_suffice
+from reports.times import DAY_US, Window, begin_of
 from reports.usage_day import days_of, rows_of
-from reports.usage_sums import DAY_US, UsageReader, UsageRow, UsageSum, Window, begin_of
+from reports.usage_sums import UsageReader, UsageRow, UsageSum
 
 _SECOND_UNITS: Final = UNITS * 10**9
 

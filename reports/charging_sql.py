@@ -20,9 +20,10 @@ a month takes seconds; the others (`is_odd`) are taken out of the sums and go th
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from reports.times import HOUR_US
+
 UNITS: Final = 27_720
 """Divisible by the slices of any board, as far as there are at most twelve."""
-HOUR_US: Final = 3_600_000_000
 HOUR_UNITS: Final = HOUR_US * 1000 * UNITS
 _LONGEST_NS: Final = 1000 * HOUR_US * 1000
 """What a party can have of a device in an hour, clocks that are set included: else it is made up,

@@ -28,7 +28,7 @@ from reports.money import fraction_of, minor_digits, rounded, text_of
 from reports.policy import BillPolicy, IdleKind
 from reports.policy_file import ReadPolicy
 from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
-from reports.usage_sums import Window
+from reports.times import Window
 
 AMOUNTS: Final = (*NUMBERS, *COSTS)
 CORRECTION: Final = "correction"

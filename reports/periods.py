@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from gpuledger.errors import UserError
-from reports.charging_sql import HOUR_US
-from reports.usage_sums import Window
+from reports.times import DAY_US, HOUR_US, Window
 
 _PERIOD: Final = re.compile(r"(?P<year>\d{4})(-(?P<month>\d\d)(-(?P<day>\d\d))?)?")
 
@@ -28,7 +27,7 @@ def parse_period(text: str) -> Window:
     except ValueError:
         raise mistake from None
     if match["day"]:
-        return Window(_us(begin), _us(begin) + 24 * HOUR_US)
+        return Window(_us(begin), _us(begin) + DAY_US)
     return Window(_us(begin), _us(next_month if match["month"] else next_year))
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
+from reports.times import HOUR_US
 from reports.versions import NodeVersion
 
-HOUR_US: Final = 3_600_000_000
 Node = tuple[str, str]
 """Cluster and name."""
 NEVER_US: Final = 2**62

@@ -17,6 +17,7 @@ import msgspec
 from reports.policy import BillPolicy, TeamRow, fits_pattern
 from reports.presence import NEVER_US
 from reports.rates import DeviceTraits
+from reports.times import HOUR_US
 from reports.versions import NamespaceVersion, holding_versions, version_at
 
 UNATTRIBUTED: Final = "__unattributed__"
@@ -27,7 +28,6 @@ IDLE: Final = "__idle__"
 UNCOVERED: Final = "__uncovered__"
 SHARED: Final = "__shared__"
 """In the place of a tenant whose cost a table gives to others."""
-_HOUR_US: Final = 3_600_000_000
 _SKEW_US: Final = 60_000_000
 """So far the clocks of a node and of the API server may be apart: a pod holds once it is made."""
 _LINGER_US: Final = 5_000_000
@@ -179,9 +179,9 @@ class TenantBook:
             created = history[-1].created_us
             if since_us >= deleted + _LINGER_US:
                 continue
-            if created < since_us + _HOUR_US:
+            if created < since_us + HOUR_US:
                 there.append((created, uid))
-            elif created < since_us + _HOUR_US + _SKEW_US:
+            elif created < since_us + HOUR_US + _SKEW_US:
                 soon.append((created, uid))
         # The newest that was there; else one that was by the API server's clock.
         return max(there)[1] if there else min(soon)[1] if soon else None

@@ -37,7 +37,8 @@ from reports.tenants import (
     fits_all,
     parts_of,
 )
-from reports.usage_sums import DeviceClass, Needs, PartyBasis, UsageReader, Window, begin_of, day_of
+from reports.times import Window, begin_of, day_of
+from reports.usage_sums import DeviceClass, Needs, PartyBasis, UsageReader
 from reports.versions import holding_versions, version_at
 
 IDLE_WORDS: Final[dict[IdleKind, str]] = {

@@ -11,13 +11,13 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from reports import charging_sql as sql
-from reports.charging_sql import HOUR_US, UNITS
+from reports.charging_sql import UNITS
 from reports.parts_sql import UNTOLD, add_untold_sql, excess_sql, parties_sql, parts_sql, sums_sql
 from reports.presence import Node
 from reports.tenants import PartyKey, PartyKind
+from reports.times import DAY_US, HOUR_US, Window, days_in
 from reports.usage_sums import (
     ALL_NEEDED,
-    DAY_US,
     BoardTime,
     Change,
     DaySums,
@@ -29,8 +29,6 @@ from reports.usage_sums import (
     UsageReader,
     UsageRow,
     UsageSum,
-    Window,
-    days_in,
 )
 
 _DAYS_AT_ONCE: Final = 2

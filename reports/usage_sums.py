@@ -6,10 +6,10 @@ minutes of `usage`.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from copy import copy
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from functools import cached_property
 from os import cpu_count
 from typing import Any, Final, NamedTuple, TypeVar
@@ -24,27 +24,18 @@ from gpuledger.store.query import NEWEST_LAST, gaps_of_files, relation, version_
 from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
 from reports import charging_sql as sql
-from reports.charging_sql import HOUR_US
 from reports.presence import NEVER_US, InventoryRow, Node, Stay, stays_of
 from reports.store_snapshot import StoreSnapshot
 from reports.tenants import PartyKey, PodVersion
+from reports.times import DAY_US, HOUR_US, Window, begin_of, day_of, days_in
 from reports.versions import NamespaceVersion, NodeVersion
 
-DAY_US: Final = 24 * HOUR_US
 _MINUTE_US: Final = 60_000_000
 _UNSEEN_US: Final = 31 * DAY_US
 """A board that is in the inventory for longer than that before the store's first usage may be a
 board of which the node had no clock."""
 _INPUTS: Final = (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES, GAPS)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 V = TypeVar("V", NodeVersion, NamespaceVersion)
-
-
-class Window(NamedTuple):
-    """From one time up to and without another, in microseconds since the epoch; whole hours."""
-
-    begin_us: int
-    end_us: int
 
 
 class DeviceClass(NamedTuple):
@@ -164,23 +155,6 @@ class PartyBasis(NamedTuple):
     weight: int = 0
     weight_of: int = 1
     """Of `blended`: held time counts `weight` of so many parts."""
-
-
-def day_of(time_us: int) -> date:
-    """Return the day of a time, in UTC."""
-    return (_EPOCH + timedelta(microseconds=time_us)).date()
-
-
-def begin_of(day: date) -> int:
-    """Return when a day begins, in microseconds."""
-    return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH).days * DAY_US
-
-
-def days_in(window: Window) -> Iterator[Window]:
-    """Yield each day of a time, in UTC; the first and the last one may be parts of days."""
-    for number in range(window.begin_us // DAY_US, -(-window.end_us // DAY_US)):
-        begin_us = max(window.begin_us, number * DAY_US)
-        yield Window(begin_us, min(window.end_us, (number + 1) * DAY_US))
 
 
 def _connect(

@@ -31,7 +31,8 @@ from reports.explaining import explanation_of, find_line
 from reports.periods import month_of
 from reports.policy import BillPolicy, dimension_names
 from reports.policy_file import read_policy
-from reports.usage_sums import UsageReader, Window, table_versions
+from reports.times import Window
+from reports.usage_sums import UsageReader, table_versions
 
 MAX_LINES: Final = 100_000
 """How many allocations one answer may have; each is some 2 KB of JSON."""

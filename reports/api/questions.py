@@ -17,10 +17,9 @@ from reports.api.parameters import (
     whole_number,
 )
 from reports.api.windows import MAX_DAYS, parse_accumulate, parse_window, sets_of
-from reports.charging_sql import HOUR_US
 from reports.periods import parse_period
 from reports.policy import is_dimension
-from reports.usage_sums import DAY_US, Window
+from reports.times import DAY_US, HOUR_US, Window
 
 Split = Literal["weighted", "even"]
 MAX_DIMENSIONS: Final = 12

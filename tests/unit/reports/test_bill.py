@@ -16,7 +16,8 @@ from gpuledger.errors import UserError
 from gpuledger.store.schema import PODS, table_uri
 from reports.billing import Bill, BillMaker, gpu_seconds
 from reports.policy_file import ReadPolicy, parse_policy
-from reports.usage_sums import UsageReader, Window
+from reports.times import Window
+from reports.usage_sums import UsageReader
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,

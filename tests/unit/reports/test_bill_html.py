@@ -24,7 +24,8 @@ from reports.closing import (
     standing_bill,
 )
 from reports.policy_file import ReadPolicy, parse_policy
-from reports.usage_sums import UsageReader, Window
+from reports.times import Window
+from reports.usage_sums import UsageReader
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,

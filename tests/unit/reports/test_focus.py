@@ -13,7 +13,7 @@ from gpuledger.store.bill_table import append_revision
 from reports.billing import Bill
 from reports.closing import ClosedLine, closed_lines, revision_rows, standing_bill
 from reports.focus import ALLOCATION_COLUMNS, COLUMNS, DECIMAL, JSON, TIME, focus_rows
-from reports.usage_sums import Window
+from reports.times import Window
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,

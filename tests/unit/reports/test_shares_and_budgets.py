@@ -12,7 +12,8 @@ from reports.billing import BillMaker
 from reports.explaining import explain_line
 from reports.policy import OWN_COLUMNS
 from reports.policy_file import ReadPolicy, parse_policy
-from reports.usage_sums import UsageReader, Window
+from reports.times import Window
+from reports.usage_sums import UsageReader
 from tests.unit.reports.stores import BEGIN_US, HOUR_NS, HOUR_US, held, inventory_row, write_store
 from tests.unit.reports.test_bill import SEVEN, bill_of, costs, store_of
 
