@@ -14,7 +14,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Final
 
-from gpuledger.errors import UserError
+from reports.asked import AskedError
 from reports.charging_sql import HOUR_UNITS, UNITS
 from reports.money import minor_digits, quantize_together
 from reports.policy import BudgetRow, IdleKind, dimension_names
@@ -24,7 +24,7 @@ from reports.tenants import TenantBook, fits_all
 from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Terms, Values, names_suffice
 from reports.times import DAY_US, Window, begin_of
 from reports.usage_day import days_of, rows_of
-from reports.usage_sums import UsageReader, UsageRow, UsageSum
+from reports.usage_sums import PartyBasis, UsageReader, UsageRow, UsageSum
 
 _SECOND_UNITS: Final = UNITS * 10**9
 
@@ -124,7 +124,7 @@ class BillMaker:
         policy = read.policy
         for name in by:
             if not policy.knows(name):
-                raise UserError(f"--by: {name!r} is no dimension; there are {dimension_names()}")
+                raise AskedError("by", f"{name!r} is no dimension; there are {dimension_names()}")
         self._reader, self._read, self._by = reader, read, tuple(dict.fromkeys(by))
         # Rules may ask for what no line shows: cells have it, lines are summed over it.
         matches = [row.match for row in policy.budgets] + [row.match for row in policy.shared]
@@ -200,14 +200,19 @@ class BillMaker:
             key = lookup.key_of(row.device, row.party, since_us, row.since_us)
             if (key.values[:shown], key.kind) == (line.values, line.idle_kind):
                 return True
-            # Of a row that somebody holds the silent part stands on another line.
-            if line.idle_kind != "overhead" or not (row.is_idle and row.silent):
-                return False
-            silent = lookup.idle_values(IDLE_WORDS["overhead"], row.device, since_us)
-            return silent[:shown] == line.values
+            # Of a row that somebody holds parts may stand on other lines.
+            kinds = _idle_kinds_of(row, lookup.basis_of(row.party, row.since_us))
+            return (
+                line.idle_kind in kinds
+                and line.values
+                == lookup.idle_values(IDLE_WORDS[line.idle_kind], row.device, since_us)[:shown]
+            )
 
         window = Window(bill.window.begin_us, bill.end_us)
-        yield from rows_of(self._reader, window, changes=lookup.changes, belongs=belongs)
+        for row in rows_of(self._reader, window, changes=lookup.changes, belongs=belongs):
+            # Rows that are held alike are found together, and some of them may have no silence.
+            if line.idle_kind != "overhead" or not row.is_idle or row.silent_ns > 0:
+                yield row
 
     def _bill(self, window: Window, used: Window, tally: "BillTally") -> Bill:
         policy = self._read.policy
@@ -293,6 +298,17 @@ class BillMaker:
             ),
             Fraction(0),
         )
+
+
+def _idle_kinds_of(row: UsageSum, basis: PartyBasis) -> set[IdleKind]:
+    """Return as which kinds of idle a part of what somebody held may be charged."""
+    kinds: set[IdleKind] = set()
+    if row.is_idle and row.silent:
+        kinds.add("overhead")
+    # Held and not used is charged to the holder otherwise.
+    if row.is_idle and row.party.kind != "nobody" and basis.basis != "held":
+        kinds.add("held_idle")
+    return kinds
 
 
 def _ratio(part: int, whole: int) -> Fraction | None:

@@ -283,6 +283,11 @@ def standing_bill(
     )
 
 
+def taken_back(closed: ClosedLine) -> BillLine:
+    """Return a line that was closed, and of which nothing is left."""
+    return _standing_line(closed, dict.fromkeys(AMOUNTS, Decimal(0)))
+
+
 def _standing_line(closed: ClosedLine, amounts: dict[str, Decimal]) -> BillLine:
     held, used, charged = (
         int(amounts[f"{name}_gpu_seconds"] * _MILLISECONDS) * _MILLISECOND_UNITS

@@ -12,8 +12,8 @@ from deltalake import write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuledger.errors import UserError
 from gpuledger.store.schema import PODS, table_uri
+from reports.asked import AskedError
 from reports.billing import Bill, BillMaker, gpu_seconds
 from reports.policy_file import ReadPolicy, parse_policy
 from reports.times import Window
@@ -633,5 +633,5 @@ def amounts_of(bill: Bill) -> dict[tuple[str, str | None], tuple[Fraction, ...]]
 
 def test_an_unknown_dimension_is_refused_by_name(tmp_path: Path) -> None:
     store = store_of(tmp_path, held(0, "a"))
-    with pytest.raises(UserError, match="--by: 'nmespace'"):
+    with pytest.raises(AskedError, match="by: 'nmespace'"):
         bill_of(store, by=["nmespace"])
