@@ -209,7 +209,14 @@ class BillMaker:
             )
 
         window = Window(bill.window.begin_us, bill.end_us)
-        for row in rows_of(self._reader, window, changes=lookup.changes, belongs=belongs):
+        rows = rows_of(
+            self._reader,
+            window,
+            changes=lookup.changes,
+            belongs=belongs,
+            knows_pod=lookup.needs.knows_pod,
+        )
+        for row in rows:
             # Rows that are held alike are found together, and some of them may have no silence.
             if line.idle_kind != "overhead" or not row.is_idle or row.silent_ns > 0:
                 yield row

@@ -294,6 +294,41 @@ FROM ({rows}) AS each LEFT JOIN containers AS placed ON placed.cluster = each.cl
 """  # noqa: S608  # quoted files
 
 
+def row_names_sql(rows: Iterable[str]) -> str:
+    """Return the SQL that makes `row_names`: what rows call the pods of `unnamed`."""
+    said = " UNION ALL ".join(
+        f"SELECT cluster, node, {uid} AS uid, {namespace} AS namespace, {pod} AS pod FROM {each}"  # noqa: S608  # quoted files
+        for each in rows
+        for uid, namespace, pod in (
+            ("pod_uid", "namespace", "pod"),
+            ("holder_uid", "holder_namespace", "holder_pod"),
+        )
+    )
+    return f"""
+CREATE OR REPLACE TEMP TABLE row_names AS
+SELECT cluster, node, uid, max(name).namespace AS namespace, max(name).pod AS pod
+FROM (SELECT *, {{'namespace': namespace, 'pod': pod}} AS name FROM ({said}))
+SEMI JOIN unnamed USING (cluster, node, uid)
+WHERE namespace IS NOT NULL GROUP BY ALL
+"""  # noqa: S608  # quoted files
+
+
+def with_names_sql(rows: str) -> str:
+    """Return the SQL of rows with the names of `row_names`, where they say none themselves."""
+    named = ", ".join(
+        f"CASE WHEN each.{prefix}namespace IS NULL THEN {of}.{column}"
+        f" ELSE each.{prefix}{column} END AS {prefix}{column}"
+        for prefix, of in (("", "user_names"), ("holder_", "holder_names"))
+        for column in ("namespace", "pod")
+    )
+    joins = " ".join(
+        f"LEFT JOIN row_names AS {of} ON {of}.cluster = each.cluster AND {of}.node = each.node"
+        f" AND {of}.uid = each.{uid}"
+        for uid, of in (("pod_uid", "user_names"), ("holder_uid", "holder_names"))
+    )
+    return f"SELECT each.* REPLACE ({named}) FROM ({rows}) AS each {joins}"  # noqa: S608  # quoted files
+
+
 def with_models_sql(rows: str) -> str:
     """Return the SQL of rows with the models of `board_models`."""
     return f"""

@@ -20,6 +20,8 @@ from reports.charging_sql import (
 
 UNTOLD: Final = "kind = 'pod' AND NOT coalesce(is_told, false)"
 """Of `usage_parts`: rows of pods of which the name is not known, or not enough."""
+UNNAMED: Final = "kind = 'pod' AND uid IS NOT NULL AND namespace IS NULL"
+"""Of `usage_parts`: rows of pods that are known by their UID alone."""
 _ALL_NAMES: Final = "pod_uid, holder_uid, pod, holder_pod, job_id, holder_job_id"
 
 

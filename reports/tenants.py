@@ -150,6 +150,10 @@ class TenantBook:
             annotations=told.annotations,
         )
 
+    def knows(self, cluster: str, node: str, uid: str) -> bool:
+        """Return whether there is a record of a pod."""
+        return (cluster, node, uid) in self._histories
+
     def changes(self, *, looks_at_namespaces: bool) -> Iterator[tuple[int, str, str | None]]:
         """Yield when something that a bill may be made by changed: time, cluster, and node.
 

@@ -160,6 +160,7 @@ class BillLookup:
             names_pods=bool(parts & {"pod", "job"}),
             class_of=self._class_of if by_names and not tells_nodes else None,
             has_bases=bool(self._policy.basis),
+            knows_pod=self._book.knows,
         )
 
     def _class_of(self, cluster: str, node: str, since_us: int) -> object:

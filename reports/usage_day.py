@@ -12,7 +12,15 @@ from typing import Any, Final, TypeVar
 
 from reports import charging_sql as sql
 from reports.charging_sql import UNITS
-from reports.parts_sql import UNTOLD, add_untold_sql, excess_sql, parties_sql, parts_sql, sums_sql
+from reports.parts_sql import (
+    UNNAMED,
+    UNTOLD,
+    add_untold_sql,
+    excess_sql,
+    parties_sql,
+    parts_sql,
+    sums_sql,
+)
 from reports.presence import Node
 from reports.tenants import PartyKey, PartyKind
 from reports.times import DAY_US, HOUR_US, Window, days_in
@@ -92,10 +100,12 @@ def rows_of(
     *,
     changes: Sequence[Change],
     belongs: Callable[[UsageSum], bool],
+    knows_pod: Callable[[str, str, str], bool],
 ) -> Iterator[UsageRow]:
     """Yield the rows of usage of which the sums belong to something, by hour, node and GPU."""
+    needs = ALL_NEEDED._replace(knows_pod=knows_pod)
     for day, changing in _days_with_changes(window, changes):
-        yield from _UsageDay(reader, day, changing, ALL_NEEDED).rows(belongs)
+        yield from _UsageDay(reader, day, changing, needs).rows(belongs)
 
 
 def _days_with_changes(
@@ -186,6 +196,9 @@ class _UsageDay:
         if self._must_place(relation):
             relation = sql.with_pods_sql(relation)
             self._open_parts(relation)
+        if self._must_name():
+            relation = sql.with_names_sql(relation)
+            self._open_parts(relation)
         nodes = self._ask("SELECT DISTINCT cluster, node FROM usage_parts ORDER BY ALL")
         rows = [(*node, self._class_of(node)) for node in nodes]
         columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
@@ -209,6 +222,15 @@ class _UsageDay:
         if not (self._ask(untold)[0][0] and self._ask(unplaced)[0][0]):
             return False
         return self._reader.load_containers()
+
+    def _must_name(self) -> bool:
+        """Return whether some rows do not name a pod that others name, and make known how.
+
+        Records name most of them. Where there is none, a pod has one name all the same.
+        """
+        rows = self._ask(f"SELECT DISTINCT cluster, node, uid FROM usage_parts WHERE {UNNAMED}")  # noqa: S608  # our own names
+        unnamed = [pod for pod in rows if not self._needs.knows_pod(*pod)]
+        return bool(unnamed) and self._reader.load_row_names(unnamed, self._window)
 
     def _open_parts(self, relation: str) -> None:
         self._ask(f"CREATE OR REPLACE TEMP VIEW usage_raw AS {relation}")

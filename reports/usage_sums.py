@@ -141,6 +141,8 @@ class Needs(NamedTuple):
     """
     has_bases: bool
     """Whether somebody may be charged otherwise than by held time: a rule asks for it."""
+    knows_pod: Callable[[str, str, str], bool] = lambda *_: False
+    """Returns whether there is a record of a pod, by cluster, node and UID."""
 
 
 ALL_NEEDED: Final = Needs(by_names=False, names_pods=True, class_of=None, has_bases=True)
@@ -437,6 +439,23 @@ class UsageReader:
         if files:
             self.ask(sql.containers_sql(relation(files)))
         return bool(files)
+
+    def load_row_names(self, unnamed: Sequence[tuple[str, str, str]], day: Window) -> bool:
+        """Make known to SQL what rows call these pods, as `row_names`; false where none does.
+
+        All rows of the day are asked, also where a part of it is billed: parts of a time are then
+        billed by the same names as all of it.
+        """
+        self.load("unnamed", dict.fromkeys(("cluster", "node", "uid"), "VARCHAR"), unnamed)
+        of_day = day_of(day.begin_us)
+        whole, name = Window(begin_of(of_day), begin_of(of_day) + DAY_US), of_day.isoformat()
+        rows = [
+            f"(SELECT * FROM {relation(files)} WHERE {_within(whole).format(period)})"  # noqa: S608  # quoted files
+            for table, period in ((USAGE_HOURLY.name, "hour"), (USAGE.name, "minute"))
+            if (files := [*self._files[table].get(name, ()), *self._files[table].get(None, ())])
+        ]
+        self.ask(sql.row_names_sql(rows))
+        return bool(self.ask("SELECT 1 FROM row_names LIMIT 1"))
 
     def load(self, table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> None:
         """Make a table of rows; `columns` have DuckDB's type of each."""

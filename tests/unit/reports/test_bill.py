@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from deltalake import write_deltalake
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpuledger.store.schema import PODS, table_uri
@@ -39,12 +39,18 @@ SEVENTH: Row = {"compute_slices": 1, "board_compute_slices": 7}
 
 
 def bill_of(
-    store: str, policy: str = SEVEN, *, by: Sequence[str] = ("pod",), hours: int = 4
+    store: str,
+    policy: str = SEVEN,
+    *,
+    by: Sequence[str] = ("pod",),
+    since: int = 0,
+    hours: int = 4,
 ) -> Bill:
-    """Return the bill of the first hours of the first day."""
+    """Return the bill of the first hours of the first day, from one of them on."""
     read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
     maker = BillMaker(UsageReader(store, distinguishes_gpus="gpu" in by), read, by=by)
-    return maker.make(Window(BEGIN_US, BEGIN_US + hours * HOUR_US), tells_days=True)
+    window = Window(BEGIN_US + since * HOUR_US, BEGIN_US + hours * HOUR_US)
+    return maker.make(window, tells_days=True)
 
 
 def costs(bill: Bill) -> dict[str, str]:
@@ -592,38 +598,68 @@ def test_a_bill_names_the_versions_that_it_was_made_of(tmp_path: Path) -> None:
     assert "b" not in costs(bill)
 
 
-def states_of(rows: list[Row], state: str) -> list[Row]:
-    """Return the rows as written before the pod named b was known, or by a node's word alone."""
-    return [
-        {
-            **row,
-            **({"pod_state": state} if row.get("pod") == "b" else {}),
-            **({"holder_state": state} if row.get("holder_pod") == "b" else {}),
-        }
-        for row in rows
-    ]
+UNNAMED_USER: Row = {"pod_state": "pending", "namespace": None, "pod": None}
+UNNAMED_HOLDER: Row = {
+    "holder_state": "pending",
+    "holder_namespace": None,
+    "holder_pod": None,
+}
+
+
+def states_of(rows: list[Row], state: str, unnamed: set[int]) -> list[Row]:
+    """Return the rows as written before the pod named b was known, or by a node's word alone.
+
+    Some of them do not even name it.
+    """
+    found: list[Row] = []
+    for number, row in enumerate(rows):
+        written = dict(row)
+        if row.get("pod") == "b":
+            written |= UNNAMED_USER if number in unnamed else {"pod_state": state}
+        if row.get("holder_pod") == "b":
+            written |= UNNAMED_HOLDER if number in unnamed else {"holder_state": state}
+        found.append(written)
+    return found
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(rows=rows_of_hours(), state=st.sampled_from(["known", "unknown"]))
-def test_a_bill_by_fewer_dimensions_is_the_sum_of_one_by_more(rows: list[Row], state: str) -> None:
-    """However finely rows are told apart to make it: by namespace, by pod's name or by its UID."""
+@given(
+    rows=rows_of_hours(),
+    state=st.sampled_from(["known", "unknown"]),
+    unnamed=st.sets(st.integers(0, 20)),
+    recorded=st.sampled_from(["abcd", "acd"]),
+)
+@example(
+    rows=[held(hour, "b", busy_ns=0) for hour in range(2)],
+    state="known",
+    unnamed={0},
+    recorded="",
+)
+def test_a_bill_by_fewer_dimensions_is_the_sum_of_one_by_more(
+    rows: list[Row], state: str, unnamed: set[int], recorded: str
+) -> None:
+    """However finely rows are told apart to make it: by namespace, by pod's name or by its UID.
+
+    And a bill is the sum of those of the parts of its time.
+    """
     with TemporaryDirectory() as folder:
         store = write_store(
             Path(folder),
-            usage_hourly=states_of(rows, state),
+            usage_hourly=states_of(rows, state, unnamed),
             inventory=[inventory_row("GPU-a"), inventory_row("GPU-b")],
-            pods=[pod_row(pod) for pod in "abcd"],
+            pods=[pod_row(pod) for pod in recorded],
         )
         coarse = amounts_of(bill_of(store, by=["namespace"]))
         for more in ("pod", "gpu", "owner"):
             assert amounts_of(bill_of(store, by=["namespace", more])) == coarse
+        parts = [bill_of(store, by=["namespace"], since=at, hours=at + 1) for at in range(2)]
+        assert amounts_of(*parts) == coarse
 
 
-def amounts_of(bill: Bill) -> dict[tuple[str, str | None], tuple[Fraction, ...]]:
-    """Return what lines have by their first value and kind of idle."""
+def amounts_of(*bills: Bill) -> dict[tuple[str, str | None], tuple[Fraction, ...]]:
+    """Return what lines of all bills have by their first value and kind of idle."""
     found: dict[tuple[str, str | None], tuple[Fraction, ...]] = {}
-    for line in bill.lines:
+    for line in (line for bill in bills for line in bill.lines):
         key = (line.values[0], line.idle_kind)
         amounts = (line.exact_cost, *map(Fraction, (line.held, line.used, line.charged)))
         before = found.get(key, (Fraction(0),) * len(amounts))
