@@ -251,10 +251,11 @@ class UsageReader:
         if known is not None and not self._is_finished:
             return known
         minute_us, hour_us = self._newest_us(USAGE.name), self._newest_us(USAGE_HOURLY.name)
+        minute_end_us = minute_us + _MINUTE_US
         # An hour that is summed may be under way: its minutes say how far it has come.
         if hour_us > minute_us or hour_us < self._snapshot.purged_before_us:
-            return max(hour_us + HOUR_US, minute_us)
-        return minute_us + _MINUTE_US
+            return max(hour_us + HOUR_US, minute_end_us)
+        return minute_end_us
 
     def _newest_us(self, table: str) -> int:
         """Return when the newest rows of a table of usage begin; 0 where it has none."""
