@@ -375,7 +375,7 @@ def test_a_budget_says_what_is_spent_and_what_it_will_come_to(tmp_path: Path) ->
     assert state.forecast == Fraction(112)
 
 
-def test_a_price_holds_from_the_hour_in_which_its_facts_do(tmp_path: Path) -> None:
+def test_an_hour_is_billed_by_what_held_when_it_began(tmp_path: Path) -> None:
     policy = (
         "prices:\n"
         "- {name: spot, capacity_type: spot, per_gpu_hour: 2}\n"
