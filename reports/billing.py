@@ -91,7 +91,7 @@ class Bill:
     """The part of used time that was measured, not apportioned; absent where nothing was used."""
     excess_units: int
     unpriced: dict[str, int]
-    """Units of boards without a price, by model."""
+    """Units that are charged without a price, by model."""
     budgets: list[BudgetState]
     gaps: list[tuple[str, int, str, int | None]]
     policy: ReadPolicy
@@ -243,7 +243,7 @@ class BillMaker:
             covered_ratio=_ratio(tally.covered, tally.there),
             measured_ratio=_ratio(tally.measured, tally.used),
             excess_units=tally.excess,
-            unpriced=dict(sorted(tally.unpriced.items())),
+            unpriced=tally.unpriced,
             budgets=self._budgets(window, used, tally),
             gaps=self._reader.gaps(used),
             policy=self._read,

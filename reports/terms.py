@@ -60,6 +60,14 @@ def names_suffice(dimensions: Sequence[str], policy: BillPolicy) -> bool:
     )
 
 
+class Scope(NamedTuple):
+    """Where devices are alike: idle is shared among those who had such devices."""
+
+    cluster: str
+    node_pool: str | None
+    model: str | None
+
+
 @dataclass(eq=False, kw_only=True)
 class Terms:
     """What devices cost that are charged alike; one object for each, compared by identity."""
@@ -67,8 +75,7 @@ class Terms:
     rate: Rate
     board_rate: Rate
     """Of the board of which an instance is; the device's own for a whole GPU."""
-    scope: tuple[str | None, ...]
-    """Cluster, node pool and model: idle is shared among those who had these devices."""
+    scope: Scope
     rules: dict[IdleKind, IdleRule | None]
     shared_rules: tuple[SharedRule, ...]
     """Of tenants whose costs are shared: the first that fits one holds."""
@@ -230,7 +237,7 @@ class BillLookup:
         rules = {kind: self.prices.idle_rule_of(kind, board, day) for kind in IDLE_KINDS}
         shared_rules = self.prices.shared_rules_of(facts, day)
         rate, board_rate = self.prices.rate_of(facts, day), self.prices.rate_of(board, day)
-        scope = (facts.cluster, facts.node_pool, facts.model)
+        scope = Scope(facts.cluster, facts.node_pool, facts.model)
         names = [row and row.name for row in (rate.price, board_rate.price, rate.energy)]
         dates = [row and row.since for row in (rate.exchange, board_rate.exchange)]
         numbers = (rate.per_gpu_hour, board_rate.per_gpu_hour, rate.per_millijoule)

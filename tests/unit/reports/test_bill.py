@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gpuledger.store.schema import PODS, table_uri
 from reports.asked import AskedError
 from reports.billing import Bill, BillMaker, gpu_seconds
+from reports.charging_sql import UNITS
 from reports.policy_file import ReadPolicy, parse_policy
 from reports.times import Window
 from reports.usage_sums import UsageReader
@@ -362,6 +363,20 @@ def test_gpus_without_a_price_cost_nothing_and_are_named(tmp_path: Path) -> None
     bill = bill_of(store_of(tmp_path, held(0, "a")), "prices: []")
     assert costs(bill) == {"a": "0.00"}
     assert {model: gpu_seconds(units) for model, units in bill.unpriced.items()} == {"H100": 3600}
+
+
+def test_what_an_instance_is_charged_by_its_own_price_is_not_without_one(tmp_path: Path) -> None:
+    cut: Row = {"parent_uuid": "GPU-a", "board_compute_slices": 7, "mig_profile": "4g.40gb"}
+    store = store_of(
+        tmp_path,
+        held(0, "a", gpu="MIG-1", compute_slices=4, **cut),
+        held(0, None, compute_slices=3, board_compute_slices=7),
+    )
+    bill = bill_of(store, "prices: [{name: m, mig_profile: '4g*', per_gpu_hour: 3}]", hours=1)
+    assert costs(bill) == {"a": "3.00", "__unallocated__/unallocated": "0.00"}
+    left_over = Fraction(3600 * 3, 7)
+    (unpriced,) = bill.unpriced.values()
+    assert Fraction(unpriced, UNITS * 10**9) == left_over
 
 
 def test_a_budget_says_what_is_spent_and_what_it_will_come_to(tmp_path: Path) -> None:
