@@ -229,6 +229,22 @@ def test_every_row_keeps_the_conditions_between_columns(store: str, by: str) -> 
     assert all(len(of_price) == 1 for of_price in skus.values())
 
 
+def test_a_region_or_zone_that_nobody_knows_is_null(bill: Bill) -> None:
+    rows = [row for row in focus_rows(bill, allocations=False) if row["ResourceId"] is not None]
+    places = {
+        (row["ResourceId"], row["RegionId"], row["RegionName"], row["AvailabilityZone"])
+        for row in rows
+        if row["ResourceId"] in ("GPU-a", "GPU-s")
+    }
+    assert places == {("GPU-a", None, None, None), ("GPU-s", "north", "north", "north-1")}
+
+
+def test_a_dimension_of_ones_own_that_is_of_gpus_is_no_sub_account(store: str) -> None:
+    policy = POLICY + "dimensions: {place: [zone]}\n"
+    rows = list(focus_rows(bill_of(store, policy, by=["place", "pod"]), allocations=False))
+    assert {row["SubAccountType"] for row in rows} == {"pod"}
+
+
 def test_the_allocated_parts_of_an_origin_sum_to_one(bill: Bill) -> None:
     ratios: dict[str, Decimal] = defaultdict(Decimal)
     for row in focus_rows(bill, allocations=True):
