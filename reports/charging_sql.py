@@ -48,7 +48,6 @@ COLUMNS: Final = """
     CASE WHEN account = 'idle' THEN holder_pod ELSE pod END AS pod,
     CASE WHEN account = 'idle' THEN holder_job_id WHEN account = 'job' THEN job_id END AS job,
     CASE WHEN account = 'idle' THEN holder_state ELSE pod_state END = 'known' AS is_told,
-    holder_state IS NOT NULL OR holder_job_id IS NOT NULL AS is_held,
     held_ns, silent_ns, busy_ns, measured_busy_ns, energy_millijoules, memory_byte_ns,
     kafka_partition, first_offset, last_offset
 """

@@ -143,10 +143,11 @@ class BillLookup:
         parts = self.dimensions.parts | self._of_basis.parts
         looks = any(part.startswith("namespace-") for part in parts)
         # Pods' records matter where more than names is asked of them.
+        by_names = names_suffice(self.dimensions.names, self._policy)
         found = [
             change
             for change in self._book.changes(looks_at_namespaces=looks)
-            if change[2] is None or not self.needs.by_names
+            if change[2] is None or not by_names
         ]
         # Labels of nodes come last, and change often: they count where something is made by them.
         compared = slice(2, None if self._has_node_labels else -1)
@@ -185,7 +186,7 @@ class BillLookup:
     @cached_property
     def _changes_of(self) -> dict[tuple[str, str | None], list[int]]:
         by_node: dict[tuple[str, str | None], list[int]] = defaultdict(list)
-        for time_us, cluster, node in sorted(self.changes, key=str):
+        for time_us, cluster, node in self.changes:
             by_node[cluster, node].append(time_us)
         return {key: sorted(times) for key, times in by_node.items()}
 
