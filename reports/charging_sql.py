@@ -411,13 +411,26 @@ WHERE device_hours.device = special.device AND device_hours.hour_us = special.ho
 """  # noqa: S608  # our own names
 
 
+class CoveredRow(NamedTuple):
+    """A row of `covered_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    since_us: int
+    gpu: str | None
+    known: int
+    covered: int
+    excess: int
+
+
 # A cut board's hours are one each, though every device of it has one: any of them says it.
 def covered_sql(detail: Detail) -> str:
     """Return the SQL of what ticks cover of boards, and of what is more than the boards' time."""
     return f"""
-SELECT cluster, class_node, model, {detail.since} AS since_us, {detail.board} AS gpu,
-    coalesce(sum(least(covered, there)) FILTER (hours.is_known), 0),
-    sum(least(covered, there)), sum(greatest(0, covered - there))
+SELECT cluster, class_node AS node, model, {detail.since} AS since_us, {detail.board} AS gpu,
+    coalesce(sum(least(covered, there)) FILTER (hours.is_known), 0) AS known,
+    sum(least(covered, there)) AS covered, sum(greatest(0, covered - there)) AS excess
 FROM (
     SELECT board_id, hour_us, any_value(covered) AS covered, any_value(there) AS there,
         any_value(is_known) AS is_known, min(device) AS device
@@ -536,15 +549,45 @@ FROM claimed
 """  # noqa: S608  # our own names
 
 
+class OddPartyRow(NamedTuple):
+    """A row of `odd_parties_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    mig_profile: str | None
+    w: int | None
+    s: int | None
+    gpu: str | None
+    since_us: int
+    party: int
+    units: int
+
+
 def odd_parties_sql(detail: Detail) -> str:
     """Return the SQL of what parties are charged of odd hours, by device class and time."""
     return f"""
-SELECT cluster, class_node, model, mig_profile, w, s, {detail.gpu} AS gpu,
-    {detail.since} AS since_us, party,
-    sum(charged)
+SELECT cluster, class_node AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
+    {detail.since} AS since_us, party, sum(charged) AS units
 FROM odd_charges JOIN devices USING (device) WHERE party <> 0 AND charged <> 0
 GROUP BY ALL
 """  # noqa: S608  # our own names
+
+
+class OddIdleRow(NamedTuple):
+    """A row of `odd_idle_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    mig_profile: str | None
+    w: int | None
+    s: int | None
+    gpu: str | None
+    since_us: int
+    silent: int
+    held_idle: int
+    unallocated: int
 
 
 # Left over is first what holders were given and not charged for, then what nobody held.
@@ -556,9 +599,9 @@ WITH by_hour AS (
         greatest(0, any_value(all_held) - sum(CASE WHEN is_holder THEN charged ELSE 0 END)) AS held
     FROM odd_charges GROUP BY device, hour_us
 )
-SELECT cluster, class_node, model, mig_profile, w, s, {detail.gpu} AS gpu,
-    {detail.since} AS since_us, sum(silent), sum(least(left_over, held)),
-    sum(left_over - least(left_over, held))
+SELECT cluster, class_node AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
+    {detail.since} AS since_us, sum(silent) AS silent, sum(least(left_over, held)) AS held_idle,
+    sum(left_over - least(left_over, held)) AS unallocated
 FROM by_hour JOIN devices USING (device)
 GROUP BY ALL
 """  # noqa: S608  # our own names

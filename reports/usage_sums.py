@@ -36,6 +36,7 @@ _UNSEEN_US: Final = 31 * DAY_US
 board of which the node had no clock."""
 _INPUTS: Final = (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES, GAPS)
 V = TypeVar("V", NodeVersion, NamespaceVersion)
+R = TypeVar("R", bound=NamedTuple)
 
 
 class DeviceClass(NamedTuple):
@@ -498,6 +499,14 @@ class UsageReader:
 
     def _all_files(self, table: str) -> list[str]:
         return [file for of_day in self._files[table].values() for file in of_day]
+
+    def ask_for(self, kind: type[R], query: str) -> list[R]:
+        """Return all rows of a query's answer, of which the columns are the fields of `kind`."""
+        answer = self._duckdb.execute(query)
+        # Rows have their values by position: a column that moved would be taken for another.
+        if (columns := tuple(name for name, *_ in answer.description)) != kind._fields:
+            raise RuntimeError(f"{kind.__name__} has other columns than {columns}")
+        return list(map(kind._make, answer.fetchall()))
 
     def ask(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """Return all rows of a query's answer."""
