@@ -15,10 +15,10 @@ takes as long as its days, and as much memory as the rows of two of them.
 | `parties`      | who rows are of, with number and basis      | `_load_parties` | `odd_charges`   |
 | `odd_charges`  | what a party is charged of an odd hour      | `odd_sql`       | odd sums        |
 
-The first three are made again where something else says which pod a row's container is of, what a
-pod is called, or which model a board has; the last makes `devices` anew, too. Which hours are odd
-is changed once more by the parties' bases, and parties are loaded again for odd hours alone where
-no basis asked for them before. All others are made once a day.
+The first three are made again where something else says which pod a row's container is of
+(`containers`), what a pod is called (`row_names`), or which model a board has; the last makes
+`devices` anew, too. `mark_special_sql` makes further hours odd by the parties' bases. Where it finds
+none the parties are those of odd hours alone. All others are made once a day.
 
 Plain hours are sums over `usage_parts`: their holders pay by held time, and nobody used what was
 free, so that nothing is to be granted, and claims are never more than the device. The board alone
