@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -18,6 +18,7 @@ from cli.long_work import printing_progress
 from cli.replay.range_plan import parse_moment
 from gpuledger.clock import NS_PER_MS, NS_PER_US
 from gpuledger.errors import UserError
+from reports.asked import AskedError
 from reports.bill_output import (
     as_csv,
     as_json,
@@ -29,15 +30,21 @@ from reports.bill_output import (
     write_parquet,
 )
 from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.charging_sql import HOUR_US
-from reports.closing import ClosedLine, closed_lines, refusals_of, revision_rows, standing_bill
+from reports.closing import (
+    ClosedLine,
+    change_since_close,
+    closed_lines,
+    refusals_of,
+    standing_bill,
+)
 from reports.closing import close as close_bill
-from reports.explaining import explanation_of, explanation_of_gone, find_line
+from reports.explaining import explanation_of
 from reports.focus import focus_columns, focus_rows
 from reports.money import minor_digits, rounded, text_of
 from reports.periods import last_month, month_of, parse_period, window_of
 from reports.policy_file import PolicyError, read_policy
-from reports.usage_sums import DAY_US, UsageReader, Window
+from reports.times import DAY_US, HOUR_US, Window
+from reports.usage_sums import UsageReader
 
 MADE: Final = 0
 WRONG: Final = 1
@@ -134,7 +141,8 @@ class BillOf:
     def make(self, *, tells_days: bool = False) -> tuple[Bill, BillMaker]:
         """Return the bill, with what made it; raises UserError for what its user can put right."""
         read = read_policy(self.prices)
-        maker = BillMaker(self._reader, read, by=self.dimensions)
+        with _naming_options():
+            maker = BillMaker(self._reader, read, by=self.dimensions)
         window = self._window
         # Those to come are counted too, and take no time.
         days = -(-(window.end_us - window.begin_us) // DAY_US)
@@ -144,8 +152,10 @@ class BillOf:
     def arguments(self, made: Bill) -> list[str]:
         """Return the arguments by which this very bill is made again; no values of options."""
         times = (time_text(made.window.begin_us), "--to", time_text(made.window.end_us))
+        # What is said of now, as last month, means another time later.
+        is_fixed = self.period is not None and self.period != LAST_MONTH
         found = ["--store", self.store]
-        found += ["--period", self.period] if self.period else ["--from", *times]
+        found += ["--period", str(self.period)] if is_fixed else ["--from", *times]
         found += ["--by", ",".join(made.by)]
         found += ["--prices", str(self.prices)] if self.prices else []
         # Keys of object stores are among them: a bill is sent around.
@@ -164,6 +174,10 @@ class BillOf:
 
     @cached_property
     def _window(self) -> Window:
+        with _naming_options():
+            return self._asked_window()
+
+    def _asked_window(self) -> Window:
         if (self.from_ is None) != (self.to is None):
             raise UserError("--from and --to belong together; give both, or --period")
         if self.from_ is not None and self.to is not None:
@@ -181,6 +195,15 @@ class BillOf:
         if self.period == LAST_MONTH:
             return last_month(time.time_ns() // NS_PER_US)
         return parse_period(self.period) if self.period else month_of(self._reader.usage_end_us)
+
+
+@contextmanager
+def _naming_options() -> Iterator[None]:
+    """Raise what is wrong with a part of what is asked as UserError, by the option's name."""
+    try:
+        yield
+    except AskedError as error:
+        raise UserError(f"--{error.about}: {error.problem}") from error
 
 
 Output = Annotated[
@@ -293,13 +316,14 @@ def explain(
     """Print how a line was calculated: prices, times, the rows of usage and their events."""
     made, maker = bill_of.make()
     closed = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
-    # A correction may have taken a line back whole: the bill has it no more, its revisions do.
-    if gone := explanation_of_gone(made, line, closed=closed):
-        texts: Iterable[str] = gone
-    else:
-        found = find_line(made, line)
-        texts = explanation_of(made, found, maker=maker, closed=closed, max_rows=rows)
-    for text in texts:
+    try:
+        found = explanation_of(made, line, maker=maker, closed=closed, max_rows=rows)
+    except AskedError as error:
+        raise UserError(
+            f"{error.problem}; give the `line` of `gpuledger bill … --format json`, with the same"
+            " --period, --by and --prices"
+        ) from error
+    for text in found.texts:
         sys.stdout.write(f"{text}\n")
     return MADE
 
@@ -387,24 +411,20 @@ def _totals(made: Bill) -> str:
 
 
 def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
-    last = closed[-1]
-    if made.revision is not None:
+    change = change_since_close(made, closed)
+    if change is None:
+        closed_at = time_text(closed[-1].closed_time_us)
         return (
-            f"closed as revision {last.revision} at {time_text(last.closed_time_us)};"
+            f"closed as revision {made.revision} at {closed_at};"
             " --recompute says what it would be now"
         )
-    if made.currency != last.currency:
-        return (
-            f"closed as revision {last.revision} in {last.currency}, and this is another currency"
-        )
-    # By lines: what has gone from one to another is a change, and makes no difference of the sum.
-    changed = len(revision_rows(made, closed, closed_time_us=0))
-    if not changed:
-        return f"closed as revision {last.revision}, and it would cost the same now"
-    difference = made.line_cost - sum(line.cost for line in closed)
-    more = f"{rounded(Fraction(difference), digits=minor_digits(made.currency)):f}"
+    revision = f"closed as revision {change.revision}"
+    if change.other_currency:
+        return f"{revision} in {change.other_currency}, and this is another currency"
+    if not change.line_count:
+        return f"{revision}, and it would cost the same now"
     return (
-        f"closed as revision {last.revision}, and {more} more since, in {changed} lines;"
+        f"{revision}, and {change.more:f} more since, in {change.line_count} lines;"
         " `gpuledger bill close` adds correction lines"
     )
 

@@ -34,10 +34,10 @@ from reports.bill_charts import (
 )
 from reports.bill_output import state_of, time_text
 from reports.billing import Bill, BillLine, gpu_seconds
-from reports.closing import ClosedLine
+from reports.closing import ClosedLine, change_since_close
 from reports.money import minor_digits, quantize_together, rounded
 from reports.policy import IDLE_KINDS
-from reports.usage_sums import DAY_US, begin_of
+from reports.times import DAY_US, begin_of
 
 _FOLDER: Final = Path(__file__).with_name("bill_page")
 _MAX_BARS: Final = 20
@@ -69,8 +69,8 @@ def as_html(bill: Bill, *, closed: Sequence[ClosedLine], asked: Sequence[str]) -
         bill=bill,
         page=page,
         parts=_PARTS,
-        state=_state_text(bill, closed),
-        closed_difference=_closed_difference(bill, closed),
+        state=_state_text(bill),
+        change=change_since_close(bill, closed),
         command=command,
         style=style,
         script=script,
@@ -294,10 +294,9 @@ class _BillPage:
             days = [day for day in self._bill.days if begin_us <= day.begin_us < end_us]
             if len(days) < _MIN_DAYS or not budget.amount:
                 continue
-            # What was spent before the bill's period is not known to it.
-            left = Fraction(budget.amount)
+            left = Fraction(budget.amount) - self._bill.budget_costs_before[number]
             first = (days[0].begin_us - begin_us) // DAY_US
-            ratios = [(first, Decimal(1))]
+            ratios = [(first, _ratio_of(left, budget.amount))]
             for after, day in enumerate(days, first + 1):
                 left -= day.budget_costs[number]
                 ratios.append((after, _ratio_of(left, budget.amount)))
@@ -350,16 +349,9 @@ def _ratio_of(part: Fraction, whole: Decimal) -> Decimal:
     return rounded(part / Fraction(whole), digits=4)
 
 
-def _closed_difference(bill: Bill, closed: Sequence[ClosedLine]) -> Decimal:
-    return (
-        bill.line_cost - sum((line.cost for line in closed), Decimal(0)) if closed else Decimal(0)
-    )
-
-
-def _state_text(bill: Bill, closed: Sequence[ClosedLine]) -> str:
-    if not closed:
-        return state_of(bill)
-    return f"closed as revision {closed[-1].revision}"
+def _state_text(bill: Bill) -> str:
+    state = state_of(bill)
+    return state if bill.revision is None else f"{state} as revision {bill.revision}"
 
 
 def _asset(name: str) -> Markup:

@@ -14,7 +14,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Final
 
-from gpuledger.errors import UserError
+from reports.asked import AskedError
 from reports.charging_sql import HOUR_UNITS, UNITS
 from reports.money import minor_digits, quantize_together
 from reports.policy import BudgetRow, IdleKind, dimension_names
@@ -22,8 +22,9 @@ from reports.policy_file import ReadPolicy
 from reports.tally import BillTally, DailyCosts, DayCost, UnbalancedBillError
 from reports.tenants import TenantBook, fits_all
 from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Terms, Values, names_suffice
+from reports.times import DAY_US, Window, begin_of
 from reports.usage_day import days_of, rows_of
-from reports.usage_sums import DAY_US, DaySums, UsageReader, UsageRow, UsageSum, Window, begin_of
+from reports.usage_sums import DaySums, PartyBasis, UsageReader, UsageRow, UsageSum
 
 _SECOND_UNITS: Final = UNITS * 10**9
 
@@ -90,7 +91,7 @@ class Bill:
     """The part of used time that was measured, not apportioned; absent where nothing was used."""
     excess_units: int
     unpriced: dict[str, int]
-    """Units of boards without a price, by model."""
+    """Units that are charged without a price, by model."""
     budgets: list[BudgetState]
     gaps: list[tuple[str, int, str, int | None]]
     policy: ReadPolicy
@@ -102,6 +103,8 @@ class Bill:
     """The last revision of a closed bill, as it was closed; absent where it was calculated now."""
     days: list[DayCost] = field(default_factory=list)
     """What each day cost, where that was asked for."""
+    budget_costs_before: list[Fraction] = field(default_factory=list)
+    """What was spent of each budget of the policy before these days, and before idle is shared."""
 
     @property
     def is_complete(self) -> bool:
@@ -121,7 +124,7 @@ class BillMaker:
         policy = read.policy
         for name in by:
             if not policy.knows(name):
-                raise UserError(f"--by: {name!r} is no dimension; there are {dimension_names()}")
+                raise AskedError("by", f"{name!r} is no dimension; there are {dimension_names()}")
         self._reader, self._read, self._by = reader, read, tuple(dict.fromkeys(by))
         reader.count_slices(policy.mig_slices)
         # Rules may ask for what no line shows: cells have it, lines are summed over it.
@@ -145,8 +148,13 @@ class BillMaker:
         daily = DailyCosts([partial(self._fits, row) for row in self._read.policy.budgets])
         used, lookup, tally = self._tally_of(window, advance, daily if tells_days else None)
         self._lookup = lookup
-        budgets = self._budgets(window, used, tally)
-        return replace(self._bill(window, used, tally), days=daily.days, budgets=budgets)
+        before = self._budget_costs_before(window.begin_us) if tells_days else []
+        return replace(
+            self._bill(window, used, tally),
+            days=daily.days,
+            budgets=self._budgets(window, used, tally),
+            budget_costs_before=before,
+        )
 
     def make_each(self, windows: Sequence[Window]) -> Iterator[Bill]:
         """Yield the bills of times that follow one another; the store is read once for all.
@@ -227,14 +235,26 @@ class BillMaker:
             key = lookup.key_of(row.device, row.party, since_us, row.since_us)
             if (key.values[:shown], key.kind) == (line.values, line.idle_kind):
                 return True
-            # Of a row that somebody holds the silent part stands on another line.
-            if line.idle_kind != "overhead" or not (row.is_idle and row.silent):
-                return False
-            silent = lookup.idle_values(IDLE_WORDS["overhead"], row.device, since_us)
-            return silent[:shown] == line.values
+            # Of a row that somebody holds parts may stand on other lines.
+            kinds = _idle_kinds_of(row, lookup.basis_of(row.party, row.since_us))
+            return (
+                line.idle_kind in kinds
+                and line.values
+                == lookup.idle_values(IDLE_WORDS[line.idle_kind], row.device, since_us)[:shown]
+            )
 
         window = Window(bill.window.begin_us, bill.end_us)
-        yield from rows_of(self._reader, window, changes=lookup.changes, belongs=belongs)
+        rows = rows_of(
+            self._reader,
+            window,
+            changes=lookup.changes,
+            belongs=belongs,
+            knows_pod=lookup.needs.knows_pod,
+        )
+        for row in rows:
+            # Rows that are held alike are found together, and some of them may have no silence.
+            if line.idle_kind != "overhead" or not row.is_idle or row.silent_ns > 0:
+                yield row
 
     def _bill(self, window: Window, used: Window, tally: "BillTally") -> Bill:
         policy = self._read.policy
@@ -258,7 +278,7 @@ class BillMaker:
             covered_ratio=_ratio(tally.covered, tally.there),
             measured_ratio=_ratio(tally.measured, tally.used),
             excess_units=tally.excess,
-            unpriced=dict(sorted(tally.unpriced.items())),
+            unpriced=tally.unpriced,
             budgets=[],
             gaps=self._reader.gaps(used),
             policy=self._read,
@@ -293,6 +313,22 @@ class BillMaker:
             )
         return states
 
+    def _budget_costs_before(self, end_us: int) -> list[Fraction]:
+        """Return what was spent before a time of each budget that has days on both sides of it."""
+        tallies: dict[int, BillTally] = {}
+        costs = []
+        for budget in self._read.policy.budgets:
+            begin_us = begin_of(budget.since)
+            if not begin_us < end_us < begin_of(budget.until):
+                costs.append(Fraction(0))
+                continue
+            if begin_us not in tallies:
+                tallies[begin_us] = self._tally_of(Window(begin_us, end_us))[2]
+            tally = tallies[begin_us]
+            found = (tally.cost_of(key) for key in tally.cells if self._fits(budget, key))
+            costs.append(sum(found, Fraction(0)))
+        return costs
+
     def _cost_of(self, tally: BillTally, budget: BudgetRow) -> Fraction:
         """Return what all lines that fit cost, with what they pay of idle and are paid of it."""
         shares, extra = tally.shares(shown=len(self._by))
@@ -304,6 +340,17 @@ class BillMaker:
             ),
             Fraction(0),
         )
+
+
+def _idle_kinds_of(row: UsageSum, basis: PartyBasis) -> set[IdleKind]:
+    """Return as which kinds of idle a part of what somebody held may be charged."""
+    kinds: set[IdleKind] = set()
+    if row.is_idle and row.silent:
+        kinds.add("overhead")
+    # Held and not used is charged to the holder otherwise.
+    if row.is_idle and row.party.kind != "nobody" and basis.basis != "held":
+        kinds.add("held_idle")
+    return kinds
 
 
 def _ratio(part: int, whole: int) -> Fraction | None:

@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from reports.money import CURRENCIES
 
-OWN_LINE: Final = "own_line"
 Basis = Literal["held", "used", "greater", "blended"]
 Share = Literal["own_line", "even", "held", "used", "table"]
 IdleKind = Literal["unallocated", "held_idle", "overhead", "uncovered"]

@@ -11,10 +11,10 @@ from gpuledger.clock import NS_PER_US
 from gpuledger.errors import UserError
 from gpuledger.records.base import BaseRecord
 from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.charging_sql import HOUR_US
 from reports.money import quantize_together, rounded
 from reports.policy_file import read_policy
-from reports.usage_sums import UsageReader, Window
+from reports.times import HOUR_US, Window
+from reports.usage_sums import UsageReader
 
 _DIGITS: Final = 4
 """A run of half a minute costs cents: a bill's two digits would be zeros."""

@@ -43,6 +43,8 @@ DERIVED_COLUMNS: Final[Mapping[str, str]] = {
     "held_gpu_hours": "held_ns / 3.6e12 * device_fraction",
 }
 """What the relation of the live rows adds to the table's columns, with DuckDB's SQL for each."""
+NEWEST_LAST: Final = "try_cast(resource_version AS HUGEINT) NULLS FIRST, kafka_offset"
+"""The order of versions: Kubernetes' own where numbers tell it, else as they were written."""
 _SKEW_SECONDS: Final = 60
 """So far the clocks of a node and of the API server may be apart: a pod holds once it is made."""
 _LINGER_SECONDS: Final = 5
@@ -167,9 +169,8 @@ def named_rows(rows: str, pods: str, *, until: str = "entries.time", has_names: 
         "{'since': in_force_from, 'uid': pod_uid, 'namespace': namespace, 'pod': pod,"
         " 'kind': owner_kind, 'owner': owner_name, 'labels': labels}"
     )
-    # By Kubernetes' own order where that is told by numbers, else as they were written: podwatch's
-    # clock may have been set back in between.
-    history = f"list({version} ORDER BY try_cast(resource_version AS HUGEINT), kafka_offset)"
+    # Not by time: podwatch's clock may have been set back in between.
+    history = f"list({version} ORDER BY {NEWEST_LAST})"
     # Of a history the version in force at the row's time, before the first one that one.
     in_force = "coalesce(list_filter({0}, lambda each: each.since <= entries.time)[-1], {0}[1])"
     skew, lingering = (f"INTERVAL {seconds} SECOND" for seconds in (_SKEW_SECONDS, _LINGER_SECONDS))

@@ -17,6 +17,7 @@ from gpuledger.store.commits import latest_commits, valid_through_us
 from gpuledger.store.object_files import FileRegistry, open_object_files
 from gpuledger.store.query import (
     DERIVED_COLUMNS,
+    NEWEST_LAST,
     entries_sql,
     live_files,
     named_rows,
@@ -77,9 +78,6 @@ _VERSIONED: Final[Mapping[str, tuple[TableSchema, tuple[str, ...]]]] = {
     NODES.name: (NODES, ("cluster", "node")),
     NAMESPACES.name: (NAMESPACES, ("cluster", "namespace")),
 }
-
-# By Kubernetes' own order where that is told by numbers, else as they were written.
-_NEWEST_LAST: Final = "try_cast(resource_version AS HUGEINT) NULLS FIRST, kafka_offset"
 
 
 class Connection(FileRegistry, Protocol):
@@ -142,7 +140,7 @@ def versions_sql(rows: str, keys: tuple[str, ...]) -> str:
     """
     return (
         "SELECT *, first_value(in_force_from) OVER ("  # noqa: S608  # the tables' own names, quoted files
-        f"PARTITION BY {', '.join(keys)} ORDER BY {_NEWEST_LAST}"
+        f"PARTITION BY {', '.join(keys)} ORDER BY {NEWEST_LAST}"
         " GROUPS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS valid_to"
         f" FROM {rows}"
     )
@@ -188,14 +186,18 @@ def _with_version(
     own = ", ".join(keys)
     # Before the first version was known the first one holds: nobody knows of another. Of what was
     # deleted and made anew the new one holds from the deletion on: an hour in which it was made has
-    # usage of that one alone, although the deleted one was in force when the hour began.
-    history = f"OVER (PARTITION BY {own} ORDER BY in_force_from, kafka_offset)"
+    # usage of that one alone, although the deleted one was in force when the hour began. Bills
+    # have the same rule (`reports.versions`).
+    history = f"OVER (PARTITION BY {own} ORDER BY in_force_from)"
     since = (
         f"CASE WHEN row_number() {history} = 1 THEN TIMESTAMPTZ '0001-01-01 00:00:00+00'"
         f" WHEN lag(deleted_time) {history} IS NOT NULL THEN lag(in_force_from) {history}"
         " ELSE in_force_from END AS since"
     )
-    is_replaced = f"deleted_time IS NOT NULL AND lead(in_force_from) {history} IS NOT NULL"
+    is_replaced = (
+        f"deleted_time IS NOT NULL AND lead(in_force_from) {history} IS NOT NULL"
+        f" AND lag(in_force_from) {history} IS NOT NULL"
+    )
     # A deletion need not say what it was that is gone.
     kept = ", ".join(
         f"CASE WHEN deleted_time IS NULL THEN {column}"
@@ -205,13 +207,18 @@ def _with_version(
     # Of two that are in force from the same time the newer one is.
     one_a_time = (
         f"(SELECT * FROM {versions} QUALIFY lead(in_force_from)"  # noqa: S608  # the tables' own names
-        f" OVER (PARTITION BY {own}, in_force_from ORDER BY {_NEWEST_LAST}) IS NULL)"
+        f" OVER (PARTITION BY {own}, in_force_from ORDER BY {NEWEST_LAST}) IS NULL)"
+    )
+    # A deletion that is told again says nothing new.
+    told_once = (
+        f"(SELECT * FROM {one_a_time} QUALIFY deleted_time IS NULL"  # noqa: S608  # as above
+        f" OR lag(deleted_time) {history} IS NULL)"
     )
     told = ", ".join(f"versions.{column} AS {name}" for column, name in has.items())
     joined = " AND ".join(f"versions.{key} = {value}" for key, value in keys.items())
     return (
         f"(SELECT of_rows.*, {told} FROM {rows} AS of_rows ASOF LEFT JOIN"  # noqa: S608  # the tables' own names
-        f" (SELECT * REPLACE ({kept}), {since} FROM {one_a_time} QUALIFY NOT ({is_replaced}))"
+        f" (SELECT * REPLACE ({kept}), {since} FROM {told_once} QUALIFY NOT ({is_replaced}))"
         " AS versions"
         f" ON {joined} AND of_rows.time >= versions.since)"
     )

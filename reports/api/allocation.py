@@ -26,7 +26,7 @@ from reports.charging_sql import HOUR_UNITS
 from reports.money import quantize_together, rounded
 from reports.policy import is_of_device
 from reports.tenants import IDLE, SILENT, SYSTEM, UNALLOCATED, UNATTRIBUTED, UNCOVERED
-from reports.usage_sums import Window
+from reports.times import Window
 
 COST_DIGITS: Final = 5
 """As many as OpenCost has."""

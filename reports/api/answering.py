@@ -24,14 +24,16 @@ from reports.api.questions import (
     Question,
     dimensions_of,
 )
+from reports.asked import AskedError
 from reports.bill_output import as_json
 from reports.billing import Bill, BillMaker, gpu_seconds
 from reports.closing import closed_lines, standing_bill
-from reports.explaining import explanation_of, find_line
+from reports.explaining import explanation_of
 from reports.periods import month_of
 from reports.policy import BillPolicy, dimension_names
 from reports.policy_file import read_policy
-from reports.usage_sums import UsageReader, Window, table_versions
+from reports.times import Window
+from reports.usage_sums import UsageReader, table_versions
 
 MAX_LINES: Final = 100_000
 """How many allocations one answer may have; each is some 2 KB of JSON."""
@@ -167,12 +169,14 @@ def _maker(
 
 def _explanation(question: ExplainQuestion, settings: AnswerSettings) -> bytes:
     bill, maker = _bill(question.bill, settings)
-    try:
-        line = find_line(bill, question.line)
-    except UserError as error:
-        raise ParameterError("line", str(error)) from error
     closed = closed_lines(settings.store_uri, bill.window, bill.by, settings.storage_options)
-    texts = list(explanation_of(bill, line, maker=maker, closed=closed, max_rows=question.rows))
+    try:
+        line, texts = explanation_of(
+            bill, question.line, maker=maker, closed=closed, max_rows=question.rows
+        )
+    except AskedError as error:
+        problem = f"{error.problem}; give the `line` of a line of /bill with the same parameters"
+        raise ParameterError(error.about, problem) from error
     content: Mapping[str, Any] = {
         "line": line.id,
         **dict(zip(bill.by, line.values, strict=True)),
@@ -180,6 +184,6 @@ def _explanation(question: ExplainQuestion, settings: AnswerSettings) -> bytes:
         "cost": f"{line.cost:f}",
         "currency": bill.currency,
         "charged_gpu_seconds": f"{gpu_seconds(line.charged):f}",
-        "explanation": texts,
+        "explanation": list(texts),
     }
     return msgspec.json.encode(content) + b"\n"

@@ -12,9 +12,12 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from cli.bill import BillOf
 from cli.command import OWN_ERROR, main
+from reports.bill_output import time_text
 from reports.tally import BillTally, UnbalancedBillError
 from tests.unit.reports.stores import HOUR_NS, held, inventory_row, pod_row, used, write_store
+from tests.unit.reports.test_bill import bill_of
 
 PRICES = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
 
@@ -128,6 +131,14 @@ def test_the_page_s_command_explains_a_line_of_that_very_page(
     assert program == "gpuledger"
     assert main([line if word == "LINE" else word for word in asked]) == 0
     assert "price h100: 7 USD per GPU h" in capsys.readouterr().out
+
+
+def test_the_page_of_last_month_names_the_month_for_whoever_reads_it_later(store: str) -> None:
+    made = bill_of(store)
+    asked = BillOf(store=store, period="last-month").arguments(made)
+    begin, end = map(time_text, made.window)
+    assert asked == ["--store", store, "--from", begin, "--to", end, "--by", "pod"]
+    assert "--period" in BillOf(store=store, period="2026-10").arguments(made)
 
 
 def test_a_page_has_no_value_of_a_storage_option(

@@ -15,7 +15,7 @@ from cli.command import main
 from gpuledger.errors import UserError
 from gpuledger.store.bill_table import BILL_LINES, append_revision
 from reports.api.answering import AnswerSettings, answer_to
-from reports.api.questions import BillQuestion
+from reports.api.questions import BillQuestion, ExplainQuestion
 from reports.bill_output import row_of
 from reports.billing import Bill
 from reports.closing import (
@@ -27,6 +27,7 @@ from reports.closing import (
     standing_bill,
 )
 from reports.periods import last_month, parse_period
+from tests.unit.reports.api.questions_asked import settings_for
 from tests.unit.reports.stores import (
     HOUR_NS,
     Row,
@@ -242,6 +243,29 @@ def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
     capsys.readouterr()
     assert main(["bill", "explain", gone, *arguments]) == 0
     assert "revision 2: correction -168" in capsys.readouterr().out
+
+
+def test_a_line_that_the_service_shows_as_it_was_closed_it_can_explain(tmp_path: Path) -> None:
+    """Also where nothing of it is left by now."""
+    late = [held(h, None, holder_uid="uid-x", holder_state="pending") for h in range(24)]
+    store = write_store(tmp_path / "store", usage_hourly=late, inventory=[inventory_row()])
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(PRICES)
+    arguments = ["--store", store, "--period", "2026-10-01", "--prices", str(prices)]
+    assert main(["bill", "close", *arguments]) == 0
+    write_store(Path(store), pods=[pod_row("x", namespace="late")])
+    settings = settings_for(store, prices=prices)
+    question = BillQuestion(window=parse_period("2026-10-01"), by=("namespace",))
+    (shown,) = json.loads(answer_to(question, settings).body)["lines"]
+    asked = ExplainQuestion(bill=question, line=shown["line"], rows=1)
+    explained = json.loads(answer_to(asked, settings).body)
+    assert (explained["line"], explained["cost"]) == (shown["line"], "0.00")
+    assert explained["namespace"] == shown["namespace"]
+    assert explained["explanation"][0].startswith("revision 1: closed 168 USD")
+    assert "nothing of it is left" in explained["explanation"][-1]
+    refused = answer_to(ExplainQuestion(bill=question, line="zz", rows=1), settings)
+    assert refused.status == 400
+    assert "--" not in json.loads(refused.body)["message"]
 
 
 @pytest.mark.parametrize(
