@@ -12,7 +12,7 @@ from reports.api.processes import AnswererPool, BillProcess
 from reports.policy_file import read_policy
 from reports.settings import ReportsSettings
 
-_DESCRIPTION: Final = """ReportAnswer over HTTP what GPUs cost, by whom, from the store.
+_DESCRIPTION: Final = """Answer over HTTP what GPUs cost, by whom, from the store.
 
   GPULEDGER_STORE__URI=gpuledger-store gpuledger-reports
   curl 'http://localhost:9824/allocation?window=7d&aggregate=namespace'

@@ -15,7 +15,7 @@ from reports.api.frames import QUESTION, SETTINGS, framed, read_frame
 
 
 def work(questions: BinaryIO, answers: BinaryIO) -> None:
-    """ReportAnswer all questions; what comes first is the settings."""
+    """Answer all questions; what comes first is the settings."""
     head = read_frame(questions)
     if head is None:
         return
@@ -36,7 +36,7 @@ def _answer(payload: bytes, settings: AnswerSettings) -> ReportAnswer:
 
 
 def main() -> None:
-    """ReportAnswer on standard output, which no library may write to meanwhile."""
+    """Answer on standard output, which no library may write to meanwhile."""
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         work(sys.stdin.buffer, answers)

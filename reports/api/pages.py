@@ -103,7 +103,7 @@ class ReportPages:
         return response
 
     async def run(self, pool: AnswererPool, *, check: Check, interval_seconds: float) -> None:
-        """ReportAnswer with a pool until cancelled, and follow what the store has."""
+        """Answer with a pool until cancelled, and follow what the store has."""
         self._pool = pool
         try:
             while True:

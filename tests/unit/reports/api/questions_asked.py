@@ -98,7 +98,7 @@ class InlinePages:
 
     @asynccontextmanager
     async def running(self, pool: AnswererPool | None = None) -> AsyncIterator[None]:
-        """ReportAnswer while the context is open, once the store was looked at."""
+        """Answer while the context is open, once the store was looked at."""
         run = self.pages.run(pool or self.pool, check=self.check, interval_seconds=3600.0)
         task = asyncio.create_task(run)
         try:
