@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import BinaryIO
 
 from reports.api.answering import AnswerSettings, ReportAnswer, answer_to, error_body
-from reports.api.frames import QUESTION, SETTINGS, framed, read_frame
+from reports.api.frames import QUESTION, SETTINGS, TAKEN, framed, read_frame
 
 
 def work(questions: BinaryIO, answers: BinaryIO) -> None:
@@ -21,6 +21,8 @@ def work(questions: BinaryIO, answers: BinaryIO) -> None:
         return
     settings = SETTINGS.decode(head)
     while (payload := read_frame(questions)) is not None:
+        answers.write(TAKEN)
+        answers.flush()
         answers.write(framed(_answer(payload, settings)))
         answers.flush()
 
