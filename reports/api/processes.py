@@ -58,7 +58,7 @@ class BillProcess:
     async def ask(self, question: Question) -> ReportAnswer:
         """Return the answer of the process; whatever goes wrong, the process has ended then."""
         try:
-            return await _answer_of(await self._begin(framed(question)))
+            return await _receive(await self._begin(framed(question)))
         except (OSError, EOFError, ValueError, msgspec.MsgspecError) as error:
             await self._kill()
             # Closed while it worked it ended by our own will.
@@ -69,6 +69,7 @@ class BillProcess:
         except BaseException:
             # Cancelled, by the deadline or at the end: what it would answer nobody would read.
             await self._kill()
+            PROCESSES_ENDED_TOTAL.labels(reason=ProcessEnd.LATE.value).inc()
             raise
 
     async def close(self) -> None:
@@ -117,7 +118,7 @@ async def _send(process: Process, question: bytes) -> None:
     await _read(process, len(TAKEN))
 
 
-async def _answer_of(process: Process) -> ReportAnswer:
+async def _receive(process: Process) -> ReportAnswer:
     length = length_of(await _read(process, HEAD_BYTES))
     if length > _MAX_BYTES:
         raise ValueError("an answer of that length is none")
@@ -137,6 +138,17 @@ async def _write(process: Process, data: bytes) -> None:
     await process.stdin.drain()
 
 
+async def answer_in_time(
+    answer: Awaitable[ReportAnswer], *, timeout_seconds: float
+) -> ReportAnswer:
+    """Return what is awaited; raises `LateError` where it is not there by the deadline."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            return await answer
+    except TimeoutError as error:
+        raise LateError(f"no answer within {timeout_seconds:g} s") from error
+
+
 class AnswererPool:
     """Some answerers, and those who wait for one."""
 
@@ -153,12 +165,8 @@ class AnswererPool:
         """Return the answer; raises `BusyError`, `LateError` and `ProcessEndedError`."""
         if self._turn.locked() and self._waiting >= self._max_waiting:
             raise BusyError(f"{self._waiting} requests wait already")
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                return await self._in_turn(lambda answerer: answerer.ask(question))
-        except TimeoutError as error:
-            seconds = f"{self._timeout_seconds:g}"
-            raise LateError(f"no answer within {seconds} s; ask for less at a time") from error
+        in_turn = self._in_turn(lambda answerer: answerer.ask(question))
+        return await answer_in_time(in_turn, timeout_seconds=self._timeout_seconds)
 
     async def close(self) -> None:
         """End all of them."""
@@ -176,9 +184,6 @@ class AnswererPool:
         COMPUTING.inc()
         try:
             return await ask(answerer)
-        except asyncio.CancelledError:
-            PROCESSES_ENDED_TOTAL.labels(reason=ProcessEnd.LATE.value).inc()
-            raise
         finally:
             COMPUTING.dec()
             self._free.append(answerer)
