@@ -26,7 +26,7 @@ from reports.api.questions import (
 )
 from reports.bill_output import as_json
 from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.closing import closed_lines, standing_bill
+from reports.closing import ClosedLine, closed_lines, standing_bill
 from reports.explaining import explanation_of, find_line
 from reports.periods import month_of
 from reports.policy import BillPolicy, dimension_names
@@ -143,9 +143,14 @@ def _shown_bill(question: BillQuestion, settings: AnswerSettings) -> Bill:
     """Return the bill as it was closed; as it is now where it never was."""
     maker, window, policy = _maker(question, settings)
     by = tuple(dict.fromkeys(question.by))
-    if closed := closed_lines(settings.store_uri, window, by, settings.storage_options):
+    if closed := _closed(window, by, settings):
         return standing_bill(closed, window=window, by=by, policy=policy)
     return maker.make(window)
+
+
+def _closed(window: Window, by: tuple[str, ...], settings: AnswerSettings) -> list[ClosedLine]:
+    uri, options = settings.store_uri, settings.storage_options
+    return closed_lines(uri, window, by, options, memory_bytes=settings.memory_bytes)
 
 
 def _bill(question: BillQuestion, settings: AnswerSettings) -> tuple[Bill, BillMaker]:
@@ -172,7 +177,7 @@ def _explanation(question: ExplainQuestion, settings: AnswerSettings) -> bytes:
         line = find_line(bill, question.line)
     except UserError as error:
         raise ParameterError("line", str(error)) from error
-    closed = closed_lines(settings.store_uri, bill.window, bill.by, settings.storage_options)
+    closed = _closed(bill.window, bill.by, settings)
     texts = list(explanation_of(bill, line, maker=maker, closed=closed, max_rows=question.rows))
     content: Mapping[str, Any] = {
         "line": line.id,
