@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
 from gpuledger.store.bill_table import BILL_LINES
-from gpuledger.store.commits import latest_commits, valid_through_us
+from gpuledger.store.commits import complete_through_us
 from gpuledger.store.object_files import FileRegistry, open_object_files
 from gpuledger.store.query import (
     DERIVED_COLUMNS,
@@ -228,9 +228,5 @@ def valid_through(
     table = open_table(store_uri, name, storage_options)
     if table is None:
         return None
-    marks = valid_through_us(latest_commits(table, _COMMITS))
+    marks = complete_through_us(table)
     return datetime.fromtimestamp(min(marks.values()) / 1e6, tz=UTC) if marks else None
-
-
-_COMMITS: Final = 500
-"""Commits in which is looked: of each partition one of the newest has it."""
