@@ -23,7 +23,7 @@ from gpuledger.store.query import (
     open_table,
     relation,
 )
-from gpuledger.store.schema import ENTRIES, GAPS, PODS, TableSchema
+from gpuledger.store.schema import ENTRIES, GAPS, PODS
 from gpuledger.store.usage_schema import (
     INCIDENTS,
     INVENTORY,
@@ -72,14 +72,16 @@ _OF_NAMESPACE: Final[Mapping[str, str]] = {
     "labels": "namespace_labels",
     "annotations": "namespace_annotations",
 }
-_VERSIONED: Final[Mapping[str, tuple[TableSchema, tuple[str, ...]]]] = {
-    PODS.name: (PODS, ("cluster", "node", "pod_uid")),
-    NODES.name: (NODES, ("cluster", "node")),
-    NAMESPACES.name: (NAMESPACES, ("cluster", "namespace")),
-}
-
 # By Kubernetes' own order where that is told by numbers, else as they were written.
 _NEWEST_LAST: Final = "try_cast(resource_version AS HUGEINT) NULLS FIRST, kafka_offset"
+_VERSIONED: Final[Mapping[str, tuple[str, str]]] = {
+    PODS.name: ("cluster, node, pod_uid", _NEWEST_LAST),
+    NODES.name: ("cluster, node", _NEWEST_LAST),
+    NAMESPACES.name: ("cluster, namespace", _NEWEST_LAST),
+    # An agent's clock orders them, as bills do too; no API server numbers them.
+    INVENTORY.name: ("cluster, node", "in_force_from, kafka_offset"),
+}
+"""What each version is of, and in which order versions replace one another."""
 
 
 class Connection(FileRegistry, Protocol):
@@ -130,19 +132,19 @@ def _view(
     if name in _PERIODS:
         return usage_sql(name, relations)
     if name in _VERSIONED:
-        _, keys = _VERSIONED[name]
-        return versions_sql(relations[name], keys)
+        return versions_sql(name, relations[name])
     return f"SELECT * FROM {relations[name]}"  # noqa: S608  # quoted there
 
 
-def versions_sql(rows: str, keys: tuple[str, ...]) -> str:
+def versions_sql(name: str, rows: str) -> str:
     """Return the SQL of versions with the time at which the next one replaces each.
 
     A version may have several rows, which it shares with no other: they end together.
     """
+    keys, order = _VERSIONED[name]
     return (
         "SELECT *, first_value(in_force_from) OVER ("  # noqa: S608  # the tables' own names, quoted files
-        f"PARTITION BY {', '.join(keys)} ORDER BY {_NEWEST_LAST}"
+        f"PARTITION BY {keys} ORDER BY {order}"
         " GROUPS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS valid_to"
         f" FROM {rows}"
     )
