@@ -10,6 +10,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
+from gpuledger.store.query import quoted
 from reports import charging_sql as sql
 from reports.charging_sql import HOUR_US, UNITS
 from reports.parts_sql import UNTOLD, add_untold_sql, excess_sql, parties_sql, parts_sql, sums_sql
@@ -235,8 +236,12 @@ class _UsageDay:
         """Return the SQL of the time from which a row's facts hold: its hour where they change."""
         if not self._changing:
             return str(self._window.begin_us)
-        of_nodes = [_quoted(c, n) for c, n in sorted(self._changing, key=str) if n is not None]
-        of_clusters = [_quoted(c) for c, n in sorted(self._changing, key=str) if n is None]
+        of_nodes = [
+            f"({quoted(c)}, {quoted(n)})"
+            for c, n in sorted(self._changing, key=str)
+            if n is not None
+        ]
+        of_clusters = [quoted(c) for c, n in sorted(self._changing, key=str) if n is None]
         conditions = [f"(cluster, node) IN ({', '.join(of_nodes)})"] if of_nodes else []
         conditions += [f"cluster IN ({', '.join(of_clusters)})"] if of_clusters else []
         return f"CASE WHEN {' OR '.join(conditions)} THEN hour_us ELSE {self._window.begin_us} END"
@@ -398,8 +403,3 @@ def _named(party: PartyKey) -> tuple[str | None, ...]:
     if party.uid is not None:
         return (party.kind, party.uid, None, None, party.job)
     return (party.kind, None, party.namespace, party.pod, party.job)
-
-
-def _quoted(*texts: str) -> str:
-    literals = ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
-    return f"({literals})" if len(texts) > 1 else literals

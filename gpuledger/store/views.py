@@ -15,11 +15,11 @@ from gpuledger.settings.secret import mask_address
 from gpuledger.store.bill_table import BILL_LINES
 from gpuledger.store.commits import complete_through_us
 from gpuledger.store.object_files import FileRegistry, open_object_files
+from gpuledger.store.pod_names import named_usage
 from gpuledger.store.query import (
     DERIVED_COLUMNS,
     entries_sql,
     live_files,
-    named_rows,
     open_table,
     relation,
 )
@@ -160,7 +160,7 @@ def usage_sql(name: str, relations: Mapping[str, str]) -> str:
         # The next one's begin is none of it.
         until = f"entries.time + INTERVAL 1 {period} - INTERVAL 1 MICROSECOND"
         # Of a whole period a pod is meant that was there at any time of it.
-        rows = named_rows(rows, pods, until=until, has_names=False)
+        rows = named_usage(rows, pods, until=until)
     rows = _with_version(
         rows,
         relations.get(NODES.name),
