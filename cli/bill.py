@@ -16,6 +16,7 @@ from rich.text import Text
 
 from cli.long_work import printing_progress
 from cli.replay.range_plan import parse_moment
+from cli.store_arguments import StorageOption, require_writable, storage_options_of, written
 from gpuledger.clock import NS_PER_MS, NS_PER_US
 from gpuledger.errors import UserError
 from reports.asked import AskedError
@@ -114,14 +115,7 @@ class BillOf:
         Path | None,
         Parameter(help="File of prices and policies (YAML); absent: built-in examples."),
     ] = None
-    storage_option: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="A KEY=VALUE for the store, as store.storage_options; may be given several times.",
-            negative=(),
-            show_default=False,
-        ),
-    ] = ()
+    storage_option: StorageOption = ()
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -130,7 +124,7 @@ class BillOf:
 
     def closed(self) -> list[ClosedLine]:
         """Return the lines of all revisions of the bill; none where it was never closed."""
-        options = _options(self.storage_option)
+        options = storage_options_of(self.storage_option)
         return closed_lines(self.store, self._window, self.dimensions, options)
 
     def standing(self, closed: Sequence[ClosedLine]) -> Bill:
@@ -159,7 +153,7 @@ class BillOf:
         found += ["--by", ",".join(made.by)]
         found += ["--prices", str(self.prices)] if self.prices else []
         # Keys of object stores are among them: a bill is sent around.
-        for key in _options(self.storage_option):
+        for key in storage_options_of(self.storage_option):
             found += ["--storage-option", f"{key}=..."]
         return found
 
@@ -168,7 +162,7 @@ class BillOf:
         # Opened once: that reads the log of each table, which may lie on an object store.
         return UsageReader(
             self.store,
-            storage_options=_options(self.storage_option),
+            storage_options=storage_options_of(self.storage_option),
             distinguishes_gpus="gpu" in self.dimensions,
         )
 
@@ -237,6 +231,7 @@ def bill(
     # Before anything is read: a bill may take a while.
     if format == "parquet" and output is None:
         raise UserError("--output: a Parquet file is no text; name the file")
+    require_writable(output)
     as_html = _html_writer() if format == "html" else None
     closed = bill_of.closed()
     stands = bool(closed) and not recompute
@@ -245,7 +240,8 @@ def bill(
         _write(as_html(made, closed=closed, asked=bill_of.arguments(made)), output)
     elif format == "parquet" and output is not None:
         rows = (row_of(made, line) for line in made.lines)
-        write_parquet(parquet_columns(made), rows, file=output)
+        with written(output) as file:
+            write_parquet(parquet_columns(made), rows, file=file)
     elif format == "focus":
         columns = [column.name for column in focus_columns(allocations=focus_allocations)]
         focus = focus_rows(made, allocations=focus_allocations, closed=closed if stands else ())
@@ -292,7 +288,7 @@ def close(bill_of: BillOf) -> int:
         for reason in reasons:
             sys.stderr.write(f"gpuledger: not closed: {reason}\n")
         return WRONG
-    rows = close_bill(made, bill_of.store, _options(bill_of.storage_option))
+    rows = close_bill(made, bill_of.store, storage_options_of(bill_of.storage_option))
     if not rows:
         sys.stdout.write("nothing has changed since it was closed\n")
         return MADE
@@ -315,7 +311,9 @@ def explain(
 ) -> int:
     """Print how a line was calculated: prices, times, the rows of usage and their events."""
     made, maker = bill_of.make()
-    closed = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
+    closed = closed_lines(
+        bill_of.store, made.window, made.by, storage_options_of(bill_of.storage_option)
+    )
     try:
         found = explanation_of(made, line, maker=maker, closed=closed, max_rows=rows)
     except AskedError as error:
@@ -343,21 +341,12 @@ def _html_writer() -> Callable[..., str]:
     return as_html
 
 
-def _options(given: Sequence[str]) -> dict[str, str]:
-    pairs = [option.partition("=") for option in given]
-    if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
-        raise UserError(f"--storage-option: {wrong[0]!r} is no KEY=VALUE")
-    return {key: value for key, _, value in pairs}
-
-
 def _write(text: str, output: Path | None) -> None:
     if output is None:
         sys.stdout.write(text)
         return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--output: cannot write {output}: {error.strerror}") from error
+    with written(output) as file:
+        file.write_text(text, encoding="utf-8")
 
 
 def _print_table(made: Bill, output: Path | None) -> None:
@@ -385,8 +374,8 @@ def _print_table(made: Bill, output: Path | None) -> None:
             line.id,
         )
     if output is not None:
-        with output.open("w", encoding="utf-8") as file:
-            Console(file=file, width=_WIDTH_IN_FILES).print(table)
+        with written(output) as file, file.open("w", encoding="utf-8") as text:
+            Console(file=text, width=_WIDTH_IN_FILES).print(table)
         return
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_IN_FILES)
     console.print(table)

@@ -8,6 +8,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 from rich.table import Table
 
+from cli.store_arguments import StorageOption, StoreUri, storage_options_of
 from gpuledger.clock import SystemClock
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import shown_url
@@ -24,23 +25,7 @@ _WIDTH_IN_FILES: Final = 100
 
 app = App(name="store", help="Maintain the tables of a store.")
 
-StoreUri = Annotated[str, Parameter(help="Folder or object-store URI of the store.")]
 Days = Annotated[int, Parameter(validator=Number(gte=0))]
-StorageOption = Annotated[
-    tuple[str, ...],
-    Parameter(help="name=value, as store.storage_options has it; may be given several times."),
-]
-
-
-def storage_options_of(given: tuple[str, ...]) -> dict[str, str]:
-    """Return options of a storage by their names; raises UserError for one without a value."""
-    options = {}
-    for option in given:
-        name, equals, value = option.partition("=")
-        if not equals:
-            raise UserError(f"--storage-option {option}: give it as name=value")
-        options[name] = value
-    return options
 
 
 @app.command

@@ -16,6 +16,7 @@ from typing import Any, Final
 import duckdb
 import msgspec
 
+from gpuledger.store.query import quoted, quoted_name
 from reports.billing import Bill, BillLine, gpu_seconds
 from reports.money import minor_digits, quantize_to, rounded
 from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
@@ -139,23 +140,17 @@ def write_parquet(columns: dict[str, str], rows: Iterable[dict[str, Any]], *, fi
         {name: None if row[name] is None else str(row[name]) for name in columns} for row in rows
     ]
     casts = ", ".join(
-        f"CAST({_quoted(name)} AS {kind}) AS {_quoted(name)}" for name, kind in columns.items()
+        f"CAST({quoted_name(name)} AS {kind}) AS {quoted_name(name)}"
+        for name, kind in columns.items()
     )
-    quoted = str(file).replace("'", "''")
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute(
             f"COPY (SELECT {casts} FROM (SELECT"  # noqa: S608  # our own names
             " unnest(from_json($rows, $shape), recursive := true)))"
-            f" TO '{quoted}' (FORMAT parquet)",
+            f" TO {quoted(str(file))} (FORMAT parquet)",
             {"rows": msgspec.json.encode(texts).decode(), "shape": shape},
         )
-
-
-def _quoted(name: str) -> str:
-    # The key of a label may be anything.
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'
 
 
 def parquet_columns(bill: Bill) -> dict[str, str]:

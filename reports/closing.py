@@ -29,6 +29,7 @@ from reports.policy import BillPolicy, IdleKind
 from reports.policy_file import ReadPolicy
 from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
 from reports.times import Window
+from reports.usage_sums import memory_bound
 
 AMOUNTS: Final = (*NUMBERS, *COSTS)
 CORRECTION: Final = "correction"
@@ -87,9 +88,17 @@ def refusals_of(bill: Bill) -> list[str]:
 
 
 def closed_lines(
-    store_uri: str, window: Window, by: Sequence[str], storage_options: dict[str, str] | None = None
+    store_uri: str,
+    window: Window,
+    by: Sequence[str],
+    storage_options: dict[str, str] | None = None,
+    *,
+    memory_bytes: int | None = None,
 ) -> list[ClosedLine]:
-    """Return the lines of all revisions of a bill, in the order of revisions and lines."""
+    """Return the lines of all revisions of a bill, in the order of revisions and lines.
+
+    DuckDB takes `memory_bytes` at most, and most of the machine's without.
+    """
     files = [
         file
         for of_day in files_of(store_uri, BILL_LINES.name, storage_options).values()
@@ -100,6 +109,8 @@ def closed_lines(
     with duckdb.connect() as connection:
         open_object_files(connection, store_uri, storage_options)
         connection.execute("SET TimeZone = 'UTC'")
+        if memory_bytes is not None:
+            connection.execute(memory_bound(memory_bytes))
         columns = ", ".join(
             f"epoch_us({field.name.removesuffix('_us')}) AS {field.name}"
             if field.name.endswith("_us")

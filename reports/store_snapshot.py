@@ -11,19 +11,18 @@ from typing import Final
 
 from gpuledger.store.commits import (
     PURGED_BEFORE,
+    complete_through_us,
     hours_since,
     latest_commits,
     made_ms,
     summed_time,
     summed_up_to,
-    valid_through_us,
 )
 from gpuledger.store.query import days_of_files, open_table
 from gpuledger.store.usage_schema import USAGE, USAGE_HOURLY
 from reports.times import DAY_US, HOUR_US
 
 _MAX_COMMITS: Final = 10_000
-_COMMITS_WITH_MARKS: Final = 500
 _MINUTE_US: Final = 60_000_000
 
 
@@ -86,5 +85,5 @@ class StoreSnapshot:
         if usage is None:
             return None
         # Of all partitions the one that is furthest behind: the others' rows are there already.
-        marks = valid_through_us(latest_commits(usage, _COMMITS_WITH_MARKS))
+        marks = complete_through_us(usage)
         return min(marks.values()) // _MINUTE_US * _MINUTE_US if marks else None

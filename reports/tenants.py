@@ -14,6 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from gpuledger.keys import NAME_LINGER_SECONDS, NAME_SKEW_SECONDS
 from reports.policy import BillPolicy, TeamRow, fits_pattern
 from reports.presence import NEVER_US
 from reports.rates import DeviceTraits
@@ -28,10 +29,8 @@ IDLE: Final = "__idle__"
 UNCOVERED: Final = "__uncovered__"
 SHARED: Final = "__shared__"
 """In the place of a tenant whose cost a table gives to others."""
-_SKEW_US: Final = 60_000_000
-"""So far the clocks of a node and of the API server may be apart: a pod holds once it is made."""
-_LINGER_US: Final = 5_000_000
-"""How long a kubelet may list a pod that the API server has no more."""
+_SKEW_US: Final = NAME_SKEW_SECONDS * 10**6
+_LINGER_US: Final = NAME_LINGER_SECONDS * 10**6
 
 PartyKind = Literal["nobody", "pod", "job", "host", "unattributed"]
 

@@ -32,6 +32,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Final, NamedTuple, TypeVar
 
+from gpuledger.store.query import quoted
 from reports import charging_sql as sql
 from reports.charging_sql import UNITS, CoveredRow, OddIdleRow, OddPartyRow
 from reports.parts_sql import (
@@ -300,8 +301,8 @@ class _UsageDay:
         if not self._day.changing:
             return str(self._window.begin_us)
         changing = sorted(self._day.changing, key=str)
-        of_nodes = [_quoted(c, n) for c, n in changing if n is not None]
-        of_clusters = [_quoted(c) for c, n in changing if n is None]
+        of_nodes = [f"({quoted(c)}, {quoted(n)})" for c, n in changing if n is not None]
+        of_clusters = [quoted(c) for c, n in changing if n is None]
         conditions = [f"(cluster, node) IN ({', '.join(of_nodes)})"] if of_nodes else []
         conditions += [f"cluster IN ({', '.join(of_clusters)})"] if of_clusters else []
         return f"CASE WHEN {' OR '.join(conditions)} THEN hour_us ELSE {self._window.begin_us} END"
@@ -469,8 +470,3 @@ def _named(party: PartyKey) -> tuple[str | None, ...]:
     if party.uid is not None:
         return (party.kind, party.uid, None, None, party.job)
     return (party.kind, None, party.namespace, party.pod, party.job)
-
-
-def _quoted(*texts: str) -> str:
-    literals = ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
-    return f"({literals})" if len(texts) > 1 else literals

@@ -21,7 +21,8 @@ import msgspec
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
 from gpuledger.store.object_files import open_object_files
-from gpuledger.store.query import NEWEST_LAST, gaps_of_files, relation, version_of
+from gpuledger.store.pod_names import NEWEST_LAST
+from gpuledger.store.query import gaps_of_files, relation, version_of
 from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
 from reports import charging_sql as sql
@@ -184,11 +185,12 @@ def _connect(
     # Each file is read a few times within a second, which the system's own cache is for.
     connection.execute("SET enable_external_file_cache = false")
     if memory_bytes is not None:
-        connection.execute(_bound(memory_bytes))
+        connection.execute(memory_bound(memory_bytes))
     return connection
 
 
-def _bound(memory_bytes: int) -> str:
+def memory_bound(memory_bytes: int) -> str:
+    """Return the SQL by which DuckDB takes no more than that."""
     # Nothing is spilled either: whoever sets a bound may have no disk to write to.
     return f"SET memory_limit = '{memory_bytes}B'; SET temp_directory = ''"
 
@@ -250,7 +252,7 @@ class UsageReader:
         for each in (self, other):
             each.ask(f"SET threads = {threads}")
             if self._memory_bytes is not None:
-                each.ask(_bound(self._memory_bytes // of))
+                each.ask(memory_bound(self._memory_bytes // of))
         other.load_stays()
         return other
 

@@ -24,13 +24,14 @@ _NAMES: Final = {
     "__unallocated__": "(idle)",
     "__unattributed__": "(unattributed)",
 }
-_COLUMNS: Final = (
+COLUMNS: Final = (
     TableColumn("Owner", "left", floor=18),
     TableColumn("GPU s held", leaves=2),
     TableColumn("GPU s used", leaves=1),
     TableColumn("Cost"),
     TableColumn("of it unused"),
 )
+"""Of the bill's table; `BILL_COLUMNS` says what they mean."""
 
 
 class OwnerCost(BaseRecord, frozen=True, kw_only=True):
@@ -118,7 +119,7 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
         ]
         for each in bill.lines
     ]
-    widths = fit(_COLUMNS, rows, width=width)
+    widths = fit(COLUMNS, rows, width=width)
     unused = sum((Decimal(each.unused_cost) for each in bill.lines), Decimal(0))
     # What costs nothing, as GPUs without a price, has no share of it.
     share = Fraction(unused) / Fraction(bill.cost) if Decimal(bill.cost) else Fraction(0)
@@ -127,7 +128,7 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
         f" ({float(share):.0%}) for GPUs that were held and not used."
     )
     return [
-        ScreenLine(line(_COLUMNS, [column.name for column in _COLUMNS], widths), "bold"),
-        *(ScreenLine(line(_COLUMNS, row, widths)) for row in rows),
+        ScreenLine(line(COLUMNS, [column.name for column in COLUMNS], widths), "bold"),
+        *(ScreenLine(line(COLUMNS, row, widths)) for row in rows),
         *(ScreenLine(text) for text in fold(said, width=width, indent="  ")),
     ]

@@ -23,6 +23,9 @@ ALL: Final = "all"
 Such a commit says all that is to be said; what older ones say does not count."""
 PURGED_BEFORE: Final = "gpuledger|purged_before"
 """The transaction identifier of the day since 1970 before which a table has lost its rows."""
+MARKED_COMMITS: Final = 500
+"""Commits in which is looked for what they say of completeness. One of the newest has it of all
+partitions that its writer knew; merged files, purged days and new columns have commits without."""
 _ADDS_ROWS: Final = "WRITE"
 
 
@@ -84,6 +87,11 @@ def hours_of(commit: Mapping[str, Any]) -> set[int] | None:
     """Return the hours of which a commit has rows; `None` where it does not say."""
     told = commit.get(HOURS)
     return None if told is None else set(orjson.loads(told))
+
+
+def complete_through_us(table: DeltaTable) -> dict[str, int]:
+    """Return up to when each partition is complete, as the table says that is loaded."""
+    return valid_through_us(latest_commits(table, MARKED_COMMITS))
 
 
 def valid_through_us(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:

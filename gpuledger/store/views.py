@@ -13,18 +13,17 @@ from typing import Any, Final, Protocol
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
 from gpuledger.store.bill_table import BILL_LINES
-from gpuledger.store.commits import latest_commits, valid_through_us
+from gpuledger.store.commits import complete_through_us
 from gpuledger.store.object_files import FileRegistry, open_object_files
+from gpuledger.store.pod_names import NEWEST_LAST, named_usage
 from gpuledger.store.query import (
     DERIVED_COLUMNS,
-    NEWEST_LAST,
     entries_sql,
     live_files,
-    named_rows,
     open_table,
     relation,
 )
-from gpuledger.store.schema import ENTRIES, GAPS, PODS, TableSchema
+from gpuledger.store.schema import ENTRIES, GAPS, PODS
 from gpuledger.store.usage_schema import (
     INCIDENTS,
     INVENTORY,
@@ -73,11 +72,14 @@ _OF_NAMESPACE: Final[Mapping[str, str]] = {
     "labels": "namespace_labels",
     "annotations": "namespace_annotations",
 }
-_VERSIONED: Final[Mapping[str, tuple[TableSchema, tuple[str, ...]]]] = {
-    PODS.name: (PODS, ("cluster", "node", "pod_uid")),
-    NODES.name: (NODES, ("cluster", "node")),
-    NAMESPACES.name: (NAMESPACES, ("cluster", "namespace")),
+_VERSIONED: Final[Mapping[str, tuple[str, str]]] = {
+    PODS.name: ("cluster, node, pod_uid", NEWEST_LAST),
+    NODES.name: ("cluster, node", NEWEST_LAST),
+    NAMESPACES.name: ("cluster, namespace", NEWEST_LAST),
+    # An agent's clock orders them, as bills do too; no API server numbers them.
+    INVENTORY.name: ("cluster, node", "in_force_from, kafka_offset"),
 }
+"""What each version is of, and in which order versions replace one another."""
 
 
 class Connection(FileRegistry, Protocol):
@@ -128,19 +130,19 @@ def _view(
     if name in _PERIODS:
         return usage_sql(name, relations)
     if name in _VERSIONED:
-        _, keys = _VERSIONED[name]
-        return versions_sql(relations[name], keys)
+        return versions_sql(name, relations[name])
     return f"SELECT * FROM {relations[name]}"  # noqa: S608  # quoted there
 
 
-def versions_sql(rows: str, keys: tuple[str, ...]) -> str:
+def versions_sql(name: str, rows: str) -> str:
     """Return the SQL of versions with the time at which the next one replaces each.
 
     A version may have several rows, which it shares with no other: they end together.
     """
+    keys, order = _VERSIONED[name]
     return (
         "SELECT *, first_value(in_force_from) OVER ("  # noqa: S608  # the tables' own names, quoted files
-        f"PARTITION BY {', '.join(keys)} ORDER BY {NEWEST_LAST}"
+        f"PARTITION BY {keys} ORDER BY {order}"
         " GROUPS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS valid_to"
         f" FROM {rows}"
     )
@@ -156,7 +158,7 @@ def usage_sql(name: str, relations: Mapping[str, str]) -> str:
         # The next one's begin is none of it.
         until = f"entries.time + INTERVAL 1 {period} - INTERVAL 1 MICROSECOND"
         # Of a whole period a pod is meant that was there at any time of it.
-        rows = named_rows(rows, pods, until=until, has_names=False)
+        rows = named_usage(rows, pods, until=until)
     rows = _with_version(
         rows,
         relations.get(NODES.name),
@@ -188,7 +190,7 @@ def _with_version(
     # deleted and made anew the new one holds from the deletion on: an hour in which it was made has
     # usage of that one alone, although the deleted one was in force when the hour began. Bills
     # have the same rule (`reports.versions`).
-    history = f"OVER (PARTITION BY {own} ORDER BY in_force_from)"
+    history = f"OVER (PARTITION BY {own} ORDER BY in_force_from, kafka_offset)"
     since = (
         f"CASE WHEN row_number() {history} = 1 THEN TIMESTAMPTZ '0001-01-01 00:00:00+00'"
         f" WHEN lag(deleted_time) {history} IS NOT NULL THEN lag(in_force_from) {history}"
@@ -235,9 +237,5 @@ def valid_through(
     table = open_table(store_uri, name, storage_options)
     if table is None:
         return None
-    marks = valid_through_us(latest_commits(table, _COMMITS))
+    marks = complete_through_us(table)
     return datetime.fromtimestamp(min(marks.values()) / 1e6, tz=UTC) if marks else None
-
-
-_COMMITS: Final = 500
-"""Commits in which is looked: of each partition one of the newest has it."""

@@ -27,7 +27,7 @@ from reports.api.questions import (
 from reports.asked import AskedError
 from reports.bill_output import as_json
 from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.closing import closed_lines, standing_bill
+from reports.closing import ClosedLine, closed_lines, standing_bill
 from reports.explaining import explanation_of
 from reports.periods import month_of
 from reports.policy import BillPolicy, dimension_names
@@ -144,9 +144,14 @@ def _shown_bill(question: BillQuestion, settings: AnswerSettings) -> Bill:
     """Return the bill as it was closed; as it is now where it never was."""
     maker, window, policy = _maker(question, settings)
     by = tuple(dict.fromkeys(question.by))
-    if closed := closed_lines(settings.store_uri, window, by, settings.storage_options):
+    if closed := _closed(window, by, settings):
         return standing_bill(closed, window=window, by=by, policy=policy)
     return maker.make(window)
+
+
+def _closed(window: Window, by: tuple[str, ...], settings: AnswerSettings) -> list[ClosedLine]:
+    uri, options = settings.store_uri, settings.storage_options
+    return closed_lines(uri, window, by, options, memory_bytes=settings.memory_bytes)
 
 
 def _bill(question: BillQuestion, settings: AnswerSettings) -> tuple[Bill, BillMaker]:
@@ -169,7 +174,7 @@ def _maker(
 
 def _explanation(question: ExplainQuestion, settings: AnswerSettings) -> bytes:
     bill, maker = _bill(question.bill, settings)
-    closed = closed_lines(settings.store_uri, bill.window, bill.by, settings.storage_options)
+    closed = _closed(bill.window, bill.by, settings)
     try:
         line, texts = explanation_of(
             bill, question.line, maker=maker, closed=closed, max_rows=question.rows

@@ -222,6 +222,7 @@ def test_check_names_every_mistake_and_says_what_is_there_where_there_is_none(
         (["--prices", "/nowhere/prices.yaml"], ["/nowhere/prices.yaml", "No such file"]),
         (["--format", "parquet"], ["--output"]),
         (["--storage-option", "x"], ["--storage-option", "KEY=VALUE"]),
+        (["--storage-option", "=x"], ["--storage-option", "KEY=VALUE"]),
     ],
 )
 def test_a_mistake_in_what_is_asked_is_one_line_with_its_remedy(

@@ -315,15 +315,26 @@ def test_the_page_has_the_columns_of_the_table() -> None:
     ]
 
 
+def answer_settings(store: str, folder: Path, *, memory_bytes: int = 256 * 2**20) -> AnswerSettings:
+    prices = str(folder / "prices.yaml")
+    return AnswerSettings(
+        store_uri=store, storage_options={}, prices=prices, memory_bytes=memory_bytes
+    )
+
+
+def test_a_closed_period_takes_no_more_memory_of_the_service_than_an_open_one_may(
+    store: str, arguments: list[str], tmp_path: Path
+) -> None:
+    main(["bill", "close", *arguments])
+    question = BillQuestion(window=parse_period("2026-10-01"), by=("pod",))
+    tight = answer_to(question, answer_settings(store, tmp_path, memory_bytes=200_000))
+    assert (tight.status, json.loads(tight.body)["parameter"]) == (400, "period")
+
+
 def test_the_service_shows_a_closed_period_as_the_command_does(
     store: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = AnswerSettings(
-        store_uri=store,
-        storage_options={},
-        prices=str(tmp_path / "prices.yaml"),
-        memory_bytes=256 * 2**20,
-    )
+    settings = answer_settings(store, tmp_path)
     question = BillQuestion(window=parse_period("2026-10-01"), by=("pod",))
     assert json.loads(answer_to(question, settings).body)["state"] == "provisional"
     main(["bill", "close", *arguments])
