@@ -1,8 +1,9 @@
 """`gpuledger query`: SQL over all tables of a store."""
 
 import csv
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -16,6 +17,9 @@ from rich.text import Text
 
 from cli.store import StorageOption, StoreUri, storage_options_of
 from gpuledger.errors import UserError
+from gpuledger.settings.secret import shown_url
+from gpuledger.store.confinement import confine, parse_question
+from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.store.views import create_views
 
 _WIDTH_IN_FILES: Final = 10_000
@@ -36,20 +40,22 @@ def query(
     """Ask the store in SQL. Each table is a view, with readable units and names joined to it.
 
     The tables: usage, usage_hourly, usage_daily, entries, pods, nodes, namespaces, inventory,
-    incidents, gaps and bill_lines, as far as there are any. Whole numbers stay whole; of JSON and
-    CSV, decimals are written with all their digits.
+    incidents, gaps and bill_lines. One statement that gives rows is answered, and reads no other
+    file. Whole numbers stay whole; of JSON and CSV, decimals are written with all their digits.
     """
     # Bytes on a terminal help nobody, and Parquet is written from its end.
     if format == "parquet" and output is None:
         raise UserError("--format parquet: give the file to write as --output FILE")
     with duckdb.connect() as connection:
         try:
-            create_views(connection, store, storage_options_of(storage_option))
-            found = connection.sql(sql)
-            if found is None:
-                raise UserError("the SQL gives no rows: begin it with SELECT, FROM, WITH or SHOW")
-            if format == "parquet":
-                found.write_parquet(str(output))
+            files = create_views(connection, store, storage_options_of(storage_option))
+            parquet = output.absolute() if output and format == "parquet" else None
+            confine(connection, files, written=parquet)
+            # What was looked at is what runs, and not the text once more.
+            found = connection.sql(parse_question(connection, sql))
+            _hint(sql, files, store)
+            if parquet:
+                found.write_parquet(str(parquet))
                 return 0
             columns, rows = found.columns, found.fetchall()
         except duckdb.Error as error:
@@ -60,6 +66,17 @@ def query(
         with output.open("w", encoding="utf-8", newline="") as file:
             _write(file, format, columns, rows)
     return 0
+
+
+def _hint(sql: str, files: Mapping[str, Sequence[str]], store: str) -> None:
+    """Say how sums come to be where a query asks for some that nobody has made yet."""
+    for table in (USAGE_HOURLY.name, USAGE_DAILY.name):
+        if re.search(rf"\b{table}\b", sql) and files[USAGE.name] and not files[table]:
+            sys.stderr.write(
+                f"gpuledger: {table} has no rows yet, as nobody has summed up {USAGE.name}:"
+                f" `gpuledger store maintain --store {shown_url(store)}` does, and so does a"
+                " running `gpuledger-sink store`\n"
+            )
 
 
 def _write(file: Any, format: Format, columns: Sequence[str], rows: Sequence[Any]) -> None:  # noqa: ANN401, A002  # a text file; the option's name

@@ -1,9 +1,10 @@
 """All tables of a store as DuckDB's views: whole numbers, readable units beside them, and names.
 
-`create_views` makes one of each table that there is. Those of usage have every column of their
-table, what `READABLE` adds, and what is said by now of the pod, its holder, the node and the
-namespace, as of the row's time: a row finds the version in force at its beginning, before the first
-one that one. Tables that something is said in by versions have `valid_to`, null on the last one.
+`create_views` makes one of each table, without rows where there are none yet. Those of usage have
+every column of their table, what `READABLE` adds, and what is said by now of the pod, its holder,
+the node and the namespace, as of the row's time: a row finds the version in force at its beginning,
+before the first one that one. Tables that something is said in by versions have `valid_to`, null on
+the last one.
 """
 
 from collections.abc import Mapping
@@ -17,9 +18,11 @@ from gpuledger.store.commits import latest_commits, valid_through_us
 from gpuledger.store.object_files import FileRegistry, open_object_files
 from gpuledger.store.query import (
     DERIVED_COLUMNS,
+    empty_relation,
     entries_sql,
     live_files,
     named_rows,
+    no_entries_sql,
     open_table,
     relation,
 )
@@ -72,10 +75,10 @@ _OF_NAMESPACE: Final[Mapping[str, str]] = {
     "labels": "namespace_labels",
     "annotations": "namespace_annotations",
 }
-_VERSIONED: Final[Mapping[str, tuple[TableSchema, tuple[str, ...]]]] = {
-    PODS.name: (PODS, ("cluster", "node", "pod_uid")),
-    NODES.name: (NODES, ("cluster", "node")),
-    NAMESPACES.name: (NAMESPACES, ("cluster", "namespace")),
+_VERSIONED: Final[Mapping[str, tuple[str, ...]]] = {
+    PODS.name: ("cluster", "node", "pod_uid"),
+    NODES.name: ("cluster", "node"),
+    NAMESPACES.name: ("cluster", "namespace"),
 }
 
 # By Kubernetes' own order where that is told by numbers, else as they were written.
@@ -89,20 +92,24 @@ class Connection(FileRegistry, Protocol):
         """Run a statement."""
 
 
+TABLES: Final[Mapping[str, TableSchema]] = {
+    schema.name: schema
+    for schema in (
+        *(USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES, PODS, NODES, NAMESPACES),
+        *(INVENTORY, INCIDENTS, GAPS, BILL_LINES),
+    )
+}
+"""Those of which there are views, by their names."""
+
+
 def create_views(
     connection: Connection, store_uri: str, storage_options: Mapping[str, str] | None = None
-) -> list[str]:
-    """Make a view of each table that there is, and return their names.
+) -> dict[str, list[str]]:
+    """Make a view of each table, and return the files of each, none where it has no rows yet.
 
     Days and times are those of UTC. Raises UserError where there is no store.
     """
-    files = {
-        schema.name: live_files(store_uri, schema.name, storage_options)
-        for schema in (
-            *(USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES, PODS, NODES, NAMESPACES),
-            *(INVENTORY, INCIDENTS, GAPS, BILL_LINES),
-        )
-    }
+    files = {name: live_files(store_uri, name, storage_options) for name in TABLES}
     relations = {name: relation(found) for name, found in files.items() if found}
     if not relations:
         raise UserError(
@@ -112,11 +119,11 @@ def create_views(
     open_object_files(connection, store_uri, storage_options)
     # Days and hours are those of UTC, whatever zone the machine is in.
     connection.execute("SET TimeZone = 'UTC'")
-    for name in relations:
+    for name in TABLES:
         connection.execute(
             f"CREATE VIEW {name} AS {_view(name, relations, store_uri, storage_options)}"
         )
-    return list(relations)
+    return files
 
 
 def _view(
@@ -126,13 +133,14 @@ def _view(
     storage_options: Mapping[str, str] | None,
 ) -> str:
     if name == ENTRIES.name:
-        return f"SELECT * FROM {entries_sql(store_uri, storage_options)}"  # noqa: S608  # quoted there
+        rows = entries_sql(store_uri, storage_options) if name in relations else no_entries_sql()
+        return f"SELECT * FROM {rows}"  # noqa: S608  # quoted there
+    rows = relations.get(name) or empty_relation(TABLES[name])
     if name in _PERIODS:
-        return usage_sql(name, relations)
+        return usage_sql(name, {**relations, name: rows})
     if name in _VERSIONED:
-        _, keys = _VERSIONED[name]
-        return versions_sql(relations[name], keys)
-    return f"SELECT * FROM {relations[name]}"  # noqa: S608  # quoted there
+        return versions_sql(rows, _VERSIONED[name])
+    return f"SELECT * FROM {rows}"  # noqa: S608  # quoted there
 
 
 def versions_sql(rows: str, keys: tuple[str, ...]) -> str:

@@ -12,6 +12,8 @@ import pytest
 
 from cli.__main__ import main
 from gpuledger.clock import SystemClock
+from gpuledger.store.confinement import confine, parse_question
+from gpuledger.store.views import create_views
 from sinks.store.lease import MaintenanceLease
 from tests.unit.sinks.store.test_maintainer import fill
 
@@ -160,6 +162,9 @@ def test_parquet_goes_to_a_file_and_stays_exact(store: Path, tmp_path: Path) -> 
         ("SELECT 1", ("--format", "parquet"), "--output"),
         ("SELECT 1", ("--storage-option", "region"), "name=value"),
         ("CREATE TABLE kept (number INTEGER)", (), "no rows"),
+        ("", (), "empty"),
+        ("SELECT 1; SELECT 2", (), "2 statements"),
+        ("PIVOT usage ON account", (), "IN"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -175,3 +180,109 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert shown.err.count("\n") == 1
     assert named in shown.err
     assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "COPY (SELECT 42) TO '{outside}/made'",
+        "COPY (SELECT 42) TO '{store}/made'",
+        "SELECT 1; COPY (SELECT 42) TO '{store}/made'",
+        "WITH copied AS (COPY (SELECT 42) TO '{store}/made') SELECT 1",
+        "EXPLAIN ANALYZE COPY (SELECT 42) TO '{store}/made'",
+        "FROM query($$COPY (SELECT 42) TO '{store}/made'$$)",
+        "EXPORT DATABASE '{store}/made'",
+        "IMPORT DATABASE '{outside}'",
+        "PRAGMA import_database('{outside}')",
+        "ATTACH '{store}/made'",
+        "INSTALL httpfs",
+        "LOAD '{outside}/secret'",
+        "FROM st_read('{outside}/secret')",
+        "SET enable_external_access = true",
+        "SET GLOBAL lock_configuration = false",
+        "SET VARIABLE kept = 1",
+        "PRAGMA enable_profiling",
+        "PRAGMA profiling_output = '{outside}/made'",
+        "CALL pragma_version()",
+        "PREPARE kept AS SELECT 1",
+        "DROP VIEW usage",
+        "FROM read_csv('{outside}/secret')",
+        "FROM read_text('{outside}/secret')",
+        "FROM read_text('{store}/../outside/secret')",
+        "FROM read_blob('/proc/self/environ')",
+        "FROM '{outside}/secret'",
+        "FROM glob('{outside}/*')",
+        "FROM glob('{store}*')",
+        "FROM sniff_csv('{outside}/secret')",
+        "FROM query('FROM read_text(''{outside}/secret'')')",
+        "FROM read_csv('http://127.0.0.1:1/secret')",
+        "FROM duckdb_secrets()",
+        # Names of variables of the program that asks.
+        "FROM rows",
+        "FROM files",
+    ],
+)
+def test_a_query_makes_no_file_and_reads_none_but_the_stores(
+    store: Path, tmp_path: Path, sql: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in ("secret", "schema.sql", "load.sql"):
+        (outside / name).write_text("SELECT 'kept to itself';")
+    before = sorted(tmp_path.rglob("*"))
+    capsys.readouterr()
+
+    assert ask(store, sql.format(store=store, outside=outside)) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "kept to itself" not in shown.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("sql", ["SHOW TABLES", "DESCRIBE usage", "SUMMARIZE usage", "FROM usage;"])
+def test_whatever_gives_rows_of_the_store_is_answered(store: Path, sql: str) -> None:
+    assert ask(store, sql) == 0
+
+
+@pytest.mark.parametrize("name", ["it's", "a[b]*?", "a=b c", "linked"])
+def test_a_store_is_asked_whatever_its_folder_is_called(
+    store: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = store.parent / name
+    if name == "linked":
+        moved.symlink_to(store)
+    else:
+        store.rename(moved)
+    monkeypatch.chdir(store.parent)
+    capsys.readouterr()
+
+    for address in (moved, Path(name)):
+        assert ask(address, "SELECT count(*) AS n FROM usage", "--format", "json") == 0
+        assert json.loads(capsys.readouterr().out) == [{"n": 10}]
+
+
+def test_what_does_not_fit_into_memory_is_spilled_and_answered(
+    store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """To the folder that DuckDB has for it, which a connection that is confined may use."""
+    monkeypatch.chdir(tmp_path)
+    with duckdb.connect() as connection:
+        files = create_views(connection, str(store))
+        connection.execute("SET memory_limit = '60MB'; SET threads = 1")
+        confine(connection, files)
+        sql = "SELECT count(*) FROM (SELECT DISTINCT hash(range) FROM range(5000000), usage)"
+        found = connection.sql(parse_question(connection, sql)).fetchall()
+    assert found == [(5_000_000,)]
+
+
+def test_a_query_of_hours_that_nobody_has_summed_up_says_how_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path, commits=1)
+    capsys.readouterr()
+    assert ask(tmp_path, "SELECT * FROM usage_hourly", "--format", "json") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == []
+    assert f"gpuledger store maintain --store {tmp_path}" in shown.err
+    assert ask(tmp_path, "SELECT * FROM usage", "--format", "json") == 0
+    assert capsys.readouterr().err == ""
