@@ -5,6 +5,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
@@ -52,7 +54,7 @@ def test_maintaining_does_each_step_and_ends_with_a_table_of_what_was_done(
     orphan = tmp_path / "usage" / "event_date=2024-10-04" / "part-left.parquet"
     orphan.write_bytes(b"of a writer that was killed")
     os.utime(orphan, (0, 0))
-    assert maintain(tmp_path, *FOREVER) == 0
+    assert maintain(tmp_path, *FOREVER, "--verbose") == 0
     shown = capsys.readouterr()
     assert cells(shown.out) == [
         ["sum up", "usage_hourly", "1 hours"],
@@ -63,7 +65,41 @@ def test_maintaining_does_each_step_and_ends_with_a_table_of_what_was_done(
     steps = shown.err.splitlines()
     assert steps[0] == f"gpuledger: 1 of {len(steps)}: sum up (usage_hourly)"
     assert maintain(tmp_path) == 0
-    assert cells(capsys.readouterr().out) == [["remove old rows", "usage", "1 files"]]
+    shown = capsys.readouterr()
+    assert cells(shown.out) == [["remove old rows", "usage", "1 files"]]
+    assert shown.err == ""
+
+
+def test_on_a_terminal_one_line_says_which_step_is_under_way(tmp_path: Path) -> None:
+    fill(tmp_path, commits=10)
+    ours, theirs = os.openpty()
+    argv = [sys.executable, "-m", "cli", "store", "maintain", "--store", str(tmp_path)]
+    done = subprocess.run(
+        argv,
+        env={**os.environ, "TERM": "xterm"},
+        stderr=theirs,
+        stdout=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+
+    assert done.returncode == 0
+    assert "sum up (usage_hourly)" in shown
+    assert shown.count("\n") <= 1
+
+
+@pytest.mark.parametrize("command", [("store", "maintain"), ("query",)])
+def test_the_help_says_of_each_option_what_it_is_for(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    without = r"^│ +\*? *--[\w-]+ +(\[default.*)?│$"
+    assert re.findall(without, shown, re.MULTILINE) == []
+    assert "--empty-" not in shown
 
 
 def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
