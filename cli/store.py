@@ -45,7 +45,8 @@ StorageOption = Annotated[
 ]
 
 
-def _days_of(table: TableSchema) -> Parameter:
+def days_of(table: TableSchema) -> Parameter:
+    """Return the option that says for how long a table keeps its rows."""
     return Parameter(
         help=f"For how many days {table.name} keeps its rows; 0 is for ever.",
         validator=Number(gte=0),
@@ -79,12 +80,12 @@ def maintain(
             validator=Number(gte=1),
         ),
     ] = _DEFAULTS.orphan_age_hours,
-    usage_days: Annotated[int, _days_of(USAGE)] = _DEFAULTS.retention.usage_days,
+    usage_days: Annotated[int, days_of(USAGE)] = _DEFAULTS.retention.usage_days,
     usage_hourly_days: Annotated[
-        int, _days_of(USAGE_HOURLY)
+        int, days_of(USAGE_HOURLY)
     ] = _DEFAULTS.retention.usage_hourly_days,
-    usage_daily_days: Annotated[int, _days_of(USAGE_DAILY)] = _DEFAULTS.retention.usage_daily_days,
-    entries_days: Annotated[int, _days_of(ENTRIES)] = _DEFAULTS.retention.entries_days,
+    usage_daily_days: Annotated[int, days_of(USAGE_DAILY)] = _DEFAULTS.retention.usage_daily_days,
+    entries_days: Annotated[int, days_of(ENTRIES)] = _DEFAULTS.retention.entries_days,
     verbose: Annotated[
         bool,
         Parameter(help="Name each step as it begins, also where it finds nothing.", negative=()),

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from gpuledger.errors import UserError
-from gpuledger.store.query import escape_path
+from gpuledger.store.query import escape_path, quote
 
 _QUESTION: Final = "SELECT"
 """DuckDB's type of whatever gives rows and changes nothing: of FROM, WITH, SHOW too."""
 
 
-class Connection(Protocol):
+class AskedConnection(Protocol):
     """What is asked of a connection to DuckDB."""
 
     def execute(self, query: str) -> Any:  # noqa: ANN401  # DuckDB's own
@@ -27,7 +27,10 @@ class Connection(Protocol):
 
 
 def confine(
-    connection: Connection, files: Mapping[str, Iterable[str]], *, written: Path | None = None
+    connection: AskedConnection,
+    files: Mapping[str, Iterable[str]],
+    *,
+    written: Path | None = None,
 ) -> None:
     """Let a connection read the folders of a store's files, by table, and no other file.
 
@@ -39,8 +42,8 @@ def confine(
     # DuckDB compares what it is given: of a path with a `[` the pattern that means just this.
     allowed = sorted(folders | {escape_path(folder) for folder in folders})
     settings = {
-        "allowed_directories": f"[{', '.join(map(_text, allowed))}]",
-        "allowed_paths": f"[{_text(str(written))}]" if written else "[]",
+        "allowed_directories": f"[{', '.join(map(quote, allowed))}]",
+        "allowed_paths": f"[{quote(str(written))}]" if written else "[]",
         # A name that no table has would be looked for among the variables of this program.
         "python_enable_replacements": "false",
         "autoinstall_known_extensions": "false",
@@ -52,7 +55,7 @@ def confine(
         connection.execute(f"SET {name} = {value}")
 
 
-def parse_question(connection: Connection, sql: str) -> Any:  # noqa: ANN401  # DuckDB's own
+def parse_question(connection: AskedConnection, sql: str) -> Any:  # noqa: ANN401  # DuckDB's own
     """Return the one statement of a text; raises UserError where it is not one that gives rows."""
     statements = connection.extract_statements(sql)
     if not statements:
@@ -69,8 +72,3 @@ def parse_question(connection: Connection, sql: str) -> Any:  # noqa: ANN401  # 
             " SELECT, FROM, WITH or SHOW"
         )
     return statements[0]
-
-
-def _text(value: str) -> str:
-    escaped = value.replace("'", "''")
-    return f"'{escaped}'"

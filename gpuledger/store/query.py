@@ -153,7 +153,7 @@ def relation(files: Iterable[str]) -> str:
 
     A file that is older than a column has not got it.
     """
-    listed = ", ".join(map(_quoted, files))
+    listed = ", ".join(quote(escape_path(file)) for file in files)
     return f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
 
 
@@ -371,7 +371,7 @@ def escape_path(uri: str) -> str:
     return re.sub(r"[*?\[]", r"[\g<0>]", uri) if uri.startswith("/") else uri
 
 
-def _quoted(uri: str) -> str:
-    # SQL's own: a bucket or a folder may have a quote in its name.
-    escaped = escape_path(uri).replace("'", "''")
+def quote(text: str) -> str:
+    """Return a text as SQL has it: a bucket or a folder may have a quote in its name."""
+    escaped = text.replace("'", "''")
     return f"'{escaped}'"
