@@ -1,9 +1,10 @@
 """All tables of a store as DuckDB's views: whole numbers, readable units beside them, and names.
 
-`create_views` makes one of each table that there is. Those of usage have every column of their
-table, what `READABLE` adds, and what is said by now of the pod, its holder, the node and the
-namespace, as of the row's time: a row finds the version in force at its beginning, before the first
-one that one. Tables that something is said in by versions have `valid_to`, null on the last one.
+`create_views` makes one of each table, without rows where there are none yet. Those of usage have
+every column of their table, what `READABLE` adds, and what is said by now of the pod, its holder,
+the node and the namespace, as of the row's time: a row finds the version in force at its beginning,
+before the first one that one. Tables that something is said in by versions have `valid_to`, null on
+the last one.
 """
 
 from collections.abc import Mapping
@@ -18,12 +19,14 @@ from gpuledger.store.object_files import FileRegistry, open_object_files
 from gpuledger.store.pod_names import NEWEST_LAST, named_usage
 from gpuledger.store.query import (
     DERIVED_COLUMNS,
+    empty_relation,
     entries_sql,
     live_files,
+    no_entries_sql,
     open_table,
     relation,
 )
-from gpuledger.store.schema import ENTRIES, GAPS, PODS
+from gpuledger.store.schema import ENTRIES, GAPS, PODS, TableSchema
 from gpuledger.store.usage_schema import (
     INCIDENTS,
     INVENTORY,
@@ -89,20 +92,24 @@ class Connection(FileRegistry, Protocol):
         """Run a statement."""
 
 
+TABLES: Final[Mapping[str, TableSchema]] = {
+    schema.name: schema
+    for schema in (
+        *(USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES, PODS, NODES, NAMESPACES),
+        *(INVENTORY, INCIDENTS, GAPS, BILL_LINES),
+    )
+}
+"""Those of which there are views, by their names."""
+
+
 def create_views(
     connection: Connection, store_uri: str, storage_options: Mapping[str, str] | None = None
-) -> list[str]:
-    """Make a view of each table that there is, and return their names.
+) -> dict[str, list[str]]:
+    """Make a view of each table, and return the files of each, none where it has no rows yet.
 
     Days and times are those of UTC. Raises UserError where there is no store.
     """
-    files = {
-        schema.name: live_files(store_uri, schema.name, storage_options)
-        for schema in (
-            *(USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES, PODS, NODES, NAMESPACES),
-            *(INVENTORY, INCIDENTS, GAPS, BILL_LINES),
-        )
-    }
+    files = {name: live_files(store_uri, name, storage_options) for name in TABLES}
     relations = {name: relation(found) for name, found in files.items() if found}
     if not relations:
         raise UserError(
@@ -112,11 +119,11 @@ def create_views(
     open_object_files(connection, store_uri, storage_options)
     # Days and hours are those of UTC, whatever zone the machine is in.
     connection.execute("SET TimeZone = 'UTC'")
-    for name in relations:
+    for name in TABLES:
         connection.execute(
             f"CREATE VIEW {name} AS {_view(name, relations, store_uri, storage_options)}"
         )
-    return list(relations)
+    return files
 
 
 def _view(
@@ -126,12 +133,14 @@ def _view(
     storage_options: Mapping[str, str] | None,
 ) -> str:
     if name == ENTRIES.name:
-        return f"SELECT * FROM {entries_sql(store_uri, storage_options)}"  # noqa: S608  # quoted there
+        rows = entries_sql(store_uri, storage_options) if name in relations else no_entries_sql()
+        return f"SELECT * FROM {rows}"  # noqa: S608  # quoted there
+    rows = relations.get(name) or empty_relation(TABLES[name])
     if name in _PERIODS:
-        return usage_sql(name, relations)
+        return usage_sql(name, {**relations, name: rows})
     if name in _VERSIONED:
-        return versions_sql(name, relations[name])
-    return f"SELECT * FROM {relations[name]}"  # noqa: S608  # quoted there
+        return versions_sql(name, rows)
+    return f"SELECT * FROM {rows}"  # noqa: S608  # quoted there
 
 
 def versions_sql(name: str, rows: str) -> str:
