@@ -2,12 +2,12 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -52,6 +52,7 @@ _HELP: Final = """
 - A month by team at your own prices: gpuledger bill --store s3://ledger/gpuledger --period 2026-10
   --by team,model --prices prices.yaml
 - Keep a month's lines for good: gpuledger bill close --store gpuledger-store --period 2026-10
+  --prices prices.yaml
 - What is wrong with a file of prices: gpuledger bill check prices.yaml
 - Why a line costs what it costs: gpuledger bill explain 4be1c0d2aa17 --store gpuledger-store
   --period 2026-10
@@ -262,23 +263,52 @@ def check(file: Path) -> int:
 def close(bill_of: BillOf) -> int:
     """Close a period: keep its lines for good, or what changed since as correction lines.
 
-    Exit 1 where it cannot be closed: usage is missing, too little is covered, GPUs have no price.
+    --period (or --from and --to) and --prices must be given. Exit 1 where it cannot be closed:
+    usage is missing, too little is covered, GPUs have no price.
     """
+    _check_closing(bill_of)
     made, _ = bill_of.make()
+    begin, end = map(time_text, made.window)
+    what = f"{begin} to {end} by {','.join(made.by)}"
     if reasons := refusals_of(made):
         for reason in reasons:
-            sys.stderr.write(f"gpuledger: not closed: {reason}\n")
+            sys.stderr.write(f"gpuledger: {what}: not closed: {reason}\n")
         return WRONG
     rows = close_bill(made, bill_of.store, _options(bill_of.storage_option))
-    if not rows:
-        sys.stdout.write("nothing has changed since it was closed\n")
-        return MADE
-    revision, total = rows[0]["revision"], sum(row["cost"] for row in rows)
-    what = "lines" if revision == 1 else "correction lines"
-    sys.stdout.write(
-        f"closed as revision {revision}: {len(rows)} {what}, {total:f} {made.currency}\n"
-    )
+    sys.stdout.write(f"{what}: {_revision_text(made, rows)}\n")
     return MADE
+
+
+def _check_closing(bill_of: BillOf) -> None:
+    """Raise UserError where it is not said what is closed, or at which prices."""
+    # What is closed stays: neither is guessed, as for a look at a bill.
+    missing = []
+    if not (bill_of.period or bill_of.from_ or bill_of.to):
+        missing.append("--period: name what is closed for good, such as 2026-10 or last-month")
+    if bill_of.prices is None:
+        missing.append(
+            "--prices: name the file of your prices; the built-in ones are examples, and nothing"
+            " is closed at them"
+        )
+    if missing:
+        raise UserError("; ".join(missing))
+
+
+def _revision_text(made: Bill, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a revision of these rows added to a bill, for people."""
+    stands = f"{made.line_cost:,f} {made.currency}"
+    if not rows:
+        return f"nothing has changed since it was closed: {stands}"
+    revision = rows[0]["revision"]
+    if revision == 1:
+        return f"closed as revision 1: {len(rows)} lines, {stands}"
+    # What was closed comes from the store with more digits than the currency has.
+    total = Fraction(sum(row["cost"] for row in rows))
+    added = f"{rounded(total, digits=minor_digits(made.currency)):,f} {made.currency}"
+    return (
+        f"closed as revision {revision}: {len(rows)} correction lines, {added};"
+        f" it stands at {stands}"
+    )
 
 
 @app.command

@@ -235,6 +235,36 @@ def test_an_unknown_line_is_refused_with_where_lines_are_named(
     assert "--format json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ([], ["--period", "last-month", "--prices"]),
+        (["--period", "2026-10-01"], ["--prices", "examples"]),
+        (["--prices", "prices.yaml"], ["--period", "last-month"]),
+    ],
+)
+def test_nothing_is_closed_that_was_not_named_and_nothing_at_example_prices(
+    store: str, given: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bill", "close", "--store", store, *given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert [part for part in parts if part not in line] == []
+    assert not (Path(store) / "bill_lines").exists()
+
+
+def test_a_close_says_which_period_it_closed_by_what_and_at_which_sum(
+    store: str, prices: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = ["--from", "2026-10-01T00:00:00Z", "--to", "2026-10-01T03:00:00Z"]
+    arguments = ["bill", "close", "--store", store, *times, "--by", "pod", "--prices", prices]
+    assert main(arguments) == 0
+    closed = capsys.readouterr().out
+    assert "2026-10-01T00:00:00Z to 2026-10-01T03:00:00Z by pod: closed as revision 1" in closed
+    assert "3 lines, 21.00 USD" in closed
+    assert main(arguments) == 0
+    assert "by pod: nothing has changed since it was closed: 21.00 USD" in capsys.readouterr().out
+
+
 def test_other_commands_start_without_what_bills_need() -> None:
     code = (
         "import sys; from cli.command import main; main(['cgroup', '--help']);"
