@@ -11,9 +11,8 @@ from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from cli.bill_table import bill_table
 from cli.long_work import printing_progress
 from cli.replay.range_plan import parse_moment
 from gpuledger.clock import NS_PER_MS, NS_PER_US
@@ -22,19 +21,19 @@ from reports.bill_output import (
     as_csv,
     as_json,
     columns_of,
+    hours_text,
     parquet_columns,
     row_of,
-    state_of,
     time_text,
     write_parquet,
 )
-from reports.billing import Bill, BillMaker, gpu_seconds
+from reports.billing import Bill, BillMaker
 from reports.charging_sql import HOUR_US
 from reports.closing import ClosedLine, closed_lines, refusals_of, revision_rows, standing_bill
 from reports.closing import close as close_bill
 from reports.explaining import explanation_of, explanation_of_gone, find_line
 from reports.focus import focus_columns, focus_rows
-from reports.money import minor_digits, rounded, text_of
+from reports.money import minor_digits, money_text, rounded
 from reports.periods import last_month, month_of, parse_period, window_of
 from reports.policy_file import PolicyError, read_policy
 from reports.usage_sums import DAY_US, UsageReader, Window
@@ -131,6 +130,19 @@ class BillOf:
         """Return a closed bill as it stands, of which `closed` has the lines."""
         policy = read_policy(self.prices).policy
         return standing_bill(closed, window=self._window, by=self.dimensions, policy=policy)
+
+    def check_is_named(self) -> None:
+        """Raise UserError where the period or the prices are not said."""
+        missing = []
+        if not (self.period or self.from_ or self.to):
+            missing.append("--period: name what is closed for good, such as 2026-10 or last-month")
+        if self.prices is None:
+            missing.append(
+                "--prices: name the file of your prices; the built-in ones are examples, and"
+                " nothing is closed at them"
+            )
+        if missing:
+            raise UserError("; ".join(missing))
 
     def make(self, *, tells_days: bool = False) -> tuple[Bill, BillMaker]:
         """Return the bill, with what made it; raises UserError for what its user can put right."""
@@ -266,7 +278,8 @@ def close(bill_of: BillOf) -> int:
     --period (or --from and --to) and --prices must be given. Exit 1 where it cannot be closed:
     usage is missing, too little is covered, GPUs have no price.
     """
-    _check_closing(bill_of)
+    # What is closed stays: nothing of it is guessed, as it is for a look at a bill.
+    bill_of.check_is_named()
     made, _ = bill_of.make()
     begin, end = map(time_text, made.window)
     what = f"{begin} to {end} by {','.join(made.by)}"
@@ -279,32 +292,17 @@ def close(bill_of: BillOf) -> int:
     return MADE
 
 
-def _check_closing(bill_of: BillOf) -> None:
-    """Raise UserError where it is not said what is closed, or at which prices."""
-    # What is closed stays: neither is guessed, as for a look at a bill.
-    missing = []
-    if not (bill_of.period or bill_of.from_ or bill_of.to):
-        missing.append("--period: name what is closed for good, such as 2026-10 or last-month")
-    if bill_of.prices is None:
-        missing.append(
-            "--prices: name the file of your prices; the built-in ones are examples, and nothing"
-            " is closed at them"
-        )
-    if missing:
-        raise UserError("; ".join(missing))
-
-
 def _revision_text(made: Bill, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return what a revision of these rows added to a bill, for people."""
-    stands = f"{made.line_cost:,f} {made.currency}"
+    stands = f"{money_text(made.line_cost, made.currency)} {made.currency}"
     if not rows:
         return f"nothing has changed since it was closed: {stands}"
     revision = rows[0]["revision"]
     if revision == 1:
         return f"closed as revision 1: {len(rows)} lines, {stands}"
-    # What was closed comes from the store with more digits than the currency has.
-    total = Fraction(sum(row["cost"] for row in rows))
-    added = f"{rounded(total, digits=minor_digits(made.currency)):,f} {made.currency}"
+    # Differences from what is stored, with more digits than the currency has.
+    difference = Fraction(sum(row["cost"] for row in rows))
+    added = f"{money_text(difference, made.currency)} {made.currency}"
     return (
         f"closed as revision {revision}: {len(rows)} correction lines, {added};"
         f" it stands at {stands}"
@@ -367,53 +365,14 @@ def _write(text: str, output: Path | None) -> None:
 
 
 def _print_table(made: Bill, output: Path | None) -> None:
-    table = Table(
-        title=f"{time_text(made.window.begin_us)} to {time_text(made.window.end_us)},"
-        f" {state_of(made)}, in {made.currency}, by {made.policy.name}",
-        title_justify="left",
-        caption=_totals(made),
-        caption_justify="left",
-    )
-    for name in (*made.by, "Idle"):
-        table.add_column(name, overflow="fold")
-    for name in ("GPU h held", "GPU h used", "Cost", "of it unused", "Line"):
-        table.add_column(name, justify="left" if name == "Line" else "right")
-    digits = minor_digits(made.currency)
-    # The dearest first; files have them by their values, as those are compared.
-    for line in sorted(made.lines, key=lambda line: (-line.cost, line.values)):
-        table.add_row(
-            *map(Text, line.values),
-            line.idle_kind or "",
-            _hours(line.charged if line.idle_kind else line.held),
-            _hours(line.used),
-            f"{line.cost:,f}",
-            f"{rounded(line.held_idle_cost, digits=digits):,f}",
-            line.id,
-        )
+    is_terminal = output is None and sys.stdout.isatty()
+    width = Console().width if is_terminal else _WIDTH_IN_FILES
+    table, width = bill_table(made, width=width)
     if output is not None:
         with output.open("w", encoding="utf-8") as file:
-            Console(file=file, width=_WIDTH_IN_FILES).print(table)
+            Console(file=file, width=width).print(table)
         return
-    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_IN_FILES)
-    console.print(table)
-
-
-def _hours(units: int) -> str:
-    return f"{gpu_seconds(units) / 3600:,.1f}"
-
-
-def _totals(made: Bill) -> str:
-    parts = [f"Lines {made.line_cost:,f} = GPUs {made.origin_cost:,f}"]
-    for name, ratio in (("covered", made.covered_ratio), ("use measured", made.measured_ratio)):
-        if ratio is not None:
-            parts.append(f"{name} {text_of(ratio * 100, digits=2)} %")
-    digits = minor_digits(made.currency)
-    for state in made.budgets:
-        forecast = state.forecast
-        at_end = "" if forecast is None else f", {rounded(forecast, digits=digits):,f} at the end"
-        spent = f"{rounded(state.spent, digits=digits):,f}"
-        parts.append(f"\nbudget {state.name}: {spent} of {state.amount:,f}{at_end}")
-    return "  ".join(parts)
+    Console(width=width).print(table)
 
 
 def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
@@ -445,7 +404,7 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
         sys.stderr.write(f"gpuledger: {_closed_text(made, closed)}\n")
     for model, units in made.unpriced.items():
         sys.stderr.write(
-            f"gpuledger: no price for {model}: {gpu_seconds(units) / 3600:,.1f} GPU-hours cost"
+            f"gpuledger: no price for {model}: {hours_text(units)} GPU-hours cost"
             " nothing; add a price to the file of --prices\n"
         )
     if not made.is_complete:

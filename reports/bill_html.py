@@ -32,10 +32,10 @@ from reports.bill_charts import (
     draw_gauges,
     printable,
 )
-from reports.bill_output import state_of, time_text
+from reports.bill_output import hours_text, state_of, time_text
 from reports.billing import Bill, BillLine, gpu_seconds
 from reports.closing import ClosedLine
-from reports.money import minor_digits, quantize_together, rounded
+from reports.money import minor_digits, money_text, quantize_together, rounded
 from reports.policy import IDLE_KINDS
 from reports.usage_sums import DAY_US, begin_of
 
@@ -122,15 +122,15 @@ class _BillPage:
 
     def money(self, amount: Fraction | Decimal) -> str:
         """Return an amount with the currency's digits."""
-        return f"{self.plain(amount):,f}"
+        return money_text(amount, self._bill.currency)
 
     def plain(self, amount: Fraction | Decimal) -> Decimal:
         """Return an amount with the currency's digits, as the other formats have it."""
         return rounded(Fraction(amount), digits=self._digits)
 
     def hours(self, units: int) -> str:
-        """Return GPU-hours, to the thousandth."""
-        return f"{rounded(Fraction(gpu_seconds(units)) / 3600, digits=3):,f}"
+        """Return GPU-hours, to the thousandth at least."""
+        return hours_text(units, digits=3)
 
     def percent(self, ratio: Fraction) -> str:
         """Return a ratio in percent; down, as nothing may read as if it were complete."""

@@ -17,6 +17,7 @@ import duckdb
 import msgspec
 
 from reports.billing import Bill, BillLine, gpu_seconds
+from reports.charging_sql import HOUR_UNITS
 from reports.money import minor_digits, quantize_to, rounded
 from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
 
@@ -170,6 +171,17 @@ def time_text(time_us: int) -> str:
     """Return a time as people and machines read it: 2026-10-01T00:00:00Z."""
     moment = datetime.fromtimestamp(time_us // 10**6, tz=UTC)
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def hours_text(units: int, *, digits: int = 1) -> str:
+    """Return GPU-hours for people, with so many digits behind the point or more.
+
+    More where less than two of them said anything: no hours beside a cost may read as none.
+    """
+    hours = Fraction(units, HOUR_UNITS)
+    while hours and abs(hours) * 10 ** (digits - 1) < 1:
+        digits += 1
+    return f"{rounded(hours, digits=digits):,f}"
 
 
 def _ratio(ratio: Fraction | None) -> Decimal | None:

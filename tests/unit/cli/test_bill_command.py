@@ -167,6 +167,9 @@ def test_a_line_is_explained_down_to_its_price_and_its_events(
     assert "GPU-a a held 3600  partition 3, offsets 0 to 9" in explained
     assert "GPU-a a used 1800  partition 3, offsets 0 to 9" in explained
     assert "all 2 rows: held 3600 s, used 1800 s" in explained
+    # As over HTTP: a beginning that no other line has is enough.
+    assert main(["bill", "explain", line[:8], *arguments]) == 0
+    assert capsys.readouterr().out == explained
 
 
 def test_gpus_without_a_price_are_an_exit_code_of_their_own(
