@@ -25,6 +25,7 @@ from reports.bill_output import (
     parquet_columns,
     row_of,
     time_text,
+    usage_text,
     write_parquet,
 )
 from reports.billing import Bill, BillMaker
@@ -407,10 +408,8 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
             f"gpuledger: no price for {model}: {hours_text(units)} GPU-hours cost"
             " nothing; add a price to the file of --prices\n"
         )
-    if not made.is_complete:
-        sys.stderr.write(
-            f"gpuledger: there is usage up to {time_text(made.end_us)} alone; the bill is of that\n"
-        )
+    if text := usage_text(made):
+        sys.stderr.write(f"gpuledger: {text}\n")
     for topic, partition, reason, missed in made.gaps:
         missing = "" if missed is None else f", {missed} offsets"
         sys.stderr.write(

@@ -32,7 +32,7 @@ from reports.bill_charts import (
     draw_gauges,
     printable,
 )
-from reports.bill_output import hours_text, state_of, time_text
+from reports.bill_output import hours_text, state_of, time_text, usage_text
 from reports.billing import Bill, BillLine, gpu_seconds
 from reports.closing import ClosedLine
 from reports.money import minor_digits, money_text, quantize_together, rounded
@@ -71,6 +71,7 @@ def as_html(bill: Bill, *, closed: Sequence[ClosedLine], asked: Sequence[str]) -
         parts=_PARTS,
         state=_state_text(bill, closed),
         closed_difference=_closed_difference(bill, closed),
+        usage_text=usage_text(bill),
         command=command,
         style=style,
         script=script,

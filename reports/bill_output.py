@@ -73,6 +73,23 @@ def state_of(bill: Bill) -> str:
     return "provisional" if bill.is_complete else "open"
 
 
+def usage_text(bill: Bill) -> str | None:
+    """Return what there is to know where usage does not reach over the whole period."""
+    if bill.usage is None:
+        until = time_text(bill.end_us)
+        return (
+            None
+            if bill.is_complete
+            else f"usage is complete up to {until} only; the bill goes no further"
+        )
+    begin, end = map(time_text, bill.usage)
+    if bill.window.end_us <= bill.usage.begin_us:
+        return f"nothing to bill: usage begins at {begin}"
+    if bill.window.begin_us >= bill.usage.end_us:
+        return f"nothing to bill: usage is complete up to {end} only"
+    return f"nothing to bill: of the usage from {begin} to {end} nothing is in the period"
+
+
 def as_json(bill: Bill) -> str:
     """Return a bill as one JSON object, with a line at the end."""
     digits = minor_digits(bill.currency)
@@ -80,7 +97,7 @@ def as_json(bill: Bill) -> str:
         "currency": bill.currency,
         "from": time_text(bill.window.begin_us),
         "to": time_text(bill.window.end_us),
-        "usage_until": time_text(bill.end_us),
+        "usage_until": time_text(bill.usage_until_us),
         "state": state_of(bill),
         "revision": bill.revision,
         "by": bill.by,
@@ -88,8 +105,8 @@ def as_json(bill: Bill) -> str:
             {name: f"{value:f}" if name in COSTS else value for name, value in row.items()}
             for row in (row_of(bill, line) for line in bill.lines)
         ],
-        "origin_cost": f"{bill.origin_cost:f}",
-        "line_cost": f"{bill.line_cost:f}",
+        "origin_cost": f"{rounded(Fraction(bill.origin_cost), digits=digits):f}",
+        "line_cost": f"{rounded(Fraction(bill.line_cost), digits=digits):f}",
         "covered_ratio": _ratio(bill.covered_ratio),
         "measured_ratio": _ratio(bill.measured_ratio),
         "excess_gpu_seconds": gpu_seconds(bill.excess_units),

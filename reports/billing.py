@@ -102,6 +102,13 @@ class Bill:
     """The last revision of a closed bill, as it was closed; absent where it was calculated now."""
     days: list[DayCost] = field(default_factory=list)
     """What each day cost, where that was asked for."""
+    usage: Window | None = None
+    """From when to when the store has usage, where the bill has no line."""
+
+    @property
+    def usage_until_us(self) -> int:
+        """Up to when there is usage, be it before the window."""
+        return min(self.end_us, self.usage.end_us) if self.usage else self.end_us
 
     @property
     def is_complete(self) -> bool:
@@ -265,6 +272,7 @@ class BillMaker:
             versions=self._reader.versions(),
             cells=tally.cells,
             shown=len(self._by),
+            usage=None if lines else Window(self._reader.usage_begin_us, self._reader.usage_end_us),
         )
 
     def _fits(self, budget: BudgetRow, key: CellKey) -> bool:

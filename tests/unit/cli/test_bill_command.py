@@ -93,7 +93,8 @@ def test_the_newest_month_is_billed_at_example_prices_where_nothing_is_said(
     printed = capsys.readouterr()
     assert "2026-10-01T00:00:00Z to 2026-11-01T00:00:00Z" in printed.out
     assert "built-in example prices" in printed.out
-    assert "usage up to 2026-10-01T03:00:00Z" in printed.err
+    said = "usage is complete up to 2026-10-01T03:00:00Z only; the bill goes no further"
+    assert said in printed.err
 
 
 def test_the_same_lines_are_written_as_csv_and_parquet(
@@ -183,10 +184,28 @@ def test_gpus_without_a_price_are_an_exit_code_of_their_own(
 def test_a_period_with_nothing_to_bill_is_an_exit_code_of_its_own(
     store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A period to come is no mistake."""
-    assert main(["bill", "--store", store, "--period", "2027-01"]) == 4
-    assert main(["bill", "--store", store, "--period", "2026-09-01"]) == 4
-    capsys.readouterr()
+    """A period to come is no mistake, and where usage is is said."""
+    for period, said in (
+        ("2027-01", "nothing to bill: usage is complete up to 2026-10-01T03:00:00Z only"),
+        ("2026-09-01", "nothing to bill: usage begins at 2026-10-01T00:00:00Z"),
+    ):
+        arguments = ["bill", "--store", store, "--period", period, "--format", "json"]
+        assert main(arguments) == 4
+        printed = capsys.readouterr()
+        assert printed.err.splitlines()[-1] == f"gpuledger: {said}"
+        bill = json.loads(printed.out)
+        assert (bill["origin_cost"], bill["line_cost"]) == ("0.00", "0.00")
+        assert bill["usage_until"] == min("2026-10-01T03:00:00Z", bill["to"])
+
+
+def test_a_hole_in_usage_says_what_there_is_around_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = [held(0, "a"), held(47, "a")]
+    store = write_store(tmp_path, usage_hourly=usage)
+    times = ["--from", "2026-10-01T10:00:00Z", "--to", "2026-10-01T11:00:00Z"]
+    assert main(["bill", "--store", store, *times]) == 4
+    assert "from 2026-10-01T00:00:00Z to 2026-10-03T00:00:00Z" in capsys.readouterr().err
 
 
 def test_check_names_every_mistake_and_says_what_is_there_where_there_is_none(

@@ -220,7 +220,7 @@ def test_many_tenants_are_one_bar_in_the_chart_and_a_row_each_in_the_table(
 def test_what_one_should_know_before_paying_stands_at_the_top(store: str) -> None:
     bill = make(store, "prices: []", hours=96)
     page = page_of(bill)
-    assert "There is usage up to 2026-10-04T00:00:00Z alone" in page
+    assert "Usage is complete up to 2026-10-04T00:00:00Z only; the bill goes no further." in page
     assert "No price for <bdi>H100</bdi>" in page
     assert '<span class="state">open</span>' in page
 
