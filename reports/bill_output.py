@@ -85,7 +85,8 @@ def usage_text(bill: Bill) -> str | None:
     begin, end = map(time_text, bill.usage)
     if bill.window.end_us <= bill.usage.begin_us:
         return f"nothing to bill: usage begins at {begin}"
-    if bill.window.begin_us >= bill.usage.end_us:
+    # Where rows are newer than what is complete, usage begins behind its end.
+    if bill.usage.end_us <= max(bill.window.begin_us, bill.usage.begin_us):
         return f"nothing to bill: usage is complete up to {end} only"
     return f"nothing to bill: of the usage from {begin} to {end} nothing is in the period"
 

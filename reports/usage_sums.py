@@ -306,7 +306,7 @@ class UsageReader:
             if days := self._files[table]:
                 files = days[min(days, key=lambda day: day or "")]
                 begins_us += self.ask(f"SELECT epoch_us(min({column})) FROM {relation(files)}")  # noqa: S608  # quoted files
-        return min(begin_us for (begin_us,) in begins_us if begin_us is not None)
+        return min(int(begin_us) for (begin_us,) in begins_us if begin_us is not None)
 
     def _newest_us(self, table: str) -> int:
         """Return when the newest rows of a table of usage begin; 0 where it has none."""

@@ -22,6 +22,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from cli.demo.bus import open_bus
+from cli.demo.last_marks import write_last_marks
 from cli.demo.pipeline import Run, drain, running
 from cli.demo.plan import (
     DemoPlan,
@@ -153,8 +154,12 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
         async with live(console, frame, stop=stop) if is_live else nullcontext():
             await run.stages.wait(stop)
         await drain(run)
+    summary = _summarise(run, plan, began_seconds=began_seconds)
+    # Of a bus of brokers others may go on to write; a run that lost something is not complete.
+    if plan.kafka is None and run.ending.is_closed and exit_code(summary) == 0:
+        write_last_marks(plan.store)
     summary = replace(
-        _summarise(run, plan, began_seconds=began_seconds),
+        summary,
         bill=bill_run(plan.store, began_ns=began_ns, ended_ns=run.machine.clock.time_ns()),
     )
     if as_json:

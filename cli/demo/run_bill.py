@@ -26,10 +26,14 @@ _NAMES: Final = {
 }
 _COLUMNS: Final = (
     TableColumn("Owner", "left", floor=18),
-    TableColumn("GPU s held", leaves=2),
+    TableColumn("GPU s charged", leaves=2),
     TableColumn("GPU s used", leaves=1),
     TableColumn("Cost"),
     TableColumn("of it unused"),
+)
+_MEANING: Final = (
+    "Charged is time held while the GPU answered; of (host) what it used, of (lost) the time"
+    " without an answer, and of (idle) what is left, with last kernels of pods that held no more."
 )
 
 
@@ -40,8 +44,8 @@ class OwnerCost(BaseRecord, frozen=True, kw_only=True):
     """Kind and name of the workload, or in brackets who it is that has none."""
     idle_kind: str | None = None
     """Why nobody pays it, as on bills; absent for an owner's."""
-    held_gpu_seconds: float
-    """How much of GPUs it was given; of idle, how much of them that is."""
+    charged_gpu_seconds: float
+    """How much of GPUs it pays for: what it held while they answered; the lines sum to all GPUs."""
     used_gpu_seconds: float
     """For how long its kernels ran."""
     cost: str
@@ -91,7 +95,7 @@ def of_bill(bill: Bill) -> RunBill | None:
         OwnerCost(
             owner=_NAMES.get(each.values[0], each.values[0]),
             idle_kind=each.idle_kind,
-            held_gpu_seconds=float(gpu_seconds(each.charged if each.idle_kind else each.held)),
+            charged_gpu_seconds=float(gpu_seconds(each.charged)),
             used_gpu_seconds=float(gpu_seconds(each.used)),
             cost=f"{cost:f}",
             unused_cost=f"{rounded(each.held_idle_cost, digits=_DIGITS):f}",
@@ -111,7 +115,7 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
     rows = [
         [
             each.owner,
-            f"{each.held_gpu_seconds:.1f}",
+            f"{each.charged_gpu_seconds:.1f}",
             f"{each.used_gpu_seconds:.1f}",
             each.cost,
             each.unused_cost,
@@ -129,5 +133,6 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
     return [
         ScreenLine(line(_COLUMNS, [column.name for column in _COLUMNS], widths), "bold"),
         *(ScreenLine(line(_COLUMNS, row, widths)) for row in rows),
+        *(ScreenLine(text, "dim") for text in fold(_MEANING, width=width, indent="  ")),
         *(ScreenLine(text) for text in fold(said, width=width, indent="  ")),
     ]
