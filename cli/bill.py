@@ -21,6 +21,7 @@ from reports.bill_output import (
     as_csv,
     as_json,
     columns_of,
+    dimensions_without_value,
     hours_text,
     parquet_columns,
     row_of,
@@ -407,6 +408,11 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
         sys.stderr.write(
             f"gpuledger: no price for {model}: {hours_text(units)} GPU-hours cost"
             " nothing; add a price to the file of --prices\n"
+        )
+    for name in dimensions_without_value(made):
+        sys.stderr.write(
+            f"gpuledger: --by {name}: no line has a value of it; look how the label is written, and"
+            " whether podwatch is told to keep it\n"
         )
     if text := usage_text(made):
         sys.stderr.write(f"gpuledger: {text}\n")

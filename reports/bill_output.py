@@ -20,6 +20,7 @@ from reports.billing import Bill, BillLine, gpu_seconds
 from reports.charging_sql import HOUR_UNITS
 from reports.money import minor_digits, quantize_to, rounded
 from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
+from reports.tenants import UNATTRIBUTED
 
 _SECONDS: Final = "DECIMAL(28, 3)"
 _BYTE_SECONDS: Final = 10**9
@@ -71,6 +72,18 @@ def state_of(bill: Bill) -> str:
     if bill.revision is not None:
         return "closed"
     return "provisional" if bill.is_complete else "open"
+
+
+def dimensions_without_value(bill: Bill) -> list[str]:
+    """Return the dimensions that are looked up by a key, and of which no tenant has a value."""
+    tenants = [line.values for line in bill.lines if line.idle_kind is None]
+    return [
+        name
+        for at, name in enumerate(bill.by)
+        if bill.policy.policy.may_be_misspelt(name)
+        and tenants
+        and all(values[at] == UNATTRIBUTED for values in tenants)
+    ]
 
 
 def usage_text(bill: Bill) -> str | None:

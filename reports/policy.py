@@ -309,15 +309,27 @@ class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
     idle: list[IdleRule] = []
     shared: list[SharedRule] = []
     dimensions: dict[str, list[str]] = {}
-    """Dimensions of one's own: of each the ones that are tried, in order."""
+    """Dimensions of one's own: of each the ones that are tried, in order. `team` is there always,
+    by default the label of the pod, then of its namespace."""
     teams: list[TeamRow] = []
     budgets: list[BudgetRow] = []
     close: CloseRule = CloseRule()
     focus: FocusNames = FocusNames()
 
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        dimensions = {"team": ["label:team", "namespace-label:team"], **self.dimensions}
+        msgspec.structs.force_setattr(self, "dimensions", dimensions)
+
     def knows(self, dimension: str) -> bool:
         """Return whether a bill can be made by this dimension."""
         return dimension in self.dimensions or is_dimension(dimension)
+
+    def may_be_misspelt(self, dimension: str) -> bool:
+        """Return whether a dimension is looked up by a key, for which anything may stand."""
+        tried = self.dimensions.get(dimension, (dimension,))
+        return any(":" in name for name in tried)
 
     def is_of_device(self, dimension: str) -> bool:
         """Return whether a dimension, also one of the file's own, is of GPUs alone."""
