@@ -22,7 +22,6 @@ from rich.text import Text
 from typing_extensions import override
 
 from cli.demo.bus import open_bus
-from cli.demo.last_marks import write_last_marks
 from cli.demo.pipeline import Run, drain, running
 from cli.demo.plan import (
     DemoPlan,
@@ -33,7 +32,7 @@ from cli.demo.plan import (
     find_store,
     parse_bus,
 )
-from cli.demo.run_bill import bill_run
+from cli.demo.run_bill import bill_run, write_last_marks
 from cli.demo.screen import ScreenHeader, ScreenLine, draw, standstill
 from cli.demo.sending import problem
 from cli.demo.source import find_machine

@@ -1,4 +1,8 @@
-"""What a run of the demo costs, by owner: the bill of its hours, as `gpuledger bill` makes it."""
+"""What a run of the demo costs, by owner: the bill of its hours, as `gpuledger bill` makes it.
+
+And the last word to its store, by which that command makes it again: the join says how far a time
+is complete as ticks go on, and of the last seconds of a run nobody would say it.
+"""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -10,6 +14,9 @@ from cli.demo.tables import TableColumn, fit, fold, line
 from gpuledger.clock import NS_PER_US
 from gpuledger.errors import UserError
 from gpuledger.records.base import BaseRecord
+from gpuledger.store.commits import mark_complete
+from gpuledger.store.query import open_table
+from gpuledger.store.usage_schema import USAGE
 from reports.billing import Bill, BillMaker, gpu_seconds
 from reports.charging_sql import HOUR_US
 from reports.money import quantize_together, rounded
@@ -80,6 +87,13 @@ def bill_run(store: Path, *, began_ns: int, ended_ns: int) -> RunBill | None:
     except UserError:
         return None
     return of_bill(BillMaker(reader, read_policy(None), by=["owner"]).make(window))
+
+
+def write_last_marks(store: Path) -> None:
+    """Say that a store to which nobody writes any more is complete to the end of its usage."""
+    table = open_table(str(store), USAGE.name)
+    if table is not None:
+        mark_complete(table, UsageReader(str(store), is_finished=True).usage_end_us)
 
 
 def of_bill(bill: Bill) -> RunBill | None:
