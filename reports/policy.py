@@ -92,7 +92,7 @@ def _check(name: str, number: Decimal) -> None:
         raise ValueError(f"`{name}` is a part of 1: give 0 to 1")
 
 
-class _Dated(_PolicyPart, frozen=True, kw_only=True):
+class Dated(_PolicyPart, frozen=True, kw_only=True):
     """A row that holds for some days."""
 
     since: date | None = None
@@ -112,8 +112,14 @@ class _Dated(_PolicyPart, frozen=True, kw_only=True):
             self.until is None or day < self.until
         )
 
+    def holds_whenever(self, other: "Dated") -> bool:
+        """Return whether it holds on each day on which another row does."""
+        began = self.since is None or (other.since is not None and self.since <= other.since)
+        ends = self.until is None or (other.until is not None and other.until <= self.until)
+        return began and ends
 
-class Scoped(_Dated, frozen=True, kw_only=True):
+
+class Scoped(Dated, frozen=True, kw_only=True):
     """A row that holds for some devices; each pattern may have `*` and `?`."""
 
     cluster: str | None = None
@@ -126,14 +132,14 @@ class Scoped(_Dated, frozen=True, kw_only=True):
 
     def fits(self, facts: Mapping[str, str | None]) -> bool:
         """Return whether a device is meant: each pattern that is given fits what is known of it."""
-        for name in _SCOPE:
+        for name in SCOPE:
             pattern = getattr(self, name)
             if pattern is not None and not fits_pattern(facts.get(name) or "", pattern):
                 return False
         return True
 
 
-_SCOPE: Final = ("cluster", "node_pool", "instance_type", "region", "capacity_type", "model",
+SCOPE: Final = ("cluster", "node_pool", "instance_type", "region", "capacity_type", "model",
     "mig_profile")  # fmt: skip
 
 
@@ -224,8 +230,10 @@ class BasisRule(_PolicyPart, frozen=True, kw_only=True):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.basis == "blended") != (self.held_weight is not None):
-            raise ValueError("held_weight belongs to basis blended, and to no other")
+        if self.basis == "blended" and self.held_weight is None:
+            raise ValueError("give held_weight, as basis is blended: the part of held time, 0 to 1")
+        if self.basis != "blended" and self.held_weight is not None:
+            raise ValueError("`held_weight` belongs to basis blended alone; take it out")
 
 
 class _Sharing(Scoped, frozen=True, kw_only=True):
@@ -262,7 +270,7 @@ class SharedRule(_Sharing, frozen=True, kw_only=True):
             raise ValueError("`match` must name who is shared, such as {namespace: gpu-operator}")
 
 
-class TeamRow(_Dated, frozen=True, kw_only=True):
+class TeamRow(Dated, frozen=True, kw_only=True):
     """Who belongs to a team, for some days; the first row that fits holds."""
 
     team: str
