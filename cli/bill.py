@@ -44,6 +44,7 @@ MADE: Final = 0
 WRONG: Final = 1
 UNPRICED: Final = 3
 NOTHING: Final = 4
+_HOUR_MS: Final = HOUR_US // 1000
 LAST_MONTH: Final = "last-month"
 """For who cannot say which, such as a CronJob."""
 _WIDTH_IN_FILES: Final = 160
@@ -96,7 +97,10 @@ class BillOf:
     ] = None
     to: Annotated[
         str | None,
-        Parameter(help="Up to and without this whole hour.", allow_leading_hyphen=True),
+        Parameter(
+            help="Up to and without this whole hour; absent: as far as usage is complete.",
+            allow_leading_hyphen=True,
+        ),
     ] = None
     by: Annotated[
         str,
@@ -177,21 +181,21 @@ class BillOf:
             distinguishes_gpus="gpu" in self.dimensions,
         )
 
+    @property
+    def _hour_after_usage_ms(self) -> int:
+        return -(-self._reader.usage_end_us // HOUR_US) * _HOUR_MS
+
     @cached_property
     def _window(self) -> Window:
-        if (self.from_ is None) != (self.to is None):
-            raise UserError("--from and --to belong together; give both, or --period")
-        if self.from_ is not None and self.to is not None:
+        if self.from_ is None and self.to is not None:
+            raise UserError("--to: needs --from; give both, or --period")
+        if self.from_ is not None:
             if self.period is not None:
                 raise UserError("--period: give either that or --from and --to")
-            now_ms = time.time_ns() // NS_PER_MS
-            # Counted from now, whole hours are meant; a time that is written out has to be one.
-            hour_ms = HOUR_US // 1000
-            begin_ms, end_ms = (
-                moment_ms - (moment_ms % hour_ms if text.startswith(("-", "now")) else 0)
-                for text, option in ((self.from_, "--from"), (self.to, "--to"))
-                for moment_ms in (parse_moment(text, option=option, now_ms=now_ms),)
-            )
+            begin_ms, end_ms = _hour_of(self.from_, "--from"), _hour_of(self.to or "now", "--to")
+            if self.to is None:
+                # As far as there is anything to bill, and an hour at least.
+                end_ms = max(begin_ms + _HOUR_MS, self._hour_after_usage_ms)
             return window_of(begin_ms, end_ms)
         if self.period == LAST_MONTH:
             return last_month(time.time_ns() // NS_PER_US)
@@ -355,6 +359,23 @@ def _html_writer() -> Callable[..., str]:
             " gpuledger with its extra html: pip install 'gpuledger[demo,html]'"
         ) from error
     return as_html
+
+
+def _hour_of(text: str, option: str) -> int:
+    """Return the whole hour that a time means, in milliseconds; raises UserError for half ones.
+
+    Hours counted back from now are whole ones, and `now` is the end of the hour under way; a time
+    that is written out has to be a whole hour, which `window_of` looks at.
+    """
+    now_ms = time.time_ns() // NS_PER_MS
+    moment_ms = parse_moment(text, option=option, now_ms=now_ms)
+    if text == "now":
+        return -(-moment_ms // _HOUR_MS) * _HOUR_MS
+    if not text.startswith("-"):
+        return moment_ms
+    if (now_ms - moment_ms) % _HOUR_MS:
+        raise UserError(f"{option}: bills are of whole hours, and {text} is none; give -2h or -7d")
+    return moment_ms // _HOUR_MS * _HOUR_MS
 
 
 def _options(given: Sequence[str]) -> dict[str, str]:

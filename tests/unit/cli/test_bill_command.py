@@ -14,7 +14,16 @@ import pytest
 
 from cli.command import OWN_ERROR, main
 from reports.tally import BillTally, UnbalancedBillError
-from tests.unit.reports.stores import HOUR_NS, held, inventory_row, pod_row, used, write_store
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_NS,
+    HOUR_US,
+    held,
+    inventory_row,
+    pod_row,
+    used,
+    write_store,
+)
 
 PRICES = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
 
@@ -49,6 +58,29 @@ def test_a_time_counted_from_now_is_of_whole_hours(
     code = main(["bill", "--store", store, *arguments])
     assert "whole hours" not in capsys.readouterr().err
     assert code in (0, 4)
+
+
+def test_from_alone_goes_as_far_as_usage_is_complete(
+    store: str, prices: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bill", "--store", store, "--prices", prices, "--format", "json"]
+    assert main([*arguments, "--from", "2026-10-01T01:00:00Z"]) == 0
+    bill = json.loads(capsys.readouterr().out)
+    assert (bill["from"], bill["to"]) == ("2026-10-01T01:00:00Z", "2026-10-01T03:00:00Z")
+    assert bill["line_cost"] == "14.00"
+    assert main([*arguments, "--from", "2026-10-05T01:00:00Z"]) == 4
+    assert "usage is complete up to 2026-10-01T03:00:00Z only" in capsys.readouterr().err
+
+
+def test_now_is_the_end_of_the_hour_under_way(
+    store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = (BEGIN_US + 2 * HOUR_US) * 1000 + HOUR_NS // 2
+    monkeypatch.setattr("cli.bill.time.time_ns", lambda: now_ns)
+    arguments = ["bill", "--store", store, "--from", "-2h", "--to", "now", "--format", "json"]
+    assert main(arguments) == 0
+    bill = json.loads(capsys.readouterr().out)
+    assert (bill["from"], bill["to"]) == ("2026-10-01T00:00:00Z", "2026-10-01T03:00:00Z")
 
 
 def test_a_mistake_of_ours_is_one_line_and_an_exit_code_of_its_own(
@@ -247,7 +279,9 @@ def test_check_says_what_is_probably_meant_otherwise_and_finds_the_file_right(
         (["--period", "last-year"], ["--period", "2026-10"]),
         (["--period", "2026-13"], ["--period", "2026-10"]),
         (["--period", "soon"], ["--period", "2026-10"]),
-        (["--from", "2026-10-01T00:00:00Z"], ["--from and --to"]),
+        (["--to", "2026-10-01T00:00:00Z"], ["--to", "needs --from"]),
+        (["--from", "-2h", "--to", "-30m"], ["--to", "whole hours", "-30m"]),
+        (["--from", "-90m"], ["--from", "whole hours", "-90m"]),
         (["--from", "2026-10-01T00:30:00Z", "--to", "2026-10-01T02:00:00Z"], ["whole hours"]),
         (["--from", "2026-10-01T02:00:00Z", "--to", "2026-10-01T02:00:00Z"], ["--to", "later"]),
         (["--by", "nmespace"], ["--by", "nmespace", "label:KEY"]),
