@@ -105,6 +105,13 @@ class Bill:
     """What each day cost, where that was asked for."""
     budget_costs_before: list[Fraction] = field(default_factory=list)
     """What was spent of each budget of the policy before these days, and before idle is shared."""
+    usage: Window | None = None
+    """From when to when the store has usage, where the bill has no line."""
+
+    @property
+    def usage_until_us(self) -> int:
+        """Up to when there is usage, be it before the window."""
+        return min(self.end_us, self.usage.end_us) if self.usage else self.end_us
 
     @property
     def is_complete(self) -> bool:
@@ -285,6 +292,7 @@ class BillMaker:
             versions=self._reader.versions(),
             cells=tally.cells,
             shown=len(self._by),
+            usage=None if lines else Window(self._reader.usage_begin_us, self._reader.usage_end_us),
         )
 
     def _fits(self, budget: BudgetRow, key: CellKey) -> bool:

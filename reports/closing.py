@@ -139,7 +139,8 @@ def close(
     if earlier and earlier[-1].currency != bill.currency:
         raise UserError(
             f"this bill was closed in {earlier[-1].currency}, and the prices are in"
-            f" {bill.currency}; give prices in {earlier[-1].currency}: corrections sum with it"
+            f" {bill.currency}; leave `currency` at {earlier[-1].currency}, as corrections sum with"
+            f" it, and add a rate of {bill.currency} to `exchange_rates`"
         )
     rows = revision_rows(bill, earlier, closed_time_us=time.time_ns() // 1000)
     if rows:

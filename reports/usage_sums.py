@@ -280,6 +280,16 @@ class UsageReader:
             return max(hour_us + HOUR_US, minute_end_us)
         return minute_end_us
 
+    @cached_property
+    def usage_begin_us(self) -> int:
+        """From when on there is usage: the hour or minute of its oldest row."""
+        begins_us = []
+        for table, column in ((USAGE.name, "minute"), (USAGE_HOURLY.name, "hour")):
+            if days := self._files[table]:
+                files = days[min(days, key=lambda day: day or "")]
+                begins_us += self.ask(f"SELECT epoch_us(min({column})) FROM {relation(files)}")  # noqa: S608  # quoted files
+        return min(int(begin_us) for (begin_us,) in begins_us if begin_us is not None)
+
     def _newest_us(self, table: str) -> int:
         """Return when the newest rows of a table of usage begin; 0 where it has none."""
         days = self._files[table]

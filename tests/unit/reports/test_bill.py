@@ -251,6 +251,22 @@ def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: P
     assert costs(bill_of(store, policy, by=["project"])) == expected
 
 
+def test_a_team_is_the_label_of_the_pod_or_its_namespace_where_no_file_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    store = store_of(
+        tmp_path,
+        held(0, "a"),
+        held(1, "b", holder_namespace="other"),
+        pods=[pod_row("a", labels='{"team": "red"}'), pod_row("b", namespace="other")],
+        namespaces=[namespace_row("other", labels='{"team": "blue"}')],
+    )
+    expected = {"red": "7.00", "blue": "7.00"}
+    assert costs(bill_of(store, by=["team"], hours=2)) == expected
+    own = SEVEN + "dimensions: {project: ['label:project']}\n"
+    assert costs(bill_of(store, own, by=["team"], hours=2)) == expected
+
+
 def test_teams_are_told_by_a_table_with_days(tmp_path: Path) -> None:
     policy = SEVEN + (
         "dimensions: {team: ['label:team']}\n"

@@ -235,9 +235,44 @@ def test_many_tenants_are_one_bar_in_the_chart_and_a_row_each_in_the_table(
 def test_what_one_should_know_before_paying_stands_at_the_top(store: str) -> None:
     bill = make(store, "prices: []", hours=96)
     page = page_of(bill)
-    assert "There is usage up to 2026-10-04T00:00:00Z alone" in page
+    assert "Usage is complete up to 2026-10-04T00:00:00Z only; the bill goes no further." in page
     assert "No price for <bdi>H100</bdi>" in page
     assert '<span class="state">open</span>' in page
+
+
+def test_a_large_part_of_which_nothing_is_known_is_said_with_its_cost(store: str) -> None:
+    bill = make(store)
+    (uncovered,) = (line for line in bill.lines if line.idle_kind == "uncovered")
+    page = page_of(bill)
+    assert f"{uncovered.cost:,f} USD are for time of which nothing is known" in page
+    lenient = page_of(make(store, SEVEN + "close: {min_covered_ratio: 0}"))
+    assert "of which nothing is known" not in lenient
+
+
+def test_the_first_look_has_the_largest_kind_of_idle_in_words_of_its_own(store: str) -> None:
+    page = page_of(make(store))
+    words = re.findall(r'class="tile"><span>(of it [^<]+)</span>', page)
+    assert words == ["of it charged, not used", "of it not covered"]
+
+
+@pytest.mark.parametrize(
+    ("price", "labels"), [("0.005", {"0.1", "0.2"}), ("7", {"100", "300"}), ("7000", {"100,000"})]
+)
+def test_the_costs_of_days_are_plain_numbers_of_the_currency(
+    store: str, price: str, labels: set[str]
+) -> None:
+    page = page_of(make(store, SEVEN.replace("7}", f"{price}}}")))
+    chart = page[page.index("Cost by day, in USD") : page.index("The days as a table")]
+    shown = set(re.findall(r">([\d.,]+[a-zµ]?)</text>", chart))
+    assert labels <= shown
+    assert not any(label[-1].isalpha() for label in shown)
+
+
+def test_names_are_whole_where_there_is_room_for_them(tmp_path: Path) -> None:
+    name = "training-run-0042-worker-0-a"
+    rows = [held(0, "a", holder_namespace=name)]
+    page = page_of(make(write_store(tmp_path, usage_hourly=rows), hours=1))
+    assert f">{name}</text>" in page
 
 
 def state_in(page: str) -> str:

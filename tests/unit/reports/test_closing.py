@@ -77,7 +77,10 @@ def test_a_late_hour_after_the_close_gives_corrections_that_sum_to_the_differenc
     assert main(["bill", "--recompute", *arguments]) == 0
     assert "closed as revision 1, and 7.00 more since" in capsys.readouterr().err
     assert main(["bill", "close", *arguments]) == 0
-    assert "revision 2: 1 correction lines, 7.00" in capsys.readouterr().out
+    assert (
+        "revision 2: 1 correction lines, 7.00 USD; it stands at 175.00 USD"
+        in capsys.readouterr().out
+    )
     closed = closed_lines(store, parse_period("2026-10-01"), ["pod"])
     assert sorted((each.revision, each.charge_class or "", each.cost) for each in closed) == [
         (1, "", Decimal(28)),
@@ -221,6 +224,18 @@ def test_a_bill_is_corrected_in_the_currency_in_which_it_was_closed(tmp_path: Pa
     close(bill_of(store, "currency: EUR\n" + PRICES, hours=1), store)
     with pytest.raises(UserError, match="closed in EUR"):
         close(bill_of(store, PRICES.replace("7", "8"), hours=1), store)
+
+
+def test_prices_of_another_currency_correct_a_bill_by_their_rate(tmp_path: Path) -> None:
+    """As the message and docs/bill.md say to whom it is refused."""
+    store = store_of(tmp_path, held(0, "a"))
+    close(bill_of(store, "currency: EUR\n" + PRICES, hours=1), store)
+    dollars = (
+        "currency: EUR\nexchange_rates: [{currency: USD, rate: 0.9, from: 2020-01-01}]\n"
+        "prices: [{name: h100, model: H100, per_gpu_hour: 8, currency: USD}]"
+    )
+    (correction,) = close(bill_of(store, dollars, hours=1), store)
+    assert (correction["cost"], correction["currency"]) == (Decimal("0.20"), "EUR")
 
 
 def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
