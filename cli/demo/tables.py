@@ -157,7 +157,7 @@ SUMMARY_COLUMNS: Final = {
     "kJ": "its energy",
 }
 BILL_COLUMNS: Final = {
-    "GPU s held": "seconds of GPUs that it was given, used or not",
+    "GPU s charged": "seconds of GPUs that it pays for: what it held while they answered",
     "GPU s used": "seconds in which its kernels ran",
     "Cost": "what it pays at the prices that the last line names",
     "of it unused": "how much of the cost is for GPUs that it held and nobody used",

@@ -287,7 +287,7 @@ def test_a_page_of_what_was_closed_says_so_and_warns_of_nothing(store: str) -> N
     standing = standing_bill(closed, window=bill.window, by=bill.by, policy=bill.policy.policy)
     page = as_html(standing, closed=closed, asked=[])
     assert state_in(page) == "closed as revision 1"
-    assert "To know before you pay" not in page
+    assert "is not what was closed" not in page
 
 
 @pytest.mark.parametrize(
