@@ -260,7 +260,7 @@ class BillMaker:
         )
         for row in rows:
             # Rows that are held alike are found together, and some of them may have no silence.
-            if line.idle_kind != "overhead" or not row.is_idle or row.silent_ns > 0:
+            if line.idle_kind != "overhead" or not row.is_holding or row.silent_ns > 0:
                 yield row
 
     def _bill(self, window: Window, used: Window, tally: "BillTally") -> Bill:
@@ -353,10 +353,10 @@ class BillMaker:
 def _idle_kinds_of(row: UsageSum, basis: PartyBasis) -> set[IdleKind]:
     """Return as which kinds of idle a part of what somebody held may be charged."""
     kinds: set[IdleKind] = set()
-    if row.is_idle and row.silent:
+    if row.is_holding and row.silent:
         kinds.add("overhead")
     # Held and not used is charged to the holder otherwise.
-    if row.is_idle and row.party.kind != "nobody" and basis.basis != "held":
+    if row.is_holding and row.party.kind != "nobody" and basis.basis != "held":
         kinds.add("held_idle")
     return kinds
 

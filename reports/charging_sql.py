@@ -37,7 +37,7 @@ FACTOR: Final = (
 
 COLUMNS: Final = """
     cluster, node, gpu_uuid, model, parent_uuid, mig_profile,
-    compute_slices AS w, board_compute_slices AS s, account = 'idle' AS is_idle,
+    compute_slices AS w, board_compute_slices AS s, account = 'idle' AS is_holding,
     CASE account WHEN 'idle' THEN
             CASE WHEN holder_state IS NOT NULL THEN 'pod'
                 WHEN holder_job_id IS NOT NULL THEN 'job' ELSE 'nobody' END
@@ -47,7 +47,7 @@ COLUMNS: Final = """
     CASE WHEN account = 'idle' THEN holder_namespace ELSE namespace END AS namespace,
     CASE WHEN account = 'idle' THEN holder_pod ELSE pod END AS pod,
     CASE WHEN account = 'idle' THEN holder_job_id WHEN account = 'job' THEN job_id END AS job,
-    CASE WHEN account = 'idle' THEN holder_state ELSE pod_state END = 'known' AS is_told,
+    CASE WHEN account = 'idle' THEN holder_state ELSE pod_state END = 'known' AS is_named_by_row,
     held_ns, silent_ns, busy_ns, measured_busy_ns, energy_millijoules, memory_byte_ns,
     kafka_partition, first_offset, last_offset
 """
@@ -126,30 +126,35 @@ class Detail(NamedTuple):
     @property
     def node(self) -> str:
         """SQL of the node, or of another one that is like it where nobody has to know which."""
-        return (
-            "CASE WHEN kind = 'pod' AND NOT coalesce(is_told, false) THEN node ELSE class_node END"
-        )
+        unnamed = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
+        return f"CASE WHEN {unnamed} THEN node ELSE class_node END"
 
     @property
     def party(self) -> str:
         """SQL of whose a row is: kind, UID, namespace, pod, job, whether the names are enough."""
         if not self.by_names:
-            return f"{PARTY}, false AS is_told, max(namespace) AS namespace, max(pod) AS pod"
-        told = "coalesce(is_told, false)"
-        untold = f"NOT {told}"
+            return (
+                f"{PARTY}, false AS is_named_by_row, max(namespace) AS namespace, max(pod) AS pod"
+            )
+        named = "coalesce(is_named_by_row, false)"
+        unnamed = f"NOT {named}"
         jobs = "job" if self.names_pods else "NULL::VARCHAR"
-        pods = "true" if self.names_pods else untold
-        return f"""kind, CASE WHEN {untold} THEN uid END AS uid,
-    CASE WHEN {told} OR uid IS NULL THEN namespace END AS named_namespace,
-    CASE WHEN {pods} AND ({told} OR uid IS NULL) THEN pod END AS named_pod,
-    {jobs} AS job, {told} AS is_told,
-    max(CASE WHEN {untold} THEN namespace END) AS namespace,
-    max(CASE WHEN {untold} THEN pod END) AS pod"""
+        pods = "true" if self.names_pods else unnamed
+        return f"""kind, CASE WHEN {unnamed} THEN uid END AS uid,
+    CASE WHEN {named} OR uid IS NULL THEN namespace END AS named_namespace,
+    CASE WHEN {pods} AND ({named} OR uid IS NULL) THEN pod END AS named_pod,
+    {jobs} AS job, {named} AS is_named_by_row,
+    max(CASE WHEN {unnamed} THEN namespace END) AS namespace,
+    max(CASE WHEN {unnamed} THEN pod END) AS pod"""
 
     @property
     def since_us(self) -> str:
         """SQL of the time from which a row's names and facts hold."""
-        named = f"CASE WHEN is_told THEN NULL ELSE {NAMED_US} END" if self.by_names else NAMED_US
+        named = (
+            f"CASE WHEN is_named_by_row THEN NULL ELSE {NAMED_US} END"
+            if self.by_names
+            else NAMED_US
+        )
         return f"coalesce({named}, {self.since})"
 
 
@@ -409,7 +414,7 @@ FROM (
     SELECT DISTINCT device, hour_us
     FROM (
         SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES}, {detail.since} AS since_us
-        FROM usage_rows WHERE is_idle
+        FROM usage_rows WHERE is_holding
     ) AS each
     JOIN devices ON {same_device} JOIN parties ON {_SAME_PARTY}
     WHERE basis <> 'held'
@@ -451,7 +456,7 @@ GROUP BY ALL
 
 WANTED: Final = (
     "cluster", "node", "model", "mig_profile", "w", "s", "gpu", "since_us",
-    "kind", "uid", "named_namespace", "named_pod", "job", "is_idle",
+    "kind", "uid", "named_namespace", "named_pod", "job", "is_holding",
 )  # fmt: skip
 """What tells the rows of a sum."""
 
@@ -461,7 +466,7 @@ def rows_in_sql(*, since: str, gpu: str) -> str:
     same = " AND ".join(f"each.{key} IS NOT DISTINCT FROM wanted.{key}" for key in WANTED)
     return f"""
 SELECT hour_us, each.node, gpu_uuid, pod, coalesce(held_ns, 0), coalesce(silent_ns, 0),
-    coalesce(busy_ns, 0), each.is_idle, kafka_partition, first_offset, last_offset
+    coalesce(busy_ns, 0), each.is_holding, kafka_partition, first_offset, last_offset
 FROM (
     SELECT *, {gpu} AS gpu, coalesce({NAMED_US}, {since}) AS since_us, {PARTY_NAMES}
     FROM usage_rows
@@ -513,7 +518,7 @@ WITH parted AS (
         any_value(coalesce(weight_of, 1)) AS weight_of,
         {_bounded("sum(held_ns)")} * any_value(factor) AS held,
         {_bounded("sum(silent_ns)")} * any_value(factor) AS silent,
-        greatest(0, {_bounded("sum(busy_ns) FILTER (NOT is_idle)")}) * any_value(factor) AS used
+        greatest(0, {_bounded("sum(busy_ns) FILTER (NOT is_holding)")}) * any_value(factor) AS used
     FROM (
         SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES}, {detail.since} AS since_us
         FROM usage_rows

@@ -165,7 +165,7 @@ def _usage(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Itera
     count, all_ns = 0, [0, 0]
     for row in maker.rows_of(bill, line):
         count += 1
-        amounts = (row.held_ns, 0 if row.is_idle else row.busy_ns)
+        amounts = (row.held_ns, 0 if row.is_holding else row.busy_ns)
         all_ns = [total + ns for total, ns in zip(all_ns, amounts, strict=True)]
         if not max_rows or count <= max_rows:
             yield f"  {_row_text(row)}"
@@ -178,7 +178,9 @@ def _usage(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Itera
 def _row_text(row: UsageRow) -> str:
     silent = f" (silent {_seconds(row.silent_ns)})" if row.silent_ns else ""
     what = (
-        f"held {_seconds(row.held_ns)}{silent}" if row.is_idle else f"used {_seconds(row.busy_ns)}"
+        f"held {_seconds(row.held_ns)}{silent}"
+        if row.is_holding
+        else f"used {_seconds(row.busy_ns)}"
     )
     return (
         f"{time_text(row.hour_us)} {row.node} {row.gpu_uuid} {row.pod or '-'} {what}"

@@ -19,7 +19,7 @@ from reports.charging_sql import (
 )
 from reports.tenants import PartyKind
 
-UNTOLD: Final = "kind = 'pod' AND NOT coalesce(is_told, false)"
+UNTOLD: Final = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
 """Of `usage_parts`: rows of pods of which the name is not known, or not enough."""
 UNNAMED: Final = "kind = 'pod' AND uid IS NOT NULL AND namespace IS NULL"
 """Of `usage_parts`: rows of pods that are known by their UID alone."""
@@ -98,13 +98,13 @@ class SumRow(NamedTuple):
     s: int | None
     gpu: str | None
     since_us: int
-    is_idle: bool
+    is_holding: bool
     kind: PartyKind
     uid: str | None
     named_namespace: str | None
     named_pod: str | None
     job: str | None
-    is_told: bool
+    is_named_by_row: bool
     namespace: str | None
     pod: str | None
     factor: int
@@ -120,7 +120,7 @@ def sums_sql(rows: str, detail: Detail) -> str:
     """Return the SQL of sums over rows, by device class, time and party."""
     return f"""
 SELECT cluster, {detail.node} AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
-    {detail.since_us} AS since_us, is_idle, {detail.party}, ({FACTOR})::HUGEINT AS factor,
+    {detail.since_us} AS since_us, is_holding, {detail.party}, ({FACTOR})::HUGEINT AS factor,
     {", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in _SUMMED)}
 FROM {rows} JOIN node_classes USING (cluster, node)
 GROUP BY ALL
@@ -181,7 +181,7 @@ class ExcessRow(NamedTuple):
     named_namespace: str | None
     named_pod: str | None
     job: str | None
-    is_told: bool
+    is_named_by_row: bool
     namespace: str | None
     pod: str | None
     units: int

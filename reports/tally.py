@@ -99,7 +99,7 @@ class BillTally:
             cell.memory_byte_ns += row.memory_byte_ns
             self._millijoules[terms] += row.energy_millijoules
             # Idle rows say who held, whatever was used: by them a plain hour is charged.
-            if row.is_idle:
+            if row.is_holding:
                 cell.charged += row.held - row.silent
                 self._device_units[terms] += row.held
                 if row.silent:

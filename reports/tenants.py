@@ -45,7 +45,7 @@ class PartyKey(NamedTuple):
     namespace: str | None = None
     pod: str | None = None
     job: str | None = None
-    is_told: bool = False
+    is_named_by_row: bool = False
     """Whether the names are enough: nothing is asked that pods' records say."""
 
 
@@ -124,9 +124,9 @@ class TenantBook:
         # The host, and work of nobody who was seen, are of their node and of no tenant.
         if key.kind != "pod":
             return Tenant((key.kind, *node), key.kind)
-        if key.is_told:
-            told_as = ("told", key.cluster, key.namespace or "", key.pod or "")
-            return Tenant(told_as, "pod", key.namespace, key.pod, cluster=key.cluster)
+        if key.is_named_by_row:
+            named = ("named", key.cluster, key.namespace or "", key.pod or "")
+            return Tenant(named, "pod", key.namespace, key.pod, cluster=key.cluster)
         uid = key.uid or self._bearer_of(key, since_us)
         if uid is None:
             # A container of no pod, or a name that no record has yet.

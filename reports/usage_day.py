@@ -17,8 +17,8 @@ takes as long as its days, and as much memory as the rows of two of them.
 
 The first three are made again where something else says which pod a row's container is of
 (`containers`), what a pod is called (`row_names`), or which model a board has; the last makes
-`devices` anew, too. `mark_special_sql` makes further hours odd by the parties' bases. Where it
-finds none the parties are those of odd hours alone. All others are made once a day.
+`devices` anew, too. `mark_special_sql` makes further hours odd by the parties' bases; where all pay
+by held time the parties are those of odd hours alone. All others are made once a day.
 
 Plain hours are sums over `usage_parts`: their holders pay by held time, and nobody used what was
 free, so that nothing is to be granted, and claims are never more than the device. The board alone
@@ -216,13 +216,13 @@ class _UsageDay:
             return
         # The sums are made once more, and those that are asked for say which rows are.
         wanted = [
-            (*row.device, row.since_us, *_named(row.party), row.is_idle)
+            (*row.device, row.since_us, *_named(row.party), row.is_holding)
             for row in self._usage("usage_parts")
             if belongs(row)
         ]
         if not wanted:
             return
-        kinds = {"is_idle": "BOOLEAN", "w": "BIGINT", "s": "BIGINT", "since_us": "BIGINT"}
+        kinds = {"is_holding": "BOOLEAN", "w": "BIGINT", "s": "BIGINT", "since_us": "BIGINT"}
         columns = {name: kinds.get(name, "VARCHAR") for name in sql.WANTED}
         self._reader.load("wanted", columns, wanted)
         query = sql.rows_in_sql(since=self._detail.since, gpu=self._detail.gpu)
@@ -261,7 +261,7 @@ class _UsageDay:
         """
         # On most days the sums say that there is none, and rows need not be looked through.
         unplaced = f"SELECT count(*) FROM ({relation}) AS each WHERE {sql.UNPLACED}"  # noqa: S608  # quoted files
-        untold = f"SELECT count(*) FROM usage_parts WHERE NOT is_idle AND {UNTOLD}"  # noqa: S608  # our own names
+        untold = f"SELECT count(*) FROM usage_parts WHERE NOT is_holding AND {UNTOLD}"  # noqa: S608  # our own names
         if not (self._ask(untold)[0][0] and self._ask(unplaced)[0][0]):
             return False
         return self._reader.load_containers()
@@ -316,7 +316,7 @@ class _UsageDay:
                 device=_device_of(row),
                 since_us=row.since_us,
                 party=_party_of(row),
-                is_idle=row.is_idle,
+                is_holding=row.is_holding,
                 held=int(row.held_ns) * row.factor,
                 silent=int(row.silent_ns) * row.factor,
                 busy=int(row.busy_ns) * row.factor,
@@ -350,7 +350,7 @@ class _UsageDay:
             query = parties_sql(rows, self._detail)
             self._load_parties(self._reader.ask_for(PartyRow, query), basis_of)
         # What the plain sums have of these hours is taken back first.
-        for row in self._usage(sql.rows_of_hours("is_odd AND is_idle", same_device=same)):
+        for row in self._usage(sql.rows_of_hours("is_odd AND is_holding", same_device=same)):
             own = PartyCharge(row.device, row.since_us, row.party, row.silent - row.held)
             charges += [own, own._replace(units=-row.silent, is_silent=True)]
         self._ask(sql.odd_sql(self._detail, same_device=same))
@@ -462,7 +462,9 @@ def _party_of(row: SumRow | ExcessRow) -> PartyKey:
     is_named = row.uid is None
     namespace = row.named_namespace if is_named else row.namespace
     pod = row.named_pod if is_named else row.pod
-    return PartyKey(row.cluster, row.node, row.kind, row.uid, namespace, pod, row.job, row.is_told)
+    return PartyKey(
+        row.cluster, row.node, row.kind, row.uid, namespace, pod, row.job, row.is_named_by_row
+    )
 
 
 def _named(party: PartyKey) -> tuple[str | None, ...]:

@@ -59,7 +59,7 @@ class UsageSum(NamedTuple):
     device: DeviceClass
     since_us: int
     party: PartyKey
-    is_idle: bool
+    is_holding: bool
     """Whether it is of time that the party held and nobody used, or of use."""
     held: int
     silent: int
@@ -79,7 +79,7 @@ class UsageRow(NamedTuple):
     held_ns: int
     silent_ns: int
     busy_ns: int
-    is_idle: bool
+    is_holding: bool
     kafka_partition: int
     first_offset: int
     last_offset: int

@@ -104,7 +104,7 @@ def charged_by_store(store: str, claims: dict[str, Claim]) -> Counter[str]:
     charged: Counter[str] = Counter()
     for day in days_of(UsageReader(store), WINDOW, changes=[], basis_of=basis_of):
         for row in day.usage:
-            if row.is_idle:
+            if row.is_holding:
                 charged[row.party.uid or "unallocated"] += row.held - row.silent
                 charged["overhead"] += row.silent
         for charge in day.charges:
