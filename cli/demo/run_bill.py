@@ -1,5 +1,6 @@
 """What a run of the demo costs, by owner: the bill of its hours, as `gpuledger bill` makes it."""
 
+from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -12,7 +13,7 @@ from gpuledger.errors import UserError
 from gpuledger.records.base import BaseRecord
 from reports.billing import Bill, BillMaker, gpu_seconds
 from reports.charging_sql import HOUR_US
-from reports.money import quantize_together, rounded
+from reports.money import quantize_together
 from reports.policy_file import read_policy
 from reports.usage_sums import UsageReader, Window
 
@@ -87,7 +88,7 @@ def of_bill(bill: Bill) -> RunBill | None:
     if not lines:
         return None
     # Together, as a bill's: the lines sum to what is said below them.
-    costs = quantize_together([each.exact_cost for each in lines], digits=_DIGITS)
+    costs = shown_costs([(each.exact_cost, each.held_idle_cost) for each in lines])
     made = [
         OwnerCost(
             owner=_NAMES.get(each.values[0], each.values[0]),
@@ -95,16 +96,24 @@ def of_bill(bill: Bill) -> RunBill | None:
             held_gpu_seconds=float(gpu_seconds(each.charged if each.idle_kind else each.held)),
             used_gpu_seconds=float(gpu_seconds(each.used)),
             cost=f"{cost:f}",
-            unused_cost=f"{rounded(each.held_idle_cost, digits=_DIGITS):f}",
+            unused_cost=f"{unused:f}",
         )
-        for each, cost in zip(lines, costs, strict=True)
+        for each, (cost, unused) in zip(lines, costs, strict=True)
     ]
     return RunBill(
         currency=bill.currency,
         prices=bill.policy.name,
         lines=sorted(made, key=lambda each: (-Decimal(each.cost), each.owner)),
-        cost=f"{sum(costs, Decimal(0)):f}",
+        cost=f"{sum((cost for cost, _ in costs), Decimal(0)):f}",
     )
+
+
+def shown_costs(exact: Sequence[tuple[Fraction, Fraction]]) -> list[tuple[Decimal, Decimal]]:
+    """Return costs and what of each is unused as they are shown; they sum to the rounded sum."""
+    # Both parts of all: rounded by itself, the unused part of a cost might be more than the cost.
+    parts = [part for cost, unused in exact for part in (cost - unused, unused)]
+    shown = quantize_together(parts, digits=_DIGITS)
+    return [(used + unused, unused) for used, unused in zip(shown[::2], shown[1::2], strict=True)]
 
 
 def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
