@@ -1,8 +1,10 @@
 """`gpuledger query`: SQL over all tables of a store."""
 
 import csv
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -22,6 +24,9 @@ from cli.store_arguments import (
     written,
 )
 from gpuledger.errors import UserError
+from gpuledger.settings.secret import shown_url
+from gpuledger.store.confinement import confine, parse_question
+from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.store.views import create_views
 
 _WIDTH_IN_FILES: Final = 10_000
@@ -42,8 +47,8 @@ def query(
     """Ask the store in SQL. Each table is a view, with readable units and names joined to it.
 
     The tables: usage, usage_hourly, usage_daily, entries, pods, nodes, namespaces, inventory,
-    incidents, gaps and bill_lines, as far as there are any. Whole numbers stay whole; of JSON and
-    CSV, decimals are written with all their digits.
+    incidents, gaps and bill_lines. One statement that gives rows is answered, and reads no other
+    file. Whole numbers stay whole; of JSON and CSV, decimals are written with all their digits.
     """
     # Bytes on a terminal help nobody, and Parquet is written from its end.
     if format == "parquet" and output is None:
@@ -51,14 +56,15 @@ def query(
     require_writable(output)
     with duckdb.connect() as connection:
         try:
-            create_views(connection, store, storage_options_of(storage_option))
-            found = connection.sql(sql)
-            if found is None:
-                raise UserError("the SQL gives no rows: begin it with SELECT, FROM, WITH or SHOW")
-            if format == "parquet" and output is not None:
-                with written(output) as file:
+            files = create_views(connection, store, storage_options_of(storage_option))
+            with written(output) if output and format == "parquet" else nullcontext() as file:
+                confine(connection, files, written=file and file.absolute())
+                # What was looked at is what runs, and not the text once more.
+                found = connection.sql(parse_question(connection, sql))
+                _hint(sql, files, store)
+                if file:
                     found.write_parquet(str(file))
-                return 0
+                    return 0
             columns, rows = found.columns, found.fetchall()
         except duckdb.Error as error:
             raise UserError(f"the store refuses the SQL: {error}") from error
@@ -68,6 +74,17 @@ def query(
     with written(output) as file, file.open("w", encoding="utf-8", newline="") as text:
         _write(text, format, columns, rows)
     return 0
+
+
+def _hint(sql: str, files: Mapping[str, Sequence[str]], store: str) -> None:
+    """Say how sums come to be where a query asks for some that nobody has made yet."""
+    for table in (USAGE_HOURLY.name, USAGE_DAILY.name):
+        if re.search(rf"\b{table}\b", sql) and files[USAGE.name] and not files[table]:
+            sys.stderr.write(
+                f"gpuledger: {table} has no rows yet, as nobody has summed up {USAGE.name}:"
+                f" `gpuledger store maintain --store {shown_url(store)}` does, and so does a"
+                " running `gpuledger-sink store`\n"
+            )
 
 
 def _write(file: Any, format: Format, columns: Sequence[str], rows: Sequence[Any]) -> None:  # noqa: ANN401, A002  # a text file; the option's name

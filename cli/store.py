@@ -1,22 +1,32 @@
 """`gpuledger store`: what a store needs from time to time, done once."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from cli.store_arguments import StorageOption, StoreUri, storage_options_of
 from gpuledger.clock import SystemClock
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import shown_url
-from gpuledger.store.schema import ENTRIES
-from gpuledger.store.usage_schema import USAGE
+from gpuledger.store.schema import ENTRIES, TableSchema
+from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from sinks.errors import ReceiverUnavailableError
 from sinks.settings import StoreRetentionSettings, StoreSettings
-from sinks.store.maintainer import Maintainer, MaintenanceDone, MaintenanceStep
+from sinks.store.maintainer import (
+    Maintainer,
+    MaintenanceDone,
+    MaintenanceStep,
+    Reporter,
+    report_nothing,
+)
 from sinks.store.table import StreamTable
 
 _HELD: Final = 1
@@ -25,7 +35,13 @@ _WIDTH_IN_FILES: Final = 100
 
 app = App(name="store", help="Maintain the tables of a store.")
 
-Days = Annotated[int, Parameter(validator=Number(gte=0))]
+
+def days_of(table: TableSchema) -> Parameter:
+    """Return the option that says for how long a table keeps its rows."""
+    return Parameter(
+        help=f"For how many days {table.name} keeps its rows; 0 is for ever.",
+        validator=Number(gte=0),
+    )
 
 
 @app.command
@@ -44,16 +60,21 @@ def maintain(
             validator=Number(gte=1),
         ),
     ] = _DEFAULTS.orphan_age_hours,
-    usage_days: Days = _DEFAULTS.retention.usage_days,
-    usage_hourly_days: Days = _DEFAULTS.retention.usage_hourly_days,
-    usage_daily_days: Days = _DEFAULTS.retention.usage_daily_days,
-    entries_days: Days = _DEFAULTS.retention.entries_days,
+    usage_days: Annotated[int, days_of(USAGE)] = _DEFAULTS.retention.usage_days,
+    usage_hourly_days: Annotated[
+        int, days_of(USAGE_HOURLY)
+    ] = _DEFAULTS.retention.usage_hourly_days,
+    usage_daily_days: Annotated[int, days_of(USAGE_DAILY)] = _DEFAULTS.retention.usage_daily_days,
+    entries_days: Annotated[int, days_of(ENTRIES)] = _DEFAULTS.retention.entries_days,
+    verbose: Annotated[
+        bool,
+        Parameter(help="Name each step as it begins, also where it finds nothing.", negative=()),
+    ] = False,
 ) -> int:
     """Sum up hours and days, remove what is too old, merge small files, and vacuum; once.
 
-    The days are how long each table keeps its rows, 0 for ever: give those of the sink's settings
-    (store.retention). Exit code 1 where somebody else is at it, 2 where there is no store or the
-    storage does not answer.
+    Give the days of the sink's settings (store.retention). Exit code 1 where somebody else is at
+    it, 2 where there is no store or the storage does not answer.
     """
     settings = StoreSettings(
         uri=store,
@@ -69,7 +90,8 @@ def maintain(
     try:
         _require_store(settings)
         maintainer = Maintainer(settings, clock=SystemClock(), vacuums=True)
-        done = maintainer.plan(_print_step) if dry_run else maintainer.run(_print_step)
+        with _reporting(verbose=verbose) as report:
+            done = maintainer.plan(report) if dry_run else maintainer.run(report)
     except ReceiverUnavailableError as error:
         raise UserError(str(error)) from error
     shown = shown_url(store)
@@ -98,15 +120,32 @@ def _require_store(settings: StoreSettings) -> None:
         )
 
 
+@contextmanager
+def _reporting(*, verbose: bool) -> Iterator[Reporter]:
+    """Say which step is under way: a line each, or on a terminal one line that is written over."""
+    if verbose:
+        yield _print_step
+    elif sys.stderr.isatty():
+        # On standard error, as results go to standard output.
+        terminal = Console(stderr=True)
+        with Live(console=terminal, transient=True, auto_refresh=False) as line:
+            yield lambda *step: line.update(Text(_title(*step)), refresh=True)
+    else:
+        yield report_nothing
+
+
 def _print_step(number: int, total: int, step: MaintenanceStep) -> None:
-    sys.stderr.write(f"gpuledger: {number} of {total}: {step.action} ({step.table})\n")
+    sys.stderr.write(f"gpuledger: {_title(number, total, step)}\n")
     sys.stderr.flush()
+
+
+def _title(number: int, total: int, step: MaintenanceStep) -> str:
+    return f"{number} of {total}: {step.action} ({step.table})"
 
 
 def _print_done(done: MaintenanceDone, *, title: str) -> None:
     """Print a row for each step that had something to do."""
-    # What was looked at and needed nothing is on standard error alone: on most runs that is nearly
-    # every step.
+    # What was looked at and needed nothing is not in it: on most runs that is nearly every step.
     table = Table("step", "table", title, safe_box=True)
     for step in done.steps:
         if step.count:

@@ -18,11 +18,11 @@ from rich.table import Table
 from cli.replay.range_plan import parse_moment, write_moment
 from gpuledger.bus.administration import TopicLine, check_topics, create_topics
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import History, Message, WholeBus
-from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
+from gpuledger.bus.protocol import History
+from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import decoder_of
-from gpuledger.completeness import MAX_AHEAD_NS, PODWATCH, Completeness, key_of
-from gpuledger.errors import UndecodableError, UserError
+from gpuledger.completeness import MAX_AHEAD_NS, Completeness, key_of
+from gpuledger.errors import UndecodableError
 from gpuledger.records import Watermark
 from gpuledger.rights import ApiVersion, strimzi_manifests
 from gpuledger.settings import KafkaSettings, Option, load_settings
@@ -173,43 +173,12 @@ async def read_watermarks(history: History, stage: Stage) -> tuple[int, list[Wat
     ]
 
 
-@app.command
-def retire(
-    cluster: Annotated[str, Parameter(help="The cluster that is gone.")],
-    /,
-    *,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
-) -> int:
-    """Take back what podwatch said of a cluster that is gone, so that nobody waits for it."""
-    settings = kafka_settings(bootstrap_servers=bootstrap_servers, config=config)
-    count = asyncio.run(retire_cluster(KafkaBus(settings), cluster, time_ns=time.time_ns()))
-    sys.stdout.write(f"{count} watermarks of podwatch of cluster {cluster} were taken back\n")
-    return 0
-
-
-async def retire_cluster(bus: WholeBus, cluster: str, *, time_ns: int) -> int:
-    """Write a tombstone for each watermark of a cluster's podwatch; return how many.
-
-    Raises `UserError` where there is none, and where that podwatch is still at work: it would say
-    them anew.
-    """
-    _, watermarks = await read_watermarks(bus, PODWATCH)
-    found = [each for each in watermarks if each.cluster == cluster]
-    if not found:
-        known = ", ".join(sorted({each.cluster for each in watermarks})) or "none"
-        raise UserError(f"podwatch has said nothing of a cluster {cluster!r}; it has of: {known}")
-    newest_ns = max(each.complete_until_ns for each in found)
-    if time_ns - newest_ns < NS_PER_MINUTE:
-        raise UserError(
-            f"podwatch of cluster {cluster} was at work at {write_moment(newest_ns // NS_PER_MS)}:"
-            " stop it, and try again a minute later"
-        )
-    async with bus.producer() as producer:
-        for each in found:
-            tombstone = Message(key_of(each), None, time_ns // NS_PER_MS)
-            await producer.publish(bus.topics.watermarks.name, each.partition, [tombstone])
-    return len(found)
+# It reads and writes what the others here do not.
+app.command(
+    "cli.retiring:retire",
+    name="retire",
+    help="Take back what is said of a cluster or a node that is gone: its boards cost no more.",
+)
 
 
 def completeness_lines(

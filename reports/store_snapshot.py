@@ -20,10 +20,9 @@ from gpuledger.store.commits import (
 )
 from gpuledger.store.query import days_of_files, open_table
 from gpuledger.store.usage_schema import USAGE, USAGE_HOURLY
+from reports.times import DAY_US, HOUR_US
 
 _MAX_COMMITS: Final = 10_000
-_HOUR_US: Final = 3_600_000_000
-_DAY_US: Final = 24 * _HOUR_US
 _MINUTE_US: Final = 60_000_000
 
 
@@ -71,13 +70,13 @@ class StoreSnapshot:
         summed_ms = hourly.transaction_version(summed_time(USAGE.name))
         is_same = summed_ms is None or summed_ms == made_ms(commits[-1])
         hours = hours_since(commits[:-1]) if is_same else None
-        return None if hours is None else frozenset(hour * _HOUR_US for hour in hours)
+        return None if hours is None else frozenset(hour * HOUR_US for hour in hours)
 
     @cached_property
     def purged_before_us(self) -> int:
         """Up to when `usage` has lost its minutes: what is left of them is no whole hour."""
         usage = self._tables[USAGE.name]
-        return ((usage.transaction_version(PURGED_BEFORE) or 0) if usage else 0) * _DAY_US
+        return ((usage.transaction_version(PURGED_BEFORE) or 0) if usage else 0) * DAY_US
 
     @cached_property
     def complete_until_us(self) -> int | None:

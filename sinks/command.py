@@ -27,7 +27,13 @@ To try a receiver without Kafka, have remote_write scrape a page each second and
   gpuledger-sink remote_write --from-openmetrics http://localhost:9100/metrics
 
 Then ask the receiver for up{{job="openmetrics"}}: 1 while the page is read. Ctrl-C ends it."""
-_KIND: Final = Option(name="kind", setting="kind", help="which sink to run", choices=tuple(KINDS))
+_KIND: Final = Option(
+    name="kind",
+    setting="kind",
+    help="which sink to run; before --help, whose settings are listed",
+    choices=tuple(KINDS),
+    chooses_section=True,
+)
 _FROM_OPENMETRICS: Final = Option(
     name="--from-openmetrics",
     setting="remote_write.openmetrics.url",

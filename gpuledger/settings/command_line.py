@@ -50,6 +50,9 @@ class Option:
     """What `--help` calls its value; empty means by the option's name."""
     is_flag: bool = False
     """Whether it takes no value and makes its setting true."""
+    chooses_section: bool = False
+    """Whether each of its choices is the name of a section of settings, of which one alone counts:
+    `--help` beside a choice leaves out the others."""
 
     @property
     def attribute(self) -> str:
@@ -119,11 +122,13 @@ def _masked(settings: Sequence[Setting], path: tuple[str, ...], value: Any) -> A
 class _Parser(argparse.ArgumentParser):
     _given: Sequence[str] = ()
     settings: Sequence[Setting] = ()
+    options: Sequence[Option] = ()
 
     @override
     def format_help(self) -> str:
+        left_out = {name for option in self.options for name in _not_chosen(option, self._given)}
         # Not at each start: what each setting means stands in the source, to be read and parsed.
-        self.epilog = _table(self.settings)
+        self.epilog = _table([each for each in self.settings if each.path[0] not in left_out])
         return super().format_help()
 
     @override
@@ -138,6 +143,12 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(f"{mask_texts(message, self._given)}; --help lists all options")
 
 
+def _not_chosen(option: Option, given: Sequence[str]) -> set[str]:
+    """Return the sections that do not count, as another one was chosen by the command line."""
+    chosen = set(option.choices).intersection(given)
+    return set(option.choices) - chosen if option.chooses_section and chosen else set()
+
+
 def _parser(
     settings: Sequence[Setting], *, prog: str, description: str, options: Sequence[Option]
 ) -> argparse.ArgumentParser:
@@ -147,7 +158,7 @@ def _parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.settings = settings
+    parser.settings, parser.options = settings, options
     for option in options:
         details: dict[str, Any] = {
             "help": option.help,

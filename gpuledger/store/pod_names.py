@@ -14,12 +14,13 @@ from typing import Final, NamedTuple
 
 from gpuledger.keys import NAME_LINGER_SECONDS, NAME_SKEW_SECONDS
 
-# By Kubernetes' own order where that is told by numbers, else as they were written: podwatch's
-# clock may have been set back in between.
-_HISTORY: Final = """list(
-    {'since': in_force_from, 'uid': pod_uid, 'namespace': namespace, 'pod': pod,
-        'kind': owner_kind, 'owner': owner_name, 'labels': labels}
-    ORDER BY try_cast(resource_version AS HUGEINT), kafka_offset)"""
+NEWEST_LAST: Final = "try_cast(resource_version AS HUGEINT) NULLS FIRST, kafka_offset"
+"""The order of versions: Kubernetes' own where numbers tell it, else as they were written."""
+# Not by time: podwatch's clock may have been set back in between.
+_HISTORY: Final = f"""list(
+    {{'since': in_force_from, 'uid': pod_uid, 'namespace': namespace, 'pod': pod,
+        'kind': owner_kind, 'owner': owner_name, 'labels': labels}}
+    ORDER BY {NEWEST_LAST})"""
 _IN_FORCE: Final = "coalesce(list_filter({0}, lambda each: each.since <= entries.time)[-1], {0}[1])"
 """Of a history the version in force at the row's time, before the first one that one."""
 _REQUESTED: Final = """

@@ -20,7 +20,15 @@ from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
 from gpuledger.store.object_files import resolve_options
 from gpuledger.store.pod_names import named_entries
-from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, PODS, table_uri
+from gpuledger.store.schema import (
+    ENTRIES,
+    GAPS,
+    PARTITION_COLUMN,
+    PODS,
+    StoreColumn,
+    TableSchema,
+    table_uri,
+)
 
 # A GPU of which no slices are known is a board by itself; of an instance, nobody knows how much of
 # one it is. A cut board's own row is what no instance has.
@@ -81,9 +89,19 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
         column = f"DATE '{day}'" if day else "(time AT TIME ZONE 'UTC')::DATE"
         days.append(f"SELECT *, {column} AS {PARTITION_COLUMN} FROM {relation(of_day)}")  # noqa: S608  # see below
     rows = f"({' UNION ALL BY NAME '.join(days)})"
-    added = ", ".join(f"{sql} AS {name}" for name, sql in DERIVED_COLUMNS.items())
     if pods := live_files(store_uri, PODS.name, storage_options):
         rows = named_entries(rows, relation(pods))
+    return _readable(rows)
+
+
+def no_entries_sql() -> str:
+    """Return DuckDB's SQL for the same without any row."""
+    day = f"NULL::DATE AS {PARTITION_COLUMN}"
+    return _readable(f"(SELECT *, {day} FROM {empty_relation(ENTRIES)})")  # noqa: S608  # the table's own names
+
+
+def _readable(rows: str) -> str:
+    added = ", ".join(f"{sql} AS {name}" for name, sql in DERIVED_COLUMNS.items())
     return f"(SELECT *, {added} FROM {rows})"  # noqa: S608  # the table's own names, quoted files
 
 
@@ -151,11 +169,7 @@ def relation(files: Iterable[str]) -> str:
 
     A file that is older than a column has not got it.
     """
-    # In a path these are patterns to DuckDB, which a class of one character is not.
-    literal = (
-        re.sub(r"[*?\[]", r"[\g<0>]", file) if file.startswith("/") else file for file in files
-    )
-    listed = ", ".join(map(quoted, literal))
+    listed = ", ".join(quoted(escape_path(file)) for file in files)
     return f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
 
 
@@ -166,16 +180,40 @@ def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -
 
 def gaps_of_files(files: Sequence[str]) -> str:
     """Return the same of known files."""
-    if files:
-        return relation(files)
-    # Typed, so that a query finds the columns and their operators also where nothing is missing.
-    names = {"Utf8": "VARCHAR", "Int32": "INTEGER", "Int64": "BIGINT"}
+    return relation(files) if files else empty_relation(GAPS)
+
+
+_SQL_TYPES: Final[Mapping[str, str]] = {
+    "Utf8": "VARCHAR",
+    "Int32": "INTEGER",
+    "Int64": "BIGINT",
+    "Boolean": "BOOLEAN",
+    "Date32": "DATE",
+    "Timestamp": "TIMESTAMPTZ",
+    "Decimal128": "DECIMAL",
+}
+"""DuckDB's types by the names of Arrow's, which have their parameters behind them."""
+
+
+def empty_relation(schema: TableSchema) -> str:
+    """Return DuckDB's SQL for a table without rows, as `relation` gives one that has some.
+
+    Typed, so that a query finds the columns and their operators also where there is nothing yet.
+    """
     columns = ", ".join(
-        f"NULL::{next((names[kind] for kind in names if kind in str(column.kind)), 'TIMESTAMPTZ')}"
-        f" AS {column.name}"
-        for column in GAPS.columns
+        f"NULL::{_sql_type(column)} AS {column.name}"
+        for column in schema.columns
+        # It stands in the folders' names, and not in the files.
+        if column.name not in schema.partition_by
     )
     return f"(SELECT {columns} WHERE false)"
+
+
+def _sql_type(column: StoreColumn) -> str:
+    kind = str(column.kind)
+    name = next(name for name in _SQL_TYPES if name in kind)
+    digits = re.search(r"\(\d+, *\d+\)", kind) if name == "Decimal128" else None
+    return f"{_SQL_TYPES[name]}{digits[0] if digits else ''}"
 
 
 def files_of(
@@ -219,8 +257,14 @@ def count_rows(
     return sum(table.get_add_actions(flatten=True)["num_records"].to_pylist())
 
 
+def escape_path(uri: str) -> str:
+    """Return how DuckDB is given a file, so that nothing in its name is a pattern."""
+    # In a path these are patterns to DuckDB, which a class of one character is not.
+    return re.sub(r"[*?\[]", r"[\g<0>]", uri) if uri.startswith("/") else uri
+
+
 def quoted(text: str) -> str:
-    """Return a text as SQL has it."""
+    """Return a text as SQL has it: a bucket or a folder may have a quote in its name."""
     escaped = text.replace("'", "''")
     return f"'{escaped}'"
 

@@ -1,9 +1,10 @@
 """All tables of a store as DuckDB's views: whole numbers, readable units beside them, and names.
 
-`create_views` makes one of each table that there is. Those of usage have every column of their
-table, what `READABLE` adds, and what is said by now of the pod, its holder, the node and the
-namespace, as of the row's time: a row finds the version in force at its beginning, before the first
-one that one. Tables that something is said in by versions have `valid_to`, null on the last one.
+`create_views` makes one of each table, without rows where there are none yet. Those of usage have
+every column of their table, what `READABLE` adds, and what is said by now of the pod, its holder,
+the node and the namespace, as of the row's time: a row finds the version in force at its beginning,
+before the first one that one. Tables that something is said in by versions have `valid_to`, null on
+the last one.
 """
 
 from collections.abc import Mapping
@@ -15,15 +16,17 @@ from gpuledger.settings.secret import mask_address
 from gpuledger.store.bill_table import BILL_LINES
 from gpuledger.store.commits import complete_through_us
 from gpuledger.store.object_files import FileRegistry, open_object_files
-from gpuledger.store.pod_names import named_usage
+from gpuledger.store.pod_names import NEWEST_LAST, named_usage
 from gpuledger.store.query import (
     DERIVED_COLUMNS,
+    empty_relation,
     entries_sql,
     live_files,
+    no_entries_sql,
     open_table,
     relation,
 )
-from gpuledger.store.schema import ENTRIES, GAPS, PODS
+from gpuledger.store.schema import ENTRIES, GAPS, PODS, TableSchema
 from gpuledger.store.usage_schema import (
     INCIDENTS,
     INVENTORY,
@@ -72,12 +75,10 @@ _OF_NAMESPACE: Final[Mapping[str, str]] = {
     "labels": "namespace_labels",
     "annotations": "namespace_annotations",
 }
-# By Kubernetes' own order where that is told by numbers, else as they were written.
-_NEWEST_LAST: Final = "try_cast(resource_version AS HUGEINT) NULLS FIRST, kafka_offset"
 _VERSIONED: Final[Mapping[str, tuple[str, str]]] = {
-    PODS.name: ("cluster, node, pod_uid", _NEWEST_LAST),
-    NODES.name: ("cluster, node", _NEWEST_LAST),
-    NAMESPACES.name: ("cluster, namespace", _NEWEST_LAST),
+    PODS.name: ("cluster, node, pod_uid", NEWEST_LAST),
+    NODES.name: ("cluster, node", NEWEST_LAST),
+    NAMESPACES.name: ("cluster, namespace", NEWEST_LAST),
     # An agent's clock orders them, as bills do too; no API server numbers them.
     INVENTORY.name: ("cluster, node", "in_force_from, kafka_offset"),
 }
@@ -91,20 +92,24 @@ class Connection(FileRegistry, Protocol):
         """Run a statement."""
 
 
+TABLES: Final[Mapping[str, TableSchema]] = {
+    schema.name: schema
+    for schema in (
+        *(USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES, PODS, NODES, NAMESPACES),
+        *(INVENTORY, INCIDENTS, GAPS, BILL_LINES),
+    )
+}
+"""Those of which there are views, by their names."""
+
+
 def create_views(
     connection: Connection, store_uri: str, storage_options: Mapping[str, str] | None = None
-) -> list[str]:
-    """Make a view of each table that there is, and return their names.
+) -> dict[str, list[str]]:
+    """Make a view of each table, and return the files of each, none where it has no rows yet.
 
     Days and times are those of UTC. Raises UserError where there is no store.
     """
-    files = {
-        schema.name: live_files(store_uri, schema.name, storage_options)
-        for schema in (
-            *(USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES, PODS, NODES, NAMESPACES),
-            *(INVENTORY, INCIDENTS, GAPS, BILL_LINES),
-        )
-    }
+    files = {name: live_files(store_uri, name, storage_options) for name in TABLES}
     relations = {name: relation(found) for name, found in files.items() if found}
     if not relations:
         raise UserError(
@@ -114,11 +119,11 @@ def create_views(
     open_object_files(connection, store_uri, storage_options)
     # Days and hours are those of UTC, whatever zone the machine is in.
     connection.execute("SET TimeZone = 'UTC'")
-    for name in relations:
+    for name in TABLES:
         connection.execute(
             f"CREATE VIEW {name} AS {_view(name, relations, store_uri, storage_options)}"
         )
-    return list(relations)
+    return files
 
 
 def _view(
@@ -128,12 +133,14 @@ def _view(
     storage_options: Mapping[str, str] | None,
 ) -> str:
     if name == ENTRIES.name:
-        return f"SELECT * FROM {entries_sql(store_uri, storage_options)}"  # noqa: S608  # quoted there
+        rows = entries_sql(store_uri, storage_options) if name in relations else no_entries_sql()
+        return f"SELECT * FROM {rows}"  # noqa: S608  # quoted there
+    rows = relations.get(name) or empty_relation(TABLES[name])
     if name in _PERIODS:
-        return usage_sql(name, relations)
+        return usage_sql(name, {**relations, name: rows})
     if name in _VERSIONED:
-        return versions_sql(name, relations[name])
-    return f"SELECT * FROM {relations[name]}"  # noqa: S608  # quoted there
+        return versions_sql(name, rows)
+    return f"SELECT * FROM {rows}"  # noqa: S608  # quoted there
 
 
 def versions_sql(name: str, rows: str) -> str:
@@ -190,14 +197,18 @@ def _with_version(
     own = ", ".join(keys)
     # Before the first version was known the first one holds: nobody knows of another. Of what was
     # deleted and made anew the new one holds from the deletion on: an hour in which it was made has
-    # usage of that one alone, although the deleted one was in force when the hour began.
+    # usage of that one alone, although the deleted one was in force when the hour began. Bills
+    # have the same rule (`reports.versions`).
     history = f"OVER (PARTITION BY {own} ORDER BY in_force_from, kafka_offset)"
     since = (
         f"CASE WHEN row_number() {history} = 1 THEN TIMESTAMPTZ '0001-01-01 00:00:00+00'"
         f" WHEN lag(deleted_time) {history} IS NOT NULL THEN lag(in_force_from) {history}"
         " ELSE in_force_from END AS since"
     )
-    is_replaced = f"deleted_time IS NOT NULL AND lead(in_force_from) {history} IS NOT NULL"
+    is_replaced = (
+        f"deleted_time IS NOT NULL AND lead(in_force_from) {history} IS NOT NULL"
+        f" AND lag(in_force_from) {history} IS NOT NULL"
+    )
     # A deletion need not say what it was that is gone.
     kept = ", ".join(
         f"CASE WHEN deleted_time IS NULL THEN {column}"
@@ -207,13 +218,18 @@ def _with_version(
     # Of two that are in force from the same time the newer one is.
     one_a_time = (
         f"(SELECT * FROM {versions} QUALIFY lead(in_force_from)"  # noqa: S608  # the tables' own names
-        f" OVER (PARTITION BY {own}, in_force_from ORDER BY {_NEWEST_LAST}) IS NULL)"
+        f" OVER (PARTITION BY {own}, in_force_from ORDER BY {NEWEST_LAST}) IS NULL)"
+    )
+    # A deletion that is told again says nothing new.
+    told_once = (
+        f"(SELECT * FROM {one_a_time} QUALIFY deleted_time IS NULL"  # noqa: S608  # as above
+        f" OR lag(deleted_time) {history} IS NULL)"
     )
     told = ", ".join(f"versions.{column} AS {name}" for column, name in has.items())
     joined = " AND ".join(f"versions.{key} = {value}" for key, value in keys.items())
     return (
         f"(SELECT of_rows.*, {told} FROM {rows} AS of_rows ASOF LEFT JOIN"  # noqa: S608  # the tables' own names
-        f" (SELECT * REPLACE ({kept}), {since} FROM {one_a_time} QUALIFY NOT ({is_replaced}))"
+        f" (SELECT * REPLACE ({kept}), {since} FROM {told_once} QUALIFY NOT ({is_replaced}))"
         " AS versions"
         f" ON {joined} AND of_rows.time >= versions.since)"
     )

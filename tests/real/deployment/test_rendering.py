@@ -100,7 +100,8 @@ def test_kubectl_renders_the_same(folder: str, kustomize: Kustomize, kubectl: Ku
 
 
 def test_every_component_is_part_of_an_overlay() -> None:
-    files = [K8S / folder / "kustomization.yaml" for folder in kustomizations()]
+    folders = [*kustomizations(), *kustomizations(kind="Component")]
+    files = [K8S / folder / "kustomization.yaml" for folder in folders]
     used = {
         str((file.parent / name).resolve().relative_to(K8S))
         for file in files
@@ -123,6 +124,16 @@ def test_a_generated_name_stands_only_where_a_config_map_or_secret_is_named(
     }
 
     assert [place for place in places if not REFERENCES.fullmatch(place[1])] == []
+
+
+def test_the_documented_command_prints_what_is_to_be_kept_also_for_pods_between_two_runs(
+    rendering: Rendering,
+) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (pattern,) = re.findall(r"kubectl kustomize k8s\S+ \| grep -E '(.*?)'", page)
+
+    for name in rendering.hashed_names().values():
+        assert re.search(pattern, f"  name: {name}")
 
 
 def test_a_generated_object_has_the_name_of_no_other_object(rendering: Rendering) -> None:
@@ -515,22 +526,58 @@ def test_the_bill_is_closed_as_rendered_and_kept_in_the_store_of_the_sink(
     assert "nothing has changed" in capsys.readouterr().out
 
 
-def test_the_documented_lines_put_the_bill_into_a_copy_of_the_overlay(
-    kustomize: Kustomize, tmp_path: Path
+@pytest.mark.parametrize(
+    ("page", "workload", "mounted"),
+    [
+        ("bill.md", "gpuledger-bill", "/etc/gpuledger/prices.yaml"),
+        ("reports.md", "gpuledger-reports", "/etc/gpuledger-prices/prices.yaml"),
+    ],
+)
+def test_the_documented_lines_put_it_with_its_prices_into_a_copy_of_the_overlay(
+    page: str, workload: str, mounted: str, kustomize: Kustomize, tmp_path: Path
 ) -> None:
     central = copy_of_k8s(tmp_path) / "overlays" / "sasl-ssl" / "central"
-    page = (ROOT / "docs" / "bill.md").read_text()
-    (lines,) = re.findall(r"```yaml\n(components:\n.*?)```", page, re.DOTALL)
-    given, added = (central / "kustomization.yaml"), yaml.safe_load(lines)
-    merged = yaml.safe_load(given.read_text())
+    _put_at_the_head(central / "kustomization.yaml", _documented(page, "components"))
+    (central / "prices.yaml").write_text("prices: []\n")
+    made = render(central.parent).workload(workload)
+
+    assert made.files()[mounted] == b"prices: []\n"
+    assert made.container["image"].startswith("registry.example.com/")
+
+
+def test_the_reports_take_the_prices_that_are_mounted(kustomize: Kustomize, tmp_path: Path) -> None:
+    reports = render(REPORTS).workload("gpuledger-reports")
+    prices = Path(reports.settings(tmp_path)["prices"])
+
+    assert prices.read_bytes() == (K8S / REPORTS / "prices.yaml").read_bytes()
+
+
+def test_the_documented_patch_has_the_reports_read_a_store_elsewhere(
+    kustomize: Kustomize, tmp_path: Path
+) -> None:
+    overlay = copy_of_k8s(tmp_path) / "overlays" / "reports"
+    _put_at_the_head(overlay / "kustomization.yaml", _documented("reports.md", "patches"))
+    reports = render(overlay).workload("gpuledger-reports")
+
+    assert reports.settings(tmp_path)["store"]["uri"] == "s3://books/gpuledger"
+    assert "affinity" not in reports.pod
+    assert {volume["name"] for volume in reports.pod["volumes"]} == {"settings", "prices"}
+    assert {mount["name"] for mount in reports.container["volumeMounts"]} == {"settings", "prices"}
+
+
+def _documented(page: str, key: str) -> dict[str, list[Any]]:
+    """Return the block of a page of docs/ that begins with this list of a kustomization."""
+    text = (ROOT / "docs" / page).read_text()
+    (lines,) = re.findall(rf"```yaml\n({key}:\n.*?)```", text, re.DOTALL)
+    loaded: dict[str, list[Any]] = yaml.safe_load(lines)
+    return loaded
+
+
+def _put_at_the_head(file: Path, added: dict[str, list[Any]]) -> None:
+    merged = yaml.safe_load(file.read_text())
     for name, more in added.items():
         merged[name] = [*more, *merged.get(name, [])]
-    given.write_text(yaml.safe_dump(merged))
-    (central / "prices.yaml").write_text("prices: []\n")
-    job = render(central.parent).workload("gpuledger-bill")
-
-    assert job.files() == {"/etc/gpuledger/prices.yaml": b"prices: []\n"}
-    assert job.container["image"].startswith("registry.example.com/")
+    file.write_text(yaml.safe_dump(merged))
 
 
 def test_the_bill_runs_where_the_stores_volume_is_and_is_not_repeated_where_that_is_of_no_use(

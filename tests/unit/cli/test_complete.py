@@ -1,16 +1,10 @@
 """What `gpuledger topics complete` says of watermarks, over the bus in memory."""
 
-import re
-
-import pytest
-
-from cli.topics import completeness_lines, read_watermarks, retire_cluster
-from gpuledger.bus.memory import MemoryBus
+from cli.topics import completeness_lines, read_watermarks
 from gpuledger.bus.protocol import Message
 from gpuledger.completeness import message_of
-from gpuledger.errors import UserError
 from gpuledger.records import SilentNode, Watermark
-from tests.default_topics import EVENTS, PODS, ROWS, WATERMARKS
+from tests.default_topics import EVENTS, ROWS, WATERMARKS
 from tests.unit.sinks.builders import PARTITIONS, bus
 
 NOON_NS = 1_795_176_000_000_000_000
@@ -79,46 +73,3 @@ async def test_of_each_partition_what_its_stage_says_counts_and_nothing_else() -
         await producer.publish(WATERMARKS.name, 0, [Message(b"store/default/0", b"{", 0)])
 
     assert await read_watermarks(on, "store") == (PARTITIONS, [said(0, seconds=7)])
-
-
-def of_podwatch(partition: int, cluster: str, *, seconds: int) -> Watermark:
-    return said(partition, seconds=seconds, stage="podwatch", cluster=cluster, topic=PODS.name)
-
-
-async def told(*watermarks: Watermark) -> MemoryBus:
-    """Return a bus on which these were published."""
-    on = bus()
-    async with on.producer() as producer:
-        for each in watermarks:
-            message = message_of(each, time_ns=NOON_NS)
-            await producer.publish(WATERMARKS.name, each.partition, [message])
-    return on
-
-
-async def test_a_cluster_that_is_retired_is_waited_for_no_more() -> None:
-    stay = [of_podwatch(partition, "default", seconds=7200) for partition in range(PARTITIONS)]
-    on = await told(
-        *(of_podwatch(partition, "gone", seconds=0) for partition in range(PARTITIONS)),
-        *stay,
-        said(0, seconds=5, cluster="gone"),
-    )
-    assert await retire_cluster(on, "gone", time_ns=NOON_NS + 60 * 10**9) == PARTITIONS
-    assert await read_watermarks(on, "podwatch") == (PARTITIONS, stay)
-    _, of_store = await read_watermarks(on, "store")
-    assert [each.cluster for each in of_store] == ["gone"]
-
-
-@pytest.mark.parametrize(
-    ("cluster", "passed_seconds", "says"),
-    [
-        ("gone", 59, "was at work at 2026-11-20T12:00:00Z: stop it"),
-        ("other", 3600, "nothing of a cluster 'other'; it has of: gone"),
-    ],
-)
-async def test_a_cluster_at_work_or_unknown_is_not_retired(
-    cluster: str, passed_seconds: int, says: str
-) -> None:
-    on = await told(of_podwatch(0, "gone", seconds=0))
-    with pytest.raises(UserError, match=re.escape(says)):
-        await retire_cluster(on, cluster, time_ns=NOON_NS + passed_seconds * 10**9)
-    assert len(on.kept(WATERMARKS.name)) == 1

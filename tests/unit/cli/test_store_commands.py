@@ -5,6 +5,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
@@ -12,6 +14,8 @@ import pytest
 
 from cli.__main__ import main
 from gpuledger.clock import SystemClock
+from gpuledger.store.confinement import confine, parse_question
+from gpuledger.store.views import create_views
 from sinks.store.lease import MaintenanceLease
 from tests.unit.sinks.store.test_maintainer import fill
 
@@ -50,7 +54,7 @@ def test_maintaining_does_each_step_and_ends_with_a_table_of_what_was_done(
     orphan = tmp_path / "usage" / "event_date=2024-10-04" / "part-left.parquet"
     orphan.write_bytes(b"of a writer that was killed")
     os.utime(orphan, (0, 0))
-    assert maintain(tmp_path, *FOREVER) == 0
+    assert maintain(tmp_path, *FOREVER, "--verbose") == 0
     shown = capsys.readouterr()
     assert cells(shown.out) == [
         ["sum up", "usage_hourly", "1 hours"],
@@ -61,7 +65,41 @@ def test_maintaining_does_each_step_and_ends_with_a_table_of_what_was_done(
     steps = shown.err.splitlines()
     assert steps[0] == f"gpuledger: 1 of {len(steps)}: sum up (usage_hourly)"
     assert maintain(tmp_path) == 0
-    assert cells(capsys.readouterr().out) == [["remove old rows", "usage", "1 files"]]
+    shown = capsys.readouterr()
+    assert cells(shown.out) == [["remove old rows", "usage", "1 files"]]
+    assert shown.err == ""
+
+
+def test_on_a_terminal_one_line_says_which_step_is_under_way(tmp_path: Path) -> None:
+    fill(tmp_path, commits=10)
+    ours, theirs = os.openpty()
+    argv = [sys.executable, "-m", "cli", "store", "maintain", "--store", str(tmp_path)]
+    done = subprocess.run(
+        argv,
+        env={**os.environ, "TERM": "xterm"},
+        stderr=theirs,
+        stdout=subprocess.DEVNULL,
+        timeout=60,
+        check=False,
+    )
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+
+    assert done.returncode == 0
+    assert "sum up (usage_hourly)" in shown
+    assert shown.count("\n") <= 1
+
+
+@pytest.mark.parametrize("command", [("store", "maintain"), ("query",)])
+def test_the_help_says_of_each_option_what_it_is_for(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    without = r"^│ +\*? *--[\w-]+ +(\[default.*)?│$"
+    assert re.findall(without, shown, re.MULTILINE) == []
+    assert "--empty-" not in shown
 
 
 def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
@@ -173,6 +211,9 @@ def test_parquet_goes_to_a_file_and_stays_exact(store: Path, tmp_path: Path) -> 
         ("SELECT 1", ("--storage-option", "region"), "KEY=VALUE"),
         ("SELECT 1", ("--storage-option", "=x"), "KEY=VALUE"),
         ("CREATE TABLE kept (number INTEGER)", (), "no rows"),
+        ("", (), "empty"),
+        ("SELECT 1; SELECT 2", (), "2 statements"),
+        ("PIVOT usage ON account", (), "IN"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -188,3 +229,109 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert shown.err.count("\n") == 1
     assert named in shown.err
     assert shown.out == ""
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "COPY (SELECT 42) TO '{outside}/made'",
+        "COPY (SELECT 42) TO '{store}/made'",
+        "SELECT 1; COPY (SELECT 42) TO '{store}/made'",
+        "WITH copied AS (COPY (SELECT 42) TO '{store}/made') SELECT 1",
+        "EXPLAIN ANALYZE COPY (SELECT 42) TO '{store}/made'",
+        "FROM query($$COPY (SELECT 42) TO '{store}/made'$$)",
+        "EXPORT DATABASE '{store}/made'",
+        "IMPORT DATABASE '{outside}'",
+        "PRAGMA import_database('{outside}')",
+        "ATTACH '{store}/made'",
+        "INSTALL httpfs",
+        "LOAD '{outside}/secret'",
+        "FROM st_read('{outside}/secret')",
+        "SET enable_external_access = true",
+        "SET GLOBAL lock_configuration = false",
+        "SET VARIABLE kept = 1",
+        "PRAGMA enable_profiling",
+        "PRAGMA profiling_output = '{outside}/made'",
+        "CALL pragma_version()",
+        "PREPARE kept AS SELECT 1",
+        "DROP VIEW usage",
+        "FROM read_csv('{outside}/secret')",
+        "FROM read_text('{outside}/secret')",
+        "FROM read_text('{store}/../outside/secret')",
+        "FROM read_blob('/proc/self/environ')",
+        "FROM '{outside}/secret'",
+        "FROM glob('{outside}/*')",
+        "FROM glob('{store}*')",
+        "FROM sniff_csv('{outside}/secret')",
+        "FROM query('FROM read_text(''{outside}/secret'')')",
+        "FROM read_csv('http://127.0.0.1:1/secret')",
+        "FROM duckdb_secrets()",
+        # Names of variables of the program that asks.
+        "FROM rows",
+        "FROM files",
+    ],
+)
+def test_a_query_makes_no_file_and_reads_none_but_the_stores(
+    store: Path, tmp_path: Path, sql: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    for name in ("secret", "schema.sql", "load.sql"):
+        (outside / name).write_text("SELECT 'kept to itself';")
+    before = sorted(tmp_path.rglob("*"))
+    capsys.readouterr()
+
+    assert ask(store, sql.format(store=store, outside=outside)) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "kept to itself" not in shown.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("sql", ["SHOW TABLES", "DESCRIBE usage", "SUMMARIZE usage", "FROM usage;"])
+def test_whatever_gives_rows_of_the_store_is_answered(store: Path, sql: str) -> None:
+    assert ask(store, sql) == 0
+
+
+@pytest.mark.parametrize("name", ["it's", "a[b]*?", "a=b c", "linked"])
+def test_a_store_is_asked_whatever_its_folder_is_called(
+    store: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = store.parent / name
+    if name == "linked":
+        moved.symlink_to(store)
+    else:
+        store.rename(moved)
+    monkeypatch.chdir(store.parent)
+    capsys.readouterr()
+
+    for address in (moved, Path(name)):
+        assert ask(address, "SELECT count(*) AS n FROM usage", "--format", "json") == 0
+        assert json.loads(capsys.readouterr().out) == [{"n": 10}]
+
+
+def test_what_does_not_fit_into_memory_is_spilled_and_answered(
+    store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """To the folder that DuckDB has for it, which a connection that is confined may use."""
+    monkeypatch.chdir(tmp_path)
+    with duckdb.connect() as connection:
+        files = create_views(connection, str(store))
+        connection.execute("SET memory_limit = '60MB'; SET threads = 1")
+        confine(connection, files)
+        sql = "SELECT count(*) FROM (SELECT DISTINCT hash(range) FROM range(5000000), usage)"
+        found = connection.sql(parse_question(connection, sql)).fetchall()
+    assert found == [(5_000_000,)]
+
+
+def test_a_query_of_hours_that_nobody_has_summed_up_says_how_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path, commits=1)
+    capsys.readouterr()
+    assert ask(tmp_path, "SELECT * FROM usage_hourly", "--format", "json") == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == []
+    assert f"gpuledger store maintain --store {tmp_path}" in shown.err
+    assert ask(tmp_path, "SELECT * FROM usage", "--format", "json") == 0
+    assert capsys.readouterr().err == ""

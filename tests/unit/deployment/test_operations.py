@@ -1,6 +1,7 @@
 """docs/operations.md names ports, variables, metrics and topics that there are."""
 
 import re
+import tomllib
 from typing import Final
 
 import msgspec
@@ -22,7 +23,7 @@ from gpuledger.settings.sources import settings_of, variable_of
 from reports.settings import ReportsSettings
 from sinks.settings import SinkSettings
 from tests.default_topics import BY_NAME
-from tests.unit.deployment import deployables
+from tests.unit.deployment import deployables, manifests
 from tests.unit.deployment.deployables import ROOT
 
 PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
@@ -88,3 +89,33 @@ def test_the_ports_are_those_on_which_the_images_listen() -> None:
     }
 
     assert written == exposed
+
+
+def test_every_extra_for_users_is_in_the_table_of_extras() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = set(tomllib.load(file)["project"]["optional-dependencies"])
+    section = PAGE.partition("| extra | what for |")[2].partition("\n\n")[0]
+
+    assert set(re.findall(r"^\| `(\w+)`", section, re.MULTILINE)) == extras - {"dev", "bench"}
+
+
+@pytest.mark.parametrize("page", ["operations.md", "security.md"])
+def test_the_rights_of_every_workload_are_told(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    tables = re.findall(r"^\| (?:workload|deployable) \|.*?\n\n", text, re.MULTILINE | re.DOTALL)
+    told = {word for table in tables for word in re.findall(r"^\|[^|]*", table, re.MULTILINE)}
+    kinds = ("Deployment", "DaemonSet", "Job", "CronJob")
+    names = {
+        made["metadata"]["name"].removeprefix("gpuledger-").partition("-")[0]
+        for made in manifests.load()
+        if made["kind"] in kinds
+    }
+
+    assert {name for name in names if not any(name in one for one in told)} == set()
+
+
+def test_a_wheel_is_installed_everywhere_as_there_is_one_in_no_registry() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert [
+        page.name for page in pages if re.search(r"install '?gpuledger\b", page.read_text())
+    ] == []

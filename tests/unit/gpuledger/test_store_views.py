@@ -7,13 +7,16 @@ from typing import Any
 import duckdb
 import pytest
 from arro3.core import DataType
+from deltalake import write_deltalake
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.errors import UserError
 from gpuledger.records import Account, EventHolder, GpuEvent, PodDescription, PodState
 from gpuledger.store.bill_table import BILL_LINES, append_revision
-from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
-from gpuledger.store.views import READABLE, create_views, valid_through
+from gpuledger.store.schema import TableSchema, table_uri
+from gpuledger.store.usage_schema import INVENTORY, USAGE, USAGE_DAILY, USAGE_HOURLY
+from gpuledger.store.usage_schema import NODES as NODES_TABLE
+from gpuledger.store.views import READABLE, TABLES, create_views, valid_through
 from sinks.settings import StoreSettings
 from sinks.store.maintainer import Maintainer
 from tests.default_topics import NAMESPACES, NODES
@@ -243,6 +246,28 @@ def test_closed_bills_are_a_view_as_well(tmp_path: Path) -> None:
     }
     append_revision(str(tmp_path), [line], stream="a", revision=1)
     assert ask(tmp_path, "SELECT line, cost FROM bill_lines") == [("x", 0)]
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_a_table_without_rows_is_a_view_of_the_same_columns_and_types(
+    tmp_path: Path, table: TableSchema
+) -> None:
+    other = INVENTORY if table is not INVENTORY else NODES_TABLE
+    values = {DataType.utf8(): "x", DataType.bool(): True}
+    for path, written in ((tmp_path / "without", other), (tmp_path / "with", table)):
+        row = tuple(values.get(each.kind, 0) for each in written.columns)
+        write_deltalake(
+            table_uri(str(path), written.name),
+            written.table_of([row]),
+            partition_by=[*written.partition_by],
+        )
+    without, filled = (
+        ask(tmp_path / name, f"SELECT column_name, column_type FROM (DESCRIBE {table.name})")  # noqa: S608  # our own names
+        for name in ("without", "with")
+    )
+
+    assert without == filled
+    assert ask(tmp_path / "without", f"SELECT * FROM {table.name}") == []  # noqa: S608  # our own names
 
 
 def test_where_there_is_no_store_it_is_said_so(tmp_path: Path) -> None:

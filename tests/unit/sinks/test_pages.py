@@ -323,6 +323,17 @@ def test_the_query_of_the_page_says_which_bills_are_not_complete_and_whom_it_con
     assert [(row[0], *row[3:]) for row in shown] == [("retention", 8, ["default/node-a"])]
 
 
+def test_no_example_of_the_page_sums_the_busy_time_of_users_with_that_in_which_nothing_ran() -> (
+    None
+):
+    page = (DOCS / "store.md").read_text()
+    examples = re.findall(r"```(?:sql|python|console)\n(.*?)```", page, re.DOTALL)
+    sums = [each for each in examples if re.search(r"sum\((?:busy|gpu_hours)|busy_ns\W*sum", each)]
+
+    assert len(sums) >= 4
+    assert [each for each in sums if not re.search(r"\baccount\b", each)] == []
+
+
 def python_of_the_page(word: str) -> str:
     pattern = r"```python\n(.*?)```"
     examples: list[str] = re.findall(pattern, (DOCS / "store.md").read_text(), re.DOTALL)

@@ -1,5 +1,7 @@
 """What `gpuledger-sink` makes of its command line and environment."""
 
+import re
+
 import pytest
 
 from gpuledger.errors import SettingsError
@@ -244,6 +246,18 @@ def test_the_page_to_scrape_is_an_option_that_the_help_shows(
     shown = capsys.readouterr().out
     assert "gpuledger-sink remote_write --from-openmetrics http://localhost:9100/metrics" in shown
     assert 'up{job="openmetrics"}' in shown
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_help_of_a_kind_has_its_own_settings_and_those_of_all_kinds_alone(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpuledger-sink", kind, "--help"])
+    with pytest.raises(SystemExit):
+        main()
+
+    sections = set(re.findall(r"^ {6}GPULEDGER_(\w+?)__", capsys.readouterr().out, re.MULTILINE))
+    assert sections == {"HTTP", "KAFKA", "LOG", kind.upper()}
 
 
 def test_an_option_that_one_kind_alone_takes_is_named_as_it_was_given(

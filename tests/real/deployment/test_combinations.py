@@ -1,0 +1,78 @@
+"""Components beside one another, in any order: all of both is there, or the build ends."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from typing import TYPE_CHECKING, Final
+
+import pytest
+import yaml
+
+from tests.real.deployment.installation import copy_of_k8s
+from tests.real.deployment.rendering import Manifest, kustomizations, render, strings
+from tests.real.services.kustomize import KustomizeError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.real.deployment.rendering import Rendering
+    from tests.real.services.kustomize import Kustomize
+
+TLS: Final = "components/pages-tls"
+COMPONENTS: Final = sorted(
+    set(filter(lambda folder: folder.startswith("components/"), kustomizations(kind="Component")))
+    - {"components/kafka", "components/before-pages-tls"}
+)
+"""Those that an overlay over the base takes."""
+
+
+@pytest.fixture
+def overlay(tmp_path: Path) -> Path:
+    """Return the folder of an overlay yet to be written, in a copy of k8s/."""
+    folder = copy_of_k8s(tmp_path) / "overlays" / "pair"
+    folder.mkdir()
+    return folder
+
+
+def rendered(overlay: Path, components: tuple[str, ...]) -> Rendering:
+    """Return the base with these components; raises KustomizeError."""
+    listed = [f"../../{name}" for name in components]
+    made = {"resources": ["../../base"], "components": listed}
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(made))
+    return render(overlay)
+
+
+def brings_pages(overlay: Path, component: str) -> bool:
+    """Return whether a component has a workload of its own that stays, and so has pages."""
+    return len(rendered(overlay, (component,)).services()) > len(rendered(overlay, ()).services())
+
+
+def said(made: Manifest) -> list[tuple[str, str]]:
+    """Return all that an object says, whatever the order of its lists."""
+    return sorted(strings(made))
+
+
+@pytest.mark.parametrize("first", COMPONENTS)
+def test_two_components_make_the_same_in_both_orders_or_pages_tls_is_refused_in_front(
+    first: str, kustomize: Kustomize, overlay: Path
+) -> None:
+    for pair in permutations(COMPONENTS, 2):
+        if pair[0] != first:
+            continue
+        if first == TLS and brings_pages(overlay, pair[1]):
+            with pytest.raises(KustomizeError, match=r"before-pages-tls.*scheme failed"):
+                rendered(overlay, pair)
+        elif not (pair[1] == TLS and brings_pages(overlay, first)):
+            one, other = rendered(overlay, pair), rendered(overlay, pair[::-1])
+            assert sorted(map(said, one.objects)) == sorted(map(said, other.objects))
+
+
+@pytest.mark.parametrize("component", [one for one in COMPONENTS if one != TLS])
+def test_no_workload_is_without_tls_where_pages_tls_comes_last(
+    component: str, kustomize: Kustomize, overlay: Path
+) -> None:
+    for workload in rendered(overlay, (component, TLS)).services():
+        assert "GPULEDGER_HTTP__WEB_CONFIG_FILE" in {
+            variable["name"] for variable in workload.container["env"]
+        }
+        assert workload.container["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"

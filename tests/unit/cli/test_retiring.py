@@ -1,0 +1,196 @@
+"""What `gpuledger topics retire` takes back of what is gone, over the bus in memory."""
+
+import pytest
+
+from cli.retiring import Retired, retire_from
+from cli.topics import read_watermarks
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Message
+from gpuledger.codec import decoder_of, encode
+from gpuledger.completeness import message_of
+from gpuledger.errors import UserError
+from gpuledger.keys import NodeId, key_in
+from gpuledger.records import GpuFacts, Inventory, Watermark
+from gpuledger.topics import partition_of_node
+from reports.presence import NEVER_US, InventoryRow, stays_of
+from reports.times import HOUR_US
+from sinks.store.dimensions import rows_of_inventory
+from tests.default_topics import INVENTORY, PODS, SAMPLES, WATERMARKS
+from tests.errors import has_words
+from tests.unit.sinks.builders import PARTITIONS, START_NS, bus
+
+HOUR_NS = 3_600 * 10**9
+NOW_NS = START_NS + HOUR_NS
+"""An hour after the nodes here have told what they have."""
+A, B = NodeId("gone", "node-a"), NodeId("gone", "node-b")
+STAYS = NodeId("stays", "node-a")
+DECODER = decoder_of(INVENTORY.name, Inventory)
+
+
+def home(node: NodeId) -> int:
+    return partition_of_node(key_in(*node), partitions=PARTITIONS)
+
+
+async def put(on: MemoryBus, topic: str, node: NodeId, value: bytes | None, *, ago_s: int) -> None:
+    message = Message(key_in(*node).encode(), value, NOW_NS // 10**6 - ago_s * 1000)
+    async with on.producer() as producer:
+        await producer.publish(topic, home(node), [message])
+
+
+def inventory(node: NodeId, *gpus: str, after_s: int = 0) -> Inventory:
+    facts = [
+        GpuFacts(uuid=uuid, index=index, model="H100", instances=[], capabilities=[])
+        for index, uuid in enumerate(gpus)
+    ]
+    time_ns = START_NS + after_s * 10**9
+    return Inventory(cluster=node.cluster, node=node.node, boot_id="b", time_ns=time_ns, gpus=facts)
+
+
+async def told(*inventories: Inventory, podwatch_ago_s: int | None = None) -> MemoryBus:
+    """Return a bus that has these, and podwatch's word of the cluster that is gone."""
+    on = bus()
+    for each in inventories:
+        node = NodeId(each.cluster, each.node)
+        await put(on, INVENTORY.name, node, encode(each), ago_s=3600)
+    async with on.producer() as producer:
+        for partition in range(PARTITIONS) if podwatch_ago_s is not None else ():
+            watermark = Watermark(
+                stage="podwatch",
+                cluster="gone",
+                partition=partition,
+                complete_until_ns=NOW_NS - (podwatch_ago_s or 0) * 10**9,
+                topic=PODS.name,
+                next_offset=12,
+                publisher="test",
+            )
+            message = message_of(watermark, time_ns=NOW_NS)
+            await producer.publish(WATERMARKS.name, partition, [message])
+    return on
+
+
+async def retire(on: MemoryBus, node: str | None = None, *, ago_s: int = 0) -> Retired:
+    since_ns = NOW_NS - ago_s * 10**9
+    return await retire_from(on, "gone", node, now_ns=NOW_NS, since_ns=since_ns)
+
+
+def stays(on: MemoryBus) -> list[tuple[NodeId, str, int | None]]:
+    """Return each board's node and end in hours from the start, as store and bill make of it."""
+    rows = [
+        InventoryRow(cluster, node, since_us, record.offset, gpu, model)
+        for record in on.kept(INVENTORY.name)
+        for cluster, node, since_us, gpu, model, *_ in rows_of_inventory(
+            DECODER.decode(record.value), record
+        )
+    ]
+    return [
+        (
+            NodeId(*stay.node),
+            stay.board,
+            None if stay.end_us == NEVER_US else (stay.end_us - START_NS // 1000) // HOUR_US,
+        )
+        for stay in stays_of(rows, {})
+    ]
+
+
+async def test_the_boards_of_a_cluster_that_is_gone_end_whether_podwatch_spoke_of_it_or_not() -> (
+    None
+):
+    for podwatch_ago_s in (None, 60):
+        on = await told(
+            inventory(A, "GPU-a", "GPU-b"),
+            inventory(B, "GPU-c"),
+            inventory(STAYS, "GPU-d"),
+            podwatch_ago_s=podwatch_ago_s,
+        )
+        watermarks = PARTITIONS if podwatch_ago_s else 0
+
+        assert await retire(on) == Retired(watermarks=watermarks, nodes=2, boards=3)
+        assert sorted(stays(on)) == [
+            (A, "GPU-a", 1),
+            (A, "GPU-b", 1),
+            (B, "GPU-c", 1),
+            (STAYS, "GPU-d", None),
+        ]
+        assert await read_watermarks(on, "podwatch") == (PARTITIONS, [])
+
+
+async def test_one_node_is_retired_and_its_cluster_stays() -> None:
+    on = await told(inventory(A, "GPU-a"), inventory(B, "GPU-c"), podwatch_ago_s=0)
+
+    assert await retire(on, "node-a") == Retired(watermarks=0, nodes=1, boards=1)
+    assert sorted(stays(on)) == [(A, "GPU-a", 1), (B, "GPU-c", None)]
+    assert len((await read_watermarks(on, "podwatch"))[1]) == PARTITIONS
+
+
+async def test_what_is_retired_twice_is_retired_once_and_comes_back_with_its_agents_word() -> None:
+    on = await told(inventory(A, "GPU-a"))
+    await retire(on)
+    assert await retire(on) == Retired(watermarks=0, nodes=0, boards=0)
+    again = inventory(A, "GPU-a", after_s=2 * 3600)
+    await put(on, INVENTORY.name, A, encode(again), ago_s=0)
+
+    assert stays(on) == [(A, "GPU-a", 1), (A, "GPU-a", None)]
+
+
+async def test_a_node_may_have_gone_before_and_costs_until_then() -> None:
+    on = await told(inventory(A, "GPU-a"))
+    await retire(on, ago_s=1800)
+
+    (gone,) = [DECODER.decode(each.value) for each in on.kept(INVENTORY.name)][1:]
+    assert (gone.time_ns, gone.gpus) == (NOW_NS - 1800 * 10**9, [])
+
+
+async def test_a_node_whose_clock_is_ahead_is_gone_all_the_same() -> None:
+    on = await told(inventory(A, "GPU-a", after_s=5 * 3600))
+    await retire(on)
+
+    assert stays(on) == []
+
+
+@pytest.mark.parametrize(
+    ("node", "says"),
+    [(None, ("other", "gone", "stays")), ("node-c", ("node-c", "node-a", "node-b"))],
+)
+async def test_what_nothing_is_known_of_is_refused_with_what_is_known(
+    node: str | None, says: tuple[str, ...]
+) -> None:
+    on = await told(inventory(A, "GPU-a"), inventory(B, "GPU-b"), inventory(STAYS, "GPU-c"))
+    cluster = "other" if node is None else "gone"
+    with pytest.raises(UserError, check=has_words(*says)):
+        await retire_from(on, cluster, node, now_ns=NOW_NS, since_ns=NOW_NS)
+
+
+@pytest.mark.parametrize("node", [None, "node-b"])
+async def test_while_an_agent_ticks_nothing_is_retired(node: str | None) -> None:
+    on = await told(inventory(A, "GPU-a"), inventory(B, "GPU-b"))
+    await put(on, SAMPLES.name, A, b"any tick", ago_s=121)
+    await put(on, SAMPLES.name, B, b"any tick", ago_s=119)
+    with pytest.raises(UserError, check=has_words("node-b", "stop")):
+        await retire(on, node)
+
+    assert [end for *_, end in stays(on)] == [None, None]
+    assert (await retire(on, "node-a")).boards == 1
+
+
+async def test_while_podwatch_is_at_work_nothing_is_retired() -> None:
+    on = await told(inventory(A, "GPU-a"), podwatch_ago_s=59)
+    with pytest.raises(UserError, check=has_words("podwatch", "was at work", "stop it")):
+        await retire(on)
+
+    assert [end for *_, end in stays(on)] == [None]
+    assert len((await read_watermarks(on, "podwatch"))[1]) == PARTITIONS
+
+
+@pytest.mark.parametrize("ago_s", [-1, 3601])
+async def test_it_is_gone_neither_in_the_future_nor_before_it_told_what_it_has(ago_s: int) -> None:
+    on = await told(inventory(A, "GPU-a"))
+    with pytest.raises(UserError, check=has_words("--since")):
+        await retire(on, ago_s=ago_s)
+
+
+async def test_an_inventory_that_the_store_does_not_believe_is_nobodys() -> None:
+    on = await told()
+    await put(on, INVENTORY.name, B, encode(inventory(A, "GPU-a")), ago_s=3600)
+    await put(on, INVENTORY.name, B, b"{", ago_s=3600)
+    with pytest.raises(UserError, check=has_words("gone")):
+        await retire(on)
