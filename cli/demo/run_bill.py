@@ -4,6 +4,7 @@ And the last word to its store, by which that command makes it again: the join s
 is complete as ticks go on, and of the last seconds of a run nobody would say it.
 """
 
+from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +19,7 @@ from gpuledger.store.commits import mark_complete
 from gpuledger.store.query import open_table
 from gpuledger.store.usage_schema import USAGE
 from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.money import quantize_together, rounded
+from reports.money import quantize_together
 from reports.policy_file import read_policy
 from reports.times import HOUR_US, Window
 from reports.usage_sums import UsageReader
@@ -105,7 +106,7 @@ def of_bill(bill: Bill) -> RunBill | None:
     if not lines:
         return None
     # Together, as a bill's: the lines sum to what is said below them.
-    costs = quantize_together([each.exact_cost for each in lines], digits=_DIGITS)
+    costs = shown_costs([(each.exact_cost, each.held_idle_cost) for each in lines])
     made = [
         OwnerCost(
             owner=_NAMES.get(each.values[0], each.values[0]),
@@ -113,16 +114,24 @@ def of_bill(bill: Bill) -> RunBill | None:
             charged_gpu_seconds=float(gpu_seconds(each.charged)),
             used_gpu_seconds=float(gpu_seconds(each.used)),
             cost=f"{cost:f}",
-            unused_cost=f"{rounded(each.held_idle_cost, digits=_DIGITS):f}",
+            unused_cost=f"{unused:f}",
         )
-        for each, cost in zip(lines, costs, strict=True)
+        for each, (cost, unused) in zip(lines, costs, strict=True)
     ]
     return RunBill(
         currency=bill.currency,
         prices=bill.policy.name,
         lines=sorted(made, key=lambda each: (-Decimal(each.cost), each.owner)),
-        cost=f"{sum(costs, Decimal(0)):f}",
+        cost=f"{sum((cost for cost, _ in costs), Decimal(0)):f}",
     )
+
+
+def shown_costs(exact: Sequence[tuple[Fraction, Fraction]]) -> list[tuple[Decimal, Decimal]]:
+    """Return costs and what of each is unused as they are shown; they sum to the rounded sum."""
+    # Both parts of all: rounded by itself, the unused part of a cost might be more than the cost.
+    parts = [part for cost, unused in exact for part in (cost - unused, unused)]
+    shown = quantize_together(parts, digits=_DIGITS)
+    return [(used + unused, unused) for used, unused in zip(shown[::2], shown[1::2], strict=True)]
 
 
 def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
