@@ -2,47 +2,58 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from cli.bill_table import bill_table
 from cli.long_work import printing_progress
 from cli.replay.range_plan import parse_moment
+from cli.store_arguments import StorageOption, require_writable, storage_options_of, written
 from gpuledger.clock import NS_PER_MS, NS_PER_US
 from gpuledger.errors import UserError
+from reports.asked import AskedError
 from reports.bill_output import (
     as_csv,
     as_json,
     columns_of,
+    dimensions_without_value,
+    hours_text,
     parquet_columns,
     row_of,
-    state_of,
     time_text,
+    usage_text,
     write_parquet,
 )
-from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.charging_sql import HOUR_US
-from reports.closing import ClosedLine, closed_lines, refusals_of, revision_rows, standing_bill
+from reports.billing import Bill, BillMaker
+from reports.closing import (
+    ClosedLine,
+    change_since_close,
+    closed_lines,
+    refusals_of,
+    standing_bill,
+)
 from reports.closing import close as close_bill
-from reports.explaining import explanation_of, explanation_of_gone, find_line
+from reports.explaining import explanation_of
 from reports.focus import focus_columns, focus_rows
-from reports.money import minor_digits, rounded, text_of
+from reports.money import money_text
 from reports.periods import last_month, month_of, parse_period, window_of
 from reports.policy_file import PolicyError, read_policy
-from reports.usage_sums import DAY_US, UsageReader, Window
+from reports.times import DAY_US, HOUR_US, Window
+from reports.usage_sums import UsageReader
 
 MADE: Final = 0
 WRONG: Final = 1
 UNPRICED: Final = 3
 NOTHING: Final = 4
+_HOUR_MS: Final = HOUR_US // 1000
 LAST_MONTH: Final = "last-month"
 """For who cannot say which, such as a CronJob."""
 _WIDTH_IN_FILES: Final = 160
@@ -52,6 +63,7 @@ _HELP: Final = """
 - A month by team at your own prices: gpuledger bill --store s3://ledger/gpuledger --period 2026-10
   --by team,model --prices prices.yaml
 - Keep a month's lines for good: gpuledger bill close --store gpuledger-store --period 2026-10
+  --prices prices.yaml
 - What is wrong with a file of prices: gpuledger bill check prices.yaml
 - Why a line costs what it costs: gpuledger bill explain 4be1c0d2aa17 --store gpuledger-store
   --period 2026-10
@@ -94,7 +106,10 @@ class BillOf:
     ] = None
     to: Annotated[
         str | None,
-        Parameter(help="Up to and without this whole hour.", allow_leading_hyphen=True),
+        Parameter(
+            help="Up to and without this whole hour; absent: as far as usage is complete.",
+            allow_leading_hyphen=True,
+        ),
     ] = None
     by: Annotated[
         str,
@@ -107,14 +122,7 @@ class BillOf:
         Path | None,
         Parameter(help="File of prices and policies (YAML); absent: built-in examples."),
     ] = None
-    storage_option: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="A KEY=VALUE for the store, as store.storage_options; may be given several times.",
-            negative=(),
-            show_default=False,
-        ),
-    ] = ()
+    storage_option: StorageOption = ()
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -123,7 +131,7 @@ class BillOf:
 
     def closed(self) -> list[ClosedLine]:
         """Return the lines of all revisions of the bill; none where it was never closed."""
-        options = _options(self.storage_option)
+        options = storage_options_of(self.storage_option)
         return closed_lines(self.store, self._window, self.dimensions, options)
 
     def standing(self, closed: Sequence[ClosedLine]) -> Bill:
@@ -131,10 +139,24 @@ class BillOf:
         policy = read_policy(self.prices).policy
         return standing_bill(closed, window=self._window, by=self.dimensions, policy=policy)
 
+    def check_is_named(self) -> None:
+        """Raise UserError where the period or the prices are not said."""
+        missing = []
+        if not (self.period or self.from_ or self.to):
+            missing.append("--period: name what is closed for good, such as 2026-10 or last-month")
+        if self.prices is None:
+            missing.append(
+                "--prices: name the file of your prices; the built-in ones are examples, and"
+                " nothing is closed at them"
+            )
+        if missing:
+            raise UserError("; ".join(missing))
+
     def make(self, *, tells_days: bool = False) -> tuple[Bill, BillMaker]:
         """Return the bill, with what made it; raises UserError for what its user can put right."""
         read = read_policy(self.prices)
-        maker = BillMaker(self._reader, read, by=self.dimensions)
+        with _naming_options():
+            maker = BillMaker(self._reader, read, by=self.dimensions)
         window = self._window
         # Those to come are counted too, and take no time.
         days = -(-(window.end_us - window.begin_us) // DAY_US)
@@ -144,12 +166,14 @@ class BillOf:
     def arguments(self, made: Bill) -> list[str]:
         """Return the arguments by which this very bill is made again; no values of options."""
         times = (time_text(made.window.begin_us), "--to", time_text(made.window.end_us))
+        # What is said of now, as last month, means another time later.
+        is_fixed = self.period is not None and self.period != LAST_MONTH
         found = ["--store", self.store]
-        found += ["--period", self.period] if self.period else ["--from", *times]
+        found += ["--period", str(self.period)] if is_fixed else ["--from", *times]
         found += ["--by", ",".join(made.by)]
         found += ["--prices", str(self.prices)] if self.prices else []
         # Keys of object stores are among them: a bill is sent around.
-        for key in _options(self.storage_option):
+        for key in storage_options_of(self.storage_option):
             found += ["--storage-option", f"{key}=..."]
         return found
 
@@ -158,29 +182,42 @@ class BillOf:
         # Opened once: that reads the log of each table, which may lie on an object store.
         return UsageReader(
             self.store,
-            storage_options=_options(self.storage_option),
+            storage_options=storage_options_of(self.storage_option),
             distinguishes_gpus="gpu" in self.dimensions,
         )
 
+    @property
+    def _hour_after_usage_ms(self) -> int:
+        return -(-self._reader.usage_end_us // HOUR_US) * _HOUR_MS
+
     @cached_property
     def _window(self) -> Window:
-        if (self.from_ is None) != (self.to is None):
-            raise UserError("--from and --to belong together; give both, or --period")
-        if self.from_ is not None and self.to is not None:
+        with _naming_options():
+            return self._asked_window()
+
+    def _asked_window(self) -> Window:
+        if self.from_ is None and self.to is not None:
+            raise UserError("--to: needs --from; give both, or --period")
+        if self.from_ is not None:
             if self.period is not None:
                 raise UserError("--period: give either that or --from and --to")
-            now_ms = time.time_ns() // NS_PER_MS
-            # Counted from now, whole hours are meant; a time that is written out has to be one.
-            hour_ms = HOUR_US // 1000
-            begin_ms, end_ms = (
-                moment_ms - (moment_ms % hour_ms if text.startswith(("-", "now")) else 0)
-                for text, option in ((self.from_, "--from"), (self.to, "--to"))
-                for moment_ms in (parse_moment(text, option=option, now_ms=now_ms),)
-            )
+            begin_ms, end_ms = _hour_of(self.from_, "--from"), _hour_of(self.to or "now", "--to")
+            if self.to is None:
+                # As far as there is anything to bill, and an hour at least.
+                end_ms = max(begin_ms + _HOUR_MS, self._hour_after_usage_ms)
             return window_of(begin_ms, end_ms)
         if self.period == LAST_MONTH:
             return last_month(time.time_ns() // NS_PER_US)
         return parse_period(self.period) if self.period else month_of(self._reader.usage_end_us)
+
+
+@contextmanager
+def _naming_options() -> Iterator[None]:
+    """Raise what is wrong with a part of what is asked as UserError, by the option's name."""
+    try:
+        yield
+    except AskedError as error:
+        raise UserError(f"--{error.about}: {error.problem}") from error
 
 
 Output = Annotated[
@@ -214,6 +251,7 @@ def bill(
     # Before anything is read: a bill may take a while.
     if format == "parquet" and output is None:
         raise UserError("--output: a Parquet file is no text; name the file")
+    require_writable(output)
     as_html = _html_writer() if format == "html" else None
     closed = bill_of.closed()
     stands = bool(closed) and not recompute
@@ -222,7 +260,8 @@ def bill(
         _write(as_html(made, closed=closed, asked=bill_of.arguments(made)), output)
     elif format == "parquet" and output is not None:
         rows = (row_of(made, line) for line in made.lines)
-        write_parquet(parquet_columns(made), rows, file=output)
+        with written(output) as file:
+            write_parquet(parquet_columns(made), rows, file=file)
     elif format == "focus":
         columns = [column.name for column in focus_columns(allocations=focus_allocations)]
         focus = focus_rows(made, allocations=focus_allocations, closed=closed if stands else ())
@@ -241,7 +280,10 @@ def bill(
 
 @app.command
 def check(file: Path) -> int:
-    """Check a file of prices and policies; exit 1 where it has mistakes, each with its line."""
+    """Check a file of prices and policies; exit 1 where it has mistakes, each with its line.
+
+    What is allowed and probably meant otherwise is said on standard error.
+    """
     try:
         read = read_policy(file)
     except PolicyError as error:
@@ -250,6 +292,11 @@ def check(file: Path) -> int:
             sys.stdout.write(f"{file}: {mistake}\n")
         return WRONG
     policy = read.policy
+    if not (policy.prices or policy.energy):
+        sys.stdout.write(f"{file}: line 1: prices: there is none, and GPUs would cost nothing\n")
+        return WRONG
+    for doubt in read.doubts:
+        sys.stderr.write(f"gpuledger: {file}: {doubt}\n")
     sys.stdout.write(
         f"{file}: ok: {len(policy.prices)} prices in {policy.currency}, {len(policy.energy)} energy"
         f" prices, {len(policy.teams)} team rows, {len(policy.budgets)} budgets,"
@@ -262,23 +309,38 @@ def check(file: Path) -> int:
 def close(bill_of: BillOf) -> int:
     """Close a period: keep its lines for good, or what changed since as correction lines.
 
-    Exit 1 where it cannot be closed: usage is missing, too little is covered, GPUs have no price.
+    --period (or --from and --to) and --prices must be given. Exit 1 where it cannot be closed:
+    usage is missing, too little is covered, GPUs have no price.
     """
+    # What is closed stays: nothing of it is guessed, as it is for a look at a bill.
+    bill_of.check_is_named()
     made, _ = bill_of.make()
+    begin, end = map(time_text, made.window)
+    what = f"{begin} to {end} by {','.join(made.by)}"
     if reasons := refusals_of(made):
         for reason in reasons:
-            sys.stderr.write(f"gpuledger: not closed: {reason}\n")
+            sys.stderr.write(f"gpuledger: {what}: not closed: {reason}\n")
         return WRONG
-    rows = close_bill(made, bill_of.store, _options(bill_of.storage_option))
-    if not rows:
-        sys.stdout.write("nothing has changed since it was closed\n")
-        return MADE
-    revision, total = rows[0]["revision"], sum(row["cost"] for row in rows)
-    what = "lines" if revision == 1 else "correction lines"
-    sys.stdout.write(
-        f"closed as revision {revision}: {len(rows)} {what}, {total:f} {made.currency}\n"
-    )
+    rows = close_bill(made, bill_of.store, storage_options_of(bill_of.storage_option))
+    sys.stdout.write(f"{what}: {_revision_text(made, rows)}\n")
     return MADE
+
+
+def _revision_text(made: Bill, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a revision of these rows added to a bill, for people."""
+    stands = f"{money_text(made.line_cost, made.currency)} {made.currency}"
+    if not rows:
+        return f"nothing has changed since it was closed: {stands}"
+    revision = rows[0]["revision"]
+    if revision == 1:
+        return f"closed as revision 1: {len(rows)} lines, {stands}"
+    # Differences from what is stored, with more digits than the currency has.
+    difference = Fraction(sum(row["cost"] for row in rows))
+    added = f"{money_text(difference, made.currency)} {made.currency}"
+    return (
+        f"closed as revision {revision}: {len(rows)} correction lines, {added};"
+        f" it stands at {stands}"
+    )
 
 
 @app.command
@@ -292,14 +354,17 @@ def explain(
 ) -> int:
     """Print how a line was calculated: prices, times, the rows of usage and their events."""
     made, maker = bill_of.make()
-    closed = closed_lines(bill_of.store, made.window, made.by, _options(bill_of.storage_option))
-    # A correction may have taken a line back whole: the bill has it no more, its revisions do.
-    if gone := explanation_of_gone(made, line, closed=closed):
-        texts: Iterable[str] = gone
-    else:
-        found = find_line(made, line)
-        texts = explanation_of(made, found, maker=maker, closed=closed, max_rows=rows)
-    for text in texts:
+    closed = closed_lines(
+        bill_of.store, made.window, made.by, storage_options_of(bill_of.storage_option)
+    )
+    try:
+        found = explanation_of(made, line, maker=maker, closed=closed, max_rows=rows)
+    except AskedError as error:
+        raise UserError(
+            f"{error.problem}; give the `line` of `gpuledger bill … --format json`, with the same"
+            " --period, --by and --prices"
+        ) from error
+    for text in found.texts:
         sys.stdout.write(f"{text}\n")
     return MADE
 
@@ -319,92 +384,57 @@ def _html_writer() -> Callable[..., str]:
     return as_html
 
 
-def _options(given: Sequence[str]) -> dict[str, str]:
-    pairs = [option.partition("=") for option in given]
-    if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
-        raise UserError(f"--storage-option: {wrong[0]!r} is no KEY=VALUE")
-    return {key: value for key, _, value in pairs}
+def _hour_of(text: str, option: str) -> int:
+    """Return the whole hour that a time means, in milliseconds; raises UserError for half ones.
+
+    Hours counted back from now are whole ones, and `now` is the end of the hour under way; a time
+    that is written out has to be a whole hour, which `window_of` looks at.
+    """
+    now_ms = time.time_ns() // NS_PER_MS
+    moment_ms = parse_moment(text, option=option, now_ms=now_ms)
+    if text == "now":
+        return -(-moment_ms // _HOUR_MS) * _HOUR_MS
+    if not text.startswith("-"):
+        return moment_ms
+    if (now_ms - moment_ms) % _HOUR_MS:
+        raise UserError(f"{option}: bills are of whole hours, and {text} is none; give -2h or -7d")
+    return moment_ms // _HOUR_MS * _HOUR_MS
 
 
 def _write(text: str, output: Path | None) -> None:
     if output is None:
         sys.stdout.write(text)
         return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--output: cannot write {output}: {error.strerror}") from error
+    with written(output) as file:
+        file.write_text(text, encoding="utf-8")
 
 
 def _print_table(made: Bill, output: Path | None) -> None:
-    table = Table(
-        title=f"{time_text(made.window.begin_us)} to {time_text(made.window.end_us)},"
-        f" {state_of(made)}, in {made.currency}, by {made.policy.name}",
-        title_justify="left",
-        caption=_totals(made),
-        caption_justify="left",
-    )
-    for name in (*made.by, "Idle"):
-        table.add_column(name, overflow="fold")
-    for name in ("GPU h held", "GPU h used", "Cost", "of it unused", "Line"):
-        table.add_column(name, justify="left" if name == "Line" else "right")
-    digits = minor_digits(made.currency)
-    # The dearest first; files have them by their values, as those are compared.
-    for line in sorted(made.lines, key=lambda line: (-line.cost, line.values)):
-        table.add_row(
-            *map(Text, line.values),
-            line.idle_kind or "",
-            _hours(line.charged if line.idle_kind else line.held),
-            _hours(line.used),
-            f"{line.cost:,f}",
-            f"{rounded(line.held_idle_cost, digits=digits):,f}",
-            line.id,
-        )
+    is_terminal = output is None and sys.stdout.isatty()
+    width = Console().width if is_terminal else _WIDTH_IN_FILES
+    table, width = bill_table(made, width=width)
     if output is not None:
-        with output.open("w", encoding="utf-8") as file:
-            Console(file=file, width=_WIDTH_IN_FILES).print(table)
+        with written(output) as file, file.open("w", encoding="utf-8") as text:
+            Console(file=text, width=width).print(table)
         return
-    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_IN_FILES)
-    console.print(table)
-
-
-def _hours(units: int) -> str:
-    return f"{gpu_seconds(units) / 3600:,.1f}"
-
-
-def _totals(made: Bill) -> str:
-    parts = [f"Lines {made.line_cost:,f} = GPUs {made.origin_cost:,f}"]
-    for name, ratio in (("covered", made.covered_ratio), ("use measured", made.measured_ratio)):
-        if ratio is not None:
-            parts.append(f"{name} {text_of(ratio * 100, digits=2)} %")
-    digits = minor_digits(made.currency)
-    for state in made.budgets:
-        forecast = state.forecast
-        at_end = "" if forecast is None else f", {rounded(forecast, digits=digits):,f} at the end"
-        spent = f"{rounded(state.spent, digits=digits):,f}"
-        parts.append(f"\nbudget {state.name}: {spent} of {state.amount:,f}{at_end}")
-    return "  ".join(parts)
+    Console(width=width).print(table)
 
 
 def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
-    last = closed[-1]
-    if made.revision is not None:
+    change = change_since_close(made, closed)
+    if change is None:
+        closed_at = time_text(closed[-1].closed_time_us)
         return (
-            f"closed as revision {last.revision} at {time_text(last.closed_time_us)};"
+            f"closed as revision {made.revision} at {closed_at};"
             " --recompute says what it would be now"
         )
-    if made.currency != last.currency:
-        return (
-            f"closed as revision {last.revision} in {last.currency}, and this is another currency"
-        )
-    # By lines: what has gone from one to another is a change, and makes no difference of the sum.
-    changed = len(revision_rows(made, closed, closed_time_us=0))
-    if not changed:
-        return f"closed as revision {last.revision}, and it would cost the same now"
-    difference = made.line_cost - sum(line.cost for line in closed)
-    more = f"{rounded(Fraction(difference), digits=minor_digits(made.currency)):f}"
+    revision = f"closed as revision {change.revision}"
+    if change.other_currency:
+        return f"{revision} in {change.other_currency}, and this is another currency"
+    if not change.line_count:
+        return f"{revision}, and it would cost the same now"
     return (
-        f"closed as revision {last.revision}, and {more} more since, in {changed} lines;"
+        f"{revision}, and {change.more:f} more since, in {change.line_count} lines;"
         " `gpuledger bill close` adds correction lines"
     )
 
@@ -415,13 +445,16 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
         sys.stderr.write(f"gpuledger: {_closed_text(made, closed)}\n")
     for model, units in made.unpriced.items():
         sys.stderr.write(
-            f"gpuledger: no price for {model}: {gpu_seconds(units) / 3600:,.1f} GPU-hours cost"
+            f"gpuledger: no price for {model}: {hours_text(units)} GPU-hours cost"
             " nothing; add a price to the file of --prices\n"
         )
-    if not made.is_complete:
+    for name in dimensions_without_value(made):
         sys.stderr.write(
-            f"gpuledger: there is usage up to {time_text(made.end_us)} alone; the bill is of that\n"
+            f"gpuledger: --by {name}: no line has a value of it; look how the label is written, and"
+            " whether podwatch is told to keep it\n"
         )
+    if text := usage_text(made):
+        sys.stderr.write(f"gpuledger: {text}\n")
     for topic, partition, reason, missed in made.gaps:
         missing = "" if missed is None else f", {missed} offsets"
         sys.stderr.write(

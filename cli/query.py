@@ -4,6 +4,7 @@ import csv
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -15,7 +16,13 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from cli.store import StorageOption, StoreUri, storage_options_of
+from cli.store_arguments import (
+    StorageOption,
+    StoreUri,
+    require_writable,
+    storage_options_of,
+    written,
+)
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import shown_url
 from gpuledger.store.confinement import confine, parse_question
@@ -46,25 +53,26 @@ def query(
     # Bytes on a terminal help nobody, and Parquet is written from its end.
     if format == "parquet" and output is None:
         raise UserError("--format parquet: give the file to write as --output FILE")
+    require_writable(output)
     with duckdb.connect() as connection:
         try:
             files = create_views(connection, store, storage_options_of(storage_option))
-            parquet = output.absolute() if output and format == "parquet" else None
-            confine(connection, files, written=parquet)
-            # What was looked at is what runs, and not the text once more.
-            found = connection.sql(parse_question(connection, sql))
-            _hint(sql, files, store)
-            if parquet:
-                found.write_parquet(str(parquet))
-                return 0
+            with written(output) if output and format == "parquet" else nullcontext() as file:
+                confine(connection, files, written=file and file.absolute())
+                # What was looked at is what runs, and not the text once more.
+                found = connection.sql(parse_question(connection, sql))
+                _hint(sql, files, store)
+                if file:
+                    found.write_parquet(str(file))
+                    return 0
             columns, rows = found.columns, found.fetchall()
         except duckdb.Error as error:
             raise UserError(f"the store refuses the SQL: {error}") from error
     if output is None:
         _write(sys.stdout, format, columns, rows)
-    else:
-        with output.open("w", encoding="utf-8", newline="") as file:
-            _write(file, format, columns, rows)
+        return 0
+    with written(output) as file, file.open("w", encoding="utf-8", newline="") as text:
+        _write(text, format, columns, rows)
     return 0
 
 
@@ -99,9 +107,23 @@ def _write(file: Any, format: Format, columns: Sequence[str], rows: Sequence[Any
 
 def _shown(value: object) -> object:
     """Return a value as text has it: decimals with all their digits, whole numbers as such."""
-    if isinstance(value, Decimal):
-        return f"{value:f}"
-    return value if value is None or isinstance(value, int | float) else str(value)
+    match value:
+        case Decimal():
+            return f"{value:f}"
+        case list():
+            return f"[{', '.join(_shown_within(each) for each in value)}]"
+        case dict():
+            pairs = (f"{name!r}: {_shown_within(each)}" for name, each in value.items())
+            return f"{{{', '.join(pairs)}}}"
+        case None | int() | float():
+            return value
+        case _:
+            return str(value)
+
+
+def _shown_within(value: object) -> str:
+    # In quotes: a text may have a comma.
+    return repr(value) if isinstance(value, str) else str(_shown(value))
 
 
 def _whole(value: object) -> object:

@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cli.store_arguments import StorageOption, StoreUri, storage_options_of
 from gpuledger.clock import SystemClock
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import shown_url
@@ -34,16 +35,6 @@ _WIDTH_IN_FILES: Final = 100
 
 app = App(name="store", help="Maintain the tables of a store.")
 
-StoreUri = Annotated[str, Parameter(help="Folder or object-store URI of the store.")]
-StorageOption = Annotated[
-    tuple[str, ...],
-    Parameter(
-        help="name=value, as store.storage_options has it; may be given several times.",
-        negative=(),
-        show_default=False,
-    ),
-]
-
 
 def days_of(table: TableSchema) -> Parameter:
     """Return the option that says for how long a table keeps its rows."""
@@ -51,17 +42,6 @@ def days_of(table: TableSchema) -> Parameter:
         help=f"For how many days {table.name} keeps its rows; 0 is for ever.",
         validator=Number(gte=0),
     )
-
-
-def storage_options_of(given: tuple[str, ...]) -> dict[str, str]:
-    """Return options of a storage by their names; raises UserError for one without a value."""
-    options = {}
-    for option in given:
-        name, equals, value = option.partition("=")
-        if not equals:
-            raise UserError(f"--storage-option {option}: give it as name=value")
-        options[name] = value
-    return options
 
 
 @app.command

@@ -6,9 +6,15 @@ texts are the keys of what stages remember of nodes. Neither names of clusters n
 have a slash, so none is like another's.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gpuledger.records.base import DEFAULT_CLUSTER
+
+NAME_SKEW_SECONDS: Final = 60
+"""So far the clocks of a node and of the API server may be apart: a pod has its name so long before
+it was made."""
+NAME_LINGER_SECONDS: Final = 5
+"""How long a kubelet may list a pod by its name that the API server has no more."""
 
 
 class OfNode(Protocol):

@@ -79,6 +79,7 @@ class _Size:
     left: int
     right: int
     name_length: int
+    """So few that usual letters find room: nothing is laid out by the width of a text."""
     days_width: int
     """Of the plot of days, which has the names' room for itself."""
     days_left: int
@@ -88,22 +89,22 @@ class _Size:
 _SIZES: Final = (
     _Size(
         style="wide",
-        width=560,
-        left=200,
-        right=120,
-        name_length=25,
-        days_width=820,
-        days_left=48,
+        width=590,
+        left=300,
+        right=110,
+        name_length=32,
+        days_width=912,
+        days_left=76,
         ticks=16,
     ),
     _Size(
         style="narrow",
-        width=138,
-        left=118,
+        width=130,
+        left=142,
         right=84,
-        name_length=14,
-        days_width=280,
-        days_left=44,
+        name_length=15,
+        days_width=272,
+        days_left=72,
         ticks=6,
     ),
 )
@@ -221,7 +222,7 @@ def _days_spec(days: Sequence[Bar], size: _Size) -> dict[str, Any]:
             },
             "y": {
                 **_length("begin"),
-                "axis": {"title": None, "tickCount": 4, "labelExpr": _SHORT, **_FIXED},
+                "axis": {"title": None, "tickCount": 4, "labelExpr": _PLAIN, **_FIXED},
             },
             "y2": {"field": "end"},
             **_COLOURED,
@@ -335,7 +336,8 @@ _COLOURED: Final[Mapping[str, Any]] = {
     "color": {"field": "colour", "type": "nominal", "scale": None},
     "description": {"field": "text", "type": "nominal"},
 }
-_SHORT: Final = "format(datum.value, '~s')"
+# Plain numbers, as far as there is room for them: cents are no thousandths of a currency.
+_PLAIN: Final = "format(datum.value, abs(datum.value) < 1e7 ? ',~f' : '~s')"
 # Without these Vega would measure texts, by fonts that another machine does not have.
 _FIXED: Final[Mapping[str, Any]] = {"minExtent": 0, "maxExtent": 0, "labelOverlap": False}
 

@@ -32,12 +32,12 @@ from reports.bill_charts import (
     draw_gauges,
     printable,
 )
-from reports.bill_output import state_of, time_text
+from reports.bill_output import hours_text, state_of, time_text, usage_text
 from reports.billing import Bill, BillLine, gpu_seconds
-from reports.closing import ClosedLine
-from reports.money import minor_digits, quantize_together, rounded
+from reports.closing import ClosedLine, change_since_close
+from reports.money import minor_digits, money_text, quantize_together, rounded
 from reports.policy import IDLE_KINDS
-from reports.usage_sums import DAY_US, begin_of
+from reports.times import DAY_US, begin_of
 
 _FOLDER: Final = Path(__file__).with_name("bill_page")
 _MAX_BARS: Final = 20
@@ -48,11 +48,19 @@ _PARTS: Final[Mapping[str, str]] = {
     "tenants": "tenants",
     "shared": "shared idle",
     "unallocated": "unallocated",
-    "held_idle": "held idle",
+    "held_idle": "held, uncharged",
     "overhead": "overhead",
     "uncovered": "uncovered",
 }
 """What a part of the cost is called, by the name of its colour."""
+_TILES: Final[Mapping[str, str]] = {
+    "unused": "charged, not used",
+    "unallocated": "held by nobody",
+    "held_idle": "held, not charged",
+    "overhead": "overhead",
+    "uncovered": "not covered",
+}
+"""What a part is called where it stands alone."""
 
 
 def as_html(bill: Bill, *, closed: Sequence[ClosedLine], asked: Sequence[str]) -> str:
@@ -69,8 +77,9 @@ def as_html(bill: Bill, *, closed: Sequence[ClosedLine], asked: Sequence[str]) -
         bill=bill,
         page=page,
         parts=_PARTS,
-        state=_state_text(bill, closed),
-        closed_difference=_closed_difference(bill, closed),
+        state=_state_text(bill),
+        change=change_since_close(bill, closed),
+        usage_text=usage_text(bill),
         command=command,
         style=style,
         script=script,
@@ -122,15 +131,15 @@ class _BillPage:
 
     def money(self, amount: Fraction | Decimal) -> str:
         """Return an amount with the currency's digits."""
-        return f"{self.plain(amount):,f}"
+        return money_text(amount, self._bill.currency)
 
     def plain(self, amount: Fraction | Decimal) -> Decimal:
         """Return an amount with the currency's digits, as the other formats have it."""
         return rounded(Fraction(amount), digits=self._digits)
 
     def hours(self, units: int) -> str:
-        """Return GPU-hours, to the thousandth."""
-        return f"{rounded(Fraction(gpu_seconds(units)) / 3600, digits=3):,f}"
+        """Return GPU-hours, to the thousandth at least."""
+        return hours_text(units, digits=3)
 
     def percent(self, ratio: Fraction) -> str:
         """Return a ratio in percent; down, as nothing may read as if it were complete."""
@@ -172,6 +181,23 @@ class _BillPage:
         ]
 
     @property
+    def tiles(self) -> list[tuple[str, Decimal]]:
+        """What of it was charged and not used, and the largest kind of what nobody is charged."""
+        costs = {amount.part: amount.cost for amount in self.amounts}
+        largest = max(
+            (kind for kind in IDLE_KINDS if kind in costs), key=costs.__getitem__, default=None
+        )
+        return [(_TILES[part], costs[part]) for part in ("unused", largest) if part in costs]
+
+    @property
+    def uncovered_cost(self) -> Decimal | None:
+        """What a part costs of which no tick says anything; absent where that is little."""
+        covered, least = self._bill.covered_ratio, self._bill.policy.policy.close.min_covered_ratio
+        if covered is None or covered >= least:
+            return None
+        return next((each.cost for each in self.amounts if each.part == "uncovered"), None)
+
+    @property
     def tenants(self) -> list[dict[str, Any]]:
         """Tenants as bars: the dearest each for itself, then the rest of them as one."""
         shown, rest = self.tenant_lines[:_MAX_BARS], self.tenant_lines[_MAX_BARS:]
@@ -186,7 +212,13 @@ class _BillPage:
                 for part, cost in _parts_of(line).items():
                     sums[part] += cost
             whole = sum((line.cost for line in rest), Decimal(0))
-            rows.append({"name": f"{len(rest)} others", "parts": sums, "cost": whole})
+            rows.append(
+                {
+                    "name": "1 other" if len(rest) == 1 else f"{len(rest)} others",
+                    "parts": sums,
+                    "cost": whole,
+                }
+            )
         return rows
 
     @property
@@ -294,10 +326,9 @@ class _BillPage:
             days = [day for day in self._bill.days if begin_us <= day.begin_us < end_us]
             if len(days) < _MIN_DAYS or not budget.amount:
                 continue
-            # What was spent before the bill's period is not known to it.
-            left = Fraction(budget.amount)
+            left = Fraction(budget.amount) - self._bill.budget_costs_before[number]
             first = (days[0].begin_us - begin_us) // DAY_US
-            ratios = [(first, Decimal(1))]
+            ratios = [(first, _ratio_of(left, budget.amount))]
             for after, day in enumerate(days, first + 1):
                 left -= day.budget_costs[number]
                 ratios.append((after, _ratio_of(left, budget.amount)))
@@ -350,16 +381,9 @@ def _ratio_of(part: Fraction, whole: Decimal) -> Decimal:
     return rounded(part / Fraction(whole), digits=4)
 
 
-def _closed_difference(bill: Bill, closed: Sequence[ClosedLine]) -> Decimal:
-    return (
-        bill.line_cost - sum((line.cost for line in closed), Decimal(0)) if closed else Decimal(0)
-    )
-
-
-def _state_text(bill: Bill, closed: Sequence[ClosedLine]) -> str:
-    if not closed:
-        return state_of(bill)
-    return f"closed as revision {closed[-1].revision}"
+def _state_text(bill: Bill) -> str:
+    state = state_of(bill)
+    return state if bill.revision is None else f"{state} as revision {bill.revision}"
 
 
 def _asset(name: str) -> Markup:

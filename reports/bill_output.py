@@ -16,9 +16,12 @@ from typing import Any, Final
 import duckdb
 import msgspec
 
+from gpuledger.store.query import quoted, quoted_name
 from reports.billing import Bill, BillLine, gpu_seconds
+from reports.charging_sql import HOUR_UNITS
 from reports.money import minor_digits, quantize_to, rounded
 from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
+from reports.tenants import UNATTRIBUTED
 
 _SECONDS: Final = "DECIMAL(28, 3)"
 _BYTE_SECONDS: Final = 10**9
@@ -72,6 +75,36 @@ def state_of(bill: Bill) -> str:
     return "provisional" if bill.is_complete else "open"
 
 
+def dimensions_without_value(bill: Bill) -> list[str]:
+    """Return the dimensions that are looked up by a key, and of which no tenant has a value."""
+    tenants = [line.values for line in bill.lines if line.idle_kind is None]
+    return [
+        name
+        for at, name in enumerate(bill.by)
+        if bill.policy.policy.may_be_misspelt(name)
+        and tenants
+        and all(values[at] == UNATTRIBUTED for values in tenants)
+    ]
+
+
+def usage_text(bill: Bill) -> str | None:
+    """Return what there is to know where usage does not reach over the whole period."""
+    if bill.usage is None:
+        until = time_text(bill.end_us)
+        return (
+            None
+            if bill.is_complete
+            else f"usage is complete up to {until} only; the bill goes no further"
+        )
+    begin, end = map(time_text, bill.usage)
+    if bill.window.end_us <= bill.usage.begin_us:
+        return f"nothing to bill: usage begins at {begin}"
+    # Where rows are newer than what is complete, usage begins behind its end.
+    if bill.usage.end_us <= max(bill.window.begin_us, bill.usage.begin_us):
+        return f"nothing to bill: usage is complete up to {end} only"
+    return f"nothing to bill: of the usage from {begin} to {end} nothing is in the period"
+
+
 def as_json(bill: Bill) -> str:
     """Return a bill as one JSON object, with a line at the end."""
     digits = minor_digits(bill.currency)
@@ -79,7 +112,7 @@ def as_json(bill: Bill) -> str:
         "currency": bill.currency,
         "from": time_text(bill.window.begin_us),
         "to": time_text(bill.window.end_us),
-        "usage_until": time_text(bill.end_us),
+        "usage_until": time_text(bill.usage_until_us),
         "state": state_of(bill),
         "revision": bill.revision,
         "by": bill.by,
@@ -87,8 +120,8 @@ def as_json(bill: Bill) -> str:
             {name: f"{value:f}" if name in COSTS else value for name, value in row.items()}
             for row in (row_of(bill, line) for line in bill.lines)
         ],
-        "origin_cost": f"{bill.origin_cost:f}",
-        "line_cost": f"{bill.line_cost:f}",
+        "origin_cost": f"{rounded(Fraction(bill.origin_cost), digits=digits):f}",
+        "line_cost": f"{rounded(Fraction(bill.line_cost), digits=digits):f}",
         "covered_ratio": _ratio(bill.covered_ratio),
         "measured_ratio": _ratio(bill.measured_ratio),
         "excess_gpu_seconds": gpu_seconds(bill.excess_units),
@@ -139,23 +172,17 @@ def write_parquet(columns: dict[str, str], rows: Iterable[dict[str, Any]], *, fi
         {name: None if row[name] is None else str(row[name]) for name in columns} for row in rows
     ]
     casts = ", ".join(
-        f"CAST({_quoted(name)} AS {kind}) AS {_quoted(name)}" for name, kind in columns.items()
+        f"CAST({quoted_name(name)} AS {kind}) AS {quoted_name(name)}"
+        for name, kind in columns.items()
     )
-    quoted = str(file).replace("'", "''")
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute(
             f"COPY (SELECT {casts} FROM (SELECT"  # noqa: S608  # our own names
             " unnest(from_json($rows, $shape), recursive := true)))"
-            f" TO '{quoted}' (FORMAT parquet)",
+            f" TO {quoted(str(file))} (FORMAT parquet)",
             {"rows": msgspec.json.encode(texts).decode(), "shape": shape},
         )
-
-
-def _quoted(name: str) -> str:
-    # The key of a label may be anything.
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'
 
 
 def parquet_columns(bill: Bill) -> dict[str, str]:
@@ -170,6 +197,17 @@ def time_text(time_us: int) -> str:
     """Return a time as people and machines read it: 2026-10-01T00:00:00Z."""
     moment = datetime.fromtimestamp(time_us // 10**6, tz=UTC)
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def hours_text(units: int, *, digits: int = 1) -> str:
+    """Return GPU-hours for people, with so many digits behind the point or more.
+
+    More where less than two of them said anything: no hours beside a cost may read as none.
+    """
+    hours = Fraction(units, HOUR_UNITS)
+    while hours and abs(hours) * 10 ** (digits - 1) < 1:
+        digits += 1
+    return f"{rounded(hours, digits=digits):,f}"
 
 
 def _ratio(ratio: Fraction | None) -> Decimal | None:

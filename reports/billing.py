@@ -14,7 +14,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Final
 
-from gpuledger.errors import UserError
+from reports.asked import AskedError
 from reports.charging_sql import HOUR_UNITS, UNITS
 from reports.money import minor_digits, quantize_together
 from reports.policy import BudgetRow, IdleKind, dimension_names
@@ -22,8 +22,9 @@ from reports.policy_file import ReadPolicy
 from reports.tally import BillTally, DailyCosts, DayCost, UnbalancedBillError
 from reports.tenants import TenantBook, fits_all
 from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Terms, Values, names_suffice
+from reports.times import DAY_US, Window, begin_of
 from reports.usage_day import days_of, rows_of
-from reports.usage_sums import DAY_US, UsageReader, UsageRow, UsageSum, Window, begin_of
+from reports.usage_sums import DaySums, PartyBasis, UsageReader, UsageRow, UsageSum
 
 _SECOND_UNITS: Final = UNITS * 10**9
 
@@ -90,7 +91,7 @@ class Bill:
     """The part of used time that was measured, not apportioned; absent where nothing was used."""
     excess_units: int
     unpriced: dict[str, int]
-    """Units of boards without a price, by model."""
+    """Units that are charged without a price, by model."""
     budgets: list[BudgetState]
     gaps: list[tuple[str, int, str, int | None]]
     policy: ReadPolicy
@@ -102,6 +103,15 @@ class Bill:
     """The last revision of a closed bill, as it was closed; absent where it was calculated now."""
     days: list[DayCost] = field(default_factory=list)
     """What each day cost, where that was asked for."""
+    budget_costs_before: list[Fraction] = field(default_factory=list)
+    """What was spent of each budget of the policy before these days, and before idle is shared."""
+    usage: Window | None = None
+    """From when to when the store has usage, where the bill has no line."""
+
+    @property
+    def usage_until_us(self) -> int:
+        """Up to when there is usage, be it before the window."""
+        return min(self.end_us, self.usage.end_us) if self.usage else self.end_us
 
     @property
     def is_complete(self) -> bool:
@@ -121,8 +131,9 @@ class BillMaker:
         policy = read.policy
         for name in by:
             if not policy.knows(name):
-                raise UserError(f"--by: {name!r} is no dimension; there are {dimension_names()}")
+                raise AskedError("by", f"{name!r} is no dimension; there are {dimension_names()}")
         self._reader, self._read, self._by = reader, read, tuple(dict.fromkeys(by))
+        reader.count_slices(policy.mig_slices)
         # Rules may ask for what no line shows: cells have it, lines are summed over it.
         matches = [row.match for row in policy.budgets] + [row.match for row in policy.shared]
         asked = [name for match in matches for name in match]
@@ -144,7 +155,29 @@ class BillMaker:
         daily = DailyCosts([partial(self._fits, row) for row in self._read.policy.budgets])
         used, lookup, tally = self._tally_of(window, advance, daily if tells_days else None)
         self._lookup = lookup
-        return replace(self._bill(window, used, tally), days=daily.days)
+        before = self._budget_costs_before(window.begin_us) if tells_days else []
+        return replace(
+            self._bill(window, used, tally),
+            days=daily.days,
+            budgets=self._budgets(window, used, tally),
+            budget_costs_before=before,
+        )
+
+    def make_each(self, windows: Sequence[Window]) -> Iterator[Bill]:
+        """Yield the bills of times that follow one another; the store is read once for all.
+
+        They have no budgets: each is of its own days, whatever the times are.
+        """
+        begins_us = [window.begin_us for window in windows]
+        used, lookup = self._look_up(Window(begins_us[0], windows[-1].end_us))
+        tallies = [BillTally(lookup) for _ in windows]
+        for day in self._days(used, lookup, borders=begins_us):
+            for number, part in day.split(begins_us):
+                tallies[number].add(part)
+        for window, tally in zip(windows, tallies, strict=True):
+            tally.check_balance()
+            end_us = max(window.begin_us, min(window.end_us, used.end_us))
+            yield self._bill(window, Window(window.begin_us, end_us), tally)
 
     def _tally_of(
         self,
@@ -153,6 +186,18 @@ class BillMaker:
         daily: DailyCosts | None = None,
     ) -> tuple[Window, BillLookup, BillTally]:
         """Return the part of a time of which there is usage, and all that it adds up to."""
+        used, lookup = self._look_up(window)
+        tally = BillTally(lookup)
+        for number, day in enumerate(self._days(used, lookup), used.begin_us // DAY_US):
+            tally.add(day)
+            if daily is not None:
+                daily.add(tally, number * DAY_US)
+            advance(1)
+        tally.check_balance()
+        return used, lookup, tally
+
+    def _look_up(self, window: Window) -> tuple[Window, BillLookup]:
+        """Return the part of a time of which there is usage, and what is known in it."""
         reader, read = self._reader, self._read
         # Beyond the last usage nothing is known, and nothing is billed: not even as uncovered.
         end_us = max(window.begin_us, min(window.end_us, reader.usage_end_us))
@@ -163,7 +208,7 @@ class BillMaker:
             namespaces=reader.namespaces(),
             policy=read.policy,
         )
-        lookup = BillLookup(
+        return used, BillLookup(
             reader=reader,
             read=read,
             book=book,
@@ -171,18 +216,20 @@ class BillMaker:
             of_basis=self._of_basis,
             window=used,
         )
-        tally = BillTally(lookup)
-        if used.begin_us < used.end_us:
-            days = days_of(
-                reader, used, changes=lookup.changes, basis_of=lookup.basis_of, needs=lookup.needs
-            )
-            for number, day in enumerate(days, used.begin_us // DAY_US):
-                tally.add(day)
-                if daily is not None:
-                    daily.add(tally, number * DAY_US)
-                advance(1)
-        tally.check_balance()
-        return used, lookup, tally
+
+    def _days(
+        self, used: Window, lookup: BillLookup, *, borders: Sequence[int] = ()
+    ) -> Iterator[DaySums]:
+        if used.begin_us == used.end_us:
+            return iter(())
+        return days_of(
+            self._reader,
+            used,
+            changes=lookup.changes,
+            basis_of=lookup.basis_of,
+            needs=lookup.needs,
+            borders=borders,
+        )
 
     def rows_of(self, bill: Bill, line: BillLine) -> Iterator[UsageRow]:
         """Yield the rows of usage that a line of the bill made last is of."""
@@ -195,14 +242,26 @@ class BillMaker:
             key = lookup.key_of(row.device, row.party, since_us, row.since_us)
             if (key.values[:shown], key.kind) == (line.values, line.idle_kind):
                 return True
-            # Of a row that somebody holds the silent part stands on another line.
-            if line.idle_kind != "overhead" or not (row.is_idle and row.silent):
-                return False
-            silent = lookup.idle_values(IDLE_WORDS["overhead"], row.device, since_us)
-            return silent[:shown] == line.values
+            # Of a row that somebody holds parts may stand on other lines.
+            kinds = _idle_kinds_of(row, lookup.basis_of(row.party, row.since_us))
+            return (
+                line.idle_kind in kinds
+                and line.values
+                == lookup.idle_values(IDLE_WORDS[line.idle_kind], row.device, since_us)[:shown]
+            )
 
         window = Window(bill.window.begin_us, bill.end_us)
-        yield from rows_of(self._reader, window, changes=lookup.changes, belongs=belongs)
+        rows = rows_of(
+            self._reader,
+            window,
+            changes=lookup.changes,
+            belongs=belongs,
+            knows_pod=lookup.needs.knows_pod,
+        )
+        for row in rows:
+            # Rows that are held alike are found together, and some of them may have no silence.
+            if line.idle_kind != "overhead" or not row.is_idle or row.silent_ns > 0:
+                yield row
 
     def _bill(self, window: Window, used: Window, tally: "BillTally") -> Bill:
         policy = self._read.policy
@@ -226,13 +285,14 @@ class BillMaker:
             covered_ratio=_ratio(tally.covered, tally.there),
             measured_ratio=_ratio(tally.measured, tally.used),
             excess_units=tally.excess,
-            unpriced=dict(sorted(tally.unpriced.items())),
-            budgets=self._budgets(window, used, tally),
+            unpriced=tally.unpriced,
+            budgets=[],
             gaps=self._reader.gaps(used),
             policy=self._read,
             versions=self._reader.versions(),
             cells=tally.cells,
             shown=len(self._by),
+            usage=None if lines else Window(self._reader.usage_begin_us, self._reader.usage_end_us),
         )
 
     def _fits(self, budget: BudgetRow, key: CellKey) -> bool:
@@ -261,6 +321,22 @@ class BillMaker:
             )
         return states
 
+    def _budget_costs_before(self, end_us: int) -> list[Fraction]:
+        """Return what was spent before a time of each budget that has days on both sides of it."""
+        tallies: dict[int, BillTally] = {}
+        costs = []
+        for budget in self._read.policy.budgets:
+            begin_us = begin_of(budget.since)
+            if not begin_us < end_us < begin_of(budget.until):
+                costs.append(Fraction(0))
+                continue
+            if begin_us not in tallies:
+                tallies[begin_us] = self._tally_of(Window(begin_us, end_us))[2]
+            tally = tallies[begin_us]
+            found = (tally.cost_of(key) for key in tally.cells if self._fits(budget, key))
+            costs.append(sum(found, Fraction(0)))
+        return costs
+
     def _cost_of(self, tally: BillTally, budget: BudgetRow) -> Fraction:
         """Return what all lines that fit cost, with what they pay of idle and are paid of it."""
         shares, extra = tally.shares(shown=len(self._by))
@@ -272,6 +348,17 @@ class BillMaker:
             ),
             Fraction(0),
         )
+
+
+def _idle_kinds_of(row: UsageSum, basis: PartyBasis) -> set[IdleKind]:
+    """Return as which kinds of idle a part of what somebody held may be charged."""
+    kinds: set[IdleKind] = set()
+    if row.is_idle and row.silent:
+        kinds.add("overhead")
+    # Held and not used is charged to the holder otherwise.
+    if row.is_idle and row.party.kind != "nobody" and basis.basis != "held":
+        kinds.add("held_idle")
+    return kinds
 
 
 def _ratio(part: int, whole: int) -> Fraction | None:

@@ -137,7 +137,7 @@ def _part(
         # By the row of the price book: a spot price is one, whatever the node is called.
         is_spot=bool(row and row.capacity_type == "spot"),
         mig_profile=row.mig_profile if row else None,
-        model=part.terms.scope[2],
+        model=part.terms.scope.model,
         held_hours=_quantity(Fraction(part.cell.held if part.cell else 0, HOUR_UNITS)),
         used_hours=_quantity(Fraction(part.cell.used if part.cell else 0, HOUR_UNITS)),
         allocated_ratio=ratios[line.id, part.terms] if is_time else None,

@@ -20,9 +20,10 @@ a month takes seconds; the others (`is_odd`) are taken out of the sums and go th
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
+from reports.times import HOUR_US
+
 UNITS: Final = 27_720
 """Divisible by the slices of any board, as far as there are at most twelve."""
-HOUR_US: Final = 3_600_000_000
 HOUR_UNITS: Final = HOUR_US * 1000 * UNITS
 _LONGEST_NS: Final = 1000 * HOUR_US * 1000
 """What a party can have of a device in an hour, clocks that are set included: else it is made up,
@@ -47,19 +48,25 @@ COLUMNS: Final = """
     CASE WHEN account = 'idle' THEN holder_pod ELSE pod END AS pod,
     CASE WHEN account = 'idle' THEN holder_job_id WHEN account = 'job' THEN job_id END AS job,
     CASE WHEN account = 'idle' THEN holder_state ELSE pod_state END = 'known' AS is_told,
-    holder_state IS NOT NULL OR holder_job_id IS NOT NULL AS is_held,
     held_ns, silent_ns, busy_ns, measured_busy_ns, energy_millijoules, memory_byte_ns,
     kafka_partition, first_offset, last_offset
 """
 """Of a table of usage what bills are made of. Holder and user are one column each."""
 
 
-def rows_sql(relation: str, *, period: str) -> str:
-    """Return the SQL of a table's rows as they are, with the hour that each is of."""
+def rows_sql(relation: str, *, period: str, slices: str) -> str:
+    """Return the SQL of a table's rows, with the hour that each is of.
+
+    By `slices`, compute or memory, an instance is counted: `compute_slices` are these from here on.
+    """
     # Whole hours since the epoch are hours of UTC, and cost less than date_trunc in a time zone.
     hour = f"epoch_us({period})" + ("" if period == "hour" else f" // {HOUR_US} * {HOUR_US}")
-    slices = "compute_slices AS w, board_compute_slices AS s"
-    return f"SELECT *, {slices}, {hour} AS hour_us FROM {relation}"  # noqa: S608  # quoted files
+    counted = (
+        f"{slices}_slices AS compute_slices",
+        f"board_{slices}_slices AS board_compute_slices",
+    )
+    w_and_s = f"{slices}_slices AS w, board_{slices}_slices AS s"
+    return f"SELECT * REPLACE ({', '.join(counted)}), {w_and_s}, {hour} AS hour_us FROM {relation}"  # noqa: S608  # quoted files
 
 
 SILENT_FLAG: Final = 1
@@ -293,6 +300,41 @@ FROM ({rows}) AS each LEFT JOIN containers AS placed ON placed.cluster = each.cl
 """  # noqa: S608  # quoted files
 
 
+def row_names_sql(rows: Iterable[str]) -> str:
+    """Return the SQL that makes `row_names`: what rows call the pods of `unnamed`."""
+    said = " UNION ALL ".join(
+        f"SELECT cluster, node, {uid} AS uid, {namespace} AS namespace, {pod} AS pod FROM {each}"  # noqa: S608  # quoted files
+        for each in rows
+        for uid, namespace, pod in (
+            ("pod_uid", "namespace", "pod"),
+            ("holder_uid", "holder_namespace", "holder_pod"),
+        )
+    )
+    return f"""
+CREATE OR REPLACE TEMP TABLE row_names AS
+SELECT cluster, node, uid, max(name).namespace AS namespace, max(name).pod AS pod
+FROM (SELECT *, {{'namespace': namespace, 'pod': pod}} AS name FROM ({said}))
+SEMI JOIN unnamed USING (cluster, node, uid)
+WHERE namespace IS NOT NULL GROUP BY ALL
+"""  # noqa: S608  # quoted files
+
+
+def with_names_sql(rows: str) -> str:
+    """Return the SQL of rows with the names of `row_names`, where they say none themselves."""
+    named = ", ".join(
+        f"CASE WHEN each.{prefix}namespace IS NULL THEN {of}.{column}"
+        f" ELSE each.{prefix}{column} END AS {prefix}{column}"
+        for prefix, of in (("", "user_names"), ("holder_", "holder_names"))
+        for column in ("namespace", "pod")
+    )
+    joins = " ".join(
+        f"LEFT JOIN row_names AS {of} ON {of}.cluster = each.cluster AND {of}.node = each.node"
+        f" AND {of}.uid = each.{uid}"
+        for uid, of in (("pod_uid", "user_names"), ("holder_uid", "holder_names"))
+    )
+    return f"SELECT each.* REPLACE ({named}) FROM ({rows}) AS each {joins}"  # noqa: S608  # quoted files
+
+
 def with_models_sql(rows: str) -> str:
     """Return the SQL of rows with the models of `board_models`."""
     return f"""
@@ -376,13 +418,26 @@ WHERE device_hours.device = special.device AND device_hours.hour_us = special.ho
 """  # noqa: S608  # our own names
 
 
+class CoveredRow(NamedTuple):
+    """A row of `covered_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    since_us: int
+    gpu: str | None
+    known: int
+    covered: int
+    excess: int
+
+
 # A cut board's hours are one each, though every device of it has one: any of them says it.
 def covered_sql(detail: Detail) -> str:
     """Return the SQL of what ticks cover of boards, and of what is more than the boards' time."""
     return f"""
-SELECT cluster, class_node, model, {detail.since} AS since_us, {detail.board} AS gpu,
-    coalesce(sum(least(covered, there)) FILTER (hours.is_known), 0),
-    sum(least(covered, there)), sum(greatest(0, covered - there))
+SELECT cluster, class_node AS node, model, {detail.since} AS since_us, {detail.board} AS gpu,
+    coalesce(sum(least(covered, there)) FILTER (hours.is_known), 0) AS known,
+    sum(least(covered, there)) AS covered, sum(greatest(0, covered - there)) AS excess
 FROM (
     SELECT board_id, hour_us, any_value(covered) AS covered, any_value(there) AS there,
         any_value(is_known) AS is_known, min(device) AS device
@@ -501,15 +556,45 @@ FROM claimed
 """  # noqa: S608  # our own names
 
 
+class OddPartyRow(NamedTuple):
+    """A row of `odd_parties_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    mig_profile: str | None
+    w: int | None
+    s: int | None
+    gpu: str | None
+    since_us: int
+    party: int
+    units: int
+
+
 def odd_parties_sql(detail: Detail) -> str:
     """Return the SQL of what parties are charged of odd hours, by device class and time."""
     return f"""
-SELECT cluster, class_node, model, mig_profile, w, s, {detail.gpu} AS gpu,
-    {detail.since} AS since_us, party,
-    sum(charged)
+SELECT cluster, class_node AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
+    {detail.since} AS since_us, party, sum(charged) AS units
 FROM odd_charges JOIN devices USING (device) WHERE party <> 0 AND charged <> 0
 GROUP BY ALL
 """  # noqa: S608  # our own names
+
+
+class OddIdleRow(NamedTuple):
+    """A row of `odd_idle_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    mig_profile: str | None
+    w: int | None
+    s: int | None
+    gpu: str | None
+    since_us: int
+    silent: int
+    held_idle: int
+    unallocated: int
 
 
 # Left over is first what holders were given and not charged for, then what nobody held.
@@ -521,9 +606,9 @@ WITH by_hour AS (
         greatest(0, any_value(all_held) - sum(CASE WHEN is_holder THEN charged ELSE 0 END)) AS held
     FROM odd_charges GROUP BY device, hour_us
 )
-SELECT cluster, class_node, model, mig_profile, w, s, {detail.gpu} AS gpu,
-    {detail.since} AS since_us, sum(silent), sum(least(left_over, held)),
-    sum(left_over - least(left_over, held))
+SELECT cluster, class_node AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
+    {detail.since} AS since_us, sum(silent) AS silent, sum(least(left_over, held)) AS held_idle,
+    sum(left_over - least(left_over, held)) AS unallocated
 FROM by_hour JOIN devices USING (device)
 GROUP BY ALL
 """  # noqa: S608  # our own names

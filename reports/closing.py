@@ -24,11 +24,12 @@ from reports.bill_output import COSTS, NUMBERS, row_of
 from reports.billing import Bill, BillLine
 from reports.charge_parts import encode_parts, parts_of
 from reports.charging_sql import UNITS
-from reports.money import fraction_of, minor_digits, text_of
+from reports.money import fraction_of, minor_digits, rounded, text_of
 from reports.policy import BillPolicy, IdleKind
 from reports.policy_file import ReadPolicy
 from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
-from reports.usage_sums import Window
+from reports.times import Window
+from reports.usage_sums import memory_bound
 
 AMOUNTS: Final = (*NUMBERS, *COSTS)
 CORRECTION: Final = "correction"
@@ -87,9 +88,17 @@ def refusals_of(bill: Bill) -> list[str]:
 
 
 def closed_lines(
-    store_uri: str, window: Window, by: Sequence[str], storage_options: dict[str, str] | None = None
+    store_uri: str,
+    window: Window,
+    by: Sequence[str],
+    storage_options: dict[str, str] | None = None,
+    *,
+    memory_bytes: int | None = None,
 ) -> list[ClosedLine]:
-    """Return the lines of all revisions of a bill, in the order of revisions and lines."""
+    """Return the lines of all revisions of a bill, in the order of revisions and lines.
+
+    DuckDB takes `memory_bytes` at most, and most of the machine's without.
+    """
     files = [
         file
         for of_day in files_of(store_uri, BILL_LINES.name, storage_options).values()
@@ -100,6 +109,8 @@ def closed_lines(
     with duckdb.connect() as connection:
         open_object_files(connection, store_uri, storage_options)
         connection.execute("SET TimeZone = 'UTC'")
+        if memory_bytes is not None:
+            connection.execute(memory_bound(memory_bytes))
         columns = ", ".join(
             f"epoch_us({field.name.removesuffix('_us')}) AS {field.name}"
             if field.name.endswith("_us")
@@ -128,7 +139,8 @@ def close(
     if earlier and earlier[-1].currency != bill.currency:
         raise UserError(
             f"this bill was closed in {earlier[-1].currency}, and the prices are in"
-            f" {bill.currency}; give prices in {earlier[-1].currency}: corrections sum with it"
+            f" {bill.currency}; leave `currency` at {earlier[-1].currency}, as corrections sum with"
+            f" it, and add a rate of {bill.currency} to `exchange_rates`"
         )
     rows = revision_rows(bill, earlier, closed_time_us=time.time_ns() // 1000)
     if rows:
@@ -141,6 +153,37 @@ def close(
             storage_options=storage_options,
         )
     return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeSinceClose:
+    """How a bill that was calculated again differs from what its period was closed as."""
+
+    revision: int
+    """The last one."""
+    other_currency: str | None
+    """In which it was closed, where that is not the bill's: nothing else is known then."""
+    more: Decimal
+    """How much more all of it costs now; what went from one line to another is none of it."""
+    line_count: int
+    """How many lines changed."""
+
+
+def change_since_close(bill: Bill, closed: Sequence[ClosedLine]) -> ChangeSinceClose | None:
+    """Return what changed; nothing where nothing was closed, or the bill shows just that. Pure."""
+    if not closed or bill.revision is not None:
+        return None
+    last, more, count = closed[-1], Decimal(0), 0
+    is_other = bill.currency != last.currency
+    if not is_other:
+        more = bill.line_cost - sum((line.cost for line in closed), Decimal(0))
+        count = len(revision_rows(bill, closed, closed_time_us=0))
+    return ChangeSinceClose(
+        revision=last.revision,
+        other_currency=last.currency if is_other else None,
+        more=rounded(fraction_of(more), digits=minor_digits(bill.currency)),
+        line_count=count,
+    )
 
 
 def revision_rows(
@@ -250,6 +293,11 @@ def standing_bill(
         shown=len(by),
         revision=last.revision,
     )
+
+
+def taken_back(closed: ClosedLine) -> BillLine:
+    """Return a line that was closed, and of which nothing is left."""
+    return _standing_line(closed, dict.fromkeys(AMOUNTS, Decimal(0)))
 
 
 def _standing_line(closed: ClosedLine, amounts: dict[str, Decimal]) -> BillLine:

@@ -9,10 +9,11 @@ from gpuledger.settings.secret import mask_address
 from reports.api.answering import AnswerSettings
 from reports.api.pages import ReportPages, description
 from reports.api.processes import AnswererPool, BillProcess
+from reports.api.store_state import StoreState
 from reports.policy_file import read_policy
 from reports.settings import ReportsSettings
 
-_DESCRIPTION: Final = """ReportAnswer over HTTP what GPUs cost, by whom, from the store.
+_DESCRIPTION: Final = """Answer over HTTP what GPUs cost, by whom, from the store.
 
   GPULEDGER_STORE__URI=gpuledger-store gpuledger-reports
   curl 'http://localhost:9824/allocation?window=7d&aggregate=namespace'
@@ -43,13 +44,19 @@ async def serve(settings: ReportsSettings, readiness: Readiness, *, pages: Repor
         prices=None if settings.prices is None else str(settings.prices),
         memory_bytes=settings.requests.memory_bytes,
     )
+    asked = settings.requests
     pool = AnswererPool(
         partial(BillProcess, told),
-        count=settings.requests.max_concurrent,
-        max_waiting=settings.requests.max_waiting,
-        timeout_seconds=settings.requests.timeout_seconds,
+        count=asked.max_concurrent,
+        max_waiting=asked.max_waiting,
+        timeout_seconds=asked.timeout_seconds,
     )
     check = readiness.check("store")
     check.waits("the store was not read yet")
-    interval = settings.requests.store_poll_interval_seconds
-    await pages.run(pool, check=check, interval_seconds=interval)
+    store = StoreState(
+        BillProcess(told),
+        check=check,
+        interval_seconds=asked.store_poll_interval_seconds,
+        timeout_seconds=asked.timeout_seconds,
+    )
+    await pages.run(pool, store)

@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import Final
+from itertools import chain
+from typing import Final, NamedTuple
 
-from gpuledger.errors import UserError
+from reports.asked import AskedError
 from reports.bill_output import time_text
 from reports.billing import Bill, BillLine, BillMaker
 from reports.charging_sql import HOUR_UNITS
-from reports.closing import ClosedLine
+from reports.closing import ClosedLine, taken_back
 from reports.money import text_of
 from reports.policy import Price
 from reports.rates import gpu_hour_of
@@ -19,37 +20,36 @@ from reports.usage_sums import UsageRow
 _NS_PER_SECOND: Final = 10**9
 
 
-def find_line(bill: Bill, begin: str) -> BillLine:
-    """Return the line of which the id begins so; raises UserError where that is not one."""
-    found = [each for each in bill.lines if each.id.startswith(begin)]
-    if len(found) != 1:
-        problem = "is the begin of several lines" if found else "is no line of this bill"
-        raise UserError(
-            f"{begin!r} {problem}; give the `line` of `gpuledger bill … --format json`, with the"
-            " same --period, --by and --prices"
-        )
-    return found[0]
+class Explanation(NamedTuple):
+    """A line, and all that there is to say of it."""
+
+    line: BillLine
+    """As it is now, whatever was closed; of nothing where nothing of it is left."""
+    texts: Iterator[str]
 
 
 def explanation_of(
-    bill: Bill, line: BillLine, *, maker: BillMaker, closed: Sequence[ClosedLine], max_rows: int
-) -> Iterator[str]:
-    """Yield all that there is to say of a line: what was closed of it, and how it is made."""
-    yield from revision_texts(closed, line.id, policy=bill.policy.sha256)
-    yield from explain_line(bill, line, maker=maker, max_rows=max_rows)
+    bill: Bill, begin: str, *, maker: BillMaker, closed: Sequence[ClosedLine], max_rows: int
+) -> Explanation:
+    """Return what was closed of the line of which the id begins so, and how it is made now.
 
-
-def explanation_of_gone(bill: Bill, begin: str, *, closed: Sequence[ClosedLine]) -> list[str]:
-    """Return what was closed of the line of which the id begins so, where nothing of it is left.
-
-    Nothing where the bill has such a line, or none such was closed.
+    A bill that was closed may show a line of which nothing is left. Raises AskedError where no one
+    line begins so.
     """
-    gone = {each.line for each in closed if each.line.startswith(begin)}
-    if len(gone) != 1 or any(each.id.startswith(begin) for each in bill.lines):
-        return []
-    (line,) = gone
-    revisions = revision_texts(closed, line, policy=bill.policy.sha256)
-    return [*revisions, f"line {line}: nothing of it is left in the bill"]
+    lines = {line.id: line for line in bill.lines}
+    gone = {each.line: each for each in closed if each.line not in lines}
+    found = [line for line in {**lines, **gone} if line.startswith(begin)]
+    if len(found) != 1:
+        problem = "is the begin of several lines" if found else "is no line of this bill"
+        raise AskedError("line", f"{begin!r} {problem}")
+    (id_,) = found
+    revisions = revision_texts(closed, id_, policy=bill.policy.sha256)
+    if id_ in gone:
+        nothing = [f"line {id_}: nothing of it is left in the bill"]
+        return Explanation(taken_back(gone[id_]), chain(revisions, nothing))
+    line = lines[id_]
+    made = explain_line(bill, line, maker=maker, max_rows=max_rows)
+    return Explanation(line, chain(revisions, made))
 
 
 def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int) -> Iterator[str]:
@@ -162,16 +162,15 @@ def _name(terms: Terms) -> str:
 
 def _usage(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Iterator[str]:
     yield "usage, by hour, node, GPU: seconds held and used, and the events of each sum"
-    count, shown_ns, all_ns = 0, [0, 0], [0, 0]
+    count, all_ns = 0, [0, 0]
     for row in maker.rows_of(bill, line):
         count += 1
         amounts = (row.held_ns, 0 if row.is_idle else row.busy_ns)
         all_ns = [total + ns for total, ns in zip(all_ns, amounts, strict=True)]
         if not max_rows or count <= max_rows:
-            shown_ns = all_ns
             yield f"  {_row_text(row)}"
-    if count > 0 and shown_ns != all_ns:
-        yield f"  and {count - max_rows} rows more; --rows 0 shows them"
+    if max_rows and count > max_rows:
+        yield f"  and {count - max_rows} rows more, which are not shown"
     held, used = (_seconds(ns) for ns in all_ns)
     yield f"  all {count} rows: held {held} s, used {used} s of their devices"
 

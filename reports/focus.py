@@ -17,7 +17,8 @@ from reports.charge_parts import QUANTITY_DIGITS, RATIO_DIGITS, ChargePart, deco
 from reports.closing import ClosedLine
 from reports.money import fraction_of, rounded
 from reports.periods import month_of
-from reports.policy import FocusNames, is_of_device
+from reports.policy import FocusNames
+from reports.tenants import UNATTRIBUTED
 from reports.terms import Values
 
 DECIMAL, STRING, TIME, JSON = "decimal", "string", "date/time", "json"
@@ -232,7 +233,9 @@ def _priced(part: ChargePart) -> dict[str, Any]:
 
 
 def _place(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
-    values = dict(zip(bill.by, line.values, strict=True))
+    named = zip(bill.by, line.values, strict=True)
+    # What is unknown is null there; a bill has a word for it.
+    values = {name: value for name, value in named if value != UNATTRIBUTED}
     gpu = values.get("gpu")
     return {
         "RegionId": values.get("region"),
@@ -258,7 +261,7 @@ def _sub_account(bill: Bill, line: _LineOf) -> dict[str, str]:
     """Return the first dimension of tenants, which is who FOCUS calls a sub account."""
     # A node or a model is no account of anybody.
     for name, value in zip(bill.by, line.values, strict=True):
-        if not is_of_device(name):
+        if not bill.policy.policy.is_of_device(name):
             return {"SubAccountId": value, "SubAccountName": value, "SubAccountType": name}
     return {}
 

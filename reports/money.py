@@ -71,6 +71,11 @@ def rounded(amount: Fraction, *, digits: int) -> Decimal:
     return quantize_together([amount], digits=digits)[0]
 
 
+def money_text(amount: Fraction | Decimal, currency: str) -> str:
+    """Return an amount for people: `1,234.50`, with the digits of its currency."""
+    return f"{rounded(Fraction(amount), digits=minor_digits(currency)):,f}"
+
+
 def fraction_of(number: Decimal | int | str) -> Fraction:
     """Return the exact value of a decimal number."""
     return Fraction(number)

@@ -5,7 +5,7 @@ an expression of a text would be calculated, and compared, for each row. Whose r
 out of some ten thousand sums, and not of half a million rows.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from reports.charging_sql import (
     COLUMNS,
@@ -17,9 +17,12 @@ from reports.charging_sql import (
     rows_of_hours,
     scaled,
 )
+from reports.tenants import PartyKind
 
 UNTOLD: Final = "kind = 'pod' AND NOT coalesce(is_told, false)"
 """Of `usage_parts`: rows of pods of which the name is not known, or not enough."""
+UNNAMED: Final = "kind = 'pod' AND uid IS NOT NULL AND namespace IS NULL"
+"""Of `usage_parts`: rows of pods that are known by their UID alone."""
 _ALL_NAMES: Final = "pod_uid, holder_uid, pod, holder_pod, job_id, holder_job_id"
 
 
@@ -84,17 +87,65 @@ FROM (
 """  # noqa: S608  # our own names
 
 
+class SumRow(NamedTuple):
+    """A row of `sums_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    mig_profile: str | None
+    w: int | None
+    s: int | None
+    gpu: str | None
+    since_us: int
+    is_idle: bool
+    kind: PartyKind
+    uid: str | None
+    named_namespace: str | None
+    named_pod: str | None
+    job: str | None
+    is_told: bool
+    namespace: str | None
+    pod: str | None
+    factor: int
+    held_ns: int
+    silent_ns: int
+    busy_ns: int
+    measured_busy_ns: int
+    energy_millijoules: int
+    memory_byte_ns: int
+
+
 def sums_sql(rows: str, detail: Detail) -> str:
     """Return the SQL of sums over rows, by device class, time and party."""
     return f"""
 SELECT cluster, {detail.node} AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
     {detail.since_us} AS since_us, is_idle, {detail.party}, ({FACTOR})::HUGEINT AS factor,
-    coalesce(sum(held_ns), 0), coalesce(sum(silent_ns), 0), coalesce(sum(busy_ns), 0),
-    coalesce(sum(measured_busy_ns), 0), coalesce(sum(energy_millijoules), 0),
-    coalesce(sum(memory_byte_ns), 0)
+    {", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in _SUMMED)}
 FROM {rows} JOIN node_classes USING (cluster, node)
 GROUP BY ALL
 """  # noqa: S608  # our own names
+
+
+class PartyRow(NamedTuple):
+    """A row of `parties_sql`."""
+
+    cluster: str
+    node: str
+    kind: PartyKind
+    uid: str | None
+    named_namespace: str | None
+    named_pod: str | None
+    job: str | None
+    named_us: int | None
+    namespace: str | None
+    pod: str | None
+    since_us: int
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """By what rows of the party are found: names that they merely have are no part of it."""
+        return (*self[:8], self.since_us)
 
 
 def parties_sql(rows: str, detail: Detail) -> str:
@@ -112,6 +163,28 @@ _IN_ORDER: Final = ", ".join(
     f"{column} NULLS FIRST"
     for column in ("holder_uid", "holder_namespace", "holder_pod", "holder_job_id")
 )
+
+
+class ExcessRow(NamedTuple):
+    """A row of `excess_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    mig_profile: str | None
+    w: int | None
+    s: int | None
+    gpu: str | None
+    since_us: int
+    kind: PartyKind
+    uid: str | None
+    named_namespace: str | None
+    named_pod: str | None
+    job: str | None
+    is_told: bool
+    namespace: str | None
+    pod: str | None
+    units: int
 
 
 def excess_sql(detail: Detail, *, same_device: str) -> str:
@@ -132,7 +205,7 @@ def excess_sql(detail: Detail, *, same_device: str) -> str:
     parts = _parts(detail, _ALL_NAMES, of=rows, also="excess")
     return f"""
 SELECT cluster, {detail.node} AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
-    {detail.since_us} AS since_us, {detail.party}, sum(excess)
+    {detail.since_us} AS since_us, {detail.party}, sum(excess) AS units
 FROM ({parts}) JOIN node_classes USING (cluster, node)
 GROUP BY ALL
 """  # noqa: S608  # our own names

@@ -4,17 +4,16 @@ import re
 from datetime import UTC, datetime
 from typing import Final
 
-from gpuledger.errors import UserError
-from reports.charging_sql import HOUR_US
-from reports.usage_sums import Window
+from reports.asked import AskedError
+from reports.times import DAY_US, HOUR_US, Window
 
 _PERIOD: Final = re.compile(r"(?P<year>\d{4})(-(?P<month>\d\d)(-(?P<day>\d\d))?)?")
 
 
 def parse_period(text: str) -> Window:
-    """Return the year, month or day that a text names; raises UserError where it names none."""
-    mistake = UserError(
-        f"--period: {text!r} is no period; give a month such as 2026-10, a day or a year"
+    """Return the year, month or day that a text names; raises AskedError where it names none."""
+    mistake = AskedError(
+        "period", f"{text!r} is no period; give a month such as 2026-10, a day or a year"
     )
     # By the calendar, as months have no length.
     match = _PERIOD.fullmatch(text)
@@ -28,19 +27,20 @@ def parse_period(text: str) -> Window:
     except ValueError:
         raise mistake from None
     if match["day"]:
-        return Window(_us(begin), _us(begin) + 24 * HOUR_US)
+        return Window(_us(begin), _us(begin) + DAY_US)
     return Window(_us(begin), _us(next_month if match["month"] else next_year))
 
 
 def window_of(begin_ms: int, end_ms: int) -> Window:
-    """Return the window of two times; raises UserError where they are no whole hours in order."""
+    """Return the window of two times; raises AskedError where they are no whole hours in order."""
     window = Window(begin_ms * 1000, end_ms * 1000)
-    if any(time_us % HOUR_US for time_us in window):
-        raise UserError(
-            "--from and --to: bills are of whole hours; give such as 2026-10-01T14:00:00Z"
-        )
+    hours = "bills are of whole hours; give such as 2026-10-01T14:00:00Z"
+    if window.begin_us % HOUR_US:
+        raise AskedError("from", hours)
+    if window.end_us % HOUR_US:
+        raise AskedError("to", hours)
     if window.begin_us >= window.end_us:
-        raise UserError("--to: must be later than --from")
+        raise AskedError("to", "must be later than `from`")
     return window
 
 

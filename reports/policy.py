@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from reports.money import CURRENCIES
 
-OWN_LINE: Final = "own_line"
 Basis = Literal["held", "used", "greater", "blended"]
 Share = Literal["own_line", "even", "held", "used", "table"]
 IdleKind = Literal["unallocated", "held_idle", "overhead", "uncovered"]
@@ -92,7 +91,7 @@ def _check(name: str, number: Decimal) -> None:
         raise ValueError(f"`{name}` is a part of 1: give 0 to 1")
 
 
-class _Dated(_PolicyPart, frozen=True, kw_only=True):
+class Dated(_PolicyPart, frozen=True, kw_only=True):
     """A row that holds for some days."""
 
     since: date | None = None
@@ -112,8 +111,14 @@ class _Dated(_PolicyPart, frozen=True, kw_only=True):
             self.until is None or day < self.until
         )
 
+    def holds_whenever(self, other: "Dated") -> bool:
+        """Return whether it holds on each day on which another row does."""
+        began = self.since is None or (other.since is not None and self.since <= other.since)
+        ends = self.until is None or (other.until is not None and other.until <= self.until)
+        return began and ends
 
-class Scoped(_Dated, frozen=True, kw_only=True):
+
+class Scoped(Dated, frozen=True, kw_only=True):
     """A row that holds for some devices; each pattern may have `*` and `?`."""
 
     cluster: str | None = None
@@ -126,14 +131,14 @@ class Scoped(_Dated, frozen=True, kw_only=True):
 
     def fits(self, facts: Mapping[str, str | None]) -> bool:
         """Return whether a device is meant: each pattern that is given fits what is known of it."""
-        for name in _SCOPE:
+        for name in SCOPE:
             pattern = getattr(self, name)
             if pattern is not None and not fits_pattern(facts.get(name) or "", pattern):
                 return False
         return True
 
 
-_SCOPE: Final = ("cluster", "node_pool", "instance_type", "region", "capacity_type", "model",
+SCOPE: Final = ("cluster", "node_pool", "instance_type", "region", "capacity_type", "model",
     "mig_profile")  # fmt: skip
 
 
@@ -224,8 +229,10 @@ class BasisRule(_PolicyPart, frozen=True, kw_only=True):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.basis == "blended") != (self.held_weight is not None):
-            raise ValueError("held_weight belongs to basis blended, and to no other")
+        if self.basis == "blended" and self.held_weight is None:
+            raise ValueError("give held_weight, as basis is blended: the part of held time, 0 to 1")
+        if self.basis != "blended" and self.held_weight is not None:
+            raise ValueError("`held_weight` belongs to basis blended alone; take it out")
 
 
 class _Sharing(Scoped, frozen=True, kw_only=True):
@@ -262,7 +269,7 @@ class SharedRule(_Sharing, frozen=True, kw_only=True):
             raise ValueError("`match` must name who is shared, such as {namespace: gpu-operator}")
 
 
-class TeamRow(_Dated, frozen=True, kw_only=True):
+class TeamRow(Dated, frozen=True, kw_only=True):
     """Who belongs to a team, for some days; the first row that fits holds."""
 
     team: str
@@ -303,19 +310,33 @@ class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
     prices: list[Price] = []
     energy: list[EnergyPrice] = []
     exchange_rates: list[ExchangeRate] = []
+    mig_slices: Literal["compute", "memory"] = "compute"
+    """Of which slices a MIG instance has its part of a board."""
     basis: list[BasisRule] = []
     idle: list[IdleRule] = []
     shared: list[SharedRule] = []
     dimensions: dict[str, list[str]] = {}
-    """Dimensions of one's own: of each the ones that are tried, in order."""
+    """Dimensions of one's own: of each the ones that are tried, in order. `team` is there always,
+    by default the label of the pod, then of its namespace."""
     teams: list[TeamRow] = []
     budgets: list[BudgetRow] = []
     close: CloseRule = CloseRule()
     focus: FocusNames = FocusNames()
 
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        dimensions = {"team": ["label:team", "namespace-label:team"], **self.dimensions}
+        msgspec.structs.force_setattr(self, "dimensions", dimensions)
+
     def knows(self, dimension: str) -> bool:
         """Return whether a bill can be made by this dimension."""
         return dimension in self.dimensions or is_dimension(dimension)
+
+    def may_be_misspelt(self, dimension: str) -> bool:
+        """Return whether a dimension is looked up by a key, for which anything may stand."""
+        tried = self.dimensions.get(dimension, (dimension,))
+        return any(":" in name for name in tried)
 
     def is_of_device(self, dimension: str) -> bool:
         """Return whether a dimension, also one of the file's own, is of GPUs alone."""

@@ -1,7 +1,7 @@
 """Reads the file of prices and policies, and says of each mistake its line, field and remedy."""
 
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from decimal import Decimal
 from hashlib import sha256
@@ -13,19 +13,17 @@ import yaml
 
 from gpuledger.errors import UserError
 from gpuledger.small_files import read_small_file
-from gpuledger.texts import find_near, shorten_middle
+from gpuledger.texts import shorten_middle
 from reports.policy import BillPolicy, mistakes_of
+from reports.policy_doubts import doubts_of
+from reports.policy_fields import MisreadValue, Mistake, Steps, mistakes_in
 
 MAX_BYTES: Final = 8 * 2**20
 DEFAULT_FILE: Final = Path(__file__).with_name("list_prices.yaml")
-_WHERE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
-_STEP: Final = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<at>\d+|\.\.\.)\]")
-_UNKNOWN: Final = re.compile(r"unknown field `(?P<field>[^`]*)`")
-_MISSING: Final = re.compile(r"missing required field `(?P<field>[^`]*)`")
-
 _WHOLE_NUMBER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-Steps = tuple[str | int, ...]
+_ASKED_BY_OTHERS: Final = frozenset({("currency",), ("exchange_rates",), ("dimensions",)})
+"""Sections without which nothing can be said of the others."""
 
 
 class PolicyError(UserError):
@@ -44,6 +42,8 @@ class ReadPolicy(NamedTuple):
     """The hash of what it means: comments and the order of keys do not count."""
     name: str
     """What it is called on bills."""
+    doubts: Sequence[str] = ()
+    """What in it may be meant otherwise, each with its line and remedy."""
 
 
 def read_policy(file: Path | None) -> ReadPolicy:
@@ -55,12 +55,12 @@ def read_policy(file: Path | None) -> ReadPolicy:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise UserError(f"cannot read {file}: {reason}; give a file of prices") from error
     try:
-        policy = parse_policy(text)
+        policy, doubts = _parse(text)
     except PolicyError as error:
         raise PolicyError(error.mistakes, file=str(file)) from error
     # Sorted, as the order in which a file names its fields says nothing; that of rows does.
     meaning = msgspec.json.encode(policy, order="sorted")
-    return ReadPolicy(policy, sha256(meaning).hexdigest(), name)
+    return ReadPolicy(policy, sha256(meaning).hexdigest(), name, doubts)
 
 
 def parse_policy(text: str) -> BillPolicy:
@@ -68,6 +68,11 @@ def parse_policy(text: str) -> BillPolicy:
 
     Raises `PolicyError` with all mistakes that could be found: line, field, remedy.
     """
+    return _parse(text)[0]
+
+
+def _parse(text: str) -> tuple[BillPolicy, list[str]]:
+    """Return the policy that a YAML text means, and what of it may be meant otherwise."""
     try:
         root = yaml.compose(text, Loader=_ExactLoader)
         lines = _LineNumbers(root)
@@ -78,29 +83,49 @@ def parse_policy(text: str) -> BillPolicy:
         raise PolicyError([f"{where}no valid YAML: {error.problem or error.context}"]) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise PolicyError([f"no valid YAML: {shorten_middle(str(error))}"]) from error
-    try:
-        policy = msgspec.convert({} if content is None else content, BillPolicy)
-    except msgspec.ValidationError as error:
-        raise PolicyError([_explain(str(error), content, lines)]) from error
-    mistakes = [f"{lines.name(path)}: {what}" for path, what in mistakes_of(policy)]
-    if mistakes:
-        raise PolicyError(mistakes)
-    return policy
+    content = {} if content is None else content
+    mistakes = list(mistakes_in(content, BillPolicy))
+    mistakes += _between_the_right(content, mistakes)
+    told = [*lines.twice, *(f"{lines.name(path)}: {what}" for path, what in mistakes)]
+    if told:
+        # Written above and below: `line 7: …`.
+        raise PolicyError(sorted(told, key=lambda mistake: int(mistake.split()[1].rstrip(":"))))
+    policy = msgspec.convert(content, BillPolicy)
+    return policy, [f"{lines.name(path)}: {what}" for path, what in doubts_of(policy)]
+
+
+def _between_the_right(content: Any, mistakes: Sequence[Mistake]) -> Iterator[Mistake]:  # noqa: ANN401  # any YAML
+    """Yield what is wrong between the sections and rows in which nothing else is.
+
+    So that all mistakes are named at once; nothing where it cannot be told for the others.
+    """
+    wrong = {path[:2] for path, _ in mistakes}
+    if {path[:1] for path in wrong} & {(), *_ASKED_BY_OTHERS}:
+        return
+    kept: dict[str, Any] = {}
+    stood: dict[Steps, Steps] = {}
+    for section, rows in content.items():
+        if isinstance(rows, list) and (section,) not in wrong:
+            right = [at for at in range(len(rows)) if (section, at) not in wrong]
+            stood |= {(section, now): (section, at) for now, at in enumerate(right)}
+            kept[section] = [rows[at] for at in right]
+        elif not any(path[0] == section for path in wrong):
+            kept[section] = rows
+    for path, what in mistakes_of(msgspec.convert(kept, BillPolicy)):
+        yield (*stood.get(path[:2], path[:2]), *path[2:]), what
 
 
 class _ExactLoader(yaml.SafeLoader):
     """Reads numbers as they are written: no digit is lost, and none means something else."""
 
 
-def _whole_number(_: _ExactLoader, node: yaml.ScalarNode) -> int:
+def _whole_number(_: _ExactLoader, node: yaml.ScalarNode) -> int | MisreadValue:
     text = node.value
     # To YAML 1.1 010 is eight, and 1:30 is ninety.
-    if not _WHOLE_NUMBER.fullmatch(text):
-        raise yaml.MarkedYAMLError(
-            problem=f"{text} is no decimal number; write it without zeros before it, and whole",
-            problem_mark=node.start_mark,
-        )
-    return int(text)
+    if _WHOLE_NUMBER.fullmatch(text):
+        return int(text)
+    why = f"{text} is no decimal number; write it without zeros before it, and whole"
+    return MisreadValue(text, why)
 
 
 def _number(loader: _ExactLoader, node: yaml.ScalarNode) -> Decimal | float:
@@ -109,8 +134,18 @@ def _number(loader: _ExactLoader, node: yaml.ScalarNode) -> Decimal | float:
     return Decimal(text) if _NUMBER.fullmatch(text) else loader.construct_yaml_float(node)
 
 
+def _time(loader: _ExactLoader, node: yaml.ScalarNode) -> date | MisreadValue:
+    try:
+        found: date = loader.construct_yaml_timestamp(node)
+    except ValueError:
+        why = f"{node.value} is no day of the calendar; give one such as 2026-10-01"
+        return MisreadValue(node.value, why)
+    return found
+
+
 _ExactLoader.add_constructor("tag:yaml.org,2002:int", _whole_number)
 _ExactLoader.add_constructor("tag:yaml.org,2002:float", _number)
+_ExactLoader.add_constructor("tag:yaml.org,2002:timestamp", _time)
 
 
 class _LineNumbers:
@@ -118,6 +153,8 @@ class _LineNumbers:
 
     def __init__(self, root: yaml.Node | None) -> None:
         self._lines: dict[Steps, int] = {}
+        self.twice: list[str] = []
+        """Of each field that stands twice: PyYAML would take the last of them in silence."""
         if root:
             self._walk(root, ())
 
@@ -138,63 +175,11 @@ class _LineNumbers:
             for key, value in node.value:
                 here = (*path, str(key.value))
                 if here in self._lines:
-                    # PyYAML would take the last of them in silence.
                     line, first = key.start_mark.line + 1, self._lines[here]
                     twice = f"{key.value!r} stands twice, in line {first} too; take one of them out"
-                    raise PolicyError([f"line {line}: {twice}"])
+                    self.twice.append(f"line {line}: {twice}")
                 self._lines[here] = key.start_mark.line + 1
                 self._walk(value, here)
-
-
-def _explain(message: str, content: object, lines: _LineNumbers) -> str:
-    """Turn msgspec's words into ours, with the line, and the nearest field where one is unknown."""
-    match = _WHERE.match(message)
-    what, written = (match["what"], match["path"] or "") if match else (message, "")
-    path = _path_of(written, content)
-    if unknown := _UNKNOWN.search(what):
-        known = sorted(_fields_at(path))
-        near = find_near(unknown["field"], known)
-        remedy = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
-        return f"{lines.name((*path, unknown['field']))}: is no field here; {remedy}"
-    if missing := _MISSING.search(what):
-        return f"{lines.name(path)}: {missing['field']} is missing; add it"
-    return f"{lines.name(path)}: {what[:1].lower()}{what[1:]}"
-
-
-def _path_of(written: str, content: object) -> Steps:
-    path: list[str | int] = []
-    for step in _STEP.finditer(written):
-        if step["name"] is not None:
-            path.append(step["name"])
-        elif step["at"] != "...":
-            path.append(int(step["at"]))
-        else:
-            # Of a mapping msgspec does not say which key; where it has one alone, it is that.
-            keys = list(_value_at(content, path) or ())
-            path += [str(keys[0])] if len(keys) == 1 else []
-    return tuple(path)
-
-
-def _value_at(content: Any, path: list[str | int]) -> dict[Hashable, Any] | None:  # noqa: ANN401  # any YAML
-    for step in path:
-        content = content[step]
-    return content if isinstance(content, dict) else None
-
-
-def _fields_at(path: Steps) -> Iterator[str]:
-    """Yield the fields of the part at a path, as the file names them."""
-    part: msgspec.inspect.Type = msgspec.inspect.type_info(BillPolicy)
-    for step in path:
-        if isinstance(part, msgspec.inspect.UnionType):
-            part = next(each for each in part.types if isinstance(each, msgspec.inspect.StructType))
-        if isinstance(part, msgspec.inspect.ListType):
-            part = part.item_type
-        elif isinstance(part, msgspec.inspect.StructType):
-            part = next(field.type for field in part.fields if field.encode_name == step)
-    if isinstance(part, msgspec.inspect.UnionType):
-        part = next(each for each in part.types if isinstance(each, msgspec.inspect.StructType))
-    if isinstance(part, msgspec.inspect.StructType):
-        yield from (field.encode_name for field in part.fields)
 
 
 def days_of_change(policy: BillPolicy) -> frozenset[date]:

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
-HOUR_US: Final = 3_600_000_000
+from reports.times import HOUR_US
+from reports.versions import NodeVersion
+
 Node = tuple[str, str]
 """Cluster and name."""
 NEVER_US: Final = 2**62
@@ -27,19 +29,6 @@ class InventoryRow(NamedTuple):
     gpu_uuid: str | None
     """Absent where the version says that the node has no GPU."""
     model: str | None
-
-
-class NodeVersion(NamedTuple):
-    """What was said of a node from a time on."""
-
-    since_us: int
-    deleted_us: int | None
-    node_pool: str | None = None
-    instance_type: str | None = None
-    zone: str | None = None
-    region: str | None = None
-    capacity_type: str | None = None
-    labels: str | None = None
 
 
 class Stay(NamedTuple):

@@ -38,7 +38,8 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The most memory of answers that are kept for as long as the store and the prices are the
     same; 0 keeps none."""
     store_poll_interval_seconds: Pause = 15.0
-    """How often is looked whether the store or the prices have changed: so old an answer may be."""
+    """How often is looked whether the store or the prices have changed: so old an answer may be,
+    and three times as old where the store cannot be looked at."""
 
 
 class ReportsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,20 +11,18 @@ from typing import Final
 
 from gpuledger.store.commits import (
     PURGED_BEFORE,
+    complete_through_us,
     hours_since,
     latest_commits,
     made_ms,
     summed_time,
     summed_up_to,
-    valid_through_us,
 )
 from gpuledger.store.query import days_of_files, open_table
 from gpuledger.store.usage_schema import USAGE, USAGE_HOURLY
+from reports.times import DAY_US, HOUR_US
 
 _MAX_COMMITS: Final = 10_000
-_COMMITS_WITH_MARKS: Final = 500
-_HOUR_US: Final = 3_600_000_000
-_DAY_US: Final = 24 * _HOUR_US
 _MINUTE_US: Final = 60_000_000
 
 
@@ -72,13 +70,13 @@ class StoreSnapshot:
         summed_ms = hourly.transaction_version(summed_time(USAGE.name))
         is_same = summed_ms is None or summed_ms == made_ms(commits[-1])
         hours = hours_since(commits[:-1]) if is_same else None
-        return None if hours is None else frozenset(hour * _HOUR_US for hour in hours)
+        return None if hours is None else frozenset(hour * HOUR_US for hour in hours)
 
     @cached_property
     def purged_before_us(self) -> int:
         """Up to when `usage` has lost its minutes: what is left of them is no whole hour."""
         usage = self._tables[USAGE.name]
-        return ((usage.transaction_version(PURGED_BEFORE) or 0) if usage else 0) * _DAY_US
+        return ((usage.transaction_version(PURGED_BEFORE) or 0) if usage else 0) * DAY_US
 
     @cached_property
     def complete_until_us(self) -> int | None:
@@ -87,5 +85,5 @@ class StoreSnapshot:
         if usage is None:
             return None
         # Of all partitions the one that is furthest behind: the others' rows are there already.
-        marks = valid_through_us(latest_commits(usage, _COMMITS_WITH_MARKS))
+        marks = complete_through_us(usage)
         return min(marks.values()) // _MINUTE_US * _MINUTE_US if marks else None

@@ -10,7 +10,7 @@ from reports.charging_sql import HOUR_UNITS
 from reports.money import fraction_of
 from reports.policy import IDLE_KINDS, IdleKind, IdleRule, SharedRule
 from reports.tenants import SHARED, UNATTRIBUTED, PartyKey, fits_all
-from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Terms, Values
+from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Scope, Terms, Values
 from reports.usage_sums import DaySums, DeviceClass
 
 
@@ -83,7 +83,6 @@ class BillTally:
         self._lookup = lookup
         self.cells: dict[CellKey, dict[Terms, Cell]] = {}
         self.there = self.covered = self.excess = self.used = self.measured = 0
-        self.unpriced: dict[str, int] = defaultdict(int)
         self._board_units: dict[Terms, int] = defaultdict(int)
         self._device_units: dict[Terms, int] = defaultdict(int)
         self._millijoules: dict[Terms, int] = defaultdict(int)
@@ -128,8 +127,6 @@ class BillTally:
             if row_.there != row_.covered:
                 cell = self._idle_cell("uncovered", row_.device, since_us, terms)
                 cell.charged += row_.there - row_.covered
-            if terms.rate.price is None and row_.there:
-                self.unpriced[row_.device.model or UNATTRIBUTED] += row_.there
 
     def _add_charges(self, day: DaySums) -> None:
         # Differences to the plain sums: an excess, or what odd hours come to.
@@ -173,6 +170,19 @@ class BillTally:
             cell = by_terms[terms] = Cell()
         return cell
 
+    @property
+    def unpriced(self) -> dict[str, int]:
+        """Units that are charged and cost nothing, as no price fits, by model.
+
+        An instance may have a price of its own where its board has none.
+        """
+        found: dict[str, int] = defaultdict(int)
+        for cells in self.cells.values():
+            for terms, cell in cells.items():
+                if terms.rate.price is None:
+                    found[terms.scope.model or UNATTRIBUTED] += cell.charged
+        return {model: units for model, units in sorted(found.items()) if units}
+
     def check_balance(self) -> None:
         """Raise `UnbalancedBillError` where lines have other time than the boards had."""
         # Rows and boards are summed by different queries: what one has lost would show here.
@@ -212,7 +222,7 @@ class BillTally:
 
         It is idle, and the costs of tenants that work for all others, by the policy's rules.
         """
-        pools: dict[tuple[tuple[str | None, ...], int], list[tuple[CellKey, Fraction]]] = {}
+        pools: dict[tuple[Scope, int], list[tuple[CellKey, Fraction]]] = {}
         rules: dict[int, IdleRule | SharedRule] = {}
         # What is to be shared is gathered by who shares it: one rule, and alike GPUs.
         for key, cells in self.cells.items():
@@ -255,7 +265,7 @@ class BillTally:
     def _taken(
         self,
         rule: IdleRule | SharedRule,
-        scope: tuple[str | None, ...],
+        scope: Scope,
         total: Fraction,
         *,
         shown: int,

@@ -10,13 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from gpuledger.keys import NAME_LINGER_SECONDS, NAME_SKEW_SECONDS
 from reports.policy import BillPolicy, TeamRow, fits_pattern
 from reports.presence import NEVER_US
 from reports.rates import DeviceTraits
+from reports.times import HOUR_US
+from reports.versions import NamespaceVersion, holding_versions, version_at
 
 UNATTRIBUTED: Final = "__unattributed__"
 SYSTEM: Final = "__system__"
@@ -26,11 +29,8 @@ IDLE: Final = "__idle__"
 UNCOVERED: Final = "__uncovered__"
 SHARED: Final = "__shared__"
 """In the place of a tenant whose cost a table gives to others."""
-_HOUR_US: Final = 3_600_000_000
-_SKEW_US: Final = 60_000_000
-"""So far the clocks of a node and of the API server may be apart: a pod holds once it is made."""
-_LINGER_US: Final = 5_000_000
-"""How long a kubelet may list a pod that the API server has no more."""
+_SKEW_US: Final = NAME_SKEW_SECONDS * 10**6
+_LINGER_US: Final = NAME_LINGER_SECONDS * 10**6
 
 PartyKind = Literal["nobody", "pod", "job", "host", "unattributed"]
 
@@ -75,16 +75,6 @@ class PodVersion(NamedTuple):
         return (self.namespace, self.pod, *owner, self.labels, self.annotations)
 
 
-class NamespaceVersion(NamedTuple):
-    """What is known of a namespace from a time on."""
-
-    cluster: str
-    namespace: str
-    since_us: int
-    labels: str | None
-    annotations: str | None
-
-
 class Tenant(NamedTuple):
     """Whose a row is, once all that is known of pods is looked up."""
 
@@ -108,7 +98,7 @@ class TenantBook:
         self,
         *,
         pods: Iterable[PodVersion],
-        namespaces: Iterable[NamespaceVersion],
+        namespaces: Mapping[tuple[str, str], Sequence[NamespaceVersion]],
         policy: BillPolicy,
     ) -> None:
         self._policy = policy
@@ -124,9 +114,7 @@ class TenantBook:
             for version in self._histories[cluster, node, uid]:
                 name = (cluster, node, version.namespace, version.pod)
                 self._named[name].add(version.uid)
-        self._namespaces: dict[tuple[str, str], list[NamespaceVersion]] = defaultdict(list)
-        for said in sorted(namespaces, key=lambda said: said.since_us):
-            self._namespaces[said.cluster, said.namespace].append(said)
+        self._namespaces = {name: holding_versions(said) for name, said in namespaces.items()}
 
     def find(self, key: PartyKey, since_us: int) -> Tenant:
         """Return whose a row is that begins at a time, and reaches over an hour at most."""
@@ -161,6 +149,10 @@ class TenantBook:
             annotations=told.annotations,
         )
 
+    def knows(self, cluster: str, node: str, uid: str) -> bool:
+        """Return whether there is a record of a pod."""
+        return (cluster, node, uid) in self._histories
+
     def changes(self, *, looks_at_namespaces: bool) -> Iterator[tuple[int, str, str | None]]:
         """Yield when something that a bill may be made by changed: time, cluster, and node.
 
@@ -170,15 +162,15 @@ class TenantBook:
             for before, after in pairwise(history):
                 if before.described != after.described:
                     yield after.since_us, after.cluster, after.node
-        for told in self._namespaces.values() if looks_at_namespaces else ():
+        for (cluster, _), told in self._namespaces.items() if looks_at_namespaces else ():
             for earlier, later in pairwise(told):
-                if earlier[3:] != later[3:]:
-                    yield later.since_us, later.cluster, None
+                if earlier[2:] != later[2:]:
+                    yield later.since_us, cluster, None
 
     def namespace_of(self, tenant: Tenant, since_us: int) -> NamespaceVersion | None:
         """Return what was said of a tenant's namespace at a time."""
         told = self._namespaces.get((tenant.cluster or "", tenant.namespace or ""))
-        return _in_force(told, since_us) if told else None
+        return version_at(told, since_us) if told else None
 
     def _bearer_of(self, key: PartyKey, since_us: int) -> str | None:
         """Return the UID of the newest pod of the node that had a name in an hour."""
@@ -190,9 +182,9 @@ class TenantBook:
             created = history[-1].created_us
             if since_us >= deleted + _LINGER_US:
                 continue
-            if created < since_us + _HOUR_US:
+            if created < since_us + HOUR_US:
                 there.append((created, uid))
-            elif created < since_us + _HOUR_US + _SKEW_US:
+            elif created < since_us + HOUR_US + _SKEW_US:
                 soon.append((created, uid))
         # The newest that was there; else one that was by the API server's clock.
         return max(there)[1] if there else min(soon)[1] if soon else None
@@ -204,10 +196,7 @@ def _order_of(version: PodVersion) -> tuple[int, int]:
     return (int(number) if number.isdecimal() else 0, version.kafka_offset)
 
 
-V = PodVersion | NamespaceVersion
-
-
-def _in_force(history: Sequence[Any], since_us: int) -> Any:  # noqa: ANN401  # of the history's own type
+def _in_force(history: Sequence[PodVersion], since_us: int) -> PodVersion:
     """Return the version in force at a time; before the first one, that one."""
     found = history[0]
     for version in history:

@@ -37,7 +37,9 @@ from reports.tenants import (
     fits_all,
     parts_of,
 )
-from reports.usage_sums import DeviceClass, Needs, PartyBasis, UsageReader, Window, begin_of, day_of
+from reports.times import Window, begin_of, day_of
+from reports.usage_sums import DeviceClass, Needs, PartyBasis, UsageReader
+from reports.versions import holding_versions, version_at
 
 IDLE_WORDS: Final[dict[IdleKind, str]] = {
     "unallocated": UNALLOCATED,
@@ -58,6 +60,14 @@ def names_suffice(dimensions: Sequence[str], policy: BillPolicy) -> bool:
     )
 
 
+class Scope(NamedTuple):
+    """Where devices are alike: idle is shared among those who had such devices."""
+
+    cluster: str
+    node_pool: str | None
+    model: str | None
+
+
 @dataclass(eq=False, kw_only=True)
 class Terms:
     """What devices cost that are charged alike; one object for each, compared by identity."""
@@ -65,8 +75,7 @@ class Terms:
     rate: Rate
     board_rate: Rate
     """Of the board of which an instance is; the device's own for a whole GPU."""
-    scope: tuple[str | None, ...]
-    """Cluster, node pool and model: idle is shared among those who had these devices."""
+    scope: Scope
     rules: dict[IdleKind, IdleRule | None]
     shared_rules: tuple[SharedRule, ...]
     """Of tenants whose costs are shared: the first that fits one holds."""
@@ -116,11 +125,7 @@ class BillLookup:
     ) -> None:
         policy = read.policy
         self._book, self._policy = book, policy
-        # A deletion's own record says nothing of the node: what it was holds to the end.
-        self._nodes = {
-            node: [version for version in versions if version.deleted_us is None] or versions
-            for node, versions in reader.nodes.items()
-        }
+        self._nodes = {node: holding_versions(said) for node, said in reader.nodes.items()}
         self.prices = PriceBook(policy)
         self.dimensions = Dimensions(dimensions, policy=policy, book=book)
         self._of_basis = Dimensions(of_basis, policy=policy, book=book)
@@ -138,10 +143,11 @@ class BillLookup:
         parts = self.dimensions.parts | self._of_basis.parts
         looks = any(part.startswith("namespace-") for part in parts)
         # Pods' records matter where more than names is asked of them.
+        by_names = names_suffice(self.dimensions.names, self._policy)
         found = [
             change
             for change in self._book.changes(looks_at_namespaces=looks)
-            if change[2] is None or not self.needs.by_names
+            if change[2] is None or not by_names
         ]
         # Labels of nodes come last, and change often: they count where something is made by them.
         compared = slice(2, None if self._has_node_labels else -1)
@@ -162,6 +168,7 @@ class BillLookup:
             names_pods=bool(parts & {"pod", "job"}),
             class_of=self._class_of if by_names and not tells_nodes else None,
             has_bases=bool(self._policy.basis),
+            knows_pod=self._book.knows,
         )
 
     def _class_of(self, cluster: str, node: str, since_us: int) -> object:
@@ -179,7 +186,7 @@ class BillLookup:
     @cached_property
     def _changes_of(self) -> dict[tuple[str, str | None], list[int]]:
         by_node: dict[tuple[str, str | None], list[int]] = defaultdict(list)
-        for time_us, cluster, node in sorted(self.changes, key=str):
+        for time_us, cluster, node in self.changes:
             by_node[cluster, node].append(time_us)
         return {key: sorted(times) for key, times in by_node.items()}
 
@@ -211,12 +218,10 @@ class BillLookup:
     def facts_of(self, device: DeviceClass, since_us: int) -> DeviceTraits:
         """Return what is known of a device, by the version of its node that was in force."""
         facts = DeviceTraits(*device)
-        versions = self._nodes.get((device.cluster, device.node), ())
+        versions = self._nodes.get((device.cluster, device.node))
         if not versions:
             return facts
-        # Before the first version, that one: podwatch was late, the node was not.
-        at = bisect_right(versions, since_us, key=lambda version: version.since_us)
-        version = versions[max(0, at - 1)]
+        version = version_at(versions, since_us)
         return facts._replace(
             node_pool=version.node_pool,
             instance_type=version.instance_type,
@@ -233,7 +238,7 @@ class BillLookup:
         rules = {kind: self.prices.idle_rule_of(kind, board, day) for kind in IDLE_KINDS}
         shared_rules = self.prices.shared_rules_of(facts, day)
         rate, board_rate = self.prices.rate_of(facts, day), self.prices.rate_of(board, day)
-        scope = (facts.cluster, facts.node_pool, facts.model)
+        scope = Scope(facts.cluster, facts.node_pool, facts.model)
         names = [row and row.name for row in (rate.price, board_rate.price, rate.energy)]
         dates = [row and row.since for row in (rate.exchange, board_rate.exchange)]
         numbers = (rate.per_gpu_hour, board_rate.per_gpu_hour, rate.per_millijoule)

@@ -1,23 +1,57 @@
 """One day of a store after the other: what its rows sum to, and who is charged what of it.
 
-The order of a day's questions is here. What is asked is `charging_sql`'s; a month takes as long as
-its days, and as much memory as the rows of two of them.
+The order of a day's questions is here. What is asked is `charging_sql`'s and `parts_sql`'s; a month
+takes as long as its days, and as much memory as the rows of two of them.
+
+| relation       | one row is                                  | made by         | read by         |
+|----------------|---------------------------------------------|-----------------|-----------------|
+| `usage_raw`    | a row of the store, of an hour or a minute  | `_open_parts`   | the next two    |
+| `usage_rows`   | the same, as bills look at it               | `ROWS`          | hours, charges  |
+| `usage_parts`  | the sum of rows that the bill holds alike   | `parts_sql`     | sums, parties   |
+| `node_classes` | a node, and the one that stands for it      | `_open_rows`    | sums, devices   |
+| `devices`      | a GPU or instance, in one shape and model   | `DEVICES`       | all below       |
+| `board_models` | an hour of a board that rows call otherwise | `BOARD_MODELS`  | `usage_raw`     |
+| `device_hours` | a device's hour: covered, there, odd or not | `hours_sql`     | charges, boards |
+| `parties`      | who rows are of, with number and basis      | `_load_parties` | `odd_charges`   |
+| `odd_charges`  | what a party is charged of an odd hour      | `odd_sql`       | odd sums        |
+
+The first three are made again where something else says which pod a row's container is of
+(`containers`), what a pod is called (`row_names`), or which model a board has; the last makes
+`devices` anew, too. `mark_special_sql` makes further hours odd by the parties' bases. Where it
+finds none the parties are those of odd hours alone. All others are made once a day.
+
+Plain hours are sums over `usage_parts`: their holders pay by held time, and nobody used what was
+free, so that nothing is to be granted, and claims are never more than the device. The board alone
+may have been there for less than is held: that is `excess_sql`, which is taken from the sums. Odd
+hours are taken from them whole, and come back by all rules.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
+from gpuledger.store.query import quoted
 from reports import charging_sql as sql
-from reports.charging_sql import HOUR_US, UNITS
-from reports.parts_sql import UNTOLD, add_untold_sql, excess_sql, parties_sql, parts_sql, sums_sql
+from reports.charging_sql import UNITS, CoveredRow, OddIdleRow, OddPartyRow
+from reports.parts_sql import (
+    UNNAMED,
+    UNTOLD,
+    ExcessRow,
+    PartyRow,
+    SumRow,
+    add_untold_sql,
+    excess_sql,
+    parties_sql,
+    parts_sql,
+    sums_sql,
+)
 from reports.presence import Node
-from reports.tenants import PartyKey, PartyKind
+from reports.tenants import PartyKey
+from reports.times import DAY_US, HOUR_US, Window, days_in
 from reports.usage_sums import (
     ALL_NEEDED,
-    DAY_US,
     BoardTime,
     Change,
     DaySums,
@@ -29,8 +63,6 @@ from reports.usage_sums import (
     UsageReader,
     UsageRow,
     UsageSum,
-    Window,
-    days_in,
 )
 
 _DAYS_AT_ONCE: Final = 2
@@ -48,14 +80,16 @@ def days_of(
     changes: Sequence[Change],
     basis_of: Callable[[PartyKey, int], PartyBasis],
     needs: Needs = ALL_NEEDED,
+    borders: Collection[int] = (),
 ) -> Iterator[DaySums]:
     """Yield each day of a time, in order.
 
     `changes` are times at which something that the bill is made by changed, with cluster and
-    node: on such a day a node's hours are told apart. Several days are asked for at once, so that
+    node: on such a day a node's hours are told apart. On a day that has one of the `borders`
+    within it all hours are, whatever node they are of. Several days are asked for at once, so that
     `basis_of` and what `needs` has are called by other threads.
     """
-    days = list(_days_with_changes(window, changes))
+    days = list(_days_with_changes(window, changes, borders))
     reader.load_stays()
     # Of one thread each: two days side by side take less than one day by two threads, which wait
     # for each other at the end of each question.
@@ -64,10 +98,10 @@ def days_of(
     for each in (reader, *(reader.twin(of=count) for _ in range(count - 1))):
         readers.put(each)
 
-    def sums_of(day: tuple[Window, Changing]) -> DaySums:
+    def sums_of(day: _Day) -> DaySums:
         mine = readers.get()
         try:
-            return _UsageDay(mine, *day, needs).sums(basis_of)
+            return _UsageDay(mine, day, needs).sums(basis_of)
         finally:
             readers.put(mine)
 
@@ -94,23 +128,40 @@ def rows_of(
     *,
     changes: Sequence[Change],
     belongs: Callable[[UsageSum], bool],
+    knows_pod: Callable[[str, str, str], bool],
 ) -> Iterator[UsageRow]:
     """Yield the rows of usage of which the sums belong to something, by hour, node and GPU."""
-    for day, changing in _days_with_changes(window, changes):
-        yield from _UsageDay(reader, day, changing, ALL_NEEDED).rows(belongs)
+    needs = ALL_NEEDED._replace(knows_pod=knows_pod)
+    for day in _days_with_changes(window, changes):
+        yield from _UsageDay(reader, day, needs).rows(belongs)
+
+
+class _Day(NamedTuple):
+    """A day of a time, or the part of it that is asked for."""
+
+    window: Window
+    changing: Changing
+    tells_hours: bool
+    """Whether each hour is told apart on all nodes."""
+
+    def is_changing(self, node: Node) -> bool:
+        """Return whether something of a node changes within the day."""
+        return node in self.changing or (node[0], None) in self.changing
 
 
 def _days_with_changes(
-    window: Window, changes: Sequence[Change]
-) -> Iterator[tuple[Window, Changing]]:
+    window: Window, changes: Sequence[Change], borders: Collection[int] = ()
+) -> Iterator[_Day]:
     """Yield each day of a time, with the nodes of which something changes within it."""
     by_day: dict[int, list[tuple[str, str | None]]] = defaultdict(list)
     for time_us, cluster, node in changes:
         # What changes at a day's begin holds for all of it.
         if time_us % DAY_US:
             by_day[time_us // DAY_US].append((cluster, node))
+    split = {border_us // DAY_US for border_us in borders if border_us % DAY_US}
     for day in days_in(window):
-        yield day, frozenset(by_day.get(day.begin_us // DAY_US, ()))
+        number = day.begin_us // DAY_US
+        yield _Day(day, frozenset(by_day.get(number, ())), number in split)
 
 
 class _UsageDay:
@@ -119,11 +170,10 @@ class _UsageDay:
     def __init__(
         self,
         reader: UsageReader,
-        window: Window,
-        changing: Changing,
+        day: _Day,
         needs: Needs,
     ) -> None:
-        self._reader, self._window, self._changing = reader, window, changing
+        self._reader, self._day, self._window = reader, day, day.window
         self._ask = reader.ask
         self._needs = needs
         keeps_boards = reader.keeps_boards
@@ -133,7 +183,7 @@ class _UsageDay:
             board="board" if keeps_boards else "NULL::VARCHAR",
             by_names=needs.by_names,
             names_pods=needs.names_pods,
-            by_hour=bool(self._changing),
+            by_hour=bool(day.changing) or day.tells_hours,
         )
         # Of this day alone: nodes that are alike today need not have been so yesterday.
         self._classes: dict[Node, str] = {}
@@ -155,9 +205,10 @@ class _UsageDay:
             self._ask(sql.hours_sql(same_device=same), window)
             charges, idle = self._charges(same, basis_of)
             query = sql.covered_sql(self._detail)
-            for cluster, node, model, since_us, gpu, known, capped, excess in self._ask(query):
-                found = covered[DeviceClass(cluster, node, model, gpu=gpu), since_us]
-                found[:] = (found[0] + known, found[1] + capped, found[2] + excess)
+            for row in self._reader.ask_for(CoveredRow, query):
+                device = DeviceClass(row.cluster, row.node, row.model, gpu=row.gpu)
+                found = covered[device, row.since_us]
+                found[:] = (found[0] + row.known, found[1] + row.covered, found[2] + row.excess)
         return DaySums(usage, charges, idle, self._boards(covered))
 
     def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
@@ -188,6 +239,9 @@ class _UsageDay:
         if self._must_place(relation):
             relation = sql.with_pods_sql(relation)
             self._open_parts(relation)
+        if self._must_name():
+            relation = sql.with_names_sql(relation)
+            self._open_parts(relation)
         nodes = self._ask("SELECT DISTINCT cluster, node FROM usage_parts ORDER BY ALL")
         rows = [(*node, self._class_of(node)) for node in nodes]
         columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
@@ -212,6 +266,15 @@ class _UsageDay:
             return False
         return self._reader.load_containers()
 
+    def _must_name(self) -> bool:
+        """Return whether some rows do not name a pod that others name, and make known how.
+
+        Records name most of them. Where there is none, a pod has one name all the same.
+        """
+        rows = self._ask(f"SELECT DISTINCT cluster, node, uid FROM usage_parts WHERE {UNNAMED}")  # noqa: S608  # our own names
+        unnamed = [pod for pod in rows if not self._needs.knows_pod(*pod)]
+        return bool(unnamed) and self._reader.load_row_names(unnamed, self._window)
+
     def _open_parts(self, relation: str) -> None:
         self._ask(f"CREATE OR REPLACE TEMP VIEW usage_raw AS {relation}")
         self._ask(sql.ROWS)
@@ -224,7 +287,7 @@ class _UsageDay:
     def _class_of(self, node: Node) -> str:
         """Return the node that stands for all nodes that are like this one."""
         class_of = self._needs.class_of
-        if class_of is None or node in self._changing or (node[0], None) in self._changing:
+        if class_of is None or self._day.is_changing(node):
             return node[1]
         if node not in self._classes:
             known = (node[0], class_of(*node, self._window.begin_us))
@@ -233,10 +296,13 @@ class _UsageDay:
 
     def _since(self) -> str:
         """Return the SQL of the time from which a row's facts hold: its hour where they change."""
-        if not self._changing:
+        if self._day.tells_hours:
+            return "hour_us"
+        if not self._day.changing:
             return str(self._window.begin_us)
-        of_nodes = [_quoted(c, n) for c, n in sorted(self._changing, key=str) if n is not None]
-        of_clusters = [_quoted(c) for c, n in sorted(self._changing, key=str) if n is None]
+        changing = sorted(self._day.changing, key=str)
+        of_nodes = [f"({quoted(c)}, {quoted(n)})" for c, n in changing if n is not None]
+        of_clusters = [quoted(c) for c, n in changing if n is None]
         conditions = [f"(cluster, node) IN ({', '.join(of_nodes)})"] if of_nodes else []
         conditions += [f"cluster IN ({', '.join(of_clusters)})"] if of_clusters else []
         return f"CASE WHEN {' OR '.join(conditions)} THEN hour_us ELSE {self._window.begin_us} END"
@@ -247,14 +313,18 @@ class _UsageDay:
     def _usage(self, rows: str) -> list[UsageSum]:
         return [
             UsageSum(
-                DeviceClass._make(row[:7]),
-                row[7],
-                _party(row[0], row[1], *row[9:17]),
-                row[8],
-                *(int(amount) * row[17] for amount in row[18:22]),
-                *map(int, row[22:]),
+                device=_device_of(row),
+                since_us=row.since_us,
+                party=_party_of(row),
+                is_idle=row.is_idle,
+                held=int(row.held_ns) * row.factor,
+                silent=int(row.silent_ns) * row.factor,
+                busy=int(row.busy_ns) * row.factor,
+                measured_busy=int(row.measured_busy_ns) * row.factor,
+                energy_millijoules=int(row.energy_millijoules),
+                memory_byte_ns=int(row.memory_byte_ns),
             )
-            for row in self._ask(sums_sql(rows, self._detail))
+            for row in self._reader.ask_for(SumRow, sums_sql(rows, self._detail))
         ]
 
     def _charges(
@@ -262,7 +332,8 @@ class _UsageDay:
     ) -> tuple[list[PartyCharge], list[IdleCharge]]:
         is_special = False
         if self._needs.has_bases:
-            parties = self._ask(parties_sql("usage_parts", self._detail))
+            query = parties_sql("usage_parts", self._detail)
+            parties = self._reader.ask_for(PartyRow, query)
             is_special = self._load_parties(parties, basis_of)
         if is_special:
             self._ask(sql.mark_special_sql(self._detail, same_device=same))
@@ -276,46 +347,49 @@ class _UsageDay:
             return charges, []
         if not is_special:
             rows = sql.rows_of_hours("is_odd", same_device=same)
-            self._load_parties(self._ask(parties_sql(rows, self._detail)), basis_of)
+            query = parties_sql(rows, self._detail)
+            self._load_parties(self._reader.ask_for(PartyRow, query), basis_of)
         # What the plain sums have of these hours is taken back first.
         for row in self._usage(sql.rows_of_hours("is_odd AND is_idle", same_device=same)):
             own = PartyCharge(row.device, row.since_us, row.party, row.silent - row.held)
             charges += [own, own._replace(units=-row.silent, is_silent=True)]
         self._ask(sql.odd_sql(self._detail, same_device=same))
-        for found in self._ask(sql.odd_parties_sql(self._detail)):
+        for charged in self._reader.ask_for(OddPartyRow, sql.odd_parties_sql(self._detail)):
             # Parties are numbered from 1, as 0 is nobody.
-            party, since_us = self._parties[found[8] - 1]
-            device = DeviceClass._make(found[:7])
-            charges.append(PartyCharge(device, max(found[7], since_us), party, int(found[9])))
+            party, since_us = self._parties[charged.party - 1]
+            since_us = max(charged.since_us, since_us)
+            charges.append(PartyCharge(_device_of(charged), since_us, party, int(charged.units)))
         idle = [
-            IdleCharge(DeviceClass._make(found[:7]), found[7], *map(int, found[8:]))
-            for found in self._ask(sql.odd_idle_sql(self._detail))
+            IdleCharge(
+                device=_device_of(left),
+                since_us=left.since_us,
+                silent=int(left.silent),
+                held_idle=int(left.held_idle),
+                unallocated=int(left.unallocated),
+            )
+            for left in self._reader.ask_for(OddIdleRow, sql.odd_idle_sql(self._detail))
         ]
         return charges, idle
 
     def _excess(self, same: str) -> list[PartyCharge]:
-        found = self._ask(excess_sql(self._detail, same_device=same))
+        found = self._reader.ask_for(ExcessRow, excess_sql(self._detail, same_device=same))
         return [
-            PartyCharge(
-                DeviceClass._make(row[:7]),
-                row[7],
-                _party(row[0], row[1], *row[8:16]),
-                -int(row[16]),
-            )
+            PartyCharge(_device_of(row), row.since_us, _party_of(row), -int(row.units))
             for row in found
         ]
 
     def _load_parties(
-        self, found: Sequence[Any], basis_of: Callable[[PartyKey, int], PartyBasis]
+        self, found: Sequence[PartyRow], basis_of: Callable[[PartyKey, int], PartyBasis]
     ) -> bool:
         """Load who is who; return whether somebody is not charged by held time."""
         seen = []
         # One party may have several rows here: by its UID, and by the name that a node gave it.
-        for cluster, node, kind, uid, *names, job, named_us, namespace, pod, since_us in found:
-            party = PartyKey(cluster, node, kind, uid, namespace, pod, job)
-            at_us = named_us if named_us is not None else since_us
-            key = (cluster, node, kind, uid, *names, job, named_us, since_us)
-            seen.append((basis_of(party, at_us), key, party, at_us))
+        for row in found:
+            party = PartyKey(
+                row.cluster, row.node, row.kind, row.uid, row.namespace, row.pod, row.job
+            )
+            at_us = row.named_us if row.named_us is not None else row.since_us
+            seen.append((basis_of(party, at_us), row.key, party, at_us))
         # In an order of their own, on which ties of largest remainders depend.
         seen.sort(key=lambda each: (each[0].identity, tuple(map(str, each[1]))))
         numbers: dict[tuple[str, ...], int] = {}
@@ -355,7 +429,7 @@ class _UsageDay:
             gpu = stay.board if self._reader.keeps_boards else None
             device = DeviceClass(node[0], self._class_of(node), model, gpu=gpu)
             units = boards_alike * 1000 * UNITS
-            if node in self._changing or (node[0], None) in self._changing:
+            if self._day.tells_hours or self._day.is_changing(node):
                 # Each hour for itself, as another price may hold in it.
                 for hour in range(begin - begin % HOUR_US, end, HOUR_US):
                     length = min(end, hour + HOUR_US) - max(begin, hour)
@@ -379,18 +453,16 @@ class _UsageDay:
         return {(*board,): model for *board, model in found if (*board,) in unnamed}
 
 
-def _party(  # the columns of `charging_sql.Detail.party`, in their order
-    cluster: str,
-    node: str,
-    kind: PartyKind,
-    uid: str | None,
-    *others: Any,  # noqa: ANN401  # named namespace and pod, job, is_told, namespace, pod
-) -> PartyKey:
-    named_namespace, named_pod, job, is_told, namespace, pod = others
+def _device_of(row: SumRow | ExcessRow | OddPartyRow | OddIdleRow) -> DeviceClass:
+    return DeviceClass(row.cluster, row.node, row.model, row.mig_profile, row.w, row.s, row.gpu)
+
+
+def _party_of(row: SumRow | ExcessRow) -> PartyKey:
     # Names by which rows are told apart come before those that rows merely have.
-    if uid is None:
-        namespace, pod = named_namespace, named_pod
-    return PartyKey(cluster, node, kind, uid, namespace, pod, job, is_told)
+    is_named = row.uid is None
+    namespace = row.named_namespace if is_named else row.namespace
+    pod = row.named_pod if is_named else row.pod
+    return PartyKey(row.cluster, row.node, row.kind, row.uid, namespace, pod, row.job, row.is_told)
 
 
 def _named(party: PartyKey) -> tuple[str | None, ...]:
@@ -398,8 +470,3 @@ def _named(party: PartyKey) -> tuple[str | None, ...]:
     if party.uid is not None:
         return (party.kind, party.uid, None, None, party.job)
     return (party.kind, None, party.namespace, party.pod, party.job)
-
-
-def _quoted(*texts: str) -> str:
-    literals = ", ".join("'" + text.replace("'", "''") + "'" for text in texts)
-    return f"({literals})" if len(texts) > 1 else literals

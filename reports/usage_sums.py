@@ -5,14 +5,15 @@ time is in memory. An hour is taken from `usage_hourly` where that has all of it
 minutes of `usage`.
 """
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from copy import copy
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from functools import cached_property
 from os import cpu_count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import duckdb
 import msgspec
@@ -20,29 +21,24 @@ import msgspec
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
 from gpuledger.store.object_files import open_object_files
+from gpuledger.store.pod_names import NEWEST_LAST
 from gpuledger.store.query import gaps_of_files, relation, version_of
 from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
 from reports import charging_sql as sql
-from reports.charging_sql import HOUR_US
-from reports.presence import NEVER_US, InventoryRow, Node, NodeVersion, Stay, stays_of
+from reports.presence import NEVER_US, InventoryRow, Node, Stay, stays_of
 from reports.store_snapshot import StoreSnapshot
-from reports.tenants import NamespaceVersion, PartyKey, PodVersion
+from reports.tenants import PartyKey, PodVersion
+from reports.times import DAY_US, HOUR_US, Window, begin_of, day_of, days_in
+from reports.versions import NamespaceVersion, NodeVersion
 
-DAY_US: Final = 24 * HOUR_US
 _MINUTE_US: Final = 60_000_000
 _UNSEEN_US: Final = 31 * DAY_US
 """A board that is in the inventory for longer than that before the store's first usage may be a
 board of which the node had no clock."""
 _INPUTS: Final = (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES, GAPS)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class Window(NamedTuple):
-    """From one time up to and without another, in microseconds since the epoch; whole hours."""
-
-    begin_us: int
-    end_us: int
+V = TypeVar("V", NodeVersion, NamespaceVersion)
+R = TypeVar("R", bound=NamedTuple)
 
 
 class DeviceClass(NamedTuple):
@@ -129,6 +125,20 @@ class DaySums(NamedTuple):
     idle: list[IdleCharge]
     boards: list[BoardTime]
 
+    def split(self, begins_us: Sequence[int]) -> Iterator[tuple[int, "DaySums"]]:
+        """Yield what is of each of several times that follow one another, by its number.
+
+        Each lasts until the next one begins. Raises ValueError for what begins before all of them.
+        """
+        parts: dict[int, DaySums] = defaultdict(lambda: DaySums([], [], [], []))
+        for name in self._fields:
+            for row in getattr(self, name):
+                number = bisect_right(begins_us, row.since_us) - 1
+                if number < 0:
+                    raise ValueError(f"{row.since_us} is before {begins_us[0]}")
+                getattr(parts[number], name).append(row)
+        yield from sorted(parts.items())
+
 
 Change = tuple[int, str, str | None]
 """A time in microseconds, a cluster, and a node; absent where it is of all nodes."""
@@ -148,6 +158,8 @@ class Needs(NamedTuple):
     """
     has_bases: bool
     """Whether somebody may be charged otherwise than by held time: a rule asks for it."""
+    knows_pod: Callable[[str, str, str], bool] = lambda *_: False
+    """Returns whether there is a record of a pod, by cluster, node and UID."""
 
 
 ALL_NEEDED: Final = Needs(by_names=False, names_pods=True, class_of=None, has_bases=True)
@@ -164,23 +176,6 @@ class PartyBasis(NamedTuple):
     """Of `blended`: held time counts `weight` of so many parts."""
 
 
-def day_of(time_us: int) -> date:
-    """Return the day of a time, in UTC."""
-    return (_EPOCH + timedelta(microseconds=time_us)).date()
-
-
-def begin_of(day: date) -> int:
-    """Return when a day begins, in microseconds."""
-    return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH).days * DAY_US
-
-
-def days_in(window: Window) -> Iterator[Window]:
-    """Yield each day of a time, in UTC; the first and the last one may be parts of days."""
-    for number in range(window.begin_us // DAY_US, -(-window.end_us // DAY_US)):
-        begin_us = max(window.begin_us, number * DAY_US)
-        yield Window(begin_us, min(window.end_us, (number + 1) * DAY_US))
-
-
 def _connect(
     store_uri: str, storage_options: Mapping[str, str] | None, memory_bytes: int | None
 ) -> duckdb.DuckDBPyConnection:
@@ -190,11 +185,12 @@ def _connect(
     # Each file is read a few times within a second, which the system's own cache is for.
     connection.execute("SET enable_external_file_cache = false")
     if memory_bytes is not None:
-        connection.execute(_bound(memory_bytes))
+        connection.execute(memory_bound(memory_bytes))
     return connection
 
 
-def _bound(memory_bytes: int) -> str:
+def memory_bound(memory_bytes: int) -> str:
+    """Return the SQL by which DuckDB takes no more than that."""
     # Nothing is spilled either: whoever sets a bound may have no disk to write to.
     return f"SET memory_limit = '{memory_bytes}B'; SET temp_directory = ''"
 
@@ -242,6 +238,7 @@ class UsageReader:
         self.keeps_boards = distinguishes_gpus
         self._memory_bytes = memory_bytes
         self._relations: dict[Window, str | None] = {}
+        self._slices = "compute"
         self._duckdb = _connect(store_uri, storage_options, memory_bytes)
 
     def twin(self, *, of: int) -> "UsageReader":
@@ -255,9 +252,13 @@ class UsageReader:
         for each in (self, other):
             each.ask(f"SET threads = {threads}")
             if self._memory_bytes is not None:
-                each.ask(_bound(self._memory_bytes // of))
+                each.ask(memory_bound(self._memory_bytes // of))
         other.load_stays()
         return other
+
+    def count_slices(self, kind: Literal["compute", "memory"]) -> None:
+        """Have these slices say which part of its board an instance is; before anything is read."""
+        self._slices = kind
 
     def versions(self) -> dict[str, int | None]:
         """Return the versions of the tables that are read, by name."""
@@ -273,10 +274,21 @@ class UsageReader:
         if known is not None and not self._is_finished:
             return known
         minute_us, hour_us = self._newest_us(USAGE.name), self._newest_us(USAGE_HOURLY.name)
+        minute_end_us = minute_us + _MINUTE_US
         # An hour that is summed may be under way: its minutes say how far it has come.
         if hour_us > minute_us or hour_us < self._snapshot.purged_before_us:
-            return max(hour_us + HOUR_US, minute_us)
-        return minute_us + _MINUTE_US
+            return max(hour_us + HOUR_US, minute_end_us)
+        return minute_end_us
+
+    @cached_property
+    def usage_begin_us(self) -> int:
+        """From when on there is usage: the hour or minute of its oldest row."""
+        begins_us = []
+        for table, column in ((USAGE.name, "minute"), (USAGE_HOURLY.name, "hour")):
+            if days := self._files[table]:
+                files = days[min(days, key=lambda day: day or "")]
+                begins_us += self.ask(f"SELECT epoch_us(min({column})) FROM {relation(files)}")  # noqa: S608  # quoted files
+        return min(int(begin_us) for (begin_us,) in begins_us if begin_us is not None)
 
     def _newest_us(self, table: str) -> int:
         """Return when the newest rows of a table of usage begin; 0 where it has none."""
@@ -322,24 +334,14 @@ class UsageReader:
             )
         ]
 
-    def namespaces(self) -> list[NamespaceVersion]:
-        """Return all versions of namespaces."""
-        columns = "cluster, namespace, epoch_us(in_force_from), labels, annotations"
-        return [NamespaceVersion(*row) for row in self._versions_in(NAMESPACES.name, columns)]
+    def namespaces(self) -> Mapping[tuple[str, str], Sequence[NamespaceVersion]]:
+        """Return all versions of each namespace, in the order of `holding_versions`."""
+        return self._histories_in(NAMESPACES.name, "namespace", NamespaceVersion)
 
     @cached_property
     def nodes(self) -> Mapping[Node, Sequence[NodeVersion]]:
-        """All versions of each node, in the order in which they came into force."""
-        columns = (
-            "cluster, node, epoch_us(in_force_from) AS since_us, max(epoch_us(deleted_time)),"
-            " node_pool, instance_type, zone, region, capacity_type, labels"
-        )
-        nodes: dict[Node, list[NodeVersion]] = defaultdict(list)
-        for cluster, node, *version in self._versions_in(NODES.name, columns):
-            nodes[cluster, node].append(NodeVersion(*version))
-        for versions in nodes.values():
-            versions.sort(key=lambda version: version.since_us)
-        return nodes
+        """All versions of each node, in the order of `holding_versions`."""
+        return self._histories_in(NODES.name, "node", NodeVersion)
 
     @cached_property
     def stays(self) -> list[Stay]:
@@ -431,7 +433,7 @@ class UsageReader:
             if anew:
                 listed = ", ".join(f"make_timestamptz({hour})" for hour in sorted(summed - anew))
                 hours = f"(SELECT * FROM {hours} WHERE hour IN ({listed}))"  # noqa: S608  # numbers
-            parts.append(sql.rows_sql(hours, period="hour"))
+            parts.append(sql.rows_sql(hours, period="hour", slices=self._slices))
         summed -= anew
         missing = sorted(set(range(day.begin_us, day.end_us, HOUR_US)) - summed)
         if minutes and missing:
@@ -440,7 +442,7 @@ class UsageReader:
                 for hour in missing
             )
             rows = f"(SELECT * FROM {relation(minutes)} WHERE {wanted})"  # noqa: S608  # quoted files
-            parts.append(sql.rows_sql(rows, period="minute"))
+            parts.append(sql.rows_sql(rows, period="minute", slices=self._slices))
         return " UNION ALL BY NAME ".join(parts) or None
 
     def _hours_to_sum_anew(
@@ -472,6 +474,23 @@ class UsageReader:
             self.ask(sql.containers_sql(relation(files)))
         return bool(files)
 
+    def load_row_names(self, unnamed: Sequence[tuple[str, str, str]], day: Window) -> bool:
+        """Make known to SQL what rows call these pods, as `row_names`; false where none does.
+
+        All rows of the day are asked, also where a part of it is billed: parts of a time are then
+        billed by the same names as all of it.
+        """
+        self.load("unnamed", dict.fromkeys(("cluster", "node", "uid"), "VARCHAR"), unnamed)
+        of_day = day_of(day.begin_us)
+        whole, name = Window(begin_of(of_day), begin_of(of_day) + DAY_US), of_day.isoformat()
+        rows = [
+            f"(SELECT * FROM {relation(files)} WHERE {_within(whole).format(period)})"  # noqa: S608  # quoted files
+            for table, period in ((USAGE_HOURLY.name, "hour"), (USAGE.name, "minute"))
+            if (files := [*self._files[table].get(name, ()), *self._files[table].get(None, ())])
+        ]
+        self.ask(sql.row_names_sql(rows))
+        return bool(self.ask("SELECT 1 FROM row_names LIMIT 1"))
+
     def load(self, table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> None:
         """Make a table of rows; `columns` have DuckDB's type of each."""
         # As one text: of each value in a list DuckDB asks anew whether numpy is installed.
@@ -482,6 +501,20 @@ class UsageReader:
             f" SELECT unnest(from_json($rows, '{shape}'), recursive := true)",  # our own names
             {"rows": msgspec.json.encode(named).decode()},
         )
+
+    def _histories_in(self, table: str, name: str, kind: type[V]) -> dict[tuple[str, str], list[V]]:
+        """Return all versions of each thing of a table, in the order in which they hold."""
+        found: dict[tuple[str, str], list[V]] = defaultdict(list)
+        if not (files := self._all_files(table)):
+            return found
+        said = ", ".join(kind._fields[2:])
+        rows = self.ask(
+            f"SELECT cluster, {name}, epoch_us(in_force_from), epoch_us(deleted_time), {said}"  # noqa: S608  # quoted files
+            f" FROM {relation(files)} ORDER BY in_force_from, {NEWEST_LAST}"
+        )
+        for cluster, named, *version in rows:
+            found[cluster, named].append(kind._make(version))
+        return found
 
     def _versions_in(self, table: str, columns: str, condition: str = "true") -> list[Any]:
         files = self._all_files(table)
@@ -498,6 +531,14 @@ class UsageReader:
 
     def _all_files(self, table: str) -> list[str]:
         return [file for of_day in self._files[table].values() for file in of_day]
+
+    def ask_for(self, kind: type[R], query: str) -> list[R]:
+        """Return all rows of a query's answer, of which the columns are the fields of `kind`."""
+        answer = self._duckdb.execute(query)
+        # Rows have their values by position: a column that moved would be taken for another.
+        if (columns := tuple(name for name, *_ in answer.description)) != kind._fields:
+            raise RuntimeError(f"{kind.__name__} has other columns than {columns}")
+        return list(map(kind._make, answer.fetchall()))
 
     def ask(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """Return all rows of a query's answer."""

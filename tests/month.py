@@ -34,7 +34,8 @@ from gpuledger.runtime.tasks import end_tasks
 from gpuledger.topics import Topic, partition_of_node
 from reports.billing import Bill, BillMaker
 from reports.policy_file import ReadPolicy, parse_policy
-from reports.usage_sums import UsageReader, Window
+from reports.times import Window
+from reports.usage_sums import UsageReader
 from simulator.clock import ManualClock
 from simulator.plan import NEVER_NS
 from simulator.simulation import Simulation

@@ -32,7 +32,7 @@ from cli.demo.plan import (
     find_store,
     parse_bus,
 )
-from cli.demo.run_bill import bill_run
+from cli.demo.run_bill import bill_run, write_last_marks
 from cli.demo.screen import ScreenHeader, ScreenLine, draw, standstill
 from cli.demo.sending import problem
 from cli.demo.source import find_machine
@@ -153,8 +153,12 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
         async with live(console, frame, stop=stop) if is_live else nullcontext():
             await run.stages.wait(stop)
         await drain(run)
+    summary = _summarise(run, plan, began_seconds=began_seconds)
+    # Of a bus of brokers others may go on to write; a run that lost something is not complete.
+    if plan.kafka is None and run.ending.is_closed and exit_code(summary) == 0:
+        write_last_marks(plan.store)
     summary = replace(
-        _summarise(run, plan, began_seconds=began_seconds),
+        summary,
         bill=bill_run(plan.store, began_ns=began_ns, ended_ns=run.machine.clock.time_ns()),
     )
     if as_json:

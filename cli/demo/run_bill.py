@@ -1,4 +1,8 @@
-"""What a run of the demo costs, by owner: the bill of its hours, as `gpuledger bill` makes it."""
+"""What a run of the demo costs, by owner: the bill of its hours, as `gpuledger bill` makes it.
+
+And the last word to its store, by which that command makes it again: the join says how far a time
+is complete as ticks go on, and of the last seconds of a run nobody would say it.
+"""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -10,11 +14,14 @@ from cli.demo.tables import TableColumn, fit, fold, line
 from gpuledger.clock import NS_PER_US
 from gpuledger.errors import UserError
 from gpuledger.records.base import BaseRecord
+from gpuledger.store.commits import mark_complete
+from gpuledger.store.query import open_table
+from gpuledger.store.usage_schema import USAGE
 from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.charging_sql import HOUR_US
 from reports.money import quantize_together, rounded
 from reports.policy_file import read_policy
-from reports.usage_sums import UsageReader, Window
+from reports.times import HOUR_US, Window
+from reports.usage_sums import UsageReader
 
 _DIGITS: Final = 4
 """A run of half a minute costs cents: a bill's two digits would be zeros."""
@@ -24,12 +31,17 @@ _NAMES: Final = {
     "__unallocated__": "(idle)",
     "__unattributed__": "(unattributed)",
 }
-_COLUMNS: Final = (
+COLUMNS: Final = (
     TableColumn("Owner", "left", floor=18),
-    TableColumn("GPU s held", leaves=2),
+    TableColumn("GPU s charged", leaves=2),
     TableColumn("GPU s used", leaves=1),
     TableColumn("Cost"),
     TableColumn("of it unused"),
+)
+"""Of the bill's table; `BILL_COLUMNS` says what they mean."""
+_MEANING: Final = (
+    "Charged is time held while the GPU answered; of (host) what it used, of (lost) the time"
+    " without an answer, and of (idle) what is left, with last kernels of pods that held no more."
 )
 
 
@@ -40,8 +52,8 @@ class OwnerCost(BaseRecord, frozen=True, kw_only=True):
     """Kind and name of the workload, or in brackets who it is that has none."""
     idle_kind: str | None = None
     """Why nobody pays it, as on bills; absent for an owner's."""
-    held_gpu_seconds: float
-    """How much of GPUs it was given; of idle, how much of them that is."""
+    charged_gpu_seconds: float
+    """How much of GPUs it pays for: what it held while they answered; the lines sum to all GPUs."""
     used_gpu_seconds: float
     """For how long its kernels ran."""
     cost: str
@@ -78,6 +90,13 @@ def bill_run(store: Path, *, began_ns: int, ended_ns: int) -> RunBill | None:
     return of_bill(BillMaker(reader, read_policy(None), by=["owner"]).make(window))
 
 
+def write_last_marks(store: Path) -> None:
+    """Say that a store to which nobody writes any more is complete to the end of its usage."""
+    table = open_table(str(store), USAGE.name)
+    if table is not None:
+        mark_complete(table, UsageReader(str(store), is_finished=True).usage_end_us)
+
+
 def of_bill(bill: Bill) -> RunBill | None:
     """Return what of a bill is the run's: not the time of its hours in which nothing ran."""
     # What is uncovered is the rest of the last minute, up to which there is usage by the rows, and
@@ -91,7 +110,7 @@ def of_bill(bill: Bill) -> RunBill | None:
         OwnerCost(
             owner=_NAMES.get(each.values[0], each.values[0]),
             idle_kind=each.idle_kind,
-            held_gpu_seconds=float(gpu_seconds(each.charged if each.idle_kind else each.held)),
+            charged_gpu_seconds=float(gpu_seconds(each.charged)),
             used_gpu_seconds=float(gpu_seconds(each.used)),
             cost=f"{cost:f}",
             unused_cost=f"{rounded(each.held_idle_cost, digits=_DIGITS):f}",
@@ -111,14 +130,14 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
     rows = [
         [
             each.owner,
-            f"{each.held_gpu_seconds:.1f}",
+            f"{each.charged_gpu_seconds:.1f}",
             f"{each.used_gpu_seconds:.1f}",
             each.cost,
             each.unused_cost,
         ]
         for each in bill.lines
     ]
-    widths = fit(_COLUMNS, rows, width=width)
+    widths = fit(COLUMNS, rows, width=width)
     unused = sum((Decimal(each.unused_cost) for each in bill.lines), Decimal(0))
     # What costs nothing, as GPUs without a price, has no share of it.
     share = Fraction(unused) / Fraction(bill.cost) if Decimal(bill.cost) else Fraction(0)
@@ -127,7 +146,8 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
         f" ({float(share):.0%}) for GPUs that were held and not used."
     )
     return [
-        ScreenLine(line(_COLUMNS, [column.name for column in _COLUMNS], widths), "bold"),
-        *(ScreenLine(line(_COLUMNS, row, widths)) for row in rows),
+        ScreenLine(line(COLUMNS, [column.name for column in COLUMNS], widths), "bold"),
+        *(ScreenLine(line(COLUMNS, row, widths)) for row in rows),
+        *(ScreenLine(text, "dim") for text in fold(_MEANING, width=width, indent="  ")),
         *(ScreenLine(text) for text in fold(said, width=width, indent="  ")),
     ]

@@ -25,7 +25,7 @@ _COLUMNS: Final = (
     TableColumn("Pod", "left", floor=30),
     TableColumn("GPU s"),
     TableColumn("true"),
-    TableColumn("unused"),
+    TableColumn("unused s"),
     TableColumn("GiB h", leaves=3),
     TableColumn("kJ", leaves=2),
     TableColumn("Owner", "left", floor=18, leaves=1),

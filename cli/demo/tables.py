@@ -152,9 +152,15 @@ LIVE_ROWS: Final = {
 SUMMARY_COLUMNS: Final = {
     "GPU s": "seconds in which its kernels ran, as booked",
     "true": "the same as the scenario played it",
-    "unused": "its part of the seconds in which GPUs that it holds ran no kernel",
+    "unused s": "its part of the seconds in which GPUs that it holds ran no kernel",
     "GiB h": "device memory that it held, times hours",
     "kJ": "its energy",
+}
+BILL_COLUMNS: Final = {
+    "GPU s held": "seconds of GPUs that it was given, used or not",
+    "GPU s used": "seconds in which its kernels ran",
+    "Cost": "what it pays at the prices that the last line names",
+    "of it unused": "how much of the cost is for GPUs that it held and nobody used",
 }
 
 
@@ -164,13 +170,13 @@ def as_facts(meanings: Mapping[str, str]) -> list[str]:
 
 
 def as_help() -> str:
-    """Return both tables' names with their meanings, as Markdown."""
-    while_it_runs = [*as_facts(LIVE_COLUMNS), *as_facts(LIVE_ROWS)]
-    return "\n".join(
-        (
-            "The table while it runs:\n",
-            *(f"- {fact}" for fact in while_it_runs),
-            "\nThe table at the end:\n",
-            *(f"- {fact}" for fact in as_facts(SUMMARY_COLUMNS)),
-        )
+    """Return the tables' names with their meanings, as Markdown."""
+    tables = {
+        "The table while it runs": LIVE_COLUMNS | LIVE_ROWS,
+        "What was booked, at the end": SUMMARY_COLUMNS,
+        "The bill below that": BILL_COLUMNS,
+    }
+    return "\n\n".join(
+        "\n".join([f"{title}:\n", *(f"- {fact}" for fact in as_facts(meanings))])
+        for title, meanings in tables.items()
     )

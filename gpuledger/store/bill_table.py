@@ -73,8 +73,7 @@ def append_revision(
     try:
         table = DeltaTable(uri, storage_options=options)
     except TableNotFoundError:
-        # Of two who close for the first time one makes the table, and both go on with it.
-        table = DeltaTable.create(uri, BILL_LINES.arrow, mode="ignore", storage_options=options)
+        table = _made_table(uri, options)
     # What the table has by now, as this very object will be written with.
     if (table.transaction_version(stream) or 0) >= revision:
         raise _too_late(revision)
@@ -90,6 +89,14 @@ def append_revision(
         )
     except CommitFailedError as error:
         raise _too_late(revision) from error
+
+
+def _made_table(uri: str, options: dict[str, str] | None) -> DeltaTable:
+    """Return the table, made where it is not there; of two who make it at once both go on."""
+    try:
+        return DeltaTable.create(uri, BILL_LINES.arrow, mode="ignore", storage_options=options)
+    except CommitFailedError:
+        return DeltaTable(uri, storage_options=options)
 
 
 def _too_late(revision: int) -> UserError:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import orjson
-from deltalake import DeltaTable
+from arro3.core import Table
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 HOURS: Final = "gpuledger.hours"
 """The hours of which the commit has rows, since 1970; commits without it may have rows of any."""
@@ -23,6 +24,9 @@ ALL: Final = "all"
 Such a commit says all that is to be said; what older ones say does not count."""
 PURGED_BEFORE: Final = "gpuledger|purged_before"
 """The transaction identifier of the day since 1970 before which a table has lost its rows."""
+MARKED_COMMITS: Final = 500
+"""Commits in which is looked for what they say of completeness. One of the newest has it of all
+partitions that its writer knew; merged files, purged days and new columns have commits without."""
 _ADDS_ROWS: Final = "WRITE"
 
 
@@ -86,6 +90,11 @@ def hours_of(commit: Mapping[str, Any]) -> set[int] | None:
     return None if told is None else set(orjson.loads(told))
 
 
+def complete_through_us(table: DeltaTable) -> dict[str, int]:
+    """Return up to when each partition is complete, as the table says that is loaded."""
+    return valid_through_us(latest_commits(table, MARKED_COMMITS))
+
+
 def valid_through_us(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return up to when each partition is complete, by a table's history, the newest commit first.
 
@@ -106,6 +115,23 @@ def marks_of_partitions(history: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     marks = valid_through_us(history)
     marks.pop(ALL, None)
     return marks
+
+
+def mark_complete(table: DeltaTable, until_us: int) -> None:
+    """Say in a commit without rows that a table is complete up to a time in all its partitions.
+
+    For who knows that nobody writes to it any more; nothing where no partition has a mark.
+    """
+    marks = marks_of_partitions(latest_commits(table, MARKED_COMMITS))
+    if all(mark_us >= until_us for mark_us in marks.values()):
+        return
+    told = describe(hours=(), valid_through=dict.fromkeys(marks, until_us))
+    write_deltalake(
+        table,
+        Table.from_batches([], schema=table.schema().to_arrow()),
+        mode="append",
+        commit_properties=CommitProperties(custom_metadata=told),
+    )
 
 
 def latest_marks(some: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from gpuledger.errors import UserError
-from gpuledger.store.query import escape_path, quote
+from gpuledger.store.query import escape_path, quoted
 
 _QUESTION: Final = "SELECT"
 """DuckDB's type of whatever gives rows and changes nothing: of FROM, WITH, SHOW too."""
@@ -42,8 +42,8 @@ def confine(
     # DuckDB compares what it is given: of a path with a `[` the pattern that means just this.
     allowed = sorted(folders | {escape_path(folder) for folder in folders})
     settings = {
-        "allowed_directories": f"[{', '.join(map(quote, allowed))}]",
-        "allowed_paths": f"[{quote(str(written))}]" if written else "[]",
+        "allowed_directories": f"[{', '.join(map(quoted, allowed))}]",
+        "allowed_paths": f"[{quoted(str(written))}]" if written else "[]",
         # A name that no table has would be looked for among the variables of this program.
         "python_enable_replacements": "false",
         "autoinstall_known_extensions": "false",

@@ -19,6 +19,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
 from gpuledger.store.object_files import resolve_options
+from gpuledger.store.pod_names import named_entries
 from gpuledger.store.schema import (
     ENTRIES,
     GAPS,
@@ -51,10 +52,20 @@ DERIVED_COLUMNS: Final[Mapping[str, str]] = {
     "held_gpu_hours": "held_ns / 3.6e12 * device_fraction",
 }
 """What the relation of the live rows adds to the table's columns, with DuckDB's SQL for each."""
-_SKEW_SECONDS: Final = 60
-"""So far the clocks of a node and of the API server may be apart: a pod holds once it is made."""
-_LINGER_SECONDS: Final = 5
-"""How long a kubelet may list a pod that the API server has no more."""
+_DAY_FOLDER: Final = re.compile(rf"/{PARTITION_COLUMN}=(\d{{4}}-\d\d-\d\d)/[^/]*$")
+_DAMAGE: Final = (
+    "Json error",
+    "Parquet error",
+    "Invalid JSON in log",
+    "Corrupt footer",
+    "Expected contiguous commit files",
+    "No table metadata or protocol found",
+    "Invalid Checkpoint",
+)
+"""What deltalake 1.6 says of a log that it cannot read, as opposed to a storage that is away."""
+_CAUSE: Final = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
+"""How a line of an error begins that says why the line before is so."""
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
@@ -64,24 +75,22 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
     known have its names, as far as the store has them by now. Raises `UserError` where there is no
     table, or nothing was ever written to it.
     """
-    files = live_files(store_uri, ENTRIES.name, storage_options)
-    if not files:
+    by_day = files_of(store_uri, ENTRIES.name, storage_options)
+    if not by_day:
         raise UserError(
             f"no store with rows at {mask_address(store_uri)}; give the store.uri of a"
             " `gpuledger-sink store` that has written events there"
         )
-    by_day: dict[str, list[str]] = {}
-    for file in files:
-        by_day.setdefault(_day_of(file), []).append(file)
     # Each day with its files, so that a query of a few days opens those alone. Not by DuckDB's own
     # hive_partitioning, which takes every folder above the store that is called a=b for a column.
-    days = (
-        f"SELECT *, {day} AS {PARTITION_COLUMN} FROM {relation(of_day)}"  # noqa: S608  # see below
-        for day, of_day in sorted(by_day.items())
-    )
+    days = list[str]()
+    for day, of_day in sorted(by_day.items(), key=lambda each: each[0] or ""):
+        # By its definition where another engine has laid the files out otherwise.
+        column = f"DATE '{day}'" if day else "(time AT TIME ZONE 'UTC')::DATE"
+        days.append(f"SELECT *, {column} AS {PARTITION_COLUMN} FROM {relation(of_day)}")  # noqa: S608  # see below
     rows = f"({' UNION ALL BY NAME '.join(days)})"
     if pods := live_files(store_uri, PODS.name, storage_options):
-        rows = named_rows(rows, relation(pods))
+        rows = named_entries(rows, relation(pods))
     return _readable(rows)
 
 
@@ -122,19 +131,26 @@ def open_table(
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as error:
-        # Below the first line are its causes, and then the server's whole answer.
-        lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
-        causes = [line.strip(" \N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}") for line in lines[:3]]
-        said = ": ".join(cause for cause in causes if cause and not cause.startswith("<"))
+        said = unfold(error)
+        remedy = "; repair its log as docs/store.md says under Repair" if tells_damage(said) else ""
         raise UserError(
-            f"cannot read the store at {mask_address(uri)}: {said[:400]}{_remedy(said)}"
+            f"cannot read the store at {mask_address(uri)}: {said[:400]}{remedy}"
         ) from error
 
 
-def _remedy(said: str) -> str:
-    """Return what to do where an error is of a log that was cut short."""
-    is_damage = re.search(r"JSON|Parquet|EOF", said, re.IGNORECASE)
-    return "; repair its log as docs/store.md says under Repair" if is_damage else ""
+def unfold(error: BaseException) -> str:
+    """Return what deltalake says first, and the causes of that, in one line.
+
+    What follows them is a server's whole answer, or a backtrace of Rust's.
+    """
+    lines = [_COLOUR.sub("", line).strip() for line in str(error).strip().splitlines()]
+    causes = [line.removeprefix(_CAUSE).strip() for line in lines[1:] if line.startswith(_CAUSE)]
+    return ": ".join([lines[0] if lines else type(error).__name__, *causes])
+
+
+def tells_damage(said: str) -> bool:
+    """Return whether an error of deltalake's is of a log that was cut short."""
+    return any(sign in said for sign in _DAMAGE)
 
 
 def live_files(store_uri: str, name: str, storage_options: Mapping[str, str] | None) -> list[str]:
@@ -153,132 +169,8 @@ def relation(files: Iterable[str]) -> str:
 
     A file that is older than a column has not got it.
     """
-    listed = ", ".join(quote(escape_path(file)) for file in files)
+    listed = ", ".join(quoted(escape_path(file)) for file in files)
     return f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
-
-
-def _day_of(file: str) -> str:
-    """Return the SQL of the day of which a file's rows are, which stands in its folder's name."""
-    found = re.search(rf"/{PARTITION_COLUMN}=(\d{{4}}-\d\d-\d\d)/[^/]*$", file)
-    # By its definition where another engine has laid the files out otherwise.
-    return f"DATE '{found[1]}'" if found else "(time AT TIME ZONE 'UTC')::DATE"
-
-
-def named_rows(rows: str, pods: str, *, until: str = "entries.time", has_names: bool = True) -> str:
-    """Return the relation of the rows with the names that came after them.
-
-    `until` is the SQL of a row's end, where it is about more than an instant. Where rows do not say
-    who owns a pod (`has_names`), all are looked up, holders by their UID first.
-
-    A user is found by its container, then by its UID, then as a static pod by its hash, and among
-    the pods of the row's node alone: what a node says of another's pods is its own word. Once its
-    record has come, all that is said of it is the record's: the kubelet's name was a guess. A
-    holder, which the kubelet calls by name, is the pod of the node that had that name at the row's
-    time; one that was deleted before is not meant. Each join finds one row at most, so that no
-    entry is counted twice.
-    """
-    # Absent where the event says nothing of the pod at all.
-    states = "IN ('pending', 'named')" if has_names else "<> 'foreign'"
-    is_unknown = f"coalesce(entries.pod_state, 'pending') {states}"
-    known_holder = "false" if has_names else "entries.holder_state <> 'foreign'"
-    version = (
-        "{'since': in_force_from, 'uid': pod_uid, 'namespace': namespace, 'pod': pod,"
-        " 'kind': owner_kind, 'owner': owner_name, 'labels': labels}"
-    )
-    # By Kubernetes' own order where that is told by numbers, else as they were written: podwatch's
-    # clock may have been set back in between.
-    history = f"list({version} ORDER BY try_cast(resource_version AS HUGEINT), kafka_offset)"
-    # Of a history the version in force at the row's time, before the first one that one.
-    in_force = "coalesce(list_filter({0}, lambda each: each.since <= entries.time)[-1], {0}[1])"
-    skew, lingering = (f"INTERVAL {seconds} SECOND" for seconds in (_SKEW_SECONDS, _LINGER_SECONDS))
-    # Of pods of one name the newest that was there; else one that was by the API server's clock.
-    bears = (
-        f"lambda each: each.created <= {{0}}"
-        f" AND (each.deleted IS NULL OR entries.time < each.deleted + {lingering})"
-    )
-    return f"""(
-        WITH versions AS (
-            -- Files that are older than the column have not got it.
-            SELECT NULL::VARCHAR AS requested WHERE false UNION ALL BY NAME SELECT * FROM {pods}
-        ), asked AS (
-            SELECT cluster, node, pod_uid, container,
-                arg_max(requested, kafka_offset) AS requested
-            FROM versions WHERE container IS NOT NULL AND requested IS NOT NULL
-            GROUP BY cluster, node, pod_uid, container
-        ), by_uid AS (
-            SELECT cluster, node, pod_uid, {history} AS history
-            FROM versions GROUP BY cluster, node, pod_uid
-        ), by_hash AS (
-            SELECT cluster, node, config_hash, {history} AS history
-            FROM versions WHERE config_hash IS NOT NULL GROUP BY cluster, node, config_hash
-        ), placed AS (
-            SELECT cluster, node, container_id, arg_max(pod_uid, kafka_offset) AS pod_uid,
-                arg_max(container, kafka_offset) AS container
-            FROM versions WHERE container_id IS NOT NULL GROUP BY cluster, node, container_id
-        ), bearers AS (
-            SELECT cluster, node, namespace, pod,
-                list({{'created': created_time, 'deleted': deleted_time, 'history': history}}
-                    ORDER BY created_time, pod_uid) AS pods
-            FROM (
-                SELECT cluster, node, namespace, pod, pod_uid,
-                    max(created_time) AS created_time, max(deleted_time) AS deleted_time,
-                    {history} AS history
-                FROM versions GROUP BY cluster, node, namespace, pod, pod_uid
-            ) GROUP BY cluster, node, namespace, pod
-        ), found AS (
-            SELECT entries.*, placed.container AS placed_container,
-                {in_force.format("coalesce(of_container.history, by_uid.history, by_hash.history)")}
-                    AS user,
-                coalesce(by_holder.history, coalesce(
-                    list_filter(bearers.pods, {bears.format(until)})[-1],
-                    list_filter(bearers.pods, {bears.format(until + " + " + skew)})[1]
-                ).history) AS holder_history
-            FROM {rows} AS entries
-            LEFT JOIN placed ON placed.cluster = entries.cluster AND placed.node = entries.node
-                AND placed.container_id = CASE WHEN {is_unknown} THEN entries.container_id END
-            LEFT JOIN by_uid AS of_container ON of_container.cluster = entries.cluster
-                AND of_container.node = entries.node AND of_container.pod_uid = placed.pod_uid
-            LEFT JOIN by_uid ON by_uid.cluster = entries.cluster AND by_uid.node = entries.node
-                AND by_uid.pod_uid = CASE WHEN {is_unknown} THEN entries.pod_uid END
-            LEFT JOIN by_uid AS by_holder ON by_holder.cluster = entries.cluster
-                AND by_holder.node = entries.node
-                AND by_holder.pod_uid = CASE WHEN {known_holder} THEN entries.holder_uid END
-            LEFT JOIN by_hash ON by_hash.cluster = entries.cluster AND by_hash.node = entries.node
-                AND by_hash.config_hash = CASE WHEN {is_unknown} THEN entries.pod_uid END
-            LEFT JOIN bearers ON bearers.cluster = entries.cluster AND bearers.node = entries.node
-                AND bearers.namespace = entries.holder_namespace
-                AND bearers.pod
-                    = CASE WHEN entries.holder_state = 'named' THEN entries.holder_pod END
-        ), told AS (
-            SELECT *, {in_force.format("holder_history")} AS holder FROM found AS entries
-        )
-        SELECT entries.* EXCLUDE (user, holder, holder_history, placed_container) REPLACE (
-            CASE WHEN user IS NULL THEN entries.pod_uid ELSE user.uid END AS pod_uid,
-            CASE WHEN user IS NULL THEN entries.pod_state ELSE 'known' END AS pod_state,
-            CASE WHEN user IS NULL THEN entries.namespace ELSE user.namespace END AS namespace,
-            CASE WHEN user IS NULL THEN entries.pod ELSE user.pod END AS pod,
-            coalesce(entries.container, placed_container) AS container,
-            CASE WHEN user IS NULL THEN entries.owner_kind ELSE user.kind END AS owner_kind,
-            CASE WHEN user IS NULL THEN entries.owner_name ELSE user.owner END AS owner_name,
-            CASE WHEN user IS NULL THEN entries.labels ELSE user.labels END AS labels,
-            CASE WHEN holder IS NULL THEN entries.holder_state ELSE 'known' END AS holder_state,
-            CASE WHEN holder IS NULL THEN entries.holder_uid ELSE holder.uid END AS holder_uid,
-            CASE WHEN holder IS NULL THEN entries.holder_owner_kind ELSE holder.kind END
-                AS holder_owner_kind,
-            CASE WHEN holder IS NULL THEN entries.holder_owner_name ELSE holder.owner END
-                AS holder_owner_name,
-            CASE WHEN holder IS NULL THEN entries.holder_labels ELSE holder.labels END
-                AS holder_labels,
-            coalesce(entries.requested, of_user.requested, of_holder.requested) AS requested
-        )
-        FROM told AS entries
-        LEFT JOIN asked AS of_user ON of_user.cluster = entries.cluster
-            AND of_user.node = entries.node AND of_user.pod_uid = entries.user.uid
-            AND of_user.container = coalesce(entries.container, entries.placed_container)
-        LEFT JOIN asked AS of_holder ON of_holder.cluster = entries.cluster
-            AND of_holder.node = entries.node AND of_holder.pod_uid = entries.holder.uid
-            AND of_holder.container = entries.holder_container
-    )"""  # noqa: S608  # the tables' own names, quoted files
 
 
 def gaps_sql(store_uri: str, storage_options: Mapping[str, str] | None = None) -> str:
@@ -339,7 +231,7 @@ def days_of_files(table: DeltaTable) -> dict[str | None, list[str]]:
     """
     by_day: dict[str | None, list[str]] = {}
     for file in sorted(_files_of_table(table)):
-        found = re.search(rf"/{PARTITION_COLUMN}=(\d{{4}}-\d\d-\d\d)/[^/]*$", file)
+        found = _DAY_FOLDER.search(file)
         by_day.setdefault(found[1] if found else None, []).append(file)
     return by_day
 
@@ -371,7 +263,13 @@ def escape_path(uri: str) -> str:
     return re.sub(r"[*?\[]", r"[\g<0>]", uri) if uri.startswith("/") else uri
 
 
-def quote(text: str) -> str:
+def quoted(text: str) -> str:
     """Return a text as SQL has it: a bucket or a folder may have a quote in its name."""
     escaped = text.replace("'", "''")
     return f"'{escaped}'"
+
+
+def quoted_name(name: str) -> str:
+    """Return the name of a column as SQL has it, whatever stands in it."""
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'

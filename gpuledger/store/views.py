@@ -14,14 +14,14 @@ from typing import Any, Final, Protocol
 from gpuledger.errors import UserError
 from gpuledger.settings.secret import mask_address
 from gpuledger.store.bill_table import BILL_LINES
-from gpuledger.store.commits import latest_commits, valid_through_us
+from gpuledger.store.commits import complete_through_us
 from gpuledger.store.object_files import FileRegistry, open_object_files
+from gpuledger.store.pod_names import NEWEST_LAST, named_usage
 from gpuledger.store.query import (
     DERIVED_COLUMNS,
     empty_relation,
     entries_sql,
     live_files,
-    named_rows,
     no_entries_sql,
     open_table,
     relation,
@@ -75,14 +75,14 @@ _OF_NAMESPACE: Final[Mapping[str, str]] = {
     "labels": "namespace_labels",
     "annotations": "namespace_annotations",
 }
-_VERSIONED: Final[Mapping[str, tuple[str, ...]]] = {
-    PODS.name: ("cluster", "node", "pod_uid"),
-    NODES.name: ("cluster", "node"),
-    NAMESPACES.name: ("cluster", "namespace"),
+_VERSIONED: Final[Mapping[str, tuple[str, str]]] = {
+    PODS.name: ("cluster, node, pod_uid", NEWEST_LAST),
+    NODES.name: ("cluster, node", NEWEST_LAST),
+    NAMESPACES.name: ("cluster, namespace", NEWEST_LAST),
+    # An agent's clock orders them, as bills do too; no API server numbers them.
+    INVENTORY.name: ("cluster, node", "in_force_from, kafka_offset"),
 }
-
-# By Kubernetes' own order where that is told by numbers, else as they were written.
-_NEWEST_LAST: Final = "try_cast(resource_version AS HUGEINT) NULLS FIRST, kafka_offset"
+"""What each version is of, and in which order versions replace one another."""
 
 
 class Connection(FileRegistry, Protocol):
@@ -139,18 +139,19 @@ def _view(
     if name in _PERIODS:
         return usage_sql(name, {**relations, name: rows})
     if name in _VERSIONED:
-        return versions_sql(rows, _VERSIONED[name])
+        return versions_sql(name, rows)
     return f"SELECT * FROM {rows}"  # noqa: S608  # quoted there
 
 
-def versions_sql(rows: str, keys: tuple[str, ...]) -> str:
+def versions_sql(name: str, rows: str) -> str:
     """Return the SQL of versions with the time at which the next one replaces each.
 
     A version may have several rows, which it shares with no other: they end together.
     """
+    keys, order = _VERSIONED[name]
     return (
         "SELECT *, first_value(in_force_from) OVER ("  # noqa: S608  # the tables' own names, quoted files
-        f"PARTITION BY {', '.join(keys)} ORDER BY {_NEWEST_LAST}"
+        f"PARTITION BY {keys} ORDER BY {order}"
         " GROUPS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS valid_to"
         f" FROM {rows}"
     )
@@ -166,7 +167,7 @@ def usage_sql(name: str, relations: Mapping[str, str]) -> str:
         # The next one's begin is none of it.
         until = f"entries.time + INTERVAL 1 {period} - INTERVAL 1 MICROSECOND"
         # Of a whole period a pod is meant that was there at any time of it.
-        rows = named_rows(rows, pods, until=until, has_names=False)
+        rows = named_usage(rows, pods, until=until)
     rows = _with_version(
         rows,
         relations.get(NODES.name),
@@ -196,14 +197,18 @@ def _with_version(
     own = ", ".join(keys)
     # Before the first version was known the first one holds: nobody knows of another. Of what was
     # deleted and made anew the new one holds from the deletion on: an hour in which it was made has
-    # usage of that one alone, although the deleted one was in force when the hour began.
+    # usage of that one alone, although the deleted one was in force when the hour began. Bills
+    # have the same rule (`reports.versions`).
     history = f"OVER (PARTITION BY {own} ORDER BY in_force_from, kafka_offset)"
     since = (
         f"CASE WHEN row_number() {history} = 1 THEN TIMESTAMPTZ '0001-01-01 00:00:00+00'"
         f" WHEN lag(deleted_time) {history} IS NOT NULL THEN lag(in_force_from) {history}"
         " ELSE in_force_from END AS since"
     )
-    is_replaced = f"deleted_time IS NOT NULL AND lead(in_force_from) {history} IS NOT NULL"
+    is_replaced = (
+        f"deleted_time IS NOT NULL AND lead(in_force_from) {history} IS NOT NULL"
+        f" AND lag(in_force_from) {history} IS NOT NULL"
+    )
     # A deletion need not say what it was that is gone.
     kept = ", ".join(
         f"CASE WHEN deleted_time IS NULL THEN {column}"
@@ -213,13 +218,18 @@ def _with_version(
     # Of two that are in force from the same time the newer one is.
     one_a_time = (
         f"(SELECT * FROM {versions} QUALIFY lead(in_force_from)"  # noqa: S608  # the tables' own names
-        f" OVER (PARTITION BY {own}, in_force_from ORDER BY {_NEWEST_LAST}) IS NULL)"
+        f" OVER (PARTITION BY {own}, in_force_from ORDER BY {NEWEST_LAST}) IS NULL)"
+    )
+    # A deletion that is told again says nothing new.
+    told_once = (
+        f"(SELECT * FROM {one_a_time} QUALIFY deleted_time IS NULL"  # noqa: S608  # as above
+        f" OR lag(deleted_time) {history} IS NULL)"
     )
     told = ", ".join(f"versions.{column} AS {name}" for column, name in has.items())
     joined = " AND ".join(f"versions.{key} = {value}" for key, value in keys.items())
     return (
         f"(SELECT of_rows.*, {told} FROM {rows} AS of_rows ASOF LEFT JOIN"  # noqa: S608  # the tables' own names
-        f" (SELECT * REPLACE ({kept}), {since} FROM {one_a_time} QUALIFY NOT ({is_replaced}))"
+        f" (SELECT * REPLACE ({kept}), {since} FROM {told_once} QUALIFY NOT ({is_replaced}))"
         " AS versions"
         f" ON {joined} AND of_rows.time >= versions.since)"
     )
@@ -236,9 +246,5 @@ def valid_through(
     table = open_table(store_uri, name, storage_options)
     if table is None:
         return None
-    marks = valid_through_us(latest_commits(table, _COMMITS))
+    marks = complete_through_us(table)
     return datetime.fromtimestamp(min(marks.values()) / 1e6, tz=UTC) if marks else None
-
-
-_COMMITS: Final = 500
-"""Commits in which is looked: of each partition one of the newest has it."""

@@ -25,8 +25,8 @@ from reports.billing import Bill, BillLine
 from reports.charging_sql import HOUR_UNITS
 from reports.money import quantize_together, rounded
 from reports.policy import is_of_device
-from reports.tenants import IDLE, UNALLOCATED, UNATTRIBUTED
-from reports.usage_sums import Window
+from reports.tenants import IDLE, SILENT, SYSTEM, UNALLOCATED, UNATTRIBUTED, UNCOVERED
+from reports.times import Window
 
 COST_DIGITS: Final = 5
 """As many as OpenCost has."""
@@ -42,6 +42,8 @@ _COSTLESS: Final = (
     "ramEfficiency", "externalCost",
 )  # fmt: skip
 """What an allocation of OpenCost has and no GPU does."""
+_NOBODY: Final = frozenset({IDLE, SILENT, SYSTEM, UNALLOCATED, UNATTRIBUTED, UNCOVERED})
+"""What stands for a tenant on lines of idle that nobody was given."""
 Values = Mapping[str, str]
 """A line's dimensions, by name."""
 
@@ -111,7 +113,7 @@ def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[s
     for line in bill.lines:
         values = dict(zip(bill.by, line.values, strict=True))
         scope = (values["cluster"], *([values["node"]] if question.idle_by_node else []))
-        if line.idle_kind is not None:
+        if _is_nobodys(line, values, is_of_device=bill.policy.policy.is_of_device):
             # What is of tenants has a word for idle there, which is nobody's name.
             is_asked = passes(values, question.filters, is_absent=lambda n: not is_of_device(n))
             idle[scope, is_asked].add(_share_of(line, _scope_properties(scope)))
@@ -130,6 +132,13 @@ def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[s
             if share.cost or share.charged:
                 named[_Name(is_asked, _idle_name(scope, question))].add(share)
     return _written({name.text: share for name, share in named.items() if name.is_asked}, bill)
+
+
+def _is_nobodys(line: BillLine, values: Values, *, is_of_device: Callable[[str], bool]) -> bool:
+    """Return whether a line is idle that nobody is charged: a policy's table may name who is."""
+    return line.idle_kind is not None and all(
+        value in _NOBODY for name, value in values.items() if not is_of_device(name)
+    )
 
 
 def _share_of(line: BillLine, properties: dict[str, Any], *, model: str | None = None) -> _Share:
@@ -170,7 +179,7 @@ def _part(asked: str, values: Values) -> str:
         kind = values["owner_kind"]
         return UNALLOCATED if kind == UNATTRIBUTED else kind.lower()
     value = values[asked]
-    if value == UNATTRIBUTED:
+    if value in _NOBODY:
         return UNALLOCATED
     return f"{asked.removeprefix('label:')}={value}" if asked.startswith("label:") else value
 

@@ -24,14 +24,16 @@ from reports.api.questions import (
     Question,
     dimensions_of,
 )
+from reports.asked import AskedError
 from reports.bill_output import as_json
 from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.closing import closed_lines, standing_bill
-from reports.explaining import explanation_of, find_line
+from reports.closing import ClosedLine, closed_lines, standing_bill
+from reports.explaining import explanation_of
 from reports.periods import month_of
 from reports.policy import BillPolicy, dimension_names
 from reports.policy_file import read_policy
-from reports.usage_sums import UsageReader, Window, table_versions
+from reports.times import Window
+from reports.usage_sums import UsageReader, table_versions
 
 MAX_LINES: Final = 100_000
 """How many allocations one answer may have; each is some 2 KB of JSON."""
@@ -123,8 +125,7 @@ def _dimensions(field: str, policy: BillPolicy) -> tuple[str, ...]:
 
 def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
     sets, unpriced, count = [], dict[str, int](), 0
-    for window in question.sets:
-        bill = maker.make(window)
+    for bill in maker.make_each(question.sets):
         sets.append(allocation_set(bill, question))
         unpriced |= bill.unpriced
         count += len(sets[-1])
@@ -143,9 +144,14 @@ def _shown_bill(question: BillQuestion, settings: AnswerSettings) -> Bill:
     """Return the bill as it was closed; as it is now where it never was."""
     maker, window, policy = _maker(question, settings)
     by = tuple(dict.fromkeys(question.by))
-    if closed := closed_lines(settings.store_uri, window, by, settings.storage_options):
+    if closed := _closed(window, by, settings):
         return standing_bill(closed, window=window, by=by, policy=policy)
     return maker.make(window)
+
+
+def _closed(window: Window, by: tuple[str, ...], settings: AnswerSettings) -> list[ClosedLine]:
+    uri, options = settings.store_uri, settings.storage_options
+    return closed_lines(uri, window, by, options, memory_bytes=settings.memory_bytes)
 
 
 def _bill(question: BillQuestion, settings: AnswerSettings) -> tuple[Bill, BillMaker]:
@@ -168,12 +174,14 @@ def _maker(
 
 def _explanation(question: ExplainQuestion, settings: AnswerSettings) -> bytes:
     bill, maker = _bill(question.bill, settings)
+    closed = _closed(bill.window, bill.by, settings)
     try:
-        line = find_line(bill, question.line)
-    except UserError as error:
-        raise ParameterError("line", str(error)) from error
-    closed = closed_lines(settings.store_uri, bill.window, bill.by, settings.storage_options)
-    texts = list(explanation_of(bill, line, maker=maker, closed=closed, max_rows=question.rows))
+        line, texts = explanation_of(
+            bill, question.line, maker=maker, closed=closed, max_rows=question.rows
+        )
+    except AskedError as error:
+        problem = f"{error.problem}; give the `line` of a line of /bill with the same parameters"
+        raise ParameterError(error.about, problem) from error
     content: Mapping[str, Any] = {
         "line": line.id,
         **dict(zip(bill.by, line.values, strict=True)),
@@ -181,6 +189,6 @@ def _explanation(question: ExplainQuestion, settings: AnswerSettings) -> bytes:
         "cost": f"{line.cost:f}",
         "currency": bill.currency,
         "charged_gpu_seconds": f"{gpu_seconds(line.charged):f}",
-        "explanation": texts,
+        "explanation": list(texts),
     }
     return msgspec.json.encode(content) + b"\n"

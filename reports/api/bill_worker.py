@@ -11,16 +11,18 @@ from http import HTTPStatus
 from typing import BinaryIO
 
 from reports.api.answering import AnswerSettings, ReportAnswer, answer_to, error_body
-from reports.api.frames import QUESTION, SETTINGS, framed, read_frame
+from reports.api.frames import QUESTION, SETTINGS, TAKEN, framed, read_frame
 
 
 def work(questions: BinaryIO, answers: BinaryIO) -> None:
-    """ReportAnswer all questions; what comes first is the settings."""
+    """Answer all questions; what comes first is the settings."""
     head = read_frame(questions)
     if head is None:
         return
     settings = SETTINGS.decode(head)
     while (payload := read_frame(questions)) is not None:
+        answers.write(TAKEN)
+        answers.flush()
         answers.write(framed(_answer(payload, settings)))
         answers.flush()
 
@@ -36,7 +38,7 @@ def _answer(payload: bytes, settings: AnswerSettings) -> ReportAnswer:
 
 
 def main() -> None:
-    """ReportAnswer on standard output, which no library may write to meanwhile."""
+    """Answer on standard output, which no library may write to meanwhile."""
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)
         work(sys.stdin.buffer, answers)

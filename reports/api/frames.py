@@ -1,4 +1,8 @@
-"""How a question and its answer travel between the service and a process: a length, then bytes."""
+"""How a question and its answer travel between the service and a process: a length, then bytes.
+
+A process says that it has taken a question before it works on it: one that ends without that word
+has not begun, and another may be asked the same.
+"""
 
 from typing import BinaryIO, Final
 
@@ -8,6 +12,8 @@ from reports.api.answering import AnswerSettings, ReportAnswer
 from reports.api.questions import Question
 
 HEAD_BYTES: Final = 8
+TAKEN: Final = b"?"
+"""What a process writes of a question that it has read whole."""
 _ENCODER: Final = msgspec.msgpack.Encoder()
 SETTINGS: Final = msgspec.msgpack.Decoder(AnswerSettings)
 QUESTION: Final = msgspec.msgpack.Decoder(Question)

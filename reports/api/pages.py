@@ -1,10 +1,9 @@
 """The pages of `gpuledger-reports`: which question a request asks, and how its answer is sent.
 
-An answer is kept for as long as the store's tables and the prices are what they were, which is
-looked at now and then: whoever asks the same again is answered without a process.
+An answer is kept for as long as the store's tables and the prices are what they were: whoever asks
+the same again is answered without a process.
 """
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,30 +13,25 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import structlog
 import yaml
 
 from gpuledger.runtime.http.exchange import HttpRequest, Response
-from gpuledger.runtime.logs import Repeats
-from gpuledger.runtime.readiness import Check
 from reports.api.answering import ReportAnswer, error_body
 from reports.api.parameters import ParameterError
 from reports.api.processes import AnswererPool, BusyError, LateError, ProcessEndedError
-from reports.api.questions import PAGES, LookQuestion, Question
+from reports.api.questions import PAGES, Question
+from reports.api.store_state import StoreState
 from reports.metrics import (
     CACHE_BYTES,
     CACHE_HITS_TOTAL,
     REQUEST_SECONDS,
     REQUESTS_TOTAL,
-    STORE_TIMESTAMP_SECONDS,
 )
 
 DESCRIPTION_FILE: Final = Path(__file__).with_name("openapi.yaml")
 DESCRIPTION_PAGE: Final = "/openapi.json"
 _JSON: Final = "application/json"
 _RETRY_SECONDS: Final = {HTTPStatus.SERVICE_UNAVAILABLE: "5"}
-_log = structlog.get_logger(__name__)
-_repeats: Final = Repeats()
 
 
 @cache
@@ -86,7 +80,8 @@ class ReportPages:
         self._cache = AnswerCache(cache_bytes)
         self._now = now
         self._pool: AnswererPool | None = None
-        self._state = b""
+        self._store: StoreState | None = None
+        self._cached_state: bytes | None = None
 
     async def show(self, request: HttpRequest) -> Response:
         """Return the answer to a request; no path has another effect than its answer."""
@@ -102,15 +97,13 @@ class ReportPages:
         REQUESTS_TOTAL.labels(page=request.path, status=str(response.status)).inc()
         return response
 
-    async def run(self, pool: AnswererPool, *, check: Check, interval_seconds: float) -> None:
-        """ReportAnswer with a pool until cancelled, and follow what the store has."""
-        self._pool = pool
+    async def run(self, pool: AnswererPool, store: StoreState) -> None:
+        """Answer with a pool until cancelled, and follow what the store has."""
+        self._pool, self._store = pool, store
         try:
-            while True:
-                await self.look(pool, check)
-                await asyncio.sleep(interval_seconds)
+            await store.follow()
         finally:
-            self._pool = None
+            self._pool = self._store = None
             await pool.close()
 
     async def _report(self, request: HttpRequest) -> Response:
@@ -119,15 +112,24 @@ class ReportPages:
         except ParameterError as error:
             return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.parameter)
         # Two forms of a question that mean the same, and two pages, have one answer.
-        state, key = self._state, msgspec.msgpack.encode(question)
+        state, key = self._followed_state(), msgspec.msgpack.encode(question)
         if found := self._cache.get(key):
             CACHE_HITS_TOTAL.inc()
             return _response(found)
         answer = await self._answer(question)
         # Where the store has changed meanwhile it may be of before.
-        if answer.status == HTTPStatus.OK and state == self._state and state:
+        is_same = state is not None and state == self._followed_state()
+        if answer.status == HTTPStatus.OK and is_same:
             self._cache.put(key, answer)
         return _response(answer)
+
+    def _followed_state(self) -> bytes | None:
+        """Return what answers depend on now; what is kept of another state is none of its own."""
+        state = self._store.current() if self._store else None
+        if state != self._cached_state:
+            self._cache.clear()
+            self._cached_state = state
+        return state
 
     async def _answer(self, question: Question) -> ReportAnswer:
         unavailable, late = HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT
@@ -138,31 +140,10 @@ class ReportPages:
         except BusyError as error:
             return _error_answer(unavailable, str(error))
         except LateError as error:
-            return _error_answer(late, str(error))
+            return _error_answer(late, f"{error}; ask for less at a time")
         except ProcessEndedError as error:
             problem = f"{error}, perhaps for want of memory; ask for less at a time"
             return _error_answer(unavailable, problem)
-
-    async def look(self, pool: AnswererPool, check: Check) -> None:
-        """Look what answers depend on; where it cannot be read, the pages are not ready."""
-        try:
-            answer = await pool.ask(LookQuestion())
-        except BusyError:
-            return  # it is looked at again soon, and work is being done
-        except (LateError, ProcessEndedError) as error:
-            check.failed(str(error))
-            return
-        if answer.status != HTTPStatus.OK:
-            reason = msgspec.json.decode(answer.body)["message"]
-            check.failed(reason)
-            return
-        STORE_TIMESTAMP_SECONDS.set(self._now())
-        tables = msgspec.json.decode(answer.body)["tables"]
-        # Nothing is wrong with a store that is new; whoever asks is told so.
-        check.ok("" if any(version is not None for version in tables.values()) else "no usage yet")
-        if answer.body != self._state:
-            self._state = answer.body
-            self._cache.clear()
 
 
 def _response(answer: ReportAnswer) -> Response:

@@ -16,7 +16,7 @@ import structlog
 
 from gpuledger.errors import GpuledgerError
 from reports.api.answering import AnswerSettings, ReportAnswer
-from reports.api.frames import ANSWER, HEAD_BYTES, framed, length_of
+from reports.api.frames import ANSWER, HEAD_BYTES, TAKEN, framed, length_of
 from reports.api.questions import Question
 from reports.metrics import COMPUTING, PROCESSES_ENDED_TOTAL, ProcessEnd
 
@@ -58,11 +58,7 @@ class BillProcess:
     async def ask(self, question: Question) -> ReportAnswer:
         """Return the answer of the process; whatever goes wrong, the process has ended then."""
         try:
-            process = self._process
-            # One that ended while nothing was asked, as for another's memory, is no loss.
-            if process is None or process.returncode is not None:
-                process = await self._start()
-            return await _exchange(process, framed(question))
+            return await _receive(await self._begin(framed(question)))
         except (OSError, EOFError, ValueError, msgspec.MsgspecError) as error:
             await self._kill()
             # Closed while it worked it ended by our own will.
@@ -73,6 +69,7 @@ class BillProcess:
         except BaseException:
             # Cancelled, by the deadline or at the end: what it would answer nobody would read.
             await self._kill()
+            PROCESSES_ENDED_TOTAL.labels(reason=ProcessEnd.LATE.value).inc()
             raise
 
     async def close(self) -> None:
@@ -87,7 +84,25 @@ class BillProcess:
                 process.kill()
             await process.wait()
 
+    async def _begin(self, question: bytes) -> Process:
+        """Return a process that has taken the question.
+
+        One that ended while nothing was asked, as for another's memory, is no loss: another one
+        takes the question, also where the system has not told yet that the first has ended.
+        """
+        process = self._process
+        if process is not None and process.returncode is None:
+            with suppress(OSError, EOFError):
+                await _send(process, question)
+                return process
+        await self._kill()
+        process = await self._start()
+        await _send(process, question)
+        return process
+
     async def _start(self) -> Process:
+        if self._is_closed:
+            raise EOFError("closed")
         # In a session of its own: Ctrl-C is the service's to heed.
         process = await asyncio.create_subprocess_exec(
             *self._command, stdin=PIPE, stdout=PIPE, start_new_session=True
@@ -97,15 +112,23 @@ class BillProcess:
         return process
 
 
-async def _exchange(process: Process, question: bytes) -> ReportAnswer:
+async def _send(process: Process, question: bytes) -> None:
+    """Send a question; raises `EOFError` where the process ended before it had taken it."""
     await _write(process, question)
-    stdout = process.stdout
-    if stdout is None:
-        raise EOFError("no standard output")
-    length = length_of(await stdout.readexactly(HEAD_BYTES))
+    await _read(process, len(TAKEN))
+
+
+async def _receive(process: Process) -> ReportAnswer:
+    length = length_of(await _read(process, HEAD_BYTES))
     if length > _MAX_BYTES:
         raise ValueError("an answer of that length is none")
-    return ANSWER.decode(await stdout.readexactly(length))
+    return ANSWER.decode(await _read(process, length))
+
+
+async def _read(process: Process, count: int) -> bytes:
+    if process.stdout is None:
+        raise EOFError("no standard output")
+    return await process.stdout.readexactly(count)
 
 
 async def _write(process: Process, data: bytes) -> None:
@@ -113,6 +136,17 @@ async def _write(process: Process, data: bytes) -> None:
         raise EOFError("no standard input")
     process.stdin.write(data)
     await process.stdin.drain()
+
+
+async def answer_in_time(
+    answer: Awaitable[ReportAnswer], *, timeout_seconds: float
+) -> ReportAnswer:
+    """Return what is awaited; raises `LateError` where it is not there by the deadline."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            return await answer
+    except TimeoutError as error:
+        raise LateError(f"no answer within {timeout_seconds:g} s") from error
 
 
 class AnswererPool:
@@ -131,12 +165,8 @@ class AnswererPool:
         """Return the answer; raises `BusyError`, `LateError` and `ProcessEndedError`."""
         if self._turn.locked() and self._waiting >= self._max_waiting:
             raise BusyError(f"{self._waiting} requests wait already")
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                return await self._in_turn(lambda answerer: answerer.ask(question))
-        except TimeoutError as error:
-            seconds = f"{self._timeout_seconds:g}"
-            raise LateError(f"no answer within {seconds} s; ask for less at a time") from error
+        in_turn = self._in_turn(lambda answerer: answerer.ask(question))
+        return await answer_in_time(in_turn, timeout_seconds=self._timeout_seconds)
 
     async def close(self) -> None:
         """End all of them."""
@@ -154,9 +184,6 @@ class AnswererPool:
         COMPUTING.inc()
         try:
             return await ask(answerer)
-        except asyncio.CancelledError:
-            PROCESSES_ENDED_TOTAL.labels(reason=ProcessEnd.LATE.value).inc()
-            raise
         finally:
             COMPUTING.dec()
             self._free.append(answerer)

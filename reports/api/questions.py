@@ -5,7 +5,6 @@ from typing import Final, Literal
 
 import msgspec
 
-from gpuledger.errors import UserError
 from reports.api.filters import FilterTerm, parse_filter
 from reports.api.parameters import (
     ParameterError,
@@ -17,10 +16,10 @@ from reports.api.parameters import (
     whole_number,
 )
 from reports.api.windows import MAX_DAYS, parse_accumulate, parse_window, sets_of
-from reports.charging_sql import HOUR_US
+from reports.asked import AskedError
 from reports.periods import parse_period
 from reports.policy import is_dimension
-from reports.usage_sums import DAY_US, Window
+from reports.times import DAY_US, HOUR_US, Window
 
 Split = Literal["weighted", "even"]
 MAX_DIMENSIONS: Final = 12
@@ -188,7 +187,7 @@ def _bill_window(given: Mapping[str, str]) -> Window | None:
 def _period(text: str) -> Window:
     try:
         return parse_period(text)
-    except UserError as error:
+    except AskedError as error:
         problem = f"{shown(text)} is no month such as 2026-10, no day and no year"
         raise ParameterError("period", problem) from error
 

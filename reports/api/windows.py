@@ -10,8 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
 from reports.api.parameters import LATEST_SECONDS, ParameterError, moment_us, shown
-from reports.charging_sql import HOUR_US
-from reports.usage_sums import DAY_US, Window
+from reports.times import DAY_US, HOUR_US, Window
 
 Accumulate = Literal["", "all", "hour", "day", "week", "month"]
 MAX_DAYS: Final = 400

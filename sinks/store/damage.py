@@ -10,7 +10,6 @@ line, the offsets of its last lines, and they are compared with those that the t
 """
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,21 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 from deltalake.exceptions import DeltaError
 
+from gpuledger.store.query import tells_damage, unfold
 from sinks.errors import ReceiverUnavailableError
 
-_SIGNS: Final = (
-    "Json error",
-    "Parquet error",
-    "Invalid JSON in log",
-    "Corrupt footer",
-    "Expected contiguous commit files",
-    "No table metadata or protocol found",
-    "Invalid Checkpoint",
-)
-"""What deltalake 1.6 says of a log that it cannot read, as opposed to a storage that is away."""
-_CAUSE: Final = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
-"""How a line of an error begins that says why the line before is so."""
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _NO_CREDENTIALS: Final = "loading credentials"
 _GIVE_CREDENTIALS: Final = (
     "give the credentials of the object store in store.storage_options, in the environment"
@@ -51,13 +38,10 @@ _PARQUET: Final = b"PAR1"
 def explain(error: Exception, uri: str) -> str:
     """Return the first line of the error with its causes, and what to do about those we know."""
     first = first_line_of(error)
-    if not any(sign in first for sign in _SIGNS):
-        # The lines below the first that are causes, each of the one before.
-        lines = (_COLOUR.sub("", line).strip() for line in str(error).strip().splitlines()[1:])
-        causes = [line.removeprefix(_CAUSE).strip() for line in lines if line.startswith(_CAUSE)]
-        shown = ": ".join([first, *causes])[:_SHOWN_CHARACTERS]
-        return f"{shown}; {_GIVE_CREDENTIALS}" if _NO_CREDENTIALS in shown else shown
-    return f"{_damaged(uri)}; deltalake says: {first[:300]}"
+    if tells_damage(first):
+        return f"{_damaged(uri)}; deltalake says: {first[:300]}"
+    shown = unfold(error)[:_SHOWN_CHARACTERS]
+    return f"{shown}; {_GIVE_CREDENTIALS}" if _NO_CREDENTIALS in shown else shown
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from gpuledger.settings.secret import shown_url
 from gpuledger.store.commits import (
     ALL,
+    MARKED_COMMITS,
     PURGED_BEFORE,
     describe,
     hours_since,
@@ -49,10 +50,6 @@ _HUGE: Final = 2**47
 """Amounts beyond, 39 hours in nanoseconds, are made up: 65,536 of them may not fit into 64 bits."""
 _HUGE_BYTE_TIME: Final = 10**33
 _BYTE_TIMES: Final = frozenset({"memory_byte_ns", "measured_memory_byte_ns"})
-_MARKS: Final = 500
-"""Commits of sinks in which is looked for up to when the table is complete, where no sum has it."""
-_OWN_MARKS: Final = 100
-"""Commits of sums in which is looked for the same: the last one of each run has it."""
 _SUMS: Final = (
     "busy_ns",
     "measured_busy_ns",
@@ -314,8 +311,8 @@ class Rollup:
         if since == source.version():
             return _News(since=since, is_first=False, touched=set(), marks={})
         touched = hours_since(commits[:-1]) if has_all else None
-        known = marks_of_partitions(latest_commits(target, _OWN_MARKS))
-        new = marks_of_partitions(commits if known else latest_commits(source, _MARKS))
+        known = marks_of_partitions(latest_commits(target, MARKED_COMMITS))
+        new = marks_of_partitions(commits if known else latest_commits(source, MARKED_COMMITS))
         return _News(
             since=since,
             is_first=False,
@@ -328,7 +325,7 @@ class Rollup:
             since=None,
             is_first=is_first,
             touched=self._periods_of(self._all_hours(source)),
-            marks=marks_of_partitions(latest_commits(source, _MARKS)),
+            marks=marks_of_partitions(latest_commits(source, MARKED_COMMITS)),
         )
 
     def _periods_of(self, hours: set[int]) -> set[int]:

@@ -26,6 +26,7 @@ import orjson
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
+from gpuledger.store.query import quoted
 from gpuledger.store.schema import SEEN_TICKS
 from sinks.store.damage import storage_errors
 from sinks.store.table import StreamTable
@@ -72,7 +73,7 @@ class SeenTable(StreamTable):
         with storage_errors(self.uri):
             query = QueryBuilder().register(SEEN_TICKS.name, self.open())
             wanted = " OR ".join(
-                f"(stream = {_quoted(stream)} AND last_offset <= {offset})"
+                f"(stream = {quoted(stream)} AND last_offset <= {offset})"
                 for stream, offset in offsets.items()
             )
             # Written twice where a commit was tried again: either will do.
@@ -96,7 +97,7 @@ class SeenTable(StreamTable):
         if not offsets:
             return
         outdated = " OR ".join(
-            f"(stream = {_quoted(stream)} AND last_offset < {offset})"
+            f"(stream = {quoted(stream)} AND last_offset < {offset})"
             for stream, offset in offsets.items()
         )
         with storage_errors(self.uri):
@@ -112,8 +113,3 @@ class SeenTable(StreamTable):
                 enforce_retention_duration=False,
                 full=True,
             )
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("'", "''")
-    return f"'{escaped}'"

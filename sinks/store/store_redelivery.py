@@ -118,7 +118,10 @@ class StoreRedelivery(Redelivery):
                 rows,
                 number,
                 time_ms=now_ns // NS_PER_MS,
-                commit_info=describe(hours=hours if tells else None),
+                # Repeated: behind many replayed letters nobody would find it any more.
+                commit_info=describe(
+                    hours=hours if tells else None, valid_through=table.complete_through()
+                ),
             )
         except StaleTableError as error:
             raise ReceiverUnavailableError(f"another replay appends there: {error}") from error

@@ -25,7 +25,7 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from gpuledger.errors import GpuledgerError, UserError
-from gpuledger.store.commits import latest_commits, valid_through_us
+from gpuledger.store.commits import complete_through_us
 from gpuledger.store.object_files import resolve_options
 from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, TableSchema, table_uri
 from gpuledger.store.usage_schema import USAGE
@@ -42,9 +42,6 @@ from sinks.store.damage import (
 _log = structlog.get_logger(__name__)
 _EPOCH: Final = date(1970, 1, 1).toordinal()
 _NO_FACTS: Final[Mapping[str, int]] = {}
-_MARKS: Final = 100
-"""Commits in which is looked for up to when partitions are complete: each has what its writer knew
-of all of them when it took its own over."""
 _NO_COMMIT_INFO: Final[Mapping[str, str]] = {}
 
 
@@ -151,7 +148,7 @@ class StreamTable:
         if self._table is None:
             return {}
         with storage_errors(self.uri):
-            return valid_through_us(latest_commits(self._table, _MARKS))
+            return complete_through_us(self._table)
 
     def exists(self) -> bool:
         """Return whether there is such a table; raises ReceiverUnavailableError."""

@@ -1,7 +1,7 @@
 """The store under kills at random moments, rebalances, and a writer that was stopped and wakes.
 
-Each tick lies twice on the topic, as where the join runs at least once. What the table has is
-compared with the topic: 0 lost, 0 doubled. `STORE_KILLS=50` kills as often as that.
+Half of the ticks lie twice on the topic, as where the join runs at least once. What the table has
+is compared with the topic: 0 lost, 0 doubled. `STORE_KILLS=50` kills as often as that.
 """
 
 from __future__ import annotations

@@ -12,9 +12,21 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from cli.bill import BillOf
 from cli.command import OWN_ERROR, main
+from reports.bill_output import time_text
 from reports.tally import BillTally, UnbalancedBillError
-from tests.unit.reports.stores import HOUR_NS, held, inventory_row, pod_row, used, write_store
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_NS,
+    HOUR_US,
+    held,
+    inventory_row,
+    pod_row,
+    used,
+    write_store,
+)
+from tests.unit.reports.test_bill import bill_of
 
 PRICES = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
 
@@ -49,6 +61,29 @@ def test_a_time_counted_from_now_is_of_whole_hours(
     code = main(["bill", "--store", store, *arguments])
     assert "whole hours" not in capsys.readouterr().err
     assert code in (0, 4)
+
+
+def test_from_alone_goes_as_far_as_usage_is_complete(
+    store: str, prices: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["bill", "--store", store, "--prices", prices, "--format", "json"]
+    assert main([*arguments, "--from", "2026-10-01T01:00:00Z"]) == 0
+    bill = json.loads(capsys.readouterr().out)
+    assert (bill["from"], bill["to"]) == ("2026-10-01T01:00:00Z", "2026-10-01T03:00:00Z")
+    assert bill["line_cost"] == "14.00"
+    assert main([*arguments, "--from", "2026-10-05T01:00:00Z"]) == 4
+    assert "usage is complete up to 2026-10-01T03:00:00Z only" in capsys.readouterr().err
+
+
+def test_now_is_the_end_of_the_hour_under_way(
+    store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = (BEGIN_US + 2 * HOUR_US) * 1000 + HOUR_NS // 2
+    monkeypatch.setattr("cli.bill.time.time_ns", lambda: now_ns)
+    arguments = ["bill", "--store", store, "--from", "-2h", "--to", "now", "--format", "json"]
+    assert main(arguments) == 0
+    bill = json.loads(capsys.readouterr().out)
+    assert (bill["from"], bill["to"]) == ("2026-10-01T00:00:00Z", "2026-10-01T03:00:00Z")
 
 
 def test_a_mistake_of_ours_is_one_line_and_an_exit_code_of_its_own(
@@ -93,7 +128,8 @@ def test_the_newest_month_is_billed_at_example_prices_where_nothing_is_said(
     printed = capsys.readouterr()
     assert "2026-10-01T00:00:00Z to 2026-11-01T00:00:00Z" in printed.out
     assert "built-in example prices" in printed.out
-    assert "usage up to 2026-10-01T03:00:00Z" in printed.err
+    said = "usage is complete up to 2026-10-01T03:00:00Z only; the bill goes no further"
+    assert said in printed.err
 
 
 def test_the_same_lines_are_written_as_csv_and_parquet(
@@ -128,6 +164,14 @@ def test_the_page_s_command_explains_a_line_of_that_very_page(
     assert program == "gpuledger"
     assert main([line if word == "LINE" else word for word in asked]) == 0
     assert "price h100: 7 USD per GPU h" in capsys.readouterr().out
+
+
+def test_the_page_of_last_month_names_the_month_for_whoever_reads_it_later(store: str) -> None:
+    made = bill_of(store)
+    asked = BillOf(store=store, period="last-month").arguments(made)
+    begin, end = map(time_text, made.window)
+    assert asked == ["--store", store, "--from", begin, "--to", end, "--by", "pod"]
+    assert "--period" in BillOf(store=store, period="2026-10").arguments(made)
 
 
 def test_a_page_has_no_value_of_a_storage_option(
@@ -167,6 +211,9 @@ def test_a_line_is_explained_down_to_its_price_and_its_events(
     assert "GPU-a a held 3600  partition 3, offsets 0 to 9" in explained
     assert "GPU-a a used 1800  partition 3, offsets 0 to 9" in explained
     assert "all 2 rows: held 3600 s, used 1800 s" in explained
+    # As over HTTP: a beginning that no other line has is enough.
+    assert main(["bill", "explain", line[:8], *arguments]) == 0
+    assert capsys.readouterr().out == explained
 
 
 def test_gpus_without_a_price_are_an_exit_code_of_their_own(
@@ -180,10 +227,28 @@ def test_gpus_without_a_price_are_an_exit_code_of_their_own(
 def test_a_period_with_nothing_to_bill_is_an_exit_code_of_its_own(
     store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A period to come is no mistake."""
-    assert main(["bill", "--store", store, "--period", "2027-01"]) == 4
-    assert main(["bill", "--store", store, "--period", "2026-09-01"]) == 4
-    capsys.readouterr()
+    """A period to come is no mistake, and where usage is is said."""
+    for period, said in (
+        ("2027-01", "nothing to bill: usage is complete up to 2026-10-01T03:00:00Z only"),
+        ("2026-09-01", "nothing to bill: usage begins at 2026-10-01T00:00:00Z"),
+    ):
+        arguments = ["bill", "--store", store, "--period", period, "--format", "json"]
+        assert main(arguments) == 4
+        printed = capsys.readouterr()
+        assert printed.err.splitlines()[-1] == f"gpuledger: {said}"
+        bill = json.loads(printed.out)
+        assert (bill["origin_cost"], bill["line_cost"]) == ("0.00", "0.00")
+        assert bill["usage_until"] == min("2026-10-01T03:00:00Z", bill["to"])
+
+
+def test_a_hole_in_usage_says_what_there_is_around_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = [held(0, "a"), held(47, "a")]
+    store = write_store(tmp_path, usage_hourly=usage)
+    times = ["--from", "2026-10-01T10:00:00Z", "--to", "2026-10-01T11:00:00Z"]
+    assert main(["bill", "--store", store, *times]) == 4
+    assert "from 2026-10-01T00:00:00Z to 2026-10-03T00:00:00Z" in capsys.readouterr().err
 
 
 def test_check_names_every_mistake_and_says_what_is_there_where_there_is_none(
@@ -198,19 +263,43 @@ def test_check_names_every_mistake_and_says_what_is_there_where_there_is_none(
     assert [line.partition(": ")[2][:6] for line in lines] == ["line 1", "line 3"]
 
 
+@pytest.mark.parametrize("text", ["", "currency: EUR\n", "prices: []\n"])
+def test_a_file_without_any_price_is_a_mistake(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(text)
+    assert main(["bill", "check", str(file)]) == 1
+    assert "prices: there is none" in capsys.readouterr().out
+
+
+def test_check_says_what_is_probably_meant_otherwise_and_finds_the_file_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text("prices:\n- {name: rest, per_gpu_hour: 1}\n- {name: a, per_gpu_hour: 2}\n")
+    assert main(["bill", "check", str(file)]) == 0
+    printed = capsys.readouterr()
+    assert "ok: 2 prices" in printed.out
+    assert printed.err.startswith(f"gpuledger: {file}: line 3: prices[1]: never holds")
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         (["--period", "last-year"], ["--period", "2026-10"]),
         (["--period", "2026-13"], ["--period", "2026-10"]),
         (["--period", "soon"], ["--period", "2026-10"]),
-        (["--from", "2026-10-01T00:00:00Z"], ["--from and --to"]),
+        (["--to", "2026-10-01T00:00:00Z"], ["--to", "needs --from"]),
+        (["--from", "-2h", "--to", "-30m"], ["--to", "whole hours", "-30m"]),
+        (["--from", "-90m"], ["--from", "whole hours", "-90m"]),
         (["--from", "2026-10-01T00:30:00Z", "--to", "2026-10-01T02:00:00Z"], ["whole hours"]),
         (["--from", "2026-10-01T02:00:00Z", "--to", "2026-10-01T02:00:00Z"], ["--to", "later"]),
         (["--by", "nmespace"], ["--by", "nmespace", "label:KEY"]),
         (["--prices", "/nowhere/prices.yaml"], ["/nowhere/prices.yaml", "No such file"]),
         (["--format", "parquet"], ["--output"]),
         (["--storage-option", "x"], ["--storage-option", "KEY=VALUE"]),
+        (["--storage-option", "=x"], ["--storage-option", "KEY=VALUE"]),
     ],
 )
 def test_a_mistake_in_what_is_asked_is_one_line_with_its_remedy(
@@ -233,6 +322,43 @@ def test_an_unknown_line_is_refused_with_where_lines_are_named(
 ) -> None:
     assert main(["bill", "explain", "zzz", "--store", store]) == 2
     assert "--format json" in capsys.readouterr().err
+
+
+def test_a_label_that_nobody_has_is_said(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bill", "--store", store, "--by", "pod,label:teem"]) == 0
+    said = capsys.readouterr().err
+    assert "--by label:teem: no line has a value of it" in said
+    assert "--by pod" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ([], ["--period", "last-month", "--prices"]),
+        (["--period", "2026-10-01"], ["--prices", "examples"]),
+        (["--prices", "prices.yaml"], ["--period", "last-month"]),
+    ],
+)
+def test_nothing_is_closed_that_was_not_named_and_nothing_at_example_prices(
+    store: str, given: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bill", "close", "--store", store, *given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert [part for part in parts if part not in line] == []
+    assert not (Path(store) / "bill_lines").exists()
+
+
+def test_a_close_says_which_period_it_closed_by_what_and_at_which_sum(
+    store: str, prices: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = ["--from", "2026-10-01T00:00:00Z", "--to", "2026-10-01T03:00:00Z"]
+    arguments = ["bill", "close", "--store", store, *times, "--by", "pod", "--prices", prices]
+    assert main(arguments) == 0
+    closed = capsys.readouterr().out
+    assert "2026-10-01T00:00:00Z to 2026-10-01T03:00:00Z by pod: closed as revision 1" in closed
+    assert "3 lines, 21.00 USD" in closed
+    assert main(arguments) == 0
+    assert "by pod: nothing has changed since it was closed: 21.00 USD" in capsys.readouterr().out
 
 
 def test_other_commands_start_without_what_bills_need() -> None:

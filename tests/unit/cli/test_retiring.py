@@ -12,7 +12,8 @@ from gpuledger.errors import UserError
 from gpuledger.keys import NodeId, key_in
 from gpuledger.records import GpuFacts, Inventory, Watermark
 from gpuledger.topics import partition_of_node
-from reports.presence import HOUR_US, NEVER_US, InventoryRow, stays_of
+from reports.presence import NEVER_US, InventoryRow, stays_of
+from reports.times import HOUR_US
 from sinks.store.dimensions import rows_of_inventory
 from tests.default_topics import INVENTORY, PODS, SAMPLES, WATERMARKS
 from tests.errors import has_words

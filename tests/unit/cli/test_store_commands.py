@@ -166,6 +166,18 @@ def test_json_has_numbers_beyond_64_bits_and_tables_what_stands_in_brackets(
     assert "[drm] x [/closed]" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("form", ["csv", "table"])
+def test_decimals_in_lists_and_structs_are_written_as_those_alone_are(
+    store: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    sql = "SELECT [1.50, 2.25] AS many, {'n': 1.50, 't': 'a, b', 'u': [NULL]} AS one"
+    assert ask(store, sql, "--format", form) == 0
+    shown = capsys.readouterr().out
+    assert "[1.50, 2.25]" in shown
+    assert "{'n': 1.50, 't': 'a, b', 'u': [None]}" in shown
+
+
 def test_a_damaged_log_is_one_line(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newest = max((store / "usage_hourly" / "_delta_log").glob("*.json"))
     newest.write_bytes(newest.read_bytes()[:100])
@@ -196,7 +208,8 @@ def test_parquet_goes_to_a_file_and_stays_exact(store: Path, tmp_path: Path) -> 
     [
         ("SELECT nope FROM usage", (), "nope"),
         ("SELECT 1", ("--format", "parquet"), "--output"),
-        ("SELECT 1", ("--storage-option", "region"), "name=value"),
+        ("SELECT 1", ("--storage-option", "region"), "KEY=VALUE"),
+        ("SELECT 1", ("--storage-option", "=x"), "KEY=VALUE"),
         ("CREATE TABLE kept (number INTEGER)", (), "no rows"),
         ("", (), "empty"),
         ("SELECT 1; SELECT 2", (), "2 statements"),

@@ -20,7 +20,15 @@ from gpuledger.store.views import READABLE, TABLES, create_views, valid_through
 from sinks.settings import StoreSettings
 from sinks.store.maintainer import Maintainer
 from tests.default_topics import NAMESPACES, NODES
-from tests.unit.reports.stores import BEGIN_US, HOUR_US, held, node_row, pod_row, write_store
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_US,
+    held,
+    inventory_row,
+    node_row,
+    pod_row,
+    write_store,
+)
 from tests.unit.sinks.builders import (
     START_NS,
     ManualClock,
@@ -133,6 +141,26 @@ async def test_a_version_has_the_time_at_which_another_replaced_it(tmp_path: Pat
     await stored(on, tmp_path, events=1, nodes=2)
     sql = "SELECT node_pool, valid_to IS NULL FROM nodes ORDER BY resource_version"
     assert ask(tmp_path, sql) == [("h100", False), ("l4", True)]
+
+
+def test_all_gpus_of_an_inventory_end_when_the_nodes_next_one_is_in_force(tmp_path: Path) -> None:
+    """The last version that is in force counts, whichever was written first, as for bills."""
+    store = write_store(
+        tmp_path / "store",
+        usage_hourly=[],
+        inventory=[
+            *(inventory_row(gpu, hour=0, kafka_offset=7) for gpu in ("GPU-a", "GPU-b")),
+            inventory_row("GPU-a", hour=2, kafka_offset=5),
+            inventory_row(None, hour=5, kafka_offset=9),
+            inventory_row("GPU-z", hour=1, node="m"),
+        ],
+    )
+    sql = (
+        "SELECT gpu_uuid, date_diff('hour', in_force_from, valid_to) FROM inventory"
+        " ORDER BY node DESC, in_force_from, gpu_uuid"
+    )
+    expected = [("GPU-a", 2), ("GPU-b", 2), ("GPU-a", 3), (None, None), ("GPU-z", None)]
+    assert ask(Path(store), sql) == expected
 
 
 HOUR_NS = 3600 * 10**9

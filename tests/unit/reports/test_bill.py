@@ -9,14 +9,16 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from deltalake import write_deltalake
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gpuledger.errors import UserError
 from gpuledger.store.schema import PODS, table_uri
+from reports.asked import AskedError
 from reports.billing import Bill, BillMaker, gpu_seconds
+from reports.charging_sql import UNITS
 from reports.policy_file import ReadPolicy, parse_policy
-from reports.usage_sums import UsageReader, Window
+from reports.times import Window
+from reports.usage_sums import UsageReader
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
@@ -38,12 +40,18 @@ SEVENTH: Row = {"compute_slices": 1, "board_compute_slices": 7}
 
 
 def bill_of(
-    store: str, policy: str = SEVEN, *, by: Sequence[str] = ("pod",), hours: int = 4
+    store: str,
+    policy: str = SEVEN,
+    *,
+    by: Sequence[str] = ("pod",),
+    since: int = 0,
+    hours: int = 4,
 ) -> Bill:
-    """Return the bill of the first hours of the first day."""
+    """Return the bill of the first hours of the first day, from one of them on."""
     read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
     maker = BillMaker(UsageReader(store, distinguishes_gpus="gpu" in by), read, by=by)
-    return maker.make(Window(BEGIN_US, BEGIN_US + hours * HOUR_US), tells_days=True)
+    window = Window(BEGIN_US + since * HOUR_US, BEGIN_US + hours * HOUR_US)
+    return maker.make(window, tells_days=True)
 
 
 def costs(bill: Bill) -> dict[str, str]:
@@ -88,6 +96,22 @@ def test_an_hour_of_an_instance_costs_its_slices_of_the_board(tmp_path: Path) ->
     assert costs(bill_of(store)) == by_slices
     own_price = "prices: [{name: 1g, mig_profile: '1g.*', per_gpu_hour: 1.5},"
     assert costs(bill_of(store, SEVEN.replace("prices: [", own_price))) == by_slices | {"a": "1.50"}
+
+
+def test_an_instance_costs_its_slices_of_memory_where_the_policy_says_so(tmp_path: Path) -> None:
+    board: Row = {"board_compute_slices": 7, "board_memory_slices": 8}
+    cut: Row = {"parent_uuid": "GPU-a", "mig_profile": "1g.20gb", "compute_slices": 1, **board}
+    store = store_of(
+        tmp_path,
+        held(0, None, compute_slices=6, memory_slices=6, **board),
+        held(0, "a", gpu="MIG-1", memory_slices=2, **cut),
+    )
+    by_compute, by_memory = (
+        costs(bill_of(store, SEVEN + f"mig_slices: {slices}\n", hours=1))
+        for slices in ("compute", "memory")
+    )
+    assert by_compute == {"a": "1.00", "__unallocated__/unallocated": "6.00"}
+    assert by_memory == {"a": "1.75", "__unallocated__/unallocated": "5.25"}
 
 
 @pytest.mark.parametrize(
@@ -227,6 +251,22 @@ def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: P
     assert costs(bill_of(store, policy, by=["project"])) == expected
 
 
+def test_a_team_is_the_label_of_the_pod_or_its_namespace_where_no_file_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    store = store_of(
+        tmp_path,
+        held(0, "a"),
+        held(1, "b", holder_namespace="other"),
+        pods=[pod_row("a", labels='{"team": "red"}'), pod_row("b", namespace="other")],
+        namespaces=[namespace_row("other", labels='{"team": "blue"}')],
+    )
+    expected = {"red": "7.00", "blue": "7.00"}
+    assert costs(bill_of(store, by=["team"], hours=2)) == expected
+    own = SEVEN + "dimensions: {project: ['label:project']}\n"
+    assert costs(bill_of(store, own, by=["team"], hours=2)) == expected
+
+
 def test_teams_are_told_by_a_table_with_days(tmp_path: Path) -> None:
     policy = SEVEN + (
         "dimensions: {team: ['label:team']}\n"
@@ -357,6 +397,20 @@ def test_gpus_without_a_price_cost_nothing_and_are_named(tmp_path: Path) -> None
     assert {model: gpu_seconds(units) for model, units in bill.unpriced.items()} == {"H100": 3600}
 
 
+def test_what_an_instance_is_charged_by_its_own_price_is_not_without_one(tmp_path: Path) -> None:
+    cut: Row = {"parent_uuid": "GPU-a", "board_compute_slices": 7, "mig_profile": "4g.40gb"}
+    store = store_of(
+        tmp_path,
+        held(0, "a", gpu="MIG-1", compute_slices=4, **cut),
+        held(0, None, compute_slices=3, board_compute_slices=7),
+    )
+    bill = bill_of(store, "prices: [{name: m, mig_profile: '4g*', per_gpu_hour: 3}]", hours=1)
+    assert costs(bill) == {"a": "3.00", "__unallocated__/unallocated": "0.00"}
+    left_over = Fraction(3600 * 3, 7)
+    (unpriced,) = bill.unpriced.values()
+    assert Fraction(unpriced, UNITS * 10**9) == left_over
+
+
 def test_a_budget_says_what_is_spent_and_what_it_will_come_to(tmp_path: Path) -> None:
     policy = SEVEN + (
         "budgets: [{name: nlp, amount: 100, match: {namespace: ns}, from: 2026-10-01,"
@@ -368,7 +422,7 @@ def test_a_budget_says_what_is_spent_and_what_it_will_come_to(tmp_path: Path) ->
     assert state.forecast == Fraction(112)
 
 
-def test_a_price_holds_from_the_hour_in_which_its_facts_do(tmp_path: Path) -> None:
+def test_an_hour_is_billed_by_what_held_when_it_began(tmp_path: Path) -> None:
     policy = (
         "prices:\n"
         "- {name: spot, capacity_type: spot, per_gpu_hour: 2}\n"
@@ -591,38 +645,68 @@ def test_a_bill_names_the_versions_that_it_was_made_of(tmp_path: Path) -> None:
     assert "b" not in costs(bill)
 
 
-def states_of(rows: list[Row], state: str) -> list[Row]:
-    """Return the rows as written before the pod named b was known, or by a node's word alone."""
-    return [
-        {
-            **row,
-            **({"pod_state": state} if row.get("pod") == "b" else {}),
-            **({"holder_state": state} if row.get("holder_pod") == "b" else {}),
-        }
-        for row in rows
-    ]
+UNNAMED_USER: Row = {"pod_state": "pending", "namespace": None, "pod": None}
+UNNAMED_HOLDER: Row = {
+    "holder_state": "pending",
+    "holder_namespace": None,
+    "holder_pod": None,
+}
+
+
+def states_of(rows: list[Row], state: str, unnamed: set[int]) -> list[Row]:
+    """Return the rows as written before the pod named b was known, or by a node's word alone.
+
+    Some of them do not even name it.
+    """
+    found: list[Row] = []
+    for number, row in enumerate(rows):
+        written = dict(row)
+        if row.get("pod") == "b":
+            written |= UNNAMED_USER if number in unnamed else {"pod_state": state}
+        if row.get("holder_pod") == "b":
+            written |= UNNAMED_HOLDER if number in unnamed else {"holder_state": state}
+        found.append(written)
+    return found
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(rows=rows_of_hours(), state=st.sampled_from(["known", "unknown"]))
-def test_a_bill_by_fewer_dimensions_is_the_sum_of_one_by_more(rows: list[Row], state: str) -> None:
-    """However finely rows are told apart to make it: by namespace, by pod's name or by its UID."""
+@given(
+    rows=rows_of_hours(),
+    state=st.sampled_from(["known", "unknown"]),
+    unnamed=st.sets(st.integers(0, 20)),
+    recorded=st.sampled_from(["abcd", "acd"]),
+)
+@example(
+    rows=[held(hour, "b", busy_ns=0) for hour in range(2)],
+    state="known",
+    unnamed={0},
+    recorded="",
+)
+def test_a_bill_by_fewer_dimensions_is_the_sum_of_one_by_more(
+    rows: list[Row], state: str, unnamed: set[int], recorded: str
+) -> None:
+    """However finely rows are told apart to make it: by namespace, by pod's name or by its UID.
+
+    And a bill is the sum of those of the parts of its time.
+    """
     with TemporaryDirectory() as folder:
         store = write_store(
             Path(folder),
-            usage_hourly=states_of(rows, state),
+            usage_hourly=states_of(rows, state, unnamed),
             inventory=[inventory_row("GPU-a"), inventory_row("GPU-b")],
-            pods=[pod_row(pod) for pod in "abcd"],
+            pods=[pod_row(pod) for pod in recorded],
         )
         coarse = amounts_of(bill_of(store, by=["namespace"]))
         for more in ("pod", "gpu", "owner"):
             assert amounts_of(bill_of(store, by=["namespace", more])) == coarse
+        parts = [bill_of(store, by=["namespace"], since=at, hours=at + 1) for at in range(2)]
+        assert amounts_of(*parts) == coarse
 
 
-def amounts_of(bill: Bill) -> dict[tuple[str, str | None], tuple[Fraction, ...]]:
-    """Return what lines have by their first value and kind of idle."""
+def amounts_of(*bills: Bill) -> dict[tuple[str, str | None], tuple[Fraction, ...]]:
+    """Return what lines of all bills have by their first value and kind of idle."""
     found: dict[tuple[str, str | None], tuple[Fraction, ...]] = {}
-    for line in bill.lines:
+    for line in (line for bill in bills for line in bill.lines):
         key = (line.values[0], line.idle_kind)
         amounts = (line.exact_cost, *map(Fraction, (line.held, line.used, line.charged)))
         before = found.get(key, (Fraction(0),) * len(amounts))
@@ -632,5 +716,35 @@ def amounts_of(bill: Bill) -> dict[tuple[str, str | None], tuple[Fraction, ...]]
 
 def test_an_unknown_dimension_is_refused_by_name(tmp_path: Path) -> None:
     store = store_of(tmp_path, held(0, "a"))
-    with pytest.raises(UserError, match="--by: 'nmespace'"):
+    with pytest.raises(AskedError, match="by: 'nmespace'"):
         bill_of(store, by=["nmespace"])
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    rows=rows_of_hours(),
+    policy=st.sampled_from(POLICIES),
+    inventory=inventories,
+    hours=st.sampled_from([1, 2, 24]),
+)
+def test_bills_of_times_that_follow_one_another_are_those_of_each_alone(
+    rows: list[Row], policy: str, inventory: list[Row], hours: int
+) -> None:
+    """Whether a time ends with a day or within one; of boards that always are of one model."""
+    rows = [{**row, "model": "H100"} for row in rows]
+    inventory = [{**row, "model": "H100"} for row in inventory]
+    windows = [
+        Window(begin_us, begin_us + hours * HOUR_US)
+        for begin_us in range(BEGIN_US, BEGIN_US + 48 * HOUR_US, hours * HOUR_US)
+    ]
+    with TemporaryDirectory() as folder:
+        store = write_store(Path(folder), usage_hourly=rows, inventory=inventory)
+        read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
+        maker = BillMaker(UsageReader(store), read, by=["node", "pod"])
+        together = list(maker.make_each(windows))
+        alone = [maker.make(window) for window in windows]
+    assert [bill.lines for bill in together] == [bill.lines for bill in alone]
+    assert [bill.exact_origin_cost for bill in together] == [
+        bill.exact_origin_cost for bill in alone
+    ]
+    assert [bill.end_us for bill in together] == [bill.end_us for bill in alone]

@@ -16,15 +16,23 @@ from reports.bill_charts import printable
 from reports.bill_html import as_html
 from reports.bill_output import row_of
 from reports.billing import Bill, BillMaker
-from reports.closing import close, closed_lines
+from reports.closing import (
+    ChangeSinceClose,
+    change_since_close,
+    close,
+    closed_lines,
+    standing_bill,
+)
 from reports.policy_file import ReadPolicy, parse_policy
-from reports.usage_sums import UsageReader, Window
+from reports.times import Window
+from reports.usage_sums import UsageReader
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
     HOUR_US,
     held,
     inventory_row,
+    pod_row,
     used,
     write_store,
 )
@@ -80,11 +88,18 @@ class PageReader(HTMLParser):
 
 
 def make(
-    store: str, policy: str = SEVEN, *, by: Sequence[str] = ("namespace",), hours: int = 72
+    store: str,
+    policy: str = SEVEN,
+    *,
+    by: Sequence[str] = ("namespace",),
+    since: int = 0,
+    hours: int = 72,
 ) -> Bill:
+    """Return the bill of the hours of the first days, from one of them on."""
     read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
     maker = BillMaker(UsageReader(store), read, by=by)
-    return maker.make(Window(BEGIN_US, BEGIN_US + hours * HOUR_US), tells_days=True)
+    window = Window(BEGIN_US + since * HOUR_US, BEGIN_US + hours * HOUR_US)
+    return maker.make(window, tells_days=True)
 
 
 def page_of(bill: Bill) -> str:
@@ -220,21 +235,93 @@ def test_many_tenants_are_one_bar_in_the_chart_and_a_row_each_in_the_table(
 def test_what_one_should_know_before_paying_stands_at_the_top(store: str) -> None:
     bill = make(store, "prices: []", hours=96)
     page = page_of(bill)
-    assert "There is usage up to 2026-10-04T00:00:00Z alone" in page
+    assert "Usage is complete up to 2026-10-04T00:00:00Z only; the bill goes no further." in page
     assert "No price for <bdi>H100</bdi>" in page
     assert '<span class="state">open</span>' in page
 
 
-def test_a_closed_period_says_its_revision_and_what_came_since(store: str) -> None:
+def test_a_large_part_of_which_nothing_is_known_is_said_with_its_cost(store: str) -> None:
+    bill = make(store)
+    (uncovered,) = (line for line in bill.lines if line.idle_kind == "uncovered")
+    page = page_of(bill)
+    assert f"{uncovered.cost:,f} USD are for time of which nothing is known" in page
+    lenient = page_of(make(store, SEVEN + "close: {min_covered_ratio: 0}"))
+    assert "of which nothing is known" not in lenient
+
+
+def test_the_first_look_has_the_largest_kind_of_idle_in_words_of_its_own(store: str) -> None:
+    page = page_of(make(store))
+    words = re.findall(r'class="tile"><span>(of it [^<]+)</span>', page)
+    assert words == ["of it charged, not used", "of it not covered"]
+
+
+@pytest.mark.parametrize(
+    ("price", "labels"), [("0.005", {"0.1", "0.2"}), ("7", {"100", "300"}), ("7000", {"100,000"})]
+)
+def test_the_costs_of_days_are_plain_numbers_of_the_currency(
+    store: str, price: str, labels: set[str]
+) -> None:
+    page = page_of(make(store, SEVEN.replace("7}", f"{price}}}")))
+    chart = page[page.index("Cost by day, in USD") : page.index("The days as a table")]
+    shown = set(re.findall(r">([\d.,]+[a-zµ]?)</text>", chart))
+    assert labels <= shown
+    assert not any(label[-1].isalpha() for label in shown)
+
+
+def test_names_are_whole_where_there_is_room_for_them(tmp_path: Path) -> None:
+    name = "training-run-0042-worker-0-a"
+    rows = [held(0, "a", holder_namespace=name)]
+    page = page_of(make(write_store(tmp_path, usage_hourly=rows), hours=1))
+    assert f">{name}</text>" in page
+
+
+def state_in(page: str) -> str:
+    (state,) = re.findall(r'<span class="state">([^<]*)</span>', page)
+    return str(state)
+
+
+def test_a_page_of_what_was_closed_says_so_and_warns_of_nothing(store: str) -> None:
     bill = make(store, SEVEN)
     close(bill, store)
     closed = closed_lines(store, bill.window, bill.by)
-    page = as_html(bill, closed=closed, asked=[])
-    assert "closed as revision 1" in page
-    assert "more since" not in page
-    dearer = make(store, SEVEN.replace("7}", "8}"))
-    page = as_html(dearer, closed=closed, asked=[])
-    assert f"{dearer.line_cost - bill.line_cost:,f} USD more since" in page
+    standing = standing_bill(closed, window=bill.window, by=bill.by, policy=bill.policy.policy)
+    page = as_html(standing, closed=closed, asked=[])
+    assert state_in(page) == "closed as revision 1"
+    assert "To know before you pay" not in page
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        pytest.param(SEVEN, "would cost the same now", id="the same"),
+        pytest.param(SEVEN.replace("7}", "8}"), "USD more since, in 8 lines", id="another price"),
+        pytest.param(f"currency: EUR\n{SEVEN}", "that is in USD", id="another currency"),
+    ],
+)
+def test_a_page_of_a_closed_period_that_was_calculated_again_says_what_changed(
+    store: str, policy: str, said: str
+) -> None:
+    bill = make(store, SEVEN)
+    close(bill, store)
+    closed = closed_lines(store, bill.window, bill.by)
+    page = as_html(make(store, policy), closed=closed, asked=[])
+    assert state_in(page) == "provisional"
+    assert "To know before you pay" in page
+    assert said in page
+
+
+def test_what_went_from_one_line_to_another_since_the_close_is_a_change(tmp_path: Path) -> None:
+    late = [held(hour, None, holder_uid="uid-x", holder_state="pending") for hour in range(72)]
+    store = write_store(tmp_path, usage_hourly=late, inventory=[inventory_row()])
+    bill = make(store, SEVEN)
+    close(bill, store)
+    write_store(tmp_path, pods=[pod_row("x", namespace="late")])
+    again = make(store, SEVEN)
+    closed = closed_lines(store, bill.window, bill.by)
+    assert change_since_close(again, closed) == ChangeSinceClose(
+        revision=1, other_currency=None, more=Decimal("0.00"), line_count=2
+    )
+    assert "0.00 USD more since, in 2 lines" in as_html(again, closed=closed, asked=[])
 
 
 def test_budgets_say_what_is_left_and_what_it_comes_to(store: str) -> None:
@@ -252,6 +339,19 @@ def test_what_a_budget_spends_each_day_sums_to_what_it_has_spent(store: str) -> 
     assert state.spent == sum(spent)
     said = PageReader(page_of(bill)).inside("title")
     assert "all of <b>ns</b>: 30 % left after 3 of 3 days" in said
+
+
+def test_what_is_left_of_a_budget_in_a_later_period_is_without_what_was_spent_before(
+    tmp_path: Path,
+) -> None:
+    usage = [held(hour, "a") for hour in range(96)]
+    store = write_store(tmp_path, usage_hourly=usage, inventory=[inventory_row()])
+    budget = "name: x, amount: 700, from: 2026-10-01, to: 2026-10-05, match: {namespace: ns}"
+    other = "name: y, amount: 700, from: 2026-10-03, to: 2026-10-05, match: {namespace: ns}"
+    bill = make(store, f"{SEVEN}budgets: [{{{budget}}}, {{{other}}}]", since=48, hours=96)
+    said = PageReader(page_of(bill)).inside("title")
+    assert "x: 4 % left after 4 of 4 days" in said
+    assert "y: 52 % left after 2 of 2 days" in said
 
 
 def test_a_period_with_nothing_to_bill_is_a_page_that_says_so(store: str) -> None:

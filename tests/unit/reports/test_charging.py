@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from reports.charging_sql import UNITS
 from reports.tenants import PartyKey
+from reports.times import Window
 from reports.usage_day import days_of
-from reports.usage_sums import PartyBasis, UsageReader, Window
+from reports.usage_sums import PartyBasis, UsageReader
 from tests.unit.reports.oracle import Claim, charge_board_hour
 from tests.unit.reports.stores import (
     BEGIN_US,

@@ -15,7 +15,7 @@ from cli.command import main
 from gpuledger.errors import UserError
 from gpuledger.store.bill_table import BILL_LINES, append_revision
 from reports.api.answering import AnswerSettings, answer_to
-from reports.api.questions import BillQuestion
+from reports.api.questions import BillQuestion, ExplainQuestion
 from reports.bill_output import row_of
 from reports.billing import Bill
 from reports.closing import (
@@ -27,6 +27,7 @@ from reports.closing import (
     standing_bill,
 )
 from reports.periods import last_month, parse_period
+from tests.unit.reports.api.questions_asked import settings_for
 from tests.unit.reports.stores import (
     HOUR_NS,
     Row,
@@ -76,7 +77,10 @@ def test_a_late_hour_after_the_close_gives_corrections_that_sum_to_the_differenc
     assert main(["bill", "--recompute", *arguments]) == 0
     assert "closed as revision 1, and 7.00 more since" in capsys.readouterr().err
     assert main(["bill", "close", *arguments]) == 0
-    assert "revision 2: 1 correction lines, 7.00" in capsys.readouterr().out
+    assert (
+        "revision 2: 1 correction lines, 7.00 USD; it stands at 175.00 USD"
+        in capsys.readouterr().out
+    )
     closed = closed_lines(store, parse_period("2026-10-01"), ["pod"])
     assert sorted((each.revision, each.charge_class or "", each.cost) for each in closed) == [
         (1, "", Decimal(28)),
@@ -222,6 +226,18 @@ def test_a_bill_is_corrected_in_the_currency_in_which_it_was_closed(tmp_path: Pa
         close(bill_of(store, PRICES.replace("7", "8"), hours=1), store)
 
 
+def test_prices_of_another_currency_correct_a_bill_by_their_rate(tmp_path: Path) -> None:
+    """As the message and docs/bill.md say to whom it is refused."""
+    store = store_of(tmp_path, held(0, "a"))
+    close(bill_of(store, "currency: EUR\n" + PRICES, hours=1), store)
+    dollars = (
+        "currency: EUR\nexchange_rates: [{currency: USD, rate: 0.9, from: 2020-01-01}]\n"
+        "prices: [{name: h100, model: H100, per_gpu_hour: 8, currency: USD}]"
+    )
+    (correction,) = close(bill_of(store, dollars, hours=1), store)
+    assert (correction["cost"], correction["currency"]) == (Decimal("0.20"), "EUR")
+
+
 def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,6 +258,29 @@ def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
     capsys.readouterr()
     assert main(["bill", "explain", gone, *arguments]) == 0
     assert "revision 2: correction -168" in capsys.readouterr().out
+
+
+def test_a_line_that_the_service_shows_as_it_was_closed_it_can_explain(tmp_path: Path) -> None:
+    """Also where nothing of it is left by now."""
+    late = [held(h, None, holder_uid="uid-x", holder_state="pending") for h in range(24)]
+    store = write_store(tmp_path / "store", usage_hourly=late, inventory=[inventory_row()])
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(PRICES)
+    arguments = ["--store", store, "--period", "2026-10-01", "--prices", str(prices)]
+    assert main(["bill", "close", *arguments]) == 0
+    write_store(Path(store), pods=[pod_row("x", namespace="late")])
+    settings = settings_for(store, prices=prices)
+    question = BillQuestion(window=parse_period("2026-10-01"), by=("namespace",))
+    (shown,) = json.loads(answer_to(question, settings).body)["lines"]
+    asked = ExplainQuestion(bill=question, line=shown["line"], rows=1)
+    explained = json.loads(answer_to(asked, settings).body)
+    assert (explained["line"], explained["cost"]) == (shown["line"], "0.00")
+    assert explained["namespace"] == shown["namespace"]
+    assert explained["explanation"][0].startswith("revision 1: closed 168 USD")
+    assert "nothing of it is left" in explained["explanation"][-1]
+    refused = answer_to(ExplainQuestion(bill=question, line="zz", rows=1), settings)
+    assert refused.status == 400
+    assert "--" not in json.loads(refused.body)["message"]
 
 
 @pytest.mark.parametrize(
@@ -291,15 +330,26 @@ def test_the_page_has_the_columns_of_the_table() -> None:
     ]
 
 
+def answer_settings(store: str, folder: Path, *, memory_bytes: int = 256 * 2**20) -> AnswerSettings:
+    prices = str(folder / "prices.yaml")
+    return AnswerSettings(
+        store_uri=store, storage_options={}, prices=prices, memory_bytes=memory_bytes
+    )
+
+
+def test_a_closed_period_takes_no_more_memory_of_the_service_than_an_open_one_may(
+    store: str, arguments: list[str], tmp_path: Path
+) -> None:
+    main(["bill", "close", *arguments])
+    question = BillQuestion(window=parse_period("2026-10-01"), by=("pod",))
+    tight = answer_to(question, answer_settings(store, tmp_path, memory_bytes=200_000))
+    assert (tight.status, json.loads(tight.body)["parameter"]) == (400, "period")
+
+
 def test_the_service_shows_a_closed_period_as_the_command_does(
     store: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = AnswerSettings(
-        store_uri=store,
-        storage_options={},
-        prices=str(tmp_path / "prices.yaml"),
-        memory_bytes=256 * 2**20,
-    )
+    settings = answer_settings(store, tmp_path)
     question = BillQuestion(window=parse_period("2026-10-01"), by=("pod",))
     assert json.loads(answer_to(question, settings).body)["state"] == "provisional"
     main(["bill", "close", *arguments])

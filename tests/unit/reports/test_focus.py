@@ -13,7 +13,7 @@ from gpuledger.store.bill_table import append_revision
 from reports.billing import Bill
 from reports.closing import ClosedLine, closed_lines, revision_rows, standing_bill
 from reports.focus import ALLOCATION_COLUMNS, COLUMNS, DECIMAL, JSON, TIME, focus_rows
-from reports.usage_sums import Window
+from reports.times import Window
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
@@ -227,6 +227,22 @@ def test_every_row_keeps_the_conditions_between_columns(store: str, by: str) -> 
     for row in rows:
         skus[row["SkuPriceId"]].add(row["SkuId"])
     assert all(len(of_price) == 1 for of_price in skus.values())
+
+
+def test_a_region_or_zone_that_nobody_knows_is_null(bill: Bill) -> None:
+    rows = [row for row in focus_rows(bill, allocations=False) if row["ResourceId"] is not None]
+    places = {
+        (row["ResourceId"], row["RegionId"], row["RegionName"], row["AvailabilityZone"])
+        for row in rows
+        if row["ResourceId"] in ("GPU-a", "GPU-s")
+    }
+    assert places == {("GPU-a", None, None, None), ("GPU-s", "north", "north", "north-1")}
+
+
+def test_a_dimension_of_ones_own_that_is_of_gpus_is_no_sub_account(store: str) -> None:
+    policy = POLICY + "dimensions: {place: [zone]}\n"
+    rows = list(focus_rows(bill_of(store, policy, by=["place", "pod"]), allocations=False))
+    assert {row["SubAccountType"] for row in rows} == {"pod"}
 
 
 def test_the_allocated_parts_of_an_origin_sum_to_one(bill: Bill) -> None:

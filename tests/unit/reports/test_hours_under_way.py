@@ -13,6 +13,7 @@ from gpuledger.store.commits import describe
 from gpuledger.store.usage_schema import USAGE, USAGE_HOURLY
 from reports.closing import refusals_of
 from reports.store_snapshot import StoreSnapshot
+from reports.usage_sums import UsageReader
 from sinks.store.rollups import HOURLY, Rollup
 from tests.unit.reports.stores import (
     BEGIN_US,
@@ -54,6 +55,19 @@ def test_an_hour_under_way_is_billed_by_all_its_minutes(tmp_path: Path) -> None:
     bill = bill_of(store, hours=2)
     assert costs(bill) == {"a": "10.50"}
     assert bill.covered_ratio == 1
+
+
+def test_usage_ends_with_the_end_of_its_newest_minute_where_older_ones_were_purged(
+    tmp_path: Path,
+) -> None:
+    rows = minutes_of(0, range(60))
+    store = write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
+    roll_up(tmp_path)
+    later = 30 * 24
+    Rollup(HOURLY, store_uri=store).purge(BEGIN_US // (24 * HOUR_US) + 30, time_ms=0)
+    rows = minutes_of(later, range(10))
+    write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
+    assert UsageReader(store).usage_end_us == BEGIN_US + later * HOUR_US + 10 * MINUTE_US
 
 
 def test_sums_that_say_nothing_of_themselves_do_not_hide_minutes(tmp_path: Path) -> None:

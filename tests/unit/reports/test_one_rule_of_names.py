@@ -1,4 +1,4 @@
-"""A bill and a query find the pods of rows by one rule, whatever is known of them by when."""
+"""A bill and a query find pods, nodes and namespaces by one rule, whatever is known by when."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpuledger.store.views import create_views
+from reports.charging_sql import UNITS
 from reports.tenants import UNATTRIBUTED
 from tests.unit.reports.stores import (
     BEGIN_US,
@@ -18,6 +19,8 @@ from tests.unit.reports.stores import (
     Row,
     held,
     inventory_row,
+    namespace_row,
+    node_row,
     pod_row,
     usage_row,
     write_store,
@@ -101,6 +104,15 @@ Drawn = list[tuple[int, dict[str, Any]]]
     using=[(0, {"container_id": "c0", "pod_state": "pending"})],
     holding=[],
 )
+# Versions that are told by no number are older than those that are.
+@example(
+    records=[
+        pod_row("a", pod_uid="uid-0", owner_name=owner, resource_version=number, kafka_offset=at)
+        for at, (owner, number) in enumerate([("old", "5"), ("new", "x")])
+    ],
+    using=[(0, {"pod_uid": "uid-0", "pod_state": "pending"})],
+    holding=[],
+)
 def test_a_bill_names_whom_a_query_names(records: list[Row], using: Drawn, holding: Drawn) -> None:
     rows = [usage_row(hour, account="pod", busy_ns=HOUR_NS // 4, **user) for hour, user in using]
     rows += [held(hour, None, HOUR_NS // 2, **holder) for hour, holder in holding]
@@ -121,6 +133,64 @@ def test_a_bill_names_whom_a_query_names(records: list[Row], using: Drawn, holdi
         used[owner or UNATTRIBUTED] += busy_ns if account == "pod" else 0
         having[owner or UNATTRIBUTED] += held_ns
     tenants = [line for line in bill.lines if not line.idle_kind]
-    units = 27_720
-    assert {line.values[0]: line.used // units for line in tenants if line.used} == +used
-    assert {line.values[0]: line.held // units for line in tenants if line.held} == +having
+    assert {line.values[0]: line.used // UNITS for line in tenants if line.used} == +used
+    assert {line.values[0]: line.held // UNITS for line in tenants if line.held} == +having
+
+
+Said = tuple[float, bool, str | None, str | None]
+"""When something was said, whether it was deleted, the number of its version, and its team."""
+deletions = st.sampled_from([False, False, True])
+resource_versions = st.sampled_from([None, "x", "7", "10"])
+teams = st.sampled_from(["blue", "red", None])
+
+
+@st.composite
+def versions(draw: st.DrawFn) -> list[Said]:
+    """Draw what was said of a node or a namespace."""
+    hours = draw(st.lists(st.sampled_from([-1.0, 0.25, 0.75, 1, 1.5, 2]), max_size=5))
+    return [(hour, draw(deletions), draw(resource_versions), draw(teams)) for hour in hours]
+
+
+def fields_of(offset: int, said: Said) -> dict[str, Any]:
+    """Return a version's fields, as it was written at an offset."""
+    hour, is_deletion, number, team = said
+    return {
+        "hour": hour,
+        "kafka_offset": offset,
+        "resource_version": number,
+        "deleted_time": BEGIN_US + round(hour * HOUR_US) if is_deletion else None,
+        "labels": None if team is None else f'{{"team": "{team}"}}',
+    }
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(of_node=versions(), of_namespace=versions())
+# Deleted before the hour, and made anew within it.
+@example(
+    of_node=[(-1, False, "1", "blue"), (0.75, True, "2", None), (1.5, False, "3", "red")],
+    of_namespace=[(-1, False, "1", "red"), (0.75, True, "2", None), (1.5, False, "3", "blue")],
+)
+@example(of_node=[(-1, False, "10", "red"), (-1, False, "7", "blue")], of_namespace=[])
+@example(of_node=[(0.25, True, "1", None), (1.5, False, "2", "red")], of_namespace=[])
+def test_a_bill_takes_nodes_and_namespaces_for_what_a_query_does(
+    of_node: list[Said], of_namespace: list[Said]
+) -> None:
+    with TemporaryDirectory() as folder, duckdb.connect() as connection:
+        store = write_store(
+            Path(folder),
+            usage_hourly=[held(hour, "a") for hour in range(3)],
+            nodes=[node_row(**fields_of(*said)) for said in enumerate(of_node)],
+            namespaces=[
+                namespace_row("ns", **fields_of(*said)) for said in enumerate(of_namespace)
+            ],
+        )
+        create_views(connection, store)
+        found = connection.execute(
+            "SELECT coalesce(node_labels->>'team', $absent),"
+            " coalesce(namespace_labels->>'team', $absent), sum(held_ns)"
+            " FROM usage_hourly GROUP BY ALL",
+            {"absent": UNATTRIBUTED},
+        ).fetchall()
+        bill = bill_of(store, by=["node-label:team", "namespace-label:team"], hours=3)
+    billed = {line.values: line.held // UNITS for line in bill.lines}
+    assert billed == {(node, namespace): held_ns for node, namespace, held_ns in found}

@@ -28,9 +28,9 @@ EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
         ("prices:\n- name: a\n  per_gpu_hour: dear", ["line 3: prices[0].per_gpu_hour", "decimal"]),
         (
             "prices:\n- name: a\n  per_gpu_hour: -1",
-            ["line 2: prices[0]", "per_gpu_hour", "below 0"],
+            ["line 3: prices[0].per_gpu_hour", "below 0"],
         ),
-        ("prices:\n- name: a\n  per_gpu_hour: .nan", ["line 2: prices[0]", "per_gpu_hour"]),
+        ("prices:\n- name: a\n  per_gpu_hour: .nan", ["line 3: prices[0].per_gpu_hour"]),
         ("prices:\n- name: a\n", ["line 2: prices[0]", "exactly one of"]),
         ("currency: USD\ncurrency: EUR", ["line 2", "stands twice, in line 1"]),
         ("currency: dollars", ["line 1: currency", "ISO 4217"]),
@@ -49,6 +49,31 @@ EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
         ("idle:\n- {kind: unallocated, share: table}", ["line 2: idle[0]", "`by` and `weights`"]),
         ("idle:\n- {kind: unalocated, share: even}", ["line 2: idle[0].kind"]),
         ("basis:\n- {basis: blended}", ["line 2: basis[0]", "held_weight"]),
+        ("basis:\n- {basis: blended}", ["give held_weight, as basis is blended"]),
+        (
+            "basis:\n- {basis: usage}",
+            ["line 2: basis[0].basis", "held, used, greater", "mean used?"],
+        ),
+        (
+            "prices:\n- {name: a, per_gpu_hour: 1,5}",
+            ["line 2: prices[0].per_gpu_hour", "write 1.5"],
+        ),
+        ("prices:\n- {name: a, per_gpu_hour: 1,05}", ["write 1.05"]),
+        ("prices:\n- name: a\n  per_gpu_hour: 1,5\n", ["line 3", "1,5 is no", "write 1.5"]),
+        ("prices:\n- name: a\n  per_gpu_hour: 1,234.50\n", ["line 3", "1,234.50 is no decimal"]),
+        (
+            "budgets:\n- {name: a, amount: 1, to: 2026-13-01}",
+            ["line 2: budgets[0].to", "2026-13-01"],
+        ),
+        ("teams:\n- {team: a, match: {pod: b}, from: soon}", ["soon is no day", "2026-10-01"]),
+        (
+            "teams:\n- {team: a, match: {pod: b}, from: 2026-10-01 10:00:00}",
+            ["line 2: teams[0].from", "is a time", "such as 2026-10-01"],
+        ),
+        ("teams:\n- {team: 5, match: {pod: b}}", ["line 2: teams[0].team", "quotes"]),
+        ("prices: {name: a}", ["line 1: prices", "list"]),
+        ("close: 3", ["line 1: close", "object"]),
+        ("prices:\n- name:\n  per_gpu_hour: 1", ["line 2: prices[0].name", "no value"]),
         ("basis:\n- {basis: used, match: {model: a}}", ["line 2: basis[0].match.model", "tenants"]),
         ("dimensions:\n  project: [lable:x]", ["line 2: dimensions.project[0]", "label:KEY"]),
         ("dimensions:\n  pod: [namespace]", ["line 2: dimensions.pod", "already"]),
@@ -96,6 +121,99 @@ def test_all_mistakes_between_the_parts_are_named_at_once() -> None:
     with pytest.raises(PolicyError) as raised:
         parse_policy("currency: XXX\nteams:\n- {team: a, match: {nmespace: b}}")
     assert [mistake[:6] for mistake in raised.value.mistakes] == ["line 1", "line 3"]
+
+
+def test_all_mistakes_of_all_rows_are_named_at_once_in_the_order_of_their_lines() -> None:
+    text = """currency: EUR
+prices:
+- {name: a, per_gpu_hour: 1,5, modell: x}
+- {name: b, per_gpu_hour: 010}
+- {name: c, per_gpu_hour: 1}
+- {name: c, per_gpu_hour: 1, currency: USD}
+basis:
+- {basis: blended}
+teams:
+- {team: a, match: {nmespace: b}, from: 2026-02-30}
+- {team: a, match: {nmespace: b}}
+budgets:
+- {amount: dear, from: 2026-01-01}
+"""
+    with pytest.raises(PolicyError) as raised:
+        parse_policy(text)
+    places = [": ".join(mistake.split(": ")[:2]) for mistake in raised.value.mistakes]
+    assert places == [
+        "line 3: prices[0].per_gpu_hour",
+        "line 3: prices[0].modell",
+        "line 4: prices[1].per_gpu_hour",
+        "line 6: prices[3].currency",
+        "line 6: prices[3].name",
+        "line 8: basis[0]",
+        "line 10: teams[0].from",
+        "line 11: teams[1].match.nmespace",
+        "line 13: budgets[0].amount",
+        "line 13: budgets[0]",
+        "line 13: budgets[0]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            "prices:\n- {name: rest, per_gpu_hour: 1}\n- {name: a, model: H100, per_gpu_hour: 2}",
+            ["line 3: prices[1]", "prices[0]", "before that one"],
+        ),
+        ("basis:\n- {basis: used}\n- {basis: held, match: {pod: a}}", ["line 3: basis[1]"]),
+        (
+            (
+                "prices:\n- {name: a, model: '*H1*', per_gpu_hour: 1}\n- {name: b, model: '*H100*',"
+                " from: 2026-01-01, per_gpu_hour: 2}"
+            ),
+            ["line 3: prices[1]"],
+        ),
+        (
+            "prices:\n- {name: a, model: 'H[12]00', per_gpu_hour: 1}",
+            ["line 2: prices[0].model", "brackets"],
+        ),
+        (
+            (
+                "teams:\n- {team: vision, match: {pod: a}}\n"
+                "budgets:\n- {name: a, amount: 1, from: 2026-01-01, to: 2027-01-01,\n"
+                "   match: {team: visoin}}"
+            ),
+            ["line 5: budgets[0].match.team", "did you mean vision?"],
+        ),
+    ],
+)
+def test_what_is_probably_meant_otherwise_is_said_and_no_mistake(
+    text: str, parts: list[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(text)
+    (doubt,) = read_policy(file).doubts
+    assert [part for part in parts if part not in doubt] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "prices:\n- {name: a, model: H100, per_gpu_hour: 1}\n- {name: rest, per_gpu_hour: 2}",
+        "prices:\n- {name: a, per_gpu_hour: 1, to: 2026-01-01}\n- {name: b, per_gpu_hour: 2}",
+        "basis:\n- {basis: used, match: {pod: 'a?'}}\n- {basis: held, match: {pod: 'a*'}}",
+        "prices:\n- {name: a, model: 'A100 [PG506]', per_gpu_hour: 1}",
+        "basis:\n- {basis: used, match: {team: a}}",
+        "idle:\n- {kind: unallocated, share: even}\n- {kind: overhead, share: even}",
+    ],
+)
+def test_what_may_well_be_meant_is_not_doubted(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    file.write_text(text)
+    assert read_policy(file).doubts == []
+
+
+@pytest.mark.parametrize("file", [EXAMPLE, None])
+def test_our_own_files_leave_nothing_in_doubt(file: Path | None) -> None:
+    assert read_policy(file).doubts == []
 
 
 def test_the_hash_of_a_file_is_of_what_it_means(tmp_path: Path) -> None:

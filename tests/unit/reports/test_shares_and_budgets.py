@@ -12,8 +12,17 @@ from reports.billing import BillMaker
 from reports.explaining import explain_line
 from reports.policy import OWN_COLUMNS
 from reports.policy_file import ReadPolicy, parse_policy
-from reports.usage_sums import UsageReader, Window
-from tests.unit.reports.stores import BEGIN_US, HOUR_NS, HOUR_US, held, inventory_row, write_store
+from reports.times import Window
+from reports.usage_sums import UsageReader
+from tests.unit.reports.stores import (
+    BEGIN_US,
+    HOUR_NS,
+    HOUR_US,
+    held,
+    inventory_row,
+    usage_row,
+    used,
+)
 from tests.unit.reports.test_bill import SEVEN, bill_of, costs, store_of
 
 TABLE = (
@@ -102,18 +111,49 @@ def test_brackets_of_a_model_are_no_pattern(tmp_path: Path) -> None:
     assert bill_of(store, policy).unpriced == {}
 
 
-def test_silent_time_is_explained_by_the_rows_that_have_it(tmp_path: Path) -> None:
-    store = write_store(
-        tmp_path,
-        usage_hourly=[held(0, "a", silent_ns=HOUR_NS), held(1, "a")],
-        inventory=[inventory_row()],
-    )
-    read = ReadPolicy(parse_policy(SEVEN), "0" * 64, "test")
+def explained(store: str, policy: str, kind: str, *, hours: int, max_rows: int = 5) -> list[str]:
+    """Return what is said of the usage of the one line of a kind of idle."""
+    read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
     maker = BillMaker(UsageReader(store), read, by=["namespace"])
-    bill = maker.make(Window(BEGIN_US, BEGIN_US + 2 * HOUR_US))
-    (line,) = (line for line in bill.lines if line.idle_kind == "overhead")
-    *_, last = explain_line(bill, line, maker=maker, max_rows=5)
-    assert "held 3600 s" in last or "held 7200 s" in last
+    bill = maker.make(Window(BEGIN_US, BEGIN_US + hours * HOUR_US))
+    (line,) = (line for line in bill.lines if line.idle_kind == kind)
+    texts = list(explain_line(bill, line, maker=maker, max_rows=max_rows))
+    head = next(at for at, text in enumerate(texts) if text.startswith("usage"))
+    return texts[head + 1 :]
+
+
+def test_silent_time_is_explained_by_the_rows_that_have_it(tmp_path: Path) -> None:
+    silent = held(0, "a", HOUR_NS, silent_ns=HOUR_NS // 2)
+    row, last = explained(store_of(tmp_path, silent, held(1, "a")), SEVEN, "overhead", hours=2)
+    assert "a held 3600 (silent 1800)" in row
+    assert "all 1 rows: held 3600 s" in last
+
+
+def test_what_is_held_and_not_charged_to_its_holder_is_explained_by_the_rows_of_holders(
+    tmp_path: Path,
+) -> None:
+    policy = SEVEN + "basis: [{basis: used, match: {pod: a}}]"
+    store = store_of(
+        tmp_path, held(0, "a"), used(0, "a", HOUR_NS // 4), held(1, "b"), held(2, None)
+    )
+    row, last = explained(store, policy, "held_idle", hours=3)
+    assert "a held 3600" in row
+    assert "all 1 rows: held 3600 s" in last
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "shown", "said"), [(1, 1, "2 rows more"), (3, 3, ""), (0, 3, "")]
+)
+def test_rows_that_are_not_shown_are_counted(
+    tmp_path: Path, max_rows: int, shown: int, said: str
+) -> None:
+    """Also where they are of nothing."""
+    hosts = [usage_row(hour, account="host", busy_ns=1 if hour == 0 else 0) for hour in range(3)]
+    store = store_of(tmp_path, held(2, None), *hosts)
+    texts = explained(store, SEVEN, "overhead", hours=3, max_rows=max_rows)
+    assert len([text for text in texts if "GPU-a" in text]) == shown
+    more = [text for text in texts if "more" in text]
+    assert [said in text for text in more] == ([True] if said else [])
 
 
 SHARED = "shared: [{{match: {{namespace: operator}}, share: {share}{more}}}]\n"

@@ -136,3 +136,21 @@ def test_no_docstring_opens_with_a_word_that_python_does_not_use() -> None:
         and OPENINGS.match(ast.get_docstring(node) or "")
     ]
     assert not found
+
+
+def test_no_text_opens_with_the_name_of_a_class_in_place_of_a_verb() -> None:
+    """As where a class `Answer` is given a longer name, and prose is renamed with it."""
+    classes = {
+        node.name
+        for _, module in modules()
+        for node in ast.walk(module)
+        if isinstance(node, ast.ClassDef) and re.match("[A-Z][a-z]+[A-Z]", node.name)
+    }
+    texts = [
+        (f"{file}:{node.lineno}", re.match("([A-Za-z]+) [a-z]", node.value))
+        for file, module in modules()
+        for node in ast.walk(module)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert "ReportAnswer" in classes
+    assert [where for where, opening in texts if opening and opening[1] in classes] == []

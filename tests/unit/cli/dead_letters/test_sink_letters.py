@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 from msgspec import json
 from typing_extensions import override
 
@@ -20,10 +21,12 @@ from gpuledger.ledger.families import INCIDENTS
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.runtime import Readiness
+from gpuledger.store.commits import describe, valid_through_us
 from gpuledger.store.query import count_rows
 from sinks.loop import run_sink
 from sinks.registry import KINDS, REMOTE_WRITE, ROWS, STORE, SinkKind
 from sinks.settings import RemoteWriteSettings, RowsSettings, StoreSettings, TenantSettings
+from sinks.store.table import UsageTable
 from tests.default_topics import DEAD_LETTERS, TOPICS
 from tests.default_topics import ROWS as ROWS_TOPIC
 from tests.errors import has_words
@@ -52,6 +55,7 @@ from tests.unit.sinks.builders import (
 from tests.unit.sinks.receiver import Answer, Receiver, receiving
 from tests.unit.sinks.remote_write.oracle import parse_compressed
 from tests.unit.sinks.store.storing import offsets
+from tests.unit.sinks.store.test_rollups import row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -350,6 +354,21 @@ async def test_rows_of_the_store_are_appended_beside_those_that_are_there(tmp_pa
     # Two rows of each event, however often it is replayed: they are known by their places.
     assert offsets(tmp_path) == [0] * 2 + [40] * 2
     assert count_rows(str(tmp_path), name="usage") == 4
+
+
+async def test_what_is_complete_of_a_store_is_said_again_with_replayed_rows(
+    tmp_path: Path,
+) -> None:
+    on, clock, uri = bus(), ManualClock(), str(tmp_path)
+    table = UsageTable(store_uri=uri)
+    table.load(["s"])
+    marks = {"0": 7_000_000, "1": 5_000_000}
+    commit_info = describe(valid_through=marks)
+    table.append([row(1, 1, offset=0)], {"s": 0}, time_ms=1, commit_info=commit_info)
+    await reject(on, record_of(event(0)), consumer=STORE.group)
+    await replay(on, sink_target(on, STORE, StoreSettings(uri=uri), clock=clock), clock=clock)
+    assert count_rows(uri, name="usage") == 3
+    assert valid_through_us(DeltaTable(f"{uri}/usage").history(1)) == marks
 
 
 async def test_a_day_that_is_not_stored_is_refused_and_the_others_are_stored(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +57,27 @@ def test_a_short_run_books_what_was_used(tmp_path: Path) -> None:
     notebook = lines["StatefulSet/notebook-ada"]
     assert Decimal(notebook["cost"]) == Decimal(notebook["unused_cost"]) > 0
     assert not any(line.get("idle_kind") == "uncovered" for line in lines.values())
+    assert_store_gives_the_bill(store, lines)
+    # All GPUs of the run, and each second of them once: a lost one is not its holder's.
+    whole = sum(pod["unused_gpu_seconds"] + pod["gpu_seconds"] for pod in summary["pods"])
+    whole += sum(summary[f"{kind}_gpu_seconds"] for kind in ("without_pod", "free", "gap"))
+    charged = sum(line["charged_gpu_seconds"] for line in lines.values())
+    assert charged == pytest.approx(whole, rel=0.001)
+
+
+def assert_store_gives_the_bill(store: Path, lines: dict[str, dict[str, Any]]) -> None:
+    """Compare what `gpuledger bill` says of a demo's store with what the demo has printed."""
+    asked = ["bill", "--store", str(store), "--by", "owner", "--format", "json"]
+    billed = subprocess.run([*COMMAND, *asked], capture_output=True, text=True, check=False)
+    assert billed.returncode == 0, billed.stderr
+    # What nobody watched, as the time before the run, is no part of what the demo shows.
+    found = {
+        (line["used_gpu_seconds"], line["charged_gpu_seconds"])
+        for line in json.loads(billed.stdout)["lines"]
+        if line["idle_kind"] != "uncovered"
+    }
+    shown = {(line["used_gpu_seconds"], line["charged_gpu_seconds"]) for line in lines.values()}
+    assert found == shown
 
 
 def test_what_goes_wrong_is_shown_as_an_alert_within_the_readme_s_20_seconds(

@@ -205,7 +205,7 @@ def test_the_alerts_stand_in_the_summary_and_no_word_of_theirs_is_broken(width: 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_every_column_that_does_not_say_it_itself_is_explained_below_the_table(width: int) -> None:
     """And none that is not there."""
-    for truth, expected in ((None, "unused: "), ({"a": 1.0}, "true: ")):
+    for truth, expected in ((None, "unused s: "), ({"a": 1.0}, "true: ")):
         pods = pod_lines(totals(a=1.0), truth, {}, {})
         error = None if truth is None else 0.0
         summary = replace(SUMMARY, pods=pods, truth_error_ratio=error)
@@ -264,7 +264,7 @@ def test_the_bill_is_the_last_thing_that_is_shown_and_fits_the_screen(width: int
     """Of what went wrong is told behind it."""
     line = OwnerCost(
         owner="StatefulSet/notebook-of-somebody",
-        held_gpu_seconds=19.4,
+        charged_gpu_seconds=19.4,
         used_gpu_seconds=0.0,
         cost="0.0371",
         unused_cost="0.0371",

@@ -12,7 +12,8 @@ from gpuledger.runtime.tasks import end_tasks
 from reports.api.answering import AnswerSettings, ReportAnswer, answer_to
 from reports.api.pages import ReportPages
 from reports.api.processes import AnswererPool
-from reports.api.questions import LookQuestion, Question
+from reports.api.questions import Question
+from reports.api.store_state import StoreState
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
@@ -26,6 +27,7 @@ from tests.unit.reports.stores import (
 
 DAY = "2026-10-01T00:00:00Z,2026-10-02T00:00:00Z"
 NOW_SECONDS = (BEGIN_US + 20 * HOUR_US) / 1e6
+INTERVAL_SECONDS = 3600.0
 PRICES = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
 
 
@@ -66,10 +68,13 @@ class InlineAnswerer:
     settings: AnswerSettings
     asked: list[Question] = field(default_factory=list)
     is_closed: bool = False
+    waits_for: asyncio.Event | None = None
+    """What an answer waits for, as one that takes long."""
 
     async def ask(self, question: Question) -> ReportAnswer:
-        if not isinstance(question, LookQuestion):
-            self.asked.append(question)
+        if self.waits_for is not None:
+            await self.waits_for.wait()
+        self.asked.append(question)
         return answer_to(question, self.settings)
 
     async def close(self) -> None:
@@ -80,10 +85,18 @@ class InlinePages:
     """The pages over one inline answerer, of a store that is looked at when `look` is called."""
 
     def __init__(self, settings: AnswerSettings, *, cache_bytes: int = 2**20) -> None:
-        self.answerer = InlineAnswerer(settings)
+        self.answerer, self.looker = InlineAnswerer(settings), InlineAnswerer(settings)
         self.readiness = Readiness()
         self.check = self.readiness.check("store")
         self.pages = ReportPages(cache_bytes=cache_bytes, now=lambda: NOW_SECONDS)
+        self.clock_seconds = 0.0
+        self.store = StoreState(
+            self.looker,
+            check=self.check,
+            interval_seconds=INTERVAL_SECONDS,
+            timeout_seconds=0.05,
+            monotonic_seconds=lambda: self.clock_seconds,
+        )
         self.pool = AnswererPool(
             lambda: self.answerer, count=1, max_waiting=4, timeout_seconds=60.0
         )
@@ -94,13 +107,12 @@ class InlinePages:
 
     async def look(self) -> None:
         """Look at the store now."""
-        await self.pages.look(self.pool, self.check)
+        await self.store.look()
 
     @asynccontextmanager
     async def running(self, pool: AnswererPool | None = None) -> AsyncIterator[None]:
-        """ReportAnswer while the context is open, once the store was looked at."""
-        run = self.pages.run(pool or self.pool, check=self.check, interval_seconds=3600.0)
-        task = asyncio.create_task(run)
+        """Answer while the context is open, once the store was looked at."""
+        task = asyncio.create_task(self.pages.run(pool or self.pool, self.store))
         try:
             # An inline answerer never waits: one step of the loop is all that a look takes.
             await asyncio.sleep(0)

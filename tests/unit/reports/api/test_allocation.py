@@ -92,6 +92,28 @@ def test_what_is_shared_is_paid_by_the_others(
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
+        ("aggregate=team", {"ns": 14, "other": 7, "x": 7}),
+        # The hours are still nobody's.
+        ("aggregate=team&includeIdle=true", {"ns": 14, "other": 7, "x": 7, "__idle__": 0}),
+        ("aggregate=team&shareIdle=true", {"ns": 14, "other": 7, "x": 7}),
+        # The table goes by teams, which nobody asks for.
+        ("aggregate=namespace&includeIdle=true", {"ns": 14, "other": 7, "__idle__": 7}),
+    ],
+)
+def test_idle_that_a_table_gives_to_somebody_is_theirs(
+    tmp_path: Path, query: str, expected: dict[str, int]
+) -> None:
+    found = small_store(tmp_path)
+    assert found.prices
+    with Path(found.prices).open("a") as prices:
+        prices.write("dimensions: {team: [namespace]}\n")
+        prices.write("idle: [{kind: unallocated, share: table, by: team, weights: {x: 1}}]\n")
+    assert costs(found, query) == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
         ('filter=namespace:"ns"', {"ns": "14"}),
         ('filter=namespace!:"ns"&includeIdle=true', {"other": "7", "__idle__": "7"}),
         ('filter=namespace:"ns"&includeIdle=true', {"ns": "14"}),

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,6 +132,30 @@ async def test_a_process_that_ends_by_itself_costs_its_question_alone(tmp_path: 
         assert (await process.ask(LookQuestion())).status == 200
     finally:
         await process.close()
+
+
+async def test_a_process_that_ended_between_two_questions_costs_no_answer(tmp_path: Path) -> None:
+    """Killed as the system does it, and asked before the event loop was told of that."""
+    process = BillProcess(small_store(tmp_path))
+    died = value_of(PROCESSES_ENDED_TOTAL.labels(reason="died"))
+    try:
+        first = await process.ask(LookQuestion())
+        _kill_unnoticed(process)
+        assert await process.ask(LookQuestion()) == first
+    finally:
+        await process.close()
+    assert value_of(PROCESSES_ENDED_TOTAL.labels(reason="died")) == died
+
+
+def _kill_unnoticed(process: BillProcess) -> None:
+    """Kill the process and wait until it has ended, without a step of the event loop."""
+    worker = process._process  # noqa: SLF001  # what the system would kill
+    assert worker is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    # A thread of asyncio's waits for it as well, and may be the one that is told.
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    assert worker.returncode is None
 
 
 async def test_a_mistake_of_the_services_own_is_an_answer_too(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from reports.api.processes import AnswererPool, BusyError, LateError, ProcessEnd
 from reports.api.questions import PAGES, Question
 from tests.unit.reports.api.questions_asked import (
     DAY,
+    INTERVAL_SECONDS,
     PRICES,
     InlinePages,
     settings_for,
@@ -171,6 +172,54 @@ async def test_an_answer_is_made_once_until_the_store_or_the_prices_change(
         dearer = await served.get("/bill", query)
         assert json.loads(dearer.body)["prices"] != json.loads(changed.body)["prices"]
         assert len(served.answerer.asked) == 3
+
+
+async def test_questions_that_take_long_keep_nobody_from_knowing_how_the_store_is(
+    tmp_path: Path,
+) -> None:
+    served = InlinePages(small_store(tmp_path))
+    query = "period=2026-10-01&by=pod"
+    async with served.running():
+        kept = await served.get("/bill", query)
+        served.answerer.waits_for = asyncio.Event()
+        asked = [
+            asyncio.create_task(served.get("/bill", f"period={year}")) for year in (2025, 2026)
+        ]
+        await asyncio.sleep(0)
+        write_store(tmp_path / "store", usage_hourly=[held(3, "b")])
+        await served.look()
+        assert served.check.is_ok
+        served.answerer.waits_for.set()
+        await asyncio.gather(*asked)
+        assert (await served.get("/bill", query)).body != kept.body
+
+
+@pytest.mark.parametrize(("intervals", "count", "count_later"), [(2.9, 1, 1), (3.1, 3, 4)])
+async def test_answers_are_kept_for_three_intervals_without_a_look_that_succeeds(
+    told: AnswerSettings, intervals: float, count: int, count_later: int
+) -> None:
+    served = InlinePages(told)
+    async with served.running():
+        await served.get("/bill", "by=pod")
+        served.clock_seconds += intervals * INTERVAL_SECONDS
+        await served.get("/bill", "by=pod")
+        await served.get("/bill", "by=pod")
+        assert len(served.answerer.asked) == count
+        await served.look()
+        await served.get("/bill", "by=pod")
+        await served.get("/bill", "by=pod")
+    assert len(served.answerer.asked) == count_later
+
+
+async def test_a_store_that_does_not_answer_a_look_in_time_makes_the_service_unready(
+    served: InlinePages,
+) -> None:
+    async with served.running():
+        served.looker.waits_for = asyncio.Event()
+        await served.look()
+    assert not served.check.is_ok
+    assert "no answer within" in served.check.detail
+    assert "ask for less" not in served.check.detail
 
 
 async def test_the_bill_is_the_commands_and_a_line_of_it_is_explained(served: InlinePages) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from reports.api.parameters import ParameterError
 from reports.api.windows import MAX_SETS, Accumulate, parse_accumulate, parse_window, sets_of
-from reports.usage_sums import DAY_US, Window
+from reports.times import DAY_US, Window
 
 HOUR_US = 3_600_000_000
 

@@ -16,8 +16,9 @@ from gpuledger.store.commits import describe, valid_through_us
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.store.views import valid_through
 from sinks.errors import ReceiverUnavailableError
+from sinks.store import rollups
 from sinks.store.rollups import DAILY, HOURLY, Rollup
-from sinks.store.table import UsageTable
+from sinks.store.table import StaleTableError, UsageTable
 
 DAY = 20_000
 FIRST_MINUTE = DAY * 1440
@@ -342,12 +343,30 @@ def test_a_run_that_is_killed_behind_any_commit_adds_nothing_twice(
     assert store.hours() == expected
 
 
-def test_of_two_that_sum_up_at_once_each_hour_is_there_once(store: Store) -> None:
+@pytest.mark.parametrize("more", [(), ((2, 4), (62, 8))], ids=["the first time", "again"])
+def test_of_two_that_sum_up_at_once_the_later_is_refused_and_each_hour_is_there_once(
+    store: Store, more: Sequence[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one runs right before a commit of the first, which has read what it replaces."""
     store.add((1, 1), (61, 2))
+    expected = {0: 1, 1: 2}
+    if more:
+        store.sum_up()
+        store.add(*more)
+        expected = {0: 5, 1: 10}
     other = Rollup(HOURLY, store_uri=str(store.path))
-    store.hourly.run(time_ms=1)
-    other.run(time_ms=1)
-    assert store.hours() == {0: 1, 1: 2}
+
+    def overtaken(*args: Any, **options: Any) -> None:  # noqa: ANN401  # handed on
+        monkeypatch.undo()
+        assert other.run(time_ms=1) == 2
+        write_deltalake(*args, **options)
+
+    monkeypatch.setattr(rollups, "write_deltalake", overtaken)
+    with pytest.raises(StaleTableError):
+        store.hourly.run(time_ms=1)
+    assert store.hours() == expected
+    assert store.hourly.run(time_ms=1) == 0
+    assert store.hours() == expected
 
 
 def test_a_store_that_cannot_be_read_is_unavailable(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gpuledger.codec import Decoder
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, Readiness
 from gpuledger.store.commits import describe, valid_through_us
+from gpuledger.store.views import valid_through
 from sinks.loop import consume
 from sinks.protocol import ConsumerConfig
 from sinks.registry import STORE
@@ -227,3 +229,18 @@ async def test_what_is_complete_of_others_partitions_is_said_again_with_each_com
         await eventually(is_committed(on, 1))
     newest = DeltaTable(str(tmp_path / "usage")).history(1)
     assert valid_through_us(newest) == {"7": 5_000_000}
+
+
+def test_what_is_complete_is_known_to_a_sink_behind_many_commits_that_do_not_say_it(
+    tmp_path: Path,
+) -> None:
+    """As far as to those who read the table: what it forgot, it would not say again."""
+    table, uri = UsageTable(store_uri=str(tmp_path)), str(tmp_path)
+    table.load(["s"])
+    marks = describe(valid_through={"7": 5_000_000})
+    table.append([row(1, 1, offset=0)], {"s": 0}, time_ms=1, commit_info=marks)
+    for offset in range(1, 150):
+        table.append([row(1, 1, offset=offset)], {"s": offset}, time_ms=1)
+    table.load(["s"])
+    assert table.complete_through() == {"7": 5_000_000}
+    assert valid_through(uri, "usage") == datetime.fromtimestamp(5, tz=UTC)

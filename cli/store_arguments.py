@@ -1,0 +1,89 @@
+"""What commands take alike: which store, options of its storage, a file to write.
+
+A file gets its name once it is written whole: whoever reads it, or finds it after a run that
+failed, has no half of one.
+"""
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import duckdb
+from cyclopts import Parameter
+
+from gpuledger.errors import UserError
+
+StoreUri = Annotated[str, Parameter(help="Folder or object-store URI of the store.")]
+StorageOption = Annotated[
+    tuple[str, ...],
+    Parameter(
+        help="A KEY=VALUE for the store, as store.storage_options; may be given several times.",
+        negative=(),
+        show_default=False,
+    ),
+]
+
+
+def storage_options_of(given: Sequence[str]) -> dict[str, str]:
+    """Return options of a storage by their names; raises UserError for one without either part."""
+    pairs = [option.partition("=") for option in given]
+    # Without its value, which may be a key of the storage.
+    if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
+        raise UserError(f"--storage-option: {wrong[0]!r} is no KEY=VALUE")
+    return {key: value for key, _, value in pairs}
+
+
+def require_writable(output: Path | None) -> None:
+    """Raise UserError where a file could not be written: before the work, and not behind it."""
+    if output is None:
+        return
+    try:
+        if _is_special(output):
+            return
+        if output.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if output.exists():
+            output.open("ab").close()
+        _partial(output).open("xb").close()
+        _partial(output).unlink()
+    except OSError as error:
+        raise _refusal(output, error) from error
+
+
+@contextmanager
+def written(output: Path) -> Iterator[Path]:
+    """Yield the file to write in the place of `output`, which takes that name when it is whole.
+
+    Raises UserError where it cannot be written; then what was there before is there still.
+    """
+    # A device or a pipe stays what it is.
+    file = output if _is_special(output) else _partial(output)
+    try:
+        yield file
+        if file != output:
+            file.replace(output.resolve())
+    except (OSError, duckdb.IOException) as error:
+        # DuckDB may read the store while it writes: that is not about this file.
+        if isinstance(error, duckdb.IOException) and str(file) not in str(error):
+            raise
+        raise _refusal(output, error) from error
+    finally:
+        if file != output:
+            file.unlink(missing_ok=True)
+
+
+def _is_special(output: Path) -> bool:
+    return output.exists() and not output.is_file() and not output.is_dir()
+
+
+def _partial(output: Path) -> Path:
+    # Where a link leads to: renamed there, the link stays one.
+    return output.resolve().with_name(f".gpuledger-{os.getpid()}.part")
+
+
+def _refusal(output: Path, error: Exception) -> UserError:
+    reason = error.strerror if isinstance(error, OSError) else None
+    return UserError(f"--output: cannot write {output}: {reason or error}")

@@ -1,0 +1,162 @@
+"""Names for rows that were written before their pods were known, as SQL: no row is read here.
+
+A user is found by its container, then by its UID, then as a static pod by its hash, and among the
+pods of the row's node alone: what a node says of another's pods is its own word. Once its record
+has come, all that is said of it is the record's: the kubelet's name was a guess. A holder, which
+the kubelet calls by name, is the pod of the node that had that name at the row's time; one that was
+deleted before is not meant. Each join finds one row at most, so that no entry is counted twice.
+
+Each constant below is the SQL of one relation; `versions` is all that `pods` has, `entries` the
+rows.
+"""
+
+from typing import Final, NamedTuple
+
+from gpuledger.keys import NAME_LINGER_SECONDS, NAME_SKEW_SECONDS
+
+NEWEST_LAST: Final = "try_cast(resource_version AS HUGEINT) NULLS FIRST, kafka_offset"
+"""The order of versions: Kubernetes' own where numbers tell it, else as they were written."""
+# Not by time: podwatch's clock may have been set back in between.
+_HISTORY: Final = f"""list(
+    {{'since': in_force_from, 'uid': pod_uid, 'namespace': namespace, 'pod': pod,
+        'kind': owner_kind, 'owner': owner_name, 'labels': labels}}
+    ORDER BY {NEWEST_LAST})"""
+_IN_FORCE: Final = "coalesce(list_filter({0}, lambda each: each.since <= entries.time)[-1], {0}[1])"
+"""Of a history the version in force at the row's time, before the first one that one."""
+_REQUESTED: Final = """
+    SELECT cluster, node, pod_uid, container, arg_max(requested, kafka_offset) AS requested
+    FROM versions WHERE container IS NOT NULL AND requested IS NOT NULL
+    GROUP BY cluster, node, pod_uid, container"""
+"""What each container asked for."""
+_BY_UID: Final = f"""
+    SELECT cluster, node, pod_uid, {_HISTORY} AS history
+    FROM versions GROUP BY cluster, node, pod_uid"""  # noqa: S608  # the tables' own names
+_BY_HASH: Final = f"""
+    SELECT cluster, node, config_hash, {_HISTORY} AS history
+    FROM versions WHERE config_hash IS NOT NULL GROUP BY cluster, node, config_hash"""  # noqa: S608  # as above
+"""Static pods, which a node knows by the hash of their file."""
+_PLACED: Final = """
+    SELECT cluster, node, container_id, arg_max(pod_uid, kafka_offset) AS pod_uid,
+        arg_max(container, kafka_offset) AS container
+    FROM versions WHERE container_id IS NOT NULL GROUP BY cluster, node, container_id"""
+"""In which pod each container is."""
+_BEARERS: Final = f"""
+    SELECT cluster, node, namespace, pod,
+        list({{'created': created_time, 'deleted': deleted_time, 'history': history}}
+            ORDER BY created_time, pod_uid) AS pods
+    FROM (
+        SELECT cluster, node, namespace, pod, pod_uid,
+            max(created_time) AS created_time, max(deleted_time) AS deleted_time,
+            {_HISTORY} AS history
+        FROM versions GROUP BY cluster, node, namespace, pod, pod_uid
+    ) GROUP BY cluster, node, namespace, pod"""  # noqa: S608  # as above
+"""All pods that had a name on a node, in the order in which they were made."""
+_TOLD: Final = f"SELECT *, {_IN_FORCE.format('holder_history')} AS holder FROM found AS entries"  # noqa: S608  # as above
+_NAMED: Final = """
+    SELECT entries.* EXCLUDE (user, holder, holder_history, placed_container) REPLACE (
+        CASE WHEN user IS NULL THEN entries.pod_uid ELSE user.uid END AS pod_uid,
+        CASE WHEN user IS NULL THEN entries.pod_state ELSE 'known' END AS pod_state,
+        CASE WHEN user IS NULL THEN entries.namespace ELSE user.namespace END AS namespace,
+        CASE WHEN user IS NULL THEN entries.pod ELSE user.pod END AS pod,
+        coalesce(entries.container, placed_container) AS container,
+        CASE WHEN user IS NULL THEN entries.owner_kind ELSE user.kind END AS owner_kind,
+        CASE WHEN user IS NULL THEN entries.owner_name ELSE user.owner END AS owner_name,
+        CASE WHEN user IS NULL THEN entries.labels ELSE user.labels END AS labels,
+        CASE WHEN holder IS NULL THEN entries.holder_state ELSE 'known' END AS holder_state,
+        CASE WHEN holder IS NULL THEN entries.holder_uid ELSE holder.uid END AS holder_uid,
+        CASE WHEN holder IS NULL THEN entries.holder_owner_kind ELSE holder.kind END
+            AS holder_owner_kind,
+        CASE WHEN holder IS NULL THEN entries.holder_owner_name ELSE holder.owner END
+            AS holder_owner_name,
+        CASE WHEN holder IS NULL THEN entries.holder_labels ELSE holder.labels END
+            AS holder_labels,
+        coalesce(entries.requested, of_user.requested, of_holder.requested) AS requested
+    )
+    FROM told AS entries
+    LEFT JOIN requested AS of_user ON of_user.cluster = entries.cluster
+        AND of_user.node = entries.node AND of_user.pod_uid = entries.user.uid
+        AND of_user.container = coalesce(entries.container, entries.placed_container)
+    LEFT JOIN requested AS of_holder ON of_holder.cluster = entries.cluster
+        AND of_holder.node = entries.node AND of_holder.pod_uid = entries.holder.uid
+        AND of_holder.container = entries.holder_container"""
+"""The rows, with all that is said of their user and their holder by now."""
+
+
+class _LookedUp(NamedTuple):
+    """Of which rows the user is looked up, and the holder by its UID, in SQL; and until when."""
+
+    user: str
+    holder_uid: str
+    until: str
+    """The end of a row's time: a pod is meant that was there before it."""
+
+
+def named_entries(rows: str, pods: str) -> str:
+    """Return the relation of the rows of ticks with the names that came after them.
+
+    Looked up is who was not known by its record when the row was written.
+    """
+    # Absent where the event says nothing of the pod at all.
+    user = "coalesce(entries.pod_state, 'pending') IN ('pending', 'named')"
+    return _named(rows, pods, _LookedUp(user, holder_uid="false", until="entries.time"))
+
+
+def named_usage(rows: str, pods: str, *, until: str) -> str:
+    """Return the relation of rows of usage, which do not say who owns a pod, with all names.
+
+    `until` is the SQL of the last time that a row is about.
+    """
+    user = "coalesce(entries.pod_state, 'pending') <> 'foreign'"
+    return _named(rows, pods, _LookedUp(user, "entries.holder_state <> 'foreign'", until))
+
+
+def _named(rows: str, pods: str, looked_up: _LookedUp) -> str:
+    return f"""(
+        WITH versions AS (
+            -- Files that are older than the column have not got it.
+            SELECT NULL::VARCHAR AS requested WHERE false UNION ALL BY NAME SELECT * FROM {pods}
+        ), requested AS ({_REQUESTED}), by_uid AS ({_BY_UID}), by_hash AS ({_BY_HASH}),
+        placed AS ({_PLACED}), bearers AS ({_BEARERS}), found AS ({_found(rows, looked_up)}),
+        told AS ({_TOLD})
+        {_NAMED}
+    )"""  # noqa: S608  # the tables' own names, quoted files
+
+
+def _found(rows: str, looked_up: _LookedUp) -> str:
+    """Return the rows with the histories of their users and holders."""
+    of_user = "coalesce(of_container.history, by_uid.history, by_hash.history)"
+    placed, of_container, by_uid, by_holder, by_hash, bearers = (
+        f"{name} ON {name}.cluster = entries.cluster AND {name}.node = entries.node"
+        for name in ("placed", "of_container", "by_uid", "by_holder", "by_hash", "bearers")
+    )
+    return f"""
+        SELECT entries.*, placed.container AS placed_container,
+            {_IN_FORCE.format(of_user)} AS user,
+            coalesce(by_holder.history, {_bearer_at(looked_up.until)}.history) AS holder_history
+        FROM {rows} AS entries
+        LEFT JOIN {placed}
+            AND placed.container_id = CASE WHEN {looked_up.user} THEN entries.container_id END
+        LEFT JOIN by_uid AS {of_container} AND of_container.pod_uid = placed.pod_uid
+        LEFT JOIN {by_uid} AND by_uid.pod_uid = CASE WHEN {looked_up.user} THEN entries.pod_uid END
+        LEFT JOIN by_uid AS {by_holder}
+            AND by_holder.pod_uid = CASE WHEN {looked_up.holder_uid} THEN entries.holder_uid END
+        LEFT JOIN {by_hash}
+            AND by_hash.config_hash = CASE WHEN {looked_up.user} THEN entries.pod_uid END
+        LEFT JOIN {bearers} AND bearers.namespace = entries.holder_namespace AND bearers.pod
+            = CASE WHEN entries.holder_state = 'named' THEN entries.holder_pod END"""  # noqa: S608  # as above
+
+
+def _bearer_at(until: str) -> str:
+    """Return which of the pods of one name is meant: the newest that was there.
+
+    Else one that was there by the API server's clock.
+    """
+    there = (
+        "lambda each: each.created <= {0} AND (each.deleted IS NULL"
+        f" OR entries.time < each.deleted + INTERVAL {NAME_LINGER_SECONDS} SECOND)"
+    )
+    soon = f"{until} + INTERVAL {NAME_SKEW_SECONDS} SECOND"
+    return (
+        f"coalesce(list_filter(bearers.pods, {there.format(until)})[-1],"
+        f" list_filter(bearers.pods, {there.format(soon)})[1])"
+    )

@@ -1,0 +1,76 @@
+"""A bill on a terminal of any width: no number and no line id is ever cut."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cli.bill_table import bill_table
+from reports.billing import Bill
+from tests.unit.reports.stores import HOUR_NS, held, inventory_row, pod_row, used, write_store
+from tests.unit.reports.test_bill import bill_of
+
+POLICY = (
+    "prices: [{name: h100, model: H100, per_gpu_hour: 13300}]\n"
+    "budgets: [{name: research, amount: 10000, from: 2026-10-01, to: 2026-10-02}]\n"
+)
+OWNER = "a-workload-with-a-rather-long-name-that-nobody-shortened"
+
+
+@pytest.fixture
+def bill(tmp_path: Path) -> Bill:
+    store = write_store(
+        tmp_path,
+        usage_hourly=[held(0, "a"), used(0, "a", HOUR_NS // 60), held(1, None)],
+        inventory=[inventory_row()],
+        pods=[pod_row("a", owner_kind="Deployment", owner_name=OWNER)],
+    )
+    return bill_of(store, POLICY, by=["owner", "model", "namespace"], hours=2)
+
+
+def printed(bill: Bill, width: int) -> str:
+    table, wanted = bill_table(bill, width=width)
+    out = io.StringIO()
+    Console(file=out, width=wanted).print(table)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 100, 120, 160, 300])
+def test_costs_and_line_ids_are_whole_on_a_terminal_of_any_width(bill: Bill, width: int) -> None:
+    text = printed(bill, width)
+    assert [line.id for line in bill.lines if line.id not in text] == []
+    assert text.count(" 13,300.00 ") >= len(bill.lines)
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 160])
+def test_a_table_is_no_wider_than_the_terminal(bill: Bill, width: int) -> None:
+    assert max(map(len, printed(bill, width).splitlines())) <= width
+
+
+def test_texts_of_dimensions_fold_before_a_column_goes(bill: Bill) -> None:
+    text = printed(bill, 150)
+    assert OWNER not in text
+    assert "left out" not in text
+    assert OWNER in printed(bill, 220)
+
+
+def test_columns_that_find_no_room_are_named(bill: Bill) -> None:
+    """The last of the numbers first, and never what a line costs."""
+    text = " ".join(printed(bill, 80).split())
+    assert "left out, as there is no room: of it unused, GPU h used" in text
+
+
+def test_idle_is_charged_and_was_held_by_nobody(bill: Bill) -> None:
+    """As in the files: a column has one meaning, and what is charged has its own."""
+    (idle,) = (row for row in printed(bill, 300).splitlines() if "unallocated" in row)
+    assert [cell.strip() for cell in idle.split("│")[5:8]] == ["0.0", "0.0", "1.0"]
+
+
+def test_short_times_have_two_digits_that_say_something_and_budgets_their_currency(
+    bill: Bill,
+) -> None:
+    text = printed(bill, 300)
+    assert " 0.017 " in text
+    assert "budget research: 26,600.00 of 10,000.00 USD" in text
