@@ -1,7 +1,11 @@
 """docs/operations.md names ports, variables, metrics and topics that there are."""
 
+import os
 import re
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -119,3 +123,28 @@ def test_a_wheel_is_installed_everywhere_as_there_is_one_in_no_registry() -> Non
     assert [
         page.name for page in pages if re.search(r"install '?gpuledger\b", page.read_text())
     ] == []
+
+
+PROCESSES: Final = PAGE.partition("## As plain processes")[2].partition("```console\n")[2]
+STARTED: Final = re.findall(
+    r"^(.*gpuledger-\w+ ?.*) &$", PROCESSES.partition("```")[0], re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("command", STARTED)
+def test_each_plain_process_takes_the_settings_that_it_is_started_with(command: str) -> None:
+    """Those of the line, and those that the first one exports to all."""
+    exported = PROCESSES.partition("\n")[0]
+    folder = Path(sys.executable).parent
+    environ = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"{exported}; {command} --print-config"],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(STARTED) == 5
