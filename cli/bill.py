@@ -2,13 +2,13 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -186,10 +186,6 @@ class BillOf:
             distinguishes_gpus="gpu" in self.dimensions,
         )
 
-    @property
-    def _hour_after_usage_ms(self) -> int:
-        return -(-self._reader.usage_end_us // HOUR_US) * _HOUR_MS
-
     @cached_property
     def _window(self) -> Window:
         with _naming_options():
@@ -204,7 +200,8 @@ class BillOf:
             begin_ms, end_ms = _hour_of(self.from_, "--from"), _hour_of(self.to or "now", "--to")
             if self.to is None:
                 # As far as there is anything to bill, and an hour at least.
-                end_ms = max(begin_ms + _HOUR_MS, self._hour_after_usage_ms)
+                end_ms = -(-self._reader.usage_end_us // HOUR_US) * _HOUR_MS
+                end_ms = max(begin_ms + _HOUR_MS, end_ms)
             return window_of(begin_ms, end_ms)
         if self.period == LAST_MONTH:
             return last_month(time.time_ns() // NS_PER_US)
@@ -322,25 +319,19 @@ def close(bill_of: BillOf) -> int:
             sys.stderr.write(f"gpuledger: {what}: not closed: {reason}\n")
         return WRONG
     rows = close_bill(made, bill_of.store, storage_options_of(bill_of.storage_option))
-    sys.stdout.write(f"{what}: {_revision_text(made, rows)}\n")
-    return MADE
-
-
-def _revision_text(made: Bill, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what a revision of these rows added to a bill, for people."""
     stands = f"{money_text(made.line_cost, made.currency)} {made.currency}"
-    if not rows:
-        return f"nothing has changed since it was closed: {stands}"
-    revision = rows[0]["revision"]
-    if revision == 1:
-        return f"closed as revision 1: {len(rows)} lines, {stands}"
+    revision = rows[0]["revision"] if rows else None
     # Differences from what is stored, with more digits than the currency has.
-    difference = Fraction(sum(row["cost"] for row in rows))
-    added = f"{money_text(difference, made.currency)} {made.currency}"
-    return (
-        f"closed as revision {revision}: {len(rows)} correction lines, {added};"
-        f" it stands at {stands}"
-    )
+    difference = money_text(Fraction(sum(row["cost"] for row in rows)), made.currency)
+    if revision is None:
+        said = f"nothing has changed since it was closed: {stands}"
+    elif revision == 1:
+        said = f"closed as revision 1: {len(rows)} lines, {stands}"
+    else:
+        added = f"{len(rows)} correction lines, {difference} {made.currency}"
+        said = f"closed as revision {revision}: {added}; it stands at {stands}"
+    sys.stdout.write(f"{what}: {said}\n")
+    return MADE
 
 
 @app.command

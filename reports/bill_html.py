@@ -192,8 +192,11 @@ class _BillPage:
     @property
     def uncovered_cost(self) -> Decimal | None:
         """What a part costs of which no tick says anything; absent where that is little."""
-        covered, wanted = self._bill.covered_ratio, self._bill.policy.policy.close.min_covered_ratio
-        if covered is None or covered >= wanted:
+        covered, minimum = (
+            self._bill.covered_ratio,
+            self._bill.policy.policy.close.min_covered_ratio,
+        )
+        if covered is None or covered >= minimum:
             return None
         return next((each.cost for each in self.amounts if each.part == "uncovered"), None)
 

@@ -21,7 +21,7 @@ from reports.billing import Bill, BillLine, gpu_seconds
 from reports.charging_sql import HOUR_UNITS
 from reports.money import minor_digits, quantize_to, rounded
 from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
-from reports.tenants import UNATTRIBUTED
+from reports.tenants import NONE
 
 _SECONDS: Final = "DECIMAL(28, 3)"
 _BYTE_SECONDS: Final = 10**9
@@ -83,7 +83,7 @@ def dimensions_without_value(bill: Bill) -> list[str]:
         for at, name in enumerate(bill.by)
         if bill.policy.policy.may_be_misspelt(name)
         and tenants
-        and all(values[at] == UNATTRIBUTED for values in tenants)
+        and all(values[at] == NONE for values in tenants)
     ]
 
 

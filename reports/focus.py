@@ -18,7 +18,7 @@ from reports.closing import ClosedLine
 from reports.money import fraction_of, rounded
 from reports.periods import month_of
 from reports.policy import FocusNames
-from reports.tenants import UNATTRIBUTED
+from reports.tenants import ABSENT
 from reports.terms import Values
 
 DECIMAL, STRING, TIME, JSON = "decimal", "string", "date/time", "json"
@@ -235,7 +235,7 @@ def _priced(part: ChargePart) -> dict[str, Any]:
 def _place(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
     named = zip(bill.by, line.values, strict=True)
     # What is unknown is null there; a bill has a word for it.
-    values = {name: value for name, value in named if value != UNATTRIBUTED}
+    values = {name: value for name, value in named if value not in ABSENT}
     gpu = values.get("gpu")
     return {
         "RegionId": values.get("region"),

@@ -9,7 +9,7 @@ from gpuledger.errors import GpuledgerError
 from reports.charging_sql import HOUR_UNITS
 from reports.money import fraction_of
 from reports.policy import IDLE_KINDS, IdleKind, IdleRule, SharedRule
-from reports.tenants import SHARED, UNATTRIBUTED, PartyKey, fits_all
+from reports.tenants import NONE, SHARED, PartyKey, fits_all
 from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Scope, Terms, Values
 from reports.usage_sums import DaySums, DeviceClass
 
@@ -180,7 +180,7 @@ class BillTally:
         for cells in self.cells.values():
             for terms, cell in cells.items():
                 if terms.rate.price is None:
-                    found[terms.scope.model or UNATTRIBUTED] += cell.charged
+                    found[terms.scope.model or NONE] += cell.charged
         return {model: units for model, units in sorted(found.items()) if units}
 
     def check_balance(self) -> None:

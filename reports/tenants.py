@@ -21,7 +21,12 @@ from reports.rates import DeviceTraits
 from reports.times import HOUR_US
 from reports.versions import NamespaceVersion, holding_versions, version_at
 
+NONE: Final = "__none__"
+"""Of who or what has no such value: a pod without the label, a whole GPU without a MIG profile."""
 UNATTRIBUTED: Final = "__unattributed__"
+"""Work of nobody who was seen."""
+ABSENT: Final = frozenset({NONE, UNATTRIBUTED})
+"""What stands in the place of a value that others have no word for."""
 SYSTEM: Final = "__system__"
 SILENT: Final = "__silent__"
 UNALLOCATED: Final = "__unallocated__"
@@ -246,9 +251,9 @@ class Dimensions:
         """Return the values of a tenant's line."""
         said = self._book.namespace_of(tenant, since_us)
         # What is known of nobody still says whether the host did it.
-        absent = {"host": SYSTEM}.get(tenant.kind, UNATTRIBUTED)
+        word = {"host": SYSTEM, "unattributed": UNATTRIBUTED}.get(tenant.kind, NONE)
         look = _ValueFinder(tenant, facts, said, day, self._policy)
-        return tuple(look.value(name) or absent for name in self.names)
+        return tuple(look.value(name) or self._word(name, word) for name in self.names)
 
     def of_idle(self, word: str, facts: DeviceTraits, *, day: date) -> tuple[str, ...]:
         """Return the values of a line of idle: what is of the tenant is the word."""
@@ -256,7 +261,7 @@ class Dimensions:
         return tuple(look.value(name) or self._word(name, word) for name in self.names)
 
     def _word(self, name: str, word: str) -> str:
-        return UNATTRIBUTED if self.is_of_device(name) else word
+        return NONE if self.is_of_device(name) else word
 
 
 class _ValueFinder(NamedTuple):

@@ -25,7 +25,7 @@ from reports.billing import Bill, BillLine
 from reports.charging_sql import HOUR_UNITS
 from reports.money import quantize_together, rounded
 from reports.policy import is_of_device
-from reports.tenants import IDLE, SILENT, SYSTEM, UNALLOCATED, UNATTRIBUTED, UNCOVERED
+from reports.tenants import ABSENT, IDLE, NONE, SILENT, SYSTEM, UNALLOCATED, UNCOVERED
 from reports.times import Window
 
 COST_DIGITS: Final = 5
@@ -42,7 +42,7 @@ _COSTLESS: Final = (
     "ramEfficiency", "externalCost",
 )  # fmt: skip
 """What an allocation of OpenCost has and no GPU does."""
-_NOBODY: Final = frozenset({IDLE, SILENT, SYSTEM, UNALLOCATED, UNATTRIBUTED, UNCOVERED})
+_NOBODY: Final = ABSENT | {IDLE, SILENT, SYSTEM, UNALLOCATED, UNCOVERED}
 """What stands for a tenant on lines of idle that nobody was given."""
 Values = Mapping[str, str]
 """A line's dimensions, by name."""
@@ -172,12 +172,12 @@ def _name(question: AllocationQuestion, values: Values) -> _Name:
 def _part(asked: str, values: Values) -> str:
     if asked in ("controller", *CONTROLLER_KINDS):
         kind, name = values["owner_kind"], values["owner_name"]
-        if UNATTRIBUTED in (kind, name) or CONTROLLER_KINDS.get(asked, kind) != kind:
+        if ABSENT & {kind, name} or CONTROLLER_KINDS.get(asked, kind) != kind:
             return UNALLOCATED
         return f"{kind.lower()}:{name}" if asked == "controller" else name
     if asked == "controllerKind":
         kind = values["owner_kind"]
-        return UNALLOCATED if kind == UNATTRIBUTED else kind.lower()
+        return UNALLOCATED if kind in ABSENT else kind.lower()
     value = values[asked]
     if value in _NOBODY:
         return UNALLOCATED
@@ -196,8 +196,8 @@ def _properties(question: AllocationQuestion, values: Values) -> dict[str, Any]:
             labels[asked.removeprefix("label:")] = values[asked]
         elif asked in ("cluster", "node", "namespace", "pod"):
             found[asked] = values[asked]
-    kept = {name: value for name, value in found.items() if UNATTRIBUTED not in (value, None)}
-    known = {name: value for name, value in labels.items() if value != UNATTRIBUTED}
+    kept = {name: value for name, value in found.items() if value not in (*ABSENT, None)}
+    known = {name: value for name, value in labels.items() if value not in ABSENT}
     return {**kept, "labels": known} if known else kept
 
 
@@ -305,7 +305,7 @@ def _gpu_allocation(share: _Share, minutes: Fraction) -> dict[str, Any] | None:
     if not share.models or not minutes:
         return None
     held, used = (Fraction(units * 60, HOUR_UNITS) / minutes for units in (share.held, share.used))
-    known = share.models - {UNATTRIBUTED}
+    known = share.models - {NONE}
     model = {"gpuModel": next(iter(known))} if len(share.models) == len(known) == 1 else {}
     averages = {"gpuUsageAverage": _number(used), "gpuRequestAverage": _number(held)}
     # Whether others had the same GPU at the time is not on a bill.

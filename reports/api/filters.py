@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from reports.api.parameters import ParameterError, shown
-from reports.tenants import UNALLOCATED, UNATTRIBUTED
+from reports.tenants import ABSENT, UNALLOCATED
 
 MAX_TERMS: Final = 20
 _DIMENSIONS: Final = {
@@ -60,7 +60,7 @@ def passes(
     """
     for term in terms:
         value = "" if is_absent(term.dimension) else values[term.dimension]
-        value = UNALLOCATED if value == UNATTRIBUTED else value
+        value = UNALLOCATED if value in ABSENT else value
         if term.dimension == "owner_kind":
             value = value.lower()
         if (value in term.values) == term.is_negated:

@@ -231,7 +231,7 @@ def test_pods_that_an_earlier_version_stored_have_no_annotations(tmp_path: Path)
     values = tuple(row.get(column.name) for column in columns)
     write_deltalake(table_uri(store, PODS.name), before.table_of([values]))
     assert costs(bill_of(store, by=["label:team"], hours=1)) == {"x": "7.00"}
-    assert costs(bill_of(store, by=["annotation:team"], hours=1)) == {"__unattributed__": "7.00"}
+    assert costs(bill_of(store, by=["annotation:team"], hours=1)) == {"__none__": "7.00"}
 
 
 def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: Path) -> None:
@@ -249,6 +249,24 @@ def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: P
     )
     expected = {"apollo": "7.00", "gemini": "7.00", "silent": "7.00"}
     assert costs(bill_of(store, policy, by=["project"])) == expected
+
+
+def test_who_has_no_such_value_is_told_from_work_of_nobody_who_was_seen(tmp_path: Path) -> None:
+    store = store_of(
+        tmp_path,
+        held(0, "a"),
+        held(1, None, busy_ns=0),
+        usage_row(1, account="unattributed", busy_ns=HOUR_NS),
+        held(2, None, busy_ns=0),
+        usage_row(2, account="host", busy_ns=HOUR_NS),
+        pods=[pod_row("a")],
+    )
+    found = costs(bill_of(store, by=["label:team", "mig_profile"], hours=3))
+    assert found == {
+        "__none__/__none__": "7.00",
+        "__unattributed__/__none__/overhead": "7.00",
+        "__system__/__none__/overhead": "7.00",
+    }
 
 
 def test_a_team_is_the_label_of_the_pod_or_its_namespace_where_no_file_says_otherwise(
@@ -281,7 +299,7 @@ def test_teams_are_told_by_a_table_with_days(tmp_path: Path) -> None:
         held(2, "c"),
         pods=[pod_row("b", labels='{"team": "own"}')],
     )
-    expected = {"nlp": "7.00", "own": "7.00", "__unattributed__": "7.00"}
+    expected = {"nlp": "7.00", "own": "7.00", "__none__": "7.00"}
     assert costs(bill_of(store, policy, by=["team"])) == expected
 
 
@@ -458,7 +476,7 @@ def test_alike_nodes_are_told_apart_from_when_one_of_them_changes(tmp_path: Path
     expected = "44.00"
     assert costs(bill_of(store, policy, by=["namespace"], hours=48)) == {"ns": expected}
     assert costs(bill_of(store, policy, by=["node"], hours=48)) == {"m": "32.00", "n": "12.00"}
-    assert costs(bill_of(store, policy, by=["owner"], hours=48)) == {"__unattributed__": expected}
+    assert costs(bill_of(store, policy, by=["owner"], hours=48)) == {"__none__": expected}
 
 
 def test_a_deleted_node_was_what_it_was_before(tmp_path: Path) -> None:
@@ -630,7 +648,7 @@ def test_a_pod_that_was_deleted_long_ago_is_nobody_whatever_its_versions_were(
             pod_row("db-0", hour=-4799, deleted_time=BEGIN_US - 4799 * HOUR_US, **long_ago),
         ],
     )
-    assert costs(bill_of(store, by=["label:team"])) == {"__unattributed__": "7.00"}
+    assert costs(bill_of(store, by=["label:team"])) == {"__none__": "7.00"}
     assert UsageReader(store).pods(Window(BEGIN_US, BEGIN_US + HOUR_US)) == []
 
 
