@@ -55,7 +55,8 @@ MAX_FILES = 430
 """300 before delivery by intervals, counters and the state of alerts, 350 before drivers of all
 forms and jobs, 365 before bills and the store of sums, which are forty, 400 before reports over
 HTTP, which are fourteen, 414 before object stores, leases and what a store was at one time, which
-are six, 420 before what confines a query, names pods, and tells times of a bill; what users are given since may add its own files, and no more."""
+are six, 420 before what confines a query, names pods, and tells times of a bill; what users are
+given since may add its own files, and no more."""
 MAX_AGENT_FILES = 91
 """84 before looks: they, a clock set back, the driver's windows and its accounts have a file
 each."""
