@@ -446,6 +446,11 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
         )
     if text := usage_text(made):
         sys.stderr.write(f"gpuledger: {text}\n")
+    if made.removed_until_us is not None:
+        sys.stderr.write(
+            f"gpuledger: usage before {time_text(made.removed_until_us)} is removed from the store,"
+            " by its retention: it is billed as uncovered\n"
+        )
     for topic, partition, reason, missed in made.gaps:
         missing = "" if missed is None else f", {missed} offsets"
         sys.stderr.write(

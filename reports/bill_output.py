@@ -113,6 +113,9 @@ def as_json(bill: Bill) -> str:
         "from": time_text(bill.window.begin_us),
         "to": time_text(bill.window.end_us),
         "usage_until": time_text(bill.usage_until_us),
+        "removed_until": None
+        if bill.removed_until_us is None
+        else time_text(bill.removed_until_us),
         "state": state_of(bill),
         "revision": bill.revision,
         "by": bill.by,

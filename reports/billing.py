@@ -51,6 +51,21 @@ class BillLine:
     """All of it, rounded together with the other lines."""
 
     @property
+    def has_amounts(self) -> bool:
+        """Whether it says anything: costs that somebody else pays are something, too."""
+        return any(
+            (
+                *(self.charged, self.used, self.held, self.cost),
+                *(self.gpu_cost, self.energy_cost, self.shared_cost),
+            )
+        )
+
+    @property
+    def key(self) -> CellKey:
+        """By what it is told from all others: two may have one id, if their tenants want that."""
+        return CellKey(self.values, self.idle_kind)
+
+    @property
     def exact_cost(self) -> Fraction:
         """What the line costs before it is rounded."""
         return self.gpu_cost + self.energy_cost + self.shared_cost
@@ -99,6 +114,8 @@ class Bill:
     cells: dict[CellKey, dict[Terms, Cell]] = field(repr=False)
     shown: int
     """How many of a cell's values are of the bill's own dimensions."""
+    removed_until_us: int | None = None
+    """Up to when usage of the period was removed by the store's retention; absent: all is there."""
     revision: int | None = None
     """The last revision of a closed bill, as it was closed; absent where it was calculated now."""
     days: list[DayCost] = field(default_factory=list)
@@ -273,9 +290,11 @@ class BillMaker:
         if origin != exact:
             raise UnbalancedBillError(f"lines of {exact} for origin charges of {origin}")
         digits = minor_digits(policy.currency)
+        removed_us = min(self._reader.removed_before_us, window.end_us)
         return Bill(
             window=window,
             end_us=used.end_us,
+            removed_until_us=removed_us if removed_us > window.begin_us else None,
             by=self._by,
             currency=policy.currency,
             lines=lines,
@@ -403,7 +422,7 @@ def _lines(
                 cost=Decimal(0),
             )
         )
-    kept = [line for line in unrounded if line.exact_cost or line.charged or line.used or line.held]
+    kept = [line for line in unrounded if line.has_amounts]
     costs = quantize_together([line.exact_cost for line in kept], digits=minor_digits(currency))
     return [replace(line, cost=cost) for line, cost in zip(kept, costs, strict=True)]
 

@@ -55,20 +55,20 @@ class _Priced(NamedTuple):
     unit_price: Fraction = Fraction(0)
 
 
-def parts_of(bill: Bill) -> dict[str, list[ChargePart]]:
-    """Return the parts of each line, by the line's id; their costs sum to the line's."""
+def parts_of(bill: Bill) -> dict[CellKey, list[ChargePart]]:
+    """Return the parts of each line, by the line's key; their costs sum to the line's."""
     cells = _cells_of(bill)
     ratios = _ratios(bill, cells)
     digits = minor_digits(bill.currency)
     found = {}
     for line in bill.lines:
-        parts = list(_priced(cells.get(line.id, {}), line))
+        parts = list(_priced(cells.get(line.key, {}), line))
         costs = quantize_together([part.exact_cost for part in parts], digits=digits)
         if costs:
             # The line was rounded with all others, and may be a unit off its parts.
             largest = max(range(len(costs)), key=lambda at: (abs(costs[at]), -at))
             costs[largest] += line.cost - sum(costs, Decimal(0))
-        found[line.id] = [
+        found[line.key] = [
             _part(part, cost, line=line, ratios=ratios)
             for part, cost in zip(parts, costs, strict=True)
         ]
@@ -85,14 +85,14 @@ def decode_parts(text: str) -> list[ChargePart]:
     return msgspec.json.decode(text, type=list[ChargePart])
 
 
-def _cells_of(bill: Bill) -> dict[str, dict[Terms, list[Cell]]]:
-    ids = {CellKey(line.values, line.idle_kind): line.id for line in bill.lines}
-    cells: dict[str, dict[Terms, list[Cell]]] = defaultdict(lambda: defaultdict(list))
+def _cells_of(bill: Bill) -> dict[CellKey, dict[Terms, list[Cell]]]:
+    keys = {line.key for line in bill.lines}
+    cells: dict[CellKey, dict[Terms, list[Cell]]] = defaultdict(lambda: defaultdict(list))
     for key, by_terms in bill.cells.items():
         # Cells also have what budgets ask for; a line without any cost has no place in the bill.
-        line = ids.get(CellKey(key.values[: bill.shown], key.kind))
-        for terms, cell in by_terms.items() if line else ():
-            cells[line or ""][terms].append(cell)
+        line = CellKey(key.values[: bill.shown], key.kind)
+        for terms, cell in by_terms.items() if line in keys else ():
+            cells[line][terms].append(cell)
     return cells
 
 
@@ -122,7 +122,7 @@ def _part(
     cost: Decimal,
     *,
     line: BillLine,
-    ratios: Mapping[tuple[str, Terms], Decimal],
+    ratios: Mapping[tuple[CellKey, Terms], Decimal],
 ) -> ChargePart:
     if part.terms is None:
         return ChargePart(cost=cost)
@@ -140,7 +140,7 @@ def _part(
         model=part.terms.scope.model,
         held_hours=_quantity(Fraction(part.cell.held if part.cell else 0, HOUR_UNITS)),
         used_hours=_quantity(Fraction(part.cell.used if part.cell else 0, HOUR_UNITS)),
-        allocated_ratio=ratios[line.id, part.terms] if is_time else None,
+        allocated_ratio=ratios[line.key, part.terms] if is_time else None,
     )
     return _in_its_currency(made, part, rate) if is_time and rate.exchange else made
 
@@ -159,14 +159,14 @@ def _in_its_currency(made: ChargePart, part: _Priced, rate: Rate) -> ChargePart:
 
 
 def _ratios(
-    bill: Bill, cells: Mapping[str, Mapping[Terms, Sequence[Cell]]]
-) -> dict[tuple[str, Terms], Decimal]:
+    bill: Bill, cells: Mapping[CellKey, Mapping[Terms, Sequence[Cell]]]
+) -> dict[tuple[CellKey, Terms], Decimal]:
     """Return the part of all devices with the same terms that each line has; they sum to 1."""
-    by_terms: dict[Terms, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    by_terms: dict[Terms, dict[CellKey, int]] = defaultdict(lambda: defaultdict(int))
     for line in bill.lines:
-        for terms, of_terms in cells.get(line.id, {}).items():
-            by_terms[terms][line.id] += sum(cell.charged for cell in of_terms)
-    ratios: dict[tuple[str, Terms], Decimal] = {}
+        for terms, of_terms in cells.get(line.key, {}).items():
+            by_terms[terms][line.key] += sum(cell.charged for cell in of_terms)
+    ratios: dict[tuple[CellKey, Terms], Decimal] = {}
     for terms, charged in by_terms.items():
         total = sum(charged.values())
         # To so many digits, and together: FOCUS wants them to sum to 1.

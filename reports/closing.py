@@ -20,7 +20,7 @@ from gpuledger.errors import UserError
 from gpuledger.store.bill_table import BILL_LINES, append_revision
 from gpuledger.store.object_files import open_object_files
 from gpuledger.store.query import files_of, relation
-from reports.bill_output import COSTS, NUMBERS, row_of
+from reports.bill_output import COSTS, NUMBERS, row_of, time_text
 from reports.billing import Bill, BillLine
 from reports.charge_parts import encode_parts, parts_of
 from reports.charging_sql import UNITS
@@ -28,6 +28,8 @@ from reports.money import fraction_of, minor_digits, rounded, text_of
 from reports.policy import BillPolicy, IdleKind
 from reports.policy_file import ReadPolicy
 from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
+from reports.tally import UnbalancedBillError
+from reports.terms import CellKey
 from reports.times import Window
 from reports.usage_sums import memory_bound
 
@@ -70,12 +72,22 @@ class ClosedLine:
     valid_through_us: int
     closed_time_us: int
 
+    @property
+    def key(self) -> CellKey:
+        """By what it is told from all others, as a line of a bill is."""
+        values = tuple(msgspec.json.decode(self.dimension_values, type=list[str]))
+        return CellKey(values, msgspec.convert(self.idle_kind, IdleKind | None))
+
 
 def refusals_of(bill: Bill) -> list[str]:
     """Return why a bill cannot be closed; nothing where it can."""
     reasons = []
     if not bill.is_complete:
         reasons.append("there is no usage up to the end of the period yet")
+    if bill.removed_until_us is not None:
+        # What is gone now was billed, perhaps: a correction would give it back.
+        removed = time_text(bill.removed_until_us)
+        reasons.append(f"usage before {removed} is removed from the store, by its retention")
     wanted = bill.policy.policy.close.min_covered_ratio
     if bill.covered_ratio is not None and bill.covered_ratio < wanted:
         covered = text_of(bill.covered_ratio, digits=6)
@@ -143,6 +155,10 @@ def close(
             f" it, and add a rate of {bill.currency} to `exchange_rates`"
         )
     rows = revision_rows(bill, earlier, closed_time_us=time.time_ns() // 1000)
+    # Lines of before stay as they are: with these all sum to the bill, or nothing is closed.
+    stands = sum((row["cost"] for row in rows), sum((line.cost for line in earlier), Decimal(0)))
+    if stands != bill.line_cost:
+        raise UnbalancedBillError(f"revisions of {stands} for lines of {bill.line_cost}")
     if rows:
         stream = _json([*bill.window, *bill.by])
         append_revision(
@@ -191,30 +207,23 @@ def revision_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of the next revision: all lines, or what changed since. Pure."""
     nothing = dict.fromkeys(AMOUNTS, Decimal(0))
-    standing: dict[str, dict[str, Decimal]] = defaultdict(nothing.copy)
-    known: dict[str, ClosedLine] = {}
+    standing: dict[CellKey, dict[str, Decimal]] = defaultdict(nothing.copy)
+    ids: dict[CellKey, str] = {}
     last = 0
     for closed in earlier:
-        known.setdefault(closed.line, closed)
+        ids[closed.key] = closed.line
         last = max(last, closed.revision)
         for amount in AMOUNTS:
-            standing[closed.line][amount] += getattr(closed, amount)
+            standing[closed.key][amount] += getattr(closed, amount)
     # Amounts as they are shown: what was billed was rounded, and so are differences of it.
-    now = {line.id: row_of(bill, line) for line in bill.lines}
+    now = {line.key: row_of(bill, line) for line in bill.lines}
     parts = {} if last else parts_of(bill)
-    values: dict[str, tuple[str, str | None]] = {
-        line.id: (_json(list(line.values)), line.idle_kind) for line in bill.lines
-    }
     # A line that is gone is taken back whole.
-    values |= {
-        line: (closed.dimension_values, closed.idle_kind)
-        for line, closed in known.items()
-        if line not in values
-    }
+    ids |= {line.key: line.id for line in bill.lines}
     rows = []
-    for line, (dimension_values, idle_kind) in sorted(values.items()):
+    for key, line in sorted(ids.items(), key=lambda item: (item[1], str(item[0]))):
         amounts = {
-            amount: now.get(line, {}).get(amount, Decimal(0)) - standing[line][amount]
+            amount: now.get(key, {}).get(amount, Decimal(0)) - standing[key][amount]
             for amount in AMOUNTS
         }
         # The first revision has every line, also those of nothing.
@@ -223,12 +232,12 @@ def revision_rows(
         rows.append(
             {
                 "line": line,
-                "dimension_values": dimension_values,
-                "idle_kind": idle_kind,
+                "dimension_values": _json(list(key.values)),
+                "idle_kind": key.kind,
                 "charge_class": CORRECTION if last else None,
                 **amounts,
                 # A correction is of whatever changed: it has no price or quantity of its own.
-                "parts": None if last else encode_parts(parts[line]),
+                "parts": None if last else encode_parts(parts[key]),
                 **_of_all(bill, revision=last + 1, closed_time_us=closed_time_us),
             }
         )
@@ -260,15 +269,17 @@ def standing_bill(
 
     Of `policy` the names that exports have are taken, and nothing that costs depend on.
     """
-    summed: dict[str, dict[str, Decimal]] = defaultdict(lambda: dict.fromkeys(AMOUNTS, Decimal(0)))
+    summed: dict[CellKey, dict[str, Decimal]] = defaultdict(
+        lambda: dict.fromkeys(AMOUNTS, Decimal(0))
+    )
     named = {}
     for each in closed:
-        named[each.line] = each
+        named[each.key] = each
         for amount in AMOUNTS:
-            summed[each.line][amount] += getattr(each, amount)
-    lines = [_standing_line(named[line], amounts) for line, amounts in summed.items()]
+            summed[each.key][amount] += getattr(each, amount)
+    lines = [_standing_line(named[key], amounts) for key, amounts in summed.items()]
     # What was taken back whole is no line any more.
-    lines = [line for line in lines if line.cost or line.charged or line.used or line.held]
+    lines = [line for line in lines if line.has_amounts]
     total = sum((line.cost for line in lines), Decimal(0))
     last = closed[-1]
     return Bill(
@@ -307,8 +318,8 @@ def _standing_line(closed: ClosedLine, amounts: dict[str, Decimal]) -> BillLine:
     )
     return BillLine(
         id=closed.line,
-        values=tuple(msgspec.json.decode(closed.dimension_values, type=list[str])),
-        idle_kind=msgspec.convert(closed.idle_kind, IdleKind | None),
+        values=closed.key.values,
+        idle_kind=closed.key.kind,
         held=held,
         used=used,
         charged=charged,

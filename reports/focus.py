@@ -123,7 +123,7 @@ def focus_columns(*, allocations: bool) -> tuple[FocusColumn, ...]:
 def _parts(bill: Bill) -> Iterator[tuple[_LineOf, ChargePart]]:
     parts = parts_of(bill)
     for line in bill.lines:
-        for part in parts[line.id]:
+        for part in parts[line.key]:
             yield _LineOf(line.id, line.values, line.idle_kind), part
 
 

@@ -19,6 +19,9 @@ Basis = Literal["held", "used", "greater", "blended"]
 Share = Literal["own_line", "even", "held", "used", "table"]
 IdleKind = Literal["unallocated", "held_idle", "overhead", "uncovered"]
 IDLE_KINDS: Final[tuple[IdleKind, ...]] = ("unallocated", "held_idle", "overhead", "uncovered")
+_MAX_DIGITS: Final = 18
+"""Before the point: a closed bill has room for sums of such amounts."""
+_MAX_DECIMALS: Final = 60
 _AT_MOST_ONE: Final = ("held_weight", "min_covered_ratio")
 _AT_LEAST: Final = {"pue": Decimal(1)}
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -87,6 +90,11 @@ def _check(name: str, number: Decimal) -> None:
     minimum = _AT_LEAST.get(name, Decimal(0))
     if not number.is_finite() or number < minimum:
         raise ValueError(f"`{name}` must be a number that is not below {minimum}")
+    # Exact amounts have all their digits, however many somebody asks for.
+    if number.adjusted() >= _MAX_DIGITS or int(number.as_tuple().exponent) < -_MAX_DECIMALS:
+        raise ValueError(
+            f"`{name}` may have {_MAX_DIGITS} digits before the point and {_MAX_DECIMALS} behind it"
+        )
     if name in _AT_MOST_ONE and number > 1:
         raise ValueError(f"`{name}` is a part of 1: give 0 to 1")
 

@@ -75,8 +75,16 @@ class StoreSnapshot:
     @cached_property
     def purged_before_us(self) -> int:
         """Up to when `usage` has lost its minutes: what is left of them is no whole hour."""
-        usage = self._tables[USAGE.name]
-        return ((usage.transaction_version(PURGED_BEFORE) or 0) if usage else 0) * DAY_US
+        return self._purged_before_us(USAGE.name)
+
+    @cached_property
+    def removed_before_us(self) -> int:
+        """Up to when neither minutes nor hours are left, by the store's retention."""
+        return min(self.purged_before_us, self._purged_before_us(USAGE_HOURLY.name))
+
+    def _purged_before_us(self, name: str) -> int:
+        table = self._tables[name]
+        return ((table.transaction_version(PURGED_BEFORE) or 0) if table else 0) * DAY_US
 
     @cached_property
     def complete_until_us(self) -> int | None:

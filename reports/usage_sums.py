@@ -264,6 +264,11 @@ class UsageReader:
         """Return the versions of the tables that are read, by name."""
         return dict(self._snapshot.versions)
 
+    @property
+    def removed_before_us(self) -> int:
+        """Up to when the store's retention has removed all usage; 0 where it has removed none."""
+        return self._snapshot.removed_before_us
+
     @cached_property
     def usage_end_us(self) -> int:
         """Up to when there is usage: as far as it is complete, or else its newest minute's end.

@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -359,3 +360,16 @@ def test_the_service_shows_a_closed_period_as_the_command_does(
     answered = json.loads(answer_to(question, settings).body)
     assert answered == json.loads(capsys.readouterr().out)
     assert (answered["state"], answered["revision"]) == ("closed", 1)
+
+
+def test_lines_whose_ids_somebody_made_equal_are_closed_both(store: str) -> None:
+    """Ids are short, and names are anybody's."""
+    made = bill_of(store, PRICES, hours=24)
+    bill = replace(made, lines=[replace(line, id="c55a851b8b23") for line in made.lines])
+    rows = close(bill, store)
+    assert sum(row["cost"] for row in rows) == bill.line_cost
+    closed = closed_lines(store, bill.window, bill.by)
+    stands = standing_bill(closed, window=bill.window, by=bill.by, policy=bill.policy.policy)
+    assert [line.key for line in stands.lines] == [line.key for line in bill.lines]
+    assert stands.line_cost == bill.line_cost
+    assert not close(bill, store)

@@ -13,8 +13,9 @@ from gpuledger.store.commits import describe
 from gpuledger.store.usage_schema import USAGE, USAGE_HOURLY
 from reports.closing import refusals_of
 from reports.store_snapshot import StoreSnapshot
+from reports.times import DAY_US
 from reports.usage_sums import UsageReader
-from sinks.store.rollups import HOURLY, Rollup
+from sinks.store.rollups import DAILY, HOURLY, Rollup
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_US,
@@ -176,3 +177,22 @@ def test_a_bill_is_that_of_the_minutes_whenever_hours_were_summed_up(
             if is_summed:
                 roll_up(Path(summed))
         assert costs(bill_of(summed, hours=2)) == costs(bill_of(plain, hours=2))
+
+
+def test_a_bill_says_what_the_stores_retention_has_removed_and_is_closed_no_more(
+    tmp_path: Path,
+) -> None:
+    """Minutes alone may go: their hours are there."""
+    rows = minutes_of(0, range(60))
+    store = write_store(tmp_path, told=hours_of_rows(rows), usage=rows, inventory=[inventory_row()])
+    roll_up(tmp_path)
+    rollups = [Rollup(rollup, store_uri=store) for rollup in (HOURLY, DAILY)]
+    rollups[1].run(time_ms=0)
+    day_after = BEGIN_US // DAY_US + 1
+    rollups[0].purge(day_after, time_ms=0)
+    assert bill_of(store, hours=1).removed_until_us is None
+    rollups[1].purge(day_after, time_ms=0)
+    write_store(tmp_path, usage_hourly=[held(30, "a")])
+    bill = bill_of(store, hours=1)
+    assert bill.removed_until_us == BEGIN_US + HOUR_US
+    assert any("removed" in reason for reason in refusals_of(bill))

@@ -48,6 +48,8 @@ EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
         ),
         ("idle:\n- {kind: unallocated, share: table}", ["line 2: idle[0]", "`by` and `weights`"]),
         ("idle:\n- {kind: unalocated, share: even}", ["line 2: idle[0].kind"]),
+        ("prices:\n- {name: a, per_gpu_hour: 1e999999999}", ["line 2: prices[0]", "18 digits"]),
+        ("prices:\n- {name: a, per_gpu_hour: 1e-999999999}", ["line 2: prices[0]", "18 digits"]),
         ("basis:\n- {basis: blended}", ["line 2: basis[0]", "held_weight"]),
         ("basis:\n- {basis: blended}", ["give held_weight, as basis is blended"]),
         (

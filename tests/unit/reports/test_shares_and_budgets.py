@@ -200,3 +200,19 @@ def test_costs_are_shared_among_those_who_had_alike_gpus(tmp_path: Path) -> None
     bill = bill_of(store, policy, by=["namespace"], hours=1)
     # Nobody else had one of the operator's: it stays where it is.
     assert costs(bill) == {"a": "7.00", "operator": "7.00"}
+
+
+def test_energy_that_others_pay_stays_on_its_line(tmp_path: Path) -> None:
+    """Of no time at all: a process of the host on a GPU that somebody holds."""
+    store = store_of(
+        tmp_path,
+        held(0, "a", energy_millijoules=3_600_000_000),
+        usage_row(0, account="host", busy_ns=0, energy_millijoules=3_600_000_000),
+    )
+    policy = SEVEN + "energy: [{name: e, per_kilowatt_hour: 1}]\n"
+    bill = bill_of(store, policy + "idle: [{kind: overhead, share: held}]\n", hours=1)
+    (host,) = (line for line in bill.lines if line.idle_kind == "overhead")
+    assert (host.energy_cost, host.shared_cost) == (Fraction(1), Fraction(-1))
+    assert host.cost == 0
+    assert sum(line.shared_cost for line in bill.lines) == 0
+    assert sum(line.energy_millijoules for line in bill.lines) == 2 * 3_600_000_000
