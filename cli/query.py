@@ -3,7 +3,8 @@
 import csv
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
@@ -30,6 +31,7 @@ from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.store.views import create_views
 
 _WIDTH_IN_FILES: Final = 10_000
+_ROWS_AT_ONCE: Final = 10_000
 Format = Literal["table", "csv", "json", "parquet"]
 
 
@@ -57,23 +59,38 @@ def query(
     with duckdb.connect() as connection:
         try:
             files = create_views(connection, store, storage_options_of(storage_option))
-            with written(output) if output and format == "parquet" else nullcontext() as file:
+            with written(output) if output else nullcontext() as file:
                 confine(connection, files, written=file and file.absolute())
                 # What was looked at is what runs, and not the text once more.
                 found = connection.sql(parse_question(connection, sql))
                 _hint(sql, files, store)
-                if file:
+                if format == "json":
+                    _require_names(found.columns)
+                if format == "parquet":
                     found.write_parquet(str(file))
-                    return 0
-            columns, rows = found.columns, found.fetchall()
+                elif file is None:
+                    _write(sys.stdout, format, found.columns, _rows_of(found))
+                else:
+                    with file.open("w", encoding="utf-8", newline="") as text:
+                        _write(text, format, found.columns, _rows_of(found))
         except duckdb.Error as error:
             raise UserError(f"the store refuses the SQL: {error}") from error
-    if output is None:
-        _write(sys.stdout, format, columns, rows)
-        return 0
-    with written(output) as file, file.open("w", encoding="utf-8", newline="") as text:
-        _write(text, format, columns, rows)
     return 0
+
+
+def _require_names(columns: Sequence[str]) -> None:
+    """Raise UserError where two columns have one name, of which an object has one value."""
+    if twice := [name for name, count in Counter(columns).items() if count > 1]:
+        raise UserError(
+            f"--format json: several columns are called {', '.join(twice)}; give them names of"
+            " their own, with AS"
+        )
+
+
+def _rows_of(found: duckdb.DuckDBPyRelation) -> Iterator[tuple[Any, ...]]:
+    """Yield all rows; few of them are Python's at a time."""
+    while rows := found.fetchmany(_ROWS_AT_ONCE):
+        yield from rows
 
 
 def _hint(sql: str, files: Mapping[str, Sequence[str]], store: str) -> None:
@@ -87,11 +104,15 @@ def _hint(sql: str, files: Mapping[str, Sequence[str]], store: str) -> None:
             )
 
 
-def _write(file: Any, format: Format, columns: Sequence[str], rows: Sequence[Any]) -> None:  # noqa: ANN401, A002  # a text file; the option's name
+def _write(file: Any, format: Format, columns: Sequence[str], rows: Iterable[Any]) -> None:  # noqa: ANN401, A002  # a text file; the option's name
     if format == "json":
-        objects = [dict(zip(columns, map(_whole, row), strict=True)) for row in rows]
-        file.write(orjson.dumps(objects, default=_shown, option=orjson.OPT_INDENT_2).decode())
-        file.write("\n")
+        before = "[\n  "
+        for row in rows:
+            found = dict(zip(columns, map(_whole, row), strict=True))
+            text = orjson.dumps(found, default=_shown, option=orjson.OPT_INDENT_2).decode()
+            file.write(before + text.replace("\n", "\n  "))
+            before = ",\n  "
+        file.write("[]\n" if before.startswith("[") else "\n]\n")
     elif format == "csv":
         writer = csv.writer(file)
         writer.writerow(columns)

@@ -31,7 +31,7 @@ from reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
 from reports.tally import UnbalancedBillError
 from reports.terms import CellKey
 from reports.times import Window
-from reports.usage_sums import memory_bound
+from reports.usage_sums import memory_bound, reading_files
 
 AMOUNTS: Final = (*NUMBERS, *COSTS)
 CORRECTION: Final = "correction"
@@ -118,7 +118,7 @@ def closed_lines(
     ]
     if not files:
         return []
-    with duckdb.connect() as connection:
+    with duckdb.connect() as connection, reading_files():
         open_object_files(connection, store_uri, storage_options)
         connection.execute("SET TimeZone = 'UTC'")
         if memory_bytes is not None:

@@ -7,7 +7,9 @@ from typing import Final
 from reports.asked import AskedError
 from reports.times import DAY_US, HOUR_US, Window
 
-_PERIOD: Final = re.compile(r"(?P<year>\d{4})(-(?P<month>\d\d)(-(?P<day>\d\d))?)?")
+MAX_DAYS: Final = 3_660
+"""Ten years, which a bill takes minutes of: what is longer is a mistake."""
+_PERIOD: Final = re.compile(r"(?P<year>\d{4})(-(?P<month>\d\d)(-(?P<day>\d\d))?)?", re.ASCII)
 
 
 def parse_period(text: str) -> Window:
@@ -41,6 +43,8 @@ def window_of(begin_ms: int, end_ms: int) -> Window:
         raise AskedError("to", hours)
     if window.begin_us >= window.end_us:
         raise AskedError("to", "must be later than `from`")
+    if window.end_us - window.begin_us > MAX_DAYS * DAY_US:
+        raise AskedError("from", f"is more than {MAX_DAYS} days before `to`; give a shorter time")
     return window
 
 

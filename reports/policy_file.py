@@ -19,6 +19,7 @@ from reports.policy_doubts import doubts_of
 from reports.policy_fields import MisreadValue, Mistake, Steps, mistakes_in
 
 MAX_BYTES: Final = 8 * 2**20
+MAX_VALUES: Final = 1_000_000
 DEFAULT_FILE: Final = Path(__file__).with_name("list_prices.yaml")
 _WHOLE_NUMBER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -153,6 +154,7 @@ class _LineNumbers:
 
     def __init__(self, root: yaml.Node | None) -> None:
         self._lines: dict[Steps, int] = {}
+        self._count = 0
         self.twice: list[str] = []
         """Of each field that stands twice: PyYAML would take the last of them in silence."""
         if root:
@@ -166,6 +168,11 @@ class _LineNumbers:
         return f"line {self._lines.get(at, 1)}: {dotted.lstrip('.') or 'the file'}"
 
     def _walk(self, node: yaml.Node, path: Steps) -> None:
+        self._count += 1
+        # An alias stands for all that its anchor has, and aliases of aliases for ever more.
+        if self._count > MAX_VALUES:
+            line = node.start_mark.line + 1
+            raise PolicyError([f"line {line}: more than {MAX_VALUES} values, with all aliases"])
         # A key's line, where there is one, is where its mistake is looked for.
         self._lines.setdefault(path, node.start_mark.line + 1)
         if isinstance(node, yaml.SequenceNode):

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from copy import copy
 from datetime import date
 from functools import cached_property
@@ -193,6 +194,22 @@ def memory_bound(memory_bytes: int) -> str:
     """Return the SQL by which DuckDB takes no more than that."""
     # Nothing is spilled either: whoever sets a bound may have no disk to write to.
     return f"SET memory_limit = '{memory_bytes}B'; SET temp_directory = ''"
+
+
+@contextmanager
+def reading_files() -> Iterator[None]:
+    """Raise UserError where DuckDB cannot read a file of the store: one is gone, cut or away."""
+    try:
+        yield
+    except (duckdb.IOException, duckdb.InvalidInputException) as error:
+        # A wrong query of ours is an invalid input, too.
+        if isinstance(error, duckdb.InvalidInputException) and "arquet" not in str(error):
+            raise
+        said = str(error).partition("\n")[0]
+        raise UserError(
+            f"the store cannot be read: {said}; try again, as a file may have been merged"
+            " meanwhile, or repair the table"
+        ) from error
 
 
 def _within(window: Window) -> str:
@@ -539,12 +556,15 @@ class UsageReader:
 
     def ask_for(self, kind: type[R], query: str) -> list[R]:
         """Return all rows of a query's answer, of which the columns are the fields of `kind`."""
-        answer = self._duckdb.execute(query)
+        with reading_files():
+            answer = self._duckdb.execute(query)
+            rows = answer.fetchall()
         # Rows have their values by position: a column that moved would be taken for another.
         if (columns := tuple(name for name, *_ in answer.description)) != kind._fields:
             raise RuntimeError(f"{kind.__name__} has other columns than {columns}")
-        return list(map(kind._make, answer.fetchall()))
+        return list(map(kind._make, rows))
 
     def ask(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
-        """Return all rows of a query's answer."""
-        return self._duckdb.execute(query, parameters or {}).fetchall()
+        """Return all rows of a query's answer; raises UserError where a file cannot be read."""
+        with reading_files():
+            return self._duckdb.execute(query, parameters or {}).fetchall()

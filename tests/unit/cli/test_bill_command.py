@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
@@ -97,6 +98,33 @@ def test_a_mistake_of_ours_is_one_line_and_an_exit_code_of_its_own(
     error = capsys.readouterr().err
     assert error.startswith("gpuledger: a mistake of gpuledger's own")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(b"PAR1")])
+def test_a_file_of_the_store_that_cannot_be_read_is_one_line_and_may_be_tried_again(
+    store: str,
+    prices: str,
+    damage: Callable[[Path], object],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By the exit code a CronJob tries again; 1 would mean that the month cannot be closed."""
+    for file in (Path(store) / "usage_hourly").rglob("*.parquet"):
+        damage(file)
+    arguments = ["--store", store, "--period", "2026-10", "--prices", prices]
+    for command in (["bill"], ["bill", "close"]):
+        assert main([*command, *arguments]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("gpuledger: the store cannot be read")
+        assert error.count("\n") == 1
+
+
+def test_a_time_that_no_bill_is_of_is_refused_at_once(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--from", "0001-01-01T00:00:00Z", "--to", "9999-01-01T00:00:00Z"]
+    assert main(["bill", "--store", store, *arguments]) == 2
+    assert "--from: is more than 3660 days" in capsys.readouterr().err
+    assert main(["bill", "--store", store, "--period", "\u0662\u0660\u0662\u0666-10"]) == 2
 
 
 def test_json_has_what_the_bill_says_with_costs_as_texts(

@@ -195,6 +195,15 @@ def test_a_table_is_not_cut_off_in_a_pipe(store: Path, capsys: pytest.CaptureFix
     assert "namespace_annotations" in shown
 
 
+def test_json_is_written_a_part_at_a_time_as_one_list(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for count in (0, 1, 25_000):
+        capsys.readouterr()
+        assert ask(store, f"FROM range({count}) AS numbers(i)", "--format", "json") == 0
+        assert json.loads(capsys.readouterr().out) == [{"i": number} for number in range(count)]
+
+
 def test_parquet_goes_to_a_file_and_stays_exact(store: Path, tmp_path: Path) -> None:
     file = tmp_path / "found.parquet"
     assert ask(store, SQL, "--format", "parquet", "--output", str(file)) == 0
@@ -213,6 +222,7 @@ def test_parquet_goes_to_a_file_and_stays_exact(store: Path, tmp_path: Path) -> 
         ("CREATE TABLE kept (number INTEGER)", (), "no rows"),
         ("", (), "empty"),
         ("SELECT 1; SELECT 2", (), "2 statements"),
+        ("SELECT 1 AS a, 2 AS a", ("--format", "json"), "called a"),
         ("PIVOT usage ON account", (), "IN"),
     ],
 )

@@ -387,3 +387,10 @@ def test_amounts_have_the_digits_of_their_currency(currency: str, digits: int) -
 )
 def test_amounts_are_written_without_exponents(amount: Fraction | Decimal, text: str) -> None:
     assert text_of(amount) == text
+
+
+def test_aliases_of_aliases_are_refused_before_they_are_read() -> None:
+    layers = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 12)]
+    text = "\n".join(["l0: &l0 [1, 2, 3]", *layers])
+    with pytest.raises(PolicyError, match="values, with all aliases"):
+        parse_policy(text)
