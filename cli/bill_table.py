@@ -42,18 +42,22 @@ class _Layout:
 
     def __init__(self, columns: Sequence[_Column], width: int) -> None:
         self.columns = columns
-        self.widths = [max(column.width, cell_len(column.name)) for column in columns]
+        liked = [max(column.width, cell_len(column.name)) for column in columns]
+        self.widths = liked
         if self.total <= width:
             return
         # Heads fold between their words, whatever stands below them.
         self.widths = [max(each.width, *map(cell_len, each.name.split())) for each in columns]
         folding = [at for at, column in enumerate(columns) if column.folds]
-        while self.total > width:
-            # The widest text of a dimension gives way first.
-            widest = max(folding, key=self.widths.__getitem__, default=None)
-            if widest is None or self.widths[widest] <= _NARROWEST:
-                return
+        # The widest text of a dimension gives way first.
+        while self.total > width and folding:
+            widest = max(folding, key=self.widths.__getitem__)
+            if self.widths[widest] <= _NARROWEST:
+                break
             self.widths[widest] -= 1
+        # What is left over goes to heads again.
+        for at, wide in enumerate(liked):
+            self.widths[at] += max(0, min(wide - self.widths[at], width - self.total))
 
     @property
     def total(self) -> int:

@@ -11,7 +11,7 @@ from reports.bill_output import time_text
 from reports.billing import Bill, BillLine, BillMaker
 from reports.charging_sql import HOUR_UNITS
 from reports.closing import ClosedLine, taken_back
-from reports.money import text_of
+from reports.money import money_text, text_of
 from reports.policy import Price
 from reports.rates import gpu_hour_of
 from reports.terms import Cell, CellKey, Terms
@@ -77,9 +77,9 @@ def revision_texts(closed: Sequence[ClosedLine], line: str, *, policy: str) -> I
         if each.line == line:
             word = "correction" if each.charge_class else "closed"
             yield (
-                f"revision {each.revision}: {word} {each.cost.normalize():f} {each.currency},"
-                f" usage until {time_text(each.valid_through_us)}, prices {each.policy_name}"
-                f" {each.policy_sha256[:12]}, tables {each.table_versions}"
+                f"revision {each.revision}: {word} {money_text(each.cost, each.currency)}"
+                f" {each.currency}, usage until {time_text(each.valid_through_us)}, prices"
+                f" {each.policy_name} {each.policy_sha256[:12]}, tables {each.table_versions}"
             )
     if closed and closed[-1].policy_sha256 != policy:
         yield "what follows is by other prices than those by which it was closed"

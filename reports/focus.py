@@ -15,7 +15,7 @@ from reports.bill_output import time_text
 from reports.billing import Bill
 from reports.charge_parts import QUANTITY_DIGITS, RATIO_DIGITS, ChargePart, decode_parts, parts_of
 from reports.closing import ClosedLine
-from reports.money import fraction_of, rounded
+from reports.money import fraction_of, minor_digits, rounded
 from reports.periods import month_of
 from reports.policy import FocusNames
 from reports.tenants import ABSENT
@@ -149,7 +149,9 @@ def _correction(bill: Bill, closed: ClosedLine) -> dict[str, Any]:
         rounded(fraction_of(seconds) / _SECONDS_PER_HOUR, digits=QUANTITY_DIGITS)
         for seconds in (closed.held_gpu_seconds, closed.used_gpu_seconds)
     )
-    part = ChargePart(cost=closed.cost, held_hours=held, used_hours=used)
+    # It was stored with as many digits as any currency has.
+    cost = rounded(fraction_of(closed.cost), digits=minor_digits(closed.currency))
+    part = ChargePart(cost=cost, held_hours=held, used_hours=used)
     return _row(bill, line, part) | {
         "ChargeCategory": "Usage",
         "ChargeClass": "Correction",

@@ -13,6 +13,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
+from typing_extensions import override
 
 from gpuledger.texts import find_near, shorten
 
@@ -29,6 +30,10 @@ class MisreadValue:
 
     text: str
     why: str
+
+    @override
+    def __str__(self) -> str:
+        return self.text
 
 
 def mistakes_in(content: object, kind: Any, path: Steps = ()) -> Iterator[Mistake]:  # noqa: ANN401  # a type, as annotations have it

@@ -105,7 +105,8 @@ def _between_the_right(content: Any, mistakes: Sequence[Mistake]) -> Iterator[Mi
         return
     kept: dict[str, Any] = {}
     stood: dict[Steps, Steps] = {}
-    for section, rows in content.items():
+    # Keys may be anything in YAML; what stands for them in paths are texts.
+    for section, rows in ((str(key), rows) for key, rows in content.items()):
         if isinstance(rows, list) and (section,) not in wrong:
             right = [at for at in range(len(rows)) if (section, at) not in wrong]
             stood |= {(section, now): (section, at) for now, at in enumerate(right)}

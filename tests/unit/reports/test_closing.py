@@ -179,8 +179,8 @@ def test_an_explanation_shows_every_revision_of_a_line(
     capsys.readouterr()
     assert main(["bill", "explain", line, *arguments]) == 0
     explained = capsys.readouterr().out
-    assert "revision 1: closed 140 USD" in explained
-    assert "revision 2: correction 7 USD" in explained
+    assert "revision 1: closed 140.00 USD" in explained
+    assert "revision 2: correction 7.00 USD" in explained
 
 
 def test_a_line_that_is_gone_is_taken_back_whole(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_line_that_the_service_shows_as_it_was_closed_it_can_explain(tmp_path:
     explained = json.loads(answer_to(asked, settings).body)
     assert (explained["line"], explained["cost"]) == (shown["line"], "0.00")
     assert explained["namespace"] == shown["namespace"]
-    assert explained["explanation"][0].startswith("revision 1: closed 168 USD")
+    assert explained["explanation"][0].startswith("revision 1: closed 168.00 USD")
     assert "nothing of it is left" in explained["explanation"][-1]
     refused = answer_to(ExplainQuestion(bill=question, line="zz", rows=1), settings)
     assert refused.status == 400

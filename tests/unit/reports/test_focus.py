@@ -275,6 +275,8 @@ def test_a_closed_bill_is_what_was_closed_and_a_row_for_each_correction(store: s
     assert sum(row["BilledCost"] for row in rows) == second.line_cost == standing.line_cost
     assert [rule for row in rows for rule in broken_rules(row)] == []
     assert {row["x_Revision"] for row in corrections} == {"2"}
+    # With the digits of the currency in all rows, as texts show them.
+    assert {row["BilledCost"].as_tuple().exponent for row in rows} == {-2}
 
 
 def append(store: str, rows: list[dict[str, Value]]) -> None:

@@ -74,6 +74,8 @@ EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
         ),
         ("teams:\n- {team: 5, match: {pod: b}}", ["line 2: teams[0].team", "quotes"]),
         ("prices: {name: a}", ["line 1: prices", "list"]),
+        ("010: a", ["line 1: 010: is no field"]),
+        ("5: [a]", ["line 1: 5: is no field"]),
         ("close: 3", ["line 1: close", "object"]),
         ("prices:\n- name:\n  per_gpu_hour: 1", ["line 2: prices[0].name", "no value"]),
         ("basis:\n- {basis: used, match: {model: a}}", ["line 2: basis[0].match.model", "tenants"]),
