@@ -76,17 +76,20 @@ def maintain(
     Give the days of the sink's settings (store.retention). Exit code 1 where somebody else is at
     it, 2 where there is no store or the storage does not answer.
     """
-    settings = StoreSettings(
-        uri=store,
-        storage_options=storage_options_of(storage_option),
-        orphan_age_hours=orphan_age_hours,
-        retention=StoreRetentionSettings(
-            usage_days=usage_days,
-            usage_hourly_days=usage_hourly_days,
-            usage_daily_days=usage_daily_days,
-            entries_days=entries_days,
-        ),
-    )
+    try:
+        settings = StoreSettings(
+            uri=store,
+            storage_options=storage_options_of(storage_option),
+            orphan_age_hours=orphan_age_hours,
+            retention=StoreRetentionSettings(
+                usage_days=usage_days,
+                usage_hourly_days=usage_hourly_days,
+                usage_daily_days=usage_daily_days,
+                entries_days=entries_days,
+            ),
+        )
+    except ValueError as error:
+        raise UserError(f"--store: {error}") from error
     try:
         _require_store(settings)
         maintainer = Maintainer(settings, clock=SystemClock(), vacuums=True)

@@ -450,6 +450,9 @@ class StoreRetentionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_u
     """How long single ticks are kept, where they are stored."""
 
 
+_UNUSABLE_IN_FOLDERS: Final = frozenset("[]^|%\\")
+
+
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the rows go and how often they are written."""
 
@@ -491,6 +494,12 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     table (time travel) find what a compaction replaced for as long."""
     max_poll_records: Count = 500
     """The most events that one poll brings."""
+
+    def __post_init__(self) -> None:
+        """Refuse a folder's name that deltalake 1.6 reads as another one, or fails on."""
+        wrong = sorted(set(self.uri) & _UNUSABLE_IN_FOLDERS)
+        if wrong and "://" not in self.uri:
+            raise ValueError(f"`uri`: a store's folder may not have {' '.join(wrong)} in its name")
 
 
 _OWN_ROWS: Final = Topics().rows.name
