@@ -244,6 +244,34 @@ FROM {pods} GROUP BY cluster, node, pod_uid HAVING min(created_time) < make_time
 """  # noqa: S608  # quoted files
 
 
+def pod_versions_sql(pods: str, uids: str) -> str:
+    """Return the SQL of the versions of some pods that say something new of them.
+
+    Most of a pod's versions say what the one before said, such as that its containers run now. Each
+    has the deletion that the last one says. Of static pods all are there: a node knows several by
+    one hash, and their versions replace one another.
+    """
+    # In the order that `tenants` has them in.
+    digits = "CASE WHEN regexp_full_match(resource_version, '[0-9]+') THEN resource_version END"
+    number = f"coalesce(try_cast({digits} AS HUGEINT), 0)"
+    said = "(namespace, pod, owner_kind, owner_name, labels, created_us, annotations)"
+    return f"""
+WITH versions AS (
+    SELECT cluster, node, pod_uid, epoch_us(in_force_from) AS since_us, namespace, pod, owner_kind,
+        owner_name, labels, epoch_us(created_time) AS created_us,
+        epoch_us(deleted_time) AS deleted_us, resource_version, min(kafka_offset) AS kafka_offset,
+        config_hash, annotations
+    FROM {pods} WHERE (cluster, node, pod_uid) IN ({uids}) GROUP BY ALL
+)
+SELECT * REPLACE (max(deleted_us) OVER (PARTITION BY cluster, node, pod_uid) AS deleted_us)
+FROM versions
+WINDOW history AS (PARTITION BY cluster, node, pod_uid ORDER BY {number}, kafka_offset)
+QUALIFY config_hash IS NOT NULL OR lag(config_hash) OVER history IS NOT NULL
+    OR {said} IS DISTINCT FROM lag({said}) OVER history OR since_us < lag(since_us) OVER history
+ORDER BY ALL
+"""  # noqa: S608  # quoted files
+
+
 PODS_THERE: Final = "SELECT cluster, node, pod_uid FROM pod_spans WHERE NOT is_gone"
 
 

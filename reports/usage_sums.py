@@ -324,7 +324,7 @@ class UsageReader:
         return int(begin_us or 0)
 
     def pods(self, window: Window, *, by_names: bool = False) -> list[PodVersion]:
-        """Return all versions of the pods that there may have been in a time, or that rows name.
+        """Return what is known of the pods that there may have been in a time, or that rows name.
 
         A pod may be deleted long before its processes end, where its node is cut off. `by_names`
         leaves out those of which all rows say the names themselves: they are most.
@@ -345,16 +345,10 @@ class UsageReader:
             uids = sql.PODS_THERE
             if rows and self.ask("SELECT 1 FROM pod_spans WHERE is_gone LIMIT 1"):
                 uids += f" UNION ALL ({sql.gone_pods_sql(rows)})"
-        return [
-            PodVersion(*row)
-            for row in self._versions_in(
-                PODS.name,
-                "cluster, node, pod_uid, epoch_us(in_force_from), namespace, pod, owner_kind,"
-                " owner_name, labels, epoch_us(created_time), epoch_us(deleted_time),"
-                " resource_version, min(kafka_offset), config_hash, annotations",
-                f"(cluster, node, pod_uid) IN ({uids})",
-            )
-        ]
+        # A store that was written by an earlier version alone has no such column.
+        column = "SELECT NULL::VARCHAR AS annotations WHERE false"
+        pods = f"({column} UNION ALL BY NAME FROM {relation(files)})"
+        return [PodVersion(*row) for row in self.ask(sql.pod_versions_sql(pods, uids))]
 
     def namespaces(self) -> Mapping[tuple[str, str], Sequence[NamespaceVersion]]:
         """Return all versions of each namespace, in the order of `holding_versions`."""
@@ -538,17 +532,12 @@ class UsageReader:
             found[cluster, named].append(kind._make(version))
         return found
 
-    def _versions_in(self, table: str, columns: str, condition: str = "true") -> list[Any]:
+    def _versions_in(self, table: str, columns: str) -> list[Any]:
         files = self._all_files(table)
         if not files:
             return []
-        rows = relation(files)
-        if table == PODS.name:
-            # A store that was written by an earlier version alone has no such column.
-            column = "SELECT NULL::VARCHAR AS annotations WHERE false"
-            rows = f"({column} UNION ALL BY NAME FROM {rows})"
         return self.ask(
-            f"SELECT {columns} FROM {rows} WHERE {condition} GROUP BY ALL ORDER BY ALL"  # noqa: S608  # quoted files
+            f"SELECT {columns} FROM {relation(files)} GROUP BY ALL ORDER BY ALL"  # noqa: S608  # quoted files
         )
 
     def _all_files(self, table: str) -> list[str]:

@@ -355,8 +355,11 @@ class Rollup:
         begins = f"date_trunc('{self._period.target_column}', {column})"
         query = QueryBuilder().register("source", source)
         where = f"{of_day} AND ({hours_sql(begins, hours) or 'false'})"
-        sql = sums_sql(self._period, "source", where, has=_columns_of(source))
-        rows = query.execute(sql).read_all()
+        sums = sums_sql(self._period, "source", where, has=_columns_of(source))
+        # By device, so that what is the same of it stands together: half of the bytes, and a tenth
+        # of a bill's time.
+        order = f'"cluster", node, gpu_uuid, {self._period.target_column}'
+        rows = query.execute(f"SELECT * FROM ({sums}) ORDER BY {order}").read_all()  # noqa: S608  # no user's text
         replaced = hours_sql(self._period.target_column, hours) or "false"
         write_deltalake(
             target,

@@ -766,3 +766,21 @@ def test_bills_of_times_that_follow_one_another_are_those_of_each_alone(
         bill.exact_origin_cost for bill in alone
     ]
     assert [bill.end_us for bill in together] == [bill.end_us for bill in alone]
+
+
+def test_versions_of_a_pod_that_say_nothing_new_are_not_read(tmp_path: Path) -> None:
+    """All but one: what a pod was called at a time is known without them, and when it was gone."""
+    gone = BEGIN_US + 3 * HOUR_US
+    versions = [
+        pod_row("a", hour=0),
+        pod_row("a", hour=0.5, container_id="c"),
+        pod_row("a", hour=1, labels='{"team":"x"}'),
+        pod_row("a", hour=2, labels='{"team":"x"}', container_id="c"),
+        pod_row("a", hour=3, labels='{"team":"x"}', deleted_time=gone),
+    ]
+    store = store_of(tmp_path, held(0, "a"), pods=versions)
+    found = UsageReader(store).pods(Window(BEGIN_US, BEGIN_US + 4 * HOUR_US))
+    assert [(each.since_us, each.labels, each.deleted_us) for each in found] == [
+        (BEGIN_US, "{}", gone),
+        (BEGIN_US + HOUR_US, '{"team":"x"}', gone),
+    ]
