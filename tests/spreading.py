@@ -1,10 +1,9 @@
-"""How `-n` spreads the tests: a file to a process; those on real parts in all processes but one.
+"""How `-n` spreads the tests: a file to a process; those on real parts side by side in three.
 
-Real tests wait for most of their time, so that there is a process more than cores, and the last one
-has all else meanwhile. Brokers and API servers have deadlines of their own, which four of them on a
-busy machine miss: three processes have real tests at most. They take those first, a file at a time
-as they get free: shares that are fixed beforehand grow apart with the tests, and the longest of
-them is what a run takes.
+Brokers and API servers have deadlines of their own, which four of them on a busy machine miss.
+Three processes leave a core for all else, which takes less time than the real tests do. They take
+those first, a file at a time as they get free: shares that are fixed beforehand grow apart with the
+tests, and the longest of them is what a run takes.
 """
 
 import os
@@ -26,14 +25,9 @@ _REAL: Final = PurePosixPath("tests/real")
 
 
 def count_processes() -> int:
-    """Return for `-n auto` PYTEST_XDIST_AUTO_NUM_WORKERS, else one more than cores, at most 4."""
+    """Return for `-n auto` what PYTEST_XDIST_AUTO_NUM_WORKERS says, else one a core, at most 4."""
     wanted = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")
-    return int(wanted) if wanted else min(MAX_PROCESSES, len(os.sched_getaffinity(0)) + 1)
-
-
-def count_real_processes(processes: int) -> int:
-    """Return how many of so many processes have real tests at a time."""
-    return max(1, min(MAX_REAL_PROCESSES, processes - 1))
+    return int(wanted) if wanted else min(MAX_PROCESSES, len(os.sched_getaffinity(0)))
 
 
 def is_real(file: str) -> bool:
@@ -53,7 +47,7 @@ def next_file(files: Iterable[str], *, takes_real: bool) -> str | None:
 
 
 class Spreading(LoadFileScheduling):  # type: ignore[misc]  # xdist publishes no types
-    """Gives a file to one process, and those of real tests to all processes but one."""
+    """Gives a file to one process, and those of real tests to no more than three processes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # xdist's, handed on
         super().__init__(*args, **kwargs)
@@ -83,6 +77,5 @@ class Spreading(LoadFileScheduling):  # type: ignore[misc]  # xdist publishes no
         super()._assign_work_unit(node)
 
     def _next_for(self, node: "WorkerController") -> str | None:
-        places = count_real_processes(self.numnodes)
-        has_place = node in self._real_nodes or len(self._real_nodes) < places
+        has_place = node in self._real_nodes or len(self._real_nodes) < MAX_REAL_PROCESSES
         return next_file(self.workqueue, takes_real=has_place)
