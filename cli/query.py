@@ -4,9 +4,11 @@ import csv
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from decimal import Decimal
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -66,13 +68,15 @@ def query(
                 _hint(sql, files, store)
                 if format == "json":
                     _require_names(found.columns)
+                # Few rows are Python's at a time.
+                rows = chain.from_iterable(iter(partial(found.fetchmany, _ROWS_AT_ONCE), []))
                 if format == "parquet":
                     found.write_parquet(str(file))
                 elif file is None:
-                    _write(sys.stdout, format, found.columns, _rows_of(found))
+                    _write(sys.stdout, format, found.columns, rows)
                 else:
                     with file.open("w", encoding="utf-8", newline="") as text:
-                        _write(text, format, found.columns, _rows_of(found))
+                        _write(text, format, found.columns, rows)
         except duckdb.Error as error:
             raise UserError(f"the store refuses the SQL: {error}") from error
     return 0
@@ -85,12 +89,6 @@ def _require_names(columns: Sequence[str]) -> None:
             f"--format json: several columns are called {', '.join(twice)}; give them names of"
             " their own, with AS"
         )
-
-
-def _rows_of(found: duckdb.DuckDBPyRelation) -> Iterator[tuple[Any, ...]]:
-    """Yield all rows; few of them are Python's at a time."""
-    while rows := found.fetchmany(_ROWS_AT_ONCE):
-        yield from rows
 
 
 def _hint(sql: str, files: Mapping[str, Sequence[str]], store: str) -> None:

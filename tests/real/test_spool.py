@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tests.real.services.kafka import Kafka
 
 TICK_SECONDS = 0.25
+STARTS = 3
 AFTER_SECONDS = 0.5
 READ_SECONDS = 0.1
 MISSED_TICKS = 80
@@ -84,7 +85,10 @@ async def test_an_outage_with_a_kill_and_a_restart_ends_with_the_whole_time_in_i
     once = list({sample.seq: sample for sample in read.samples}.values())
     assert len({sample.boot_id for sample in once}) == 1
     assert [sample.seq for sample in once] == sorted(sample.seq for sample in once)
-    assert list(dict.fromkeys(one.seq for one in read.readings)) == [one.seq for one in once]
+    # A tick that comes right behind a start may have no readings yet.
+    told = list(dict.fromkeys(one.seq for one in read.readings))
+    assert told == [one.seq for one in once if one.seq in set(told)]
+    assert len(once) - len(told) <= STARTS
     assert (once[-1].time_ns - once[0].time_ns) / 1e9 > 12
     gaps = [
         (after.time_ns - before.time_ns - after.interval_ns) / 1e9
