@@ -1,6 +1,6 @@
 """All that the days of a bill add up to, by line and price; and who pays for idle."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,7 +10,7 @@ from reports.charging_sql import HOUR_UNITS
 from reports.money import fraction_of
 from reports.policy import IDLE_KINDS, IdleKind, IdleRule, SharedRule
 from reports.tenants import NONE, SHARED, PartyKey, fits_all
-from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Scope, Terms, Values
+from reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Scope, Terms
 from reports.usage_sums import DaySums, DeviceClass
 
 
@@ -224,11 +224,15 @@ class BillTally:
         """
         pools: dict[tuple[Scope, int], list[tuple[CellKey, Fraction]]] = {}
         rules: dict[int, IdleRule | SharedRule] = {}
+        # Who works for all others takes nothing of what they share.
+        takers: dict[tuple[str | None, ...], dict[CellKey, list[Cell]]] = defaultdict(dict)
         # What is to be shared is gathered by who shares it: one rule, and alike GPUs.
         for key, cells in self.cells.items():
             for terms, cell in cells.items():
                 rule = self._rule_of(key, terms)
                 if rule is None:
+                    if key.kind is None:
+                        takers[terms.scope].setdefault(key, []).append(cell)
                     continue
                 rules[id(rule)] = rule
                 cost = cell.cost(terms) + cell.energy_cost(terms)
@@ -241,7 +245,7 @@ class BillTally:
             if rule.share == "table":
                 taken = self._taken_by_table(rule, given)
             else:
-                taken = self._taken(rule, scope, total, shown=shown)
+                taken = _taken(rule, takers[scope], total, shown=shown)
             for key, cost in taken.items():
                 target = extra if rule.share == "table" else added
                 target[key] += cost
@@ -261,42 +265,6 @@ class BillTally:
             fitting = (r for r in terms.shared_rules if fits_all(r.match, names, key.values))
             rule = next(fitting, None)
         return None if rule is None or rule.share == "own_line" else rule
-
-    def _taken(
-        self,
-        rule: IdleRule | SharedRule,
-        scope: Scope,
-        total: Fraction,
-        *,
-        shown: int,
-    ) -> dict[CellKey, Fraction]:
-        """Return who takes how much of a pool; nobody where nobody has a weight."""
-        weights: dict[CellKey, Fraction] = {}
-        for key, cells in self.cells.items():
-            if key.kind is not None:
-                continue
-            # Who works for all others takes nothing of what they share.
-            mine = [
-                cell
-                for terms, cell in cells.items()
-                if terms.scope == scope and self._rule_of(key, terms) is None
-            ]
-            if not mine:
-                continue
-            if rule.share == "even":
-                weights[key] = Fraction(1)
-            else:
-                weights[key] = Fraction(sum(getattr(cell, rule.share) for cell in mine))
-        if rule.share == "even":
-            # Each line has the same; what a budget distinguishes within it shares that.
-            counts: dict[Values, int] = defaultdict(int)
-            for key in weights:
-                counts[key.values[:shown]] += 1
-            weights = {key: Fraction(1, counts[key.values[:shown]]) for key in weights}
-        sum_of_weights = sum(weights.values(), Fraction(0))
-        if not sum_of_weights:
-            return {}
-        return {key: total * weight / sum_of_weights for key, weight in weights.items()}
 
     def _taken_by_table(
         self, rule: IdleRule | SharedRule, given: Sequence[tuple[CellKey, Fraction]]
@@ -325,3 +293,26 @@ class BillTally:
                 )
                 taken[CellKey(values, kind)] += cost * weight / sum_of_weights
         return taken
+
+
+def _taken(
+    rule: IdleRule | SharedRule,
+    takers: Mapping[CellKey, Sequence[Cell]],
+    total: Fraction,
+    *,
+    shown: int,
+) -> dict[CellKey, Fraction]:
+    """Return which taker takes how much of a pool; nobody where nobody has a weight."""
+    if rule.share == "even":
+        # Each line has the same; what a rule distinguishes within it shares that.
+        counts = Counter(key.values[:shown] for key in takers)
+        weights = {key: Fraction(1, counts[key.values[:shown]]) for key in takers}
+    else:
+        weights = {
+            key: Fraction(sum(getattr(cell, rule.share) for cell in cells))
+            for key, cells in takers.items()
+        }
+    sum_of_weights = sum(weights.values(), Fraction(0))
+    if not sum_of_weights:
+        return {}
+    return {key: total * weight / sum_of_weights for key, weight in weights.items()}
