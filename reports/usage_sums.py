@@ -196,9 +196,13 @@ def memory_bound(memory_bytes: int) -> str:
     return f"SET memory_limit = '{memory_bytes}B'; SET temp_directory = ''"
 
 
+class StoreReadError(UserError):
+    """A file of the store cannot be read; the message names it."""
+
+
 @contextmanager
 def reading_files() -> Iterator[None]:
-    """Raise UserError where DuckDB cannot read a file of the store: one is gone, cut or away."""
+    """Raise StoreReadError where DuckDB cannot read a file: one is gone, cut or away."""
     try:
         yield
     except (duckdb.IOException, duckdb.InvalidInputException) as error:
@@ -206,7 +210,7 @@ def reading_files() -> Iterator[None]:
         if isinstance(error, duckdb.InvalidInputException) and "arquet" not in str(error):
             raise
         said = str(error).partition("\n")[0]
-        raise UserError(
+        raise StoreReadError(
             f"the store cannot be read: {said}; try again, as a file may have been merged"
             " meanwhile, or repair the table"
         ) from error
@@ -554,6 +558,6 @@ class UsageReader:
         return list(map(kind._make, rows))
 
     def ask(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
-        """Return all rows of a query's answer; raises UserError where a file cannot be read."""
+        """Return all rows of a query's answer; raises StoreReadError."""
         with reading_files():
             return self._duckdb.execute(query, parameters or {}).fetchall()

@@ -33,7 +33,7 @@ from reports.periods import month_of
 from reports.policy import BillPolicy, dimension_names
 from reports.policy_file import read_policy
 from reports.times import Window
-from reports.usage_sums import UsageReader, table_versions
+from reports.usage_sums import StoreReadError, UsageReader, table_versions
 
 MAX_LINES: Final = 100_000
 """How many allocations one answer may have; each is some 2 KB of JSON."""
@@ -68,6 +68,11 @@ def answer_to(question: Question, settings: AnswerSettings) -> ReportAnswer:
         return ReportAnswer(body=_body(question, settings))
     except ParameterError as error:
         return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.parameter)
+    except (StoreReadError, OSError) as error:
+        # A file that a compaction has replaced meanwhile, or an object store that is away. Which
+        # one it is, and where, is none of whoever asks.
+        name = type(error).__name__
+        return _error(HTTPStatus.SERVICE_UNAVAILABLE, f"the store cannot be read: {name}")
     except UserError as error:
         # The store or the prices: nothing that whoever asks could put right.
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
@@ -75,10 +80,6 @@ def answer_to(question: Question, settings: AnswerSettings) -> ReportAnswer:
         asked = "window" if isinstance(question, AllocationQuestion) else "period"
         problem = f"takes more memory than {settings.memory_bytes} bytes; ask for less at a time"
         return _error(HTTPStatus.BAD_REQUEST, f"{asked}: {problem}", parameter=asked)
-    except (duckdb.IOException, OSError) as error:
-        # A file that a compaction has replaced meanwhile, or an object store that is away.
-        name = type(error).__name__
-        return _error(HTTPStatus.SERVICE_UNAVAILABLE, f"the store cannot be read: {name}")
 
 
 def _error(status: HTTPStatus, message: str, *, parameter: str | None = None) -> ReportAnswer:

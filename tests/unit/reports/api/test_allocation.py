@@ -206,3 +206,13 @@ def test_idle_of_a_cluster_that_nobody_used_stays(tmp_path: Path) -> None:
     )
     found = costs(told, "aggregate=namespace&shareIdle=true&splitIdle=true")
     assert found == {"ns": Decimal("18.66667"), "other": Decimal("9.33333"), "dev/__idle__": 7}
+
+
+def test_which_file_of_the_store_cannot_be_read_is_not_told(tmp_path: Path) -> None:
+    found = small_store(tmp_path)
+    for file in (Path(found.store_uri) / "usage_hourly").rglob("*.parquet"):
+        file.unlink()
+    answer = answer_to(asked("aggregate=namespace"), found)
+    assert answer.status == 503
+    assert b"the store cannot be read" in answer.body
+    assert str(tmp_path).encode() not in answer.body
