@@ -12,11 +12,11 @@ from reports.charging_sql import (
     FACTOR,
     NAMED_US,
     PARTY,
-    UNTOLD_ROWS,
     Detail,
     rows_of_hours,
     scaled,
 )
+from reports.pods_sql import UNTOLD_ROWS
 from reports.tenants import PartyKind
 
 UNTOLD: Final = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"

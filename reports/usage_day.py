@@ -1,7 +1,7 @@
 """One day of a store after the other: what its rows sum to, and who is charged what of it.
 
-The order of a day's questions is here. What is asked is `charging_sql`'s and `parts_sql`'s; a month
-takes as long as its days, and as much memory as the rows of two of them.
+The order of a day's questions is here. What is asked is `charging_sql`'s, `parts_sql`'s and
+`pods_sql`'s; a month takes as long as its days, and as much memory as the rows of two of them.
 
 | relation       | one row is                                  | made by         | read by         |
 |----------------|---------------------------------------------|-----------------|-----------------|
@@ -34,6 +34,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from gpuledger.store.query import quoted
 from reports import charging_sql as sql
+from reports import pods_sql
 from reports.charging_sql import UNITS, CoveredRow, OddIdleRow, OddPartyRow
 from reports.parts_sql import (
     UNNAMED,
@@ -237,10 +238,10 @@ class _UsageDay:
         self._has_rows = True
         self._open_parts(relation)
         if self._must_place(relation):
-            relation = sql.with_pods_sql(relation)
+            relation = pods_sql.with_pods_sql(relation)
             self._open_parts(relation)
         if self._must_name():
-            relation = sql.with_names_sql(relation)
+            relation = pods_sql.with_names_sql(relation)
             self._open_parts(relation)
         nodes = self._ask("SELECT DISTINCT cluster, node FROM usage_parts ORDER BY ALL")
         rows = [(*node, self._class_of(node)) for node in nodes]
@@ -260,7 +261,7 @@ class _UsageDay:
         Few rows are of containers of which nobody knew the pod when they were written.
         """
         # On most days the sums say that there is none, and rows need not be looked through.
-        unplaced = f"SELECT count(*) FROM ({relation}) AS each WHERE {sql.UNPLACED}"  # noqa: S608  # quoted files
+        unplaced = f"SELECT count(*) FROM ({relation}) AS each WHERE {pods_sql.UNPLACED}"  # noqa: S608  # quoted files
         untold = f"SELECT count(*) FROM usage_parts WHERE NOT is_holding AND {UNTOLD}"  # noqa: S608  # our own names
         if not (self._ask(untold)[0][0] and self._ask(unplaced)[0][0]):
             return False

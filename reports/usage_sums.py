@@ -27,6 +27,7 @@ from gpuledger.store.query import gaps_of_files, relation, version_of
 from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
 from reports import charging_sql as sql
+from reports import pods_sql
 from reports.presence import NEVER_US, InventoryRow, Node, Stay, stays_of
 from reports.store_snapshot import StoreSnapshot
 from reports.tenants import PartyKey, PodVersion
@@ -338,21 +339,21 @@ class UsageReader:
             return []
         # A kubelet lists a pod for a while after its end; a day is more than that.
         times = {"begin_us": window.begin_us - DAY_US, "end_us": window.end_us + HOUR_US}
-        self.ask(sql.spans_sql(relation(files)), times)
+        self.ask(pods_sql.spans_sql(relation(files)), times)
         rows = list(filter(None, map(self.rows_relation, days_in(window))))
         if by_names:
             if not rows:
                 return []
-            self.ask(sql.untold_rows_sql(rows))
-            uids = sql.untold_pods_sql()
+            self.ask(pods_sql.untold_rows_sql(rows))
+            uids = pods_sql.untold_pods_sql()
         else:
-            uids = sql.PODS_THERE
+            uids = pods_sql.PODS_THERE
             if rows and self.ask("SELECT 1 FROM pod_spans WHERE is_gone LIMIT 1"):
-                uids += f" UNION ALL ({sql.gone_pods_sql(rows)})"
+                uids += f" UNION ALL ({pods_sql.gone_pods_sql(rows)})"
         # A store that was written by an earlier version alone has no such column.
         column = "SELECT NULL::VARCHAR AS annotations WHERE false"
         pods = f"({column} UNION ALL BY NAME FROM {relation(files)})"
-        return [PodVersion(*row) for row in self.ask(sql.pod_versions_sql(pods, uids))]
+        return [PodVersion(*row) for row in self.ask(pods_sql.pod_versions_sql(pods, uids))]
 
     def namespaces(self) -> Mapping[tuple[str, str], Sequence[NamespaceVersion]]:
         """Return all versions of each namespace, in the order of `holding_versions`."""
@@ -491,7 +492,7 @@ class UsageReader:
         """Make known to SQL whose each container is, as `containers`; false without any record."""
         files = self._all_files(PODS.name)
         if files:
-            self.ask(sql.containers_sql(relation(files)))
+            self.ask(pods_sql.containers_sql(relation(files)))
         return bool(files)
 
     def load_row_names(self, unnamed: Sequence[tuple[str, str, str]], day: Window) -> bool:
@@ -508,7 +509,7 @@ class UsageReader:
             for table, period in ((USAGE_HOURLY.name, "hour"), (USAGE.name, "minute"))
             if (files := [*self._files[table].get(name, ()), *self._files[table].get(None, ())])
         ]
-        self.ask(sql.row_names_sql(rows))
+        self.ask(pods_sql.row_names_sql(rows))
         return bool(self.ask("SELECT 1 FROM row_names LIMIT 1"))
 
     def load(self, table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> None:

@@ -1,0 +1,160 @@
+"""SQL that finds which pods rows are of, and what these are called.
+
+By the records of pods where there are any, and else by what other rows of the day call them. Rows
+are those of a table of usage as they are, `usage_raw`; who is charged for them is `charging_sql`'s.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+UNPLACED: Final = (
+    "each.account = 'pod' AND each.container_id IS NOT NULL"
+    " AND coalesce(each.pod_state, 'pending') NOT IN ('known', 'foreign')"
+)
+"""Of `usage_raw` as `each`: rows of a container of which nobody knew the pod yet."""
+
+
+UNTOLD_ROWS: Final = (
+    "account = 'pod' AND pod_state IS DISTINCT FROM 'known'"
+    " OR account = 'idle' AND holder_state <> 'known'"
+)
+"""Of `usage_raw`: rows of pods of which the name is not known, or not enough."""
+
+
+def spans_sql(pods: str) -> str:
+    """Return the SQL that makes `pod_spans`: the pods there were until `$end_us`, and their names.
+
+    Gone are those that were deleted before `$begin_us`, which the last version of a pod alone says.
+    """
+    return f"""
+CREATE OR REPLACE TEMP TABLE pod_spans AS
+SELECT cluster, node, pod_uid,
+    coalesce(max(deleted_time) <= make_timestamptz($begin_us), false) AS is_gone,
+    list_distinct([pod_uid] || list(config_hash) || list(container_id)) AS ids,
+    list_distinct(list(namespace || '/' || pod)) AS full_names
+FROM {pods} GROUP BY cluster, node, pod_uid HAVING min(created_time) < make_timestamptz($end_us)
+"""  # noqa: S608  # quoted files
+
+
+def pod_versions_sql(pods: str, uids: str) -> str:
+    """Return the SQL of the versions of some pods that say something new of them.
+
+    Most of a pod's versions say what the one before said, such as that its containers run now. Each
+    has the deletion that the last one says. Of static pods all are there: a node knows several by
+    one hash, and their versions replace one another.
+    """
+    # In the order that `tenants` has them in.
+    digits = "CASE WHEN regexp_full_match(resource_version, '[0-9]+') THEN resource_version END"
+    number = f"coalesce(try_cast({digits} AS HUGEINT), 0)"
+    said = "(namespace, pod, owner_kind, owner_name, labels, created_us, annotations)"
+    return f"""
+WITH versions AS (
+    SELECT cluster, node, pod_uid, epoch_us(in_force_from) AS since_us, namespace, pod, owner_kind,
+        owner_name, labels, epoch_us(created_time) AS created_us,
+        epoch_us(deleted_time) AS deleted_us, resource_version, min(kafka_offset) AS kafka_offset,
+        config_hash, annotations
+    FROM {pods} WHERE (cluster, node, pod_uid) IN ({uids}) GROUP BY ALL
+)
+SELECT * REPLACE (max(deleted_us) OVER (PARTITION BY cluster, node, pod_uid) AS deleted_us)
+FROM versions
+WINDOW history AS (PARTITION BY cluster, node, pod_uid ORDER BY {number}, kafka_offset)
+QUALIFY config_hash IS NOT NULL OR lag(config_hash) OVER history IS NOT NULL
+    OR {said} IS DISTINCT FROM lag({said}) OVER history OR since_us < lag(since_us) OVER history
+ORDER BY ALL
+"""  # noqa: S608  # quoted files
+
+
+PODS_THERE: Final = "SELECT cluster, node, pod_uid FROM pod_spans WHERE NOT is_gone"
+
+
+def gone_pods_sql(rows: Iterable[str]) -> str:
+    """Return the SQL of the pods of `pod_spans` that are gone, and that rows name all the same."""
+    named = " UNION ALL ".join(_names_sql(_IDS, f"({each})") for each in rows)
+    return _pods_named_sql("ids", named, "WHERE is_gone")
+
+
+def untold_rows_sql(rows: Iterable[str]) -> str:
+    """Return the SQL that makes `untold_rows`: what is said of pods by rows without their names."""
+    said = "pod_uid, holder_uid, container_id, namespace, pod, holder_namespace, holder_pod"
+    parts = " UNION ALL ".join(
+        f"SELECT {said} FROM ({each}) WHERE {UNTOLD_ROWS}"  # noqa: S608  # quoted files
+        for each in rows
+    )
+    return f"CREATE OR REPLACE TEMP TABLE untold_rows AS SELECT DISTINCT * FROM ({parts})"  # noqa: S608  # as above
+
+
+_IDS: Final = ("pod_uid", "holder_uid", "container_id")
+_FULL_NAMES: Final = ("namespace || '/' || pod", "holder_namespace || '/' || holder_pod")
+
+
+def untold_pods_sql() -> str:
+    """Return the SQL of the pods of `pod_spans` that `untold_rows` may mean."""
+    by_id = _pods_named_sql("ids", _names_sql(_IDS, "untold_rows"))
+    return f"{by_id} UNION {_pods_named_sql('full_names', _names_sql(_FULL_NAMES, 'untold_rows'))}"
+
+
+def _names_sql(columns: Sequence[str], rows: str) -> str:
+    return " UNION ALL ".join(f"SELECT {column} AS name FROM {rows}" for column in columns)  # noqa: S608  # quoted files
+
+
+def _pods_named_sql(known_by: str, names: str, condition: str = "") -> str:
+    # Whether the name is of the row's node is asked of those that are found.
+    return f"""
+SELECT cluster, node, pod_uid
+FROM (SELECT *, unnest({known_by}) AS name FROM pod_spans {condition})
+SEMI JOIN ({names}) USING (name)
+"""  # noqa: S608  # quoted files
+
+
+def containers_sql(pods: str) -> str:
+    """Return the SQL that makes `containers`: whose each is, by the records of pods."""
+    return f"""
+CREATE TEMP TABLE IF NOT EXISTS containers AS
+SELECT cluster, node, container_id, arg_max(pod_uid, kafka_offset) AS pod_uid
+FROM {pods} WHERE container_id IS NOT NULL GROUP BY ALL
+"""  # noqa: S608  # quoted files
+
+
+def with_pods_sql(rows: str) -> str:
+    """Return the SQL of rows with the pods of `containers`, as the views of the store have them."""
+    return f"""
+SELECT each.* REPLACE (coalesce(placed.pod_uid, each.pod_uid) AS pod_uid)
+FROM ({rows}) AS each LEFT JOIN containers AS placed ON placed.cluster = each.cluster
+    AND placed.node = each.node
+    AND placed.container_id = CASE WHEN {UNPLACED} THEN each.container_id END
+"""  # noqa: S608  # quoted files
+
+
+def row_names_sql(rows: Iterable[str]) -> str:
+    """Return the SQL that makes `row_names`: what rows call the pods of `unnamed`."""
+    said = " UNION ALL ".join(
+        f"SELECT cluster, node, {uid} AS uid, {namespace} AS namespace, {pod} AS pod FROM {each}"  # noqa: S608  # quoted files
+        for each in rows
+        for uid, namespace, pod in (
+            ("pod_uid", "namespace", "pod"),
+            ("holder_uid", "holder_namespace", "holder_pod"),
+        )
+    )
+    return f"""
+CREATE OR REPLACE TEMP TABLE row_names AS
+SELECT cluster, node, uid, max(name).namespace AS namespace, max(name).pod AS pod
+FROM (SELECT *, {{'namespace': namespace, 'pod': pod}} AS name FROM ({said}))
+SEMI JOIN unnamed USING (cluster, node, uid)
+WHERE namespace IS NOT NULL GROUP BY ALL
+"""  # noqa: S608  # quoted files
+
+
+def with_names_sql(rows: str) -> str:
+    """Return the SQL of rows with the names of `row_names`, where they say none themselves."""
+    named = ", ".join(
+        f"CASE WHEN each.{prefix}namespace IS NULL THEN {of}.{column}"
+        f" ELSE each.{prefix}{column} END AS {prefix}{column}"
+        for prefix, of in (("", "user_names"), ("holder_", "holder_names"))
+        for column in ("namespace", "pod")
+    )
+    joins = " ".join(
+        f"LEFT JOIN row_names AS {of} ON {of}.cluster = each.cluster AND {of}.node = each.node"
+        f" AND {of}.uid = each.{uid}"
+        for uid, of in (("pod_uid", "user_names"), ("holder_uid", "holder_names"))
+    )
+    return f"SELECT each.* REPLACE ({named}) FROM ({rows}) AS each {joins}"  # noqa: S608  # quoted files
