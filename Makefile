@@ -17,10 +17,9 @@ LOCKED_EXTRAS := agent enricher sinks reports html demo bench
 COMPILE := $(UV) pip compile --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
 	--no-annotate --custom-compile-command "make lock" $(LOCK_ARGS)
 
-# The wheel as users get it, compiled; with the checkout behind it, where tests and benchmarks lie. -m would put the
-# checkout before it.
-ON_COMPILED := PYTHONSAFEPATH=1 \
-	PYTHONPATH=$(CURDIR)/build/compiled/gpuledger/_programs:$(CURDIR)/build/compiled:$(CURDIR)
+# The wheel as users get it, compiled, in front of the checkout, which has the tests and benchmarks. Without
+# PYTHONSAFEPATH, -m would put the checkout first.
+ON_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
 
 # On up to four cores (tests/conftest.py), a file of tests at a time. With ARGS one looks for something: in one process,
 # where --pdb and -x work, unless ARGS name a number of processes.

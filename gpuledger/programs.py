@@ -1,16 +1,10 @@
-"""How a program of ours begins and ends: its packages are found, and signals count from the first.
+"""Start and end of a program: its signals, its console script and its exit.
 
-In the wheel `agent`, `cli`, `enricher`, `reports`, `simulator` and `sinks` lie in the folder
-`_programs` inside this package. Names as general as these may be somebody else's in site-packages,
-so only a process that runs one of our programs has that folder on its path (ADR 024). In a checkout
-they lie beside this package, and there is no such folder.
+Each console script is a function here. It names its program by a string, because the core imports
+no component.
 
-Each console script is a function here; `python -m gpuledger NAME` runs any other module by its
-name. Programs are named by strings: nothing that all share may import one.
-
-Signals count from a program's own first line on, so nothing here may import what takes time; the
-interpreter's start, before the first line of any module of ours, cannot be covered from Python. In
-between, once what stays is there, the garbage collector is told to leave it alone.
+Signals count from a program's first line on, so nothing here may import anything slow; the
+interpreter's own start cannot be covered from Python.
 """
 
 import os
@@ -21,18 +15,8 @@ TYPE_CHECKING = False  # as `typing` has it, which takes long to import
 if TYPE_CHECKING:
     from typing import Final, NoReturn
 
-FOLDER: "Final" = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_programs")  # noqa: PTH100, PTH118, PTH120  # pathlib takes long to import
-
-_OURS: "Final" = ("gpuledger", "agent", "cli", "enricher", "reports", "simulator", "sinks", "")
+_OURS: "Final" = "gpuledger"
 _USER_ERROR: "Final" = 2
-
-
-def find_programs() -> None:
-    """Put the programs' folder on the path of this process, where there is one."""
-    # First, so that neither a distribution nor a folder of the same name comes before ours. A
-    # process that multiprocessing spawns is given the path of the one that spawns it.
-    if FOLDER not in sys.path and os.path.isdir(FOLDER):  # noqa: PTH112  # as above
-        sys.path.insert(0, FOLDER)
 
 
 def run_agent() -> None:
@@ -69,12 +53,10 @@ def _run(module: str, *, script: str, extra: str) -> "int | None":
     """Run a program, or say in one line which extra has the distribution that it lacks."""
     from importlib import import_module  # noqa: PLC0415  # not before signals are heeded
 
-    find_programs()
     try:
         code: int | None = import_module(module).main()
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package in _OURS:  # a mistake of ours, not one of the installation
+        if (error.name or _OURS).startswith(_OURS):  # an internal error, not a missing extra
             raise
         sys.stderr.write(
             f"{script}: the module {error.name} is not installed: install gpuledger[{extra}]\n"

@@ -1,5 +1,6 @@
-"""Which of the modules that the wheel carries compiled are compiled where this runs."""
+"""Which of the hot modules are compiled in this environment."""
 
+import re
 import tomllib
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
@@ -8,26 +9,30 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def hot_modules() -> list[Path]:
-    """Return the sources that pyproject.toml lists to be compiled."""
+def hot_modules() -> list[str]:
+    """Return the import names of the modules that pyproject.toml lists to be compiled."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]
-    return [Path(module) for module in wheel["hooks"]["custom"]["modules"]]
+    return [_import_name(path) for path in wheel["hooks"]["custom"]["modules"]]
 
 
-def compiled_modules() -> list[Path]:
-    """Return those of them that an import finds compiled."""
-    return [module for module in hot_modules() if _is_compiled(module)]
+def compiled_modules() -> list[str]:
+    """Return those that an import finds compiled."""
+    return [name for name in hot_modules() if _is_compiled(name)]
 
 
 def describe_compiled() -> str:
-    """Say it in a line, for whoever reads figures or results."""
-    compiled, all_of_them = len(compiled_modules()), len(hot_modules())
-    if compiled == all_of_them:
+    """Return one line for the header of test and benchmark reports."""
+    compiled, total = len(compiled_modules()), len(hot_modules())
+    if compiled == total:
         return f"compiled: yes, {compiled} modules"
-    return f"compiled: {f'{compiled} of {all_of_them} modules' if compiled else 'no'}"
+    return f"compiled: {f'{compiled} of {total} modules' if compiled else 'no'}"
 
 
-def _is_compiled(module: Path) -> bool:
-    found = find_spec(".".join(module.with_suffix("").parts))
+def _import_name(path: str) -> str:
+    return re.sub(r"^(?!gpuledger/)\w+/", "", path).removesuffix(".py").replace("/", ".")
+
+
+def _is_compiled(name: str) -> bool:
+    found = find_spec(name)
     return found is not None and str(found.origin).endswith(tuple(EXTENSION_SUFFIXES))

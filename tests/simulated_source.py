@@ -1,7 +1,7 @@
 """A second source of GPUs: the simulator's devices without NVML between them and the agent.
 
 It is as small as a vendor can be: no thread, deadline, breaker, retry or cache, as all of these
-lie on the agent's side of the seam (`gpuledger_agent.gpu.protocol`). It has neither profiling nor health.
+lie on the agent's side of the seam (`gpuledger_agent.gpu.protocol`). It has no profiling or health.
 """
 
 from collections.abc import Mapping, Sequence

@@ -78,7 +78,7 @@ class SimulatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     epoch_file: Path | None = None
     """A file that holds the epoch; the first process to look for it writes it."""
     uids_file: Path | None = None
-    """The UIDs that a real API server gave the pods, as `python -m gpuledger_simulator drive` wrote them."""
+    """Pod UIDs of a real API server, in a file by `python -m gpuledger_simulator drive`."""
 
 
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9]([-.A-Za-z0-9]{0,252}[A-Za-z0-9])?")

@@ -6,4 +6,4 @@ epoch_ns="$(date +%s)000000000"
 # Renamed into place, so that no agent reads half a file.
 printf 'simulator:\n  epoch_ns: %s\n' "$epoch_ns" >"$AGENT_SETTINGS.new"
 mv "$AGENT_SETTINGS.new" "$AGENT_SETTINGS"
-exec python -m gpuledger simulator kube-api --scenario "$SCENARIO" --listen "$LISTEN" --epoch-ns "$epoch_ns"
+exec python -m gpuledger_simulator kube-api --scenario "$SCENARIO" --listen "$LISTEN" --epoch-ns "$epoch_ns"

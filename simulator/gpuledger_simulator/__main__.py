@@ -1,4 +1,4 @@
-"""`python -m gpuledger_simulator`: the scenario's API server, a kubelet, the driver of a real API, the truth.
+"""`python -m gpuledger_simulator`: API server, kubelet, driver of a real API server, and truth.
 
 Here lives the wiring of the simulator as processes of their own.
 """

@@ -1,7 +1,7 @@
 """The contract between the consume loop and a kind of sink.
 
-The loop (`gpuledger_sinks.loop`) polls, decodes, commits and keeps the membership of the group. A sink
-(`Sink`) says what becomes of what was polled, and acknowledges what is done (`SinkContext`).
+The loop (`gpuledger_sinks.loop`) polls, decodes, commits and keeps the membership of the group. A
+`Sink` handles what was polled and acknowledges it (`SinkContext`).
 
 An epoch is one assignment of a partition to this member. A partition that is revoked and assigned
 again has another one, as in between somebody else may have had it, or its topic may have been made

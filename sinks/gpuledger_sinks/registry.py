@@ -1,8 +1,8 @@
 """The kinds of sink: what each is called, reads and needs, and how one is opened.
 
-One table, `KINDS`. The command line, the settings, the metrics and `gpuledger_sinks.loop.run_sink` go by it.
-To add a kind is one row here, a section in `gpuledger_sinks.settings`, and a module whose `open_sink` makes a
-`Sink`.
+One table, `KINDS`, for the command line, the settings, the metrics and
+`gpuledger_sinks.loop.run_sink`. To add a kind, add a row here, a section in
+`gpuledger_sinks.settings`, and a module whose `open_sink` makes a `Sink`.
 """
 
 from collections.abc import Mapping

@@ -33,7 +33,6 @@ DONE_BY_MAKE = ["python", "-m", "pip"]
 BROUGHT = {"gcc": "gcc", "libc6-dev": "/usr/include/stdio.h"}
 OF_IMAGES_ONLY = {"UV_NO_CACHE", "UV_LINK_MODE", "PATH"}
 LEFT_OUT = ("GPULEDGER_", "PYTHON", "VIRTUAL_ENV", "KUBECONFIG", "KAFKA_")
-FIND_PROGRAMS = "from gpuledger.programs import find_programs; find_programs()"
 NEEDED = {
     "agent": [
         "gpuledger_agent.context",
@@ -157,7 +156,7 @@ def test_an_environment_holds_all_that_its_image_starts(
     (origin,) = [value for value in stage.values("COPY") if value.startswith("--from=")]
     image = built(shlex.split(origin)[0].removeprefix("--from="))
     environment = "/opt/gpuledger/bin"
-    imports = f"{FIND_PROGRAMS}; import {', '.join(NEEDED[stage.name])}"
+    imports = f"import {', '.join(NEEDED[stage.name])}"
 
     assert image.run([f"{environment}/{entrypoint(stage)[0]}", "--version"])
     image.run([f"{environment}/python", "-c", imports])
@@ -165,9 +164,9 @@ def test_an_environment_holds_all_that_its_image_starts(
 
 def test_the_join_s_environment_runs_compiled_modules(built: Callable[[str], Image]) -> None:
     image = built("enricher-environment")
-    names = [".".join(module.with_suffix("").parts) for module in hot_modules()]
+    names = hot_modules()
     paths = ", ".join(f"{name}.__file__" for name in names)
-    script = f"{FIND_PROGRAMS}; import {', '.join(names)}; print({paths})"
+    script = f"import {', '.join(names)}; print({paths})"
     files = image.run(["/opt/gpuledger/bin/python", "-c", script]).split()
 
     assert len(files) == len(names)

@@ -1,4 +1,4 @@
-"""The wheel as it is installed: `gpuledger` alone in site-packages, and all programs at work.
+"""The wheel as it is installed: the packages in site-packages, and every program running.
 
 The environment is a clean one; the dependencies are those of the tests' own environment, whose
 folder is on the path behind it.
@@ -20,8 +20,7 @@ from tests.compiled import hot_modules
 from tests.wheel.building import ROOT, build_wheel
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PACKAGES: list[str] = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-PROGRAMS = [package for package in PACKAGES if package != "gpuledger"]
+PACKAGES: list[str] = PYPROJECT["tool"]["importlinter"]["root_packages"]
 
 
 class Environment(NamedTuple):
@@ -74,9 +73,9 @@ def run(command: Sequence[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_site_packages_has_gpuledger_alone(installed: Environment) -> None:
+def test_site_packages_has_only_names_that_are_ours(installed: Environment) -> None:
     assert installed.names == {
-        "gpuledger",
+        *PACKAGES,
         f"gpuledger-{PYPROJECT['project']['version']}.dist-info",
     }
 
@@ -97,80 +96,19 @@ def test_an_analyst_imports_the_store(installed: Environment) -> None:
     assert version.strip() == PYPROJECT["project"]["version"]
 
 
-@pytest.mark.parametrize("package", PROGRAMS)
-def test_the_name_of_a_program_s_package_is_free_for_others(
-    installed: Environment, package: str
-) -> None:
-    found = installed.python(
-        "import gpuledger.store.query",
-        "from importlib.util import find_spec",
-        f"print(find_spec({package!r}))",
-    )
-
-    assert found.strip() == "None"
-
-
-def test_a_program_takes_its_own_package_though_another_distribution_has_one_of_that_name(
-    installed: Environment, tmp_path: Path
-) -> None:
-    (tmp_path / "agent").mkdir()
-    (tmp_path / "agent" / "__init__.py").write_text("raise RuntimeError('not ours')")
-
-    found = installed.python(
-        "import sys",
-        f"sys.path.insert(0, {str(tmp_path)!r})",
-        "from gpuledger.programs import find_programs",
-        "find_programs()",
-        "import agent",
-        "print(agent.__file__)",
-    )
-
-    assert found.strip().endswith("gpuledger/_programs/agent/__init__.py")
-
-
-def test_any_module_of_a_program_is_run_by_its_name(installed: Environment) -> None:
-    done = installed.run("python", "-m", "gpuledger", "simulator", "--help")
+def test_the_simulator_runs_as_a_module(installed: Environment) -> None:
+    done = installed.run("python", "-m", "gpuledger_simulator", "--help")
 
     assert done.returncode == 0, done.stderr
     assert "kube-api" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [((), "usage: python -m gpuledger NAME"), (("simulatro",), "No module named simulatro")],
-)
-def test_a_name_that_is_missing_or_wrong_is_one_line(
-    installed: Environment, arguments: Sequence[str], said: str
-) -> None:
-    done = installed.run("python", "-m", "gpuledger", *arguments)
-
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_programs_run_what_was_compiled(installed: Environment) -> None:
-    names = [".".join(module.with_suffix("").parts) for module in hot_modules()]
+    names = hot_modules()
     files = installed.python(
-        "from gpuledger.programs import find_programs",
-        "find_programs()",
         f"import {', '.join(names)}",
         f"print(*[{', '.join(f'{name}.__file__' for name in names)}], sep='\\n')",
     ).split()
 
     assert len(files) == len(names)
     assert [file for file in files if not file.endswith(EXTENSION_SUFFIXES[0])] == []
-
-
-def test_a_process_that_a_program_spawns_finds_its_packages_too(installed: Environment) -> None:
-    """What is pickled names its class by its module."""
-    unpickled = installed.python(
-        "from multiprocessing import get_context",
-        "from gpuledger.programs import find_programs",
-        "find_programs()",
-        "from gpuledger_simulator.clock import SetClock",
-        "with get_context('spawn').Pool(1) as pool:",
-        "    print(pool.apply(repr, (SetClock(1, 2),)))",
-    )
-
-    assert unpickled.strip() == "SetClock(at_ns=1, by_ns=2)"

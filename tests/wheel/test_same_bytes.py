@@ -75,8 +75,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Worker, 
     folder = tmp_path_factory.mktemp("compiled")
     with zipfile.ZipFile(build_wheel(folder)) as archive:
         archive.extractall(folder)
-    programs = folder / "gpuledger" / "_programs"
-    with start_worker(programs, folder, ROOT) as compiled, start_worker(ROOT) as sources:
+    with start_worker(folder, ROOT) as compiled, start_worker(ROOT) as sources:
         assert compiled.modules.startswith("compiled: yes")
         assert sources.modules == "compiled: no"
         yield compiled, sources

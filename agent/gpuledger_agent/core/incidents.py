@@ -8,8 +8,8 @@ own start and end. Whoever finds one comes here. No NVML here, and no clock.
 2. `Deduplicator`: one source never reports one thing twice. So a detection is a repetition where
    another source has one within two seconds that is not paired yet; equal XIDs in a burst are
    paired one by one, the oldest first, and each real occurrence leaves exactly one incident,
-   whoever comes first. What readings say of a GPU's health (`gpuledger_agent.core.health_changes`) comes
-   here where no event has said it.
+   whichever comes first. A change of a GPU's health in its readings
+   (`gpuledger_agent.core.health_changes`) comes here if no event has reported it.
 3. `read_xid_line` reads the driver's line about an XID in the kernel's log, in all shapes that
    drivers write.
 """

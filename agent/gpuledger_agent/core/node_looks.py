@@ -12,7 +12,7 @@ the driver gives a sample for each of its windows and processes. It is not enoug
 - for processes that come and go within a tick: so where some did of late, or several containers
   are, the lists are read in between, too.
 
-`LookPlan` has the times, `NodeLooks` the GPUs; what one of them told is kept by `gpuledger_agent.core.looks`.
+`LookPlan` has the times, `NodeLooks` the GPUs; `gpuledger_agent.core.looks` keeps the answers.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """What a source may give of a GPU, by name: the vocabulary of the seam between source and reading.
 
-A source gives numbers in the units that stand here, under these names; one that is not here is
-not published. How NVML is asked for each stands in `gpuledger_agent.gpu.nvidia.catalogue`. A name is a field
-of `GpuReading` or of `GpuDetails`, dotted where it lies in a part.
+A source gives numbers in these units, under these names; others are not published.
+`gpuledger_agent.gpu.nvidia.catalogue` has the NVML call of each. A name is a field of `GpuReading`
+or `GpuDetails`, dotted if it lies in a part.
 
 A unit says which values can be true, and how one becomes a number in ours. The bounds are those of
 the records (`gpuledger.records.bounds`), so that what is kept can be sent. Drivers do answer with

@@ -1,8 +1,8 @@
 """The seam to a vendor: what the agent needs of a source of GPUs, and which errors it may raise.
 
 A source is opened, gives the GPUs that answer, and is closed. Each tick every GPU is queried in
-its own thread, one group after the other; a group's answer are fields of `RawGpuSample`, in the
-units that stand there and in `gpuledger_agent.core.readings`. All else (threads, deadlines, breakers,
+its own thread, one group after the other; a group's answers are fields of `RawGpuSample`, in the
+units given there and in `gpuledger_agent.core.readings`. All else (threads, deadlines, breakers,
 retries, what is lost and what came back) is done on this side of the seam, so a source needs none
 of it: it calls its library, blocks as long as that does, and says by the error what would help.
 

@@ -1,7 +1,7 @@
 """Draws the latest events as a screen: who is on each GPU, how much, and how that is known.
 
 Pure drawing: sums in, lines out. A screen that is too low for all lines is shown in pages, one
-after the other, so that nothing stays hidden; how wide columns are is `gpuledger_cli.demo.tables`' business.
+after the other, so that nothing stays hidden. `gpuledger_cli.demo.tables` sets the widths.
 """
 
 from collections.abc import Iterator, Sequence

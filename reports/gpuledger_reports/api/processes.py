@@ -20,7 +20,7 @@ from gpuledger_reports.api.frames import ANSWER, HEAD_BYTES, TAKEN, framed, leng
 from gpuledger_reports.api.questions import Question
 from gpuledger_reports.metrics import COMPUTING, PROCESSES_ENDED_TOTAL, ProcessEnd
 
-COMMAND: Final = (sys.executable, "-m", "gpuledger", "gpuledger_reports.api.bill_worker")
+COMMAND: Final = (sys.executable, "-m", "gpuledger_reports.api.bill_worker")
 _MAX_BYTES: Final = 512 * 2**20
 _log = structlog.get_logger(__name__)
 

@@ -1,8 +1,7 @@
 """The alerts sink's shell: events and incidents in, alerts out to every Alertmanager.
 
-What is an alert is decided in `rules` and `engine`, sending is `receivers`'; the consume loop is
-`gpuledger_sinks.loop`'s, and calls `handle` at least twice a second, with or without records. When what was
-polled is acknowledged is `unacknowledged`'s.
+`rules` and `engine` decide on alerts, `receivers` sends them, `unacknowledged` keeps the offsets.
+The consume loop (`gpuledger_sinks.loop`) calls `handle` at least twice a second.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """What is worth an alert, and in what words: the table of rules, and incidents. Pure.
 
-A rule is a condition of a GPU in a tick (`rules_of`); when it has lasted long enough is
-`gpuledger_sinks.alerts.engine`'s business. An incident is an alert by itself, with the labels and words that
+A rule is a condition of a GPU in a tick (`rules_of`); `gpuledger_sinks.alerts.engine` decides when
+it has lasted long enough. An incident is an alert by itself, with the labels and words that
 are made of it here.
 """
 

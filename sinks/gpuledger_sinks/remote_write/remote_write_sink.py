@@ -1,7 +1,7 @@
 """The remote-write sink's shell: events in, samples out, one request a partition at a time.
 
-Here lives which partitions there are, and how much may wait of each. How one is sent, and what
-becomes of what a receiver refuses, is `partition_sender`'s; the consume loop is `gpuledger_sinks.loop`'s.
+This module keeps the partitions and bounds the records that wait for each. `partition_sender` sends
+a partition and handles rejections; `gpuledger_sinks.loop` consumes.
 """
 
 import asyncio

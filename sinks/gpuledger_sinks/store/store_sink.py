@@ -2,7 +2,7 @@
 
 Here live the wiring, when what was read is written, and when what killed writers have left in the
 store is removed beside it (`upkeep`). Where reading goes on and what becomes of gaps is
-`resuming`'s, how rows are written beside it `stored`'s; the consume loop is `gpuledger_sinks.loop`'s.
+`resuming`'s, how rows are written beside it `stored`'s. `gpuledger_sinks.loop` consumes.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """What a sink does for its store beside writing rows: from time to time, in the background.
 
 `OrphanRemoval` removes what killed writers have left, of all tables of the store.
-`MaintainerTask` does what one sink does for all (`gpuledger_sinks.store.maintainer`). Neither holds up a row,
-and what fails is tried again when it is due the next time.
+`MaintainerTask` runs the maintenance of one sink for all (`gpuledger_sinks.store.maintainer`).
+Neither delays a row, and a failure is retried when it is next due.
 """
 
 import asyncio

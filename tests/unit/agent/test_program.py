@@ -31,7 +31,8 @@ def test_the_agent_loads_no_module_that_it_can_do_without() -> None:
     # As in its image, where there is no `rich`, which structlog imports where it is installed.
     code = (
         "import json, sys; sys.modules['rich'] = None;"
-        "import gpuledger_agent.command, gpuledger.bus.kafka; print(json.dumps(sorted(sys.modules)))"
+        "import gpuledger_agent.command, gpuledger.bus.kafka;"
+        "print(json.dumps(sorted(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     needless = {"importlib.metadata", "zipfile", "statistics", "difflib"}

@@ -67,7 +67,8 @@ def test_sigterm_ends_a_recording_that_can_be_played(tmp_path: Path, seconds: st
     out = tmp_path / "node.jsonl.gz"
     recording = subprocess.Popen(
         [
-            sys.executable, "-m", "gpuledger_cli", "record-nvml", "--source", f"simulated:{QUICKSTART}",
+            sys.executable, "-m", "gpuledger_cli", "record-nvml",
+            "--source", f"simulated:{QUICKSTART}",
             "--node", "gpu-node-1", "--seconds", seconds, "--interval", "0.25", "--out", str(out),
         ],
         stderr=subprocess.PIPE,
@@ -139,7 +140,8 @@ def test_sigterm_ends_a_recording_though_a_probe_hangs(tmp_path: Path) -> None:
     scenario.write_text(f"{scenario.read_text()}faults: [{hang}]\n")
     recording = subprocess.Popen(
         [
-            sys.executable, "-m", "gpuledger_cli", "record-nvml", "--source", f"simulated:{scenario}",
+            sys.executable, "-m", "gpuledger_cli", "record-nvml",
+            "--source", f"simulated:{scenario}",
             "--seconds", "1", "--interval", "0.25", "--out", str(out),
         ],
         stderr=subprocess.PIPE,

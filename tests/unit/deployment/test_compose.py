@@ -42,7 +42,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         text=True,
     )
-    started = r"-m gpuledger simulator kube-api --scenario .* --epoch-ns \d{19}$"
+    started = r"-m gpuledger_simulator kube-api --scenario .* --epoch-ns \d{19}$"
     assert re.match(started, done.stdout)
     return folder
 

@@ -46,12 +46,13 @@ COUNTED: Final = sorted(
 )
 SAID: Final = watching.PAGE.rpartition("known beforehand are there from the start")[2]
 _TOPICS: Final = "from gpuledger.topics import Topics"
+_JOIN_METRICS: Final = "import gpuledger_enricher.join.join_metrics as m"
 FRESH: Final = (
     *(
         f"import gpuledger_agent.metrics as m; {_TOPICS}; m.count_published_from_zero(Topics())",
         "import gpuledger_enricher.podwatch.pod_metrics as m; m.count_cluster_from_zero('default')",
         "import gpuledger_enricher.podwatch.events",
-        f"import gpuledger_enricher.join.join_metrics as m; {_TOPICS}; m.count_topics_from_zero(Topics())",
+        f"{_JOIN_METRICS}; {_TOPICS}; m.count_topics_from_zero(Topics())",
     ),
     "import gpuledger.bus.gaps",
     *(

@@ -1,7 +1,7 @@
 """From the driver's values to the fields of a reading, each by its unit, counters by their past.
 
-What a source may give stands in `gpuledger_agent.core.readings`: each field with the unit in which its values
-are. What is not named there is passed over.
+`gpuledger_agent.core.readings` lists the fields that a source may give, with their units. Others
+are ignored.
 
 A counter that fell has begun again, or has wrapped where its unit can. One that jumped by more than
 it can rise is not believed until it goes on from there. How much one can rise is by the time since
@@ -184,7 +184,7 @@ def read_fields(
     counters: CounterTracker,
     validator: Validator,
 ) -> ReadFields:
-    """Return what `gpuledger_agent.core.readings` names, each once; what is booked of profiling twice."""
+    """Return the fields of `gpuledger_agent.core.readings`; booked profiling fields come twice."""
     found: dict[str, dict[str, Any]] = {}
     for group, values in _values_by_group(raw, interval_ns).items():
         specs = _FIELDS[group]

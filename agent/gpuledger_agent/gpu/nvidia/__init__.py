@@ -1,1 +1,1 @@
-"""NVIDIA's GPUs, by NVML: a source as `gpuledger_agent.gpu.protocol` has it. Nothing else knows NVML."""
+"""NVIDIA GPUs through NVML: a source as in `gpuledger_agent.gpu.protocol`."""

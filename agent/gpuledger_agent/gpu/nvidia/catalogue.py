@@ -1,7 +1,7 @@
 """Every reading with the calls that it comes from.
 
-What a reading is (its unit, and what can be true of it) stands in `gpuledger_agent.core.readings`; a line
-there and one here, and it is queried, validated and published. The readings that are booked are
+`gpuledger_agent.core.readings` has the unit and the plausible range of each reading; with a line
+there and one here it is queried, validated and published. The readings that are booked are
 queried in `core` and stand here for the documentation.
 `nvmlDeviceGetPcieThroughput` is no source of any: it sleeps 20 ms for each direction, and the
 counters (fields 197 and 198) and the chip's own metrics say the same without.

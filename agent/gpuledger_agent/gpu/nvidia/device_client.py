@@ -1,7 +1,7 @@
 """Calls of the library, and of one device of it.
 
-The library's error codes become the errors of the seam (`gpuledger_agent.gpu.protocol`), and its exceptions
-go no further than this module. A driver says in three ways that it does not give something: the
+The library's error codes become the errors of `gpuledger_agent.gpu.protocol`; its exceptions do not
+leave this module. A driver says in three ways that it does not give something: the
 binding lacks the function, the driver's library lacks it, or the call is refused. All of them are
 `UnsupportedError`; a device is queried once, and what it does not support is remembered by its
 `Key`. Opening the library again makes new clients, so everything is probed again. What failed is
