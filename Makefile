@@ -25,7 +25,7 @@ ON_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
 # where --pdb and -x work, unless ARGS name a number of processes.
 SPREAD := $(if $(ARGS),,-n auto)
 
-.PHONY: help demo test test-compiled test-unit test-wheel test-tools compiled lint shape format bench chaos fuzz schemas docs lock sbom clean
+.PHONY: help demo test test-extended test-compiled test-unit test-wheel test-tools compiled lint shape format bench chaos fuzz schemas docs lock sbom clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,8 +37,12 @@ demo: $(VENV)/.demo ## Run the whole way in one process and watch it (options: A
 test: $(VENV)/.dev test-tools $(if $(ARGS),,test-compiled) ## Fetch and build the real parts, then run every test
 	@$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
-test-compiled: $(VENV)/.dev compiled ## Run the unit tests of the join, podwatch and remote-write on the wheel's compiled modules
-	@TESTS_REQUIRE_COMPILED=1 $(ON_COMPILED) $(BIN)/python -m pytest $(SPREAD) tests/unit/enricher tests/unit/sinks/remote_write tests/unit/sinks/store/test_minute_sums.py $(ARGS)
+test-extended: $(VENV)/.dev test-tools ## Run the long matrices that `make test` leaves out, then make chaos (an hour)
+	@$(BIN)/python -m pytest $(SPREAD) --extended $(ARGS)
+	@$(MAKE) --no-print-directory chaos ARGS=
+
+test-compiled: $(VENV)/.dev compiled ## Run the laws of booking on the compiled modules of the wheel
+	@TESTS_REQUIRE_COMPILED=1 $(ON_COMPILED) $(BIN)/python -m pytest tests/unit/enricher/join/booking $(ARGS)
 
 test-unit: $(VENV)/.dev ## Run the tests that need nothing but Python
 	@$(BIN)/python -m pytest $(SPREAD) tests/unit $(ARGS)
@@ -49,11 +53,12 @@ test-wheel: $(VENV)/.dev ## Build the wheel, which needs a C compiler, and test 
 test-tools: $(VENV)/.dev ## Fetch and build the real parts that tests/real talks to
 	@$(BIN)/python -m tests.tools
 
-lint: $(VENV)/.dev ## ruff, mypy --strict, import-linter
+lint: $(VENV)/.dev ## ruff, mypy --strict, import-linter, and the tests of documents, locks and generated pages
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -q tests/lint
 
 shape: ## Count helpers with one caller, private functions, comments, and names that stand for two things
 	@$(PYTHON) -m tests.shape

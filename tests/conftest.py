@@ -30,6 +30,15 @@ def pytest_report_header() -> str:
     return describe_compiled()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--extended`."""
+    parser.addoption(
+        "--extended",
+        action="store_true",
+        help="run the tests marked extended instead of the others",
+    )
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     return count_processes()
@@ -48,12 +57,19 @@ def pytest_configure() -> None:
         )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder, so that `-m` chooses by kind."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test by its folder; deselect the extended tests, or with `--extended` the others."""
+    extended = bool(config.getoption("extended"))
+    left_out = [
+        item for item in items if (item.get_closest_marker("extended") is not None) != extended
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
     for item in items:
         if item.path.is_relative_to(TESTS):
             kind = item.path.relative_to(TESTS).parts[0]
-            if kind in ("unit", "wheel", "real"):
+            if kind in ("lint", "unit", "wheel", "real"):
                 item.add_marker(kind)
 
 

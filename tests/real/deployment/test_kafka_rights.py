@@ -18,11 +18,11 @@ from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, Topics
 from gpuledger_sinks.settings import OtlpSettings
 from tests.default_topics import DEAD_LETTERS, EVENTS, INVENTORY, PROCESSES, READINGS, ROWS, SAMPLES
+from tests.lint.test_security_page import GROUPS
 from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually, fill_in
 from tests.real.deployment.rendering import Rendering, render
 from tests.real.end_to_end.deployables import BIN, Deployable, refuse_stray_settings
 from tests.real.services.authorizing_kafka import AuthorizingKafka, Operation, Resource, Right
-from tests.unit.repository.test_security_page import GROUPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -13,7 +13,7 @@ from gpuledger.schemas import SUFFIX, printed, schema_of, write_schemas
 from gpuledger.topics import Topic
 from tests.default_topics import TOPICS
 
-SCHEMAS = Path(__file__).parents[3] / "docs" / "schemas"
+SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
 each_topic = pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
 
 

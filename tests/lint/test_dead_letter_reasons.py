@@ -13,7 +13,7 @@ import pytest
 
 from gpuledger.dead_letter_queue import DEAD_LETTERS_TOTAL
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "events.md").read_text()
 PACKAGES = ("gpuledger", "enricher", "sinks")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("gpuledger", "agent", "enricher", "sinks", "reports", "simulator", "cli")
 RULES = ROOT / "deploy/prometheus/gpuledger.rules.yaml"
 # Generated from the code, to which other tests hold them.

@@ -22,7 +22,7 @@ from tests.default_topics import (
     TOPICS,
 )
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DOCUMENT: dict[str, Any] = yaml.safe_load((ROOT / "docs" / "asyncapi.yaml").read_text())
 OFFICIAL = ROOT / "tests" / "data" / "asyncapi" / "asyncapi-3.0.0.schema.json"
 CHANNELS: dict[str, dict[str, Any]] = {one["address"]: one for one in DOCUMENT["channels"].values()}

@@ -19,7 +19,7 @@ from gpuledger_sinks.registry import KINDS
 from gpuledger_sinks.settings import OtlpSettings
 from tests.default_topics import BY_NAME
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text()
 GROUPS = {
     "join": JOIN,

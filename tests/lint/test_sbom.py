@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 
 from tests.sbom import locks, requirements
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 IMAGES = sorted(locks())
 
 

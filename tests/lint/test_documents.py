@@ -9,7 +9,7 @@ import pytest
 
 from gpuledger.records import GpuEvent
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 ADRS = sorted((ROOT / "docs" / "adr").glob("*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 SECTIONS = ["Context", "Decision", "Consequences", "Alternatives"]

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-ROOT: Final = Path(__file__).parents[3]
+ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = (ROOT / "docs" / "logs.md").read_text()
 PACKAGES: Final = ("agent", "enricher", "sinks", "reports", "gpuledger", "cli", "simulator")
 QUIET: Final = {"debug", "info"}
