@@ -60,7 +60,6 @@ USES: Final = (
     ),
     TopicUse(topic="rows", writers=("sink rows", _PUT_BACK)),
     TopicUse(topic="counters", writers=("sink remote_write",), readers=("sink remote_write",)),
-    TopicUse(topic="conditions", writers=("sink alerts",), readers=("sink alerts",)),
     TopicUse(
         topic="dead_letters", writers=("join", *_SINKS, _PUT_BACK), readers=(_LIST, _PUT_BACK)
     ),

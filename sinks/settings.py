@@ -360,17 +360,8 @@ def _refuse_address(setting: str, template: str) -> None:
             raise ValueError(f"{setting}: {error}") from error
 
 
-class BusyWithoutPodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a GPU that works for no pod is an alert."""
-
-    threshold_ratio: Ratio = 0.05
-    """The share of the time, booked on the host or on nobody, from which on it counts."""
-    for_seconds: Pause = 60.0
-    """How long it must last, by the events' own time, before the alert fires."""
-
-
 class AlertsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where alerts go, by what login to each of them, and when they fire."""
+    """Where alerts go, and for how long they stand."""
 
     ADDRESS: ClassVar[str] = "urls"
 
@@ -402,14 +393,9 @@ class AlertsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown
     state stands so long at least."""
     incident_age_seconds: Seconds = 3600.0
     """Incidents older than this, as after a long outage, are counted and not sent."""
-    stale_after_seconds: Seconds = 600.0
-    """An alert of a GPU of which nothing has come for so long is no longer sent; it ends by itself
-    four times `resend_seconds` after it was sent last."""
     state_stale_after_seconds: Seconds = 86_400.0
     """How long the alert of a state, such as a lost GPU, is sent while no tick names the GPU, as of
     a node that is gone."""
-    busy_without_pod: BusyWithoutPodSettings = BusyWithoutPodSettings()
-    """The rule `GpuBusyWithoutPod`."""
     max_poll_records: Count = 500
     """The most records that one poll brings."""
 
@@ -577,7 +563,7 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     remote_write: RemoteWriteSettings = RemoteWriteSettings()
     """Where samples go."""
     alerts: AlertsSettings = AlertsSettings()
-    """Where alerts go, and when they fire."""
+    """Where alerts go."""
     store: StoreSettings = StoreSettings()
     """Where rows go."""
     rows: RowsSettings = RowsSettings()

@@ -24,7 +24,7 @@ from gpuledger.records import (
 )
 from sinks.alerts.active_alerts import ActiveAlerts, Now
 from sinks.alerts.bursts import is_context, is_of_an_app, is_same_burst, rank_of
-from sinks.alerts.rules import IncidentWords, known_pod
+from sinks.alerts.incident_words import IncidentWords, known_pod
 from sinks.alerts.slots import Labels
 from sinks.alerts.states import (
     State,

@@ -37,7 +37,6 @@ def test_a_sink_has_its_own_group_and_reads_its_own_topics(kind: SinkKind) -> No
     of_kind = {
         "store": {dimension.topic_of(Topics()).name for dimension in DIMENSIONS},
         "remote_write": {Topics().counters.name},
-        "alerts": {Topics().conditions.name},
     }
     beside |= of_kind.get(kind.name, set())
     assert reads == {topic.name for topic in kind.topics(Topics())} | beside
