@@ -29,12 +29,12 @@ ACKNOWLEDGED_TIMESTAMP_SECONDS: Final = Gauge(
 SENT_TOTAL: Final = Counter(
     "gpuledger_sink_sent",
     "What the receiver has acknowledged: samples (remote_write), alerts (alerts), rows (store,"
-    " rows), messages (otlp).",
+    " rows).",
     ["sink"],
 )
 RETRIES_TOTAL: Final = Counter(
     "gpuledger_sink_retries",
-    "Attempts that the receiver did not answer, or answered with `later`; in rows and otlp"
+    "Attempts that the receiver did not answer, or answered with `later`; in rows"
     " transactions that were undone.",
     ["sink"],
 )

@@ -20,7 +20,6 @@ from gpuledger.settings.groups import require_group_name, require_http_url
 from gpuledger.settings.secret import shown_url
 from gpuledger.texts import find_near
 from gpuledger.topics import Topics
-from sinks.otlp_names import OF_RESOURCES
 from sinks.receiver_settings import ReceiverSettings, Sigv4Settings
 from sinks.registry import KINDS, REMOTE_WRITE
 
@@ -513,43 +512,11 @@ class RowsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return msgspec.structs.replace(self, topic=topics.rows.name)
 
 
-Encoding = Literal["otlp_proto", "otlp_json"]
-
-
-class OtlpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the metrics go, and how they are written."""
-
-    topic: Name = "otlp_metrics"
-    """The topic to write to; the default is the one that the collector's Kafka receiver reads. It
-    is none of gpuledger's own: make it with Kafka's tools."""
-    encoding: Encoding = "otlp_proto"
-    """`otlp_proto` or `otlp_json`, as the receiver's own setting calls it."""
-    resource_attributes: dict[str, str] = {}
-    """Further attributes of every resource, such as `deployment.environment.name`."""
-    hw_names: bool = False
-    """Whether readings are written under the names of OpenTelemetry's hardware conventions
-    (`hw.gpu.utilization`, …) as well; not where a collector reads these of the same GPUs. The
-    conventions are in development: what they rename is renamed here."""
-    commit_interval_seconds: Pause = 0.1
-    """How long more is waited for after a transaction, unless a poll was full: each transaction
-    costs something, however little is in it."""
-    max_future_seconds: Seconds = 300.0
-    """Ticks further in the future are put aside: they would block their series at a receiver."""
-    max_poll_records: Count = 200
-    """The most events that one poll brings, and so the bound on a transaction."""
-
-    def __post_init__(self) -> None:
-        """Refuse an attribute that would come twice; raises ValueError naming it."""
-        taken = sorted(OF_RESOURCES & self.resource_attributes.keys())
-        if taken:
-            raise ValueError(f"resource_attributes: {taken[0]} is the sink's own; take it out")
-
-
 class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a sink can be told; sections of other kinds are checked and not used."""
 
     kind: str = ""
-    """What to be: `remote_write`, `alerts`, `store`, `rows` or `otlp`."""
+    """What to be: `remote_write`, `alerts`, `store` or `rows`."""
     group: str = ""
     """The consumer group; empty means the kind's own, such as `gpuledger-remote-write`. Sinks that
     share one share its events; a second receiver needs a sink with a group of its own. Of `store`
@@ -568,8 +535,6 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Where rows go."""
     rows: RowsSettings = RowsSettings()
     """Where flat rows for SQL engines go."""
-    otlp: OtlpSettings = OtlpSettings()
-    """Where metrics for OpenTelemetry's collector go."""
 
     def __post_init__(self) -> None:
         """Refuse a kind that there is not; raises ValueError with the nearest right one.

@@ -17,7 +17,6 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
-from gpuledger.records import GpuEvent
 from gpuledger.rights import DEPLOYABLES, Grant, KafkaUser, grants
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, Topics
@@ -83,8 +82,6 @@ def brokers(
     with running(OauthKafka(distribution=kafka_distribution, folder=folder)) as part:
         settings = KafkaSettings(bootstrap_servers=part.plaintext_bootstrap_servers)
         asyncio.run(create_topics(settings, partitions=1))
-        otlp = Topic(name="otlp_metrics", record=GpuEvent, key="node", partitions=1)
-        asyncio.run(create_topics(settings, [otlp]))
         plain = {"KAFKA__BOOTSTRAP_SERVERS": part.plaintext_bootstrap_servers}
         with ExitStack() as stack:
             folder = tmp_path_factory.mktemp("stages")

@@ -409,7 +409,7 @@ def test_there_is_a_sink_of_each_kind_and_those_that_write_to_kafka_again_are_as
         for folder in INSTALLATIONS
     }
 
-    assert set(kinds["base"]) == set(KINDS) - {"rows", "otlp"}
+    assert set(kinds["base"]) == set(KINDS) - {"rows"}
     assert set(kinds["overlays/sasl-ssl"]) == set(KINDS)
 
 

@@ -38,7 +38,6 @@ from gpuledger.records import (
 )
 from gpuledger.store.query import entries_sql
 from sinks.alerts.incident_words import annotations_of, labels_of
-from sinks.otlp import ExportRequests
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.wire import Version
 from sinks.rows import encoded_rows_of
@@ -56,7 +55,6 @@ from tests.unit.sinks.builders import (
     pod,
     reading,
 )
-from tests.unit.sinks.otlp.decoded import points_of
 from tests.unit.sinks.remote_write.interval_samples import samples_of
 from tests.unit.sinks.remote_write.oracle import parse
 from tests.unit.sinks.store.storing import fill
@@ -125,15 +123,6 @@ def in_remote_write(one: GpuEvent, _: Path) -> Counter[str]:
     return found
 
 
-def in_otlp(one: GpuEvent, _: Path) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for point in points_of(ExportRequests(encoding="otlp_proto", attributes={}).of(one)):
-        if point.name.endswith(".gpu.busy"):
-            account = point.attribute("gpuledger.account") or "pod"
-            found[account] += round(point.value * SECOND_NS)
-    return found
-
-
 def on_the_demos_screen(one: GpuEvent, _: Path) -> Counter[str]:
     found: Counter[str] = Counter()
     for row in screen_rows_of(one):
@@ -148,7 +137,6 @@ READERS: dict[str, Callable[[GpuEvent, Path], Counter[str]]] = {
     "rows": in_rows,
     "store": in_the_store,
     "remote-write": in_remote_write,
-    "OTLP": in_otlp,
     "the demo's screen": on_the_demos_screen,
 }
 
@@ -192,11 +180,6 @@ def words_in_remote_write(one: GpuEvent) -> set[str]:
     return {value for found in series for _, value in found.labels}
 
 
-def words_in_otlp(one: GpuEvent) -> set[str]:
-    points = points_of(ExportRequests(encoding="otlp_proto", attributes={}).of(one))
-    return {value for point in points for _, value in point.attributes}
-
-
 def words_written_again(one: GpuEvent) -> set[str]:
     return {word for word in encode(one).decode().replace(",", '"').split('"') if word}
 
@@ -207,7 +190,6 @@ def words_written_again(one: GpuEvent) -> set[str]:
         (words_in_rows, {"guessed", "modelled", "estimated", "evicted", "train-0"}),
         (words_on_the_screen, {"guessed", "evicted"}),
         (words_in_remote_write, {"guessed", "train-0"}),
-        (words_in_otlp, {"guessed"}),
         (words_written_again, {"guessed", "modelled", "estimated", "asked", "evicted"}),
     ],
 )
