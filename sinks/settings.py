@@ -422,19 +422,6 @@ _LONGEST_SECONDS: Final = 10_000_000_000
 """Three centuries: more than nanoseconds since 1970 go to."""
 
 
-class StoreRetentionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """For how many days each table keeps its rows, by the days of UTC; 0 keeps all."""
-
-    usage_days: Natural = 92
-    """How long the sums by minute are kept. What they come to by hour stays."""
-    usage_hourly_days: Natural = 1_096
-    """How long the sums by hour are kept, three years. What they come to by day stays."""
-    usage_daily_days: Natural = 0
-    """How long the sums by day are kept."""
-    entries_days: Natural = 31
-    """How long single ticks are kept, where they are stored."""
-
-
 _UNUSABLE_IN_FOLDERS: Final = frozenset("[]^|%\\")
 
 
@@ -466,17 +453,6 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     aside."""
     generation: str = ""
     """Part of the name under which offsets are kept; give a new one after a topic was made anew."""
-    maintenance_interval_seconds: Pause = 86_400.0
-    """How often orphan files are looked for, first at the start; 0 is never."""
-    rollup_interval_seconds: Pause = 600.0
-    """How often hours and days are summed up, old rows removed and small files merged, by one sink
-    at a time; 0 is never: then `gpuledger store maintain` does it."""
-    retention: StoreRetentionSettings = StoreRetentionSettings()
-    """How long rows are kept."""
-    orphan_age_hours: Count = 168
-    """How old a file must be that no commit names before it is removed. Much longer than a write
-    may take, or what another sink is about to commit would go; readers of old versions of the
-    table (time travel) find what a compaction replaced for as long."""
     max_poll_records: Count = 500
     """The most events that one poll brings."""
 

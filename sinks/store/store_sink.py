@@ -1,7 +1,7 @@
 """The store sink's shell: events in, rows appended, exactly once.
 
-Here live the wiring, when what was read is written, and when what killed writers have left in the
-store is removed beside it (`upkeep`). Where reading goes on and what becomes of gaps is
+Here live the wiring and when what was read is written; how far the store's maintenance is behind is
+measured beside it (`maintenance_lag`). Where reading goes on and what becomes of gaps is
 `resuming`'s, how rows are written beside it `stored`'s; the consume loop is `sinks.loop`'s.
 """
 
@@ -27,6 +27,7 @@ from sinks.registry import STORE
 from sinks.settings import StoreSettings
 from sinks.store.buffer import DayWindow, RowBuffer, rows_of
 from sinks.store.dimensions import DIMENSIONS, FollowedTopic, open_followed
+from sinks.store.maintenance_lag import MaintenanceLag, measured_lag
 from sinks.store.minute_sums import Row, TooManyRowsError, bookings_days, bookings_of
 from sinks.store.resuming import GapRecorder, Resuming
 from sinks.store.seen import SeenTable
@@ -38,7 +39,6 @@ from sinks.store.table import (
     StreamTable,
     UsageTable,
 )
-from sinks.store.upkeep import MaintainerTask, OrphanRemoval, open_upkeep
 from sinks.timelines import SeenTicks
 from sinks.watermarks import WatermarkRelay, open_relay
 
@@ -122,7 +122,7 @@ async def open_store(
             clock=clock,
             settings=settings,
         ) as dimensions,
-        open_upkeep(settings, clock=clock) as (orphan_removal, maintainer_task),
+        measured_lag(settings, clock=clock) as maintenance_lag,
     ):
         yield StoreSink(
             relay=relay,
@@ -142,8 +142,7 @@ async def open_store(
                 asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
             ),
             appending=Appending(targets=targets, seen=tables.seen, clock=clock),
-            orphan_removal=orphan_removal,
-            maintainer_task=maintainer_task,
+            maintenance_lag=maintenance_lag,
         )
 
 
@@ -180,15 +179,14 @@ class StoreSink(Sink):
         targets: Sequence[Target],
         resuming: Resuming,
         appending: Appending,
-        orphan_removal: OrphanRemoval,
-        maintainer_task: MaintainerTask,
+        maintenance_lag: MaintenanceLag,
         relay: WatermarkRelay,
         dimensions: Sequence[FollowedTopic],
     ) -> None:
         self._settings, self._clock, self._retrying = settings, clock, retrying
         self.receiver = shown_url(settings.uri)
         self._recorder, self._resuming, self._appending = recorder, resuming, appending
-        self._orphan_removal, self._maintainer_task = orphan_removal, maintainer_task
+        self._maintenance_lag = maintenance_lag
         self._relay = relay
         self._dimensions = dimensions
         self._usage, *others = targets
@@ -235,8 +233,7 @@ class StoreSink(Sink):
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
-            self._orphan_removal.begin_if_due()
-            self._maintainer_task.begin_if_due()
+            self._maintenance_lag.begin_if_due()
             for each in self._dimensions:
                 each.begin_if_due()
             if self._recorder.of(self._resuming.ready(context.consumer)):
