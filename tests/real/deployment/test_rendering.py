@@ -29,6 +29,7 @@ from tests.real.services.kustomize import KustomizeError
 from tests.unit.deployment import deployables
 from tests.unit.deployment.deployables import ROOT
 from tests.unit.reports.stores import held, inventory_row, write_store
+from tests.unit.sinks.store.test_maintainer import fill
 
 if TYPE_CHECKING:
     from tests.real.services.kustomize import Kubectl, Kustomize
@@ -524,6 +525,26 @@ def test_the_bill_is_closed_as_rendered_and_kept_in_the_store_of_the_sink(
     assert "closed as revision 1: 1 lines, 60.00 USD" in capsys.readouterr().out
     assert main(command) == 0
     assert "nothing has changed" in capsys.readouterr().out
+
+
+def test_the_store_of_the_sink_is_maintained_as_rendered(
+    kustomize: Kustomize, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rendering = render("base")
+    job, sink = (
+        rendering.workload(f"gpuledger-{name}") for name in ("store-maintain", "sink-store")
+    )
+    command = job.lay_out(tmp_path).argv[1:]
+    store = Path(sink.settings(tmp_path)["store"]["uri"])
+    (given,) = [word for word in command if word.startswith("--store=")]
+    fill(Path(given.partition("=")[2]), commits=1)
+
+    assert Path(given.partition("=")[2]).name == store.name
+    assert main(command) == 0
+    assert "sum up" in capsys.readouterr().out
+    assert job.manifest["spec"]["concurrencyPolicy"] == "Forbid"
+    (beside,) = job.pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert [each.name for each in _selected(rendering, beside["labelSelector"])] == [sink.name]
 
 
 @pytest.mark.parametrize(
