@@ -154,7 +154,8 @@ def test_every_config_map_is_generated_and_used(rendering: Rendering) -> None:
 
 def test_what_a_workload_names_is_rendered_beside_it(rendering: Rendering) -> None:
     for workload in rendering.workloads():
-        assert workload.files().keys() | workload.environment().keys(), workload.name
+        named = workload.files().keys() | workload.environment().keys()
+        assert named or workload.pod["volumes"], workload.name
         for volume in workload.pod.get("volumes", []):
             if claim := volume.get("persistentVolumeClaim"):
                 rendering.get("PersistentVolumeClaim", claim["claimName"], workload.namespace)
