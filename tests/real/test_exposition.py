@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from simulator.simulation import open_simulation
+from gpuledger_simulator.simulation import open_simulation
 from tests.real.end_to_end.deployables import Deployable
 from tests.real.services import web
 from tests.real.services.prometheus import Prometheus
@@ -27,8 +27,8 @@ from tests.real.services.starter import running
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from simulator.device import SimulatedGpu
-    from simulator.simulation import Simulation
+    from gpuledger_simulator.device import SimulatedGpu
+    from gpuledger_simulator.simulation import Simulation
 
 ROOT = Path(__file__).parents[2]
 NODE = "gpu-a"

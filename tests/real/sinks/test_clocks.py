@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sinks.registry import REMOTE_WRITE
-from sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.real.services.prometheus import CONFIG
 from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import (

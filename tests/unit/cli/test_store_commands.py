@@ -13,9 +13,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from cli.__main__ import main
 from gpuledger.store.confinement import confine, parse_question
 from gpuledger.store.views import create_views
+from gpuledger_cli.__main__ import main
 from tests.unit.sinks.store.test_maintainer import fill
 
 
@@ -72,7 +72,7 @@ def test_maintaining_does_each_step_and_ends_with_a_table_of_what_was_done(
 def test_on_a_terminal_one_line_says_which_step_is_under_way(tmp_path: Path) -> None:
     fill(tmp_path, commits=10)
     ours, theirs = os.openpty()
-    argv = [sys.executable, "-m", "cli", "store", "maintain", "--store", str(tmp_path)]
+    argv = [sys.executable, "-m", "gpuledger_cli", "store", "maintain", "--store", str(tmp_path)]
     done = subprocess.run(
         argv,
         env={**os.environ, "TERM": "xterm"},
@@ -121,7 +121,7 @@ def test_it_is_done_again_and_again_until_the_process_is_told_to_end(tmp_path: P
     path = tmp_path / "store"
     command = ["store", "maintain", "--store", str(path), *FOREVER, "--every", "1s"]
     with subprocess.Popen(
-        [sys.executable, "-m", "cli", *command], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "gpuledger_cli", *command], stderr=subprocess.PIPE, text=True
     ) as process:
         try:
             assert process.stderr is not None

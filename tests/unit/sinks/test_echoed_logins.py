@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 
 from gpuledger.runtime import Readiness
 from gpuledger.settings import Secret
-from sinks.loop import run_sink
-from sinks.registry import ALERTS, REMOTE_WRITE
-from sinks.settings import AlertsSettings, RemoteWriteSettings
+from gpuledger_sinks.loop import run_sink
+from gpuledger_sinks.registry import ALERTS, REMOTE_WRITE
+from gpuledger_sinks.settings import AlertsSettings, RemoteWriteSettings
 from tests.unit.sinks.alerts.alerting import publish_incidents
 from tests.unit.sinks.builders import (
     SECOND_NS,

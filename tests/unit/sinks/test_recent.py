@@ -8,10 +8,10 @@ import pytest
 
 from gpuledger.recent import Recent
 from gpuledger.records import Account, GpuEvent
-from sinks.alerts.active_alerts import Now
-from sinks.alerts.partition_alerts import PartitionAlerts
-from sinks.remote_write.active_series import ActiveSeries
-from sinks.timelines import SeenTicks, Timelines
+from gpuledger_sinks.alerts.active_alerts import Now
+from gpuledger_sinks.alerts.partition_alerts import PartitionAlerts
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.timelines import SeenTicks, Timelines
 from tests.unit.sinks.builders import START_NS, ManualClock, entry, event, place_of
 from tests.unit.sinks.remote_write.interval_samples import samples_of
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cli.demo.totals import RunAlerts, as_line
-from simulator.clock import ManualClock
-from sinks.settings import AlertsSettings
+from gpuledger_cli.demo.totals import RunAlerts, as_line
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_sinks.settings import AlertsSettings
 from tests.unit.cli.demo.events import SECOND_NS, event, incident, uuid_of
 
 SETTINGS = AlertsSettings(incident_hold_seconds=300)

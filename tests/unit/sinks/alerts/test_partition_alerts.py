@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from gpuledger.records import AttributedIncident, Incident, PodDescription, PodState, Severity
-from sinks.alerts.active_alerts import ActiveAlert, Now, record_taken, rfc3339
-from sinks.alerts.partition_alerts import PartitionAlerts
-from sinks.alerts.send_order import SendOrder
-from sinks.timelines import TickOrder
+from gpuledger_sinks.alerts.active_alerts import ActiveAlert, Now, record_taken, rfc3339
+from gpuledger_sinks.alerts.partition_alerts import PartitionAlerts
+from gpuledger_sinks.alerts.send_order import SendOrder
+from gpuledger_sinks.timelines import TickOrder
 from tests.unit.sinks.builders import GPU, NODE, SECOND_NS, START_NS, event, pod
 
 RESEND_NS = 60 * SECOND_NS

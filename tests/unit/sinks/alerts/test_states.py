@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpuledger.records import AttributedIncident, Severity
-from sinks.alerts.active_alerts import Now, record_taken
-from sinks.alerts.partition_alerts import PartitionAlerts
+from gpuledger_sinks.alerts.active_alerts import Now, record_taken
+from gpuledger_sinks.alerts.partition_alerts import PartitionAlerts
 from tests.unit.sinks.alerts.alerting import incident
 from tests.unit.sinks.builders import SECOND_NS, START_NS, event, reading
 

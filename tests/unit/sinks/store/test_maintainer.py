@@ -6,9 +6,9 @@ from deltalake import DeltaTable
 
 from gpuledger.clock import NS_PER_DAY, NS_PER_MINUTE
 from gpuledger.store.commits import describe
-from sinks.store.compaction import is_compaction_safe
-from sinks.store.maintainer import Maintainer, MaintenanceSettings, Retention
-from sinks.store.table import UsageTable
+from gpuledger_sinks.store.compaction import is_compaction_safe
+from gpuledger_sinks.store.maintainer import Maintainer, MaintenanceSettings, Retention
+from gpuledger_sinks.store.table import UsageTable
 from tests.unit.sinks.builders import ManualClock
 from tests.unit.sinks.store.test_rollups import DAY, FIRST_MINUTE, HOUR, row
 

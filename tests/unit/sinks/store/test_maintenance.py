@@ -10,12 +10,12 @@ import pytest
 from gpuledger.bus.protocol import Record
 from gpuledger.clock import NS_PER_DAY
 from gpuledger.runtime.tasks import in_daemon_thread
-from sinks.metrics import MAINTENANCE_LAG_SECONDS
-from sinks.settings import StoreSettings
-from sinks.store.buffer import rows_of
-from sinks.store.maintainer import Maintainer, MaintenanceSettings
-from sinks.store.maintenance_lag import measured_lag
-from sinks.store.table import EntriesTable
+from gpuledger_sinks.metrics import MAINTENANCE_LAG_SECONDS
+from gpuledger_sinks.settings import StoreSettings
+from gpuledger_sinks.store.buffer import rows_of
+from gpuledger_sinks.store.maintainer import Maintainer, MaintenanceSettings
+from gpuledger_sinks.store.maintenance_lag import measured_lag
+from gpuledger_sinks.store.table import EntriesTable
 from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock, event, eventually
 from tests.unit.sinks.store.test_maintainer import fill
 

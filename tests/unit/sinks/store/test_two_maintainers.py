@@ -16,15 +16,15 @@ from deltalake import DeltaTable, write_deltalake
 
 from gpuledger.clock import NS_PER_DAY, NS_PER_HOUR, NS_PER_MINUTE
 from gpuledger.store.commits import describe
-from sinks.store import rollups
-from sinks.store.maintainer import (
+from gpuledger_sinks.store import rollups
+from gpuledger_sinks.store.maintainer import (
     Maintainer,
     MaintenanceDone,
     MaintenanceSettings,
     MaintenanceStep,
     Retention,
 )
-from sinks.store.table import UsageTable
+from gpuledger_sinks.store.table import UsageTable
 from tests.unit.sinks.builders import ManualClock
 from tests.unit.sinks.store.test_rollups import FIRST_MINUTE, HOUR, Store, row
 

@@ -1,0 +1,218 @@
+"""`gpuledger store`: what a store needs from time to time."""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gpuledger.clock import SystemClock
+from gpuledger.errors import UserError
+from gpuledger.settings.secret import shown_url
+from gpuledger.store.schema import ENTRIES, TableSchema
+from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
+from gpuledger_cli.replay.range_plan import parse_duration
+from gpuledger_cli.store_arguments import StorageOption, StoreUri, storage_options_of
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.store.maintainer import (
+    Maintainer,
+    MaintenanceDone,
+    MaintenanceSettings,
+    MaintenanceStep,
+    Reporter,
+    Retention,
+    report_nothing,
+)
+from gpuledger_sinks.store.table import StreamTable
+
+_LOST: Final = 1
+_DEFAULT_AGE_HOURS: Final = MaintenanceSettings(uri="").orphan_age_hours
+_RETENTION: Final = Retention()
+_END_SECONDS: Final = 8.0
+"""How long a run that is told to end may take for the step that is under way."""
+_WIDTH_IN_FILES: Final = 100
+
+app = App(name="store", help="Maintain the tables of a store.")
+
+
+def days_of(table: TableSchema) -> Parameter:
+    """Return the option that says for how long a table keeps its rows."""
+    return Parameter(
+        help=f"For how many days {table.name} keeps its rows; 0 is for ever.",
+        validator=Number(gte=0),
+    )
+
+
+@app.command
+def maintain(
+    *,
+    store: StoreUri,
+    storage_option: StorageOption = (),
+    every: Annotated[
+        str | None,
+        Parameter(help="Go on, and do it again at this interval, such as 10m, until SIGTERM."),
+    ] = None,
+    dry_run: Annotated[
+        bool, Parameter(help="Say what would be done, and change nothing.", negative=())
+    ] = False,
+    orphan_age_hours: Annotated[
+        int,
+        Parameter(
+            help="How old a file must be that no version of its table has any more, or never had,"
+            " before it is removed; far more than a write or a reader's query takes.",
+            validator=Number(gte=1),
+        ),
+    ] = _DEFAULT_AGE_HOURS,
+    usage_days: Annotated[int, days_of(USAGE)] = _RETENTION.usage_days,
+    usage_hourly_days: Annotated[int, days_of(USAGE_HOURLY)] = _RETENTION.usage_hourly_days,
+    usage_daily_days: Annotated[int, days_of(USAGE_DAILY)] = _RETENTION.usage_daily_days,
+    entries_days: Annotated[int, days_of(ENTRIES)] = _RETENTION.entries_days,
+    verbose: Annotated[
+        bool,
+        Parameter(help="Name each step as it begins, also where it finds nothing.", negative=()),
+    ] = False,
+) -> int:
+    """Sum up hours and days, remove old rows, merge small files, and vacuum.
+
+    Exit code 1 if another maintainer runs at the same time and goes on with the rest, 2 if there is
+    no store or the storage does not answer.
+    """
+    settings = MaintenanceSettings(
+        uri=store,
+        storage_options=storage_options_of(storage_option),
+        orphan_age_hours=orphan_age_hours,
+        retention=Retention(
+            usage_days=usage_days,
+            usage_hourly_days=usage_hourly_days,
+            usage_daily_days=usage_daily_days,
+            entries_days=entries_days,
+        ),
+    )
+    if every is None:
+        return _maintain(
+            Maintainer(settings, clock=SystemClock()), settings, dry_run=dry_run, verbose=verbose
+        )
+    if dry_run:
+        raise UserError("--dry-run and --every exclude each other")
+    _Repeated(settings, every_seconds=parse_duration(every, option="--every") / 1000).run()
+    return 0
+
+
+def _maintain(
+    maintainer: Maintainer, settings: MaintenanceSettings, *, dry_run: bool, verbose: bool
+) -> int:
+    try:
+        _require_store(settings)
+        with _reporting(verbose=verbose) as report:
+            done = maintainer.plan(report) if dry_run else maintainer.run(report)
+    except ReceiverUnavailableError as error:
+        raise UserError(str(error)) from error
+    _print_done(done, title="Would be done" if dry_run else "Done")
+    if done.lost_to_another is None:
+        return 0
+    shown = shown_url(settings.uri)
+    sys.stderr.write(f"another maintainer of {shown} runs at the same time; it does the rest\n")
+    return _LOST
+
+
+class _Repeated:
+    """Maintains a store at an interval until the process is told to end."""
+
+    def __init__(self, settings: MaintenanceSettings, *, every_seconds: float) -> None:
+        self._settings, self._every_seconds = settings, every_seconds
+        self._maintainer = Maintainer(settings, clock=SystemClock())
+        self._is_ending = False
+        self._changed = threading.Event()
+        self._defect: BaseException | None = None
+
+    def run(self) -> None:
+        """Return once SIGTERM or SIGINT has come, ten seconds later at most."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._end())
+        while not self._is_ending:
+            begun = time.monotonic()
+            # In a thread that dies with the process: a step may block for longer than there is.
+            once = threading.Thread(target=self._once, daemon=True)
+            once.start()
+            self._changed.wait()
+            once.join(_END_SECONDS)
+            if self._defect is not None:
+                raise self._defect
+            if not self._is_ending:
+                self._changed.clear()
+                self._changed.wait(max(0.0, begun + self._every_seconds - time.monotonic()))
+                self._changed.clear()
+
+    def _once(self) -> None:
+        try:
+            _maintain(self._maintainer, self._settings, dry_run=False, verbose=False)
+        except UserError as error:
+            # No store yet, or a storage that is away: the next run may find it.
+            sys.stderr.write(f"gpuledger: {error}\n")
+        except BaseException as error:  # noqa: BLE001  # raised in the main thread
+            self._defect = error
+        finally:
+            self._changed.set()
+
+    def _end(self) -> None:
+        self._is_ending = True
+        self._maintainer.stop()
+        self._changed.set()
+
+
+def _require_store(settings: MaintenanceSettings) -> None:
+    """Raise UserError where there is no store: a mistyped address shall not become one."""
+    tables = [
+        StreamTable(schema, store_uri=settings.uri, storage_options=settings.storage_options)
+        for schema in (USAGE, ENTRIES)
+    ]
+    if not any(table.exists() for table in tables):
+        raise UserError(
+            f"no store at {shown_url(settings.uri)}; give the store.uri of a `gpuledger-sink store`"
+            " that has written there"
+        )
+
+
+@contextmanager
+def _reporting(*, verbose: bool) -> Iterator[Reporter]:
+    """Say which step is under way: a line each, or on a terminal one line that is written over."""
+    if verbose:
+        yield _print_step
+    elif sys.stderr.isatty():
+        # On standard error, as results go to standard output.
+        terminal = Console(stderr=True)
+        with Live(console=terminal, transient=True, auto_refresh=False) as line:
+            yield lambda *step: line.update(Text(_title(*step)), refresh=True)
+    else:
+        yield report_nothing
+
+
+def _print_step(number: int, total: int, step: MaintenanceStep) -> None:
+    sys.stderr.write(f"gpuledger: {_title(number, total, step)}\n")
+    sys.stderr.flush()
+
+
+def _title(number: int, total: int, step: MaintenanceStep) -> str:
+    return f"{number} of {total}: {step.action} ({step.table})"
+
+
+def _print_done(done: MaintenanceDone, *, title: str) -> None:
+    """Print a row for each step that had something to do."""
+    # What was looked at and needed nothing is not in it: on most runs that is nearly every step.
+    table = Table("step", "table", title, safe_box=True)
+    for step in done.steps:
+        if step.count:
+            table.add_row(step.action, step.table, f"{step.count} {step.unit}")
+    if not table.row_count:
+        table.add_row("nothing to do", "", "")
+    width = None if sys.stdout.isatty() else _WIDTH_IN_FILES
+    Console(file=sys.stdout, width=width).print(table)

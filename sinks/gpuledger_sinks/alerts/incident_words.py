@@ -1,0 +1,146 @@
+"""The labels and the words of the alert that an incident makes. Pure."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Final
+
+from gpuledger.keys import show_node
+from gpuledger.records import AttributedIncident, GpuEvent, Incident, PodDescription, PodState
+from gpuledger_sinks.settings import AlertsSettings, alert_label_of
+
+INCIDENT: Final = "GpuIncident"
+_MAX_PODS_NAMED: Final = 3
+"""In the summary; all stand in the annotation `pods`."""
+
+
+def known_pod(attributed: AttributedIncident) -> PodDescription | None:
+    """Return the first pod on the GPU whose record has come: its owner is reached by the alert."""
+    return next((pod for pod in attributed.pods if pod.state is PodState.KNOWN), None)
+
+
+_MAX_NAMESPACES: Final = 10_000
+"""Of a sink, namespaces whose labels are known; their names are anybody's."""
+
+
+class IncidentWords:
+    """Makes the labels and the annotations of the alert of an incident."""
+
+    def __init__(self, settings: AlertsSettings | None = None) -> None:
+        """Take which labels of pods and of namespaces alerts have."""
+        chosen = settings or AlertsSettings()
+        self._pod_labels, self._namespace_labels = chosen.pod_labels, chosen.namespace_labels
+        self._namespaces: OrderedDict[tuple[str, str], dict[str, str]] = OrderedDict()
+
+    def see(self, event: GpuEvent) -> None:
+        """Remember what a tick says of namespaces."""
+        if not self._namespace_labels:
+            return
+        for namespace in event.namespaces or ():
+            place = (event.cluster, namespace.name)
+            self._namespaces[place] = _choose(
+                "namespace_label", self._namespace_labels, namespace.labels
+            )
+            self._namespaces.move_to_end(place)
+            if len(self._namespaces) > _MAX_NAMESPACES:
+                self._namespaces.popitem(last=False)
+
+    def labels_of(self, attributed: AttributedIncident) -> dict[str, str]:
+        """Return the labels, those of the first known pod and of its namespace included."""
+        pod, cluster = known_pod(attributed), attributed.incident.cluster
+        if pod is None:
+            return labels_of(attributed)
+        return {
+            **self._namespaces.get((cluster, pod.namespace or ""), {}),
+            **_choose("label", self._pod_labels, pod.labels),
+            **labels_of(attributed),
+        }
+
+    def annotations_of(self, attributed: AttributedIncident) -> dict[str, str]:
+        """Return the annotations."""
+        return annotations_of(attributed)
+
+
+def _choose(prefix: str, names: list[str], labels: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the chosen ones of an object's labels, as they are called on an alert."""
+    return {
+        alert_label_of(prefix, name): labels[name] for name in names if labels and name in labels
+    }
+
+
+def _container_of(attributed: AttributedIncident, pod: PodDescription | None) -> str:
+    """Return the container of the pod to which the kubelet gave the GPU, where that is one."""
+    allocations = attributed.incident.allocations or ()
+    names = {
+        allocation.container
+        for allocation, place in zip(allocations, attributed.allocation_pods or (), strict=False)
+        if pod is not None and place < len(attributed.pods) and attributed.pods[place] == pod
+    }
+    return names.pop() if len(names) == 1 else ""
+
+
+def labels_of(attributed: AttributedIncident) -> dict[str, str]:
+    """Return the alert's identity; the first known pod is in it, so that its owner is reached.
+
+    A name that the node alone gives is in no label: its owner may have nothing to do with it.
+
+    A label without a value is no label: Alertmanager takes it away.
+    """
+    incident = attributed.incident
+    pod = known_pod(attributed)
+    return {
+        "alertname": INCIDENT,
+        "severity": incident.severity.value,
+        "cluster": incident.cluster,
+        "node": incident.node,
+        "gpu_uuid": incident.gpu_uuid,
+        "gpu_index": _text(incident.gpu_index),
+        "kind": incident.kind,
+        "category": incident.category or "",
+        "xid": _text(incident.xid),
+        "gpu_instance": _text(incident.gpu_instance),
+        "namespace": (pod and pod.namespace) or "",
+        "pod": (pod and pod.name) or "",
+        "container": _container_of(attributed, pod),
+        "owner_kind": (pod and pod.owner_kind) or "",
+        "owner_name": (pod and pod.owner_name) or "",
+    }
+
+
+def annotations_of(attributed: AttributedIncident) -> dict[str, str]:
+    """Return the alert's words, with all pods that were on the GPU."""
+    incident = attributed.incident
+    pods = [
+        # A foreign pod has no name here: its owner is not reached by it.
+        f"{pod.namespace}/{pod.name}" if pod.name is not None else pod.uid or "unknown"
+        for pod in attributed.pods
+    ]
+    what = incident.kind if incident.xid is None else f"XID {incident.xid}"
+    where = f"{_gpu(incident)} on node {show_node(incident.cluster, incident.node)}"
+    if pods:
+        # A time-sliced GPU may have dozens, and a summary is the subject of a mail.
+        shown, more = ", ".join(pods[:_MAX_PODS_NAMED]), len(pods) - _MAX_PODS_NAMED
+        others = f" and {more} more" if more > 0 else ""
+        where += f" ({'pod' if len(pods) == 1 else 'pods'} {shown}{others})"
+    words = {
+        "summary": f"{where}: {what}, {incident.message}",
+        "description": incident.message,
+        "mnemonic": incident.mnemonic,
+        "action": incident.action,
+        "pods": ", ".join(pods),
+    }
+    return {name: value for name, value in words.items() if value}
+
+
+def _gpu(incident: Incident) -> str:
+    """Return the GPU as people number it, and by what else is known of it where nobody can."""
+    if incident.gpu_index is not None:
+        gpu = f"GPU {incident.gpu_index}"
+    elif incident.gpu_uuid.startswith("GPU-"):
+        gpu = incident.gpu_uuid
+    else:
+        gpu = f"GPU {incident.gpu_uuid}"
+    return gpu if incident.gpu_instance is None else f"{gpu} instance {incident.gpu_instance}"
+
+
+def _text(number: int | None) -> str:
+    return "" if number is None else str(number)

@@ -1,0 +1,70 @@
+"""When what was polled is acknowledged: once an Alertmanager has answered all that it brought.
+
+Of each partition what came first is acknowledged first. Pure.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuledger.bus.protocol import TopicPartition
+from gpuledger_sinks.alerts.active_alerts import ActiveAlert
+from gpuledger_sinks.protocol import Partitions, SinkContext
+
+
+@dataclass(kw_only=True, slots=True)
+class _Polled:
+    """What one or more polls brought of a partition."""
+
+    context: SinkContext
+    next_offset: int
+    time_ns: int | None
+    alerts: list[ActiveAlert]
+    """What has to be answered first."""
+
+
+class Unacknowledged:
+    """For each partition what waits for an answer, in the order of its offsets."""
+
+    def __init__(self) -> None:
+        self._polled: dict[TopicPartition, deque[_Polled]] = {}
+
+    def add(
+        self,
+        partition: TopicPartition,
+        *,
+        context: SinkContext,
+        next_offset: int,
+        time_ns: int | None,
+        alerts: Sequence[ActiveAlert],
+    ) -> None:
+        """Have all before `next_offset` acknowledged once these alerts are answered."""
+        for alert in alerts:
+            alert.changes.awaited = alert.change
+        waiting = self._polled.setdefault(partition, deque())
+        if waiting and not alerts:  # it waits for the same as what is before it
+            last = waiting[-1]
+            last.context, last.next_offset = context, next_offset
+            last.time_ns = last.time_ns if time_ns is None else time_ns
+            return
+        waiting.append(
+            _Polled(context=context, next_offset=next_offset, time_ns=time_ns, alerts=list(alerts))
+        )
+
+    def acknowledge_answered(self) -> None:
+        """Acknowledge what need not wait any more."""
+        for partition, waiting in self._polled.items():
+            for polled in waiting:
+                polled.alerts = [alert for alert in polled.alerts if not alert.is_answered]
+            while waiting and not waiting[0].alerts:
+                done = waiting.popleft()
+                done.context.acknowledge(partition, done.next_offset, time_ns=done.time_ns)
+
+    def count(self) -> int:
+        """Return how many alerts are waited for."""
+        return sum(len(polled.alerts) for waiting in self._polled.values() for polled in waiting)
+
+    def drop(self, partitions: Partitions) -> None:
+        """Forget partitions: what was not answered of them is their next owner's to send."""
+        for partition in partitions:
+            self._polled.pop(partition, None)
