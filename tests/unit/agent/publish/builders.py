@@ -138,7 +138,7 @@ def reopened(
 ) -> Spool:
     """Return what the next process finds; the lock goes with the one before."""
     spool.close()
-    other = spool_in(folder, up_seconds=up_seconds, boot_id=BOOT, **settings)
+    other = spool_in(folder, up_seconds=up_seconds, boot_id=BOOT, disk=None, **settings)
     other.open()
     return other
 
