@@ -98,7 +98,7 @@ def test_a_topic_that_holds_somebody_s_record_is_refused_and_nothing_is_made_or_
         assert part in line
     assert refused.stdout == ""
     there = kcat.metadata(broker.bootstrap_servers)["topics"]
-    assert [found["topic"] for found in there] == [topic]
+    assert [found["topic"] for found in there if found["topic"][:2] != "__"] == [topic]
     assert [kept.value for kept in kcat.consume(broker.bootstrap_servers, topic)] == [b"somebody's"]
 
 
