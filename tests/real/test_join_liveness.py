@@ -35,7 +35,7 @@ NODES = 24
 PODS_PER_NODE = 500
 STOPPED_SECONDS = 12.0
 """Twice the session: the group gives the worker up."""
-LOOK_SECONDS = 45.0
+LOOK_SECONDS = 120.0
 
 
 class Workers(JoinWorkers):
@@ -122,7 +122,9 @@ def workers(tmp_path: Path) -> Iterator[Callable[..., Workers]]:
         each.end()
 
 
-@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize(
+    "guarantee", [pytest.param("at_least_once", marks=pytest.mark.extended), "exactly_once"]
+)
 async def test_a_worker_that_loses_partitions_while_it_reads_them_back_goes_on(
     start_kafka: Callable[[], Kafka], workers: Callable[..., Workers], guarantee: str
 ) -> None:
@@ -143,7 +145,9 @@ async def test_a_worker_that_loses_partitions_while_it_reads_them_back_goes_on(
     assert await it.nodes_with_events(number=1) == EVERYBODY
 
 
-@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
+@pytest.mark.parametrize(
+    "guarantee", [pytest.param("at_least_once", marks=pytest.mark.extended), "exactly_once"]
+)
 async def test_a_broker_that_dies_while_pods_are_read_back_leaves_no_partition_alone(
     start_kafka_cluster: Callable[[], KafkaCluster],
     workers: Callable[..., Workers],

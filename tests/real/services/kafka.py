@@ -17,7 +17,7 @@ from tests.real.services.process import Part, Process
 JVM_FLAGS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 CLUSTER_ID = "Z3B1bGVkZ2VyLXRlc3RzMQ"
 NOT_SAID = -1
-TOOL_SECONDS = 30.0
+TOOL_SECONDS = 120.0
 ANSWER_SECONDS = 5.0
 
 SERVER_PROPERTIES = """
@@ -161,7 +161,7 @@ class Kafka(Part, KafkaBroker):
         argv += ["-c", self._properties, *self.format_arguments()]
         formatting = Process(name="kafka-format", argv=argv, folder=self.folder)
         formatting.start()
-        formatting.wait_until(lambda: formatting.exit_status() == 0, deadline_seconds=60)
+        formatting.wait_until(lambda: formatting.exit_status() == 0, deadline_seconds=120)
 
     def run_tool(self, main_class: str, *arguments: str) -> None:
         """Run one of Kafka's tools for administrators to its end, which must be a success."""

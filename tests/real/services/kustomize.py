@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 120.0
 
 
 class KustomizeError(Exception):

@@ -162,7 +162,7 @@ async def test_dashboards_and_rules_of_dcgm_exporter_have_their_series_by_remote
     await asyncio.to_thread(
         sink.wait_until,
         lambda: len(prometheus.query(all_sent)) == len(GPUS),
-        deadline_seconds=60,
+        deadline_seconds=120,
     )
 
     found: list[dict[str, Any]] = prometheus.query('{__name__=~"DCGM_.*"}')
@@ -179,4 +179,4 @@ async def test_dashboards_and_rules_of_dcgm_exporter_have_their_series_by_remote
     for label in ("instance", "Hostname"):
         assert label_values(prometheus, "DCGM_FI_DEV_FB_FREE", label) == list(HOSTS)
     assert label_values(prometheus, f"DCGM_FI_DEV_FB_FREE{BY_HOST}", "gpu") == ["0", "1"]
-    assert sink.stop(deadline_seconds=30) == 0
+    assert sink.stop(deadline_seconds=120) == 0

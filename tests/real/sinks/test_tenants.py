@@ -110,11 +110,11 @@ async def test_each_tenant_has_its_namespaces_pods_and_no_others(
                 for found in of_pods
             )
 
-        await asyncio.to_thread(sink.wait_until, is_sent, deadline_seconds=60)
+        await asyncio.to_thread(sink.wait_until, is_sent, deadline_seconds=120)
         for tenant, prometheus in tenants.items():
             found = prometheus.query('count by (namespace) ({namespace!=""})')
             of = {f"team-{one['metric']['namespace']}" for one in found}
             assert of == ({tenant} if tenant != "gpus" else set())
-        assert sink.stop(deadline_seconds=30) == 0
+        assert sink.stop(deadline_seconds=120) == 0
     finally:
         await runner.cleanup()
