@@ -8,6 +8,8 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from gpuledger.codec import Decoder
 from gpuledger.keys import key_in
 from gpuledger.ledger.rows import EntryRow

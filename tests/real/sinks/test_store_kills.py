@@ -13,6 +13,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import duckdb
+import pytest
 from deltalake import DeltaTable
 
 from tests.real.sinks.running_sinks import NODES, make_topics, publish, ticks
