@@ -59,7 +59,7 @@ def cells(names: Sequence[str]) -> list[ParameterSet]:
     for number, name in enumerate(names):
         for at, kind in enumerate(CLASSES):
             is_sampled = number == 0 or at == number % len(CLASSES)
-            marks = [] if is_sampled else pytest.mark.extended
+            marks = () if is_sampled else (pytest.mark.extended,)
             made.append(pytest.param(name, kind, marks=marks))
     return made
 

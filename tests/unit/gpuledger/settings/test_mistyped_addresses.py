@@ -19,6 +19,7 @@ from gpuledger.settings.secret import mask_address, mask_addresses, shown_url
 from gpuledger_cli.demo.plan import check_url, find_store, parse_bus
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger_sinks.settings import AlertsSettings, RemoteWriteSettings, StoreSettings
+from tests.tables import for_each
 
 PASSWORD = "S3cr3t"
 TOKEN = "t0k3n"
@@ -119,7 +120,7 @@ MANGLED = [
 ]
 
 
-@pytest.mark.parametrize("address", MANGLED)
+@for_each("address", MANGLED)
 def test_no_setting_and_no_option_says_the_secret_of_an_address_that_is_mangled(
     address: str,
 ) -> None:
@@ -128,7 +129,7 @@ def test_no_setting_and_no_option_says_the_secret_of_an_address_that_is_mangled(
         assert PASSWORD not in output(address), at
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(data=st.data(), mangled=st.sampled_from(MANGLED))
 def test_no_option_says_the_secret_of_an_address_mangled_in_any_other_place(
     data: st.DataObject, mangled: str
@@ -172,7 +173,7 @@ def hidden_in(address: str) -> list[str]:
     return hidden
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(address=mistyped())
 @example(address="http//user:S3cr3t@prom:9090/api/v1/write")
 @example(address="s3//key:S3cr3t@bucket/x")
@@ -189,7 +190,7 @@ def test_no_output_holds_a_secret_of_a_mistyped_address(address: str) -> None:
         assert not [secret for secret in hidden if secret in shown], (at, shown)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(address=mistyped(), around=st.sampled_from(["{}", "at {}: refused", "a={} b", "({})"]))
 def test_no_word_of_a_log_line_holds_a_secret_of_a_mistyped_address(
     address: str, around: str
@@ -201,7 +202,7 @@ def test_no_word_of_a_log_line_holds_a_secret_of_a_mistyped_address(
     assert not [secret for secret in hidden_in(address) if secret in shown]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(address=mistyped(), around=st.sampled_from(["{}", 'at "{}": refused', "\\{}\\", "\n{}\n"]))
 def test_a_log_line_that_is_masked_is_json_still(address: str, around: str) -> None:
     line = json.dumps({"event": around.format(address), "n": 1})

@@ -11,6 +11,7 @@ from gpuledger.errors import SettingsError
 from gpuledger.settings import KafkaSettings, Secret, load_settings
 from gpuledger.settings.secret import mask_address, mask_addresses
 from tests.errors import has_words
+from tests.tables import for_each
 
 
 class Receiver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -264,8 +265,8 @@ ADDRESSES = [
 ]
 
 
-@pytest.mark.parametrize(("address", "masked"), ADDRESSES)
-@pytest.mark.parametrize("around", ["{}", "at '{}': refused", '{{"url":"{}","to":"x"}}', "a {} b"])
+@for_each("address, masked", ADDRESSES)
+@for_each("around", ["{}", "at '{}': refused", '{{"url":"{}","to":"x"}}', "a {} b"])
 def test_an_address_is_masked_where_user_password_and_query_stand(
     address: str, masked: str, around: str
 ) -> None:
