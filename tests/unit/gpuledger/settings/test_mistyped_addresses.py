@@ -103,8 +103,7 @@ OPTIONS: list[Callable[[str], str]] = [
 ]
 MANGLED = [
     *(
-        f"{scheme}user:{before}{PASSWORD}{at}host{behind}"
-        for scheme in ("http://", "https://")
+        f"http://user:{before}{PASSWORD}{at}host{behind}"
         for before in ("", "hun,", "hun/", "hun ", "hun#", "hun?", "h@")
         for at in ("@", "%40", "\uff20", "\ufe6b")
         for behind in ("", ":9093", ":909x/", "/api?x=y")
