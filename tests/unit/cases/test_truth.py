@@ -23,6 +23,10 @@ MEASURED: Final = frozenset({"exclusive", "process_utilization"})
 BOUND: Final = 0.01
 
 
+def drawn(seed: int) -> Random:
+    return Random(seed)  # noqa: S311  # a scenario, no secret
+
+
 def process(load: float, kernel_seconds: float, **more: object) -> dict[str, Any]:
     return {
         "command": "python",
@@ -58,7 +62,7 @@ class RatesOnly:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever it has
         return getattr(self._nvml, name)
 
-    def nvmlDeviceGetSamples(self, *_: object) -> None:
+    def nvmlDeviceGetSamples(self, *_: object) -> None:  # noqa: N802  # NVML's name
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
@@ -73,7 +77,7 @@ def test_rates_without_samples_are_not_taken_for_a_measurement(tick_seconds: flo
         return watch(told, clock, tick_seconds=tick_seconds, seconds=RUN_SECONDS)
 
     played = play_use(
-        LONG_KERNELS, {}, tick_seconds=tick_seconds, random=Random(1), watched_by=watched
+        LONG_KERNELS, {}, tick_seconds=tick_seconds, random=drawn(1), watched_by=watched
     )
     hold_to_claim(played, tick_seconds)
 
@@ -93,7 +97,7 @@ def test_process_samples_far_below_the_device_are_not_taken_for_a_measurement(
 
     monkeypatch.setattr(SamplingWindows, "_counted_ns", filled)
     use = use_of(process(0.45, 0.005), process(0.45, 0.005))
-    hold_to_claim(play_use(use, {}, tick_seconds=1.0, random=Random(1)), 1.0)
+    hold_to_claim(play_use(use, {}, tick_seconds=1.0, random=drawn(1)), 1.0)
 
 
 @pytest.mark.xfail(
@@ -114,7 +118,7 @@ def test_pods_that_take_turns_faster_than_the_interval_are_told_apart(
         for place in range(2)
     ]
     use = use_of(*(process(0.9, 0.004, visits=visits) for visits in turns))
-    played = play_use(use, {}, tick_seconds=tick_seconds, random=Random(0))
+    played = play_use(use, {}, tick_seconds=tick_seconds, random=drawn(0))
     hold_to_claim(played, tick_seconds)
 
 
@@ -143,7 +147,7 @@ def test_samples_that_come_seconds_late_are_not_taken_for_idle(
 
     monkeypatch.setattr(SamplingWindows, "newer_than", late_newer)
     monkeypatch.setattr(SamplingWindows, "latest", late_latest)
-    played = play_use(LONG_KERNELS, {}, tick_seconds=tick_seconds, random=Random(1))
+    played = play_use(LONG_KERNELS, {}, tick_seconds=tick_seconds, random=drawn(1))
     hold_to_claim(played, tick_seconds)
 
 
