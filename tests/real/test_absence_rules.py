@@ -43,6 +43,7 @@ def alerts_firing(
     series: dict[str, str], *, at: str, promtool: Path, folder: Path, alert: str = ".+"
 ) -> int:
     """Return how many alerts fire after so long a time of these series, a value a minute."""
+    firing = f'ALERTS{{alertname=~"{alert}",alertstate="firing"}}'
     test = {
         "rule_files": [str(RULES)],
         "evaluation_interval": "1m",
@@ -54,7 +55,7 @@ def alerts_firing(
                 ],
                 "promql_expr_test": [
                     {
-                        "expr": f'count(ALERTS{{alertname=~"{alert}",alertstate="firing"}}) or vector(0)',
+                        "expr": f"count({firing}) or vector(0)",
                         "eval_time": at,
                         "exp_samples": [{"labels": "{}", "value": -1}],
                     }

@@ -126,7 +126,9 @@ def requested(**limits: str) -> Mapping[str, int]:
             "containers": [{"name": "main", "resources": {"limits": limits}}],
         }
     }
-    (container,) = reader.read(json.dumps(content).encode()).containers
+    record = reader.read(json.dumps(content).encode())
+    assert record
+    (container,) = record.containers
     return container.requested.resources if container.requested else {}
 
 
@@ -196,9 +198,8 @@ async def test_a_pod_does_not_hold_what_an_ended_pod_of_its_name_held(seconds: f
 
 def prolog_in(page: str) -> str:
     """Return the shell script that a page gives as Slurm's prolog."""
-    return next(
-        block for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "# Prolog" in block
-    )
+    blocks: list[str] = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    return next(block for block in blocks if "# Prolog" in block)
 
 
 @pytest.mark.xfail(
