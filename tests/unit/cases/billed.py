@@ -9,18 +9,18 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from cli.demo.pipeline import drain, running
-from cli.demo.plan import DemoPlan
-from cli.demo.source import SimulatedMachine
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.store.commits import mark_complete
 from gpuledger.store.schema import table_uri
 from gpuledger.store.usage_schema import USAGE
-from reports.bill_output import as_json
-from reports.billing import BillMaker
-from reports.policy_file import ReadPolicy, parse_policy
-from reports.times import Window
-from reports.usage_sums import UsageReader
+from gpuledger_cli.demo.pipeline import drain, running
+from gpuledger_cli.demo.plan import DemoPlan
+from gpuledger_cli.demo.source import SimulatedMachine
+from gpuledger_reports.bill_output import as_json
+from gpuledger_reports.billing import BillMaker
+from gpuledger_reports.policy_file import ReadPolicy, parse_policy
+from gpuledger_reports.times import Window
+from gpuledger_reports.usage_sums import UsageReader
 from tests.hanging import HANG_SECONDS
 
 DAY_US = 86_400_000_000

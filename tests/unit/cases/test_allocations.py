@@ -11,19 +11,19 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from agent.context import AgentContext
-from agent.core.raw import CallGroup, SampleCursor
-from agent.host.job_directory import JobFiles, parse_job_files
-from agent.host.kubelet.assignments import DeviceIndex
-from agent.settings import AgentSettings
-from agent.source_selection import play
-from enricher.podwatch.decode import PodReader
-from enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger.records import GpuFacts
 from gpuledger.runtime import Readiness
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.context import AgentContext
+from gpuledger_agent.core.raw import CallGroup, SampleCursor
+from gpuledger_agent.host.job_directory import JobFiles, parse_job_files
+from gpuledger_agent.host.kubelet.assignments import DeviceIndex
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_agent.source_selection import play
+from gpuledger_enricher.podwatch.decode import PodReader
+from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.unit.cases.billed import Lines, lines_of
 
 ROOT: Final = Path(__file__).parents[3]

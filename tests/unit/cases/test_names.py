@@ -5,12 +5,12 @@ from typing import Any, Final
 
 import pytest
 
-from agent.host.cgroup import locate
-from enricher.join.booking.books import book_tick
 from gpuledger.records import Account
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.host.cgroup import locate
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.ticks import play
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import UIDS, pod, process

@@ -8,17 +8,17 @@ from typing import Any, Final
 
 import pytest
 
-from agent.context import run_agent
-from agent.exposition.dcgm_fields import parse_counters
-from agent.settings import AgentSettings, SpoolSettings
-from agent.source_selection import play
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus
 from gpuledger.errors import UserError
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.tasks import end_tasks
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.context import run_agent
+from gpuledger_agent.exposition.dcgm_fields import parse_counters
+from gpuledger_agent.settings import AgentSettings, SpoolSettings
+from gpuledger_agent.source_selection import play
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.default_topics import INVENTORY, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.unit.agent.publish.builders import FickleBus

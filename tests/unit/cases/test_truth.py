@@ -8,13 +8,13 @@ from typing import Any, Final
 import pynvml
 import pytest
 
-from enricher.join.booking.books import book_tick
-from simulator.clock import ManualClock
-from simulator.nvml.readings import Readings
-from simulator.plan import PlannedProcess
-from simulator.sampling_windows import DriverWindow, SamplingWindows
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.nvml.readings import Readings
+from gpuledger_simulator.plan import PlannedProcess
+from gpuledger_simulator.sampling_windows import DriverWindow, SamplingWindows
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests import ticks
 from tests.truth_runs import EPOCH_NS, RUN_SECONDS, Played, Use, errors_of, play_use, watch
 
