@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuledger.certificates import require_authorities
+from gpuledger.certificates import trusting
 from gpuledger.errors import SettingsError, UserError
 from gpuledger.runtime.http.web_config import read_web_config
 from gpuledger.settings import Secret
@@ -39,7 +39,7 @@ ODD: dict[str, tuple[Callable[[Path], object], str]] = {
     [
         lambda file: Secret.load(file, name="password", is_known=True),
         read_web_config,
-        lambda file: require_authorities(setting="ca_file", file=file),
+        lambda file: trusting(setting="ca_file", file=file),
     ],
     ids=["a secret", "the web configuration", "authorities"],
 )

@@ -78,10 +78,11 @@ def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
     assert named <= targets_of_make()
 
 
-def test_decisions_are_numbered_without_gaps_and_listed_in_the_index() -> None:
+def test_decisions_are_numbered_once_and_listed_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
 
-    assert [int(adr.name[:3]) for adr in ADRS] == list(range(len(ADRS)))
+    numbers = [int(adr.name[:3]) for adr in ADRS]
+    assert len(numbers) == len({*numbers})
     assert [adr.name for adr in ADRS if f"adr/{adr.name}" not in index] == []
 
 
