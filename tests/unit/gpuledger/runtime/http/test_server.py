@@ -191,6 +191,7 @@ async def test_an_open_connection_does_not_hold_up_the_end(sends: str) -> None:
     assert complaints == []
 
 
-def test_the_agents_pages_need_no_web_framework() -> None:
-    check = "import sys, agent.command; sys.exit(bool({'aiohttp', 'starlette'} & {*sys.modules}))"
+def test_the_agents_pages_need_no_web_framework_and_no_command_line() -> None:
+    heavy = "{'aiohttp', 'starlette', 'click', 'multiprocessing'}"
+    check = f"import sys, agent.command; sys.exit(bool({heavy} & {{*sys.modules}}))"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
