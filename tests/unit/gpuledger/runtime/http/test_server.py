@@ -193,5 +193,5 @@ async def test_an_open_connection_does_not_hold_up_the_end(sends: str) -> None:
 
 def test_the_agents_pages_need_no_web_framework_and_no_command_line() -> None:
     heavy = "{'aiohttp', 'starlette', 'click', 'multiprocessing'}"
-    check = f"import sys, agent.command; sys.exit(bool({heavy} & {{*sys.modules}}))"
+    check = f"import sys, gpuledger_agent.command; sys.exit(bool({heavy} & {{*sys.modules}}))"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
