@@ -12,7 +12,7 @@ import msgspec
 from typing_extensions import override
 
 from gpuledger.records.base import MAX_CLUSTER_NAME_LENGTH, ClusterName
-from gpuledger.settings.secret import Secret, may_part_a_login, shown_brokers, shown_mistake
+from gpuledger.settings.secret import MASK, Secret, may_part_a_login, shown_brokers, shown_url
 from gpuledger.texts import shorten
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -272,7 +272,8 @@ def require_http_url(url: str) -> None:
 
     Of the value only what cannot be secret is named, and the parser's own words are left out.
     """
-    shown = repr(shown_mistake(url))
+    # Without scheme and port it may be a part of another one, such as of its password.
+    shown = repr(shown_url(url) if ":" in url or not url else MASK)
     if not url.lower().startswith(("http://", "https://")):
         raise ValueError(f"{shown} must begin with http:// or https://")
     try:

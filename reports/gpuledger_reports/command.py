@@ -32,7 +32,7 @@ def main() -> int:
     pages = ReportPages(cache_bytes=settings.requests.cache_bytes)
     about = {"store": mask_address(settings.store.uri), "prices": read.name}
     return run_service(
-        partial(serve, pages=pages), settings=settings, others=pages.show, about=about
+        partial(serve, pages=pages), settings=settings, others=pages.app(), about=about
     )
 
 

@@ -14,8 +14,11 @@ from typing import Final
 
 import msgspec
 import yaml
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from gpuledger.runtime.http.exchange import HttpRequest, Response
 from gpuledger_reports.api.answering import ReportAnswer, error_body
 from gpuledger_reports.api.parameters import ParameterError
 from gpuledger_reports.api.processes import AnswererPool, BusyError, LateError, ProcessEndedError
@@ -83,18 +86,17 @@ class ReportPages:
         self._store: StoreState | None = None
         self._cached_state: bytes | None = None
 
-    async def show(self, request: HttpRequest) -> Response:
-        """Return the answer to a request; no path has another effect than its answer."""
-        if request.path == DESCRIPTION_PAGE:
-            return Response(body=description(), content_type=_JSON)
-        if request.path not in PAGES:
-            listed = ", ".join([*PAGES, DESCRIPTION_PAGE, "/livez", "/readyz", "/metrics"])
-            return _error(HTTPStatus.NOT_FOUND, f"there are {listed}")
-        begin_seconds = time.monotonic()
-        response = await self._report(request)
-        seconds = time.monotonic() - begin_seconds
-        REQUEST_SECONDS.labels(page=request.path).observe(seconds)
-        REQUESTS_TOTAL.labels(page=request.path, status=str(response.status)).inc()
+    def app(self) -> Starlette:
+        """Return the application that routes requests to the pages."""
+        pages = [Route(path, self._show) for path in PAGES]
+        described = Route(DESCRIPTION_PAGE, _show_description)
+        return Starlette(routes=[*pages, described, Route("/{path:path}", _list_pages)])
+
+    async def _show(self, request: Request) -> Response:
+        page, begin_seconds = request.scope["path"], time.monotonic()
+        response = await self._report(page, request.scope["query_string"].decode())
+        REQUEST_SECONDS.labels(page=page).observe(time.monotonic() - begin_seconds)
+        REQUESTS_TOTAL.labels(page=page, status=str(response.status_code)).inc()
         return response
 
     async def run(self, pool: AnswererPool, store: StoreState) -> None:
@@ -106,9 +108,9 @@ class ReportPages:
             self._pool = self._store = None
             await pool.close()
 
-    async def _report(self, request: HttpRequest) -> Response:
+    async def _report(self, page: str, query: str) -> Response:
         try:
-            question = PAGES[request.path](request.query, int(self._now()) * 10**6)
+            question = PAGES[page](query, int(self._now()) * 10**6)
         except ParameterError as error:
             return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.parameter)
         # Two forms of a question that mean the same, and two pages, have one answer.
@@ -146,10 +148,19 @@ class ReportPages:
             return _error_answer(unavailable, problem)
 
 
+async def _show_description(_: Request) -> Response:
+    return Response(description(), media_type=_JSON)
+
+
+async def _list_pages(_: Request) -> Response:
+    listed = ", ".join([*PAGES, DESCRIPTION_PAGE, "/livez", "/readyz", "/metrics"])
+    return _error(HTTPStatus.NOT_FOUND, f"there are {listed}")
+
+
 def _response(answer: ReportAnswer) -> Response:
     retry = _RETRY_SECONDS.get(HTTPStatus(answer.status))
     headers = {"Retry-After": retry} if retry else {}
-    return Response(status=answer.status, body=answer.body, content_type=_JSON, headers=headers)
+    return Response(answer.body, answer.status, headers, media_type=_JSON)
 
 
 def _error_answer(

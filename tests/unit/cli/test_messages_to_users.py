@@ -163,9 +163,8 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "a web configuration": (
         web_config_of_nothing,
         (
-            "{folder}/web.yml: it protects nothing, as it has neither tls_server_config"
-            " nor basic_auth_users; take http.web_config_file out of the settings where"
-            " everybody may see the pages"
+            "http.web_config_file: {folder}/web.yml: tls_server_config and basic_auth_users are"
+            " missing; give one of them"
         ),
     ),
     "annotations": (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuledger.runtime import Readiness
-from gpuledger.runtime.http.exchange import HttpRequest, Response
+from gpuledger.runtime.http.asgi import AsgiApp, Message
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger_reports.api.answering import AnswerSettings, ReportAnswer, answer_to
 from gpuledger_reports.api.pages import ReportPages
@@ -29,6 +29,32 @@ DAY = "2026-10-01T00:00:00Z,2026-10-02T00:00:00Z"
 NOW_SECONDS = (BEGIN_US + 20 * HOUR_US) / 1e6
 INTERVAL_SECONDS = 3600.0
 PRICES = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    """An answer to a request."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+async def ask(app: AsgiApp, path: str, query: str = "") -> Response:
+    """Return the answer to a GET of an ASGI application."""
+    told: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        told.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+    await app({**scope, "query_string": query.encode()}, receive, send)
+    start, body = told
+    headers = {name.decode(): value.decode() for name, value in start["headers"]}
+    return Response(status=start["status"], headers=headers, body=body["body"])
 
 
 def small_store(folder: Path) -> AnswerSettings:
@@ -102,8 +128,7 @@ class InlinePages:
         )
 
     async def get(self, path: str, query: str = "") -> Response:
-        request = HttpRequest(method="GET", path=path, query=query, headers={})
-        return await self.pages.show(request)
+        return await ask(self.pages.app(), path, query)
 
     async def look(self) -> None:
         """Look at the store now."""

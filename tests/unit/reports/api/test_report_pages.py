@@ -13,7 +13,6 @@ import yaml
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from gpuledger.runtime.http.exchange import Response
 from gpuledger_reports.api.answering import AnswerSettings, ReportAnswer
 from gpuledger_reports.api.pages import DESCRIPTION_FILE, AnswerCache, description
 from gpuledger_reports.api.processes import AnswererPool, BusyError, LateError, ProcessEndedError
@@ -23,6 +22,7 @@ from tests.unit.reports.api.questions_asked import (
     INTERVAL_SECONDS,
     PRICES,
     InlinePages,
+    Response,
     settings_for,
     small_store,
 )
@@ -54,7 +54,7 @@ def check_form(path: str, response: Response) -> Any:  # noqa: ANN401  # any JSO
     described = DESCRIPTION["paths"][path]["get"]["responses"][str(response.status)]
     if "$ref" in described:
         described = DESCRIPTION["components"]["responses"][described["$ref"].rpartition("/")[2]]
-    schema = described["content"][response.content_type]["schema"]
+    schema = described["content"][response.headers["content-type"]]["schema"]
     content = json.loads(response.body)
     # With the references resolved within the description itself.
     validator = jsonschema.Draft202012Validator(
@@ -62,7 +62,7 @@ def check_form(path: str, response: Response) -> Any:  # noqa: ANN401  # any JSO
         format_checker=jsonschema.FormatChecker(),
     )
     validator.validate(content)
-    assert set(response.headers) >= set(described.get("headers", {}))
+    assert set(response.headers) >= {name.lower() for name in described.get("headers", {})}
     return content
 
 
@@ -241,7 +241,7 @@ async def test_a_store_without_usage_is_said_to_be_so_and_nothing_is_wrong_with_
     async with served.running():
         response = await served.get("/allocation", "window=7d")
     assert "no usage" in check_form("/allocation", response)["message"]
-    assert (response.status, response.headers["Retry-After"]) == (503, "5")
+    assert (response.status, response.headers["retry-after"]) == (503, "5")
     assert (served.check.is_ok, served.check.detail) == (True, "no usage yet")
 
 
