@@ -13,7 +13,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -177,32 +177,6 @@ class ReceiverCredentials:
         async def send(login: Mapping[str, str]) -> HttpAnswer:
             return await self._post(http, url, data, {**headers, **login})
 
-        return await self._with_login(send, url=url, data=data)
-
-    async def get(
-        self, http: HttpClient, url: str, *, headers: Mapping[str, str], max_bytes: int
-    ) -> tuple[HttpAnswer, bytes]:
-        """Return what `HttpClient.get` does, with the login that counts now."""
-        body = b""
-
-        async def send(login: Mapping[str, str]) -> HttpAnswer:
-            nonlocal body
-            route = self.current().route(url)
-            with self._naming_settings(route.proxy, address=self._address):
-                answer, body = await http.get(
-                    url, headers={**headers, **login}, max_bytes=max_bytes, route=route
-                )
-            return answer
-
-        return await self._with_login(send, url=url, data=b""), body
-
-    async def _with_login(
-        self,
-        send: Callable[[Mapping[str, str]], Awaitable[HttpAnswer]],
-        *,
-        url: str,
-        data: bytes,
-    ) -> HttpAnswer:
         if self._login is None:
             return await send(self.current().headers)
         return await self._login.post(send, url=url, data=data)

@@ -22,7 +22,7 @@ from gpuledger.texts import find_near
 from gpuledger.topics import Topics
 from sinks.otlp_names import OF_RESOURCES
 from sinks.receiver_settings import ReceiverSettings, Sigv4Settings
-from sinks.registry import KINDS, REMOTE_WRITE
+from sinks.registry import KINDS
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Ratio = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -43,40 +43,6 @@ RESERVED_HEADERS = frozenset(
         "x-prometheus-remote-write-version",
     }
 )
-
-
-class OpenMetricsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is scraped in place of Kafka, and by what login."""
-
-    url: str = ""
-    """The page to scrape, OpenMetrics or Prometheus' text format; empty means that Kafka is read.
-    `--from-openmetrics` gives it."""
-    job: Name = "openmetrics"
-    """The label `job` of all that is scraped; `instance` is the page's host and port."""
-    interval_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=3_600)] = 1.0
-    """How often it is scraped."""
-    timeout_seconds: Pause = 0.0
-    """How long a scrape may take; 0 means as long as the interval."""
-    max_body_bytes: Count = 16_777_216
-    """A page that has more than so many bytes, unpacked, is a scrape that failed."""
-    max_samples: Count = 200_000
-    """A page that has more samples is a scrape that failed."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be scraped; raises ValueError naming the field."""
-        if self.url:
-            try:
-                require_http_url(self.url)
-            except ValueError as error:
-                raise ValueError(f"url {error}") from error
-        if self.timeout_seconds > self.interval_seconds:
-            raise ValueError("timeout_seconds: a scrape may not take longer than interval_seconds")
-        self.refuse_unusable(url=[self.url])
-
-    @property
-    def deadline_seconds(self) -> float:
-        """How long a scrape may take."""
-        return self.timeout_seconds or self.interval_seconds
 
 
 class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -217,8 +183,6 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
     counted. A namespace that none matches has no bound."""
     max_poll_records: Count = 500
     """The most events that one poll brings."""
-    openmetrics: OpenMetricsSettings = OpenMetricsSettings()
-    """What to scrape in place of Kafka, to try a receiver."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be sent; raises ValueError naming the field."""
@@ -240,8 +204,6 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
         refuse_reserved({header: ""}, setting="tenants.header")
         if header.lower() in map(str.lower, self.headers):
             raise ValueError(f"headers: {header} is what tenants.header gives: take one out")
-        if self.openmetrics.url:
-            raise ValueError("tenants.of_namespace: a page that is scraped is of no namespace")
 
     @property
     def aliases(self) -> tuple[AliasSeries, ...]:
@@ -593,11 +555,6 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.group:
             require_group_name("group", self.group)
         if self.kind in KINDS:
-            if self.remote_write.openmetrics.url and self.kind != REMOTE_WRITE.name:
-                raise ValueError(
-                    f"remote_write.openmetrics.url: only {REMOTE_WRITE.name} takes it, {self.kind}"
-                    f" reads Kafka alone: take it out, or run gpuledger-sink {REMOTE_WRITE.name}"
-                )
             return
         if not self.kind:
             raise ValueError(f"kind: say which sink to run: gpuledger-sink {'|'.join(KINDS)}")

@@ -293,14 +293,11 @@ async def open_client(
     settings: RemoteWriteSettings,
     *,
     readiness: Readiness | None = None,
-    metadata: Callable[[], bytes] | None = None,
-    final: Collection[int] = (),
     monotonic: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[RemoteWriteClient]:
     """Open a client; raises SettingsError where a file of its credentials cannot be used.
 
-    A check of `readiness` shows files that change and cannot be used then. Without `metadata` it
-    tells of gpuledger's own metrics; `final` is beside the settings' final statuses.
+    A check of `readiness` shows files that change and cannot be used then.
     """
     readiness = readiness or Readiness()
     credentials = watch_credentials(
@@ -312,13 +309,13 @@ async def open_client(
     ) as http:
         yield RemoteWriteClient(
             http=http,
-            final={*settings.final_statuses, *final},
+            final=settings.final_statuses,
             tenant_header=settings.tenants.header,
             url=settings.url,
             credentials=credentials,
             protocol=ProtocolInForce(settings.protocol, check=check),
             monotonic=monotonic,
-            metadata=metadata or _own_metadata,
+            metadata=_own_metadata,
         )
 
 
