@@ -29,7 +29,6 @@ from gpuledger.bus.protocol import Bus, WholeBus
 from gpuledger.clock import Clock
 from gpuledger.keys import node_key
 from gpuledger.ledger.families import Family
-from gpuledger.ledger.hardware import HardwareSeries
 from gpuledger.ledger.series import SeriesGroup, SeriesValues, values_of
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
@@ -51,12 +50,9 @@ _MAX_KNOWN: Final = 16_384
 class ExportRequests:
     """Makes the export requests of events, in one encoding."""
 
-    def __init__(
-        self, *, encoding: Encoding, attributes: Mapping[str, str], hw_names: bool = False
-    ) -> None:
+    def __init__(self, *, encoding: Encoding, attributes: Mapping[str, str]) -> None:
         self._encode = _ENCODINGS[encoding]
         self._attributes = tuple(attributes.items())
-        self._hardware = HardwareSeries() if hw_names else None
 
     def of(self, event: GpuEvent) -> list[bytes]:
         """Return the event's requests: one, or as many as it takes for each to fit in a message.
@@ -70,8 +66,6 @@ class ExportRequests:
             for group, values in values_of(event).items()
             if not group.family.is_description
         ]
-        if self._hardware is not None:
-            groups += self._hardware.values_of(event).items()
         return self._split(event, groups, max_bytes)
 
     def _split(
@@ -147,7 +141,7 @@ def _instruments_of(family: Family) -> tuple[naming.Instrument, ...]:
 @lru_cache(maxsize=_MAX_KNOWN)
 def _constant_part(group: SeriesGroup) -> bytes:
     """Encode what all points of a group share, from tick to tick: their attributes."""
-    names = _named(group, naming.NAMES_ON_POINTS)
+    names = _named(group, naming.POINT_ATTRIBUTES)
     if "gpu_uuid" in group.family.labels:
         names = (*names, naming.HARDWARE)
     return NumberDataPoint(attributes=_attributes(names)).SerializeToString()
@@ -256,5 +250,4 @@ def _requests(settings: OtlpSettings) -> ExportRequests:
     return ExportRequests(
         encoding=settings.encoding,
         attributes=settings.resource_attributes,
-        hw_names=settings.hw_names,
     )

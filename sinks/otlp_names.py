@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuledger.ledger.families import LABEL_ATTRIBUTES, NODE_INFO, FamilyMetric
-from gpuledger.ledger.hardware import GPU_TYPE, HARDWARE_ATTRIBUTES
 from gpuledger.ledger.rows import Attribute
 
 CLUSTER: Final = "k8s.cluster.name"
@@ -31,9 +30,7 @@ POINT_ATTRIBUTES: Final = {
     if attribute_of is Attribute.POINT
 }
 """Labels that tell the points of one resource apart."""
-NAMES_ON_POINTS: Final = POINT_ATTRIBUTES | HARDWARE_ATTRIBUTES
-"""The same, with those of the series that are the conventions' own."""
-HARDWARE: Final = ("hw.type", GPU_TYPE)
+HARDWARE: Final = ("hw.type", "gpu")
 """Stands beside `hw.id`: the conventions ask for it."""
 OWNER_KIND: Final = RESOURCE_ATTRIBUTES["owner_kind"]
 OWNER_NAME: Final = RESOURCE_ATTRIBUTES["owner_name"]
@@ -93,6 +90,6 @@ def instrument_of(metric: FamilyMetric) -> Instrument:
                 unit=unit,
                 description=metric.help,
                 is_counter=metric.kind == "counter",
-                is_sum=metric.is_additive or metric.kind == "counter",
+                is_sum=metric.kind == "counter",
             )
     raise ValueError(f"{metric.name} ends in no unit that OpenTelemetry has a name for")

@@ -1,17 +1,14 @@
 """The settings of `gpuledger-sink`: what all kinds have, and a section for each kind."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from string import Formatter
 from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from gpuledger.ledger.aliases import AliasSeries
-from gpuledger.ledger.dcgm import DcgmSeries
 from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
-from gpuledger.ledger.hardware import HardwareSeries
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import SentLabels, refuse_equal_labels
 from gpuledger.ledger.usage import COUNTERS
@@ -139,15 +136,6 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
     """The same of namespaces, on `gpuledger_namespace_info`."""
     node_labels: list[str] = msgspec.field(default_factory=list)
     """The same of nodes, on `gpuledger_node_description_info`."""
-    dcgm_names: bool = False
-    """Whether readings are sent under dcgm-exporter's names (`DCGM_FI_DEV_GPU_UTIL`, …) and labels
-    as well; not where one Prometheus scrapes the nodes' pages too, which have them."""
-    dcgm_host_label: Literal["hostname", "Hostname"] = "hostname"
-    """The label of these that names the node: `hostname` since May 2026, `Hostname` before."""
-    hw_names: bool = False
-    """Whether readings are sent under the names of OpenTelemetry's hardware conventions
-    (`hw_gpu_utilization_ratio`, …) as well; not where a collector sends these of the same GPUs. The
-    conventions are in development: what they rename is renamed here."""
     health_interval_seconds: Seconds = 10.0
     """How often samples of the GPUs' health are sent: errors, throttling, links, incidents. Agents
     ask for it every 10 s."""
@@ -193,7 +181,7 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
         self.refuse_unusable(url=[self.url], sigv4=self.sigv4)
         refuse_reserved(self.headers)
         self._refuse_unusable_tenants()
-        refuse_unusable_labels(self.external_labels, self.aliases)
+        refuse_unusable_labels(self.external_labels)
         for setting in ("pod_labels", "namespace_labels", "node_labels"):
             refuse_equal_labels(setting, getattr(self, setting), self.external_labels)
 
@@ -204,12 +192,6 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
         refuse_reserved({header: ""}, setting="tenants.header")
         if header.lower() in map(str.lower, self.headers):
             raise ValueError(f"headers: {header} is what tenants.header gives: take one out")
-
-    @property
-    def aliases(self) -> tuple[AliasSeries, ...]:
-        """What makes the series that are sent under others' names."""
-        dcgm = (DcgmSeries(self.dcgm_host_label),) if self.dcgm_names else ()
-        return (*dcgm, HardwareSeries()) if self.hw_names else dcgm
 
     @property
     def sent_labels(self) -> SentLabels:
@@ -229,14 +211,12 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
-def refuse_unusable_labels(labels: dict[str, str], aliases: Iterable[AliasSeries] = ()) -> None:
+def refuse_unusable_labels(labels: dict[str, str]) -> None:
     """Raise ValueError for a label that no series can have beside its own."""
-    families = [family for alias in aliases for family in alias.families]
-    taken = OWN_LABELS.union(*(family.labels for family in families))
     for name, value in labels.items():
         if not _LABEL_NAME.fullmatch(name):
             raise ValueError(f"external_labels: {name!r} is no name of a Prometheus label")
-        if name in taken:
+        if name in OWN_LABELS:
             raise ValueError(f"external_labels: {name} is the series' own; take it out")
         if not value:
             raise ValueError(f"external_labels: {name} has no value: give one or take it out")
@@ -502,10 +482,6 @@ class OtlpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """`otlp_proto` or `otlp_json`, as the receiver's own setting calls it."""
     resource_attributes: dict[str, str] = {}
     """Further attributes of every resource, such as `deployment.environment.name`."""
-    hw_names: bool = False
-    """Whether readings are written under the names of OpenTelemetry's hardware conventions
-    (`hw.gpu.utilization`, …) as well; not where a collector reads these of the same GPUs. The
-    conventions are in development: what they rename is renamed here."""
     commit_interval_seconds: Pause = 0.1
     """How long more is waited for after a transaction, unless a poll was full: each transaction
     costs something, however little is in it."""

@@ -52,9 +52,6 @@ class FamilyMetric:
     """Its Prometheus type."""
     over_interval: OverInterval = OverInterval.MEAN
     """What it is over an interval."""
-    is_additive: bool = False
-    """Whether OpenTelemetry has it as an UpDownCounter: a gauge whose sum over things says
-    something."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,9 +72,6 @@ class Family:
     is_description: bool = False
     """Whether it says what is known of a pod, a namespace or the node; OTLP has that as attributes
     of resources, and no metric of it."""
-    is_alias: bool = False
-    """Whether it says under others' names what the ledger's own families say. Over an interval it
-    has no maxima, as they have no names there, and the labels of the last tick alone."""
 
 
 BOOKED_OF_USERS: Final = tuple(quantity for quantity in BOOKED if not quantity.is_of_holders)

@@ -35,8 +35,7 @@ _UID_LABELS: Final = ("pod_uid", "holder_uid")
 
 def namespace_of(cluster: str, group: SeriesGroup) -> Namespace | None:
     """Return the namespace for which a group counts; `None` where that is nobody's."""
-    # A device under others' names is no more series for having a holder.
-    name = "" if group.family.is_alias else namespace_in(group)
+    name = namespace_in(group)
     return (cluster, name) if name else None
 
 

@@ -24,6 +24,7 @@ from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.clock import NS_PER_HOUR, NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, FencedError
 from gpuledger.keys import node_key
+from gpuledger.ledger.series import EventSeries
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import Incident, NodeCounters, NodeReadings
 from gpuledger.runtime import Check
@@ -48,7 +49,6 @@ from sinks.remote_write.node_intervals import (
     HealthOfNode,
     IntervalSamples,
     NodeIntervals,
-    TickValues,
 )
 from sinks.remote_write.refused_ticks import RefusedTicks
 from sinks.remote_write.request_writer import Writer
@@ -124,7 +124,7 @@ class SenderParts:
     """How many series of each namespace there may be."""
     tenants: Tenants
     """To which tenant of the receiver the series of a namespace go."""
-    values: TickValues
+    values: EventSeries
     """What makes the values of a tick."""
     turns: LargeTurns
 
@@ -427,9 +427,7 @@ class PartitionSender:
         if isinstance(event, NodeReadings):
             self._health.go_on(now_ns)
             if (health := self._health.get(key)) is None:
-                health = self._health[key] = HealthOfNode(
-                    key, every_ns=self._health_ns, has_hw_names=self._settings.hw_names
-                )
+                health = self._health[key] = HealthOfNode(key, every_ns=self._health_ns)
             return health.add(event, record, is_past=is_past)
         node = self._node(key, now_ns)
         if key in self._former:

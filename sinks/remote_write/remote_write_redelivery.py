@@ -14,13 +14,14 @@ from typing_extensions import override
 from gpuledger.bus.protocol import Bus
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.keys import node_key
+from gpuledger.ledger.series import EventSeries
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger.settings.secret import shown_url
 from sinks.errors import RejectedError
 from sinks.redelivery import Redelivery, Refusals, RefusedEvent
 from sinks.remote_write.active_series import ActiveSeries, EncodedTick
-from sinks.remote_write.node_intervals import IntervalSamples, TickValues
+from sinks.remote_write.node_intervals import IntervalSamples
 from sinks.remote_write.tenants import Tenants
 from sinks.remote_write.write_client import RemoteWriteClient, is_behind_newer, open_client
 from sinks.remote_write.write_requests import AgeLimits
@@ -51,8 +52,7 @@ class RemoteWriteRedelivery(Redelivery):
         self.receiver = shown_url(settings.url)
         self._client, self._settings, self._clock = client, settings, clock
         self._limits, self._tenants = AgeLimits.of(settings), Tenants(settings.tenants)
-        # The series of the sink: with its labels, and under others' names.
-        self._values = TickValues(sent=settings.sent_labels, aliases=settings.aliases)
+        self._values = EventSeries(settings.sent_labels)
 
     @override
     async def deliver(self, batch: Sequence[RefusedEvent]) -> Refusals:

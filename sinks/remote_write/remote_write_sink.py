@@ -15,6 +15,7 @@ from gpuledger.bus.protocol import Consumer, TopicPartition, WholeBus
 from gpuledger.bus.transactional_writers import pause_seconds_after
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, FencedError, NotAssignedError
+from gpuledger.ledger.series import EventSeries
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
 from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.settings.secret import shown_url
@@ -26,7 +27,6 @@ from sinks.registry import REMOTE_WRITE
 from sinks.remote_write.active_series import series_budget
 from sinks.remote_write.counter_state import CounterState, open_counter_state
 from sinks.remote_write.namespace_budgets import NamespaceBudgets
-from sinks.remote_write.node_intervals import TickValues
 from sinks.remote_write.partition_sender import (
     IncidentsTakenOver,
     PartitionSender,
@@ -115,7 +115,7 @@ class RemoteWriteSink(Sink):
             budget=series_budget(settings.max_series_bytes),
             namespaces=NamespaceBudgets(settings.max_series_per_namespace),
             tenants=Tenants(settings.tenants),
-            values=TickValues(sent=settings.sent_labels, aliases=settings.aliases),
+            values=EventSeries(settings.sent_labels),
             turns=LargeTurns(),
         )
         count_from_zero(OVER_BUDGET_TOTAL, rule=settings.max_series_per_namespace)

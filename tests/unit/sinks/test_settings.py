@@ -59,22 +59,6 @@ def test_a_kind_that_there_is_not_names_the_nearest(
             "node_labels: rack would be label_rack, as external_labels is",
         ),
         (
-            {
-                "KIND": "remote_write",
-                "REMOTE_WRITE__DCGM_NAMES": "true",
-                "REMOTE_WRITE__EXTERNAL_LABELS": '{"modelName": "x"}',
-            },
-            "external_labels: modelName is the series' own",
-        ),
-        (
-            {
-                "KIND": "remote_write",
-                "REMOTE_WRITE__HW_NAMES": "true",
-                "REMOTE_WRITE__EXTERNAL_LABELS": '{"hw_vendor": "x"}',
-            },
-            "external_labels: hw_vendor is the series' own",
-        ),
-        (
             {"KIND": "remote_write", "REMOTE_WRITE__TENANTS__OF_NAMESPACE": "{namespace}"},
             r"tenants\.shared: devices and nodes are of no namespace",
         ),

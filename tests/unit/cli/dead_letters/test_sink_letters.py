@@ -124,7 +124,7 @@ async def test_what_is_replayed_has_the_series_that_the_sink_would_have_sent(
     tenants: TenantSettings,
 ) -> None:
     on = bus()
-    sent: dict[str, Any] = {"pod_labels": ["team"], "dcgm_names": True, "tenants": tenants}
+    sent: dict[str, Any] = {"pod_labels": ["team"], "tenants": tenants}
     await reject(on, record_of(event(0)))
     async with receiving() as receiver:
         await to_receiver(on, receiver, sent=sent)

@@ -18,7 +18,7 @@ from sinks import otlp_names as naming
 from sinks.otlp import ExportRequests
 from sinks.settings import Encoding
 from tests.errors import has_words
-from tests.unit.sinks.builders import GPU, NODE, START_NS, entry, event, holder, pod, reading
+from tests.unit.sinks.builders import NODE, START_NS, entry, event, holder, pod, reading
 from tests.unit.sinks.events import events
 from tests.unit.sinks.otlp.decoded import Point, points_in, points_of
 
@@ -130,47 +130,6 @@ def test_what_the_driver_counts_is_a_monotonic_sum_and_all_else_a_gauge() -> Non
     assert metric.sum.is_monotonic
     assert metric.sum.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
     assert {point.is_sum for point in points_in(request) if point.unit != "J"} == {False}
-
-
-def test_readings_stand_under_the_conventions_names_beside_the_ledgers_where_asked_for() -> None:
-    one = event(gpus=[energy()])
-    with_names = ExportRequests(encoding="otlp_proto", attributes={}, hw_names=True).of(one)
-
-    further = set(points_of(with_names)) - set(points(one))
-
-    assert {(point.name, point.unit, point.is_sum) for point in further} == {
-        ("hw.gpu.utilization", "1", False),
-        ("hw.gpu.memory.limit", "By", True),
-        ("hw.gpu.memory.usage", "By", True),
-        ("hw.gpu.memory.utilization", "1", False),
-        ("hw.energy", "J", True),
-        ("hw.power", "W", False),
-        ("hw.temperature", "Cel", False),
-    }
-    (used,) = [point for point in further if point.name == "hw.gpu.utilization"]
-    assert dict(used.attributes) == {
-        "hw.id": GPU,
-        "hw.type": "gpu",
-        "hw.name": "nvidia0",
-        "hw.vendor": "NVIDIA",
-        "hw.model": "NVIDIA H100 80GB HBM3",
-        "hw.gpu.task": "general",
-    }
-    assert used.attribute("k8s.node.name") == NODE
-
-
-def test_what_rises_and_falls_is_a_sum_that_is_not_monotonic() -> None:
-    made_of = ExportRequests(encoding="otlp_proto", attributes={}, hw_names=True)
-    (value,) = made_of.of(event(gpus=[energy()]))
-    (resource,) = ExportMetricsServiceRequest.FromString(value).resource_metrics
-    sums = {one.name: one.sum for one in resource.scope_metrics[0].metrics if one.HasField("sum")}
-
-    assert {name: one.is_monotonic for name, one in sums.items()} == {
-        "gpuledger.gpu.energy.counter": True,
-        "hw.energy": True,
-        "hw.gpu.memory.limit": False,
-        "hw.gpu.memory.usage": False,
-    }
 
 
 def test_a_containers_points_have_its_resource_by_the_semantic_conventions() -> None:

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from gpuledger.keys import node_key
-from gpuledger.ledger.series import SeriesGroup
+from gpuledger.ledger.series import EventSeries, SeriesGroup
 from gpuledger.records import Account, ContainerRequest, EventHolder, GpuEvent
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.namespace_budgets import NamespaceBudgets
-from sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals, TickValues
+from sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals
 from tests.unit.sinks.builders import SECOND_NS, books, entry, event, pod, reading
 from tests.unit.sinks.remote_write.interval_samples import RECORD
 
@@ -72,7 +72,7 @@ def tick(
 
 def samples(interval_ns: int, **case: Any) -> Iterator[IntervalSamples]:  # noqa: ANN401  # as `tick` takes them
     first = tick(0, **case)
-    node = NodeIntervals(node_key(first), values=TickValues(), interval_ns=interval_ns)
+    node = NodeIntervals(node_key(first), values=EventSeries(), interval_ns=interval_ns)
     for number in range(TICKS):
         for found in node.add(tick(number, **case), RECORD, is_past=False):
             if not found.is_of_incidents:

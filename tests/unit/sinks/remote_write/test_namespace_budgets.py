@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from gpuledger.ledger.dcgm import DcgmSeries
 from gpuledger.ledger.families import ACCOUNT, DEVICE, POD, HolderLabels
 from gpuledger.ledger.series import SeriesGroup
 from gpuledger.records import Account, GpuEvent
@@ -205,14 +204,6 @@ def test_what_is_idle_counts_for_who_holds_it() -> None:
     assert namespace_of("default", jobs) is None
     assert namespace_of("default", SeriesGroup(DEVICE, ("GPU-a", "0", ""))) is None
     assert namespace_of("east", SeriesGroup(POD, ("GPU-a", "ml", "p", "u", "c"))) == ("east", "ml")
-
-
-def test_a_device_under_others_names_counts_for_nobody_whoever_holds_it() -> None:
-    held = event(entries=[entry(Account.IDLE, holder=0, held_ns=10**9)], held_by=[holder()])
-    groups = DcgmSeries().values_of(held)
-
-    assert {"research"} < {name for group in groups for name in group.label_values}
-    assert {namespace_of("default", group) for group in groups} == {None}
 
 
 def test_idle_of_a_namespace_without_room_is_left_out_with_its_holder() -> None:

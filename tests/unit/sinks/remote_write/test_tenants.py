@@ -8,8 +8,6 @@ from typing import Any, Final
 
 import pytest
 
-from gpuledger.ledger.dcgm import DcgmSeries
-from gpuledger.ledger.series import values_of
 from gpuledger.records import Account, GpuEvent
 from sinks.remote_write.active_series import ActiveSeries
 from sinks.remote_write.tenants import Tenants
@@ -75,17 +73,6 @@ def test_a_tick_like_the_last_goes_to_the_same_tenants() -> None:
             "team-ops",
             SHARED,
         }
-
-
-def test_a_device_under_others_names_is_that_namespaces_whose_pod_it_names() -> None:
-    tick, tenants = event(entries=[entry()]), Tenants(SETTINGS)
-    groups = [*DcgmSeries("hostname").values_of(tick, {}), *values_of(tick)]
-
-    for group in groups:
-        labels = dict(zip(group.family.labels, group.label_values, strict=True))
-        namespace = labels.get("namespace") or labels.get("holder_namespace")
-        expected = f"team-{namespace}" if namespace else SHARED
-        assert tenants.tenant_of("default", group) == expected
 
 
 @pytest.mark.parametrize("namespace", ["a\r\nX: 1", "a b", "é", "a" * 200, "a|b", "../x"])
