@@ -71,7 +71,8 @@ class CredentialsInForce:
     """What one request goes with."""
 
     headers: Mapping[str, str] = field(repr=False)
-    """`Authorization`, where the receiver asks for one that is not fetched."""
+    """`Authorization`, where the receiver asks for one that is not fetched, and headers whose
+    values are in files."""
     trust: ssl.SSLContext | bool
     """The authorities behind the receiver's certificate, and the own one; true means those of the
     system, and none."""
@@ -133,7 +134,10 @@ class ReceiverCredentials:
             settings.proxy_password,
             oauth.client_secret,
         )
-        named = (settings.ca_file, settings.cert_file, settings.key_file, oauth.ca_file)
+        named = (
+            *(settings.ca_file, settings.cert_file, settings.key_file, oauth.ca_file),
+            *settings.header_files.values(),
+        )
         files = [
             *(secret.file for secret in secrets if secret and secret.file),
             *(Path(file) for file in named if file),
@@ -175,10 +179,10 @@ class ReceiverCredentials:
         """
 
         async def send(login: Mapping[str, str]) -> HttpAnswer:
-            return await self._post(http, url, data, {**headers, **login})
+            return await self._post(http, url, data, {**headers, **self.current().headers, **login})
 
         if self._login is None:
-            return await send(self.current().headers)
+            return await send({})
         return await self._login.post(send, url=url, data=data)
 
     def _fetched_login(
@@ -295,7 +299,7 @@ class ReceiverCredentials:
         # All are read before any is put in force: a key and a password that were changed together
         # go together, and a mistake in one leaves all as they were.
         settings, section = self._settings, self._section
-        headers = _login(settings, section)
+        headers = {**_headers_of_files(settings, section), **_login(settings, section)}
         trust, validities = _trust(settings, section)
         token_trust, more = _trust_of_endpoint(settings, section)
         secret = settings.oauth.client_secret
@@ -362,6 +366,14 @@ def _proxy(settings: ReceiverSettings, section: str) -> Proxy | None:
         username=settings.proxy_username,
         password=_text(settings.proxy_password, f"{section}.proxy_password"),
     )
+
+
+def _headers_of_files(settings: ReceiverSettings, section: str) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for name, file in settings.header_files.items():
+        setting = f"{section}.header_files"
+        headers[name] = Secret.load(Path(file), name=setting, is_known=True).reveal()
+    return headers
 
 
 def _login(settings: ReceiverSettings, section: str) -> dict[str, str]:

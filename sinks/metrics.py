@@ -104,11 +104,10 @@ COUNTERS_ENDED_TOTAL: Final = Counter(
     "Counters that were ended before their time, as a node had more than a record of `counters.v1`"
     " holds: they begin anew with their next use. Only in remote_write.",
 )
-OVER_BUDGET_TOTAL: Final = Counter(
-    "gpuledger_sink_samples_over_budget",
-    "Samples of pods that were not sent, as their namespace has as many series as a rule of"
-    " `remote_write.max_series_per_namespace` allows it; the log names it.",
-    ["rule"],
+OVER_LIMIT_TOTAL: Final = Counter(
+    "gpuledger_sink_samples_over_limit",
+    "Total number of samples of pods and jobs that were not sent, because their node has"
+    " `remote_write.max_series_per_node` series. Only in remote_write.",
 )
 WATERMARK_TIMESTAMP: Final = Gauge(
     "gpuledger_sink_watermark_timestamp_seconds",

@@ -42,42 +42,6 @@ RESERVED_HEADERS = frozenset(
 )
 
 
-class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which series go to which tenant of a receiver that has several."""
-
-    of_namespace: str = ""
-    """The tenant of what is of a namespace, in which `{namespace}` and `{cluster}` stand for its
-    own, such as `team-{namespace}`; empty means that all goes to one tenant."""
-    shared: str = ""
-    """The tenant of all else: devices, nodes, and what is nobody's."""
-    header: Name = "X-Scope-OrgID"
-    """The header that names the tenant: that of Mimir, Cortex and Loki; Thanos has
-    `THANOS-TENANT`."""
-
-    def __post_init__(self) -> None:
-        """Refuse what names no tenant; raises ValueError naming the field."""
-        if not self.of_namespace:
-            if self.shared:
-                raise ValueError("shared: one tenant for all is a header: give it in headers")
-            return
-        refuse_unusable_template(self.of_namespace)
-        if not is_tenant(self.shared):
-            raise ValueError(
-                "shared: devices and nodes are of no namespace: name their tenant, of letters,"
-                " digits and !-_.*'()"
-            )
-
-
-def refuse_unusable_template(template: str) -> None:
-    """Raise ValueError for a template of tenants that could not be filled in."""
-    if "namespace" not in _fields_in("of_namespace", template, {"cluster", "namespace"}):
-        raise ValueError(
-            "of_namespace: without {namespace} all goes to one tenant: give that in headers"
-        )
-    if not is_tenant(template.format(namespace="x", cluster="x")):
-        raise ValueError("of_namespace: a tenant has letters, digits and !-_.*'() alone")
-
-
 def _fields_in(setting: str, template: str, known: Collection[str]) -> set[str]:
     """Return what is filled in; raises ValueError for what is not known, or has a format."""
     try:
@@ -96,15 +60,6 @@ def _fields_in(setting: str, template: str, known: Collection[str]) -> set[str]:
     return fields
 
 
-_TENANT: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9!_.*'()-]{1,150}")
-"""As Mimir has it (grafana.com/docs/mimir, "About tenant IDs")."""
-
-
-def is_tenant(name: str) -> bool:
-    """Return whether a receiver may have a tenant of that name."""
-    return bool(_TENANT.fullmatch(name))
-
-
 RemoteWriteProtocol = Literal["auto", "1.0", "2.0"]
 
 
@@ -117,8 +72,6 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
     """How requests are signed for AWS, in place of another login."""
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
-    tenants: TenantSettings = TenantSettings()
-    """Where the series of each namespace go to a tenant of their own."""
     protocol: RemoteWriteProtocol = "auto"
     """The version of remote-write: `"1.0"` or `"2.0"`, in YAML in quotes, or `auto`, which begins
     with 2.0 and goes on with 1.0 where the receiver does not speak it."""
@@ -165,10 +118,9 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
     """How much memory the labels of the series that are alive may take: some 200 bytes a series.
     Beyond it, nodes are forgotten of which nothing has come for longest, and their series end as a
     receiver ends what it hears no more of."""
-    max_series_per_namespace: dict[str, Natural] = msgspec.field(default_factory=dict)
-    """How many series a namespace may have at this sink, by patterns of names, of which the first
-    that matches holds: `{"ci-*": 200, "*": 5000}`. What would begin beyond it is not sent, and is
-    counted. A namespace that none matches has no bound."""
+    max_series_per_node: Natural = 10_000
+    """Maximum number of series of pods and jobs on a node. Pods and jobs that begin above it are
+    counted and not sent. 0 disables the limit."""
     max_poll_records: Count = 500
     """The most events that one poll brings."""
 
@@ -180,18 +132,10 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
             raise ValueError(f"url {error}") from error
         self.refuse_unusable(url=[self.url], sigv4=self.sigv4)
         refuse_reserved(self.headers)
-        self._refuse_unusable_tenants()
+        refuse_reserved(dict.fromkeys(self.header_files, ""), setting="header_files")
         refuse_unusable_labels(self.external_labels)
         for setting in ("pod_labels", "namespace_labels", "node_labels"):
             refuse_equal_labels(setting, getattr(self, setting), self.external_labels)
-
-    def _refuse_unusable_tenants(self) -> None:
-        header = self.tenants.header
-        if not self.tenants.of_namespace:
-            return
-        refuse_reserved({header: ""}, setting="tenants.header")
-        if header.lower() in map(str.lower, self.headers):
-            raise ValueError(f"headers: {header} is what tenants.header gives: take one out")
 
     @property
     def sent_labels(self) -> SentLabels:
@@ -367,6 +311,7 @@ class AlertsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown
             _refuse_api_path(url)
         self.refuse_unusable(urls=self.urls)
         refuse_reserved(self.headers)
+        refuse_reserved(dict.fromkeys(self.header_files, ""), setting="header_files")
         refuse_unusable_labels(self.external_labels)
         _refuse_label_of_alert(self.external_labels)
         _refuse_equal_labels("pod_labels", self.pod_labels)

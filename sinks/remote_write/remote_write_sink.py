@@ -17,16 +17,14 @@ from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, FencedError, NotAssignedError
 from gpuledger.ledger.series import EventSeries
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
-from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.settings.secret import shown_url
 from gpuledger.topics import Topics
 from sinks.errors import retry_receiver
-from sinks.metrics import OVER_BUDGET_TOTAL, RETRIES_TOTAL, WAITING_BYTES
+from sinks.metrics import RETRIES_TOTAL, WAITING_BYTES
 from sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
 from sinks.registry import REMOTE_WRITE
 from sinks.remote_write.active_series import series_budget
 from sinks.remote_write.counter_state import CounterState, open_counter_state
-from sinks.remote_write.namespace_budgets import NamespaceBudgets
 from sinks.remote_write.partition_sender import (
     IncidentsTakenOver,
     PartitionSender,
@@ -34,7 +32,6 @@ from sinks.remote_write.partition_sender import (
     TakenOver,
 )
 from sinks.remote_write.request_writer import Writer
-from sinks.remote_write.tenants import Tenants
 from sinks.remote_write.write_client import RemoteWriteClient, open_client
 from sinks.settings import RemoteWriteSettings
 
@@ -113,12 +110,9 @@ class RemoteWriteSink(Sink):
             clock=clock,
             check=check,
             budget=series_budget(settings.max_series_bytes),
-            namespaces=NamespaceBudgets(settings.max_series_per_namespace),
-            tenants=Tenants(settings.tenants),
             values=EventSeries(settings.sent_labels),
             turns=LargeTurns(),
         )
-        count_from_zero(OVER_BUDGET_TOTAL, rule=settings.max_series_per_namespace)
         # Not a `RetryingCaller`: what was undone is polled again, not sent again.
         self._backoff = Backoff()
         self._unopened: set[TopicPartition] = set()

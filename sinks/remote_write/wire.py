@@ -137,14 +137,12 @@ class LabelSet:
     """The labels of one thing, whose metrics are series: all but `__name__`.
 
     They are held in the form of the version in which they were sent last: as objects for 2.0, and
-    encoded for 1.0, where that is more than half of what a series takes of memory. A receiver that
-    has tenants keeps the series of each apart: `tenant` says whose these are, which travels in the
-    request's headers and not on the wire.
+    encoded for 1.0, where that is more than half of what a series takes of memory.
     """
 
-    __slots__ = ("after", "before", "tenant")
+    __slots__ = ("after", "before")
 
-    def __init__(self, labels: Labels, *, tenant: str = "") -> None:
+    def __init__(self, labels: Labels) -> None:
         """Sort labels by name and leave empty values out, as the protocol asks.
 
         Raises ValueError for a name that comes twice, and for what is no UTF-8.
@@ -159,7 +157,6 @@ class LabelSet:
         """Those that stand before `__name__`, in the form in which they are held."""
         self.after: _HeldLabels = tuple([_label(*pair) for name, *pair in present if name > _NAME])
         """Those that stand behind it."""
-        self.tenant = tenant
 
     @property
     def size_bytes(self) -> int:
@@ -219,18 +216,6 @@ class TimedSamples(NamedTuple):
     groups: Sequence[SampleGroup]
     values: Sequence[bytes]
     """For each metric of each group its value, by `encode_value`, or STALE_VALUE."""
-
-    def by_tenant(self) -> "dict[str, TimedSamples]":
-        """Return the samples of each tenant, in their order."""
-        found: dict[str, tuple[list[SampleGroup], list[bytes]]] = {}
-        at = 0
-        for group in self.groups:
-            groups, values = found.setdefault(group.labels.tenant, ([], []))
-            end = at + len(group.metrics.metrics)
-            groups.append(group)
-            values += self.values[at:end]
-            at = end
-        return {tenant: TimedSamples(self.time, *of_tenant) for tenant, of_tenant in found.items()}
 
 
 def encode_request(version: Version, samples: Iterable[TimedSamples]) -> bytes:

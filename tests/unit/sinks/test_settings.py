@@ -59,52 +59,8 @@ def test_a_kind_that_there_is_not_names_the_nearest(
             "node_labels: rack would be label_rack, as external_labels is",
         ),
         (
-            {"KIND": "remote_write", "REMOTE_WRITE__TENANTS__OF_NAMESPACE": "{namespace}"},
-            r"tenants\.shared: devices and nodes are of no namespace",
-        ),
-        (
-            {"KIND": "remote_write", "REMOTE_WRITE__TENANTS__SHARED": "gpus"},
-            "TENANTS__SHARED: one tenant for all is a header",
-        ),
-        *(
-            (
-                {
-                    "KIND": "remote_write",
-                    "REMOTE_WRITE__TENANTS__OF_NAMESPACE": template,
-                    "REMOTE_WRITE__TENANTS__SHARED": "gpus",
-                },
-                f"TENANTS__OF_NAMESPACE: {said}",
-            )
-            for template, said in (
-                ("{team}", r"there is no \{team\}; there are \{cluster\}, \{namespace\}"),
-                ("{namespace", "expected '}' before end of string"),
-                ("{namespace:9999999999}", "write a name alone between braces"),
-                ("{namespace!x}", "write a name alone between braces"),
-                ("gpus", r"without \{namespace\} all goes to one tenant"),
-                ("{cluster}/{namespace}", "a tenant has letters"),
-                ("{namespace} ", "a tenant has letters"),
-            )
-        ),
-        *(
-            (
-                {
-                    "KIND": "remote_write",
-                    "REMOTE_WRITE__TENANTS__OF_NAMESPACE": "{namespace}",
-                    "REMOTE_WRITE__TENANTS__SHARED": "gpus",
-                    **changes,
-                },
-                said,
-            )
-            for changes, said in (
-                (
-                    {"REMOTE_WRITE__TENANTS__HEADER": "Host"},
-                    "TENANTS__HEADER: Host is the sender's own",
-                ),
-                (
-                    {"REMOTE_WRITE__HEADERS": '{"x-scope-orgid": "a"}'},
-                    "X-Scope-OrgID is what tenants.header gives",
-                ),
-            )
+            {"KIND": "remote_write", "REMOTE_WRITE__HEADER_FILES": '{"Host": "/etc/key"}'},
+            "header_files: Host is the sender's own",
         ),
         ({"KIND": "store", "ALERTS__BUSY_WITHOUT_POD__THRESHOLD_RATIO": "5"}, "threshold_ratio"),
         ({"KIND": "store", "STORE__FLUSH_ROWS": "0"}, "flush_rows"),
