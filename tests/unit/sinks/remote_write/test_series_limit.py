@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from gpuledger.records import GpuEvent
+from gpuledger.records import EventContainer, GpuEvent
 from sinks.remote_write.active_series import ActiveSeries
 from tests.unit.sinks.builders import (
     NODE,
@@ -36,17 +36,17 @@ KEY = f"default/{NODE}"
 def pods_event(tick: int, numbers: Iterable[int], *, node: str = NODE) -> GpuEvent:
     """Return a tick of pods with one container each."""
     uids = [f"uid-{number}" for number in numbers]
-    return event(
-        tick,
-        node=node,
-        entries=[entry(pod_uid=uid, container_id=None) for uid in uids],
+    made = event(tick, node=node, entries=[entry(container=at) for at in range(len(uids))])
+    return msgspec.structs.replace(
+        made,
         pods=[pod(uid=uid, name=uid) for uid in uids],
+        containers=[EventContainer(pod=at, name="main") for at in range(len(uids))],
     )
 
 
 def limited(pods: int) -> ActiveSeries:
-    """Return series with room for so many pods on a node, and for the info of `event`'s own pod."""
-    return ActiveSeries(max_series=pods * OF_A_POD + 1)
+    """Return series with room for so many pods on a node."""
+    return ActiveSeries(max_series=pods * OF_A_POD)
 
 
 def pods_in(sent: Sequence[Series]) -> set[str | None]:
@@ -73,7 +73,7 @@ def test_a_pod_that_ends_makes_room_for_the_next() -> None:
 
 def test_devices_and_other_nodes_have_all_of_their_series() -> None:
     series = ActiveSeries(max_series=1)
-    unlimited = {one.name for one in encode(ActiveSeries(), event(0, entries=[], pods=[]))}
+    unlimited = {one.name for one in encode(ActiveSeries(), pods_event(0, []))}
 
     assert {one.name for one in encode(series, pods_event(0, [1, 2]))} >= unlimited
     limited_by_pods = limited(1)
