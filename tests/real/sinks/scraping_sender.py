@@ -26,12 +26,12 @@ from gpuledger.keys import key_in
 from gpuledger.ledger.families import Family, FamilyMetric
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.runtime import Readiness
-from sinks.errors import RejectedError, retry_receiver
-from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.node_intervals import IntervalSamples
-from sinks.remote_write.request_writer import Writer
-from sinks.remote_write.write_client import open_client
-from sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.errors import RejectedError, retry_receiver
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.node_intervals import IntervalSamples
+from gpuledger_sinks.remote_write.request_writer import Writer
+from gpuledger_sinks.remote_write.write_client import open_client
+from gpuledger_sinks.settings import RemoteWriteSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

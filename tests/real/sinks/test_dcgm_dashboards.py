@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from gpuledger.records import Account
-from sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.real.services.prometheus import CONFIG
 from tests.real.sinks.running_sinks import make_topics, publish
 from tests.unit.deployment.deployables import ROOT

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 from aiohttp import web
 
-from sinks.remote_write.wire import STALE_VALUE, encode_value
+from gpuledger_sinks.remote_write.wire import STALE_VALUE, encode_value
 from tests.real.sinks.scraping_sender import send_pages
 from tests.unit.deployment.deployables import ROOT
 from tests.unit.sinks.builders import eventually, running

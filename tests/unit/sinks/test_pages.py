@@ -13,7 +13,6 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from agent.exposition.dcgm_fields import default_counters
 from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.rows import EntryRow
@@ -37,11 +36,12 @@ from gpuledger.store.usage_schema import (
     USAGE_DAILY,
     USAGE_HOURLY,
 )
-from sinks import otlp_names as naming
-from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.node_intervals import NodeIntervals
-from sinks.rows import encoded_rows_of
-from sinks.store.table import EntriesTable, GapsTable
+from gpuledger_agent.exposition.dcgm_fields import default_counters
+from gpuledger_sinks import otlp_names as naming
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.node_intervals import NodeIntervals
+from gpuledger_sinks.rows import encoded_rows_of
+from gpuledger_sinks.store.table import EntriesTable, GapsTable
 from tests.default_topics import ROWS
 from tests.unit.sinks.builders import SECOND_NS, START_NS, books, entry, event, holder, pod, reading
 from tests.unit.sinks.remote_write.interval_samples import RECORD

@@ -6,7 +6,7 @@ from itertools import chain
 import pytest
 
 from gpuledger.ledger.families import FAMILIES, FamilyMetric
-from sinks import otlp_names as naming
+from gpuledger_sinks import otlp_names as naming
 
 SENT = [
     *(family for family in FAMILIES if not family.is_description),

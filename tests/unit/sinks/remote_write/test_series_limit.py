@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from gpuledger.records import EventContainer, GpuEvent
-from sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
 from tests.unit.sinks.builders import (
     NODE,
     bus,
