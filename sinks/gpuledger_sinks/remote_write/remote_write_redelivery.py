@@ -14,19 +14,15 @@ from typing_extensions import override
 from gpuledger.bus.protocol import Bus
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.keys import node_key
+from gpuledger.ledger.series import EventSeries
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger.settings.secret import shown_url
 from gpuledger_sinks.errors import RejectedError
 from gpuledger_sinks.redelivery import Redelivery, Refusals, RefusedEvent
-from gpuledger_sinks.remote_write.active_series import ActiveSeries, EncodedTick
-from gpuledger_sinks.remote_write.node_intervals import IntervalSamples, TickValues
-from gpuledger_sinks.remote_write.tenants import Tenants
-from gpuledger_sinks.remote_write.write_client import (
-    RemoteWriteClient,
-    is_behind_newer,
-    open_client,
-)
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.node_intervals import IntervalSamples
+from gpuledger_sinks.remote_write.write_client import RemoteWriteClient, open_client
 from gpuledger_sinks.remote_write.write_requests import AgeLimits
 from gpuledger_sinks.settings import RemoteWriteSettings
 
@@ -54,9 +50,8 @@ class RemoteWriteRedelivery(Redelivery):
     ) -> None:
         self.receiver = shown_url(settings.url)
         self._client, self._settings, self._clock = client, settings, clock
-        self._limits, self._tenants = AgeLimits.of(settings), Tenants(settings.tenants)
-        # The series of the sink: with its labels, and under others' names.
-        self._values = TickValues(sent=settings.sent_labels, aliases=settings.aliases)
+        self._limits = AgeLimits.of(settings)
+        self._values = EventSeries(settings.sent_labels)
 
     @override
     async def deliver(self, batch: Sequence[RefusedEvent]) -> Refusals:
@@ -67,20 +62,11 @@ class RemoteWriteRedelivery(Redelivery):
         if (refusal := self._refusal_of(refused.event)) is not None:
             return refusal
         # Of nothing that was sent before: what a tick does not have shall end no series.
-        series = ActiveSeries(external_labels=self._settings.external_labels, tenants=self._tenants)
+        series = ActiveSeries(external_labels=self._settings.external_labels)
         try:
             encoded = series.encode(self._samples_of(refused))
         except ValueError as error:
             return f"invalid: {error}"
-        # To each tenant: those that have its part already say so, or take it once more.
-        answers = [await self._send_part(part) for part in encoded.by_tenant()]
-        refusals = [answer for answer in answers if answer is not None]
-        if len(refusals) < len(answers):
-            # Of several tenants it was refused by some: the others have it, and newer ones.
-            refusals = [refusal for refusal in refusals if not is_behind_newer(refusal)]
-        return "; ".join(refusals) or None
-
-    async def _send_part(self, encoded: EncodedTick) -> str | None:
         try:
             written = await self._client.write(encoded, attempt=0)
         except RejectedError as error:

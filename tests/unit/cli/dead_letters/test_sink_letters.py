@@ -25,12 +25,7 @@ from gpuledger_cli.dead_letters.letter_replay import exit_code
 from gpuledger_cli.dead_letters.letter_target import replayed_kind
 from gpuledger_sinks.loop import run_sink
 from gpuledger_sinks.registry import KINDS, REMOTE_WRITE, ROWS, STORE, SinkKind
-from gpuledger_sinks.settings import (
-    RemoteWriteSettings,
-    RowsSettings,
-    StoreSettings,
-    TenantSettings,
-)
+from gpuledger_sinks.settings import RemoteWriteSettings, RowsSettings, StoreSettings
 from gpuledger_sinks.store.table import UsageTable
 from tests.default_topics import DEAD_LETTERS, TOPICS
 from tests.default_topics import ROWS as ROWS_TOPIC
@@ -69,7 +64,6 @@ if TYPE_CHECKING:
     from gpuledger.bus.memory import MemoryBus
     from gpuledger_cli.dead_letters.letter_replay import LetterOutcome
 
-TENANTS = TenantSettings(of_namespace="team-{namespace}", shared="gpus")
 TOO_LONG = Answer(400, "label too long", {"Content-Type": "text/plain"})
 
 
@@ -124,17 +118,13 @@ async def test_what_a_receiver_refused_reaches_it_and_no_topic_of_other_sinks() 
     assert committed(on, REMOTE_WRITE.group, place_of(NODE)) == 2
 
 
-@pytest.mark.parametrize("tenants", [TenantSettings(), TENANTS])
-async def test_what_is_replayed_has_the_series_that_the_sink_would_have_sent(
-    tenants: TenantSettings,
-) -> None:
+async def test_what_is_replayed_has_the_series_that_the_sink_would_have_sent() -> None:
     on = bus()
-    sent: dict[str, Any] = {"pod_labels": ["team"], "dcgm_names": True, "tenants": tenants}
+    sent: dict[str, Any] = {"pod_labels": ["team"]}
     await reject(on, record_of(event(0)))
     async with receiving() as receiver:
         await to_receiver(on, receiver, sent=sent)
         replayed = [one for got in receiver.received for one in parse_compressed(got.body)]
-        of_tenants = {got.headers.get("X-Scope-OrgID") for got in receiver.received}
     async with receiving() as receiver:
         settings = RemoteWriteSettings(
             url=f"{receiver.url}/write", interval_seconds=0, protocol="1.0", **sent
@@ -150,7 +140,6 @@ async def test_what_is_replayed_has_the_series_that_the_sink_would_have_sent(
     # What is counted has gone on since, and lacks nothing.
     of_use = {metric.name for metric in (*COUNTERS.metrics, *INCIDENTS.metrics)}
     assert sorted(replayed) == sorted(one for one in at_once if one.name not in of_use)
-    assert of_tenants == ({None} if not tenants.of_namespace else {"team-research", "gpus"})
 
 
 async def test_what_was_replayed_is_left_out_the_next_time_unless_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""A namespace over its budget of series, on real brokers and a real Prometheus 3."""
+"""A node over its limit of series, on real brokers and a real Prometheus 3."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ PHASE_TICKS: Final = 20
 GAP_SECONDS: Final = 660
 """After so long without use the counters of pods that are gone have ended."""
 BUSY: Final = "gpuledger_gpu_busy_seconds_total"
-CI: Final = {f"ci-{number}-{host}" for number in range(3) for host in HOSTS}
-"""The pods of the namespace over its budget, three a node."""
-OTHERS: Final = {f"{name}-{host}" for name in ("research", "serving") for host in HOSTS}
+CI: Final = {f"ci-{number}-node-a" for number in range(9)}
+"""The pods of the node over its limit."""
+OTHERS: Final = {f"{name}-{host}" for name in ("research", "serving") for host in HOSTS[1:]}
 
 
 def tick_of(number: int, host: str, start_ns: int, pods: Collection[str]) -> GpuEvent:
@@ -55,15 +55,11 @@ def tick_of(number: int, host: str, start_ns: int, pods: Collection[str]) -> Gpu
     )
     return msgspec.structs.replace(
         made,
-        pods=[pod(uid=name, name=name, namespace=namespace_of(name)) for name in here],
+        pods=[pod(uid=name, name=name) for name in here],
         containers=[
             EventContainer(container_id=f"{at:064}", pod=at, name="main") for at in range(len(here))
         ],
     )
-
-
-def namespace_of(name: str) -> str:
-    return "ci-a" if name in CI else name.partition("-")[0]
 
 
 def ticks(numbers: Iterable[int], start_ns: int, pods: Collection[str]) -> list[GpuEvent]:
@@ -89,25 +85,25 @@ def series_of_pods(prometheus: PrometheusApi) -> dict[str, int]:
     return dict(counted)
 
 
-def left_out(sink: Sink) -> dict[str, float]:
-    """Return the samples that the sink has left out, by rule."""
+def left_out(sink: Sink) -> float:
+    """Return how many samples the sink has left out."""
     page = web.fetch(f"{sink.health}/metrics").body.decode()
-    return {
-        sample.labels["rule"]: sample.value
+    (counted,) = (
+        sample.value
         for family in text_string_to_metric_families(page)
         for sample in family.samples
-        if sample.name == "gpuledger_sink_samples_over_budget_total"
-    }
+        if sample.name == "gpuledger_sink_samples_over_limit_total"
+    )
+    return counted
 
 
-def named(sink: Sink) -> set[tuple[str, str]]:
-    """Return cluster and namespace of whom the log says that samples were left out."""
+def named(sink: Sink) -> set[str]:
+    """Return the nodes that the log names."""
     lines = [json.loads(line) for line in sink.log.read_text().splitlines() if line[:1] == "{"]
-    told = [line for line in lines if line["event"] == "namespace_samples_dropped"]
-    return {(line["cluster"], line["namespace"]) for line in told}
+    return {line["key"] for line in lines if line["event"] == "node_samples_dropped"}
 
 
-async def test_a_namespace_over_its_budget_is_cut_by_pods_and_its_counters_stay_right(
+async def test_a_node_over_its_limit_is_cut_by_pods_and_its_counters_stay_right(
     broker: Kafka, start_prometheus: Callable[..., Prometheus], start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)
@@ -117,7 +113,7 @@ async def test_a_namespace_over_its_budget_is_cut_by_pods_and_its_counters_stay_
     settings = {
         "remote_write__url": prometheus.remote_write_url,
         "remote_write__interval_seconds": str(INTERVAL_SECONDS),
-        "remote_write__max_series_per_namespace": json.dumps({"ci-*": BOUND, "*": 5000}),
+        "remote_write__max_series_per_node": str(BOUND),
         "remote_write__stale_after_seconds": "600",
         "kafka__group_instance_id": "sink-0",
     }
@@ -137,8 +133,8 @@ async def test_a_namespace_over_its_budget_is_cut_by_pods_and_its_counters_stay_
 
     intervals = PHASE_TICKS // INTERVAL_SECONDS
     counted = left_out(sink)
-    assert counted == {"ci-*": intervals * (len(CI) - ROOM) * OF_A_POD, "*": 0}
-    assert named(sink) == {("default", "ci-a")}
+    assert counted == intervals * (len(CI) - ROOM) * OF_A_POD
+    assert named(sink) == {"default/node-a"}
     whole = series_of_pods(prometheus)
     within = whole.keys() - OTHERS
     assert len(within) == ROOM
@@ -153,7 +149,7 @@ async def test_a_namespace_over_its_budget_is_cut_by_pods_and_its_counters_stay_
     cut = sorted(CI - samples(prometheus, f'{BUSY}{{pod!=""}}').keys())[:ROOM]
     assert len(cut) == ROOM
 
-    # Most pods of the namespace are gone, and there is room for those that were never sent.
+    # Most pods of the node are gone, and there is room for those that were never sent.
     last = 2 * PHASE_TICKS + 2 * PHASE_TICKS
     rest = range(2 * PHASE_TICKS + 2, last + 2)
     await publish(broker, ticks(rest, start_ns, {*cut, *OTHERS}))
