@@ -25,7 +25,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from gpuledger import __version__
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
-from gpuledger.bus.protocol import Bus, WholeBus
+from gpuledger.bus.protocol import WholeBus
 from gpuledger.clock import Clock
 from gpuledger.keys import node_key
 from gpuledger.ledger.families import Family
@@ -34,7 +34,6 @@ from gpuledger.ledger.series import SeriesGroup, SeriesValues, values_of
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from sinks import otlp_names as naming
-from sinks.kafka_redelivery import KafkaRedelivery, open_kafka_redelivery
 from sinks.kafka_sink import KafkaSink, open_kafka_sink
 from sinks.registry import OTLP
 from sinks.settings import Encoding, OtlpSettings
@@ -238,18 +237,6 @@ def open_sink(
         clock=clock,
         group=group,
     )
-
-
-def open_redelivery(
-    *,
-    bus: Bus,
-    settings: OtlpSettings,
-    readiness: Readiness,  # noqa: ARG001  # as OpenRedelivery has it
-    clock: Clock,
-) -> AbstractAsyncContextManager[KafkaRedelivery]:
-    """Return what writes the metrics of refused events."""
-    values_of = _requests(settings).of
-    return open_kafka_redelivery(bus=bus, settings=settings, values_of=values_of, clock=clock)
 
 
 def _requests(settings: OtlpSettings) -> ExportRequests:

@@ -114,7 +114,12 @@ class RunBus:
     @asynccontextmanager
     async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
         """Open a consumer that gives records of the run alone."""
-        self._wanted = frozenset(at for at in self._first if at.topic in subscription.topics)
+        wanted = frozenset(at for at in self._first if at.topic in subscription.topics)
+        if not wanted:  # replayed events are none of the run's
+            async with self._bus.consumer(subscription) as inner:
+                yield inner
+            return
+        self._wanted = wanted
         consumer = _RunConsumer(view=self, subscription=subscription)
         async with self._bus.consumer(consumer.subscription) as consumer.inner:
             yield consumer

@@ -8,6 +8,7 @@ from gpuledger.records.bookkeeping import (
     BootProgress,
     DeadLetter,
     NodeProgress,
+    ReplayedEvent,
     SilentNode,
     Watermark,
 )
@@ -125,6 +126,7 @@ __all__ = [
     "ProcessExit",
     "ProcessKind",
     "ProcessRecord",
+    "ReplayedEvent",
     "Settlement",
     "Severity",
     "SilentNode",

@@ -21,7 +21,15 @@ from gpuledger.settings.secret import shown_url
 from gpuledger.topics import Topics
 from sinks.errors import retry_receiver
 from sinks.metrics import OVER_BUDGET_TOTAL, RETRIES_TOTAL, WAITING_BYTES
-from sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
+from sinks.protocol import (
+    Batch,
+    LargeTurns,
+    Partitions,
+    Refusal,
+    RejectedEvent,
+    Sink,
+    SinkContext,
+)
 from sinks.registry import REMOTE_WRITE
 from sinks.remote_write.active_series import series_budget
 from sinks.remote_write.counter_state import CounterState, open_counter_state
@@ -33,6 +41,7 @@ from sinks.remote_write.partition_sender import (
     SenderParts,
     TakenOver,
 )
+from sinks.remote_write.remote_write_redelivery import RemoteWriteRedelivery
 from sinks.remote_write.request_writer import Writer
 from sinks.remote_write.tenants import Tenants
 from sinks.remote_write.write_client import RemoteWriteClient, open_client
@@ -118,6 +127,9 @@ class RemoteWriteSink(Sink):
             values=TickValues(sent=settings.sent_labels, aliases=settings.aliases),
             turns=LargeTurns(),
         )
+        self._redelivery = RemoteWriteRedelivery(
+            writer=self._shared.writer, settings=settings, clock=clock
+        )
         count_from_zero(OVER_BUDGET_TOTAL, rule=settings.max_series_per_namespace)
         # Not a `RetryingCaller`: what was undone is polled again, not sent again.
         self._backoff = Backoff()
@@ -184,6 +196,11 @@ class RemoteWriteSink(Sink):
         for sender in self._distinct_senders():
             sender.check()
         await self._end_silent(context)
+
+    @override
+    async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
+        """Send each event by itself: it begins and ends no series."""
+        return [await self._redelivery.send(each) for each in rejected]
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:

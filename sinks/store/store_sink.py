@@ -22,7 +22,7 @@ from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
 from gpuledger.settings.secret import shown_url
 from sinks.errors import ReceiverUnavailableError, retry_receiver
 from sinks.metrics import SENT_TOTAL, count_dropped
-from sinks.protocol import Batch, Partitions, Sink, SinkContext
+from sinks.protocol import Batch, Partitions, Refusal, RejectedEvent, Sink, SinkContext
 from sinks.registry import STORE
 from sinks.settings import StoreSettings
 from sinks.store.buffer import DayWindow, RowBuffer, rows_of
@@ -30,6 +30,7 @@ from sinks.store.dimensions import DIMENSIONS, FollowedTopic, open_followed
 from sinks.store.minute_sums import Row, TooManyRowsError, bookings_days, bookings_of
 from sinks.store.resuming import GapRecorder, Resuming
 from sinks.store.seen import SeenTable
+from sinks.store.store_redelivery import MAX_REDELIVERED, StoreRedelivery
 from sinks.store.stored import Appending, Stored, Streams, Target
 from sinks.store.table import (
     EntriesTable,
@@ -127,6 +128,7 @@ async def open_store(
         yield StoreSink(
             relay=relay,
             dimensions=dimensions,
+            redelivery=StoreRedelivery(topics=bus.topics, settings=settings, clock=clock),
             settings=settings,
             clock=clock,
             retrying=retrying,
@@ -169,6 +171,7 @@ class StoreSink(Sink):
     """Collects rows and appends them with the offsets up to which they were read."""
 
     name = NAME
+    max_redelivered = MAX_REDELIVERED
 
     def __init__(
         self,
@@ -184,13 +187,14 @@ class StoreSink(Sink):
         maintainer_task: MaintainerTask,
         relay: WatermarkRelay,
         dimensions: Sequence[FollowedTopic],
+        redelivery: StoreRedelivery,
     ) -> None:
         self._settings, self._clock, self._retrying = settings, clock, retrying
         self.receiver = shown_url(settings.uri)
         self._recorder, self._resuming, self._appending = recorder, resuming, appending
         self._orphan_removal, self._maintainer_task = orphan_removal, maintainer_task
         self._relay = relay
-        self._dimensions = dimensions
+        self._dimensions, self._redelivery = dimensions, redelivery
         self._usage, *others = targets
         self._entries = others[0] if others else None
         self._pending = RowBuffer()
@@ -291,6 +295,11 @@ class StoreSink(Sink):
                 self._relay.forget(partitions)
                 for each in self._dimensions:
                     each.forget(partitions)
+
+    @override
+    async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
+        """Append the rows of events, unless they are there already."""
+        return await self._redelivery.deliver(rejected)
 
     async def _collect(self, batch: Batch, context: SinkContext) -> None:
         """Collect the rows of a batch, and write in its midst where they are too many."""

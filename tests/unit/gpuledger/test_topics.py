@@ -93,7 +93,8 @@ def test_the_key_is_made_of_required_fields_of_the_record_the_first_a_text(topic
 @each_topic
 def test_a_topic_placed_by_node_has_a_node_in_its_record(topic: Topic) -> None:
     hints = get_type_hints(topic.record)
-    named = hints | get_type_hints(hints["incident"]) if "incident" in hints else hints
+    inner = [hints[name] for name in ("incident", "event") if name in hints]
+    named = hints | {name: hint for each in inner for name, hint in get_type_hints(each).items()}
 
     assert topic.partitioner in ("node", "same", "source", "none")
     is_of_a_node = "node" in named or topic.record is NodeRecord

@@ -15,6 +15,7 @@ import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
 import sinks.metrics
 from enricher.join.join_settings import GROUP as JOIN
+from gpuledger.topics import replay_group
 from sinks.registry import KINDS
 from sinks.settings import OtlpSettings
 from tests.default_topics import BY_NAME
@@ -25,6 +26,7 @@ GROUPS = {
     "join": JOIN,
     **{f"sink {kind.name}": kind.group for kind in KINDS.values()},
 }
+REPLAY_GROUPS = {replay_group(kind.group) for kind in KINDS.values() if kind.takes_replays}
 CENTRAL = (
     enricher.podwatch.pod_metrics,
     enricher.join.join_metrics,
@@ -72,7 +74,7 @@ def test_groups_and_transactional_ids_are_the_deployables_own() -> None:
     found = rows()
 
     assert {name: named(cells[3]) for name, cells in found.items() if named(cells[3])} == {
-        name: {group} for name, group in GROUPS.items()
+        name: {group, *({replay_group(group)} & REPLAY_GROUPS)} for name, group in GROUPS.items()
     }
     for name, cells in found.items():
         assert named(cells[4]) <= {f"{GROUPS.get(name)}-…"}
