@@ -38,8 +38,6 @@ class DemoSource(Protocol):
 
     headline: str
     """What it is, in one line for people."""
-    nodes: set[str]
-    """Keys of its nodes."""
     clock: Clock
     """The clock by which its events are timed."""
 
@@ -58,7 +56,6 @@ class SimulatedMachine:
         loaded = load_scenario(scenario)
         self._simulation = Simulation(loaded, epoch_ns=time.time_ns())
         self.headline = f"scenario {loaded.name}"
-        self.nodes = {key_in(cluster, name) for name in self._simulation.nodes}
         self.clock: Clock = self._simulation.clock
 
     async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
@@ -98,7 +95,6 @@ class OwnMachine:
         self._machine = machine
         self._settings = name_node(AgentSettings(cluster=cluster, spool=_NO_SPOOL), os.environ)
         self.headline = f"the GPUs of {self._settings.node_name}"
-        self.nodes = {key_in(*self._settings.node)}
         self.clock: Clock = machine.clock
 
     async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:

@@ -28,7 +28,6 @@ from io import BytesIO
 from typing import Any, ClassVar, Final, TypeAlias
 
 from aiokafka import AIOKafkaConsumer
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
     GroupCoordinatorNotAvailableError,
@@ -167,11 +166,6 @@ def heed_refused_offsets(client: AIOKafkaConsumer) -> None:
             coordinator.coordinator_dead()
 
     coordinator._send_req = _heeding(coordinator._send_req, on_refusal=look_for_another)
-
-
-def heed_refused_group_offsets(client: AIOKafkaAdminClient) -> None:
-    """Have the administration client raise where a coordinator refuses a group's offsets."""
-    client._send_request = _heeding(client._send_request, on_refusal=lambda _: None)
 
 
 def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:

@@ -9,7 +9,6 @@ from typing_extensions import override
 
 from cli.demo.pipeline import drain, running
 from cli.demo.plan import DEMO_SCENARIO, DemoPlan
-from cli.demo.run_bus import own_group
 from cli.demo.source import SimulatedMachine
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.memory_consumer import MemoryConsumer
@@ -33,7 +32,7 @@ class LateBus(MemoryBus):
     async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
         async with super().consumer(subscription) as consumer:
             assert isinstance(consumer, MemoryConsumer)
-            if subscription.group == own_group(STORE.group):
+            if subscription.group == STORE.group:
                 self._keep_back(consumer)
             yield consumer
 
