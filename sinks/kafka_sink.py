@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Bus, Message, Producer, TopicPartition, WholeBus
+from gpuledger.bus.protocol import Bus, Message, Producer, TopicPartition
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import (
@@ -73,7 +73,7 @@ class KafkaSinkSettings(Protocol):
 async def open_kafka_sink(
     kind: SinkKind,
     *,
-    bus: WholeBus,
+    bus: Bus,
     settings: KafkaSinkSettings,
     values_of: ValuesOf,
     readiness: Readiness,

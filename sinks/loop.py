@@ -66,8 +66,8 @@ async def run_sink(
 ) -> None:
     """Open a sink of this kind and feed it until cancelled, by default as its own group.
 
-    A sink that writes to Kafka or to the store needs a `WholeBus`. Raises UserError for settings
-    that cannot be used, and where a receiver has what cannot be gone on from.
+    Raises UserError for settings that cannot be used, and where a receiver has what cannot be gone
+    on from.
     """
     clock, group = clock or SystemClock(), bus.topics.group(group or kind.group)
     async with kind.load()(

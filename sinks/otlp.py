@@ -25,7 +25,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from gpuledger import __version__
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
-from gpuledger.bus.protocol import WholeBus
+from gpuledger.bus.protocol import Bus
 from gpuledger.clock import Clock
 from gpuledger.keys import node_key
 from gpuledger.ledger.families import Family
@@ -221,7 +221,7 @@ _ENCODINGS: Final[Mapping[Encoding, Callable[[ExportMetricsServiceRequest], byte
 
 def open_sink(
     *,
-    bus: WholeBus,
+    bus: Bus,
     settings: OtlpSettings,
     readiness: Readiness,
     clock: Clock,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, NamedTuple, Protocol
 
-from gpuledger.bus.protocol import Consumer, Gap, Record, TopicPartition
+from gpuledger.bus.protocol import Bus, Consumer, Gap, Record, TopicPartition
 from gpuledger.clock import NS_PER_MS, Clock
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
@@ -243,7 +243,7 @@ class OpenSink(Protocol):
     def __call__(
         self,
         *,
-        bus: Any,  # noqa: ANN401  # a Bus; a WholeBus for those that write to Kafka or to the store
+        bus: Bus,
         settings: Any,  # noqa: ANN401  # the kind's section
         readiness: Readiness,
         clock: Clock,

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Final
 
-from gpuledger.bus.protocol import WholeBus
+from gpuledger.bus.protocol import Bus
 from gpuledger.clock import NS_PER_US, Clock
 from gpuledger.codec import encode
 from gpuledger.ledger.entries import Origin, booked_entries
@@ -49,7 +49,7 @@ _make_row: Final = row_maker(
 
 def open_sink(
     *,
-    bus: WholeBus,
+    bus: Bus,
     settings: RowsSettings,
     readiness: Readiness,
     clock: Clock,

@@ -19,7 +19,7 @@ from cli.long_work import printing_progress, run_cancellable
 from cli.replay.range_plan import parse_moment
 from cli.topics import kafka_settings
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import History
+from gpuledger.bus.protocol import Bus
 from gpuledger.clock import NS_PER_MS, SystemClock
 from gpuledger.errors import UserError
 from gpuledger.runtime import configure_logs
@@ -174,9 +174,7 @@ def list_letters(
     return 0
 
 
-async def scan(
-    history: History, wanted: LetterFilter, *, into: LetterCounts | LetterPrinter
-) -> str:
+async def scan(history: Bus, wanted: LetterFilter, *, into: LetterCounts | LetterPrinter) -> str:
     """Read the letters that are meant, as far as they were there at the begin.
 
     Return why there are none; empty where there are some.
@@ -224,7 +222,7 @@ def show(
     return 0
 
 
-async def find(history: History, wanted: LetterFilter) -> list[KeptLetter]:
+async def find(history: Bus, wanted: LetterFilter) -> list[KeptLetter]:
     """Return letters by their positions; raises UserError for one that is missing."""
     async with open_log(history, wanted) as log:
         found = [letter async for letter in log.letters(lambda _count: None)]

@@ -20,7 +20,7 @@ from cli.dead_letters.letter_views import (
     csv_line,
     json_line,
 )
-from gpuledger.bus.protocol import History
+from gpuledger.bus.protocol import Bus
 
 Format = Literal["table", "json", "csv"]
 _WIDTH_IN_FILES: Final = 240
@@ -88,7 +88,7 @@ def _cells_of_count(row: LetterCount) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def open_log(history: History, wanted: LetterFilter) -> AsyncIterator[LetterLog]:
+async def open_log(history: Bus, wanted: LetterFilter) -> AsyncIterator[LetterLog]:
     """Open the log; report at the end how many records were no letters."""
     async with history.reader() as reader:
         log = await LetterLog.open(reader, history.topics.dead_letters.name, wanted)

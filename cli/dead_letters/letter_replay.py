@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from cli.dead_letters.letter_log import KeptLetter, LetterFilter, LetterLog
 from cli.dead_letters.letter_printing import open_log
 from cli.long_work import printing_progress
-from gpuledger.bus.protocol import Message, Producer, TopicPartition, WholeBus
+from gpuledger.bus.protocol import Bus, Message, Producer, TopicPartition
 from gpuledger.clock import NS_PER_MS, Clock
 from gpuledger.codec import decoder_of, encode
 from gpuledger.errors import UndecodableError
@@ -137,7 +137,7 @@ class LetterReplay:
 
 
 async def replay_letters(
-    bus: WholeBus, wanted: LetterFilter, *, is_rehearsal: bool, clock: Clock
+    bus: Bus, wanted: LetterFilter, *, is_rehearsal: bool, clock: Clock
 ) -> int:
     """Replay the letters that are chosen, or count them, and print the counts; return 0 or 3."""
     async with bus.producer() as producer:

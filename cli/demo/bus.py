@@ -8,17 +8,16 @@ import asyncio
 import secrets
 import sys
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from cli.demo.run_bus import RunBus
 from cli.demo.stage_tasks import Stages
-from enricher.podwatch.publish import WatchBus
-from gpuledger.bus.administration import create_topics, delete_topics
+from gpuledger.bus.administration import check_topics, create_topics, delete_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import TransactionalBus
+from gpuledger.bus.protocol import Bus
 from gpuledger.errors import BusUnavailableError, GpuledgerError
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import KafkaSettings
@@ -27,10 +26,6 @@ _PREFIX: Final = "gpuledger-demo"
 _DELETING_SECONDS: Final = 5.0
 _JOINING_SECONDS: Final = 30.0
 _BROKERS_POLL_SECONDS: Final = 1.0
-
-
-class DemoBus(TransactionalBus, WatchBus, Protocol):
-    """A bus that the whole pipeline runs on; the pod watch reads back what it published."""
 
 
 class RunTopics:
@@ -43,26 +38,21 @@ class RunTopics:
         )
         self._are_made = False
 
-    async def open_bus(self) -> DemoBus:
+    async def open_bus(self) -> Bus:
         """Return the bus of the run; raises `BusError` where its topics cannot be made."""
         settings = self._settings
         if settings is None:
             return MemoryBus()
         bus = KafkaBus(settings)
+        # Brokers that do not answer this have made nothing that is to be deleted.
+        await check_topics(settings)
         # Reported before it is done, as a broker may take seconds for it.
         sys.stderr.write(
             f"making {len(bus.topics)} topics {settings.topic_prefix}.… on"
-            f" {settings.bootstrap_servers} … "
+            f" {settings.bootstrap_servers}\n"
         )
-        sys.stderr.flush()
-        done = "failed"
-        try:
-            self._are_made = True
-            await create_topics(settings)
-            done = "done"
-        finally:
-            sys.stderr.write(f"{done}\n")
-            sys.stderr.flush()
+        self._are_made = True
+        await create_topics(settings)
         return bus
 
     async def delete(self) -> None:
@@ -82,7 +72,7 @@ class RunTopics:
             )
 
 
-async def hold_all(bus: DemoBus, stages: Stages, views: Sequence[RunBus]) -> None:
+async def hold_all(bus: Bus, stages: Stages, views: Sequence[RunBus]) -> None:
     """Wait until each group has its partitions.
 
     Raises `BusError` where the brokers fall silent; and what a stage has raised.
@@ -105,7 +95,7 @@ async def hold_all(bus: DemoBus, stages: Stages, views: Sequence[RunBus]) -> Non
         await end_tasks(querying)
 
 
-async def _query_until_silent(bus: DemoBus) -> None:
+async def _query_until_silent(bus: Bus) -> None:
     """Raise `BusError` once the brokers do not answer: stages wait for them, without an end."""
     while True:
         await bus.partitions(bus.topics.samples.name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from cli.demo.bus import DemoBus, hold_all
+from cli.demo.bus import hold_all
 from cli.demo.plan import DemoPlan
 from cli.demo.run_bus import EventReader, RunBus, subscription
 from cli.demo.sending import Received, SinkWatch, serve_receivers
@@ -20,6 +20,7 @@ from cli.demo.stage_tasks import Stages
 from cli.demo.totals import RunAlerts, Tally
 from enricher.join.join_command import run_join
 from enricher.join.join_settings import JoinSettings, JoinTuning
+from gpuledger.bus.protocol import Bus
 from gpuledger.errors import BusError, TopicsError
 from gpuledger.runtime import Readiness
 from gpuledger.settings.secret import shown_url
@@ -59,7 +60,7 @@ class Ending:
 class Run:
     """A pipeline at work."""
 
-    bus: DemoBus
+    bus: Bus
     """What it runs on."""
     machine: DemoSource
     """Whose GPUs are read."""
@@ -80,7 +81,7 @@ class Run:
 
 
 @asynccontextmanager
-async def running(plan: DemoPlan, *, bus: DemoBus, machine: DemoSource) -> AsyncIterator[Run]:
+async def running(plan: DemoPlan, *, bus: Bus, machine: DemoSource) -> AsyncIterator[Run]:
     """Run the pipeline while the context is open; leaving it ends every stage cleanly.
 
     What has not ended in its time is left, as `Ending.is_closed` says. Raises `BusError` where
@@ -205,7 +206,7 @@ def _watch_sinks(
     plan: DemoPlan,
     alerting: AlertsSettings,
     *,
-    bus: DemoBus,
+    bus: Bus,
     received: Received,
 ) -> list[SinkWatch]:
     write = RemoteWriteSettings(

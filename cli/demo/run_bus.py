@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 from cli.demo.totals import RunAlerts, Tally
 from gpuledger.bus.protocol import (
+    Bus,
     Consumer,
     HistoryReader,
     Message,
@@ -19,9 +20,9 @@ from gpuledger.bus.protocol import (
     Producer,
     Record,
     Subscription,
+    TopicDescription,
     TopicPartition,
     Transactions,
-    WholeBus,
 )
 from gpuledger.codec import Decoder
 from gpuledger.errors import BusError, NotAssignedError, UndecodableError
@@ -35,7 +36,7 @@ Offsets = Mapping[TopicPartition, int]
 class RunBus:
     """One stage's view: how far it is with the records of each partition."""
 
-    def __init__(self, bus: WholeBus) -> None:
+    def __init__(self, bus: Bus) -> None:
         """Take the bus."""
         self.taken: dict[TopicPartition, int] = {}
         """For each partition the offset behind the last record that was polled and not set back."""
@@ -86,6 +87,10 @@ class RunBus:
     async def partitions(self, topic: str) -> int:
         """Return the number of partitions; `TopicsError` where the topic does not exist."""
         return await self._bus.partitions(topic)
+
+    async def describe(self, topic: str) -> TopicDescription:
+        """Return what is known of a topic now; `TopicsError` where it does not exist."""
+        return await self._bus.describe(topic)
 
     @asynccontextmanager
     async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:

@@ -13,13 +13,13 @@ from typing import Final, Protocol
 from agent.context import Host, run_agent
 from agent.settings import AgentSettings, SpoolSettings, name_node
 from agent.source_selection import open_source, play
-from cli.demo.bus import DemoBus
 from cli.demo.plan import DemoPlan
 from cli.demo.stage_tasks import Stages
 from cli.demo.totals import Tally
 from enricher.podwatch.api import open_api
 from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from enricher.podwatch.pod_watch import run_podwatch
+from gpuledger.bus.protocol import Bus
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger.keys import key_in, split_key
@@ -41,7 +41,7 @@ class DemoSource(Protocol):
     clock: Clock
     """The clock by which its events are timed."""
 
-    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
+    async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
         """Start its agents and the pod watch."""
 
     def truth(self, tally: Tally) -> dict[str, float] | None:
@@ -58,7 +58,7 @@ class SimulatedMachine:
         self.headline = f"scenario {loaded.name}"
         self.clock: Clock = self._simulation.clock
 
-    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
+    async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
         """Start an agent for each node, and podwatch on the simulator's own API server."""
         for node in self._simulation.nodes.values():
             stages.start_agent(
@@ -97,7 +97,7 @@ class OwnMachine:
         self.headline = f"the GPUs of {self._settings.node_name}"
         self.clock: Clock = machine.clock
 
-    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
+    async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
         """Start the agent; and podwatch, where an API server is configured."""
         stages.start_agent(
             "the agent",
@@ -142,7 +142,7 @@ async def _start_podwatch(
     stages: Stages,
     settings: PodwatchSettings,
     *,
-    bus: DemoBus,
+    bus: Bus,
     stack: AsyncExitStack,
     clock: Clock,
 ) -> None:

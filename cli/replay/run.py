@@ -19,7 +19,7 @@ from cli.replay.range_plan import Part, Plan, ReplayRequest, TimeRange
 from enricher.join.replay_diff import Comparison
 from enricher.join.stage import JoinStage
 from enricher.join.validation import IsPlaced, placement_rule
-from gpuledger.bus.protocol import Bus, History, HistoryReader, Message, Record, TopicPartition
+from gpuledger.bus.protocol import Bus, HistoryReader, Message, Record, TopicPartition
 from gpuledger.dead_letter_queue import DeadLetterQueue, describe_unreadable
 from gpuledger.errors import TopicsError, UserError
 from gpuledger.topics import Topic, Topics
@@ -212,7 +212,7 @@ class Replaying:
         self._advance = advance
         self._events = 0
 
-    async def run(self, history: History, plan: Plan) -> ReplayOutcome:
+    async def run(self, history: Bus, plan: Plan) -> ReplayOutcome:
         """Replay everything; a reader of its own brings the events of the first run."""
         async with history.reader() as reader, history.reader() as other:
             for partition, span in plan.namespaces.items():

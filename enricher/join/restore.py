@@ -33,8 +33,8 @@ from enricher.join.polling import poll, step_through
 from enricher.join.progress.announcing import Announcer
 from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import (
+    Bus,
     Consumer,
-    History,
     HistoryReader,
     Polled,
     Record,
@@ -85,7 +85,7 @@ class StateRestorer:
         tuning: JoinTuning,
         check: Check,
         backoff: Backoff,
-        history: History,
+        history: Bus,
         announcer: Announcer,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -332,7 +332,7 @@ class NamespaceFollower:
         *,
         stage: JoinStage,
         letters: DeadLetterQueue,
-        history: History,
+        history: Bus,
         retry: RetryingCaller[BusError],
         seconds: float = _FOLLOW_SECONDS,
     ) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Consumer, TopicPartition, WholeBus
+from gpuledger.bus.protocol import Bus, Consumer, TopicPartition
 from gpuledger.bus.transactional_writers import pause_seconds_after
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, FencedError, NotAssignedError
@@ -57,7 +57,7 @@ _FENCED_SECONDS: Final = 3.0
 @asynccontextmanager
 async def open_sink(
     *,
-    bus: WholeBus,
+    bus: Bus,
     settings: RemoteWriteSettings,
     readiness: Readiness,
     clock: Clock,

@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Gap, Record, TopicPartition, WholeBus
+from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
 from gpuledger.clock import NS_PER_SECOND, NS_PER_US, Clock
 from gpuledger.errors import NotAssignedError
 from gpuledger.records import GpuEvent
@@ -78,7 +78,7 @@ class StoreTables:
 @asynccontextmanager
 async def open_sink(
     *,
-    bus: WholeBus,
+    bus: Bus,
     settings: StoreSettings,
     readiness: Readiness,
     clock: Clock,
@@ -99,7 +99,7 @@ async def open_sink(
 async def open_store(
     tables: StoreTables,
     *,
-    bus: WholeBus,
+    bus: Bus,
     settings: StoreSettings,
     readiness: Readiness,
     clock: Clock,

@@ -72,7 +72,7 @@ def test_a_run_has_topics_of_its_own_and_deletes_them(
     assert summary["store"]["rows"] >= summary["entries"]
     assert {pod["pod"] for pod in summary["pods"]} >= {"embeddings-0"}
     assert re.fullmatch(
-        rf"making {len(TOPICS)} topics gpuledger-demo-\w{{8}}\.… on \S+ … done\n", ran.stderr
+        rf"making {len(TOPICS)} topics gpuledger-demo-\w{{8}}\.… on \S+\n", ran.stderr
     )
     assert topics_on(broker, kcat) == set()
     kept = kcat.consume(broker.bootstrap_servers, SAMPLES.name)
@@ -205,7 +205,7 @@ def test_a_start_that_waits_for_silent_brokers_ends_soon(
         broker.process.send(signal.SIGCONT)
     assert running.returncode == code
     assert out == ""
-    assert broker.bootstrap_servers in err
+    assert (broker.bootstrap_servers in err) is not bool(number)
 
 
 def test_brokers_that_fall_silent_while_the_groups_form_are_said_soon_too(

@@ -7,6 +7,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from agent.publish.publisher import SamplePublisher, shut_down
 from agent.publish.send_queue import SendQueue
 from agent.publish.spool import Spool
 from agent.publish.spool_file import Segment
+from gpuledger.bus.protocol import Bus
 from gpuledger.keys import NodeId
 from gpuledger.runtime import Backoff, Check
 from tests.default_topics import PROCESSES, SAMPLES
@@ -77,7 +79,7 @@ class Node:
         )
         self.publisher = SamplePublisher(
             node=NodeId("default", NODE),
-            bus=self.bus,
+            bus=cast("Bus", self.bus),
             send_queue=self.send_queue,
             check=Check(),
             backoff=Backoff(first_seconds=1e-6, max_seconds=1e-6),

@@ -9,11 +9,8 @@ from typing_extensions import override
 from enricher.podwatch.api import open_api
 from enricher.podwatch.pod_settings import PodwatchSettings
 from enricher.podwatch.pod_watch import run_podwatch
-from enricher.podwatch.publish import WatchBus
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import (
-    Record,
-)
+from gpuledger.bus.protocol import Bus, Record
 from gpuledger.clock import Clock
 from gpuledger.codec import decoder_of
 from gpuledger.keys import split_key
@@ -35,7 +32,7 @@ class StillClock(PatientClock):
 
 @asynccontextmanager
 async def running(
-    *, bus: WatchBus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
+    *, bus: Bus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
 ) -> AsyncGenerator[None]:
     """Run podwatch while the context is open; a failure of it comes out of the context."""
     async with open_api(settings.kubernetes) as api:

@@ -17,7 +17,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v3
 from aiokafka.structs import TopicPartition
 
-from gpuledger.bus.kafka_requests import (
+from gpuledger.bus.aiokafka_patches.requests import (
     UNSTABLE_OFFSET_COMMIT,
     committed_offsets,
     heed_refused_offsets,
