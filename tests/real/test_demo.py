@@ -200,7 +200,7 @@ def test_a_start_that_waits_for_silent_brokers_ends_soon(
             if number:
                 time.sleep(4)
                 running.send_signal(number)
-            out, err = running.communicate(timeout=8 if number else 24)
+            out, err = running.communicate(timeout=8 if number else 60)
     finally:
         broker.process.send(signal.SIGCONT)
     assert running.returncode == code
