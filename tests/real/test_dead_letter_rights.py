@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.settings import KafkaSettings
-from sinks.registry import OTLP, ROWS
+from gpuledger_sinks.registry import OTLP, ROWS
 from tests.default_topics import TOPICS
 from tests.real.deployment.test_kafka_rights import granted_rights
 from tests.real.end_to_end.deployables import BIN, refuse_stray_settings

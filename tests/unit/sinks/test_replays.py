@@ -19,10 +19,15 @@ from gpuledger.runtime import Readiness
 from gpuledger.store.commits import describe, valid_through_us
 from gpuledger.store.query import count_rows
 from gpuledger.topics import replay_group
-from sinks.loop import run_sink
-from sinks.registry import REMOTE_WRITE, ROWS, STORE, SinkKind
-from sinks.settings import RemoteWriteSettings, RowsSettings, StoreSettings, TenantSettings
-from sinks.store.table import UsageTable
+from gpuledger_sinks.loop import run_sink
+from gpuledger_sinks.registry import REMOTE_WRITE, ROWS, STORE, SinkKind
+from gpuledger_sinks.settings import (
+    RemoteWriteSettings,
+    RowsSettings,
+    StoreSettings,
+    TenantSettings,
+)
+from gpuledger_sinks.store.table import UsageTable
 from tests.default_topics import EVENTS, REPLAY
 from tests.default_topics import ROWS as ROWS_TOPIC
 from tests.unit.sinks.builders import (

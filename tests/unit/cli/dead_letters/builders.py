@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from cli.dead_letters.letter_log import KeptLetter, LetterFilter, LetterLog
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Record
 from gpuledger.clock import NS_PER_MS
@@ -11,7 +10,8 @@ from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.keys import node_key
 from gpuledger.records import GpuEvent, NodeSample
 from gpuledger.topics import partition_of_node
-from sinks.registry import REMOTE_WRITE
+from gpuledger_cli.dead_letters.letter_log import KeptLetter, LetterFilter, LetterLog
+from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.default_topics import DEAD_LETTERS, EVENTS, SAMPLES
 from tests.unit.sinks.builders import PARTITIONS, START_NS
 

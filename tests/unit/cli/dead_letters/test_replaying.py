@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cli.dead_letters.letter_log import LetterFilter, Position
-from cli.dead_letters.letter_replay import replay_letters
-from enricher.join.join_command import run_join
-from enricher.join.join_settings import JoinSettings, JoinTuning
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.codec import decoder_of
 from gpuledger.records import GpuEvent, ReplayedEvent
 from gpuledger.runtime import Readiness
-from sinks.registry import ALERTS, REMOTE_WRITE, STORE
+from gpuledger_cli.dead_letters.letter_log import LetterFilter, Position
+from gpuledger_cli.dead_letters.letter_replay import replay_letters
+from gpuledger_enricher.join.join_command import run_join
+from gpuledger_enricher.join.join_settings import JoinSettings, JoinTuning
+from gpuledger_sinks.registry import ALERTS, REMOTE_WRITE, STORE
 from tests.default_topics import DEAD_LETTERS, EVENTS, PODS, READINGS, REPLAY, SAMPLES, TOPICS
 from tests.unit.cli.dead_letters.builders import JOIN, record_of, reject
 from tests.unit.enricher.join.ticks import sample

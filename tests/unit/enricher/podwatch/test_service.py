@@ -10,7 +10,6 @@ import pytest
 import structlog
 from typing_extensions import override
 
-from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Bus,
@@ -23,6 +22,7 @@ from gpuledger.errors import BusUnavailableError
 from gpuledger.keys import key_in
 from gpuledger.runtime import Readiness
 from gpuledger.topics import partition_of_node
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from tests.default_topics import NAMESPACES, NODES, PODS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import (

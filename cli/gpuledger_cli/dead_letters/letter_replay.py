@@ -1,0 +1,176 @@
+"""A replay of dead letters: from the letters that are chosen to records on the topics, and a count.
+
+A letter of the join is written back to its own topic, which the join alone reads in a group: it
+passes over ticks that are booked, and rejects again what is still invalid. An event that a sink
+rejected is written to the replay topic, with the name of the consumer group that rejected it: that
+sink takes it, and all others skip it. Both are placed by the record's node.
+
+A letter may be replayed again: its consumer recognises what it has, or is idempotent. An event that
+is rejected again has a further letter, so of the letters of one record only the first is replayed.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Final, NamedTuple
+
+from gpuledger.bus.protocol import Bus, Message, Producer, TopicPartition
+from gpuledger.clock import NS_PER_MS, Clock
+from gpuledger.codec import decoder_of, encode
+from gpuledger.errors import UndecodableError
+from gpuledger.keys import split_key
+from gpuledger.records import GpuEvent, ReplayedEvent
+from gpuledger.texts import readable, shorten
+from gpuledger.topics import Topics, partition_of_node
+from gpuledger_cli.dead_letters.letter_log import KeptLetter, LetterFilter, LetterLog
+from gpuledger_cli.dead_letters.letter_printing import open_log
+from gpuledger_cli.long_work import printing_progress
+from gpuledger_sinks.registry import KINDS
+
+ALL_WRITTEN: Final = 0
+LEFT_OUT: Final = 3
+_MAX_BATCH: Final = 100
+_MAX_BATCH_BYTES: Final = 1 << 20
+_REASON_CHARACTERS: Final = 200
+_MAX_REASONS: Final = 1000
+
+
+class Replayable(NamedTuple):
+    """A letter as it is written once more."""
+
+    topic: str
+    node: str
+    """The key of the node by which it is placed."""
+    message: Message
+
+
+class _UnfitError(Exception):
+    """A letter that cannot be replayed; the message says why."""
+
+
+def replayable(letter: KeptLetter, topics: Topics, *, now_ms: int) -> Replayable | str:
+    """Return what is written of a letter, or why nothing can be."""
+    try:
+        return _replayable(letter, topics, now_ms=now_ms)
+    except (_UnfitError, UndecodableError) as error:
+        return str(error)
+
+
+def _replayable(letter: KeptLetter, topics: Topics, *, now_ms: int) -> Replayable:
+    content = letter.content
+    taken = {each.name: each for each in (topics.samples, topics.processes, topics.incidents)}
+    taken[topics.events.name] = topics.events
+    if (topic := taken.get(content.topic)) is None:
+        raise _UnfitError(f"records of {content.topic} are not replayed")
+    if content.consumer in _groups_without_replays(topics):
+        raise _UnfitError(f"{content.consumer} takes no replays")
+    node = (letter.key or b"").decode(errors="replace")
+    if letter.value is None or not split_key(node)[1]:
+        raise _UnfitError("the dead letter has no bytes, or no key of a node")
+    value = decoder_of(topic.name, topic.record).decode(letter.value)
+    if not isinstance(value, GpuEvent):
+        message = Message(letter.key, letter.value, value.time_ns // NS_PER_MS)
+        return Replayable(topic.name, node, message)
+    replayed = ReplayedEvent(
+        consumer=content.consumer,
+        partition=content.partition,
+        offset=content.offset,
+        event=value,
+    )
+    # Retention of the replay topic begins now, whenever the event was.
+    return Replayable(topics.replay.name, node, Message(letter.key, encode(replayed), now_ms))
+
+
+def _groups_without_replays(topics: Topics) -> set[str]:
+    return {topics.group(kind.group) for kind in KINDS.values() if not kind.takes_replays}
+
+
+class LetterReplay:
+    """Writes what is made of letters, a batch for each partition."""
+
+    def __init__(self, producer: Producer | None, *, topics: Topics, partitions: int) -> None:
+        """Take what publishes; without it, what would be written is counted."""
+        self._producer, self._topics, self._partitions = producer, topics, partitions
+        self._batches: dict[TopicPartition, list[Message]] = {}
+        self._count = self._bytes = 0
+        self._seen: set[int] = set()
+        self.written: Counter[str] = Counter()
+        """Letters by the consumer group that rejected them."""
+        self.left_out: Counter[str] = Counter()
+        """Letters that cannot be replayed, by why."""
+
+    async def add(self, letter: KeptLetter, *, now_ms: int) -> None:
+        """Take a letter."""
+        content = letter.content
+        identity = hash((content.consumer, content.topic, content.partition, content.offset))
+        if identity in self._seen:
+            return
+        self._seen.add(identity)
+        found = replayable(letter, self._topics, now_ms=now_ms)
+        if isinstance(found, str):
+            self.leave_out(found)
+            return
+        topic, node, message = found
+        at = TopicPartition(topic, partition_of_node(node, partitions=self._partitions))
+        self._batches.setdefault(at, []).append(message)
+        self.written[readable(content.consumer)] += 1
+        self._count += 1
+        self._bytes += len(message.value or b"")
+        if self._count >= _MAX_BATCH or self._bytes >= _MAX_BATCH_BYTES:
+            await self.flush()
+
+    def leave_out(self, why: str) -> None:
+        """Count a letter that cannot be replayed."""
+        why = shorten(readable(why), _REASON_CHARACTERS)
+        # Reasons quote what records say: there may be as many as letters.
+        is_kept = why in self.left_out or len(self.left_out) < _MAX_REASONS
+        self.left_out[why if is_kept else "other reasons"] += 1
+
+    async def flush(self) -> None:
+        """Write what was taken since the last flush."""
+        batches, self._batches = self._batches, {}
+        self._count = self._bytes = 0
+        if self._producer is not None:
+            for at, messages in batches.items():
+                await self._producer.publish(*at, messages)
+
+
+async def replay_letters(
+    bus: Bus, wanted: LetterFilter, *, is_rehearsal: bool, clock: Clock
+) -> int:
+    """Replay the letters that are chosen, or count them, and print the counts; return 0 or 3."""
+    async with bus.producer() as producer:
+        replaying = LetterReplay(
+            None if is_rehearsal else producer,
+            topics=bus.topics,
+            partitions=await bus.partitions(bus.topics.replay.name),
+        )
+        async with open_log(bus, wanted) as log:
+            with printing_progress(log.offsets, what="dead letters", done="read") as advance:
+                await _replay(log, replaying, advance, clock=clock)
+    for position in sorted(log.missing):
+        replaying.leave_out(f"no dead letter at {position}")
+    _print_counts(replaying, log, is_rehearsal=is_rehearsal)
+    return LEFT_OUT if replaying.left_out else ALL_WRITTEN
+
+
+async def _replay(
+    log: LetterLog, replaying: LetterReplay, advance: Callable[[int], None], *, clock: Clock
+) -> None:
+    async with aclosing(log.letters(advance)) as letters:
+        async for letter in letters:
+            await replaying.add(letter, now_ms=clock.time_ns() // NS_PER_MS)
+    await replaying.flush()
+
+
+def _print_counts(replaying: LetterReplay, log: LetterLog, *, is_rehearsal: bool) -> None:
+    done = "would be replayed" if is_rehearsal else "replayed"
+    for why, count in replaying.left_out.most_common():
+        sys.stdout.write(f"{count} left out: {why}\n")
+    for consumer, count in sorted(replaying.written.items()):
+        sys.stdout.write(f"{count} {done} to {consumer}\n")
+    if not replaying.written and not replaying.left_out:
+        sys.stdout.write(f"{log.why_none()}\n")
+    elif is_rehearsal and replaying.written:
+        sys.stdout.write("nothing was sent; add --yes to send\n")

@@ -1,0 +1,102 @@
+"""The bus of a run: in memory, or topics of the run's own on a Kafka.
+
+On a Kafka each run has a prefix of its own for its topics, groups and transactional ids, so that
+its records are mixed with nobody's. Its topics are deleted at the end.
+"""
+
+import asyncio
+import secrets
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from gpuledger.bus.administration import check_topics, create_topics, delete_topics
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.memory import MemoryBus
+from gpuledger.bus.protocol import Bus
+from gpuledger.errors import BusUnavailableError, GpuledgerError
+from gpuledger.runtime.tasks import end_tasks
+from gpuledger.settings import KafkaSettings
+from gpuledger_cli.demo.run_bus import RunBus
+from gpuledger_cli.demo.stage_tasks import Stages
+
+_PREFIX: Final = "gpuledger-demo"
+_DELETING_SECONDS: Final = 5.0
+_JOINING_SECONDS: Final = 30.0
+_BROKERS_POLL_SECONDS: Final = 1.0
+
+
+class RunTopics:
+    """The topics of a run: made at its begin, deleted at its end."""
+
+    def __init__(self, kafka: KafkaSettings | None) -> None:
+        """Take the brokers; `None` is the bus in memory."""
+        self._settings = kafka and msgspec.structs.replace(
+            kafka, topic_prefix=f"{_PREFIX}-{secrets.token_hex(4)}"
+        )
+        self._are_made = False
+
+    async def open_bus(self) -> Bus:
+        """Return the bus of the run; raises `BusError` where its topics cannot be made."""
+        settings = self._settings
+        if settings is None:
+            return MemoryBus()
+        bus = KafkaBus(settings)
+        # Brokers that do not answer this have made nothing that is to be deleted.
+        await check_topics(settings)
+        # Reported before it is done, as a broker may take seconds for it.
+        sys.stderr.write(
+            f"making {len(bus.topics)} topics {settings.topic_prefix}.… on"
+            f" {settings.bootstrap_servers}\n"
+        )
+        self._are_made = True
+        await create_topics(settings)
+        return bus
+
+    async def delete(self) -> None:
+        """Delete the topics if any were made; report their prefix if that fails."""
+        settings = self._settings
+        if settings is None or not self._are_made:
+            return
+        self._are_made = False
+        try:
+            async with asyncio.timeout(_DELETING_SECONDS):
+                await delete_topics(settings)
+        except (GpuledgerError, TimeoutError) as error:
+            sys.stderr.write(
+                f"gpuledger: cannot delete the topics {settings.topic_prefix}.… on"
+                f" {settings.bootstrap_servers}: {str(error) or 'no answer'};"
+                " delete them with Kafka's tools\n"
+            )
+
+
+async def hold_all(bus: Bus, stages: Stages, views: Sequence[RunBus]) -> None:
+    """Wait until each group has its partitions.
+
+    Raises `BusError` where the brokers fall silent; and what a stage has raised.
+    """
+    querying = asyncio.create_task(_query_until_silent(bus))
+    try:
+        async with asyncio.timeout(_JOINING_SECONDS):
+            while not all(view.holds_all() for view in views):
+                stages.must_run()
+                # A consumer waits for brokers without an end; who asks them hears of their silence.
+                if querying.done():
+                    await querying
+                await asyncio.sleep(0.02)
+    except TimeoutError as error:
+        raise BusUnavailableError(
+            f"the brokers have not given the demo's consumer groups ({bus.topics.prefix}-…) their"
+            f" partitions within {_JOINING_SECONDS:g} s"
+        ) from error
+    finally:
+        await end_tasks(querying)
+
+
+async def _query_until_silent(bus: Bus) -> None:
+    """Raise `BusError` once the brokers do not answer: stages wait for them, without an end."""
+    while True:
+        await bus.partitions(bus.topics.samples.name)
+        await asyncio.sleep(_BROKERS_POLL_SECONDS)

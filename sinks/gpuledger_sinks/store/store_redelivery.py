@@ -1,0 +1,121 @@
+"""Append the rows of rejected events to the store, beside the sink that goes on there.
+
+They have a stream of their own, so that the offsets of the sink's partitions stay where they are. A
+row has the place of the record from which its event was read. Only an event that is replayed has
+rows whose first and last offset are both its own: when it was rejected, it added to no row. So each
+event is appended once, however often it is replayed: its rows are looked up first, and a writer
+that another one overtook in the stream looks them up again.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from gpuledger.clock import NS_PER_MS, Clock
+from gpuledger.runtime.tasks import in_daemon_thread
+from gpuledger.store.commits import describe
+from gpuledger.topics import Topics
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.protocol import Refusal, RejectedEvent
+from gpuledger_sinks.settings import StoreSettings
+from gpuledger_sinks.store.buffer import DayWindow, rows_of
+from gpuledger_sinks.store.minute_sums import (
+    MINUTES_A_DAY,
+    MinuteSums,
+    Row,
+    bookings_days,
+    bookings_of,
+)
+from gpuledger_sinks.store.table import EntriesTable, StaleTableError, TimedTable, UsageTable
+
+_STREAM: Final = "gpuledger-dead-letters"
+_Place = tuple[int, int]
+"""The partition and the offset of an event."""
+MAX_REDELIVERED: Final = 100
+"""Events of one commit: each costs a file a day, and one event may be a hundred megabytes."""
+
+
+class StoreRedelivery:
+    """Appends a batch in one commit."""
+
+    def __init__(self, *, topics: Topics, settings: StoreSettings, clock: Clock) -> None:
+        self._usage = UsageTable(store_uri=settings.uri, storage_options=settings.storage_options)
+        self._entries = (
+            EntriesTable(store_uri=settings.uri, storage_options=settings.storage_options)
+            if settings.entries
+            else None
+        )
+        self._stream, self._clock = topics.group(_STREAM), clock
+        self._window = DayWindow(
+            max_age_seconds=settings.max_age_seconds,
+            max_future_seconds=settings.max_future_seconds,
+        )
+
+    async def deliver(self, rejected: Sequence[RejectedEvent]) -> Sequence[Refusal | None]:
+        """Append the rows of all events whose days are stored, or of none."""
+        # By its place: a letter that is replayed twice may come twice at once.
+        booked: dict[_Place, _Booked] = {}
+        refusals = [self._book(booked, each) for each in rejected]
+        if booked:
+            await in_daemon_thread(partial(self._append, booked))
+        return refusals
+
+    def _book(self, booked: dict[_Place, "_Booked"], rejected: RejectedEvent) -> Refusal | None:
+        now_ns = self._clock.time_ns()
+        record, event = rejected
+        try:
+            bookings = bookings_of(event)
+            entries = list(rows_of(event, record, ingested_time_ns=now_ns))
+        except ValueError as error:
+            return Refusal("invalid", str(error))
+        if refusal := self._window.refusal_of(bookings_days(bookings), now_ns=now_ns):
+            return refusal
+        sums = MinuteSums()
+        sums.add(event, bookings, record, ingested_time_ns=now_ns)
+        booked[record.partition, record.offset] = _Booked(sums, entries)
+        return None
+
+    def _append(self, booked: Mapping[_Place, "_Booked"]) -> None:
+        """Append to each table what it has not got."""
+        self._append_to(self._usage, booked, rows_of=lambda each: each.sums.rows(), tells=True)
+        if self._entries is not None:
+            self._append_to(self._entries, booked, rows_of=lambda each: each.entries)
+
+    def _append_to(
+        self,
+        table: TimedTable,
+        booked: Mapping[_Place, "_Booked"],
+        *,
+        rows_of: Callable[["_Booked"], Iterable[Row]],
+        tells: bool = False,
+    ) -> None:
+        last = table.load([self._stream]).get(self._stream, 0)
+        days = {minute // MINUTES_A_DAY for each in booked.values() for minute in each.sums.minutes}
+        stored = table.single_events(booked, days=days)
+        new = [each for place, each in booked.items() if place not in stored]
+        rows = [row for each in new for row in rows_of(each)]
+        if not rows:
+            return
+        now_ns = self._clock.time_ns()
+        hours = {minute // 60 for each in new for minute in each.sums.minutes}
+        # Any number that grows: which events are there is looked up.
+        number = {self._stream: max(now_ns, last + 1)}
+        try:
+            table.append(
+                rows,
+                number,
+                time_ms=now_ns // NS_PER_MS,
+                # Repeated: behind many replayed letters nobody would find it any more.
+                commit_info=describe(
+                    hours=hours if tells else None, valid_through=table.complete_through()
+                ),
+            )
+        except StaleTableError as error:
+            raise ReceiverUnavailableError(f"overtaken by another sink: {error}") from error
+
+
+class _Booked(NamedTuple):
+    """A rejected event that is to be stored."""
+
+    sums: MinuteSums
+    entries: Sequence[Row]
