@@ -20,7 +20,7 @@ from benchmarks.quix import find_quix, measure_quix
 from benchmarks.ticks import Fleet
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import Bus, Message, Record, Subscription, WholeBus
+from gpuledger.bus.protocol import Bus, Message, Record, Subscription
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import GpuEvent, NodeSample
@@ -149,7 +149,7 @@ class _PodsRead(Check):
         self.at_cpu_seconds = time.process_time()
 
 
-async def _join_all(bus: WholeBus, settings: JoinSettings) -> float:
+async def _join_all(bus: Bus, settings: JoinSettings) -> float:
     """Join until all events are acknowledged, and committed where that goes along.
 
     Gives the CPU seconds from when the pods are read.

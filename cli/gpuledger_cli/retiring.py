@@ -18,7 +18,7 @@ import msgspec
 from cyclopts import Parameter
 
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import History, HistoryReader, Message, Span, WholeBus
+from gpuledger.bus.protocol import Bus, HistoryReader, Message, Span
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
 from gpuledger.codec import decoder_of, encode
 from gpuledger.completeness import PODWATCH, key_of
@@ -105,7 +105,7 @@ def retire(
 
 
 async def retire_from(
-    bus: WholeBus, cluster: str, node: str | None = None, *, now_ns: int, since_ns: int
+    bus: Bus, cluster: str, node: str | None = None, *, now_ns: int, since_ns: int
 ) -> Retired:
     """Retire a cluster, or one node of it, from a time on; return what was taken back.
 
@@ -189,7 +189,7 @@ def _some(names: Sequence[str]) -> str:
     return (", ".join(names[:_NAMED]) or "none") + more
 
 
-async def read_inventories(bus: History, reader: HistoryReader) -> dict[NodeId, LastWord]:
+async def read_inventories(bus: Bus, reader: HistoryReader) -> dict[NodeId, LastWord]:
     """Return the newest inventory of each node, of those that the store believes."""
     decoder = decoder_of(bus.topics.inventory.name, Inventory)
     found: dict[NodeId, LastWord] = {}
@@ -216,7 +216,7 @@ async def read_inventories(bus: History, reader: HistoryReader) -> dict[NodeId, 
 
 
 async def read_ticked_nodes(
-    bus: History, reader: HistoryReader, partitions: Collection[int], *, since_ms: int
+    bus: Bus, reader: HistoryReader, partitions: Collection[int], *, since_ms: int
 ) -> set[bytes]:
     """Return the keys of the nodes that have ticked in these partitions since then."""
     spans = await reader.spans(bus.topics.samples.name)
@@ -232,7 +232,7 @@ async def read_ticked_nodes(
     }
 
 
-async def publish_ends(bus: WholeBus, told: Told, *, now_ns: int, since_ns: int) -> Retired:
+async def publish_ends(bus: Bus, told: Told, *, now_ns: int, since_ns: int) -> Retired:
     """Publish that it is gone, and return what that was."""
     # A node that has none by its last word, as one that was retired before, has nothing to end.
     ended = [last for last in told.inventories.values() if last.boards]

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from gpuledger.bus.administration import TopicLine, check_topics, create_topics
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import History
+from gpuledger.bus.protocol import Bus
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import decoder_of
 from gpuledger.completeness import MAX_AHEAD_NS, Completeness, key_of
@@ -141,7 +141,7 @@ def complete(
     return 0 if lines[0].startswith("complete") else 1
 
 
-async def read_watermarks(history: History, stage: Stage) -> tuple[int, list[Watermark]]:
+async def read_watermarks(history: Bus, stage: Stage) -> tuple[int, list[Watermark]]:
     """Return how many partitions there are, and what holds of them by the stage's word."""
     topics = history.topics
     spoken_of = {"podwatch": topics.pods, "rows": topics.rows}.get(stage, topics.events)

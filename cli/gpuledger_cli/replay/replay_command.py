@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import Bus, History
+from gpuledger.bus.protocol import Bus
 from gpuledger.clock import NS_PER_MS
 from gpuledger.errors import UserError
 from gpuledger.keys import show_node
@@ -147,7 +147,7 @@ def choose_output(output: Path | None, topic: str | None, *, compare: bool) -> O
 
 async def replay_range(
     bus: Bus,
-    history: History,
+    history: Bus,
     *,
     request: ReplayRequest,
     open_output: OpenOutput,

@@ -12,9 +12,6 @@ from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import (
     Bus,
-    History,
-    TransactionalBus,
-    WholeBus,
 )
 from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.clock import SystemClock
@@ -79,7 +76,7 @@ def main() -> int:
     return run_service(join, settings=settings, about=about)
 
 
-async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readiness) -> None:
+async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) -> None:
     """Join until cancelled; brokers, topics and rights that are missing are waited for.
 
     Raises `FreshStartError` where no call to Kafka has ended for ten minutes. The checks are
@@ -172,7 +169,7 @@ def _in_group_of(topics: Topics, settings: JoinSettings) -> JoinSettings:
 async def _open_delivery(
     at_least_once: AtLeastOnce,
     *,
-    bus: TransactionalBus,
+    bus: Bus,
     dead_letters: DeadLetterQueue,
     check: Check,
     settings: JoinSettings,
@@ -194,7 +191,7 @@ async def _open_delivery(
 
 def _make_worker(
     *,
-    bus: WholeBus,
+    bus: Bus,
     settings: JoinSettings,
     readiness: Readiness,
     stage: JoinStage,
@@ -228,7 +225,7 @@ def _make_worker(
     )
 
 
-async def _find_watermarks_end(bus: History) -> Mapping[int, int]:
+async def _find_watermarks_end(bus: Bus) -> Mapping[int, int]:
     """Return where the watermarks' partitions end now: what comes behind is newer than our start.
 
     By offsets, as podwatch's clock and ours may differ.

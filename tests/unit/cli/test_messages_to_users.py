@@ -19,7 +19,6 @@ from gpuledger_agent.exposition.dcgm_fields import parse_counters, read_counters
 from gpuledger_agent.settings import AgentSettings, ExpositionSettings, KubeletSettings, name_node
 from gpuledger_agent.source_selection import find_source
 from gpuledger_cli.dead_letters.letter_log import parse_position
-from gpuledger_cli.dead_letters.letter_target import replayed_kind
 from gpuledger_cli.demo.plan import check_url, find_scenario, find_store, parse_bus
 from gpuledger_cli.replay.range_plan import parse_duration, parse_moment
 from gpuledger_enricher.podwatch.election import namespace_of
@@ -86,17 +85,6 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
             "'17' is no position of a dead letter; give PARTITION:OFFSET, such as 0:17, as"
             " `gpuledger dead-letters list` shows it"
         ),
-    ),
-    "a sink that tells of the present": (
-        lambda _: replayed_kind("alerts"),
-        (
-            "--sink: an alert or an incident of then is not sent now; give one of"
-            " remote_write, store, rows"
-        ),
-    ),
-    "a sink that there is not": (
-        lambda _: replayed_kind("xy"),
-        "--sink: there is no sink 'xy'; give one of remote_write, store, rows",
     ),
     "a source": (
         lambda _: load_agent(GPULEDGER_SOURCE="dcgm"),

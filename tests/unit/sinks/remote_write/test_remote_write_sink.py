@@ -595,7 +595,8 @@ async def another_member(on: MemoryBus, logged: Sequence[Mapping[str, Any]]) -> 
                 await consumer.poll(timeout_seconds=0.01, max_records=1)
 
     def assignments() -> int:
-        return [line["event"] for line in logged].count("partitions_assigned")
+        of_group = [line["event"] for line in logged if line.get("group") == REMOTE_WRITE.group]
+        return of_group.count("partitions_assigned")
 
     await eventually(lambda: assignments() == 1)
     async with running(polls()):

@@ -22,13 +22,12 @@ Metadata up to version 5; identities come with version 10 (Kafka 2.8).
 """
 
 import base64
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from io import BytesIO
 from typing import Any, ClassVar, Final, TypeAlias
 
 from aiokafka import AIOKafkaConsumer
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
     GroupCoordinatorNotAvailableError,
@@ -57,8 +56,6 @@ from aiokafka.protocol.types import (
     TaggedFields,
 )
 
-from gpuledger.bus.protocol import is_other_topic
-
 UNSTABLE_OFFSET_COMMIT: Final = 88
 """What a coordinator says of a partition whose offset an open transaction is about to move."""
 _STABLE_VERSION: Final = 7
@@ -67,8 +64,6 @@ _COORDINATOR_LEFT: Final = (NotCoordinatorForGroupError, GroupCoordinatorNotAvai
 _Send: TypeAlias = Callable[..., Awaitable[Any]]
 _wants_stable: Final = ContextVar("wants_stable", default=False)
 """How `stable_offsets` reaches the request, which aiokafka makes in the same task."""
-
-# ruff: noqa: SLF001  # aiokafka has no public name for what is replaced here
 
 
 class _StableResponse(Response):  # type: ignore[misc]  # aiokafka is untyped
@@ -140,7 +135,10 @@ class _StableOffsets(Request[OffsetFetchRequest_v3 | _StableRequest]):  # type: 
 async def committed_offsets(
     client: AIOKafkaConsumer, partitions: Iterable[Any]
 ) -> dict[Any, tuple[int, str]]:
-    """Return the committed offsets with their metadata, which `committed` leaves out."""
+    """Return the committed offsets with their metadata, which `committed` leaves out.
+
+    Can go once `committed` returns the metadata.
+    """
     found: dict[Any, tuple[int, str]] = await client._coordinator.fetch_committed_offsets(
         list(partitions)
     )
@@ -150,7 +148,10 @@ async def committed_offsets(
 async def stable_offsets(
     client: AIOKafkaConsumer, partitions: Iterable[Any]
 ) -> dict[Any, tuple[int, str]]:
-    """Return the same as soon as nothing that is under way will move them."""
+    """Return the same as soon as nothing that is under way will move them.
+
+    Can go once aiokafka asks for stable offsets (OffsetFetch from version 7 on, KIP-447).
+    """
     asking = _wants_stable.set(True)
     try:
         return await committed_offsets(client, partitions)
@@ -159,7 +160,10 @@ async def stable_offsets(
 
 
 def heed_refused_offsets(client: AIOKafkaConsumer) -> None:
-    """Have the consumer ask again where the coordinator refuses to say what is committed."""
+    """Have the consumer ask again where the coordinator refuses to say what is committed.
+
+    Can go once aiokafka looks at the error of an answer as a whole.
+    """
     coordinator = client._coordinator
 
     def look_for_another(error: KafkaError) -> None:
@@ -167,11 +171,6 @@ def heed_refused_offsets(client: AIOKafkaConsumer) -> None:
             coordinator.coordinator_dead()
 
     coordinator._send_req = _heeding(coordinator._send_req, on_refusal=look_for_another)
-
-
-def heed_refused_group_offsets(client: AIOKafkaAdminClient) -> None:
-    """Have the administration client raise where a coordinator refuses a group's offsets."""
-    client._send_request = _heeding(client._send_request, on_refusal=lambda _: None)
 
 
 def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:
@@ -326,7 +325,8 @@ async def fetch_topic_ids(
     """Return the identity of each topic that exists, as `kafka-topics.sh --describe` shows it.
 
     `None` in the place of an identity where the topic has none; `None` in the place of all where
-    the brokers are older than Kafka 2.8 and cannot be asked. Raises aiokafka's errors.
+    the brokers are older than Kafka 2.8 and cannot be asked. Raises aiokafka's errors. Can go once
+    aiokafka speaks Metadata in version 10.
     """
     # Any broker knows; one that is behind is asked again by the next look.
     node = client.get_random_node()
@@ -343,44 +343,3 @@ async def fetch_topic_ids(
         for error_code, name, identity, *_ in answer.topics
         if error_code != UnknownTopicOrPartitionError.errno and identity is not None
     }
-
-
-Found = Mapping[str, str | None]
-"""The identity of each topic that exists; `None` for a topic that has none."""
-
-
-class TopicIds:
-    """What was known of the topics when partitions were assigned, and has become known since.
-
-    Brokers before Kafka 2.8 cannot be asked for identities, and some topics have none: what is not
-    known is no other topic. It is taken over when it becomes known, as at an upgrade of the
-    brokers.
-    """
-
-    def __init__(self, found: Found | None) -> None:
-        """Take what the brokers answered; `None` where they cannot be asked."""
-        self.by_topic: dict[str, str | None] = dict(found or {})
-        self._could_query = found is not None
-
-    def update(self, found: Found) -> frozenset[str]:
-        """Return the topics that are others now; where there are none, take over what is new.
-
-        A topic that was absent is another one as well, also without an identity.
-        """
-        others = frozenset(
-            topic
-            for topic, topic_id in found.items()
-            if (
-                is_other_topic(self.by_topic[topic], topic_id)
-                if topic in self.by_topic
-                # Absent before, where that was known: brokers that could not be asked said nothing.
-                else self._could_query
-            )
-        )
-        # With others the client is opened anew, and begins with what it finds then.
-        if not others:
-            self.by_topic |= {
-                topic: own or self.by_topic.get(topic) for topic, own in found.items()
-            }
-            self._could_query = True
-        return others

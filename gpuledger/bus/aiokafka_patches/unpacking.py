@@ -32,12 +32,12 @@ A batch whose checksum does not fit may have been spoiled on its way: it is give
 `_FETCHES` fetches of it by this process, whichever consumers they were of, all brought it so: then
 the broker's own copy must be.
 
-How much of it is unpacked at once is `kafka_fetch`' business.
+How much of it is unpacked at once is `turns`' business.
 
 How it gets in. aiokafka's fetcher makes a `PartitionRecords` of what a broker answered for one
 partition, and drains it through a `FetchResult`; `install_unpacking` puts `PartitionBatches` and
 `PartitionAnswer` in their places, for all consumers of the process, and the unpacking of zstd in
-place of aiokafka's. Held to the pinned minor version like `kafka_internals`.
+place of aiokafka's.
 """
 
 import threading
@@ -49,8 +49,8 @@ from aiokafka.consumer import fetcher
 from aiokafka.consumer.fetcher import READ_COMMITTED, FetchResult, PartitionRecords
 from typing_extensions import override
 
-from gpuledger.bus.kafka_fetch import install_turns, turn
-from gpuledger.bus.kafka_internals import modules_of_records
+from gpuledger.bus.aiokafka_patches.packing import modules_of_records
+from gpuledger.bus.aiokafka_patches.turns import install_turns, turn
 from gpuledger.bus.limits import (
     MAX_BATCH_BYTES,
     MAX_BATCH_RECORDS,
@@ -130,7 +130,11 @@ class UnreadableError(GpuledgerError):
 
 @cache
 def install_unpacking() -> None:
-    """Have every consumer of this process read batches as this module says."""
+    """Have every consumer of this process read batches as this module says.
+
+    Can go once aiokafka steps over a batch that it cannot unpack (aio-libs/aiokafka#321), reports
+    the offsets of that batch, and bounds what comes out of it.
+    """
     install_turns()
     fetcher.PartitionRecords = PartitionBatches
     fetcher.FetchResult = PartitionAnswer
