@@ -5,7 +5,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from enricher.join.join_settings import Guarantee
 from gpuledger.errors import UnavailableError
 from gpuledger.settings import KafkaSettings
 
@@ -19,13 +18,13 @@ def find_quix() -> None:
         raise UnavailableError("quixstreams is not installed; `make bench` installs it")
 
 
-def measure_quix(settings: KafkaSettings, guarantee: Guarantee, *, nodes: int, ticks: int) -> float:
+def measure_quix(settings: KafkaSettings, *, nodes: int, ticks: int) -> float:
     """Return ticks a second and core of Quix Streams, over the ticks that lie on the broker.
 
     Raises UnavailableError, with what it said last, where it does not get through them.
     """
     command = [sys.executable, "-m", "benchmarks.quix_join"]
-    command += ["--servers", settings.bootstrap_servers, "--guarantee", guarantee]
+    command += ["--servers", settings.bootstrap_servers]
     command += ["--nodes", str(nodes), "--ticks", str(ticks)]
     ended = subprocess.run(  # noqa: S603  # our own
         command, cwd=_ROOT, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False

@@ -10,14 +10,13 @@ import gc
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from quixstreams import Application
 
 from benchmarks.join_load import cache_places, cache_pods
 from benchmarks.ticks import Fleet
 from enricher.join.booking.books import book_tick
-from enricher.join.join_settings import Guarantee
 from enricher.join.pods.describe import DescriptionCache
 from enricher.join.stage import make_event
 from gpuledger.codec import Decoder, encode
@@ -41,7 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quix_join", description=__doc__)
     parser.add_argument("--servers", required=True, help="of the broker")
-    parser.add_argument("--guarantee", required=True, choices=get_args(Guarantee))
     parser.add_argument("--nodes", required=True, type=int, help="whose pods are cached")
     parser.add_argument("--ticks", required=True, type=int, help="after how many to end")
     return parser
@@ -80,9 +78,9 @@ def _cpu_seconds(join: Callable[[bytes], bytes], options: argparse.Namespace) ->
 def _application(options: argparse.Namespace, folder: str) -> Application:
     return Application(
         broker_address=options.servers,
-        consumer_group=f"quix-{options.guarantee}",
+        consumer_group="quix",
         auto_offset_reset="earliest",
-        processing_guarantee=options.guarantee.replace("_", "-"),
+        processing_guarantee="exactly-once",
         producer_extra_config={"compression.type": "zstd"},
         auto_create_topics=False,
         state_dir=folder,
