@@ -17,8 +17,9 @@ from typing import Annotated, Final
 import msgspec
 from cyclopts import Parameter
 
+from cli.kafka_options import BootstrapServers, Config, kafka_settings
 from cli.replay.range_plan import parse_moment, write_moment
-from cli.topics import BootstrapServers, Config, kafka_settings, read_watermarks
+from cli.topics import read_watermarks
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import History, HistoryReader, Message, Span, WholeBus
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UserError
 from simulator import identities
-from simulator.scenario.schema import ScenarioMigLayout
+from simulator.schema import ScenarioMigLayout
 
 _GIB: Final = 1 << 30
 _MIB: Final = 1 << 20

@@ -25,7 +25,7 @@ from gpuledger.runtime.tasks import end_tasks
 from simulator.device import SimulatedGpu
 from simulator.gpu_models import SimulatedInstance
 from simulator.plan import PlannedPod
-from simulator.scenario.schema import PluginDevice, ScenarioContainer
+from simulator.schema import PluginDevice, ScenarioContainer
 
 CLAIM_DRIVER: Final = "gpu.nvidia.com"
 

@@ -16,7 +16,7 @@ from typing import Final
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.errors import UserError
 from simulator import identities
-from simulator.scenario.schema import (
+from simulator.schema import (
     Fault,
     GpuGroup,
     GpuIncident,

@@ -14,8 +14,8 @@ import pynvml
 
 from gpuledger.clock import NS_PER_SECOND
 from simulator.device import SimulatedGpu
+from simulator.drivers import DriverModel
 from simulator.plan import PlannedProcess
-from simulator.scenario.drivers import DriverModel
 
 _PERCENT: Final = 100
 _MPS_SERVER: Final = "nvidia-cuda-mps"

@@ -17,7 +17,7 @@ from typing import Any, Final
 from gpuledger.clock import NS_PER_SECOND
 from simulator.plan import PlannedPod
 from simulator.scenario.load import parse_scenario
-from simulator.scenario.schema import PluginDevice, Scenario
+from simulator.schema import PluginDevice, Scenario
 from simulator.simulation import Simulation
 
 EPOCH_NS: Final = 1_790_812_800 * NS_PER_SECOND

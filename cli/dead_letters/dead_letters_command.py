@@ -22,9 +22,9 @@ from cli.dead_letters.letter_replay import (
     sink_opening,
 )
 from cli.dead_letters.letter_views import LetterCounts, full_text, parse_count_by, row_of
+from cli.kafka_options import kafka_settings
 from cli.long_work import printing_progress, run_cancellable
 from cli.replay.range_plan import parse_duration, parse_moment
-from cli.topics import kafka_settings
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import History
 from gpuledger.clock import NS_PER_MS, SystemClock

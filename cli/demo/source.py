@@ -17,7 +17,7 @@ from cli.demo.bus import DemoBus
 from cli.demo.plan import DemoPlan
 from cli.demo.stage_tasks import Stages
 from cli.demo.totals import Tally
-from enricher.podwatch.api import open_api
+from enricher.podwatch.connect import open_api
 from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from enricher.podwatch.pod_watch import run_podwatch
 from gpuledger.clock import Clock

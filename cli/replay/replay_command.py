@@ -11,6 +11,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
+from cli.kafka_options import kafka_settings
 from cli.long_work import printing_progress, run_cancellable
 from cli.replay.range_plan import (
     ReplayRequest,
@@ -30,7 +31,6 @@ from cli.replay.run import (
     to_nowhere,
     to_topic,
 )
-from cli.topics import kafka_settings
 from enricher.join.replay_diff import Comparison, Counts, Difference
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Bus, History

@@ -17,8 +17,8 @@ from kubernetes_asyncio.client import ApiClient, ApiException
 
 from gpuledger.errors import UnavailableError, UserError
 from simulator.identities import write_uids
-from simulator.kube.objects import Json, node_object
 from simulator.kube.server import PodDriver
+from simulator.kube_objects import Json, node_object
 from simulator.simulation import Simulation
 
 _TIMEOUT_SECONDS: Final = 10.0

@@ -19,15 +19,6 @@ from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UserError
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings.groups import parse_listen
-from simulator.kube.objects import (
-    Json,
-    PodStep,
-    node_object,
-    owner_objects,
-    pod_events,
-    pod_object,
-    pod_status,
-)
 from simulator.kube.requests import ApiWatch, KubeRequests, Selector, answer
 from simulator.kube.store import (
     ApiError,
@@ -36,6 +27,15 @@ from simulator.kube.store import (
     create_object,
     delete_object,
     patch_status,
+)
+from simulator.kube_objects import (
+    Json,
+    PodStep,
+    node_object,
+    owner_objects,
+    pod_events,
+    pod_object,
+    pod_status,
 )
 from simulator.simulation import Simulation
 

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from gpuledger.clock import Clock
 from simulator.device import SimulatedGpu
+from simulator.drivers import DriverModel
 from simulator.nvml.events import Events, SystemEventCalls
 from simulator.nvml.gpm import Profiling
 from simulator.nvml.health import FieldValues, Health
@@ -20,8 +21,7 @@ from simulator.nvml.mig import Mig, Processes
 from simulator.nvml.readings import AccountingCalls, Readings, Utilization
 from simulator.nvml.session import Board, Identity, Session
 from simulator.plan import PlannedIncident
-from simulator.scenario.drivers import DriverModel
-from simulator.scenario.schema import EventSupport
+from simulator.schema import EventSupport
 
 NvmlFunction = Callable[..., Any]
 

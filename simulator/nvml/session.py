@@ -12,11 +12,11 @@ import pynvml
 
 from gpuledger.clock import NS_PER_SECOND, Clock
 from simulator.device import SimulatedGpu
+from simulator.drivers import DriverModel
 from simulator.identities import pci_bus_id
 from simulator.plan import PlannedIncident
 from simulator.sampling_windows import SamplingWindows
-from simulator.scenario.drivers import DriverModel
-from simulator.scenario.schema import EventSupport
+from simulator.schema import EventSupport
 
 # ruff: noqa: N802, N803  # NVML's own names
 

@@ -1,7 +1,7 @@
 """Reads a scenario from a YAML file and says in one line what is wrong with it.
 
 Here live the file and the checks of one part against another, so that nothing that plays a scenario
-has to ask whether it can be. Its shape is `simulator.scenario.schema`'s.
+has to ask whether it can be. Its shape is `simulator.schema`'s.
 """
 
 import re
@@ -19,7 +19,7 @@ from gpuledger.texts import find_near, shorten_middle
 from simulator.device import describe_gpu
 from simulator.gpu_models import Cut, cut_at
 from simulator.plan import PlannedProcess, check_faults, gpu_groups, plan_pods, plan_processes
-from simulator.scenario.schema import Scenario
+from simulator.schema import Scenario
 
 __all__ = ["Scenario", "load_scenario", "parse_scenario"]
 

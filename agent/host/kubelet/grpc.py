@@ -10,7 +10,7 @@ from grpclib.exceptions import GRPCError, StreamTerminatedError
 from grpclib.protocol import H2Protocol
 from typing_extensions import override
 
-from agent.host.kubelet.allocations import KubeletError
+from agent.host.kubelet.messages import KubeletError
 from gpuledger.texts import readable
 
 _REASONS: Final = {

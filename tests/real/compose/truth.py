@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from simulator.device import SimulatedGpu
     from simulator.plan import PlannedPod
-    from simulator.scenario.schema import Scenario
+    from simulator.schema import Scenario
 
 _NS: Final = 1_000_000_000
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from agent.settings import AgentSettings
-from cli.topics import TopicsSettings
+from cli.kafka_options import TopicsSettings
 from enricher.join.join_settings import JoinSettings
 from enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger.bus.administration import create_topics

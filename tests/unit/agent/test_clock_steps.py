@@ -17,7 +17,7 @@ from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample
 from simulator.clock import ManualClock, NodeClock, SetClock
 from simulator.scenario.load import load_scenario
-from simulator.scenario.schema import ClockStep
+from simulator.schema import ClockStep
 from simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import play, tick_of
 from tests.unit.agent.test_sampling import EPOCH_NS, QUICKSTART, busy_seconds

@@ -14,7 +14,7 @@ from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import Account, Entry, ProcessKind
 from simulator.clock import ManualClock
-from simulator.scenario.drivers import DriverModel
+from simulator.drivers import DriverModel
 from simulator.scenario.load import load_scenario
 from simulator.simulation import Simulation
 from tests.ticks import play, tick_of

@@ -24,7 +24,7 @@ from gpuledger.records import GpuEvent, NodeSample, PodRecord
 from gpuledger.runtime import Readiness
 from gpuledger.store.schema import PODS as PODS_SCHEMA
 from simulator.scenario.load import parse_scenario
-from simulator.scenario.schema import Scenario
+from simulator.schema import Scenario
 from simulator.simulation import Simulation
 from sinks.store.dimensions import rows_of_pod
 from sinks.store.table import StreamTable

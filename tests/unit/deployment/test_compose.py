@@ -13,7 +13,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from cli.topics import TopicsSettings
+from cli.kafka_options import TopicsSettings
 from gpuledger.settings import load_settings
 from tests.unit.deployment import compose_file, deployables
 from tests.unit.deployment.compose_file import Service

@@ -12,7 +12,7 @@ from gpuledger.errors import UserError
 from simulator.clock import ManualClock
 from simulator.nvml import SimulatedNvml
 from simulator.scenario.load import parse_scenario
-from simulator.scenario.schema import Kind
+from simulator.schema import Kind
 from simulator.simulation import Simulation
 from tests.hanging import HANG_SECONDS
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from simulator.clock import ManualClock
+from simulator.drivers import DriverModel
 from simulator.sampling_windows import SamplingWindows
-from simulator.scenario.drivers import DriverModel
 from simulator.scenario.load import parse_scenario
 from simulator.simulation import SimulatedNode, Simulation
 from tests.held_objects import is_bounded

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from simulator.kube.objects import PodStep, pod_events
+from simulator.kube_objects import PodStep, pod_events
 from simulator.plan import plan_pods
 from simulator.scenario.load import parse_scenario
 

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import pytest
 
-from agent.host.kubelet.allocations import Allocations, KubeletError
+from agent.host.kubelet.allocations import Allocations
 from agent.host.kubelet.assignments import DeviceIndex
+from agent.host.kubelet.messages import KubeletError
 from agent.settings import KubeletSettings
 from gpuledger.records import GpuFacts
 from gpuledger.runtime import Backoff, Check

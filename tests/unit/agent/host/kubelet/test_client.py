@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from typing_extensions import override
 
-from agent.host.kubelet.allocations import KubeletError, SocketKubelet
-from agent.host.kubelet.messages import parse_answer
+from agent.host.kubelet.allocations import SocketKubelet
+from agent.host.kubelet.messages import KubeletError, parse_answer
 from simulator.clock import ManualClock
 from simulator.kubelet import serve_kubelet
 from simulator.scenario.load import load_scenario
