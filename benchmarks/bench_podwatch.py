@@ -26,7 +26,8 @@ from benchmarks.pods import (
     training_pods,
     watch_line,
 )
-from enricher.podwatch.api import JSON, Answer, Api, open_api
+from enricher.podwatch.api import JSON, Answer, Api
+from enricher.podwatch.connect import open_api
 from enricher.podwatch.events import Phase, Upserted
 from enricher.podwatch.kinds import NAMESPACE, NODE, POD, ObjectKind
 from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings

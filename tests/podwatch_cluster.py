@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
-from enricher.podwatch.api import JSON, Answer, Api, open_api
+from enricher.podwatch.api import JSON, Answer, Api
+from enricher.podwatch.connect import open_api
 from enricher.podwatch.events import Deleted, Phase, Skipped, Step, Upserted
 from enricher.podwatch.kinds import POD, ObjectKind
 from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings

@@ -14,7 +14,8 @@ from typing import Any, Final, Generic, Self
 import structlog
 
 from enricher.podwatch import pod_metrics
-from enricher.podwatch.api import Api, open_api
+from enricher.podwatch.api import Api
+from enricher.podwatch.connect import open_api
 from enricher.podwatch.election import Elector, LeaseClient, identity_of, namespace_of
 from enricher.podwatch.events import (
     Deleted,

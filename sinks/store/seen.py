@@ -1,9 +1,9 @@
 """What ticks were seen, kept beside the tables so that a tick counts once also after a restart.
 
-A tick may be published again after any time, as after offsets were reset; the sink detects it by the
-last tick of each boot of its node (`sinks.timelines.SeenTicks`). That is state of the sink, and it
-must be that of the very offset where reading goes on: of an earlier one, ticks would count twice;
-of a later one, ticks that were never stored would be passed over.
+A tick may be published again after any time, as after offsets were reset; the sink detects it by
+the last tick of each boot of its node (`sinks.timelines.SeenTicks`). That is state of the sink, and
+it must be that of the very offset where reading goes on: of an earlier one, ticks would count
+twice; of a later one, ticks that were never stored would be passed over.
 
 So right before a commit moves a partition to an offset, a row with what was seen up to that offset
 is appended to the small table `seen_ticks`, under the stream and the offset. Whoever goes on behind

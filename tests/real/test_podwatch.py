@@ -8,7 +8,7 @@ from typing import Any, Self
 import pytest
 from typing_extensions import override
 
-from enricher.podwatch.api import open_api
+from enricher.podwatch.connect import open_api
 from enricher.podwatch.events import Interrupted, Phase
 from enricher.podwatch.kinds import NAMESPACE, NODE, ObjectKind
 from enricher.podwatch.pod_settings import KubernetesSettings

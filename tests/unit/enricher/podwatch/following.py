@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
-from enricher.podwatch.api import Api, open_api
+from enricher.podwatch.api import Api
+from enricher.podwatch.connect import open_api
 from enricher.podwatch.events import Deleted, Interrupted, Skipped, Step, Upserted
 from enricher.podwatch.kinds import POD
 from enricher.podwatch.pod_settings import KubernetesSettings

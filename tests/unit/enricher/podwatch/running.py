@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 
 from typing_extensions import override
 
-from enricher.podwatch.api import open_api
+from enricher.podwatch.connect import open_api
 from enricher.podwatch.pod_settings import PodwatchSettings
 from enricher.podwatch.pod_watch import run_podwatch
 from enricher.podwatch.publish import WatchBus

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from enricher.podwatch.api import Api, KubernetesError, SilentError, open_api
+from enricher.podwatch.api import Api, KubernetesError, SilentError
+from enricher.podwatch.connect import open_api
 from enricher.podwatch.pod_settings import KubernetesSettings
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import encoded, pod

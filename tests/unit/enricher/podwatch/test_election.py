@@ -10,7 +10,8 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
-from enricher.podwatch.api import Api, open_api
+from enricher.podwatch.api import Api
+from enricher.podwatch.connect import open_api
 from enricher.podwatch.election import (
     RELEASE_SECONDS,
     Elector,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from enricher.podwatch.api import Api, KubernetesError, open_api
+from enricher.podwatch.api import Api, KubernetesError
+from enricher.podwatch.connect import open_api
 from enricher.podwatch.events import Interrupted, Phase, Step, Upserted
 from enricher.podwatch.pod_settings import KubernetesSettings
 from enricher.podwatch.reflector import MAX_PAGE_BYTES, Reflector
