@@ -213,7 +213,7 @@ class _Recorded:
         accept: str = JSON,  # noqa: ARG002  # the form of the seam
     ) -> AsyncIterator[Answer]:
         """Yield the same answer to everything."""
-        yield _RecordedAnswer(self._chunks)
+        yield cast("Answer", _RecordedAnswer(self._chunks))
 
 
 class _RecordedAnswer:

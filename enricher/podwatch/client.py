@@ -80,7 +80,7 @@ async def _open_session(settings: KubernetesSettings) -> "_Session":
             if in_cluster:
                 load_incluster_config(configuration, try_refresh_token=False)  # type: ignore[no-untyped-call]  # the library types only some of its functions
             else:
-                await load_kube_config(  # type: ignore[no-untyped-call]  # the same
+                await load_kube_config(
                     config_file=settings.kubeconfig or None,
                     context=settings.context or None,
                     client_configuration=configuration,

@@ -134,7 +134,7 @@ class ObjectReader(ABC, Generic[RecordT]):
         line: Any = BookmarkEvent | ErrorEvent
         for event in (AddedEvent, ModifiedEvent, DeletedEvent):
             line |= cast("Any", event)[chosen]
-        self._decode_line = msgspec.json.Decoder(line).decode
+        self._decode_line: Callable[[bytes | Raw], WatchLine] = msgspec.json.Decoder(line).decode
 
     @abstractmethod
     def record(self, found: Any) -> RecordT | None:  # noqa: ANN401  # the struct that was given

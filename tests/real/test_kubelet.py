@@ -11,11 +11,10 @@ from agent.host.kubelet.allocations import (
     MAX_ANSWER_BYTES,
     MIN_SECONDS,
     Allocations,
-    KubeletError,
     SocketKubelet,
 )
 from agent.host.kubelet.assignments import DeviceIndex
-from agent.host.kubelet.messages import ClaimedDevice, PodResources, parse_answer
+from agent.host.kubelet.messages import ClaimedDevice, KubeletError, PodResources, parse_answer
 from agent.host.node_pods import PodCgroups, PodChanges, list_folder
 from agent.settings import KubeletSettings
 from gpuledger.clock import SystemClock

@@ -172,7 +172,8 @@ async def test_the_authority_and_the_certificate_of_their_files_are_those_of_lat
             _mount(authority, mounted)
             async with serving(app, context=_asking_for_certificates(authority)) as url:
                 _name_files(file, mounted, url=url)
-                api = api or await stack.enter_async_context(opened(file))
+                if api is None:
+                    api = await stack.enter_async_context(opened(file))
                 while not await _answers(api):  # noqa: ASYNC110  # a server has no event for it
                     await asyncio.sleep(SOON_SECONDS)
 
