@@ -16,7 +16,7 @@ from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from simulator import identities
 from simulator.kubelet import SimulatedKubelet
 from simulator.plan import NEVER_NS, PlannedPod, gpu_groups
-from simulator.run import Run
+from simulator.planned_run import PlannedRun
 from simulator.schema import Controller, Node, Owner, ScenarioContainer, ScenarioPod
 
 # A scenario's start of a pod is that of its containers; the API server has it earlier.
@@ -111,7 +111,7 @@ def kube_time(time_ns: int) -> str:
     return datetime.fromtimestamp(time_ns // NS_PER_SECOND, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def node_object(run: Run, node: Node) -> Json:
+def node_object(run: PlannedRun, node: Node) -> Json:
     """Return a node with its GPUs as capacity."""
     capacity = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": str(len(gpu_groups(node)))}
     seeds = run.scenario.seed, run.epoch_ns
@@ -134,7 +134,7 @@ def node_object(run: Run, node: Node) -> Json:
     }
 
 
-def pod_object(run: Run, pod: PlannedPod, *, created_ns: int) -> Json:
+def pod_object(run: PlannedRun, pod: PlannedPod, *, created_ns: int) -> Json:
     """Return a pod as it is created: bound to its node, its containers not yet started."""
     spec = pod.spec
     controller = _controller(spec)
@@ -180,7 +180,7 @@ def pod_object(run: Run, pod: PlannedPod, *, created_ns: int) -> Json:
     }
 
 
-def pod_status(run: Run, pod: PlannedPod, step: PodStep) -> Json:
+def pod_status(run: PlannedRun, pod: PlannedPod, step: PodStep) -> Json:
     """Return the part of the status that a kubelet writes at a step."""
     started = kube_time(run.epoch_ns + pod.start_ns)
     finished = step is not PodStep.RUNNING
@@ -212,7 +212,7 @@ def pod_status(run: Run, pod: PlannedPod, step: PodStep) -> Json:
 class SimulatedPodList:
     """A kubelet's own list of its pods, as its HTTPS port gives it."""
 
-    def __init__(self, run: Run, kubelet: SimulatedKubelet, *, node: str) -> None:
+    def __init__(self, run: PlannedRun, kubelet: SimulatedKubelet, *, node: str) -> None:
         self.node = node
         """The node's name."""
         self._run = run
@@ -232,7 +232,7 @@ class SimulatedPodList:
         return item
 
 
-def owner_objects(run: Run) -> list[tuple[str, Json]]:
+def owner_objects(run: PlannedRun) -> list[tuple[str, Json]]:
     """Return the controllers between pods and workloads, each with its plural name."""
     objects = []
     for pod in run.pods:
@@ -260,7 +260,7 @@ def owner_objects(run: Run) -> list[tuple[str, Json]]:
     return objects
 
 
-def owner_reference(run: Run, namespace: str, owner: Controller | Owner) -> Json:
+def owner_reference(run: PlannedRun, namespace: str, owner: Controller | Owner) -> Json:
     """Point to a controller as metadata.ownerReferences does."""
     what = f"owner/{namespace}/{owner.kind}/{owner.name}"
     return {

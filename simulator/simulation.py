@@ -38,8 +38,8 @@ from simulator.plan import (
     plan_incidents,
     plan_processes,
 )
+from simulator.planned_run import PlannedRun
 from simulator.procfs import SimulatedJobFiles, SimulatedKmsg, SimulatedProcfs
-from simulator.run import Run
 from simulator.scenario.load import load_scenario
 from simulator.schema import Node, Scenario
 
@@ -74,7 +74,7 @@ class SimulatedNode:
     """Reads its scheduler's directory of jobs; `None` where the scenario has no job there."""
 
 
-class Simulation(Run):
+class Simulation(PlannedRun):
     """A run at work: what agents and API servers meet."""
 
     def __init__(

@@ -71,7 +71,7 @@ async def open_client(
         await client.close()
 
 
-async def _open_session(settings: KubernetesSettings) -> "_Session":
+async def _open_session(settings: KubernetesSettings) -> "_LoggedIn":
     """Load the configuration and open a client with it; raises `KubernetesError`."""
     configuration = Configuration()
     in_cluster = not settings.kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ
@@ -86,7 +86,7 @@ async def _open_session(settings: KubernetesSettings) -> "_Session":
                     client_configuration=configuration,
                     persist_config=False,
                 )
-        return _Session(ApiClient(configuration))
+        return _LoggedIn(ApiClient(configuration))
     except TimeoutError:
         why = f"a credential plug-in does not answer within {_LOAD_SECONDS:g} s"
     except Exception as error:  # noqa: BLE001  # the loaders raise whatever a malformed file makes them raise
@@ -95,7 +95,7 @@ async def _open_session(settings: KubernetesSettings) -> "_Session":
     raise KubernetesError(f"the Kubernetes configuration cannot be used: {why}")
 
 
-class _Session:
+class _LoggedIn:
     """A client with one set of credentials, closed when it is retired and nobody reads from it.
 
     aiohttp does not wake a reader when the session under its response is closed.
@@ -128,7 +128,7 @@ class _Session:
 class Client(Api):
     """Requests to one API server, with credentials that are kept fresh."""
 
-    def __init__(self, settings: KubernetesSettings, *, session: _Session, check: Check) -> None:
+    def __init__(self, settings: KubernetesSettings, *, session: _LoggedIn, check: Check) -> None:
         super().__init__(settings)
         self._settings, self._session, self._check = settings, session, check
         self._has_failed = asyncio.Event()

@@ -5,7 +5,7 @@ from simulator.plan import PlannedPod, plan_pods
 from simulator.schema import Scenario
 
 
-class Run:
+class PlannedRun:
     """A scenario from an epoch on: scenario second s happens at `epoch_ns + s * 1e9`."""
 
     def __init__(self, scenario: Scenario, *, epoch_ns: int, uids: Uids | None = None) -> None:
