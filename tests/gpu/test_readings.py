@@ -13,13 +13,13 @@ from itertools import pairwise
 import pynvml
 import pytest
 
-from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
-from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.catalogue import EACH_LINK, FieldValue, specs_for
-from agent.gpu.nvidia.gpm import is_of_chip
-from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
-from agent.gpu.protocol import SourceLostError
 from gpuledger.records import GpuFacts
+from gpuledger_agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
+from gpuledger_agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from gpuledger_agent.gpu.nvidia.catalogue import EACH_LINK, FieldValue, specs_for
+from gpuledger_agent.gpu.nvidia.gpm import is_of_chip
+from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from gpuledger_agent.gpu.protocol import SourceLostError
 
 TICKS = 6
 MAX_SECONDS = {

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.core.looks import GpuLooks, Looked
-from agent.core.node_looks import LookPlan, NodeLooks
-from agent.core.normalize.gpu import GpuState
-from agent.core.normalize.set_back import SetBack
-from agent.core.raw import (
+from gpuledger.records import ProcessKind
+from gpuledger_agent.core.looks import GpuLooks, Looked
+from gpuledger_agent.core.node_looks import LookPlan, NodeLooks
+from gpuledger_agent.core.normalize.gpu import GpuState
+from gpuledger_agent.core.normalize.set_back import SetBack
+from gpuledger_agent.core.raw import (
     ClockReading,
     GpuLook,
     ListedProcess,
@@ -19,8 +20,7 @@ from agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
-from agent.core.stamps import StampFilter
-from gpuledger.records import ProcessKind
+from gpuledger_agent.core.stamps import StampFilter
 
 SECOND_NS = 1_000_000_000
 WINDOW_US = 200_000

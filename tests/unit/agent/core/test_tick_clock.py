@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.raw import ClockReading
-from agent.core.tick import TickClock, TickInterval
+from gpuledger_agent.core.raw import ClockReading
+from gpuledger_agent.core.tick import TickClock, TickInterval
 
 SECOND_NS = 1_000_000_000
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from agent.gpu.breaker import Breaker, Permit
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.runtime import Backoff
+from gpuledger_agent.gpu.breaker import Breaker, Permit
 
 
 @pytest.fixture

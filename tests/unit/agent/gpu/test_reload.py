@@ -1,12 +1,12 @@
 """After a reload of the driver its counters begin anew, and the tick says which."""
 
-from agent.core.normalize.gpu import read_gpu
-from agent.core.raw import SampleCursor
-from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.clock import NS_PER_SECOND
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.normalize.gpu import read_gpu
+from gpuledger_agent.core.raw import SampleCursor
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 
 EPOCH_NS = 1_790_000_000_000_000_000
 

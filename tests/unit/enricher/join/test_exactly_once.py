@@ -8,8 +8,6 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from enricher.join.delivery import CommitBatch, Delivery
-from enricher.join.join_settings import JoinSettings, JoinTuning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Message,
@@ -24,6 +22,8 @@ from gpuledger.errors import BusUnavailableError
 from gpuledger.records import NodeProgress
 from gpuledger.runtime import Check
 from gpuledger.settings import KafkaSettings
+from gpuledger_enricher.join.delivery import CommitBatch, Delivery
+from gpuledger_enricher.join.join_settings import JoinSettings, JoinTuning
 from tests.default_topics import DEAD_LETTERS, EVENTS, PROGRESS, SAMPLES, TOPICS
 from tests.unit.enricher.join.joining import (
     GROUP,

@@ -12,12 +12,12 @@ import pytest
 import yaml
 from aiohttp import web
 
-from enricher.podwatch.api import Api, KubernetesError
-from enricher.podwatch.client import open_client
-from enricher.podwatch.connect import open_api
-from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.errors import UserError
 from gpuledger.runtime.readiness import Check
+from gpuledger_enricher.podwatch.api import Api, KubernetesError
+from gpuledger_enricher.podwatch.client import open_client
+from gpuledger_enricher.podwatch.connect import open_api
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from tests.errors import has_words
 from tests.hanging import HANG_SECONDS
 from tests.real.services.certificates import Authority, KeyPair

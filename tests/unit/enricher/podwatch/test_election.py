@@ -10,9 +10,11 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
-from enricher.podwatch.api import Api
-from enricher.podwatch.connect import open_api
-from enricher.podwatch.election import (
+from gpuledger.errors import BusUnavailableError, UserError
+from gpuledger.runtime import Readiness
+from gpuledger_enricher.podwatch.api import Api
+from gpuledger_enricher.podwatch.connect import open_api
+from gpuledger_enricher.podwatch.election import (
     RELEASE_SECONDS,
     Elector,
     LeaseClient,
@@ -20,9 +22,7 @@ from enricher.podwatch.election import (
     identity_of,
     namespace_of,
 )
-from enricher.podwatch.pod_settings import KubernetesSettings, LeaseSettings
-from gpuledger.errors import BusUnavailableError, UserError
-from gpuledger.runtime import Readiness
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, LeaseSettings
 from tests.errors import has_words
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import CREATED_NS, PatientClock, soon

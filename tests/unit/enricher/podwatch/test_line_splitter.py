@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from enricher.podwatch.api import KubernetesError
-from enricher.podwatch.events import split_lines
+from gpuledger_enricher.podwatch.api import KubernetesError
+from gpuledger_enricher.podwatch.events import split_lines
 from tests.errors import has_words
 
 

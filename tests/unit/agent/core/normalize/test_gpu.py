@@ -3,18 +3,18 @@
 import pytest
 from msgspec.structs import replace
 
-from agent.core.normalize.driver_clock import DriverClock
-from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
-from agent.core.normalize.shares import GoneProcess, ProcessUsage
-from agent.core.normalize.windows import WindowLength
-from agent.core.raw import (
+from gpuledger.records import ProcessKind
+from gpuledger_agent.core.normalize.driver_clock import DriverClock
+from gpuledger_agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
+from gpuledger_agent.core.normalize.shares import GoneProcess, ProcessUsage
+from gpuledger_agent.core.normalize.windows import WindowLength
+from gpuledger_agent.core.raw import (
     ListedProcess,
     ProcessUtilizationSample,
     RawGpuSample,
     SampleCursor,
     UtilizationSample,
 )
-from gpuledger.records import ProcessKind
 
 SECOND_NS = 1_000_000_000
 WINDOW_US = 200_000

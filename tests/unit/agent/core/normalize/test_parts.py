@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
-from agent.core.raw import RawGpuSample
 from gpuledger.records import GpuProfiling
+from gpuledger_agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
+from gpuledger_agent.core.raw import RawGpuSample
 from tests.unit.record_fields import present_in
 
 SECOND_NS = 1_000_000_000

@@ -1,0 +1,194 @@
+"""The API server through kubernetes_asyncio: its configuration, login and requests.
+
+That library is imported here and nowhere else in podwatch, and its exceptions end here; none of its
+models is used, nor its watch.
+
+Credentials change while podwatch runs: tokens expire, certificates are renewed. The library reads
+them when it loads the configuration, so the configuration is loaded again every minute, and sooner
+if a request is refused or cannot connect. A watch that is open stays on the client that it began
+with; that client is closed when its last reader ends.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Final
+
+import aiohttp
+from kubernetes_asyncio.client.api_client import ApiClient
+from kubernetes_asyncio.client.configuration import Configuration
+from kubernetes_asyncio.config import load_incluster_config, load_kube_config
+from typing_extensions import override
+
+from gpuledger.errors import UserError
+from gpuledger.runtime.http.credentials import BasicCredentials
+from gpuledger.runtime.readiness import Check
+from gpuledger.runtime.tasks import end_tasks
+from gpuledger.settings.secret import shown_url
+from gpuledger_enricher.podwatch.api import JSON, USER_AGENT, Answer, Api, KubernetesError, answered
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
+
+REFRESH_SECONDS: Final = 60.0
+_LOAD_SECONDS: Final = 30.0
+"""How long a credential plug-in, or an identity provider, may take."""
+_MIN_PAUSE_SECONDS: Final = 1.0
+"""Between two loads, for requests may fail at any rate."""
+_TLS_END_SECONDS: Final = 0.1
+_LOGIN: Final = "BearerToken"
+"""The library's name for what is sent as `Authorization`."""
+# It logs what credential plug-ins write to standard error, which may hold secrets.
+logging.getLogger("kubernetes_asyncio").setLevel(logging.CRITICAL)
+
+
+@asynccontextmanager
+async def open_client(
+    settings: KubernetesSettings, check: Check, *, refresh_seconds: float = REFRESH_SECONDS
+) -> AsyncIterator[Api]:
+    """Open the API server; `UserError` if its configuration cannot be used.
+
+    The check fails if the configuration cannot be used later.
+    """
+    try:
+        session = await _open_session(settings)
+    except KubernetesError as error:
+        remedy = (
+            f"check the file kubernetes.kubeconfig names: {settings.kubeconfig}"
+            if settings.kubeconfig
+            else "set kubernetes.kubeconfig or KUBECONFIG, or run in a pod with a service account"
+        )
+        raise UserError(f"{error}; {remedy}") from error
+    check.ok()
+    client = Client(settings, session=session, check=check)
+    refreshing = asyncio.create_task(client.keep_fresh(refresh_seconds))
+    try:
+        yield client
+    finally:
+        await end_tasks(refreshing)
+        await client.close()
+
+
+async def _open_session(settings: KubernetesSettings) -> "_LoggedIn":
+    """Load the configuration and open a client with it; raises `KubernetesError`."""
+    configuration = Configuration()
+    in_cluster = not settings.kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ
+    try:
+        async with asyncio.timeout(_LOAD_SECONDS):
+            if in_cluster:
+                load_incluster_config(configuration, try_refresh_token=False)  # type: ignore[no-untyped-call]  # the library types only some of its functions
+            else:
+                await load_kube_config(
+                    config_file=settings.kubeconfig or None,
+                    context=settings.context or None,
+                    client_configuration=configuration,
+                    persist_config=False,
+                )
+        return _LoggedIn(ApiClient(configuration))
+    except TimeoutError:
+        why = f"a credential plug-in does not answer within {_LOAD_SECONDS:g} s"
+    except Exception as error:  # noqa: BLE001  # the loaders raise whatever a malformed file makes them raise
+        # Of a kubeconfig most messages quote a part of it, which may be a secret.
+        why = str(error) if in_cluster or isinstance(error, OSError) else type(error).__name__
+    raise KubernetesError(f"the Kubernetes configuration cannot be used: {why}")
+
+
+class _LoggedIn:
+    """A client with one set of credentials, closed when it is retired and nobody reads from it.
+
+    aiohttp does not wake a reader when the session under its response is closed.
+    """
+
+    def __init__(self, client: ApiClient) -> None:
+        client.user_agent = USER_AGENT
+        self.client = client
+        self._readers = 0
+        self._is_retired = False
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[ApiClient]:
+        """Keep the client open while the context is."""
+        self._readers += 1
+        try:
+            yield self.client
+        finally:
+            self._readers -= 1
+            if self._is_retired:
+                await self.retire()
+
+    async def retire(self) -> None:
+        """Close the client now, or behind its last reader."""
+        self._is_retired = True
+        if not self._readers:
+            await self.client.close()
+
+
+class Client(Api):
+    """Requests to one API server, with credentials that are kept fresh."""
+
+    def __init__(self, settings: KubernetesSettings, *, session: _LoggedIn, check: Check) -> None:
+        super().__init__(settings)
+        self._settings, self._session, self._check = settings, session, check
+        self._has_failed = asyncio.Event()
+
+    async def keep_fresh(self, refresh_seconds: float) -> None:
+        """Load the configuration again and again; what cannot be used changes nothing."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(refresh_seconds):
+                    await self._has_failed.wait()
+            try:
+                session = await _open_session(self._settings)
+            except KubernetesError as error:
+                self._check.failed(f"{error}; the former credentials stay in force")
+            else:
+                former, self._session = self._session, session
+                await former.retire()
+                self._check.ok()
+            self._has_failed.clear()
+            await asyncio.sleep(min(_MIN_PAUSE_SECONDS, refresh_seconds))
+
+    async def close(self) -> None:
+        """Close all connections; TLS ends with a message to the server, which takes a moment."""
+        await self._session.retire()
+        await asyncio.sleep(_TLS_END_SECONDS)
+
+    @asynccontextmanager
+    @override
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        time_limits: aiohttp.ClientTimeout,
+        query: Mapping[str, str] = MappingProxyType({}),
+        body: Mapping[str, object] | None = None,
+        accept: str = JSON,
+    ) -> AsyncIterator[Answer]:
+        async with self._session.reading() as client:
+            configuration = client.configuration
+            host = configuration.host or ""
+            token = configuration.api_key.get(_LOGIN, "").strip()
+            try:
+                headers = {"Accept": accept, **({"Authorization": token} if token else {})}
+                sending = client.call_api(
+                    path,
+                    method,
+                    query_params=dict(query),
+                    header_params=headers,
+                    body=body,
+                    _preload_content=False,
+                    _request_timeout=time_limits,
+                )
+                sent = BasicCredentials.sent(host, headers).secrets
+                sent += BasicCredentials.sent(configuration.proxy or "", {}).secrets
+                async with answered(
+                    sending, server=shown_url(host), sent=BasicCredentials(sent)
+                ) as answer:
+                    yield answer
+            except KubernetesError as error:
+                if error.status in {None, HTTPStatus.UNAUTHORIZED}:
+                    self._has_failed.set()
+                raise
