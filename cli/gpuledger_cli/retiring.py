@@ -26,8 +26,9 @@ from gpuledger.errors import UndecodableError, UserError
 from gpuledger.keys import NodeId, node_key
 from gpuledger.records import Inventory, Watermark
 from gpuledger.topics import partition_of_node
+from gpuledger_cli.kafka_options import BootstrapServers, Config, kafka_settings
 from gpuledger_cli.replay.range_plan import parse_moment, write_moment
-from gpuledger_cli.topics import BootstrapServers, Config, kafka_settings, read_watermarks
+from gpuledger_cli.topics import read_watermarks
 
 _SILENT_NS: Final = 2 * NS_PER_MINUTE
 """After so long the join calls a node silent: one that ticked since is at work."""

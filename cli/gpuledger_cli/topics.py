@@ -5,10 +5,8 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
-import msgspec
 import yaml
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
@@ -24,8 +22,8 @@ from gpuledger.completeness import MAX_AHEAD_NS, Completeness, key_of
 from gpuledger.errors import UndecodableError
 from gpuledger.records import Watermark
 from gpuledger.rights import ApiVersion, strimzi_manifests
-from gpuledger.settings import KafkaSettings, Option, load_settings
 from gpuledger.topics import Topics
+from gpuledger_cli.kafka_options import BootstrapServers, Config, kafka_settings
 from gpuledger_cli.replay.range_plan import parse_moment, write_moment
 
 WIDTH_IN_FILES: Final = 160
@@ -38,25 +36,8 @@ app = App(
 )
 
 
-class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is read from the settings file and the environment."""
-
-    kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-topics")
-    """How to reach the brokers."""
-
-
 Stage = Literal["join", "store", "rows", "podwatch"]
 MAX_OFFSET: Final = 2**63 - 1
-BootstrapServers = Annotated[
-    str | None, Parameter(help="Brokers to ask first, host:port, separated by commas.")
-]
-Config = Annotated[
-    Path | None,
-    Parameter(
-        help="Settings file (YAML) of any deployable; its kafka section is read, which"
-        " `gpuledger-join --help` lists."
-    ),
-]
 Partitions = Annotated[
     int | None,
     Parameter(
@@ -236,24 +217,6 @@ def strimzi(
         # One by one, as an anchor for what several share is nothing for people.
         yaml.safe_dump(manifest, sys.stdout, sort_keys=False, explicit_start=True)
     return 0
-
-
-def kafka_settings(*, bootstrap_servers: str | None, config: Path | None) -> KafkaSettings:
-    """Read the settings as a deployable does; raises `SettingsError`."""
-    argv = [f"--config={config}"] if config else []
-    argv += [f"--bootstrap-servers={bootstrap_servers}"] if bootstrap_servers else []
-    option = Option(
-        name="--bootstrap-servers", setting="kafka.bootstrap_servers", help="Brokers to ask first."
-    )
-    loaded = load_settings(
-        TopicsSettings,
-        prog="gpuledger topics",
-        description="",
-        options=[option],
-        argv=argv,
-        ignores_other_sections=True,
-    )
-    return loaded.kafka
 
 
 def show(lines: Iterable[TopicLine]) -> None:

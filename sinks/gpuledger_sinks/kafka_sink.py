@@ -292,7 +292,6 @@ class KafkaSink(Sink):
                 part = _Part()
             part.newest_ns = event.time_ns
             if not self._seen.is_new(batch.partition, event):
-                # The join's own transactions repeat nothing; one that runs at-least-once may.
                 count_dropped(self.name, "duplicate")
                 continue
             try:

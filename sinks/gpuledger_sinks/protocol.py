@@ -230,9 +230,9 @@ class Sink(Protocol):
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
         """Hand over events once more; return for each why it is rejected again, or `None`.
 
-        Of kinds that take replays (`gpuledger_sinks.replays`). May be called at any time, beside all else,
-        and leaves the state of the sink as it is. Raises ReceiverUnavailableError or BusError where
-        no answer is known of any: it is called again, with the same events.
+        Only for kinds that take replays (`gpuledger_sinks.replays`). May be called at any time and
+        leaves the state of the sink as it is. Raises ReceiverUnavailableError or BusError if no
+        answer is known for any event: it is called again with the same events.
         """
         return [Refusal("rejected", "this sink takes no replays")] * len(rejected)
 

@@ -26,9 +26,9 @@ from gpuledger_cli.dead_letters.letter_log import (
 from gpuledger_cli.dead_letters.letter_printing import Format, LetterPrinter, open_log, print_counts
 from gpuledger_cli.dead_letters.letter_replay import replay_letters
 from gpuledger_cli.dead_letters.letter_views import LetterCounts, full_text, parse_count_by, row_of
+from gpuledger_cli.kafka_options import kafka_settings
 from gpuledger_cli.long_work import printing_progress, run_cancellable
 from gpuledger_cli.replay.range_plan import parse_moment
-from gpuledger_cli.topics import kafka_settings
 
 _REPLAY_HELP: Final = """
 A dead-letter record is replayed only to the consumer that rejected it:

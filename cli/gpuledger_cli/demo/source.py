@@ -21,7 +21,7 @@ from gpuledger_agent.source_selection import open_source, play
 from gpuledger_cli.demo.plan import DemoPlan
 from gpuledger_cli.demo.stage_tasks import Stages
 from gpuledger_cli.demo.totals import Tally
-from gpuledger_enricher.podwatch.api import open_api
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger_enricher.podwatch.pod_watch import run_podwatch
 from gpuledger_simulator.kube import serve_kube_api

@@ -18,6 +18,7 @@ from gpuledger.errors import UserError
 from gpuledger.keys import show_node
 from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings
+from gpuledger_cli.kafka_options import kafka_settings
 from gpuledger_cli.long_work import printing_progress, run_cancellable
 from gpuledger_cli.replay.range_plan import (
     ReplayRequest,
@@ -37,7 +38,6 @@ from gpuledger_cli.replay.run import (
     to_nowhere,
     to_topic,
 )
-from gpuledger_cli.topics import kafka_settings
 from gpuledger_enricher.join.replay_diff import Comparison, Counts, Difference
 
 OpenOutput = Callable[[Bus], AbstractAsyncContextManager[Write]]

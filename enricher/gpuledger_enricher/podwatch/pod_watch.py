@@ -22,7 +22,8 @@ from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
 from gpuledger.settings import load_settings
 from gpuledger.settings.secret import shown_url
 from gpuledger_enricher.podwatch import pod_metrics
-from gpuledger_enricher.podwatch.api import Api, open_api
+from gpuledger_enricher.podwatch.api import Api
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.election import Elector, LeaseClient, identity_of, namespace_of
 from gpuledger_enricher.podwatch.events import (
     Deleted,

@@ -17,7 +17,7 @@ from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.sampling import Sampler
 from gpuledger_simulator.clock import ManualClock, NodeClock, SetClock
 from gpuledger_simulator.scenario.load import load_scenario
-from gpuledger_simulator.scenario.schema import ClockStep
+from gpuledger_simulator.schema import ClockStep
 from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import play, tick_of
 from tests.unit.agent.test_sampling import EPOCH_NS, QUICKSTART, busy_seconds

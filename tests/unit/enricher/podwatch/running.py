@@ -13,7 +13,7 @@ from gpuledger.codec import decoder_of
 from gpuledger.keys import split_key
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
-from gpuledger_enricher.podwatch.api import open_api
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger_enricher.podwatch.pod_watch import run_podwatch
 from tests.default_topics import PODS

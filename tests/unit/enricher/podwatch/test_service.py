@@ -157,7 +157,7 @@ async def test_an_api_server_on_which_no_pod_changes_is_ready_and_nothing_is_sai
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
     readiness = Readiness()
-    impatient = msgspec.structs.replace(settings.kubernetes, idle_timeout_seconds=0.02)
+    impatient = msgspec.structs.replace(settings.kubernetes, idle_timeout_seconds=0.2)
     settings = msgspec.structs.replace(settings, kubernetes=impatient)
     server.lists += [page(pod("a"))]
     with structlog.testing.capture_logs() as lines:

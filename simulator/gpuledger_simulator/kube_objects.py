@@ -16,14 +16,8 @@ from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger_simulator import identities
 from gpuledger_simulator.kubelet import SimulatedKubelet
 from gpuledger_simulator.plan import NEVER_NS, PlannedPod, gpu_groups
-from gpuledger_simulator.scenario.schema import (
-    Controller,
-    Node,
-    Owner,
-    ScenarioContainer,
-    ScenarioPod,
-)
-from gpuledger_simulator.simulation import Simulation
+from gpuledger_simulator.planned_run import PlannedRun
+from gpuledger_simulator.schema import Controller, Node, Owner, ScenarioContainer, ScenarioPod
 
 # A scenario's start of a pod is that of its containers; the API server has it earlier.
 CREATED_BEFORE_NS: Final = 1500 * NS_PER_MS
@@ -117,17 +111,17 @@ def kube_time(time_ns: int) -> str:
     return datetime.fromtimestamp(time_ns // NS_PER_SECOND, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def node_object(simulation: Simulation, node: Node) -> Json:
+def node_object(run: PlannedRun, node: Node) -> Json:
     """Return a node with its GPUs as capacity."""
     capacity = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": str(len(gpu_groups(node)))}
-    run = simulation.scenario.seed, simulation.epoch_ns
+    seeds = run.scenario.seed, run.epoch_ns
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {
             "name": node.name,
-            "uid": identities.run_uuid(*run, f"node/{node.name}"),
-            "creationTimestamp": kube_time(simulation.epoch_ns),
+            "uid": identities.run_uuid(*seeds, f"node/{node.name}"),
+            "creationTimestamp": kube_time(run.epoch_ns),
             "labels": {"kubernetes.io/hostname": node.name, **node.labels},
         },
         "spec": {},
@@ -135,12 +129,12 @@ def node_object(simulation: Simulation, node: Node) -> Json:
             "capacity": capacity,
             "allocatable": capacity,
             "conditions": [{"type": "Ready", "status": "True"}],
-            "nodeInfo": {"bootID": identities.run_uuid(*run, f"boot/{node.name}")},
+            "nodeInfo": {"bootID": identities.run_uuid(*seeds, f"boot/{node.name}")},
         },
     }
 
 
-def pod_object(simulation: Simulation, pod: PlannedPod, *, created_ns: int) -> Json:
+def pod_object(run: PlannedRun, pod: PlannedPod, *, created_ns: int) -> Json:
     """Return a pod as it is created: bound to its node, its containers not yet started."""
     spec = pod.spec
     controller = _controller(spec)
@@ -155,8 +149,8 @@ def pod_object(simulation: Simulation, pod: PlannedPod, *, created_ns: int) -> J
     metadata: Json = {
         "name": spec.name,
         "namespace": spec.namespace,
-        "uid": simulation.uid(pod),
-        "creationTimestamp": kube_time(simulation.epoch_ns + created_ns),
+        "uid": run.uid(pod),
+        "creationTimestamp": kube_time(run.epoch_ns + created_ns),
         "labels": {**controller_labels, **spec.labels},
         "annotations": spec.annotations,
         # Of its writers; here as bytes that a reader has to skip.
@@ -171,7 +165,7 @@ def pod_object(simulation: Simulation, pod: PlannedPod, *, created_ns: int) -> J
         ],
     }
     if controller:
-        metadata["ownerReferences"] = [owner_reference(simulation, spec.namespace, controller)]
+        metadata["ownerReferences"] = [owner_reference(run, spec.namespace, controller)]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -186,13 +180,13 @@ def pod_object(simulation: Simulation, pod: PlannedPod, *, created_ns: int) -> J
     }
 
 
-def pod_status(simulation: Simulation, pod: PlannedPod, step: PodStep) -> Json:
+def pod_status(run: PlannedRun, pod: PlannedPod, step: PodStep) -> Json:
     """Return the part of the status that a kubelet writes at a step."""
-    started = kube_time(simulation.epoch_ns + pod.start_ns)
+    started = kube_time(run.epoch_ns + pod.start_ns)
     finished = step is not PodStep.RUNNING
     state: Json = {"running": {"startedAt": started}}
     if finished:
-        ended = kube_time(simulation.epoch_ns + pod.end_ns)
+        ended = kube_time(run.epoch_ns + pod.end_ns)
         reason = {"exitCode": 0, "reason": "Completed"}
         state = {"terminated": {**reason, "startedAt": started, "finishedAt": ended}}
     return {
@@ -218,10 +212,10 @@ def pod_status(simulation: Simulation, pod: PlannedPod, step: PodStep) -> Json:
 class SimulatedPodList:
     """A kubelet's own list of its pods, as its HTTPS port gives it."""
 
-    def __init__(self, simulation: Simulation, kubelet: SimulatedKubelet, *, node: str) -> None:
+    def __init__(self, run: PlannedRun, kubelet: SimulatedKubelet, *, node: str) -> None:
         self.node = node
         """The node's name."""
-        self._simulation = simulation
+        self._run = run
         self._kubelet = kubelet
 
     async def fetch(self) -> bytes:
@@ -232,30 +226,30 @@ class SimulatedPodList:
         return orjson.dumps({**found, "items": items or None})
 
     def _item(self, pod: PlannedPod) -> Json:
-        item = pod_object(self._simulation, pod, created_ns=pod.start_ns - CREATED_BEFORE_NS)
+        item = pod_object(self._run, pod, created_ns=pod.start_ns - CREATED_BEFORE_NS)
         del item["apiVersion"], item["kind"]
-        item["status"] |= pod_status(self._simulation, pod, PodStep.RUNNING)
+        item["status"] |= pod_status(self._run, pod, PodStep.RUNNING)
         return item
 
 
-def owner_objects(simulation: Simulation) -> list[tuple[str, Json]]:
+def owner_objects(run: PlannedRun) -> list[tuple[str, Json]]:
     """Return the controllers between pods and workloads, each with its plural name."""
     objects = []
-    for pod in simulation.pods:
+    for pod in run.pods:
         spec = pod.spec
         controller = _controller(spec)
         # Others are custom resources, which this API server does not have.
         if not controller or controller.kind not in _PLURALS:
             continue
-        reference = owner_reference(simulation, spec.namespace, controller)
+        reference = owner_reference(run, spec.namespace, controller)
         metadata: Json = {
             "name": controller.name,
             "namespace": spec.namespace,
             "uid": reference["uid"],
-            "creationTimestamp": kube_time(simulation.epoch_ns),
+            "creationTimestamp": kube_time(run.epoch_ns),
         }
         if spec.owner and spec.owner.name != controller.name:
-            metadata["ownerReferences"] = [owner_reference(simulation, spec.namespace, spec.owner)]
+            metadata["ownerReferences"] = [owner_reference(run, spec.namespace, spec.owner)]
         item = {
             "apiVersion": reference["apiVersion"],
             "kind": controller.kind,
@@ -266,14 +260,14 @@ def owner_objects(simulation: Simulation) -> list[tuple[str, Json]]:
     return objects
 
 
-def owner_reference(simulation: Simulation, namespace: str, owner: Controller | Owner) -> Json:
+def owner_reference(run: PlannedRun, namespace: str, owner: Controller | Owner) -> Json:
     """Point to a controller as metadata.ownerReferences does."""
     what = f"owner/{namespace}/{owner.kind}/{owner.name}"
     return {
         "apiVersion": _API_VERSIONS.get(owner.kind, "example.org/v1"),
         "kind": owner.kind,
         "name": owner.name,
-        "uid": identities.run_uuid(simulation.scenario.seed, simulation.epoch_ns, what),
+        "uid": identities.run_uuid(run.scenario.seed, run.epoch_ns, what),
         "controller": True,
         "blockOwnerDeletion": True,
     }

@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec import Meta, Struct, field
 
 from gpuledger.records.bounds import MAX_MEMORY_BYTES
-from gpuledger_simulator.scenario.drivers import DriverModel
+from gpuledger_simulator.drivers import DriverModel
 
 Kind = Literal[
     "lost", "reset_required", "hang", "garbage", "not_supported", "growing_list",

@@ -44,12 +44,11 @@ Ends = dict[aiokafka.TopicPartition, int]
 class Scene(JoinWorkers):
     """A broker with ticks to be joined, and the workers of a test."""
 
-    def __init__(self, *, kafka: Kafka, folder: Path, guarantee: str) -> None:
+    def __init__(self, *, kafka: Kafka, folder: Path) -> None:
         super().__init__(
             servers=kafka.bootstrap_servers,
             folder=folder,
             nodes=NODES,
-            guarantee=guarantee,
             environment={
                 "JOIN__COMMIT_INTERVAL_SECONDS": "1",
                 "JOIN__RECORDS_PER_COMMIT": "100000",
@@ -100,12 +99,6 @@ class Scene(JoinWorkers):
             ]
         )
 
-    async def await_first_events(self) -> None:
-        """Wait for the moment at which there is an event; asks without a pause."""
-        async with asyncio.timeout(LOOK_SECONDS):
-            while not any((await self.look())[0].values()):
-                pass
-
     async def pause_in_transaction(self, worker: Deployable) -> int:
         """Stop a worker in an open transaction; return how many ticks a node were published."""
         published = 0
@@ -153,8 +146,8 @@ class Scene(JoinWorkers):
 
 
 @pytest.fixture
-def scene(start_kafka: Callable[[], Kafka], tmp_path: Path) -> Callable[[str], Scene]:
-    return lambda guarantee: Scene(kafka=start_kafka(), folder=tmp_path, guarantee=guarantee)
+def scene(start_kafka: Callable[[], Kafka], tmp_path: Path) -> Scene:
+    return Scene(kafka=start_kafka(), folder=tmp_path)
 
 
 def is_in_transaction(every: Ends, committed: Ends) -> bool:
@@ -166,9 +159,9 @@ def max_often(found: dict[Id, list[Event]]) -> int:
 
 
 async def test_a_worker_stopped_in_a_transaction_is_shut_out_when_it_wakes(
-    scene: Callable[[str], Scene],
+    scene: Scene,
 ) -> None:
-    async with scene("exactly_once") as it:
+    async with scene as it:
         await it.publish_poison()
         zombie = it.start()
         ticks = await it.pause_in_transaction(zombie)
@@ -186,33 +179,12 @@ async def test_a_worker_stopped_in_a_transaction_is_shut_out_when_it_wakes(
 
 
 async def test_a_worker_killed_in_a_transaction_loses_and_doubles_nothing(
-    scene: Callable[[str], Scene],
+    scene: Scene,
 ) -> None:
-    async with scene("exactly_once") as it:
+    async with scene as it:
         worker = it.start()
         ticks = await it.pause_in_transaction(worker)
         worker.kill()
         it.start()
 
         assert max_often(await it.await_events(ticks)) == 1
-
-
-@pytest.mark.parametrize("blow", ["kill", "pause"])
-async def test_at_least_once_loses_nothing_and_repeats_under_the_same_id(
-    scene: Callable[[str], Scene], blow: str
-) -> None:
-    async with scene("at_least_once") as it:
-        await it.publish_ticks(range(TICKS))
-        worker = it.start()
-        await it.await_first_events()
-        getattr(worker, blow)()
-        it.start().wait_until_ready()
-        await it.await_events(TICKS)
-        if blow == "pause":
-            worker.resume()
-            await asyncio.sleep(3)  # it publishes what it had in hand, if anything
-        await it.publish_ticks(range(TICKS, TICKS + MORE))
-
-        for events in (await it.await_events(TICKS + MORE)).values():
-            assert all(event["gpus"] == events[0]["gpus"] for event in events)
-            assert len({event["boot_id"] for event in events}) == 1
