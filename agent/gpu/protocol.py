@@ -23,7 +23,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from agent.core.incidents import Detection
-from agent.core.raw import CallGroup, ClockReading, GpuLook, SampleCursor
+from agent.core.raw import CallGroup, ClockReading, FastPoll, SampleCursor
 from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import Capability
@@ -82,7 +82,7 @@ class Gpu(GpuIdentity, Protocol):
         `cursor` says what of the ring buffers is known already. Raises SourceLostError.
         """
 
-    def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
+    def fast_poll(self, cursor: SampleCursor | None, *, at: ClockReading) -> FastPoll:
         """Return what is asked of it between two ticks, from any thread; raises UnavailableError.
 
         `cursor` says what of the ring buffers is known already; `None` asks for its energy alone.

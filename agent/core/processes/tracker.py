@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agent.core.normalize.gpu import GpuTick
+from agent.core.gpu_sampler import GpuTick
+from agent.core.node_clock import TickInterval
 from agent.core.normalize.shares import ProcessUsage, share_server
 from agent.core.processes.accounting.exit_matcher import ExitMatcher
 from agent.core.processes.accounting.exit_reporter import ExitReporter
@@ -20,8 +21,7 @@ from agent.core.processes.table import (
     ProcessTable,
     TableUpdate,
 )
-from agent.core.raw import ClockReading, GpuLook
-from agent.core.tick import TickInterval
+from agent.core.raw import ClockReading, FastPoll
 from gpuledger.keys import NodeId
 from gpuledger.records import (
     ContainerRef,
@@ -91,17 +91,17 @@ class ProcessTracker:
         self._records: list[ProcessRecord] = []
         self._unreadable = 0
 
-    def observe(self, looks: Iterable[GpuLook]) -> None:
+    def observe(self, polls: Iterable[FastPoll]) -> None:
         """Take in who is new on GPUs between two ticks: they may be gone at the next.
 
-        `looks` are those of all GPUs that were asked together.
+        `polls` are those of all GPUs that were asked together.
         """
         if not self.reads_processes:
             return
         listed: dict[int, dict[str, ClockReading]] = {}
-        for look in looks:
-            for process in look.processes or ():
-                listed.setdefault(process.pid, {})[look.uuid] = look.at
+        for poll in polls:
+            for process in poll.processes or ():
+                listed.setdefault(process.pid, {})[poll.uuid] = poll.at
         self._records += self._table.observe(listed)
 
     def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
@@ -123,13 +123,13 @@ class ProcessTracker:
         read = ticks if self.reads_processes else []
         # Of a GPU whose lists the driver refuses nobody knows who has ended.
         listed = {
-            tick.reading.uuid: tick.state.processes.keys()
+            tick.reading.uuid: tick.last.processes.keys()
             for tick in read
-            if not tick.state.are_processes_unknown
+            if not tick.last.is_list_refused
         }
         table_update = self._table.refresh(
             {**dict.fromkeys(vanished, ()), **listed},
-            lingering={pid for tick in read for pid in tick.state.gone},
+            lingering={pid for tick in read for pid in tick.last.gone},
             listed_boottime_ns=boottime_ns,
             time_ns=time_ns,
         )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.core.raw import ClockReading, GpuLook, RawGpuSample, SampleCursor, UtilizationSample
+from agent.core.raw import ClockReading, FastPoll, RawGpuSample, SampleCursor, UtilizationSample
 from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from agent.metrics import READINGS_DROPPED
 from agent.sampling import Sampler
@@ -21,7 +21,7 @@ from gpuledger.records import NodeSample
 from simulator.clock import ManualClock
 from simulator.simulation import SimulatedNode
 from tests.metric_values import value_of
-from tests.ticks import take_looks, tick_of
+from tests.ticks import take_fast_polls, tick_of
 from tests.truth_runs import (
     CLASSES,
     DRIVERS,
@@ -155,8 +155,8 @@ class StraySampleGpu:
         raw = self._gpu.query_all(cursor)
         return replace(raw, samples=(*(raw.samples or ()), self._stray))
 
-    def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
-        look = self._gpu.look(cursor, at=at)
+    def fast_poll(self, cursor: SampleCursor | None, *, at: ClockReading) -> FastPoll:
+        look = self._gpu.fast_poll(cursor, at=at)
         return replace(look, samples=look.samples and (*look.samples, self._stray))
 
 
@@ -168,7 +168,7 @@ def watch_strays(node: SimulatedNode, clock: ManualClock, stamp_us: int) -> list
     for _ in range(round(RUN_SECONDS)):
         if tick := tick_of(sampler, gpus, node.clock):
             made.append(tick.sample)
-        take_looks(sampler, gpus, clock, node.clock, NS_PER_SECOND)
+        take_fast_polls(sampler, gpus, clock, node.clock, NS_PER_SECOND)
     return made
 
 
