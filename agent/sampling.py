@@ -294,7 +294,7 @@ class Sampler:
         return NodeTick(
             sample=sample,
             readings=read_details(sample, ticks),
-            processes=self._tracker.drain(),
+            processes=found.records,
             relayouted=relayouted,
         )
 
@@ -313,7 +313,7 @@ class Sampler:
                 READINGS_DROPPED.labels(reading=reading, reason=reason).inc(count)
             for reason, count in tick.dropped_samples.items():
                 PROCESS_SAMPLES_DROPPED.labels(reason=reason).inc(count)
-        counts = self._tracker.drain_counts()
+        counts = self._tracker.pop_counts()
         PROCESSES_UNREADABLE.inc(counts.unreadable)
         ACCOUNTS_LATE.inc(counts.accounts_late)
         for reason, count in counts.exits_unreported.items():

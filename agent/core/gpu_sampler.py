@@ -48,7 +48,7 @@ from agent.core.normalize.driver_clock import (
     freshness,
 )
 from agent.core.normalize.energy import FREE_BYTES, DrawnEnergy, EnergyMeter, IdleDraw, TickEnergy
-from agent.core.normalize.fields import CounterTotals, CounterTracker, ReadFields, read_fields
+from agent.core.normalize.fields import CounterTotal, CounterTracker, ReadFields, read_fields
 from agent.core.normalize.shares import (
     GoneProcess,
     ProcessUsage,
@@ -182,7 +182,7 @@ class GpuSampler:
     def __init__(self) -> None:
         self.last = LastTick()
         """What the last tick left for the next one."""
-        self.totals: CounterTotals = {}
+        self.totals: dict[str, CounterTotal] = {}
         """The counters, by field name."""
         self.energy: DrawnEnergy | None = None
         """Its energy; `None` if it gives neither energy nor draw, as an instance."""
@@ -295,7 +295,7 @@ class GpuSampler:
             validator=validator,
             is_one_timeline=set_back_now_us is None,
         )
-        counters = CounterTracker(before=self.totals, now_ns=now_ns)
+        counters = CounterTracker(totals=self.totals, now_ns=now_ns)
         fields = read_fields(raw, interval_ns=interval_ns, counters=counters, validator=validator)
         running = merge_processes(
             raw.processes,
@@ -329,7 +329,6 @@ class GpuSampler:
             learns=set_back_now_us is None,
             validator=validator,
         )
-        self.totals = counters.after
         self.last = LastTick(
             read_ns=now_ns,
             last_seen=_next_cursor(was.last_seen, clock, cover, shares),

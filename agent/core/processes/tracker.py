@@ -40,17 +40,18 @@ class TickProcesses(NamedTuple):
     ended_processes: list[ProcessExit] | None
     mps_served_gpus: frozenset[int]
     """Positions of the GPUs on which clients of MPS have what was sampled of their server."""
+    records: list[ProcessRecord]
+    """What happened to the processes since the last tick."""
 
 
-@dataclass(kw_only=True)
-class ProcessCounts:
+class ProcessCounts(NamedTuple):
     """How many processes could not be read or reported since the last count."""
 
-    unreadable: int = 0
+    unreadable: int
     """Processes that the driver listed and `/proc` did not show."""
-    accounts_late: int = 0
+    accounts_late: int
     """Accounts of the driver that came after the end of their process was published."""
-    exits_unreported: Counter[str] = field(default_factory=Counter)
+    exits_unreported: Counter[str]
     """Ends that no tick reports, by reason."""
 
 
@@ -139,7 +140,8 @@ class ProcessTracker:
         self._records += self._matcher.match(
             table_update, accounts, time_ns=time_ns, boottime_ns=boottime_ns
         )
-        self._reporter.add(self._matcher.drain())
+        self._reporter.add(self._matcher.exited)
+        self._matcher.exited = []
         return table_update
 
     def describe(
@@ -167,21 +169,15 @@ class ProcessTracker:
             container_index=containers.index_of,
         )
         served = frozenset(place for place, of_gpu in enumerate(shared) if of_gpu)
-        return TickProcesses(containers.refs(), processes, exits, served)
-
-    def drain(self) -> list[ProcessRecord]:
-        """Return what happened to the processes since the last call."""
         records, self._records = self._records, []
-        return records
+        return TickProcesses(containers.refs(), processes, exits, served, records)
 
-    def drain_counts(self) -> ProcessCounts:
+    def pop_counts(self) -> ProcessCounts:
         """Return what is to be counted since the last call."""
-        unreadable, self._unreadable = self._unreadable, 0
-        return ProcessCounts(
-            unreadable=unreadable,
-            accounts_late=self._matcher.drain_late(),
-            exits_unreported=self._reporter.drain_unreported(),
-        )
+        matcher, reporter = self._matcher, self._reporter
+        counts = ProcessCounts(self._unreadable, matcher.late, reporter.unreported)
+        self._unreadable, matcher.late, reporter.unreported = 0, 0, Counter()
+        return counts
 
 
 def describe(

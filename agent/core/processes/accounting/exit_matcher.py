@@ -141,24 +141,16 @@ class ExitMatcher:
     _repeats: RepeatFilter = field(default_factory=RepeatFilter)
     _boots: list[int] = field(default_factory=list)
     """When the node booted, by the wall clock as it was and, last, as it is."""
-    _exited: list[ExitedProcess] = field(default_factory=list)
-    _late: int = 0
+    exited: list[ExitedProcess] = field(default_factory=list)
+    """The processes that have left a GPU and have an account, until they are taken."""
+    late: int = 0
+    """How many accounts came after their end was published, until they are counted."""
 
     @property
     def remembered(self) -> int:
         """How many ends and accounts it remembers."""
         ends = len(self._waiting) + len(self._recent)
         return ends + len(self._partial) + len(self._repeats.ticks_left)
-
-    def drain(self) -> list[ExitedProcess]:
-        """Return the processes that have left a GPU since the last call and have an account."""
-        exited, self._exited = self._exited, []
-        return exited
-
-    def drain_late(self) -> int:
-        """Return how many accounts came, since the last call, after their end was published."""
-        late, self._late = self._late, 0
-        return late
 
     def match(
         self, table_update: TableUpdate, accounts: DriverAccounts, *, time_ns: int, boottime_ns: int
@@ -217,7 +209,7 @@ class ExitMatcher:
                 self._partial.setdefault(replace(lifetime, until_ns=0), []).append(totals)
                 self._exit(account, now.certain_facts, lifetime)
             elif any(lifetime.fits(account, self._boots) for lifetime in self._recent):
-                self._late += 1
+                self.late += 1
             else:
                 unknown.setdefault(pid, []).append(totals)
         # What is left of pids that are gone had no end to go to: the pid is another process's.
@@ -287,7 +279,7 @@ class ExitMatcher:
         opened_ns = lifetime.opened_boottime_ns(account, self._boots) if lifetime else None
         if opened_ns is None and totals.started_time_ns is not None:
             opened_ns = totals.started_time_ns - self._boots[-1]
-        self._exited.append(ExitedProcess(pid, facts, totals, opened_ns))
+        self.exited.append(ExitedProcess(pid, facts, totals, opened_ns))
 
 
 def with_totals(record: ProcessRecord, totals: Sequence[GpuTotals]) -> ProcessRecord:
