@@ -8,11 +8,11 @@
                           └──── SILENT ◀── no answer, a failed tick ────┘
                                            (from UNTIMED as well)
 
-| state   | known                                  | a tick has                                    |
-|---------|----------------------------------------|-----------------------------------------------|
-| UNTIMED | counters, processes                    | the driver's latest window, no ended process  |
-| TIMED   | and how far the driver's clock is      | means from exactly where the tick before ended|
-| SILENT  | counters, energy, the windows' length  | a row without measurements                    |
+| state   | known                                    | a tick has                                |
+|---------|------------------------------------------|-------------------------------------------|
+| UNTIMED | counters, energy, processes              | the driver's latest window                |
+| TIMED   | the same, and what its clock shows       | means from where the tick before ended    |
+| SILENT  | counters, energy, length of the windows  | a row without measurements                |
 
 UNTIMED and TIMED differ by `last.clock`; SILENT begins with `forget`. Between two ticks, fast polls
 add what the driver's buffers would lose (`take`). Their answers wait in `_told` until a tick covers
