@@ -246,17 +246,25 @@ class Sampler:
         Nothing is measured in these: they show which devices there are. One that is not known, and
         has no counter in which a reset could be seen, is forgotten.
         """
-        rows = []
         for uuid, gpu in list(self._gpus.items()):
             if uuid in answered:
                 continue
             gpu.forget()
             board = (gpu.reading and gpu.reading.parent_uuid) or uuid
-            if board in known and gpu.reading:
-                rows.append(without_measurements(gpu.reading))
-            elif not (gpu.totals or gpu.energy or (board != uuid and board in self._gpus)):
+            is_kept = gpu.totals or gpu.energy or board in known
+            if not is_kept and (board == uuid or board not in self._gpus):
                 del self._gpus[uuid]
-        return rows
+        silent = [
+            uuid
+            for uuid, gpu in self._gpus.items()
+            if gpu.instances is not None and uuid in known and uuid not in answered
+        ]
+        return [
+            without_measurements(reading)
+            for board in silent
+            for uuid in (board, *(self._gpus[board].instances or ()))
+            if (reading := self._gpus[uuid].reading)
+        ]
 
     def _make_tick(
         self,
