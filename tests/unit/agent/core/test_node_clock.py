@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.core.node_clock import NodeClock, TickInterval
-from agent.core.raw import ClockReading
+from gpuledger_agent.core.node_clock import NodeClock, TickInterval
+from gpuledger_agent.core.raw import ClockReading
 
 SECOND_NS = 1_000_000_000
 
