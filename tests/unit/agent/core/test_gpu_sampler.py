@@ -1,11 +1,13 @@
-"""From answers to readings: means of the covered time, differences of counters, nothing untrue."""
+"""One GPU: means of the covered time, differences of counters, nothing untrue."""
+
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from gpuledger.records import ProcessKind
+from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick, LastTick
 from gpuledger_agent.core.normalize.driver_clock import DriverClock
-from gpuledger_agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
 from gpuledger_agent.core.normalize.shares import GoneProcess, ProcessUsage
 from gpuledger_agent.core.normalize.windows import WindowLength
 from gpuledger_agent.core.raw import (
@@ -15,6 +17,7 @@ from gpuledger_agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
+from tests.ticks import tick_gpu
 
 SECOND_NS = 1_000_000_000
 WINDOW_US = 200_000
@@ -46,22 +49,28 @@ def compute(pid: int, memory_bytes: int | None = 10) -> ListedProcess:
 
 
 BLANK = RawGpuSample(uuid="GPU-0", index=0)
-# A tick covers up to one and a half windows ago: after one second five windows of the six closed.
-PRIMED = GpuState(
-    last_seen=SampleCursor(gpu_us=START_US, memory_us=START_US, process_us=START_US),
-    clock=DriverClock(
-        earliest_us=START_US + 1.5 * WINDOW_US,
-        latest_us=START_US + 1.5 * WINDOW_US,
-        covered_us=START_US,
-    ),
-    gpu_window=WindowLength(length_us=WINDOW_US, is_confirmed=True),
-)
 
 
-def read(answers: RawGpuSample, before: GpuState | None = PRIMED, seconds: float = 1.0) -> GpuTick:
-    interval_ns = round(seconds * SECOND_NS)
-    now_ns = (before.read_ns if before else 0) + interval_ns
-    return read_gpu(answers, before, interval_ns=interval_ns, now_ns=now_ns)
+def primed(**last: Any) -> GpuSampler:  # noqa: ANN401  # fields of LastTick
+    """Return a GPU whose driver's clock is known: of a second's six windows a tick covers five."""
+    gpu = GpuSampler()
+    gpu.window = WindowLength(length_us=WINDOW_US, is_confirmed=True)
+    gpu.last = LastTick(
+        last_seen=SampleCursor(gpu_us=START_US, memory_us=START_US, process_us=START_US),
+        clock=DriverClock(
+            earliest_us=START_US + 1.5 * WINDOW_US,
+            latest_us=START_US + 1.5 * WINDOW_US,
+            covered_us=START_US,
+        ),
+        **last,
+    )
+    return gpu
+
+
+def read(answers: RawGpuSample, gpu: GpuSampler | None = None, seconds: float = 1.0) -> GpuTick:
+    gpu, interval_ns = gpu or primed(), round(seconds * SECOND_NS)
+    gpu.ask_tick(is_set_back=False)
+    return tick_gpu(gpu, answers, now_ns=gpu.last.read_ns + interval_ns, interval_ns=interval_ns)
 
 
 def usage(tick: GpuTick, pid: int) -> ProcessUsage:
@@ -71,11 +80,12 @@ def usage(tick: GpuTick, pid: int) -> ProcessUsage:
 def test_utilization_is_the_mean_of_all_windows_of_the_covered_time() -> None:
     tick = read(replace(BLANK, samples=samples(100, 50, 0, 0, 0, 100)))
     assert tick.reading.utilization_ratio == pytest.approx(0.3)
-    assert tick.state.last_seen.gpu_us == START_US + 5 * WINDOW_US
+    assert tick.last.last_seen.gpu_us == START_US + 5 * WINDOW_US
 
 
 def test_a_window_on_the_border_of_two_ticks_is_split_between_them() -> None:
     early, late = (100, 0, 0, 0, 80), (80, 0, 0, 0, 0, 0)
+    gpu = primed(window_us=WINDOW_US)
     first = read(
         replace(
             BLANK,
@@ -84,10 +94,10 @@ def test_a_window_on_the_border_of_two_ticks_is_split_between_them() -> None:
             process_samples=uses(7, *early),
             processes=(compute(7),),
         ),
-        replace(PRIMED, window_us=WINDOW_US),
+        gpu,
         seconds=0.86,
     )
-    assert first.state.last_seen.gpu_us == START_US + 4 * WINDOW_US
+    assert first.last.last_seen.gpu_us == START_US + 4 * WINDOW_US
     second = read(
         replace(
             BLANK,
@@ -96,7 +106,7 @@ def test_a_window_on_the_border_of_two_ticks_is_split_between_them() -> None:
             process_samples=uses(7, *late, start=4),
             processes=(compute(7),),
         ),
-        first.state,
+        gpu,
         seconds=1.0,
     )
     for tick, seconds, busy in ((first, 0.86, 0.2 + 0.06 * 0.8), (second, 1.0, 0.14 * 0.8)):
@@ -157,30 +167,31 @@ def test_a_gpu_that_was_silent_says_nothing_of_the_time_before_the_interval() ->
         process_samples=uses(7, *[90] * 20, *[10] * 6),
         processes=(compute(7),),
     )
-    tick = read(answers, before=None)
+    tick = read(answers, GpuSampler())
     assert tick.reading.utilization_ratio == pytest.approx(0.1)
     assert usage(tick, 7).sm_ratio == pytest.approx(0.1)
 
 
 def test_a_clock_that_was_set_back_is_found_again() -> None:
     ahead = SampleCursor(gpu_us=2 * START_US, memory_us=2 * START_US, process_us=2 * START_US)
-    state = GpuState(last_seen=ahead)
+    gpu = GpuSampler()
+    gpu.last = LastTick(last_seen=ahead)
     for _ in range(6):
-        state = read(replace(BLANK, samples=()), state).state
-    assert state.last_seen == SampleCursor()
-    tick = read(replace(BLANK, samples=samples(*[90] * 20, *[10] * 6)), state)
+        read(replace(BLANK, samples=()), gpu)
+    assert gpu.last.last_seen == SampleCursor()
+    tick = read(replace(BLANK, samples=samples(*[90] * 20, *[10] * 6)), gpu)
     assert tick.reading.utilization_ratio == pytest.approx(0.1)
-    assert tick.state.last_seen.gpu_us == START_US + 25 * WINDOW_US
+    assert tick.last.last_seen.gpu_us == START_US + 25 * WINDOW_US
 
 
 def test_of_a_clock_that_was_set_back_nobody_is_listed_who_had_ended_before() -> None:
     gone = GoneProcess(process=compute(7), until_us=3 * START_US)
-    state = replace(PRIMED, gone={7: gone})
-    assert [one.process.pid for one in read(replace(BLANK, samples=()), state).usages] == [7]
+    gpu = primed(gone={7: gone})
+    assert [one.process.pid for one in read(replace(BLANK, samples=()), gpu).usages] == [7]
     for _ in range(6):
-        state = read(replace(BLANK, samples=()), state).state
-    tick = read(replace(BLANK, samples=samples(*[90] * 20, *[10] * 6)), state)
-    assert (tick.usages, tick.state.gone) == ([], {})
+        read(replace(BLANK, samples=()), gpu)
+    tick = read(replace(BLANK, samples=samples(*[90] * 20, *[10] * 6)), gpu)
+    assert (tick.usages, tick.last.gone) == ([], {})
 
 
 # The processes' shares.
@@ -196,7 +207,7 @@ def test_a_share_adds_up_all_windows_of_the_interval() -> None:
     tick = read(answers)
     assert usage(tick, 7).sm_ratio == pytest.approx(1.2 / 5)
     assert usage(tick, 8).sm_ratio == pytest.approx(0.4 / 5)
-    assert tick.state.last_seen.process_us == START_US + 3 * WINDOW_US
+    assert tick.last.last_seen.process_us == START_US + 3 * WINDOW_US
 
 
 def test_a_full_process_is_full_however_many_windows_the_interval_happens_to_hold() -> None:
@@ -231,12 +242,13 @@ def test_one_sample_of_a_window_not_yet_known_is_no_more_than_what_the_gpu_did()
 
 
 def test_without_samples_of_the_gpu_the_window_is_learnt_from_the_processes() -> None:
+    gpu = GpuSampler()
     tick = read(
-        replace(BLANK, process_samples=uses(7, 50, 50, 50, 50, 50), processes=(compute(7),))
+        replace(BLANK, process_samples=uses(7, 50, 50, 50, 50, 50), processes=(compute(7),)), gpu
     )
     assert usage(tick, 7).sm_ratio == pytest.approx(0.5)
     later = replace(BLANK, process_samples=uses(7, 50, start=7), processes=(compute(7),))
-    assert usage(read(later, tick.state), 7).sm_ratio == pytest.approx(0.1)
+    assert usage(read(later, gpu), 7).sm_ratio == pytest.approx(0.1)
 
 
 def test_a_process_without_samples_used_nothing_where_the_driver_gives_samples() -> None:
@@ -275,18 +287,18 @@ def test_a_process_in_two_lists_holds_its_memory_once() -> None:
 def test_a_pid_that_no_kernel_gives_is_left_out_and_counted(pid: int) -> None:
     # So it looks where a driver's rows are longer than nvidia-ml-py knows, as those of 535 were.
     tick = read(RawGpuSample(uuid="GPU-0", index=0, processes=(compute(2**22), compute(pid))))
-    assert list(tick.state.processes) == [2**22]
+    assert list(tick.last.processes) == [2**22]
     assert tick.dropped_readings == {("process_pid", "out_of_range"): 1}
 
 
 def test_a_process_that_is_gone_is_listed_until_the_covered_time_has_passed_its_end() -> None:
-    before = replace(PRIMED, processes={7: compute(7)}, window_us=WINDOW_US)
+    gpu = primed(processes={7: compute(7)}, window_us=WINDOW_US)
     answers = replace(BLANK, process_samples=uses(7, 50, 0, 0, 0, 0, 20), processes=(compute(8),))
-    tick = read(replace(answers, samples=samples(*[50] * 6)), before)
+    tick = read(replace(answers, samples=samples(*[50] * 6)), gpu)
     listed = [[(one.process.pid, one.ended) for one in tick.usages]]
     shares = [usage(tick, 7).sm_ratio]
     for second in (1, 2):
-        tick = read(replace(answers, samples=samples(*[50] * 6, start=5 * second)), tick.state)
+        tick = read(replace(answers, samples=samples(*[50] * 6, start=5 * second)), gpu)
         listed.append([(one.process.pid, one.ended) for one in tick.usages])
         shares += [one.sm_ratio for one in tick.usages if one.ended]
     assert listed == [[(8, False), (7, True)], [(8, False), (7, True)], [(8, False)]]
@@ -294,15 +306,14 @@ def test_a_process_that_is_gone_is_listed_until_the_covered_time_has_passed_its_
 
 
 def test_a_process_that_comes_back_has_not_ended() -> None:
-    before = replace(PRIMED, processes={7: compute(7)})
-    gone = read(replace(BLANK, samples=samples(*[0] * 6), processes=()), before)
+    gpu = primed(processes={7: compute(7)})
+    read(replace(BLANK, samples=samples(*[0] * 6), processes=()), gpu)
     back = replace(BLANK, samples=samples(*[0] * 6, start=5), processes=(compute(7),))
-    assert [(one.process.pid, one.ended) for one in read(back, gone.state).usages] == [(7, False)]
+    assert [(one.process.pid, one.ended) for one in read(back, gpu).usages] == [(7, False)]
 
 
 def test_a_list_that_failed_ends_no_process() -> None:
-    before = replace(PRIMED, processes={7: compute(7)})
-    tick = read(replace(BLANK, processes=None), before)
+    tick = read(replace(BLANK, processes=None), primed(processes={7: compute(7)}))
     assert [(one.process.pid, one.ended) for one in tick.usages] == [(7, False)]
 
 
@@ -330,7 +341,7 @@ def test_a_sample_of_nobody_or_beyond_belief_is_left_out_and_counted(
     tick = read(answers)
     assert usage(tick, 7).sm_ratio == 0.0
     assert dict(tick.dropped_samples) == {reason: 1}
-    assert tick.state.last_seen.process_us == START_US
+    assert tick.last.last_seen.process_us == START_US
 
 
 # Whether a board is without a process, so that what it draws is its idle draw.
@@ -355,8 +366,9 @@ CUT = replace(
 
 
 def idle_draw(answers: RawGpuSample) -> int | None:
-    tick = read(answers, None, seconds=10)
-    return read(answers, tick.state, seconds=10).reading.idle_draw_milliwatts
+    gpu = GpuSampler()
+    read(answers, gpu, seconds=10)
+    return read(answers, gpu, seconds=10).reading.idle_draw_milliwatts
 
 
 @pytest.mark.parametrize(
@@ -392,7 +404,9 @@ def test_a_board_is_not_free_where_somebody_may_be_on_it(law: str, answers: RawG
 
 
 def test_what_is_known_of_the_idle_draw_outlives_a_silence_and_a_new_driver() -> None:
-    first = read(FREE, read(FREE, None, seconds=10).state, seconds=10)
-    silent = first.state.forget()
-    back = read(replace(FREE, processes=(compute(7),), energy_millijoules=5), silent)
+    gpu = GpuSampler()
+    for _ in range(2):
+        read(FREE, gpu, seconds=10)
+    gpu.forget()
+    back = read(replace(FREE, processes=(compute(7),), energy_millijoules=5), gpu)
     assert back.reading.idle_draw_milliwatts == 70_000

@@ -7,9 +7,9 @@ from structlog.testing import capture_logs
 from typing_extensions import override
 
 from gpuledger.runtime import Backoff, Check
-from gpuledger_agent.core.raw import ClockReading, GpuLook, SampleCursor
+from gpuledger_agent.core.raw import ClockReading, FastPoll, SampleCursor
 from gpuledger_agent.gpu.driver import Driver
-from gpuledger_agent.gpu.looker import GpuLooker
+from gpuledger_agent.gpu.fast_poller import FastPoller
 from gpuledger_agent.gpu.protocol import FailedError
 from gpuledger_agent.metrics import LOOKS_FAILED
 from gpuledger_simulator.clock import ManualClock
@@ -32,26 +32,26 @@ class BusyGpu(PlayedGpu):
         self.released.set()
 
     @override
-    def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
+    def fast_poll(self, cursor: SampleCursor | None, *, at: ClockReading) -> FastPoll:
         self.looks.append(threading.current_thread())
         self.released.wait(HANG_SECONDS)
         if self.fails:
             raise self.error
-        return GpuLook(uuid=self.uuid, at=at, since_us=cursor.process_us if cursor else 0)
+        return FastPoll(uuid=self.uuid, at=at, since_us=cursor.process_us if cursor else 0)
 
 
 async def looked(
-    looker: GpuLooker, gpus: Sequence[BusyGpu], *, clock: ManualClock | None = None
+    looker: FastPoller, gpus: Sequence[BusyGpu], *, clock: ManualClock | None = None
 ) -> Collection[str]:
     clock = clock or ManualClock(start_ns=0)
-    looks = await looker.look([(gpu, CURSOR) for gpu in gpus], clock)
+    looks = await looker.poll([(gpu, CURSOR) for gpu in gpus], clock)
     assert {look.since_us for look in looks} <= {CURSOR.process_us}
     return {look.uuid for look in looks}
 
 
 async def test_a_gpu_that_does_not_answer_costs_the_others_nothing() -> None:
     one, other = BusyGpu("GPU-0"), BusyGpu("GPU-1")
-    looker = GpuLooker()
+    looker = FastPoller()
     assert await looked(looker, [one, other]) == {"GPU-0", "GPU-1"}
     one.fails = True
     assert await looked(looker, [one, other]) == {"GPU-1"}
@@ -60,11 +60,11 @@ async def test_a_gpu_that_does_not_answer_costs_the_others_nothing() -> None:
 
 
 async def test_a_mistake_with_one_gpu_costs_the_looks_of_that_one() -> None:
-    one, other, looker = BusyGpu("GPU-of-a-mistake"), BusyGpu("GPU-1"), GpuLooker()
+    one, other, looker = BusyGpu("GPU-of-a-mistake"), BusyGpu("GPU-1"), FastPoller()
     one.fails, one.error = True, ValueError("what only this driver answers")
     failed = value_of(LOOKS_FAILED)
     with capture_logs() as lines:
-        looks = [*await looker.look([(one, CURSOR), (other, CURSOR)], ManualClock(start_ns=0))]
+        looks = [*await looker.poll([(one, CURSOR), (other, CURSOR)], ManualClock(start_ns=0))]
     assert [(look.uuid, look.failed) for look in looks] == [(one.uuid, True), ("GPU-1", False)]
     assert value_of(LOOKS_FAILED) - failed == 1
     assert [(line["event"], line["gpu"], line["count"]) for line in lines] == [
@@ -73,7 +73,7 @@ async def test_a_mistake_with_one_gpu_costs_the_looks_of_that_one() -> None:
 
 
 async def test_a_look_that_hangs_is_not_waited_for_and_comes_with_a_later_one() -> None:
-    gpu, looker = BusyGpu("GPU-0"), GpuLooker()
+    gpu, looker = BusyGpu("GPU-0"), FastPoller()
     gpu.released.clear()
     assert await looked(looker, [gpu]) == set()
     assert looker.is_stuck
@@ -83,7 +83,7 @@ async def test_a_look_that_hangs_is_not_waited_for_and_comes_with_a_later_one() 
 
 
 async def test_where_one_hangs_for_ever_the_others_are_looked_at_on() -> None:
-    one, other, looker = BusyGpu("GPU-0"), BusyGpu("GPU-1"), GpuLooker()
+    one, other, looker = BusyGpu("GPU-0"), BusyGpu("GPU-1"), FastPoller()
     clock = ManualClock(start_ns=0)
     one.released.clear()
     assert await looked(looker, [one, other], clock=clock) == set()
@@ -97,7 +97,7 @@ async def test_where_one_hangs_for_ever_the_others_are_looked_at_on() -> None:
 
 
 async def test_at_its_end_no_further_gpu_is_asked_and_the_thread_ends_with_its_call() -> None:
-    one, other, looker = BusyGpu("GPU-0"), BusyGpu("GPU-1"), GpuLooker()
+    one, other, looker = BusyGpu("GPU-0"), BusyGpu("GPU-1"), FastPoller()
     one.released.clear()
     assert await looked(looker, [one, other]) == set()
     looker.end()
@@ -110,15 +110,15 @@ async def test_at_its_end_no_further_gpu_is_asked_and_the_thread_ends_with_its_c
     assert await looked(looker, [one, other]) == {"GPU-0", "GPU-1"}
 
 
-async def test_while_a_look_hangs_the_driver_is_not_closed_and_nothing_of_it_is_used() -> None:
+async def test_while_a_fast_poll_hangs_the_driver_is_not_closed_and_nothing_of_it_is_used() -> None:
     gpu, clock = BusyGpu("GPU-0"), ManualClock(start_ns=0)
     source = PlayedSource(gpu)
     driver = Driver(source, clock=clock, check=Check(), deadline_seconds=5, backoff=Backoff())
     await driver.poll({})
     gpu.released.clear()
-    assert await driver.look({gpu.uuid: CURSOR}) == ()
+    assert await driver.fast_poll({gpu.uuid: CURSOR}) == ()
     assert driver.close() is None
     gpu.released.set()
     gpu.looks[0].join(HANG_SECONDS)
-    assert driver.take_looks() == ()
+    assert driver.take_late_polls() == ()
     assert source.is_open

@@ -14,8 +14,8 @@ from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample
 from gpuledger.runtime import Backoff, Check
 from gpuledger.topics import Topics
-from gpuledger_agent.core.node_looks import OthersScope
-from gpuledger_agent.core.raw import ClockReading, GpuLook, RawGpuSample, SampleCursor
+from gpuledger_agent.core.fast_polls import OthersScope
+from gpuledger_agent.core.raw import ClockReading, FastPoll, RawGpuSample, SampleCursor
 from gpuledger_agent.core.tick import NodeTick
 from gpuledger_agent.gpu.driver import Driver
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
@@ -25,7 +25,7 @@ from gpuledger_agent.sampling import Sampler
 from gpuledger_agent.settings import AgentSettings
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.simulation import SimulatedNode
-from tests.ticks import take_looks, tick_of
+from tests.ticks import take_fast_polls, tick_of
 from tests.truth_runs import RUN_SECONDS, Lives, errors_of, play_lives
 
 BURSTS: Final[Lives] = [(0.0, 999.0, 0.3, 0.5), (0.0, 999.0, 0.15, 0.35)]
@@ -34,15 +34,15 @@ BURSTS: Final[Lives] = [(0.0, 999.0, 0.3, 0.5), (0.0, 999.0, 0.15, 0.35)]
 class LateDriver(Driver):
     """A driver whose looks are over after the agent has given up waiting, and before the tick."""
 
-    late: Sequence[GpuLook] = ()
+    late: Sequence[FastPoll] = ()
 
     @override
-    async def look(self, cursors: Mapping[str, SampleCursor | None]) -> Sequence[GpuLook]:
-        self.late = [*self.late, *await super().look(cursors)]
+    async def fast_poll(self, cursors: Mapping[str, SampleCursor | None]) -> Sequence[FastPoll]:
+        self.late = [*self.late, *await super().fast_poll(cursors)]
         return ()
 
     @override
-    def take_looks(self) -> Sequence[GpuLook]:
+    def take_late_polls(self) -> Sequence[FastPoll]:
         late, self.late = self.late, ()
         return late
 
@@ -120,19 +120,19 @@ def watch_behind(node: SimulatedNode, clock: ManualClock, *, hears: bool) -> lis
     sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
 
-    def look() -> list[GpuLook]:
+    def look() -> list[FastPoll]:
         at = ClockReading.read(node.clock)
-        cursors = sampler.looks.cursors(OthersScope.ALL, now_ns=at.monotonic_ns)
-        return [gpu.look(cursors[gpu.uuid], at=at) for gpu in gpus if gpu.uuid in cursors]
+        cursors = sampler.fast_poll_cursors(OthersScope.ALL, now_ns=at.monotonic_ns)
+        return [gpu.fast_poll(cursors[gpu.uuid], at=at) for gpu in gpus if gpu.uuid in cursors]
 
-    late: list[GpuLook] = []
+    late: list[FastPoll] = []
     made = []
     for _ in range(round(RUN_SECONDS)):
         if tick := tick_of(sampler, gpus, node.clock):
             made.append(tick.sample)
-        sampler.record_looks(late if hears else ())
+        sampler.take_fast_polls(late if hears else ())
         clock.advance(0.4)
-        sampler.record_looks(look())
+        sampler.take_fast_polls(look())
         clock.advance(0.5)
         late = look()
         clock.advance(0.1)
@@ -165,14 +165,14 @@ def watch_late(
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made = []
     for number in range(round(RUN_SECONDS)):
-        at, seen = ClockReading.read(node.clock), sampler.last_seen()
+        at, seen = ClockReading.read(node.clock), sampler.begin_tick()
         waited_seconds = delay_seconds if number % 20 in range(5, 15) else 0.0
         clock.advance(waited_seconds)
         answers = [gpu.query_all(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
         if tick := sampler.sample(answers, at=at):
             made.append(tick.sample)
         left_ns = round((1.0 - waited_seconds) * NS_PER_SECOND)
-        take_looks(sampler, gpus, clock, node.clock, left_ns)
+        take_fast_polls(sampler, gpus, clock, node.clock, left_ns)
     return made
 
 
