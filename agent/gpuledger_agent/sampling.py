@@ -1,8 +1,8 @@
 """One node, from what its GPUs answered to its ticks; it waits for nothing.
 
-Each GPU and MIG instance has a state machine of its own (`gpuledger_agent.core.gpu_sampler`), the clocks have
-theirs (`gpuledger_agent.core.node_clock`), and so has the table of processes (`gpuledger_agent.core.processes`). Here
-they are put together:
+This module combines the state machines of each GPU and MIG instance
+(`gpuledger_agent.core.gpu_sampler`), of the clocks (`gpuledger_agent.core.node_clock`) and of the
+processes (`gpuledger_agent.core.processes`):
 
     begin_tick ──▶ query all GPUs (`gpuledger_agent.loop`) ──▶ sample ──▶ fast polls ──▶ begin_tick
                    late fast polls: their energy                (`take_fast_polls`)

@@ -1,6 +1,7 @@
 """Polls the GPUs of an open source between two ticks, in a thread beside those of the ticks.
 
-Which GPUs need it, and when, is decided in `gpuledger_agent.core.fast_polls` and `gpuledger_agent.core.gpu_sampler`.
+`gpuledger_agent.core.fast_polls` and `gpuledger_agent.core.gpu_sampler` decide which GPUs need it,
+and when.
 """
 
 from collections.abc import Sequence
