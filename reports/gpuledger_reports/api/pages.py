@@ -18,7 +18,7 @@ import yaml
 from gpuledger.runtime.http.exchange import HttpRequest, Response
 from gpuledger_reports.api.answering import ReportAnswer, error_body
 from gpuledger_reports.api.parameters import ParameterError
-from gpuledger_reports.api.processes import AnswererPool, BusyError, LateError, ProcessEndedError
+from gpuledger_reports.api.processes import Ask, BusyError, LateError, ProcessEndedError
 from gpuledger_reports.api.questions import PAGES, Question
 from gpuledger_reports.api.store_state import StoreState
 from gpuledger_reports.metrics import (
@@ -79,7 +79,7 @@ class ReportPages:
     def __init__(self, *, cache_bytes: int, now: Callable[[], float] = time.time) -> None:
         self._cache = AnswerCache(cache_bytes)
         self._now = now
-        self._pool: AnswererPool | None = None
+        self._ask: Ask | None = None
         self._store: StoreState | None = None
         self._cached_state: bytes | None = None
 
@@ -97,14 +97,13 @@ class ReportPages:
         REQUESTS_TOTAL.labels(page=request.path, status=str(response.status)).inc()
         return response
 
-    async def run(self, pool: AnswererPool, store: StoreState) -> None:
-        """Answer with a pool until cancelled, and follow what the store has."""
-        self._pool, self._store = pool, store
+    async def run(self, ask: Ask, store: StoreState) -> None:
+        """Answer until cancelled, and follow what the store has."""
+        self._ask, self._store = ask, store
         try:
             await store.follow()
         finally:
-            self._pool = self._store = None
-            await pool.close()
+            self._ask = self._store = None
 
     async def _report(self, request: HttpRequest) -> Response:
         try:
@@ -133,10 +132,10 @@ class ReportPages:
 
     async def _answer(self, question: Question) -> ReportAnswer:
         unavailable, late = HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT
-        if self._pool is None:
+        if self._ask is None:
             return _error_answer(unavailable, "the service starts or ends")
         try:
-            return await self._pool.ask(question)
+            return await self._ask(question)
         except BusyError as error:
             return _error_answer(unavailable, str(error))
         except LateError as error:
