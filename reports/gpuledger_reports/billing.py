@@ -14,7 +14,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Final
 
-from gpuledger_reports.asked import AskedError
+from gpuledger.errors import ArgumentError
 from gpuledger_reports.charging_sql import HOUR_UNITS, UNITS
 from gpuledger_reports.money import minor_digits, quantize_together
 from gpuledger_reports.policy import BudgetRow, IdleKind, dimension_names
@@ -156,7 +156,9 @@ class BillMaker:
         policy = read.policy
         for name in by:
             if not policy.knows(name):
-                raise AskedError("by", f"{name!r} is no dimension; there are {dimension_names()}")
+                raise ArgumentError(
+                    "by", f"{name!r} is no dimension; there are {dimension_names()}"
+                )
         self._reader, self._read, self._by = reader, read, tuple(dict.fromkeys(by))
         reader.count_slices(policy.mig_slices)
         # Rules may ask for what no line shows: cells have it, lines are summed over it.

@@ -6,7 +6,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import Final, NamedTuple
 
-from gpuledger_reports.asked import AskedError
+from gpuledger.errors import ArgumentError
 from gpuledger_reports.bill_output import time_text
 from gpuledger_reports.billing import Bill, BillLine, BillMaker
 from gpuledger_reports.charging_sql import HOUR_UNITS
@@ -33,15 +33,15 @@ def explanation_of(
 ) -> Explanation:
     """Return what was closed of the line of which the id begins so, and how it is made now.
 
-    A bill that was closed may show a line of which nothing is left. Raises AskedError where no one
-    line begins so.
+    A bill that was closed may show a line of which nothing is left. Raises ArgumentError
+    where no one line begins so.
     """
     lines = {line.id: line for line in bill.lines}
     gone = {each.line: each for each in closed if each.line not in lines}
     found = [line for line in {**lines, **gone} if line.startswith(begin)]
     if len(found) != 1:
         problem = "is the begin of several lines" if found else "is no line of this bill"
-        raise AskedError("line", f"{begin!r} {problem}")
+        raise ArgumentError("line", f"{begin!r} {problem}")
     (id_,) = found
     revisions = revision_texts(closed, id_, policy=bill.policy.sha256)
     if id_ in gone:

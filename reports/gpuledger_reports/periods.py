@@ -1,63 +1,77 @@
-"""The time that a bill is of, as people write it. Pure. All days and months are UTC's."""
+"""The time of a bill, from the options of a command or the parameters of a request. Pure.
 
-import re
-from datetime import UTC, datetime
+Bills are of whole hours, so that two bills of adjacent times never share one.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from gpuledger_reports.asked import AskedError
+from gpuledger.errors import ArgumentError
+from gpuledger.time_ranges import begin_of_unit, parse_moment, parse_range
 from gpuledger_reports.times import DAY_US, HOUR_US, Window
 
 MAX_DAYS: Final = 3_660
-"""Ten years, which a bill takes minutes of: what is longer is a mistake."""
-_PERIOD: Final = re.compile(r"(?P<year>\d{4})(-(?P<month>\d\d)(-(?P<day>\d\d))?)?", re.ASCII)
+"""Ten years, which take minutes: more is a mistake."""
 
 
-def parse_period(text: str) -> Window:
-    """Return the year, month or day that a text names; raises AskedError where it names none."""
-    mistake = AskedError(
-        "period", f"{text!r} is no period; give a month such as 2026-10, a day or a year"
-    )
-    # By the calendar, as months have no length.
-    match = _PERIOD.fullmatch(text)
-    if match is None:
-        raise mistake
-    year, month, day = (int(match[part] or 1) for part in ("year", "month", "day"))
-    try:
-        begin = datetime(year, month, day, tzinfo=UTC)
-        next_month = datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC)
-        next_year = datetime(year + 1, 1, 1, tzinfo=UTC)
-    except ValueError:
-        raise mistake from None
-    if match["day"]:
-        return Window(_us(begin), _us(begin) + DAY_US)
-    return Window(_us(begin), _us(next_month if match["month"] else next_year))
-
-
-def window_of(begin_ms: int, end_ms: int) -> Window:
-    """Return the window of two times; raises AskedError where they are no whole hours in order."""
-    window = Window(begin_ms * 1000, end_ms * 1000)
-    hours = "bills are of whole hours; give such as 2026-10-01T14:00:00Z"
-    if window.begin_us % HOUR_US:
-        raise AskedError("from", hours)
-    if window.end_us % HOUR_US:
-        raise AskedError("to", hours)
-    if window.begin_us >= window.end_us:
-        raise AskedError("to", "must be later than `from`")
-    if window.end_us - window.begin_us > MAX_DAYS * DAY_US:
-        raise AskedError("from", f"is more than {MAX_DAYS} days before `to`; give a shorter time")
+def parse_window(text: str, *, option: str, now_us: int, max_days: int = MAX_DAYS) -> Window:
+    """Return a range of time, widened to whole hours; raises `ArgumentError`."""
+    begin_ms, end_ms = parse_range(text, option=option, now_ms=now_us // 1000)
+    window = Window(begin_ms * 1000 // HOUR_US * HOUR_US, _hours_up(end_ms * 1000))
+    if window.end_us - window.begin_us > max_days * DAY_US:
+        raise ArgumentError(option, f"{text!r} is longer than {max_days} days")
     return window
 
 
-def last_month(now_us: int) -> Window:
-    """Return the month before the one that it is."""
-    # At a month's begin `month_of` means the month that has just ended.
-    return month_of(month_of(now_us + 1).begin_us)
+def bill_window(
+    given: Mapping[str, str],
+    *,
+    now_us: int,
+    complete_until_us: Callable[[], int] | None = None,
+    max_days: int = MAX_DAYS,
+) -> Window | None:
+    """Return the time that `period`, or `from` and `to`, name; `None` if none is given.
+
+    Without `to` it ends at `complete_until_us`. Raises `ArgumentError`.
+    """
+    if "period" in given:
+        if "from" in given or "to" in given:
+            raise ArgumentError("period", "conflicts with from and to; give one of both")
+        return parse_window(given["period"], option="period", now_us=now_us, max_days=max_days)
+    if "from" not in given:
+        if "to" in given:
+            raise ArgumentError("from", "is missing; give it with `to`")
+        return None
+    begin_us = _whole_hour(given["from"], "from", now_us)
+    if "to" in given:
+        end_us = _whole_hour(given["to"], "to", now_us)
+    elif complete_until_us is None:
+        raise ArgumentError("to", "is missing; give it with `from`")
+    else:
+        end_us = max(begin_us + HOUR_US, _hours_up(complete_until_us()))
+    if begin_us >= end_us:
+        raise ArgumentError("to", "must be later than `from`")
+    if end_us - begin_us > max_days * DAY_US:
+        raise ArgumentError("from", f"is more than {max_days} days before `to`")
+    return Window(begin_us, end_us)
 
 
 def month_of(time_us: int) -> Window:
     """Return the month that a time is in, or that ends at it."""
-    return parse_period(datetime.fromtimestamp((time_us - 1) // 10**6, tz=UTC).strftime("%Y-%m"))
+    time_ms = (time_us - 1) // 1000
+    begin_ms, end_ms = (begin_of_unit("month", time_ms, ahead=ahead) for ahead in (0, 1))
+    return Window(begin_ms * 1000, end_ms * 1000)
 
 
-def _us(moment: datetime) -> int:
-    return int(moment.timestamp()) * 10**6
+def _whole_hour(text: str, option: str, now_us: int) -> int:
+    """Return a time; `now`, and times before it, count from the end of the hour under way."""
+    time_us = parse_moment(text, option=option, now_ms=_hours_up(now_us) // 1000) * 1000
+    if time_us % HOUR_US:
+        raise ArgumentError(
+            option, f"{text!r} is not a whole hour; give one such as 2026-10-01T14:00:00Z or -2h"
+        )
+    return time_us
+
+
+def _hours_up(time_us: int) -> int:
+    return -(-time_us // HOUR_US) * HOUR_US

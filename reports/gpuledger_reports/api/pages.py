@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 import yaml
 
+from gpuledger.errors import ArgumentError
 from gpuledger.runtime.http.exchange import HttpRequest, Response
 from gpuledger_reports.api.answering import ReportAnswer, error_body
-from gpuledger_reports.api.parameters import ParameterError
 from gpuledger_reports.api.processes import Ask, BusyError, LateError, ProcessEndedError
 from gpuledger_reports.api.questions import PAGES, Question
 from gpuledger_reports.api.store_state import StoreState
@@ -108,8 +108,8 @@ class ReportPages:
     async def _report(self, request: HttpRequest) -> Response:
         try:
             question = PAGES[request.path](request.query, int(self._now()) * 10**6)
-        except ParameterError as error:
-            return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.parameter)
+        except ArgumentError as error:
+            return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.name)
         # Two forms of a question that mean the same, and two pages, have one answer.
         state, key = self._followed_state(), msgspec.msgpack.encode(question)
         if found := self._cache.get(key):

@@ -1,4 +1,4 @@
-"""The times that clients of OpenCost name, and how they are cut into sets."""
+"""Sets: how a window is cut by steps and by the calendar."""
 
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -7,14 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_reports.api.parameters import ParameterError
-from gpuledger_reports.api.windows import (
-    MAX_SETS,
-    Accumulate,
-    parse_accumulate,
-    parse_window,
-    sets_of,
-)
+from gpuledger.errors import ArgumentError
+from gpuledger_reports.api.sets import MAX_SETS, Accumulate, parse_accumulate, sets_of
 from gpuledger_reports.times import DAY_US, Window
 
 HOUR_US = 3_600_000_000
@@ -25,57 +19,6 @@ def us(text: str) -> int:
     whole = f"2026-10-{text}" if text[2:3] != "-" else f"2026-{text}"
     form = "%Y-%m-%d %H:%M" if ":" in whole else "%Y-%m-%d"
     return int(datetime.strptime(whole, form).replace(tzinfo=UTC).timestamp()) * 10**6
-
-
-# A Wednesday.
-NOW_US = us("07 13:45")
-
-
-@pytest.mark.parametrize(
-    ("text", "begin", "end"),
-    [
-        ("today", "07", "08"),
-        ("yesterday", "06", "07"),
-        ("week", "04", "07 14:00"),
-        ("lastweek", "09-27", "04"),
-        ("month", "01", "07 14:00"),
-        ("lastmonth", "09-01", "01"),
-        ("3h", "07 11:00", "07 14:00"),
-        ("30m", "07 13:00", "07 14:00"),
-        ("1d", "07", "08"),
-        ("7d", "01", "08"),
-        ("1w", "01", "08"),
-        ("2026-10-01T00:00:00Z,2026-10-02T00:00:00Z", "01", "02"),
-        ("2026-10-01T00:20:00Z,2026-10-01T02:00:01Z", "01 00:00", "01 03:00"),
-        (f"{us('01') // 10**6},{us('03') // 10**6}", "01", "03"),
-        (f"{us('01') // 10**6}-{us('03') // 10**6}", "01", "03"),
-    ],
-)
-def test_a_window_is_whole_hours_of_what_its_text_means(text: str, begin: str, end: str) -> None:
-    assert parse_window(text, now_us=NOW_US) == Window(us(begin), us(end))
-
-
-def test_the_very_begin_of_a_month_is_a_window_of_it() -> None:
-    assert parse_window("month", now_us=us("01")) == Window(us("01"), us("01 01:00"))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "7", "d", "-7d", "7x", "0d", "401d", "999999w", "tomorrow", "7d,8d", "٣d"),
-        "2026-10-02T00:00:00Z,2026-10-01T00:00:00Z",
-        "2026-10-01T00:00:00Z,2026-10-01T00:00:00Z",
-        "2026-13-01T00:00:00Z,2026-10-02T00:00:00Z",
-        "2026-10-01,2026-10-02",
-        "0,99999999999",
-        "1,1",
-    ],
-)
-def test_what_is_no_window_is_refused_by_the_parameters_name(text: str) -> None:
-    with pytest.raises(ParameterError) as caught:
-        parse_window(text, now_us=NOW_US)
-    assert caught.value.parameter == "window"
-    assert str(caught.value).startswith("window: ")
 
 
 @pytest.mark.parametrize(
@@ -119,5 +62,5 @@ def test_sets_cover_the_window_each_hour_once(
 def test_more_sets_than_an_answer_may_have_are_refused(
     step: str | None, accumulate: Accumulate
 ) -> None:
-    with pytest.raises(ParameterError, match=str(MAX_SETS)):
+    with pytest.raises(ArgumentError, match=str(MAX_SETS)):
         sets_of(Window(0, 60 * DAY_US), step=step, accumulate=accumulate)
