@@ -19,10 +19,10 @@ from deltalake.transaction import AddAction
 from benchmarks.figure import Figure
 from gpuledger.store.schema import PARTITION_COLUMN, PODS, TableSchema, table_uri
 from gpuledger.store.usage_schema import INVENTORY, NODES, USAGE_HOURLY
-from gpuledger_reports.billing import BillMaker
-from gpuledger_reports.periods import parse_window
-from gpuledger_reports.policy_file import read_policy
-from gpuledger_reports.usage_sums import UsageReader
+from gpuledger_reports.pricing.billing import BillMaker
+from gpuledger_reports.pricing.periods import parse_window
+from gpuledger_reports.pricing.policy_file import read_policy
+from gpuledger_reports.reading.usage_sums import UsageReader
 
 NAME = "bill"
 GPUS: Final = 10_000

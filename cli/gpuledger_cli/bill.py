@@ -23,34 +23,32 @@ from gpuledger_cli.store_arguments import (
     storage_options_of,
     written,
 )
-from gpuledger_reports.bill_output import (
+from gpuledger_reports.presenting.explanation import explanation_of
+from gpuledger_reports.presenting.focus import focus_columns, focus_rows
+from gpuledger_reports.presenting.output import (
     as_csv,
     as_json,
-    columns_of,
     dimensions_without_value,
     hours_text,
     parquet_columns,
-    row_of,
-    time_text,
     usage_text,
     write_parquet,
 )
-from gpuledger_reports.billing import Bill, BillMaker
-from gpuledger_reports.closing import (
+from gpuledger_reports.pricing.billing import Bill, BillMaker
+from gpuledger_reports.pricing.closing import (
     ClosedLine,
     change_since_close,
     closed_lines,
     refusals_of,
     standing_bill,
 )
-from gpuledger_reports.closing import close as close_bill
-from gpuledger_reports.explaining import explanation_of
-from gpuledger_reports.focus import focus_columns, focus_rows
-from gpuledger_reports.money import money_text
-from gpuledger_reports.periods import bill_window, month_of
-from gpuledger_reports.policy_file import PolicyError, read_policy
-from gpuledger_reports.times import DAY_US, Window
-from gpuledger_reports.usage_sums import UsageReader
+from gpuledger_reports.pricing.closing import close as close_bill
+from gpuledger_reports.pricing.money import money_text
+from gpuledger_reports.pricing.periods import bill_window, month_of
+from gpuledger_reports.pricing.policy_file import PolicyError, read_policy
+from gpuledger_reports.pricing.rows import columns_of, row_of
+from gpuledger_reports.reading.times import DAY_US, Window, time_text
+from gpuledger_reports.reading.usage_sums import UsageReader
 
 MADE: Final = 0
 WRONG: Final = 1
@@ -351,7 +349,7 @@ def _html_writer() -> Callable[..., str]:
     """Return what writes pages; raises UserError where its libraries are not installed."""
     try:
         # Charts bring 88 MB of an engine, which no other format loads.
-        from gpuledger_reports.bill_html import as_html  # noqa: PLC0415  # see above
+        from gpuledger_reports.presenting.bill_html import as_html  # noqa: PLC0415  # see above
     except ModuleNotFoundError as error:
         if error.name not in _HTML_MODULES:
             raise

@@ -10,7 +10,7 @@ from gpuledger_reports.api.answering import AnswerSettings
 from gpuledger_reports.api.pages import ReportPages, description
 from gpuledger_reports.api.processes import BillProcesses, kill_processes, start_server
 from gpuledger_reports.api.store_state import StoreState
-from gpuledger_reports.policy_file import read_policy
+from gpuledger_reports.pricing.policy_file import read_policy
 from gpuledger_reports.settings import ReportsSettings
 
 _DESCRIPTION: Final = """Answer over HTTP what GPUs cost, by whom, from the store.

@@ -24,15 +24,15 @@ from gpuledger_reports.api.questions import (
     Question,
     dimensions_of,
 )
-from gpuledger_reports.bill_output import as_json
-from gpuledger_reports.billing import Bill, BillMaker, gpu_seconds
-from gpuledger_reports.closing import ClosedLine, closed_lines, standing_bill
-from gpuledger_reports.explaining import explanation_of
-from gpuledger_reports.periods import month_of
-from gpuledger_reports.policy import BillPolicy, dimension_names
-from gpuledger_reports.policy_file import read_policy
-from gpuledger_reports.times import Window
-from gpuledger_reports.usage_sums import StoreReadError, UsageReader, table_versions
+from gpuledger_reports.presenting.explanation import explanation_of
+from gpuledger_reports.presenting.output import as_json
+from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
+from gpuledger_reports.pricing.closing import ClosedLine, closed_lines, standing_bill
+from gpuledger_reports.pricing.periods import month_of
+from gpuledger_reports.pricing.policy import BillPolicy, dimension_names
+from gpuledger_reports.pricing.policy_file import read_policy
+from gpuledger_reports.reading.times import Window
+from gpuledger_reports.reading.usage_sums import StoreReadError, UsageReader, table_versions
 
 MAX_LINES: Final = 100_000
 """How many allocations one answer may have; each is some 2 KB of JSON."""

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from gpuledger.errors import ArgumentError
 from gpuledger_reports.api.parameters import shown
-from gpuledger_reports.tenants import ABSENT, UNALLOCATED
+from gpuledger_reports.pricing.tenants import ABSENT, UNALLOCATED
 
 MAX_TERMS: Final = 20
 _DIMENSIONS: Final = {

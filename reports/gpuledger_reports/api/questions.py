@@ -15,9 +15,9 @@ from gpuledger_reports.api.parameters import (
     whole_number,
 )
 from gpuledger_reports.api.sets import parse_accumulate, sets_of
-from gpuledger_reports.periods import bill_window, parse_window
-from gpuledger_reports.policy import is_dimension
-from gpuledger_reports.times import Window
+from gpuledger_reports.pricing.periods import bill_window, parse_window
+from gpuledger_reports.pricing.policy import is_dimension
+from gpuledger_reports.reading.times import Window
 
 Split = Literal["weighted", "even"]
 MAX_DAYS: Final = 400

@@ -5,7 +5,7 @@ from typing import Final, Literal
 from gpuledger.errors import ArgumentError
 from gpuledger.time_ranges import begin_of_unit, parse_duration
 from gpuledger_reports.api.parameters import shown
-from gpuledger_reports.times import HOUR_US, Window
+from gpuledger_reports.reading.times import HOUR_US, Window
 
 Accumulate = Literal["", "all", "hour", "day", "week", "month"]
 MAX_SETS: Final = 400

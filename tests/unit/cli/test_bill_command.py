@@ -15,8 +15,8 @@ import pytest
 
 from gpuledger_cli.bill import BillOf
 from gpuledger_cli.command import OWN_ERROR, main
-from gpuledger_reports.bill_output import time_text
-from gpuledger_reports.tally import BillTally, UnbalancedBillError
+from gpuledger_reports.pricing.totals import BillTally, UnbalancedBillError
+from gpuledger_reports.reading.times import time_text
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from gpuledger.errors import ArgumentError
 from gpuledger.store.schema import PODS, table_uri
-from gpuledger_reports.billing import Bill, BillMaker, gpu_seconds
-from gpuledger_reports.charging_sql import UNITS
-from gpuledger_reports.policy_file import ReadPolicy, parse_policy
-from gpuledger_reports.times import Window
-from gpuledger_reports.usage_sums import UsageReader
+from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
+from gpuledger_reports.pricing.policy_file import ReadPolicy, parse_policy
+from gpuledger_reports.reading.charging_sql import UNITS
+from gpuledger_reports.reading.times import Window
+from gpuledger_reports.reading.usage_sums import UsageReader
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,

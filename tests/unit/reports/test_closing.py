@@ -16,9 +16,8 @@ from gpuledger.store.bill_table import BILL_LINES, append_revision
 from gpuledger_cli.command import main
 from gpuledger_reports.api.answering import AnswerSettings, answer_to
 from gpuledger_reports.api.questions import BillQuestion, ExplainQuestion
-from gpuledger_reports.bill_output import row_of
-from gpuledger_reports.billing import Bill
-from gpuledger_reports.closing import (
+from gpuledger_reports.pricing.billing import Bill
+from gpuledger_reports.pricing.closing import (
     AMOUNTS,
     ClosedLine,
     close,
@@ -26,7 +25,8 @@ from gpuledger_reports.closing import (
     revision_rows,
     standing_bill,
 )
-from gpuledger_reports.times import DAY_US, Window
+from gpuledger_reports.pricing.rows import row_of
+from gpuledger_reports.reading.times import DAY_US, Window
 from tests.unit.reports.api.questions_asked import settings_for
 from tests.unit.reports.stores import (
     BEGIN_US,

@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_reports.money import CURRENCIES, minor_digits, quantize_together, text_of
-from gpuledger_reports.policy import BillPolicy
-from gpuledger_reports.policy_file import DEFAULT_FILE, PolicyError, parse_policy, read_policy
-from gpuledger_reports.rates import DeviceTraits, PriceBook
+from gpuledger_reports.pricing.money import CURRENCIES, minor_digits, quantize_together, text_of
+from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.pricing.policy_file import (
+    DEFAULT_FILE,
+    PolicyError,
+    parse_policy,
+    read_policy,
+)
+from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook
 
 EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
 

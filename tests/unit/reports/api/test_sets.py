@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuledger.errors import ArgumentError
 from gpuledger_reports.api.sets import MAX_SETS, Accumulate, parse_accumulate, sets_of
-from gpuledger_reports.times import DAY_US, Window
+from gpuledger_reports.reading.times import DAY_US, Window
 
 HOUR_US = 3_600_000_000
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
-from gpuledger_reports.times import HOUR_US
-from gpuledger_reports.versions import NodeVersion
+from gpuledger_reports.reading.times import HOUR_US
+from gpuledger_reports.reading.versions import NodeVersion
 
 Node = tuple[str, str]
 """Cluster and name."""

@@ -10,16 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from gpuledger.keys import NAME_LINGER_SECONDS, NAME_SKEW_SECONDS
-from gpuledger_reports.policy import BillPolicy, TeamRow, fits_pattern
-from gpuledger_reports.presence import NEVER_US
-from gpuledger_reports.rates import DeviceTraits
-from gpuledger_reports.times import HOUR_US
-from gpuledger_reports.versions import NamespaceVersion, holding_versions, version_at
+from gpuledger_reports.pricing.policy import BillPolicy, TeamRow, fits_pattern
+from gpuledger_reports.pricing.rates import DeviceTraits
+from gpuledger_reports.reading.inventory import NEVER_US
+from gpuledger_reports.reading.parties import PartyKey, PartyKind, PodVersion
+from gpuledger_reports.reading.times import HOUR_US
+from gpuledger_reports.reading.versions import NamespaceVersion, holding_versions, version_at
 
 NONE: Final = "__none__"
 """Of who or what has no such value: a pod without the label, a whole GPU without a MIG profile."""
@@ -36,48 +37,6 @@ SHARED: Final = "__shared__"
 """In the place of a tenant whose cost a table gives to others."""
 _SKEW_US: Final = NAME_SKEW_SECONDS * 10**6
 _LINGER_US: Final = NAME_LINGER_SECONDS * 10**6
-
-PartyKind = Literal["nobody", "pod", "job", "host", "unattributed"]
-
-
-class PartyKey(NamedTuple):
-    """Whose a row is, as the row says it."""
-
-    cluster: str
-    node: str
-    kind: PartyKind
-    uid: str | None = None
-    namespace: str | None = None
-    pod: str | None = None
-    job: str | None = None
-    is_named_by_row: bool = False
-    """Whether the names are enough: nothing is asked that pods' records say."""
-
-
-class PodVersion(NamedTuple):
-    """What is known of a pod from a time on."""
-
-    cluster: str
-    node: str
-    uid: str
-    since_us: int
-    namespace: str
-    pod: str
-    owner_kind: str | None
-    owner_name: str | None
-    labels: str
-    created_us: int
-    deleted_us: int | None
-    resource_version: str
-    kafka_offset: int
-    config_hash: str | None = None
-    annotations: str | None = None
-
-    @property
-    def described(self) -> tuple[str | None, ...]:
-        """What a bill may be made by."""
-        owner = (self.owner_kind, self.owner_name)
-        return (self.namespace, self.pod, *owner, self.labels, self.annotations)
 
 
 class Tenant(NamedTuple):

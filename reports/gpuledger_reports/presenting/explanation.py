@@ -7,15 +7,15 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from gpuledger.errors import ArgumentError
-from gpuledger_reports.bill_output import time_text
-from gpuledger_reports.billing import Bill, BillLine, BillMaker
-from gpuledger_reports.charging_sql import HOUR_UNITS
-from gpuledger_reports.closing import ClosedLine, taken_back
-from gpuledger_reports.money import money_text, text_of
-from gpuledger_reports.policy import Price
-from gpuledger_reports.rates import gpu_hour_of
-from gpuledger_reports.terms import Cell, CellKey, Terms
-from gpuledger_reports.usage_sums import UsageRow
+from gpuledger_reports.pricing.billing import Bill, BillLine, BillMaker
+from gpuledger_reports.pricing.closing import ClosedLine, taken_back
+from gpuledger_reports.pricing.lookup import Cell, CellKey, Terms
+from gpuledger_reports.pricing.money import money_text, text_of
+from gpuledger_reports.pricing.policy import Price
+from gpuledger_reports.pricing.rates import gpu_hour_of
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS
+from gpuledger_reports.reading.times import time_text
+from gpuledger_reports.reading.usage_sums import UsageRow
 
 _NS_PER_SECOND: Final = 10**9
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from gpuledger_reports.bill_charts import (
+from gpuledger_reports.presenting.bill_charts import (
     Bar,
     BarPart,
     BurnDown,
@@ -32,12 +32,12 @@ from gpuledger_reports.bill_charts import (
     draw_gauges,
     printable,
 )
-from gpuledger_reports.bill_output import hours_text, state_of, time_text, usage_text
-from gpuledger_reports.billing import Bill, BillLine, gpu_seconds
-from gpuledger_reports.closing import ClosedLine, change_since_close
-from gpuledger_reports.money import minor_digits, money_text, quantize_together, rounded
-from gpuledger_reports.policy import IDLE_KINDS
-from gpuledger_reports.times import DAY_US, begin_of
+from gpuledger_reports.presenting.output import hours_text, state_of, usage_text
+from gpuledger_reports.pricing.billing import Bill, BillLine, gpu_seconds
+from gpuledger_reports.pricing.closing import ClosedLine, change_since_close
+from gpuledger_reports.pricing.money import minor_digits, money_text, quantize_together, rounded
+from gpuledger_reports.pricing.policy import IDLE_KINDS
+from gpuledger_reports.reading.times import DAY_US, begin_of, time_text
 
 _FOLDER: Final = Path(__file__).with_name("bill_page")
 _MAX_BARS: Final = 20

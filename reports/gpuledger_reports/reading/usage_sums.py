@@ -26,13 +26,13 @@ from gpuledger.store.pod_names import NEWEST_LAST
 from gpuledger.store.query import gaps_of_files, relation, version_of
 from gpuledger.store.schema import GAPS, PODS
 from gpuledger.store.usage_schema import INVENTORY, NAMESPACES, NODES, USAGE, USAGE_HOURLY
-from gpuledger_reports import charging_sql as sql
-from gpuledger_reports import pods_sql
-from gpuledger_reports.presence import NEVER_US, InventoryRow, Node, Stay, stays_of
-from gpuledger_reports.store_snapshot import StoreSnapshot
-from gpuledger_reports.tenants import PartyKey, PodVersion
-from gpuledger_reports.times import DAY_US, HOUR_US, Window, begin_of, day_of, days_in
-from gpuledger_reports.versions import NamespaceVersion, NodeVersion
+from gpuledger_reports.reading import charging_sql as sql
+from gpuledger_reports.reading import pods_sql
+from gpuledger_reports.reading.inventory import NEVER_US, InventoryRow, Node, Stay, stays_of
+from gpuledger_reports.reading.parties import PartyKey, PodVersion
+from gpuledger_reports.reading.snapshot import StoreSnapshot
+from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window, begin_of, day_of, days_in
+from gpuledger_reports.reading.versions import NamespaceVersion, NodeVersion
 
 _MINUTE_US: Final = 60_000_000
 _UNSEEN_US: Final = 31 * DAY_US

@@ -33,10 +33,12 @@ from queue import SimpleQueue
 from typing import Final, NamedTuple, TypeVar
 
 from gpuledger.store.query import quoted
-from gpuledger_reports import charging_sql as sql
-from gpuledger_reports import pods_sql
-from gpuledger_reports.charging_sql import UNITS, CoveredRow, OddIdleRow, OddPartyRow
-from gpuledger_reports.parts_sql import (
+from gpuledger_reports.reading import charging_sql as sql
+from gpuledger_reports.reading import pods_sql
+from gpuledger_reports.reading.charging_sql import UNITS, CoveredRow, OddIdleRow, OddPartyRow
+from gpuledger_reports.reading.inventory import Node
+from gpuledger_reports.reading.parties import PartyKey
+from gpuledger_reports.reading.parts_sql import (
     UNNAMED,
     UNTOLD,
     ExcessRow,
@@ -48,10 +50,8 @@ from gpuledger_reports.parts_sql import (
     parts_sql,
     sums_sql,
 )
-from gpuledger_reports.presence import Node
-from gpuledger_reports.tenants import PartyKey
-from gpuledger_reports.times import DAY_US, HOUR_US, Window, days_in
-from gpuledger_reports.usage_sums import (
+from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window, days_in
+from gpuledger_reports.reading.usage_sums import (
     ALL_NEEDED,
     BoardTime,
     Change,

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Final, NamedTuple, TypeVar
 
 from gpuledger.errors import UserError
-from gpuledger_reports.money import fraction_of
-from gpuledger_reports.policy import (
+from gpuledger_reports.pricing.money import fraction_of
+from gpuledger_reports.pricing.policy import (
     BillPolicy,
     EnergyPrice,
     ExchangeRate,

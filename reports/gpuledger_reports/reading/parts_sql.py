@@ -7,7 +7,7 @@ out of some ten thousand sums, and not of half a million rows.
 
 from typing import Final, NamedTuple
 
-from gpuledger_reports.charging_sql import (
+from gpuledger_reports.reading.charging_sql import (
     COLUMNS,
     FACTOR,
     NAMED_US,
@@ -16,8 +16,8 @@ from gpuledger_reports.charging_sql import (
     rows_of_hours,
     scaled,
 )
-from gpuledger_reports.pods_sql import UNTOLD_ROWS
-from gpuledger_reports.tenants import PartyKind
+from gpuledger_reports.reading.parties import PartyKind
+from gpuledger_reports.reading.pods_sql import UNTOLD_ROWS
 
 UNTOLD: Final = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
 """Of `usage_parts`: rows of pods of which the name is not known, or not enough."""

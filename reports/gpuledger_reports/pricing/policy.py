@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from typing_extensions import override
 
-from gpuledger_reports.money import CURRENCIES
+from gpuledger_reports.pricing.money import CURRENCIES
 
 Basis = Literal["held", "used", "greater", "blended"]
 Share = Literal["own_line", "even", "held", "used", "table"]

@@ -14,9 +14,9 @@ import yaml
 from gpuledger.errors import UserError
 from gpuledger.small_files import read_small_file
 from gpuledger.texts import shorten_middle
-from gpuledger_reports.policy import BillPolicy, mistakes_of
-from gpuledger_reports.policy_doubts import doubts_of
-from gpuledger_reports.policy_fields import MisreadValue, Mistake, Steps, mistakes_in
+from gpuledger_reports.pricing.policy import BillPolicy, mistakes_of
+from gpuledger_reports.pricing.policy_fields import MisreadValue, Mistake, Steps, mistakes_in
+from gpuledger_reports.pricing.policy_warnings import doubts_of
 
 MAX_BYTES: Final = 8 * 2**20
 MAX_VALUES: Final = 1_000_000

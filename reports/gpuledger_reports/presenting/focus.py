@@ -11,21 +11,21 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gpuledger_reports.bill_output import time_text
-from gpuledger_reports.billing import Bill
-from gpuledger_reports.charge_parts import (
+from gpuledger_reports.pricing.billing import Bill
+from gpuledger_reports.pricing.closing import ClosedLine
+from gpuledger_reports.pricing.line_parts import (
     QUANTITY_DIGITS,
     RATIO_DIGITS,
     ChargePart,
     decode_parts,
     parts_of,
 )
-from gpuledger_reports.closing import ClosedLine
-from gpuledger_reports.money import fraction_of, minor_digits, rounded
-from gpuledger_reports.periods import month_of
-from gpuledger_reports.policy import FocusNames
-from gpuledger_reports.tenants import ABSENT
-from gpuledger_reports.terms import Values
+from gpuledger_reports.pricing.lookup import Values
+from gpuledger_reports.pricing.money import fraction_of, minor_digits, rounded
+from gpuledger_reports.pricing.periods import month_of
+from gpuledger_reports.pricing.policy import FocusNames
+from gpuledger_reports.pricing.tenants import ABSENT
+from gpuledger_reports.reading.times import time_text
 
 DECIMAL, STRING, TIME, JSON = "decimal", "string", "date/time", "json"
 _SECONDS_PER_HOUR: Final = 3600

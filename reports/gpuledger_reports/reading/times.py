@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from typing import Final, NamedTuple
 
+from gpuledger.time_ranges import write_moment
+
 HOUR_US: Final = 3_600_000_000
 DAY_US: Final = 24 * HOUR_US
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -31,3 +33,8 @@ def days_in(window: Window) -> Iterator[Window]:
     for number in range(window.begin_us // DAY_US, -(-window.end_us // DAY_US)):
         begin_us = max(window.begin_us, number * DAY_US)
         yield Window(begin_us, min(window.end_us, (number + 1) * DAY_US))
+
+
+def time_text(time_us: int) -> str:
+    """Return a time as text: 2026-10-01T00:00:00Z."""
+    return write_moment(time_us // 10**6 * 1000)

@@ -12,11 +12,11 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from gpuledger_reports.billing import Bill, BillLine
-from gpuledger_reports.charging_sql import HOUR_UNITS
-from gpuledger_reports.money import fraction_of, minor_digits, quantize_together, rounded
-from gpuledger_reports.rates import MILLIJOULES_PER_KILOWATT_HOUR, Rate
-from gpuledger_reports.terms import Cell, CellKey, Terms
+from gpuledger_reports.pricing.billing import Bill, BillLine
+from gpuledger_reports.pricing.lookup import Cell, CellKey, Terms
+from gpuledger_reports.pricing.money import fraction_of, minor_digits, quantize_together, rounded
+from gpuledger_reports.pricing.rates import MILLIJOULES_PER_KILOWATT_HOUR, Rate
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 
 Unit = Literal["Hours", "kWh"]
 RATIO_DIGITS: Final = 12

@@ -7,7 +7,6 @@ a bill may make floats of them by accident.
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -17,52 +16,14 @@ import duckdb
 import msgspec
 
 from gpuledger.store.query import quoted, quoted_name
-from gpuledger_reports.billing import Bill, BillLine, gpu_seconds
-from gpuledger_reports.charging_sql import HOUR_UNITS
-from gpuledger_reports.money import minor_digits, quantize_to, rounded
-from gpuledger_reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
-from gpuledger_reports.tenants import NONE
+from gpuledger_reports.pricing.billing import Bill, gpu_seconds
+from gpuledger_reports.pricing.money import minor_digits, rounded
+from gpuledger_reports.pricing.rows import COSTS, NUMBERS, columns_of, row_of
+from gpuledger_reports.pricing.tenants import NONE
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS
+from gpuledger_reports.reading.times import time_text
 
 _SECONDS: Final = "DECIMAL(28, 3)"
-_BYTE_SECONDS: Final = 10**9
-NUMBERS: Final = (
-    "held_gpu_seconds",
-    "used_gpu_seconds",
-    "charged_gpu_seconds",
-    "memory_byte_seconds",
-    "energy_kilowatt_hours",
-)
-COSTS: Final = ("gpu_cost", "energy_cost", "shared_cost", "held_idle_cost", "cost")
-
-
-def columns_of(bill: Bill) -> tuple[str, ...]:
-    """Return the columns of a bill's lines."""
-    return ("line", *bill.by, "idle_kind", *NUMBERS, *COSTS, "currency")
-
-
-def row_of(bill: Bill, line: BillLine) -> dict[str, Any]:
-    """Return a line by its columns; costs as Decimals with the currency's digits."""
-    digits = minor_digits(bill.currency)
-    parts = (line.gpu_cost, line.energy_cost, line.shared_cost)
-    gpu, energy, shared = quantize_to(line.cost, parts, digits=digits)
-    return {
-        "line": line.id,
-        **dict(zip(bill.by, line.values, strict=True)),
-        "idle_kind": line.idle_kind,
-        "held_gpu_seconds": gpu_seconds(line.held),
-        "used_gpu_seconds": gpu_seconds(line.used),
-        "charged_gpu_seconds": gpu_seconds(line.charged),
-        "memory_byte_seconds": rounded(Fraction(line.memory_byte_ns, _BYTE_SECONDS), digits=0),
-        "energy_kilowatt_hours": rounded(
-            Fraction(line.energy_millijoules, MILLIJOULES_PER_KILOWATT_HOUR), digits=6
-        ),
-        "gpu_cost": gpu,
-        "energy_cost": energy,
-        "shared_cost": shared,
-        "held_idle_cost": rounded(line.held_idle_cost, digits=digits),
-        "cost": line.cost,
-        "currency": bill.currency,
-    }
 
 
 def state_of(bill: Bill) -> str:
@@ -194,12 +155,6 @@ def parquet_columns(bill: Bill) -> dict[str, str]:
     kinds = dict.fromkeys(NUMBERS, _SECONDS) | dict.fromkeys(COSTS, cost)
     kinds |= {"memory_byte_seconds": "DECIMAL(38, 0)", "energy_kilowatt_hours": "DECIMAL(28, 6)"}
     return {name: kinds.get(name, "VARCHAR") for name in columns_of(bill)}
-
-
-def time_text(time_us: int) -> str:
-    """Return a time as people and machines read it: 2026-10-01T00:00:00Z."""
-    moment = datetime.fromtimestamp(time_us // 10**6, tz=UTC)
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def hours_text(units: int, *, digits: int = 1) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from gpuledger.texts import find_near
-from gpuledger_reports.policy import SCOPE, BillPolicy, Dated, fits_pattern
-from gpuledger_reports.policy_fields import Mistake
+from gpuledger_reports.pricing.policy import SCOPE, BillPolicy, Dated, fits_pattern
+from gpuledger_reports.pricing.policy_fields import Mistake
 
 _FIRST_HOLDS: Final = ("prices", "energy", "basis", "idle", "shared", "teams")
 """The sections of which the first row that fits holds."""

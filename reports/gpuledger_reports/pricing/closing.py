@@ -20,18 +20,18 @@ from gpuledger.errors import UserError
 from gpuledger.store.bill_table import BILL_LINES, append_revision
 from gpuledger.store.object_files import open_object_files
 from gpuledger.store.query import files_of, relation
-from gpuledger_reports.bill_output import COSTS, NUMBERS, row_of, time_text
-from gpuledger_reports.billing import Bill, BillLine
-from gpuledger_reports.charge_parts import encode_parts, parts_of
-from gpuledger_reports.charging_sql import UNITS
-from gpuledger_reports.money import fraction_of, minor_digits, rounded, text_of
-from gpuledger_reports.policy import BillPolicy, IdleKind
-from gpuledger_reports.policy_file import ReadPolicy
-from gpuledger_reports.rates import MILLIJOULES_PER_KILOWATT_HOUR
-from gpuledger_reports.tally import UnbalancedBillError
-from gpuledger_reports.terms import CellKey
-from gpuledger_reports.times import Window
-from gpuledger_reports.usage_sums import memory_bound, reading_files
+from gpuledger_reports.pricing.billing import Bill, BillLine
+from gpuledger_reports.pricing.line_parts import encode_parts, parts_of
+from gpuledger_reports.pricing.lookup import CellKey
+from gpuledger_reports.pricing.money import fraction_of, minor_digits, rounded, text_of
+from gpuledger_reports.pricing.policy import BillPolicy, IdleKind
+from gpuledger_reports.pricing.policy_file import ReadPolicy
+from gpuledger_reports.pricing.rates import MILLIJOULES_PER_KILOWATT_HOUR
+from gpuledger_reports.pricing.rows import COSTS, NUMBERS, row_of
+from gpuledger_reports.pricing.totals import UnbalancedBillError
+from gpuledger_reports.reading.charging_sql import UNITS
+from gpuledger_reports.reading.times import Window, time_text
+from gpuledger_reports.reading.usage_sums import memory_bound, reading_files
 
 AMOUNTS: Final = (*NUMBERS, *COSTS)
 CORRECTION: Final = "correction"

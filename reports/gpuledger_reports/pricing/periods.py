@@ -8,7 +8,7 @@ from typing import Final
 
 from gpuledger.errors import ArgumentError
 from gpuledger.time_ranges import begin_of_unit, parse_moment, parse_range
-from gpuledger_reports.times import DAY_US, HOUR_US, Window
+from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window
 
 MAX_DAYS: Final = 3_660
 """Ten years, which take minutes: more is a mistake."""

@@ -20,7 +20,7 @@ from gpuledger.store.commits import (
 )
 from gpuledger.store.query import days_of_files, open_table
 from gpuledger.store.usage_schema import USAGE, USAGE_HOURLY
-from gpuledger_reports.times import DAY_US, HOUR_US
+from gpuledger_reports.reading.times import DAY_US, HOUR_US
 
 _MAX_COMMITS: Final = 10_000
 _MINUTE_US: Final = 60_000_000

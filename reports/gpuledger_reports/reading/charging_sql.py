@@ -19,7 +19,7 @@ a month takes seconds; the others (`is_odd`) are taken out of the sums and go th
 
 from typing import Final, NamedTuple
 
-from gpuledger_reports.times import HOUR_US
+from gpuledger_reports.reading.times import HOUR_US
 
 UNITS: Final = 27_720
 """Divisible by the slices of any board, as far as there are at most twelve."""

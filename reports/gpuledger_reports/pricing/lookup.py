@@ -13,9 +13,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from gpuledger_reports.charging_sql import HOUR_UNITS
-from gpuledger_reports.money import fraction_of
-from gpuledger_reports.policy import (
+from gpuledger_reports.pricing.money import fraction_of
+from gpuledger_reports.pricing.policy import (
     IDLE_KINDS,
     BasisRule,
     BillPolicy,
@@ -24,22 +23,23 @@ from gpuledger_reports.policy import (
     SharedRule,
     is_of_device,
 )
-from gpuledger_reports.policy_file import ReadPolicy, days_of_change
-from gpuledger_reports.rates import DeviceTraits, PriceBook, Rate
-from gpuledger_reports.tenants import (
+from gpuledger_reports.pricing.policy_file import ReadPolicy, days_of_change
+from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook, Rate
+from gpuledger_reports.pricing.tenants import (
     IDLE,
     SILENT,
     UNALLOCATED,
     UNCOVERED,
     Dimensions,
-    PartyKey,
     TenantBook,
     fits_all,
     parts_of,
 )
-from gpuledger_reports.times import Window, begin_of, day_of
-from gpuledger_reports.usage_sums import DeviceClass, Needs, PartyBasis, UsageReader
-from gpuledger_reports.versions import holding_versions, version_at
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS
+from gpuledger_reports.reading.parties import PartyKey
+from gpuledger_reports.reading.times import Window, begin_of, day_of
+from gpuledger_reports.reading.usage_sums import DeviceClass, Needs, PartyBasis, UsageReader
+from gpuledger_reports.reading.versions import holding_versions, version_at
 
 IDLE_WORDS: Final[dict[IdleKind, str]] = {
     "unallocated": UNALLOCATED,

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from gpuledger.errors import GpuledgerError
-from gpuledger_reports.charging_sql import HOUR_UNITS
-from gpuledger_reports.money import fraction_of
-from gpuledger_reports.policy import IDLE_KINDS, IdleKind, IdleRule, SharedRule
-from gpuledger_reports.tenants import NONE, SHARED, PartyKey, fits_all
-from gpuledger_reports.terms import IDLE_WORDS, BillLookup, Cell, CellKey, Scope, Terms
-from gpuledger_reports.usage_sums import DaySums, DeviceClass
+from gpuledger_reports.pricing.lookup import IDLE_WORDS, BillLookup, Cell, CellKey, Scope, Terms
+from gpuledger_reports.pricing.money import fraction_of
+from gpuledger_reports.pricing.policy import IDLE_KINDS, IdleKind, IdleRule, SharedRule
+from gpuledger_reports.pricing.tenants import NONE, SHARED, fits_all
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS
+from gpuledger_reports.reading.parties import PartyKey
+from gpuledger_reports.reading.usage_sums import DaySums, DeviceClass
 
 
 class UnbalancedBillError(GpuledgerError):

@@ -15,13 +15,7 @@ from hashlib import sha256
 from typing import Final
 
 from gpuledger.errors import ArgumentError
-from gpuledger_reports.charging_sql import HOUR_UNITS, UNITS
-from gpuledger_reports.money import minor_digits, quantize_together
-from gpuledger_reports.policy import BudgetRow, IdleKind, dimension_names
-from gpuledger_reports.policy_file import ReadPolicy
-from gpuledger_reports.tally import BillTally, DailyCosts, DayCost, UnbalancedBillError
-from gpuledger_reports.tenants import TenantBook, fits_all
-from gpuledger_reports.terms import (
+from gpuledger_reports.pricing.lookup import (
     IDLE_WORDS,
     BillLookup,
     Cell,
@@ -30,9 +24,21 @@ from gpuledger_reports.terms import (
     Values,
     names_suffice,
 )
-from gpuledger_reports.times import DAY_US, Window, begin_of
-from gpuledger_reports.usage_day import days_of, rows_of
-from gpuledger_reports.usage_sums import DaySums, PartyBasis, UsageReader, UsageRow, UsageSum
+from gpuledger_reports.pricing.money import minor_digits, quantize_together
+from gpuledger_reports.pricing.policy import BudgetRow, IdleKind, dimension_names
+from gpuledger_reports.pricing.policy_file import ReadPolicy
+from gpuledger_reports.pricing.tenants import TenantBook, fits_all
+from gpuledger_reports.pricing.totals import BillTally, DailyCosts, DayCost, UnbalancedBillError
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS, UNITS
+from gpuledger_reports.reading.times import DAY_US, Window, begin_of
+from gpuledger_reports.reading.usage_day import days_of, rows_of
+from gpuledger_reports.reading.usage_sums import (
+    DaySums,
+    PartyBasis,
+    UsageReader,
+    UsageRow,
+    UsageSum,
+)
 
 _SECOND_UNITS: Final = UNITS * 10**9
 
