@@ -317,7 +317,7 @@ class BillMaker:
             origin_cost=quantize_together([origin], digits=digits)[0],
             line_cost=sum((line.cost for line in lines), Decimal(0)),
             exact_origin_cost=origin,
-            covered_ratio=_ratio(tally.covered, tally.there),
+            covered_ratio=_ratio(tally.covered, tally.present),
             measured_ratio=_ratio(tally.measured, tally.used),
             excess_units=tally.excess,
             unpriced=tally.unpriced,

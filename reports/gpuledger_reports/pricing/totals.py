@@ -83,7 +83,7 @@ class BillTally:
     def __init__(self, lookup: BillLookup) -> None:
         self._lookup = lookup
         self.cells: dict[CellKey, dict[Terms, Cell]] = {}
-        self.there = self.covered = self.excess = self.used = self.measured = 0
+        self.present = self.covered = self.excess = self.used = self.measured = 0
         self._board_units: dict[Terms, int] = defaultdict(int)
         self._device_units: dict[Terms, int] = defaultdict(int)
         self._millijoules: dict[Terms, int] = defaultdict(int)
@@ -121,16 +121,16 @@ class BillTally:
         for row_ in day.boards:
             since_us = since(*row_.device[:2], row_.since_us)
             terms = self._lookup.terms_of(row_.device, since_us)
-            self._board_units[terms] += row_.there
-            self.there += row_.there
+            self._board_units[terms] += row_.present
+            self.present += row_.present
             self.covered += row_.covered
             self.excess += row_.excess
-            if row_.there != row_.covered:
+            if row_.present != row_.covered:
                 cell = self._idle_cell("uncovered", row_.device, since_us, terms)
-                cell.charged += row_.there - row_.covered
+                cell.charged += row_.present - row_.covered
 
     def _add_charges(self, day: DaySums) -> None:
-        # Differences to the plain sums: an excess, or what odd hours come to.
+        # Differences to the plain sums: an excess, or complex hours.
         for charge in day.charges:
             since_us = self._lookup.since(*charge.device[:2], charge.since_us)
             terms = self._lookup.terms_of(charge.device, since_us)
@@ -188,8 +188,8 @@ class BillTally:
         """Raise `UnbalancedBillError` where lines have other time than the boards had."""
         # Rows and boards are summed by different queries: what one has lost would show here.
         charged = sum(cell.charged for cells in self.cells.values() for cell in cells.values())
-        if charged != self.there:
-            raise UnbalancedBillError(f"{charged} units are charged, the boards had {self.there}")
+        if charged != self.present:
+            raise UnbalancedBillError(f"{charged} units are charged, the boards had {self.present}")
 
     def origin_cost(self) -> Fraction:
         """Return what all boards cost, whoever had them: by their time, and not by the lines."""

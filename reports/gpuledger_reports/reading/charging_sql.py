@@ -1,20 +1,40 @@
-"""Charges of device-hours in SQL, in whole units: whose each part of an hour is.
+"""Charges of device-hours in SQL, in whole units: which party each part of an hour belongs to.
 
-Time is counted in units of a board-nanosecond divided by `UNITS`, so that an instance's slices of
-its board are whole numbers too. Of each board and hour the parts sum to the time for which the
-board was in the inventory, whatever ticks say:
+A unit is a board-nanosecond divided by `UNITS`, so that the slices of an instance are whole numbers
+too. The parts of a board's hour sum to the time for which the inventory had the board:
 
-1. Where ticks cover more than that (a clock was set, or slewed), held time is scaled down to it.
-2. Of each device what did not answer is overhead. Who held the rest has a claim by the tenant's
-   basis; who used it without holding has one by used time, all of them no more than nobody held.
-3. Claims of more than the device are scaled down to it. What they leave is idle: held and left
-   over, or held by nobody.
-4. What no device of the board covers is uncovered.
+1. If ticks cover more than that (a clock was set, or slewed), held time is scaled down to it.
+2. Time in which a device did not answer is silent. A holder has a claim on the rest by the tenant's
+   basis. A user that did not hold the device has a claim by used time; those claims are bounded by
+   the time that nobody held.
+3. Claims of more than the device are scaled down to it. The rest is idle: held idle, or
+   unallocated.
+4. Time of the board that no device covers is uncovered.
 
-Every scaling is by largest remainder, ties by device and tenant, so that nothing depends on the
-order of rows. Most hours are plain: nobody used what another did not hold, and each holder pays
-what was held, scaled down by a clock that was slewed or not. Those are sums over rows, which is why
-a month takes seconds; the others (`is_odd`) are taken out of the sums and go through all of it.
+Each scaling is by largest remainder, ties by device and tenant, so that the order of rows does not
+matter. Most hours are plain: nobody used what another held, and each holder pays for held time.
+Those are sums over rows, which is why a month takes seconds. The others (`is_complex`) are taken
+out of the sums, and follow all rules.
+
+An example: five rows of an hour of a GPU, in minutes. Pod b pays by used time, the others by held
+time. Pod c holds nothing.
+
+| account | holder | user | held | silent | used |
+|---------|--------|------|------|--------|------|
+| idle    | a      |      | 30   | 0      | 0    |
+| idle    | b      |      | 20   | 5      | 0    |
+| idle    |        |      | 10   | 0      | 0    |
+| pod     |        | b    | 0    | 0      | 6    |
+| pod     |        | c    | 0    | 0      | 4    |
+
+| charged to  | minutes | because                                                |
+|-------------|---------|--------------------------------------------------------|
+| a           | 30      | it held them                                           |
+| b           | 6       | it used them                                           |
+| held_idle   | 9       | b held 15 in which the GPU answered, and paid for 6    |
+| silent      | 5       | b held them, and the GPU did not answer                |
+| c           | 4       | it used them, of the 10 that nobody held               |
+| unallocated | 6       | they are left of those 10                              |
 """
 
 from typing import Final, NamedTuple
@@ -29,14 +49,16 @@ _LONGEST_NS: Final = 1000 * HOUR_US * 1000
 and all that is more says nothing."""
 
 FACTOR: Final = (
-    f"CASE WHEN s > 0 AND {UNITS} % s = 0 THEN coalesce(w, 0) * ({UNITS} // s)"
-    f" WHEN s IS NULL AND parent_uuid IS NULL THEN {UNITS} ELSE 0 END"
+    f"CASE WHEN board_slices > 0 AND {UNITS} % board_slices = 0"
+    f" THEN coalesce(slices, 0) * ({UNITS} // board_slices)"
+    f" WHEN board_slices IS NULL AND parent_uuid IS NULL THEN {UNITS} ELSE 0 END"
 )
 """Units of a nanosecond of a device. Of an instance without known slices nobody knows."""
 
 COLUMNS: Final = """
     cluster, node, gpu_uuid, model, parent_uuid, mig_profile,
-    compute_slices AS w, board_compute_slices AS s, account = 'idle' AS is_holding,
+    compute_slices AS slices, board_compute_slices AS board_slices,
+    account = 'idle' AS is_holding,
     CASE account WHEN 'idle' THEN
             CASE WHEN holder_state IS NOT NULL THEN 'pod'
                 WHEN holder_job_id IS NOT NULL THEN 'job' ELSE 'nobody' END
@@ -64,8 +86,10 @@ def rows_sql(relation: str, *, period: str, slices: str) -> str:
         f"{slices}_slices AS compute_slices",
         f"board_{slices}_slices AS board_compute_slices",
     )
-    w_and_s = f"{slices}_slices AS w, board_{slices}_slices AS s"
-    return f"SELECT * REPLACE ({', '.join(counted)}), {w_and_s}, {hour} AS hour_us FROM {relation}"  # noqa: S608  # quoted files
+    as_slices = f"{slices}_slices AS slices, board_{slices}_slices AS board_slices"
+    return (
+        f"SELECT * REPLACE ({', '.join(counted)}), {as_slices}, {hour} AS hour_us FROM {relation}"  # noqa: S608  # quoted files
+    )
 
 
 SILENT_FLAG: Final = 1
@@ -160,33 +184,34 @@ class Detail(NamedTuple):
 DEVICES: Final = f"""
 CREATE OR REPLACE TEMP TABLE devices AS
 WITH seen AS (
-    SELECT cluster, node, gpu_uuid, parent_uuid, model, mig_profile, w, s
+    SELECT cluster, node, gpu_uuid, parent_uuid, model, mig_profile, slices, board_slices
     FROM usage_rows GROUP BY ALL
 ), boards AS (
     SELECT cluster, node, coalesce(parent_uuid, gpu_uuid) AS board,
         row_number() OVER (ORDER BY cluster, node, coalesce(parent_uuid, gpu_uuid))::INTEGER
             AS board_id,
-        max(model) AS model, count(*) > 1 AS is_cut
+        max(model) AS model, count(*) > 1 AS is_partitioned
     FROM seen GROUP BY cluster, node, board
 ), stayed AS (
     SELECT cluster, node, board,
         coalesce(max(model) FILTER (begin_us < $end_us AND end_us > $begin_us), max(model))
             AS model,
         count(DISTINCT model) FILTER (begin_us < $end_us AND end_us > $begin_us) > 1 AS changes,
-        bool_or(begin_us <= $begin_us AND end_us >= $end_us) AS is_whole
+        bool_or(begin_us <= $begin_us AND end_us >= $end_us) AS is_present_all_day
     FROM stays GROUP BY cluster, node, board
 )
 SELECT row_number() OVER (
-        ORDER BY seen.cluster, seen.node, gpu_uuid, mig_profile, w, s, seen.model
+        ORDER BY seen.cluster, seen.node, gpu_uuid, mig_profile, slices, board_slices, seen.model
     )::INTEGER AS device,
     seen.*, class_node, {FACTOR} AS factor, board_id,
     coalesce(stayed.model, boards.model) AS board_model, coalesce(changes, false) AS changes_model,
-    is_cut, is_whole IS NOT NULL AS is_known, coalesce(is_whole, false) AS is_whole
+    is_partitioned, is_present_all_day IS NOT NULL AS is_known,
+    coalesce(is_present_all_day, false) AS is_present_all_day
 FROM (SELECT *, coalesce(parent_uuid, gpu_uuid) AS board FROM seen) AS seen
 JOIN node_classes USING (cluster, node)
 JOIN boards USING (cluster, node, board) LEFT JOIN stayed USING (cluster, node, board)
 """  # noqa: S608  # our own names
-"""The devices of a day. One that was cut anew, or that has another model, is another one then."""
+"""The devices of a day. One that is partitioned again, or gets another model, is another one."""
 
 OTHER_MODELS: Final = (
     "SELECT count(*) FROM devices WHERE changes_model OR model IS DISTINCT FROM board_model"
@@ -228,15 +253,23 @@ BY_UUID: Final = "each.gpu_uuid = devices.gpu_uuid"
 """How a row's device is found where each UUID is of one device."""
 BY_ALL: Final = BY_UUID + "".join(
     f" AND each.{column} IS NOT DISTINCT FROM devices.{column}"
-    for column in ("cluster", "node", "parent_uuid", "model", "mig_profile", "w", "s")
+    for column in (
+        "cluster",
+        "node",
+        "parent_uuid",
+        "model",
+        "mig_profile",
+        "slices",
+        "board_slices",
+    )
 )
 
 
 def hours_sql(*, same_device: str) -> str:
     """Return the SQL that makes `device_hours`.
 
-    They say of each device and hour what ticks cover of its board, for how long that was there
-    (both in units), and whether the hour is odd.
+    They say of each device and hour what ticks cover of its board, for how long that was
+    present (both in units), and whether the hour is complex.
     """
     return f"""
 CREATE OR REPLACE TEMP TABLE device_hours AS
@@ -246,34 +279,35 @@ WITH summed AS (
         count(idle_row) AS idle_rows
     FROM usage_rows AS each JOIN devices ON {same_device}
     GROUP BY device, hour_us
-), cut AS (
+), partitioned AS (
     SELECT board_id, hour_us, sum(held_ns * factor) AS held
-    FROM summed JOIN devices USING (device) WHERE is_cut GROUP BY ALL
+    FROM summed JOIN devices USING (device) WHERE is_partitioned GROUP BY ALL
 ), partly AS (
     -- Of boards that came or went in the day: for how long they were there in each hour.
     SELECT board_id, hour_us,
         sum(greatest(0, least(end_us, hour_us + {HOUR_US}, $end_us)
-            - greatest(begin_us, hour_us, $begin_us)))::HUGEINT * {1000 * UNITS} AS there
+            - greatest(begin_us, hour_us, $begin_us)))::HUGEINT * {1000 * UNITS} AS present
     FROM (SELECT DISTINCT cluster, node, board, board_id FROM devices
-            WHERE is_known AND NOT is_whole)
+            WHERE is_known AND NOT is_present_all_day)
     JOIN stays USING (cluster, node, board)
     CROSS JOIN (SELECT DISTINCT hour_us FROM summed)
     GROUP BY ALL
 ), placed AS (
-    SELECT summed.*, board_id, is_cut, is_known, coalesce(cut.held, held_ns * factor) AS covered,
-        CASE WHEN is_whole OR NOT is_known
+    SELECT summed.*, board_id, is_partitioned, is_known,
+        coalesce(partitioned.held, held_ns * factor) AS covered,
+        CASE WHEN is_present_all_day OR NOT is_known
             THEN (least(hour_us + {HOUR_US}, $end_us) - greatest(hour_us, $begin_us))::HUGEINT
                 * {1000 * UNITS}
-            ELSE coalesce(partly.there, 0) END AS there
+            ELSE coalesce(partly.present, 0) END AS present
     FROM summed JOIN devices USING (device)
-    LEFT JOIN cut USING (board_id, hour_us) LEFT JOIN partly USING (board_id, hour_us)
+    LEFT JOIN partitioned USING (board_id, hour_us) LEFT JOIN partly USING (board_id, hour_us)
 )
-SELECT device, hour_us, board_id, is_cut, is_known, covered,
-    CASE WHEN is_known THEN there ELSE least(there, covered) END AS there,
+SELECT device, hour_us, board_id, is_partitioned, is_known, covered,
+    CASE WHEN is_known THEN present ELSE least(present, covered) END AS present,
     -- What is held of a whole GPU that answers is scaled down to its time, and that is all.
     flags & {FREE_FLAG | USED_FLAG} = {FREE_FLAG | USED_FLAG}
-        OR (covered > there AND (flags & {SILENT_FLAG} <> 0 OR is_cut))
-        OR covered > {_LONGEST_NS * UNITS} AS is_odd,
+        OR (covered > present AND (flags & {SILENT_FLAG} <> 0 OR is_partitioned))
+        OR covered > {_LONGEST_NS * UNITS} AS is_complex,
     idle_rows > 1 AS is_shared
 FROM placed
 """  # noqa: S608  # our own names
@@ -281,9 +315,9 @@ FROM placed
 
 # Only rows of holders are looked at: who uses without holding is charged by use, by any basis.
 def mark_special_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL that makes hours odd in which somebody holds who is not charged by that."""
+    """Return the SQL that makes hours complex in which a holder is not charged by held time."""
     return f"""
-UPDATE device_hours SET is_odd = true
+UPDATE device_hours SET is_complex = true
 FROM (
     SELECT DISTINCT device, hour_us
     FROM (
@@ -310,26 +344,26 @@ class CoveredRow(NamedTuple):
     excess: int
 
 
-# A cut board's hours are one each, though every device of it has one: any of them says it.
+# Each device of a partitioned board has the board's hour: one of them is enough.
 def covered_sql(detail: Detail) -> str:
     """Return the SQL of what ticks cover of boards, and of what is more than the boards' time."""
     return f"""
 SELECT cluster, class_node AS node, model, {detail.since} AS since_us, {detail.board} AS gpu,
-    coalesce(sum(least(covered, there)) FILTER (hours.is_known), 0) AS known,
-    sum(least(covered, there)) AS covered, sum(greatest(0, covered - there)) AS excess
+    coalesce(sum(least(covered, present)) FILTER (hours.is_known), 0) AS known,
+    sum(least(covered, present)) AS covered, sum(greatest(0, covered - present)) AS excess
 FROM (
-    SELECT board_id, hour_us, any_value(covered) AS covered, any_value(there) AS there,
+    SELECT board_id, hour_us, any_value(covered) AS covered, any_value(present) AS present,
         any_value(is_known) AS is_known, min(device) AS device
-    FROM device_hours WHERE is_cut GROUP BY board_id, hour_us
-    UNION ALL SELECT board_id, hour_us, covered, there, is_known, device
-    FROM device_hours WHERE NOT is_cut
+    FROM device_hours WHERE is_partitioned GROUP BY board_id, hour_us
+    UNION ALL SELECT board_id, hour_us, covered, present, is_known, device
+    FROM device_hours WHERE NOT is_partitioned
 ) AS hours JOIN devices USING (device)
 GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
 WANTED: Final = (
-    "cluster", "node", "model", "mig_profile", "w", "s", "gpu", "since_us",
+    "cluster", "node", "model", "mig_profile", "slices", "board_slices", "gpu", "since_us",
     "kind", "uid", "named_namespace", "named_pod", "job", "is_holding",
 )  # fmt: skip
 """What tells the rows of a sum."""
@@ -353,10 +387,10 @@ def rows_of_hours(condition: str, *, same_device: str, of: str = "usage_rows") -
     """Return the SQL of the rows of some device-hours, for `parts_sql`.
 
     Beside each row stand its device, what of it is held in units, and what is `covered` of its
-    board in the hour, for which that was `there`.
+    board in the hour, for which that was `present`.
     """
     return f"""(
-    SELECT each.*, device, covered, there, coalesce(held_ns, 0) * factor AS held
+    SELECT each.*, device, covered, present, coalesce(held_ns, 0) * factor AS held
     FROM {of} AS each JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us)
     WHERE {condition}
 )"""  # noqa: S608  # our own names
@@ -380,14 +414,14 @@ def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
         ELSE {amount} END"""
 
 
-def odd_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL that makes `odd_charges`: all rules of this module, for odd hours alone."""
+def complex_sql(detail: Detail, *, same_device: str) -> str:
+    """Return the SQL that makes `complex_charges`: all rules of this module."""
     hour, device_hour = "board_id, hour_us", "device, hour_us"
     return f"""
-CREATE OR REPLACE TEMP TABLE odd_charges AS
+CREATE OR REPLACE TEMP TABLE complex_charges AS
 WITH parted AS (
     -- Party 0 is nobody.
-    SELECT device, board_id, hour_us, covered, there, coalesce(party, 0) AS party,
+    SELECT device, board_id, hour_us, covered, present, coalesce(party, 0) AS party,
         any_value(coalesce(basis, 'held')) AS basis, any_value(coalesce(weight, 0)) AS weight,
         any_value(coalesce(weight_of, 1)) AS weight_of,
         {_bounded("sum(held_ns)")} * any_value(factor) AS held,
@@ -399,76 +433,79 @@ WITH parted AS (
     ) AS each
     JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us, board_id)
     LEFT JOIN parties ON {_SAME_PARTY}
-    WHERE is_odd GROUP BY ALL
+    WHERE is_complex GROUP BY ALL
 ), bounded AS (
     SELECT * REPLACE (sum(held) OVER (PARTITION BY {hour}) AS covered) FROM parted
 ), fitted AS (
     SELECT * REPLACE (
-        {scaled("held", "there", "covered", hour, "device, party")} AS held,
-        CASE WHEN covered > there THEN silent * there // covered ELSE silent END AS silent,
-        CASE WHEN covered > there THEN used * there // covered ELSE used END AS used
+        {scaled("held", "present", "covered", hour, "device, party")} AS held,
+        CASE WHEN covered > present THEN silent * present // covered ELSE silent END AS silent,
+        CASE WHEN covered > present THEN used * present // covered ELSE used END AS used
     ) FROM bounded
 ), usable AS (
-    SELECT *, least(silent, held) AS silent_part, held - least(silent, held) AS own FROM fitted
-), wished AS (
+    SELECT *, least(silent, held) AS silent_part, held - least(silent, held) AS answering
+    FROM fitted
+), requested AS (
     SELECT *,
-        CASE WHEN party = 0 OR own = 0 THEN 0 ELSE CASE basis
-            WHEN 'held' THEN own WHEN 'used' THEN used WHEN 'greater' THEN greatest(own, used)
-            ELSE (weight * own + (weight_of - weight) * used) // weight_of END END AS claim,
-        CASE WHEN party <> 0 AND own = 0 THEN used ELSE 0 END AS wish,
-        coalesce(sum(own) FILTER (party = 0) OVER (PARTITION BY {device_hour}), 0) AS free,
-        sum(own) OVER (PARTITION BY {device_hour}) AS all_own
+        CASE WHEN party = 0 OR answering = 0 THEN 0 ELSE CASE basis
+            WHEN 'held' THEN answering WHEN 'used' THEN used
+            WHEN 'greater' THEN greatest(answering, used)
+            ELSE (weight * answering + (weight_of - weight) * used) // weight_of END END AS claim,
+        CASE WHEN party <> 0 AND answering = 0 THEN used ELSE 0 END AS request,
+        coalesce(sum(answering) FILTER (party = 0) OVER (PARTITION BY {device_hour}), 0) AS free,
+        sum(answering) OVER (PARTITION BY {device_hour}) AS all_answering
     FROM usable
 ), totals AS (
-    SELECT *, sum(wish) OVER (PARTITION BY {device_hour}) AS wishes FROM wished
+    SELECT *, sum(request) OVER (PARTITION BY {device_hour}) AS all_requests FROM requested
 ), granted AS (
-    SELECT *, {scaled("wish", "free", "wishes", device_hour, "party")} AS grant_ FROM totals
+    SELECT *, {scaled("request", "free", "all_requests", device_hour, "party")} AS grant_
+    FROM totals
 ), claimed AS (
-    SELECT *, claim + grant_ AS asked,
-        sum(claim + grant_) OVER (PARTITION BY {device_hour}) AS all_asked
+    SELECT *, claim + grant_ AS due,
+        sum(claim + grant_) OVER (PARTITION BY {device_hour}) AS all_due
     FROM granted
 )
-SELECT device, hour_us, party, silent_part, own, all_own - free AS all_held,
-    {scaled("asked", "all_own", "all_asked", device_hour, "party")} AS charged,
-    own > 0 AND party <> 0 AS is_holder
+SELECT device, hour_us, party, silent_part, answering, all_answering - free AS all_held,
+    {scaled("due", "all_answering", "all_due", device_hour, "party")} AS charged,
+    answering > 0 AND party <> 0 AS is_holder
 FROM claimed
 """  # noqa: S608  # our own names
 
 
-class OddPartyRow(NamedTuple):
-    """A row of `odd_parties_sql`."""
+class ComplexPartyRow(NamedTuple):
+    """A row of `complex_parties_sql`."""
 
     cluster: str
     node: str
     model: str | None
     mig_profile: str | None
-    w: int | None
-    s: int | None
+    slices: int | None
+    board_slices: int | None
     gpu: str | None
     since_us: int
     party: int
     units: int
 
 
-def odd_parties_sql(detail: Detail) -> str:
-    """Return the SQL of what parties are charged of odd hours, by device class and time."""
+def complex_parties_sql(detail: Detail) -> str:
+    """Return the SQL of what parties are charged of complex hours, by device class and time."""
     return f"""
-SELECT cluster, class_node AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
+SELECT cluster, class_node AS node, model, mig_profile, slices, board_slices, {detail.gpu} AS gpu,
     {detail.since} AS since_us, party, sum(charged) AS units
-FROM odd_charges JOIN devices USING (device) WHERE party <> 0 AND charged <> 0
+FROM complex_charges JOIN devices USING (device) WHERE party <> 0 AND charged <> 0
 GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
-class OddIdleRow(NamedTuple):
-    """A row of `odd_idle_sql`."""
+class ComplexIdleRow(NamedTuple):
+    """A row of `complex_idle_sql`."""
 
     cluster: str
     node: str
     model: str | None
     mig_profile: str | None
-    w: int | None
-    s: int | None
+    slices: int | None
+    board_slices: int | None
     gpu: str | None
     since_us: int
     silent: int
@@ -477,15 +514,15 @@ class OddIdleRow(NamedTuple):
 
 
 # Left over is first what holders were given and not charged for, then what nobody held.
-def odd_idle_sql(detail: Detail) -> str:
-    """Return the SQL of what odd hours leave: silent, held and left over, and unallocated."""
+def complex_idle_sql(detail: Detail) -> str:
+    """Return the SQL of what complex hours leave: silent, held and left over, and unallocated."""
     return f"""
 WITH by_hour AS (
-    SELECT device, hour_us, sum(silent_part) AS silent, sum(own) - sum(charged) AS left_over,
+    SELECT device, hour_us, sum(silent_part) AS silent, sum(answering) - sum(charged) AS left_over,
         greatest(0, any_value(all_held) - sum(CASE WHEN is_holder THEN charged ELSE 0 END)) AS held
-    FROM odd_charges GROUP BY device, hour_us
+    FROM complex_charges GROUP BY device, hour_us
 )
-SELECT cluster, class_node AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
+SELECT cluster, class_node AS node, model, mig_profile, slices, board_slices, {detail.gpu} AS gpu,
     {detail.since} AS since_us, sum(silent) AS silent, sum(least(left_over, held)) AS held_idle,
     sum(left_over - least(left_over, held)) AS unallocated
 FROM by_hour JOIN devices USING (device)

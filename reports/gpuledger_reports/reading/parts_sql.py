@@ -94,8 +94,8 @@ class SumRow(NamedTuple):
     node: str
     model: str | None
     mig_profile: str | None
-    w: int | None
-    s: int | None
+    slices: int | None
+    board_slices: int | None
     gpu: str | None
     since_us: int
     is_holding: bool
@@ -119,8 +119,9 @@ class SumRow(NamedTuple):
 def sums_sql(rows: str, detail: Detail) -> str:
     """Return the SQL of sums over rows, by device class, time and party."""
     return f"""
-SELECT cluster, {detail.node} AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
-    {detail.since_us} AS since_us, is_holding, {detail.party}, ({FACTOR})::HUGEINT AS factor,
+SELECT cluster, {detail.node} AS node, model, mig_profile, slices, board_slices,
+    {detail.gpu} AS gpu, {detail.since_us} AS since_us, is_holding, {detail.party},
+    ({FACTOR})::HUGEINT AS factor,
     {", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in _SUMMED)}
 FROM {rows} JOIN node_classes USING (cluster, node)
 GROUP BY ALL
@@ -158,7 +159,7 @@ GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
-# Ties by whose a row is, nobody first: as in odd hours.
+# Ties by whose a row is, nobody first: as in complex hours.
 _IN_ORDER: Final = ", ".join(
     f"{column} NULLS FIRST"
     for column in ("holder_uid", "holder_namespace", "holder_pod", "holder_job_id")
@@ -172,8 +173,8 @@ class ExcessRow(NamedTuple):
     node: str
     model: str | None
     mig_profile: str | None
-    w: int | None
-    s: int | None
+    slices: int | None
+    board_slices: int | None
     gpu: str | None
     since_us: int
     kind: PartyKind
@@ -188,24 +189,24 @@ class ExcessRow(NamedTuple):
 
 
 def excess_sql(detail: Detail, *, same_device: str) -> str:
-    """Return the SQL of what plain hours have more than their board was there, by whose it is."""
-    condition = "NOT is_odd AND covered > there AND account = 'idle'"
+    """Return the SQL of by how much plain hours exceed their board's presence, by party."""
+    condition = "NOT is_complex AND covered > present AND account = 'idle'"
     alone, shared = (
         rows_of_hours(f"{condition} AND {which}", same_device=same_device, of="usage_raw")
         for which in ("NOT is_shared", "is_shared")
     )
-    fitted = scaled("held", "there", "covered", "device, hour_us", _IN_ORDER)
+    fitted = scaled("held", "present", "covered", "device, hour_us", _IN_ORDER)
     # Users stand in other rows than holders: what nobody reads is not sorted along.
     users = ("pod_uid", "pod_state", "namespace", "pod", "job_id")
     row = f"* REPLACE ({', '.join(f'NULL::VARCHAR AS {name}' for name in users)})"
     rows = f"""(
-    SELECT {row}, covered - there AS excess FROM {alone}
+    SELECT {row}, covered - present AS excess FROM {alone}
     UNION ALL SELECT {row}, held - ({fitted}) AS excess FROM {shared}
 )"""  # noqa: S608  # our own names
     parts = _parts(detail, _ALL_NAMES, of=rows, also="excess")
     return f"""
-SELECT cluster, {detail.node} AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
-    {detail.since_us} AS since_us, {detail.party}, sum(excess) AS units
+SELECT cluster, {detail.node} AS node, model, mig_profile, slices, board_slices,
+    {detail.gpu} AS gpu, {detail.since_us} AS since_us, {detail.party}, sum(excess) AS units
 FROM ({parts}) JOIN node_classes USING (cluster, node)
 GROUP BY ALL
 """  # noqa: S608  # our own names

@@ -11,19 +11,19 @@ The order of a day's questions is here. What is asked is `charging_sql`'s, `part
 | `node_classes` | a node, and the one that stands for it      | `_open_rows`    | sums, devices   |
 | `devices`      | a GPU or instance, in one shape and model   | `DEVICES`       | all below       |
 | `board_models` | an hour of a board that rows call otherwise | `BOARD_MODELS`  | `usage_raw`     |
-| `device_hours` | a device's hour: covered, there, odd or not | `hours_sql`     | charges, boards |
-| `parties`      | who rows are of, with number and basis      | `_load_parties` | `odd_charges`   |
-| `odd_charges`  | what a party is charged of an odd hour      | `odd_sql`       | odd sums        |
+| `device_hours` | a device's hour: covered, present, complex? | `hours_sql`     | charges, boards |
+| `parties`      | who rows are of, with number and basis      | `_load_parties` | the next        |
+| `complex_charges` | a party's charge in a complex hour       | `complex_sql`   | complex sums    |
 
-The first three are made again where something else says which pod a row's container is of
-(`containers`), what a pod is called (`row_names`), or which model a board has; the last makes
-`devices` anew, too. `mark_special_sql` makes further hours odd by the parties' bases; where all pay
-by held time the parties are those of odd hours alone. All others are made once a day.
+The first three are made again if other records have the pod of a container (`containers`), the name
+of a pod (`row_names`), or the model of a board, for which `devices` is made again too.
+`mark_special_sql` makes further hours complex by the parties' bases; if all pay by held time, only
+the parties of complex hours are loaded. All others are made once a day.
 
-Plain hours are sums over `usage_parts`: their holders pay by held time, and nobody used what was
-free, so that nothing is to be granted, and claims are never more than the device. The board alone
-may have been there for less than is held: that is `excess_sql`, which is taken from the sums. Odd
-hours are taken from them whole, and come back by all rules.
+Plain hours are sums over `usage_parts`: their holders pay by held time, and nobody used free time,
+so that claims never exceed the device. Only the board may have been present for less than is held:
+`excess_sql` finds that, and it is taken from the sums. Complex hours are taken from the sums whole,
+and come back by all rules.
 """
 
 from collections import defaultdict, deque
@@ -35,7 +35,12 @@ from typing import Final, NamedTuple, TypeVar
 from gpuledger.store.query import quoted
 from gpuledger_reports.reading import charging_sql as sql
 from gpuledger_reports.reading import pods_sql
-from gpuledger_reports.reading.charging_sql import UNITS, CoveredRow, OddIdleRow, OddPartyRow
+from gpuledger_reports.reading.charging_sql import (
+    UNITS,
+    ComplexIdleRow,
+    ComplexPartyRow,
+    CoveredRow,
+)
 from gpuledger_reports.reading.inventory import Node
 from gpuledger_reports.reading.parties import PartyKey
 from gpuledger_reports.reading.parts_sql import (
@@ -201,7 +206,7 @@ class _UsageDay:
         if self._open_rows():
             window = self._window._asdict()
             usage = self._usage("usage_parts")
-            # A UUID that two nodes name, or a GPU that was cut anew, takes the longer comparison.
+            # A UUID of two nodes, or a GPU that was partitioned again, takes the longer comparison.
             same = sql.BY_UUID if self._is_plain() else sql.BY_ALL
             self._ask(sql.hours_sql(same_device=same), window)
             charges, idle = self._charges(same, basis_of)
@@ -223,7 +228,12 @@ class _UsageDay:
         ]
         if not wanted:
             return
-        kinds = {"is_holding": "BOOLEAN", "w": "BIGINT", "s": "BIGINT", "since_us": "BIGINT"}
+        kinds = {
+            "is_holding": "BOOLEAN",
+            "slices": "BIGINT",
+            "board_slices": "BIGINT",
+            "since_us": "BIGINT",
+        }
         columns = {name: kinds.get(name, "VARCHAR") for name in sql.WANTED}
         self._reader.load("wanted", columns, wanted)
         query = sql.rows_in_sql(since=self._detail.since, gpu=self._detail.gpu)
@@ -338,24 +348,24 @@ class _UsageDay:
             is_special = self._load_parties(parties, basis_of)
         if is_special:
             self._ask(sql.mark_special_sql(self._detail, same_device=same))
-        odd, excess = self._ask(
-            "SELECT count(*) FILTER (is_odd), count(*) FILTER (NOT is_odd AND covered > there)"
-            " FROM device_hours"
+        complex_hours, excess = self._ask(
+            "SELECT count(*) FILTER (is_complex),"
+            " count(*) FILTER (NOT is_complex AND covered > present) FROM device_hours"
         )[0]
         charges = self._excess(same) if excess else []
         # Plain hours are in the sums already.
-        if not odd:
+        if not complex_hours:
             return charges, []
         if not is_special:
-            rows = sql.rows_of_hours("is_odd", same_device=same)
+            rows = sql.rows_of_hours("is_complex", same_device=same)
             query = parties_sql(rows, self._detail)
             self._load_parties(self._reader.ask_for(PartyRow, query), basis_of)
         # What the plain sums have of these hours is taken back first.
-        for row in self._usage(sql.rows_of_hours("is_odd AND is_holding", same_device=same)):
+        for row in self._usage(sql.rows_of_hours("is_complex AND is_holding", same_device=same)):
             own = PartyCharge(row.device, row.since_us, row.party, row.silent - row.held)
             charges += [own, own._replace(units=-row.silent, is_silent=True)]
-        self._ask(sql.odd_sql(self._detail, same_device=same))
-        for charged in self._reader.ask_for(OddPartyRow, sql.odd_parties_sql(self._detail)):
+        self._ask(sql.complex_sql(self._detail, same_device=same))
+        for charged in self._reader.ask_for(ComplexPartyRow, sql.complex_parties_sql(self._detail)):
             # Parties are numbered from 1, as 0 is nobody.
             party, since_us = self._parties[charged.party - 1]
             since_us = max(charged.since_us, since_us)
@@ -368,7 +378,7 @@ class _UsageDay:
                 held_idle=int(left.held_idle),
                 unallocated=int(left.unallocated),
             )
-            for left in self._reader.ask_for(OddIdleRow, sql.odd_idle_sql(self._detail))
+            for left in self._reader.ask_for(ComplexIdleRow, sql.complex_idle_sql(self._detail))
         ]
         return charges, idle
 
@@ -454,8 +464,10 @@ class _UsageDay:
         return {(*board,): model for *board, model in found if (*board,) in unnamed}
 
 
-def _device_of(row: SumRow | ExcessRow | OddPartyRow | OddIdleRow) -> DeviceClass:
-    return DeviceClass(row.cluster, row.node, row.model, row.mig_profile, row.w, row.s, row.gpu)
+def _device_of(row: SumRow | ExcessRow | ComplexPartyRow | ComplexIdleRow) -> DeviceClass:
+    return DeviceClass(
+        row.cluster, row.node, row.model, row.mig_profile, row.slices, row.board_slices, row.gpu
+    )
 
 
 def _party_of(row: SumRow | ExcessRow) -> PartyKey:

@@ -98,7 +98,7 @@ class PartyCharge(NamedTuple):
 
 
 class IdleCharge(NamedTuple):
-    """Idle time of odd hours, in units."""
+    """Idle time of complex hours, in units."""
 
     device: DeviceClass
     since_us: int
@@ -112,7 +112,7 @@ class BoardTime(NamedTuple):
 
     device: DeviceClass
     since_us: int
-    there: int
+    present: int
     covered: int
     excess: int
     """Covered time beyond the boards' own: clocks that were set, boards that had gone."""
