@@ -262,10 +262,7 @@ def bill(
 
 @app.command
 def check(file: Path) -> int:
-    """Check a file of prices and policies; exit 1 where it has mistakes, each with its line.
-
-    What is allowed and probably meant otherwise is said on standard error.
-    """
+    """Check a file of prices and policies; exit 1 where it has mistakes, each with its line."""
     try:
         read = read_policy(file)
     except PolicyError as error:
@@ -277,8 +274,6 @@ def check(file: Path) -> int:
     if not (policy.prices or policy.energy):
         sys.stdout.write(f"{file}: line 1: prices: there is none, and GPUs would cost nothing\n")
         return WRONG
-    for doubt in read.doubts:
-        sys.stderr.write(f"gpuledger: {file}: {doubt}\n")
     sys.stdout.write(
         f"{file}: ok: {len(policy.prices)} prices in {policy.currency}, {len(policy.energy)} energy"
         f" prices, {len(policy.teams)} team rows, {len(policy.budgets)} budgets,"

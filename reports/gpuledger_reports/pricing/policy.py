@@ -119,12 +119,6 @@ class Dated(_PolicyPart, frozen=True, kw_only=True):
             self.until is None or day < self.until
         )
 
-    def holds_whenever(self, other: "Dated") -> bool:
-        """Return whether it holds on each day on which another row does."""
-        began = self.since is None or (other.since is not None and self.since <= other.since)
-        ends = self.until is None or (other.until is not None and other.until <= self.until)
-        return began and ends
-
 
 class Scoped(Dated, frozen=True, kw_only=True):
     """A row that holds for some devices; each pattern may have `*` and `?`."""

@@ -16,7 +16,6 @@ from gpuledger.small_files import read_small_file
 from gpuledger.texts import shorten_middle
 from gpuledger_reports.pricing.policy import BillPolicy, mistakes_of
 from gpuledger_reports.pricing.policy_fields import MisreadValue, Mistake, Steps, mistakes_in
-from gpuledger_reports.pricing.policy_warnings import doubts_of
 
 MAX_BYTES: Final = 8 * 2**20
 MAX_VALUES: Final = 1_000_000
@@ -43,8 +42,6 @@ class ReadPolicy(NamedTuple):
     """The hash of what it means: comments and the order of keys do not count."""
     name: str
     """What it is called on bills."""
-    doubts: Sequence[str] = ()
-    """What in it may be meant otherwise, each with its line and remedy."""
 
 
 def read_policy(file: Path | None) -> ReadPolicy:
@@ -56,12 +53,12 @@ def read_policy(file: Path | None) -> ReadPolicy:
         reason = getattr(error, "strerror", None) or "not UTF-8"
         raise UserError(f"cannot read {file}: {reason}; give a file of prices") from error
     try:
-        policy, doubts = _parse(text)
+        policy = parse_policy(text)
     except PolicyError as error:
         raise PolicyError(error.mistakes, file=str(file)) from error
     # Sorted, as the order in which a file names its fields says nothing; that of rows does.
     meaning = msgspec.json.encode(policy, order="sorted")
-    return ReadPolicy(policy, sha256(meaning).hexdigest(), name, doubts)
+    return ReadPolicy(policy, sha256(meaning).hexdigest(), name)
 
 
 def parse_policy(text: str) -> BillPolicy:
@@ -69,11 +66,6 @@ def parse_policy(text: str) -> BillPolicy:
 
     Raises `PolicyError` with all mistakes that could be found: line, field, remedy.
     """
-    return _parse(text)[0]
-
-
-def _parse(text: str) -> tuple[BillPolicy, list[str]]:
-    """Return the policy that a YAML text means, and what of it may be meant otherwise."""
     try:
         root = yaml.compose(text, Loader=_ExactLoader)
         lines = _LineNumbers(root)
@@ -91,8 +83,7 @@ def _parse(text: str) -> tuple[BillPolicy, list[str]]:
     if told:
         # Written above and below: `line 7: …`.
         raise PolicyError(sorted(told, key=lambda mistake: int(mistake.split()[1].rstrip(":"))))
-    policy = msgspec.convert(content, BillPolicy)
-    return policy, [f"{lines.name(path)}: {what}" for path, what in doubts_of(policy)]
+    return msgspec.convert(content, BillPolicy)
 
 
 def _between_the_right(content: Any, mistakes: Sequence[Mistake]) -> Iterator[Mistake]:  # noqa: ANN401  # any YAML

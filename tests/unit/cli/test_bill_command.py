@@ -300,17 +300,6 @@ def test_a_file_without_any_price_is_a_mistake(
     assert "prices: there is none" in capsys.readouterr().out
 
 
-def test_check_says_what_is_probably_meant_otherwise_and_finds_the_file_right(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "prices.yaml"
-    file.write_text("prices:\n- {name: rest, per_gpu_hour: 1}\n- {name: a, per_gpu_hour: 2}\n")
-    assert main(["bill", "check", str(file)]) == 0
-    printed = capsys.readouterr()
-    assert "ok: 2 prices" in printed.out
-    assert printed.err.startswith(f"gpuledger: {file}: line 3: prices[1]: never holds")
-
-
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
