@@ -1,4 +1,4 @@
-"""Events a second and core that the sinks rows and otlp write to Kafka again, by a real broker."""
+"""Events a second and core that the sink rows writes to Kafka again, by a real broker."""
 
 import asyncio
 import tempfile
@@ -17,10 +17,9 @@ from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import encode
 from gpuledger.errors import UnavailableError
 from gpuledger.keys import key_in, node_key
-from gpuledger.records import GpuEvent
 from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import Topic, partition_of_node
+from gpuledger.topics import partition_of_node
 from tests.default_topics import EVENTS, TOPICS
 from tests.real.end_to_end.deployables import Deployable
 from tests.real.services.kafka import Kafka
@@ -30,8 +29,7 @@ _NODES: Final = 50
 _TICKS: Final = 200
 _LONGEST_SECONDS: Final = 300.0
 _LOOK_SECONDS: Final = 0.2
-_OTLP_METRICS: Final = Topic(name="otlp_metrics", record=GpuEvent, key="node")
-_MESSAGES_AN_EVENT: Final = {"rows": ENTRIES, "otlp": 1}
+_KIND: Final = "rows"
 
 
 class _Look(NamedTuple):
@@ -41,18 +39,17 @@ class _Look(NamedTuple):
 
 
 def run() -> Iterator[Figure]:
-    """Yield rate and memory of each sink, from events that lie there to what is committed."""
+    """Yield rate and memory, from events that lie there to what is committed."""
     with run_kafka() as kafka, tempfile.TemporaryDirectory(prefix="gpuledger-bench-") as folder:
         asyncio.run(_publish(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)))
-        for kind in _MESSAGES_AN_EVENT:
-            first, last = _measure(kind, kafka, Path(folder))
-            rate = (last.events - first.events) / (last.cpu_seconds - first.cpu_seconds)
-            yield Figure(name=f"{NAME}.{kind}", value=rate, unit="events/s/core")
-            yield Figure(name=f"{NAME}.{kind}_memory", value=last.resident_bytes, unit="bytes")
+        first, last = _measure(kafka, Path(folder))
+        rate = (last.events - first.events) / (last.cpu_seconds - first.cpu_seconds)
+        yield Figure(name=f"{NAME}.{_KIND}", value=rate, unit="events/s/core")
+        yield Figure(name=f"{NAME}.{_KIND}_memory", value=last.resident_bytes, unit="bytes")
 
 
 async def _publish(settings: KafkaSettings) -> None:
-    await create_topics(settings, [*TOPICS, _OTLP_METRICS])
+    await create_topics(settings, TOPICS)
     # What is older than the topic keeps may be deleted before it was read.
     start_ns = time.time_ns() - _TICKS * NS_PER_SECOND
     async with KafkaBus(settings).producer() as producer:
@@ -66,11 +63,11 @@ async def _publish(settings: KafkaSettings) -> None:
             await producer.publish(EVENTS.name, at, messages)
 
 
-def _measure(kind: str, kafka: Kafka, folder: Path) -> tuple[_Look, _Look]:
+def _measure(kafka: Kafka, folder: Path) -> tuple[_Look, _Look]:
     """Return a look at the sink as soon as it writes, and one when it is done."""
     sink = Deployable(
-        name=kind,
-        command=["gpuledger-sink", kind],
+        name=_KIND,
+        command=["gpuledger-sink", _KIND],
         folder=folder,
         environment={"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers},
     )
@@ -78,22 +75,22 @@ def _measure(kind: str, kafka: Kafka, folder: Path) -> tuple[_Look, _Look]:
     sink.start()
     try:
         sink.wait_until_ready()
-        first = last = _look(sink, kind)
+        first = last = _look(sink)
         while last.events < _NODES * _TICKS:
             if time.monotonic() > deadline:
-                raise UnavailableError(f"{kind} wrote {last.events:.0f} events: {sink.log_tail()}")
+                raise UnavailableError(f"{_KIND} wrote {last.events:.0f} events: {sink.log_tail()}")
             time.sleep(_LOOK_SECONDS)
-            last = _look(sink, kind)
+            last = _look(sink)
     finally:
         sink.stop()
     return first, last
 
 
-def _look(sink: Deployable, kind: str) -> _Look:
-    sent = f'gpuledger_sink_sent_total{{sink="{kind}"}}'
+def _look(sink: Deployable) -> _Look:
+    sent = f'gpuledger_sink_sent_total{{sink="{_KIND}"}}'
     messages = sink.metric(sent) if sent in sink.metrics() else 0.0
     return _Look(
-        events=messages / _MESSAGES_AN_EVENT[kind],
+        events=messages / ENTRIES,
         cpu_seconds=sink.metric("process_cpu_seconds_total"),
         resident_bytes=sink.metric("process_resident_memory_bytes"),
     )

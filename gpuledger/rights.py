@@ -25,7 +25,7 @@ class TopicUse:
 
 _LIST: Final = "dead letters list"
 _PUT_BACK: Final = "dead letters replay"
-_SINKS: Final = ("sink remote_write", "sink alerts", "sink store", "sink rows", "sink otlp")
+_SINKS: Final = ("sink remote_write", "sink alerts", "sink store", "sink rows")
 
 USES: Final = (
     TopicUse(topic="samples", writers=("agent", _PUT_BACK), readers=("join", "replay")),
@@ -60,7 +60,6 @@ USES: Final = (
     ),
     TopicUse(topic="rows", writers=("sink rows", _PUT_BACK)),
     TopicUse(topic="counters", writers=("sink remote_write",), readers=("sink remote_write",)),
-    TopicUse(topic="conditions", writers=("sink alerts",), readers=("sink alerts",)),
     TopicUse(
         topic="dead_letters", writers=("join", *_SINKS, _PUT_BACK), readers=(_LIST, _PUT_BACK)
     ),
@@ -82,8 +81,6 @@ class KafkaUser:
     """Its consumer group where the prefix is our own; its transactional ids begin with it."""
     is_transactional: bool = False
     """Whether it writes in transactions."""
-    foreign_topics: tuple[str, ...] = ()
-    """Topics that it writes to and that are none of the topic table."""
     on_all_topics: tuple[str, ...] = ()
     """Operations on whatever topic begins with the prefix."""
 
@@ -109,13 +106,6 @@ DEPLOYABLES: Final = (
         is_transactional=True,
     ),
     KafkaUser(
-        name="sink otlp",
-        user="gpuledger-sink-otlp",
-        group="gpuledger-otlp",
-        is_transactional=True,
-        foreign_topics=("otlp_metrics",),
-    ),
-    KafkaUser(
         name="topics create",
         user="gpuledger-topics",
         shown="topics Job, `gpuledger topics create`",
@@ -137,7 +127,6 @@ DEPLOYABLES: Final = (
         name=_PUT_BACK,
         user="gpuledger-dead-letters-replay",
         shown="`gpuledger dead-letters replay`",
-        foreign_topics=("otlp_metrics",),
     ),
 )
 
@@ -165,8 +154,6 @@ def grants(who: KafkaUser, topics: Topics) -> Iterator[Grant]:
         if operations:
             name = getattr(topics, use.topic).name
             yield Grant(resource="topic", name=name, operations=operations)
-    for name in who.foreign_topics:
-        yield Grant(resource="topic", name=name, operations=("Write",))
     if who.group:
         group = topics.group(who.group)
         yield Grant(resource="group", name=group, operations=("Read",))

@@ -19,7 +19,6 @@ from gpuledger.records import (
     Incident,
     Inventory,
     NamespaceRecord,
-    NodeConditions,
     NodeCounters,
     NodeProgress,
     NodeReadings,
@@ -212,14 +211,6 @@ class Topics(Collection[Topic]):
             # One a node, group and interval; read when a partition is taken over.
             extra=_OF_LAST_STATES,
         )
-        self.conditions = Topic(
-            name=f"{prefix}.conditions.v1",
-            record=NodeConditions,
-            key="group/cluster/node",
-            cleanup_policy="compact",
-            # One a node and group each second while a condition holds there.
-            extra=_OF_LAST_STATES,
-        )
         self.dead_letters = Topic(
             name=f"{prefix}.dead-letters.v1",
             record=DeadLetter,
@@ -247,7 +238,6 @@ class Topics(Collection[Topic]):
             self.attributed_incidents,
             self.rows,
             self.counters,
-            self.conditions,
             self.dead_letters,
         )
         self.by_name: Mapping[str, Topic] = {topic.name: topic for topic in self._all}

@@ -58,7 +58,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test by its folder; deselect the extended tests, or with `--extended` the others."""
+    """Mark each test by its folder; deselect extended tests, or with `--extended` all others."""
     extended = bool(config.getoption("extended"))
     left_out = [
         item for item in items if (item.get_closest_marker("extended") is not None) != extended

@@ -42,7 +42,7 @@ from gpuledger_simulator.simulation import Simulation
 from gpuledger_sinks.loop import run_sink
 from gpuledger_sinks.registry import STORE
 from gpuledger_sinks.settings import StoreSettings
-from gpuledger_sinks.store.maintainer import Maintainer
+from gpuledger_sinks.store.maintainer import Maintainer, MaintenanceSettings
 from tests.default_topics import EVENTS, INVENTORY, PODS, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.month_scenario import (
@@ -236,7 +236,7 @@ class Month:
     def maintain(self) -> None:
         """Sum up hours and days, as the store's maintainer does."""
         clock = ManualClock(start_ns=self.end_ns)
-        Maintainer(StoreSettings(uri=str(self.store)), clock=clock).run()
+        Maintainer(MaintenanceSettings(uri=str(self.store)), clock=clock).run()
 
     def bill(self) -> Bill:
         """Return the month's bill by namespace, as the store has it now."""
@@ -280,11 +280,9 @@ class Month:
         settings = StoreSettings(
             uri=str(self.store),
             flush_seconds=0.2,
-            # The month may be of any year; who maintains is the player.
+            # The month may be of any year.
             max_age_seconds=1e10,
             max_future_seconds=1e10,
-            maintenance_interval_seconds=0,
-            rollup_interval_seconds=0,
         )
         sink = run_sink(STORE, bus=bus, settings=settings, readiness=Readiness())
         task = asyncio.create_task(sink)

@@ -210,7 +210,7 @@ SPOOL_USABLE: Final = Gauge(
     " folder; not there without a spool.",
     ["folder"],
 )
-SPOOL_BYTES: Final = Gauge("gpuledger_agent_spool_bytes", "Size of the spool's files.")
+SPOOL_BYTES: Final = Gauge("gpuledger_agent_spool_bytes", "Size of the frames on the disk.")
 SPOOL_TICKS: Final = Gauge(
     "gpuledger_agent_spool_ticks", "Ticks and other messages that wait on the disk."
 )
@@ -230,13 +230,9 @@ SPOOL_DROPPED: Final = Counter(
     ["reason"],
 )
 count_from_zero(SPOOL_DROPPED, reason=("bytes", "age", "damaged", "hung", "late"))
-SPOOL_TORN: Final = Counter(
-    "gpuledger_agent_spool_truncated",
-    "Files whose end was cut off at a start, as the write of it had not been finished.",
-)
 SPOOL_FILES_SET_ASIDE: Final = Counter(
     "gpuledger_agent_spool_files_set_aside",
-    "Files that were set aside unread at a start, as the spool cannot have written them.",
+    "Number of damaged spool databases that were renamed and replaced by an empty one.",
 )
 SPOOL_FAILURES: Final = Counter(
     "gpuledger_agent_spool_failures",

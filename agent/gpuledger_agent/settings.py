@@ -192,7 +192,7 @@ class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where the ticks wait; empty means in memory only, and so does a folder that does not exist:
     the agent makes only one for its node inside it."""
     max_bytes: Annotated[int, msgspec.Meta(ge=2**20, le=2**40)] = 256 * 2**20
-    """The most that may lie there; then the oldest is dropped, an eighth at a time at most."""
+    """Maximum size of the frames there, in bytes; above it the oldest are dropped."""
     max_age_seconds: Annotated[float, msgspec.Meta(ge=1, le=30 * 86400)] = 3600.0
     """What has lain there for longer is dropped rather than sent; by the time since boot, which
     nobody can set. What an earlier boot left counts as no older than this one is."""

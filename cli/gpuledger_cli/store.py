@@ -1,6 +1,9 @@
-"""`gpuledger store`: what a store needs from time to time, done once."""
+"""`gpuledger store`: what a store needs from time to time."""
 
+import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Final
@@ -17,20 +20,25 @@ from gpuledger.errors import UserError
 from gpuledger.settings.secret import shown_url
 from gpuledger.store.schema import ENTRIES, TableSchema
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
+from gpuledger.time_ranges import parse_duration
 from gpuledger_cli.store_arguments import StorageOption, StoreUri, storage_options_of
 from gpuledger_sinks.errors import ReceiverUnavailableError
-from gpuledger_sinks.settings import StoreRetentionSettings, StoreSettings
 from gpuledger_sinks.store.maintainer import (
     Maintainer,
     MaintenanceDone,
+    MaintenanceSettings,
     MaintenanceStep,
     Reporter,
+    Retention,
     report_nothing,
 )
 from gpuledger_sinks.store.table import StreamTable
 
-_HELD: Final = 1
-_DEFAULTS: Final = StoreSettings()
+_LOST: Final = 1
+_DEFAULT_AGE_HOURS: Final = MaintenanceSettings(uri="").orphan_age_hours
+_RETENTION: Final = Retention()
+_END_SECONDS: Final = 8.0
+"""How long a run that is told to end may take for the step that is under way."""
 _WIDTH_IN_FILES: Final = 100
 
 app = App(name="store", help="Maintain the tables of a store.")
@@ -49,6 +57,10 @@ def maintain(
     *,
     store: StoreUri,
     storage_option: StorageOption = (),
+    every: Annotated[
+        str | None,
+        Parameter(help="Go on, and do it again at this interval, such as 10m, until SIGTERM."),
+    ] = None,
     dry_run: Annotated[
         bool, Parameter(help="Say what would be done, and change nothing.", negative=())
     ] = False,
@@ -59,58 +71,105 @@ def maintain(
             " before it is removed; far more than a write or a reader's query takes.",
             validator=Number(gte=1),
         ),
-    ] = _DEFAULTS.orphan_age_hours,
-    usage_days: Annotated[int, days_of(USAGE)] = _DEFAULTS.retention.usage_days,
-    usage_hourly_days: Annotated[
-        int, days_of(USAGE_HOURLY)
-    ] = _DEFAULTS.retention.usage_hourly_days,
-    usage_daily_days: Annotated[int, days_of(USAGE_DAILY)] = _DEFAULTS.retention.usage_daily_days,
-    entries_days: Annotated[int, days_of(ENTRIES)] = _DEFAULTS.retention.entries_days,
+    ] = _DEFAULT_AGE_HOURS,
+    usage_days: Annotated[int, days_of(USAGE)] = _RETENTION.usage_days,
+    usage_hourly_days: Annotated[int, days_of(USAGE_HOURLY)] = _RETENTION.usage_hourly_days,
+    usage_daily_days: Annotated[int, days_of(USAGE_DAILY)] = _RETENTION.usage_daily_days,
+    entries_days: Annotated[int, days_of(ENTRIES)] = _RETENTION.entries_days,
     verbose: Annotated[
         bool,
         Parameter(help="Name each step as it begins, also where it finds nothing.", negative=()),
     ] = False,
 ) -> int:
-    """Sum up hours and days, remove what is too old, merge small files, and vacuum; once.
+    """Sum up hours and days, remove old rows, merge small files, and vacuum.
 
-    Give the days of the sink's settings (store.retention). Exit code 1 where somebody else is at
-    it, 2 where there is no store or the storage does not answer.
+    Exit code 1 if another maintainer runs at the same time and goes on with the rest, 2 if there is
+    no store or the storage does not answer.
     """
-    try:
-        settings = StoreSettings(
-            uri=store,
-            storage_options=storage_options_of(storage_option),
-            orphan_age_hours=orphan_age_hours,
-            retention=StoreRetentionSettings(
-                usage_days=usage_days,
-                usage_hourly_days=usage_hourly_days,
-                usage_daily_days=usage_daily_days,
-                entries_days=entries_days,
-            ),
+    settings = MaintenanceSettings(
+        uri=store,
+        storage_options=storage_options_of(storage_option),
+        orphan_age_hours=orphan_age_hours,
+        retention=Retention(
+            usage_days=usage_days,
+            usage_hourly_days=usage_hourly_days,
+            usage_daily_days=usage_daily_days,
+            entries_days=entries_days,
+        ),
+    )
+    if every is None:
+        return _maintain(
+            Maintainer(settings, clock=SystemClock()), settings, dry_run=dry_run, verbose=verbose
         )
-    except ValueError as error:
-        raise UserError(f"--store: {error}") from error
+    if dry_run:
+        raise UserError("--dry-run and --every exclude each other")
+    _Repeated(settings, every_seconds=parse_duration(every, option="--every") / 1000).run()
+    return 0
+
+
+def _maintain(
+    maintainer: Maintainer, settings: MaintenanceSettings, *, dry_run: bool, verbose: bool
+) -> int:
     try:
         _require_store(settings)
-        maintainer = Maintainer(settings, clock=SystemClock(), vacuums=True)
         with _reporting(verbose=verbose) as report:
             done = maintainer.plan(report) if dry_run else maintainer.run(report)
     except ReceiverUnavailableError as error:
         raise UserError(str(error)) from error
-    shown = shown_url(store)
-    if done.held is not None:
-        line = f"somebody else maintains {shown} ({done.held.holder}, until {done.held.until})"
-        sys.stderr.write(f"{line}\n" if dry_run else f"{line}: nothing was done\n")
-    if dry_run or done.held is None:
-        _print_done(done, title="Would be done" if dry_run else "Done")
-    if done.lost_to_another is not None:
-        sys.stderr.write(f"somebody else maintains {shown} too, and goes on with the rest\n")
-    # A plan that is of a store in somebody's hands is a plan all the same.
-    is_done = done.held is None and done.lost_to_another is None
-    return 0 if dry_run or is_done else _HELD
+    _print_done(done, title="Would be done" if dry_run else "Done")
+    if done.lost_to_another is None:
+        return 0
+    shown = shown_url(settings.uri)
+    sys.stderr.write(f"another maintainer of {shown} runs at the same time; it does the rest\n")
+    return _LOST
 
 
-def _require_store(settings: StoreSettings) -> None:
+class _Repeated:
+    """Maintains a store at an interval until the process is told to end."""
+
+    def __init__(self, settings: MaintenanceSettings, *, every_seconds: float) -> None:
+        self._settings, self._every_seconds = settings, every_seconds
+        self._maintainer = Maintainer(settings, clock=SystemClock())
+        self._is_ending = False
+        self._changed = threading.Event()
+        self._defect: BaseException | None = None
+
+    def run(self) -> None:
+        """Return once SIGTERM or SIGINT has come, ten seconds later at most."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._end())
+        while not self._is_ending:
+            begun = time.monotonic()
+            # In a thread that dies with the process: a step may block for longer than there is.
+            once = threading.Thread(target=self._once, daemon=True)
+            once.start()
+            self._changed.wait()
+            once.join(_END_SECONDS)
+            if self._defect is not None:
+                raise self._defect
+            if not self._is_ending:
+                self._changed.clear()
+                self._changed.wait(max(0.0, begun + self._every_seconds - time.monotonic()))
+                self._changed.clear()
+
+    def _once(self) -> None:
+        try:
+            _maintain(self._maintainer, self._settings, dry_run=False, verbose=False)
+        except UserError as error:
+            # No store yet, or a storage that is away: the next run may find it.
+            sys.stderr.write(f"gpuledger: {error}\n")
+        except BaseException as error:  # noqa: BLE001  # raised in the main thread
+            self._defect = error
+        finally:
+            self._changed.set()
+
+    def _end(self) -> None:
+        self._is_ending = True
+        self._maintainer.stop()
+        self._changed.set()
+
+
+def _require_store(settings: MaintenanceSettings) -> None:
     """Raise UserError where there is no store: a mistyped address shall not become one."""
     tables = [
         StreamTable(schema, store_uri=settings.uri, storage_options=settings.storage_options)

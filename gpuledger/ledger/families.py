@@ -1,6 +1,6 @@
 """The table of the series that are made of events and incidents: names, help, labels.
 
-Remote-write and OTLP share it. A name is in one family, and a family's series are of different
+A name is in one family, and a family's series are of different
 things: a sum over a name counts nothing twice. So a GPU, the MIG instances into which it is cut and
 the accounts on which it is booked have names of their own, and none is a name of the nodes' pages
 (`gpuledger_node_gpu_…`), which one Prometheus may well scrape. Containers and accounts have a
@@ -17,7 +17,6 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from gpuledger.ledger.quantities import APPORTIONED, BOOKED, HELD_NS
-from gpuledger.ledger.rows import ATTRIBUTES, Attribute
 
 
 class OverInterval(Enum):
@@ -72,9 +71,6 @@ class Family:
     identity: tuple[str, ...] | None = None
     """Where it describes a thing: the labels by which that is known, as others may change. Over an
     interval a thing is described once, as it was last."""
-    is_description: bool = False
-    """Whether it says what is known of a pod, a namespace or the node; OTLP has that as attributes
-    of resources, and no metric of it."""
     is_alias: bool = False
     """Whether it says under others' names what the ledger's own families say. Over an interval it
     has no maxima, as they have no names there, and the labels of the last tick alone."""
@@ -317,7 +313,6 @@ POD_INFO: Final = Family(
             over_interval=OverInterval.LAST,
         ),
     ),
-    is_description=True,
 )
 NAMESPACE_INFO: Final = Family(
     labels=("namespace",),
@@ -330,7 +325,6 @@ NAMESPACE_INFO: Final = Family(
             over_interval=OverInterval.LAST,
         ),
     ),
-    is_description=True,
 )
 NODE_INFO: Final = Family(
     labels=NodeInfoLabels._fields,
@@ -344,7 +338,6 @@ NODE_INFO: Final = Family(
             over_interval=OverInterval.LAST,
         ),
     ),
-    is_description=True,
 )
 INCIDENTS: Final = Family(
     labels=("gpu_uuid", "kind"),
@@ -383,19 +376,3 @@ FAMILIES: Final = (
     NAMESPACE_INFO,
     NODE_INFO,
 )
-LABEL_ATTRIBUTES: Final = ATTRIBUTES | {
-    "parent_uuid": ("hw.parent", Attribute.POINT),
-    "gpu_instance": ("gpuledger.mig.gpu_instance", Attribute.POINT),
-    "compute_instance": ("gpuledger.mig.compute_instance", Attribute.POINT),
-    "mig_profile": ("gpuledger.mig.profile", Attribute.POINT),
-    "quantity": ("gpuledger.quantity", Attribute.POINT),
-    "method": ("gpuledger.method", Attribute.POINT),
-    "resource": ("gpuledger.requested.resource", Attribute.POINT),
-    "node_pool": ("gpuledger.node.pool", Attribute.RESOURCE),
-    "node_instance_type": ("host.type", Attribute.RESOURCE),
-    "node_zone": ("cloud.availability_zone", Attribute.RESOURCE),
-    "node_region": ("cloud.region", Attribute.RESOURCE),
-    "node_capacity_type": ("gpuledger.node.capacity_type", Attribute.RESOURCE),
-}
-"""What OpenTelemetry calls each label, and of what it is an attribute: most are columns of the flat
-row."""

@@ -1,7 +1,7 @@
 """The quantities of the books: what each is, what its entries sum to, and how it is split.
 
-One table, `QUANTITIES`. The columns of the flat row and of the store, the series of remote-write
-and OTLP, and the check that books balance are made from it. To add a quantity is one row here and
+One table, `QUANTITIES`. The columns of the flat row and of the store, the series of remote-write,
+and the check that books balance are made from it. To add a quantity is one row here and
 its split:
 
 - A quantity that only the device as a whole is measured for, as the chip's counters are, names the

@@ -1,7 +1,7 @@
 """One account's share of one device in one tick, as a flat row: nothing inside anything else.
 
 `COLUMNS` is the one table of its columns. The record of the topic `gpuledger.rows.v1`, the columns
-of the store's table `entries`, and the attributes of OTLP are made from it, so that a column has
+of the store's table `entries` are made from it, so that a column has
 one name, one type and one meaning wherever it is found. To add a column is one row of the table
 and, where the event does not say it already, what it is read from in `gpuledger.ledger.entries`.
 Its place is that of the topic's fields. Tables of the store that are there already get it behind
@@ -64,13 +64,6 @@ class ColumnType(Enum):
     """Texts by name."""
 
 
-class Attribute(Enum):
-    """Whether an attribute of OpenTelemetry is of the resource or of the point."""
-
-    RESOURCE = "resource"
-    POINT = "point"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """One column of the flat row."""
@@ -91,10 +84,6 @@ class Column:
     """Whether the store's table has it."""
     added: int = 0
     """With which version of the store's table (`TABLE_VERSION`) it came; 0 is the first."""
-    attribute: str = ""
-    """What OpenTelemetry calls it; empty where no series has it as a label."""
-    attribute_of: Attribute = Attribute.POINT
-    """Of what it is an attribute."""
 
     @property
     def is_nullable(self) -> bool:
@@ -227,7 +216,6 @@ COLUMNS: Final = (
         type=ColumnType.TEXT,
         source="gpu.uuid",
         bounds=Id,
-        attribute="hw.id",
         meaning="The GPU's or MIG instance's UUID.",
     ),
     Column(
@@ -235,7 +223,6 @@ COLUMNS: Final = (
         type=ColumnType.POSITION,
         source="gpu.index",
         bounds=SmallNatural,
-        attribute="gpuledger.gpu.index",
         meaning="The driver's index of the GPU at this tick: a label for people, never a key.",
     ),
     Column(
@@ -244,7 +231,6 @@ COLUMNS: Final = (
         source="gpu.model",
         bounds=Word,
         optional=True,
-        attribute="hw.model",
         meaning="The product name, such as `NVIDIA H100 80GB HBM3`.",
     ),
     Column(
@@ -284,7 +270,6 @@ COLUMNS: Final = (
         type=ColumnType.CODE,
         source="entry.account",
         bounds=Account,
-        attribute="gpuledger.account",
         meaning="The kind of account.",
     ),
     Column(
@@ -293,8 +278,6 @@ COLUMNS: Final = (
         source="user.described.uid",
         bounds=Id,
         optional=True,
-        attribute="k8s.pod.uid",
-        attribute_of=Attribute.RESOURCE,
         meaning="On a pod's account: its UID, where it is known.",
     ),
     Column(
@@ -322,8 +305,6 @@ COLUMNS: Final = (
         source="user.container",
         bounds=Label,
         optional=True,
-        attribute="k8s.container.name",
-        attribute_of=Attribute.RESOURCE,
         meaning="Name of the container, once known.",
     ),
     Column(
@@ -332,8 +313,6 @@ COLUMNS: Final = (
         source="user.described.namespace",
         bounds=Label,
         optional=True,
-        attribute="k8s.namespace.name",
-        attribute_of=Attribute.RESOURCE,
         meaning="The pod's namespace, once known.",
     ),
     Column(
@@ -342,8 +321,6 @@ COLUMNS: Final = (
         source="user.described.name",
         bounds=Subdomain,
         optional=True,
-        attribute="k8s.pod.name",
-        attribute_of=Attribute.RESOURCE,
         meaning="The pod's name, once known.",
     ),
     Column(
@@ -352,8 +329,6 @@ COLUMNS: Final = (
         source="user.described.owner_kind",
         bounds=Word,
         optional=True,
-        attribute="gpuledger.owner.kind",
-        attribute_of=Attribute.RESOURCE,
         meaning="Kind of the pod's workload, such as `Deployment`.",
     ),
     Column(
@@ -362,8 +337,6 @@ COLUMNS: Final = (
         source="user.described.owner_name",
         bounds=Subdomain,
         optional=True,
-        attribute="gpuledger.owner.name",
-        attribute_of=Attribute.RESOURCE,
         meaning="Name of the pod's workload.",
     ),
     Column(
@@ -381,7 +354,6 @@ COLUMNS: Final = (
         bounds=JobId,
         optional=True,
         added=1,
-        attribute="gpuledger.job.id",
         meaning="On a job's account: the id that its scheduler, such as Slurm, has given it.",
     ),
     *_quantities(BOOKED, source="entry"),
@@ -427,7 +399,6 @@ COLUMNS: Final = (
         source="holder.described.state",
         bounds=PodState,
         optional=True,
-        attribute="gpuledger.holder.state",
         meaning="On `idle`: what is known of the pod that held this part unused: `known` by a pod"
         " record that names this node, `foreign` where the pod of that name is on another node, and"
         " `named` by the kubelet's allocations alone; absent where nobody held it.",
@@ -438,7 +409,6 @@ COLUMNS: Final = (
         source="holder.described.uid",
         bounds=Id,
         optional=True,
-        attribute="gpuledger.holder.uid",
         meaning="On `idle`: the UID of the pod that held this part unused.",
     ),
     Column(
@@ -447,7 +417,6 @@ COLUMNS: Final = (
         source="holder.described.namespace",
         bounds=Label,
         optional=True,
-        attribute="gpuledger.holder.namespace",
         meaning="On `idle`: the namespace of who held this part unused.",
     ),
     Column(
@@ -456,7 +425,6 @@ COLUMNS: Final = (
         source="holder.described.name",
         bounds=Subdomain,
         optional=True,
-        attribute="gpuledger.holder.pod",
         meaning="On `idle`: the pod that held this part unused.",
     ),
     Column(
@@ -465,7 +433,6 @@ COLUMNS: Final = (
         source="holder.container",
         bounds=Label,
         optional=True,
-        attribute="gpuledger.holder.container",
         meaning="On `idle`: the container that held this part unused.",
     ),
     Column(
@@ -475,7 +442,6 @@ COLUMNS: Final = (
         bounds=JobId,
         optional=True,
         added=1,
-        attribute="gpuledger.holder.job.id",
         meaning="On `idle`: the job that held this part unused, by the scheduler's directory.",
     ),
     Column(
@@ -548,10 +514,6 @@ TABLE_VERSION: Final = max(column.added for column in COLUMNS)
 """The store's table counted by its columns: what is added next is `added` with one more."""
 TOPIC_COLUMNS: Final = tuple(column for column in COLUMNS if column.bounds is not None)
 """The columns of `gpuledger.rows.v1`, in the order of its record."""
-ATTRIBUTES: Final = {
-    column.name: (column.attribute, column.attribute_of) for column in COLUMNS if column.attribute
-}
-"""What OpenTelemetry calls a column, and of what it is an attribute."""
 
 
 def store_columns() -> Sequence[Column]:

@@ -18,7 +18,6 @@ from gpuledger.records.cluster import (
     PodContainer,
     PodRecord,
 )
-from gpuledger.records.conditions import HeldCondition, NodeConditions
 from gpuledger.records.counters import (
     CountedBoot,
     CountedIncidents,
@@ -100,7 +99,6 @@ __all__ = [
     "GpuThrottling",
     "GpuTotals",
     "GpuTraffic",
-    "HeldCondition",
     "IdleDrawSource",
     "Incident",
     "IncidentProcess",
@@ -110,7 +108,6 @@ __all__ = [
     "MigInstance",
     "NamespaceDescription",
     "NamespaceRecord",
-    "NodeConditions",
     "NodeCounters",
     "NodeDescription",
     "NodeProgress",

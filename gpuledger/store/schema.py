@@ -179,17 +179,6 @@ SEEN_TICKS: Final = TableSchema(
     configuration=_SHORT_LIVED,
     statistics_columns=2,
 )
-LEASES: Final = TableSchema(
-    name="leases",
-    description="The sink's own: who maintains the store, and until when.",
-    columns=(
-        StoreColumn(name="number", kind=DataType.int64()),
-        StoreColumn(name="holder", kind=DataType.utf8()),
-        StoreColumn(name="until_us", kind=DataType.int64()),
-    ),
-    configuration=_SHORT_LIVED,
-    statistics_columns=3,
-)
 
 
 def table_uri(store_uri: str, name: str = ENTRIES.name) -> str:

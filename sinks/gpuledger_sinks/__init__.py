@@ -1,7 +1,7 @@
 """The ends of the way: kinds of sink, each a consumer group of its own.
 
 `remote_write` sends samples to Prometheus and its kin, `alerts` sends alerts to Alertmanager,
-`store` appends rows to a Delta Lake table; `rows` and `otlp` write to Kafka again, in the words of
+`store` appends rows to a Delta Lake table; `rows` writes to Kafka again, in the words of
 SQL engines and of OpenTelemetry. What they share (the consume loop, the retries, the metrics) lives
 beside them. A sink computes nothing that the join could have computed.
 """

@@ -1,4 +1,4 @@
-"""`gpuledger-sink remote_write|alerts|store|rows|otlp`: the wiring of the sinks.
+"""`gpuledger-sink remote_write|alerts|store|rows`: the wiring of the sinks.
 
 Here settings, bus and sink meet. No decision about any record.
 """

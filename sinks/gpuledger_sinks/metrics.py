@@ -29,12 +29,12 @@ ACKNOWLEDGED_TIMESTAMP_SECONDS: Final = Gauge(
 SENT_TOTAL: Final = Counter(
     "gpuledger_sink_sent",
     "What the receiver has acknowledged: samples (remote_write), alerts (alerts), rows (store,"
-    " rows), messages (otlp).",
+    " rows).",
     ["sink"],
 )
 RETRIES_TOTAL: Final = Counter(
     "gpuledger_sink_retries",
-    "Attempts that the receiver did not answer, or answered with `later`; in rows and otlp"
+    "Attempts that the receiver did not answer, or answered with `later`; in rows"
     " transactions that were undone.",
     ["sink"],
 )
@@ -106,9 +106,10 @@ PROTOCOL_INFO: Final = Gauge(
     " remote_write.",
     ["sink", "version"],
 )
-ORPHANS_REMOVED_TOTAL: Final = Counter(
-    "gpuledger_sink_orphan_files_removed",
-    "Files of the store that no commit names and that were removed: what killed writers left.",
+MAINTENANCE_LAG_SECONDS: Final = Gauge(
+    "gpuledger_sink_maintenance_lag_seconds",
+    "Time from the newest rows that `gpuledger store maintain` has summed up to the newest in the"
+    " store. Only in store.",
 )
 SERIES_FORGOTTEN_TOTAL: Final = Counter(
     "gpuledger_sink_nodes_forgotten",

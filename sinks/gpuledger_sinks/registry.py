@@ -105,15 +105,6 @@ ROWS: Final = SinkKind(
     relays_watermarks=True,
     drop_reasons=("duplicate", "future", "invalid", "too_large"),
 )
-OTLP: Final = SinkKind(
-    name="otlp",
-    group="gpuledger-otlp",
-    module="gpuledger_sinks.otlp",
-    redelivery="gpuledger_sinks.otlp",
-    summary="metrics, to the topic otlp_metrics, for the Kafka receiver of\n"
-    "                OpenTelemetry's collector (make that topic with Kafka's own tools)",
-    drop_reasons=("duplicate", "future", "invalid", "too_large"),
-)
 KINDS: Final[Mapping[str, SinkKind]] = {
-    kind.name: kind for kind in (REMOTE_WRITE, ALERTS, STORE, ROWS, OTLP)
+    kind.name: kind for kind in (REMOTE_WRITE, ALERTS, STORE, ROWS)
 }

@@ -20,7 +20,6 @@ from gpuledger.settings.groups import require_group_name, require_http_url
 from gpuledger.settings.secret import shown_url
 from gpuledger.texts import find_near
 from gpuledger.topics import Topics
-from gpuledger_sinks.otlp_names import OF_RESOURCES
 from gpuledger_sinks.receiver_settings import ReceiverSettings, Sigv4Settings
 from gpuledger_sinks.registry import KINDS, REMOTE_WRITE
 
@@ -360,17 +359,8 @@ def _refuse_address(setting: str, template: str) -> None:
             raise ValueError(f"{setting}: {error}") from error
 
 
-class BusyWithoutPodSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a GPU that works for no pod is an alert."""
-
-    threshold_ratio: Ratio = 0.05
-    """The share of the time, booked on the host or on nobody, from which on it counts."""
-    for_seconds: Pause = 60.0
-    """How long it must last, by the events' own time, before the alert fires."""
-
-
 class AlertsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where alerts go, by what login to each of them, and when they fire."""
+    """Where alerts go, and for how long they stand."""
 
     ADDRESS: ClassVar[str] = "urls"
 
@@ -402,14 +392,9 @@ class AlertsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown
     state stands so long at least."""
     incident_age_seconds: Seconds = 3600.0
     """Incidents older than this, as after a long outage, are counted and not sent."""
-    stale_after_seconds: Seconds = 600.0
-    """An alert of a GPU of which nothing has come for so long is no longer sent; it ends by itself
-    four times `resend_seconds` after it was sent last."""
     state_stale_after_seconds: Seconds = 86_400.0
     """How long the alert of a state, such as a lost GPU, is sent while no tick names the GPU, as of
     a node that is gone."""
-    busy_without_pod: BusyWithoutPodSettings = BusyWithoutPodSettings()
-    """The rule `GpuBusyWithoutPod`."""
     max_poll_records: Count = 500
     """The most records that one poll brings."""
 
@@ -435,19 +420,6 @@ class AlertsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown
 
 _LONGEST_SECONDS: Final = 10_000_000_000
 """Three centuries: more than nanoseconds since 1970 go to."""
-
-
-class StoreRetentionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """For how many days each table keeps its rows, by the days of UTC; 0 keeps all."""
-
-    usage_days: Natural = 92
-    """How long the sums by minute are kept. What they come to by hour stays."""
-    usage_hourly_days: Natural = 1_096
-    """How long the sums by hour are kept, three years. What they come to by day stays."""
-    usage_daily_days: Natural = 0
-    """How long the sums by day are kept."""
-    entries_days: Natural = 31
-    """How long single ticks are kept, where they are stored."""
 
 
 _UNUSABLE_IN_FOLDERS: Final = frozenset("[]^|%\\")
@@ -481,17 +453,6 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     aside."""
     generation: str = ""
     """Part of the name under which offsets are kept; give a new one after a topic was made anew."""
-    maintenance_interval_seconds: Pause = 86_400.0
-    """How often orphan files are looked for, first at the start; 0 is never."""
-    rollup_interval_seconds: Pause = 600.0
-    """How often hours and days are summed up, old rows removed and small files merged, by one sink
-    at a time; 0 is never: then `gpuledger store maintain` does it."""
-    retention: StoreRetentionSettings = StoreRetentionSettings()
-    """How long rows are kept."""
-    orphan_age_hours: Count = 168
-    """How old a file must be that no commit names before it is removed. Much longer than a write
-    may take, or what another sink is about to commit would go; readers of old versions of the
-    table (time travel) find what a compaction replaced for as long."""
     max_poll_records: Count = 500
     """The most events that one poll brings."""
 
@@ -527,43 +488,11 @@ class RowsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return msgspec.structs.replace(self, topic=topics.rows.name)
 
 
-Encoding = Literal["otlp_proto", "otlp_json"]
-
-
-class OtlpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the metrics go, and how they are written."""
-
-    topic: Name = "otlp_metrics"
-    """The topic to write to; the default is the one that the collector's Kafka receiver reads. It
-    is none of gpuledger's own: make it with Kafka's tools."""
-    encoding: Encoding = "otlp_proto"
-    """`otlp_proto` or `otlp_json`, as the receiver's own setting calls it."""
-    resource_attributes: dict[str, str] = {}
-    """Further attributes of every resource, such as `deployment.environment.name`."""
-    hw_names: bool = False
-    """Whether readings are written under the names of OpenTelemetry's hardware conventions
-    (`hw.gpu.utilization`, …) as well; not where a collector reads these of the same GPUs. The
-    conventions are in development: what they rename is renamed here."""
-    commit_interval_seconds: Pause = 0.1
-    """How long more is waited for after a transaction, unless a poll was full: each transaction
-    costs something, however little is in it."""
-    max_future_seconds: Seconds = 300.0
-    """Ticks further in the future are put aside: they would block their series at a receiver."""
-    max_poll_records: Count = 200
-    """The most events that one poll brings, and so the bound on a transaction."""
-
-    def __post_init__(self) -> None:
-        """Refuse an attribute that would come twice; raises ValueError naming it."""
-        taken = sorted(OF_RESOURCES & self.resource_attributes.keys())
-        if taken:
-            raise ValueError(f"resource_attributes: {taken[0]} is the sink's own; take it out")
-
-
 class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a sink can be told; sections of other kinds are checked and not used."""
 
     kind: str = ""
-    """What to be: `remote_write`, `alerts`, `store`, `rows` or `otlp`."""
+    """What to be: `remote_write`, `alerts`, `store` or `rows`."""
     group: str = ""
     """The consumer group; empty means the kind's own, such as `gpuledger-remote-write`. Sinks that
     share one share its events; a second receiver needs a sink with a group of its own. Of `store`
@@ -577,13 +506,11 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     remote_write: RemoteWriteSettings = RemoteWriteSettings()
     """Where samples go."""
     alerts: AlertsSettings = AlertsSettings()
-    """Where alerts go, and when they fire."""
+    """Where alerts go."""
     store: StoreSettings = StoreSettings()
     """Where rows go."""
     rows: RowsSettings = RowsSettings()
     """Where flat rows for SQL engines go."""
-    otlp: OtlpSettings = OtlpSettings()
-    """Where metrics for OpenTelemetry's collector go."""
 
     def __post_init__(self) -> None:
         """Refuse a kind that there is not; raises ValueError with the nearest right one.

@@ -1,16 +1,11 @@
 """What the agent reads on a node: the spool, the kubelet, cgroups, the kernel's log."""
 
 import json
-import struct
-import zlib
 from pathlib import Path
 
-import cramjam
-import msgspec
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger.bus.protocol import Message
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import Backoff
 from gpuledger.runtime.readiness import Check
@@ -19,24 +14,10 @@ from gpuledger_agent.host.cgroup import find_node_paths, locate
 from gpuledger_agent.host.kmsg import KmsgReader
 from gpuledger_agent.host.kubelet.messages import parse_answer
 from gpuledger_agent.host.kubelet.pod_labels import parse_pods
-from gpuledger_agent.publish.spool_file import (
-    HEAD_BYTES,
-    DamagedError,
-    head_of,
-    is_whole,
-    pack_frame,
-    read_head,
-    unpack_frame,
-)
 from tests.fakes.kubelet_api import pod, pod_list
 from tests.fuzz.mutations import changed_bytes
 
 DATA = Path(__file__).parents[1] / "data"
-BUNDLE = (("t", Message(key=b"n", value=b"{}" * 100, timestamp_ms=5)),)
-FRAMES = [
-    pack_frame([BUNDLE], spooled_ms=7),
-    pack_frame([BUNDLE] * 20, spooled_ms=2**40),
-]
 POD_LISTS = [
     json.dumps(found).encode()
     for found in (pod_list(), pod_list(pod("1", team="vision", app="chat"), pod("2")))
@@ -66,50 +47,6 @@ CLAIM = (
 )
 CONTAINER = field(1, b"main") + field(2, DEVICES) + field(5, CLAIM)
 ANSWERS = [field(1, field(1, b"pod") + field(2, b"ns") + field(3, CONTAINER)) * 3]
-
-
-def checked(body: bytes, *, bundles: int) -> bytes:
-    """Return a frame with this body, whose length and checksum fit, so that it is looked at."""
-    behind = struct.pack("<Iqq", bundles, 5, 7)
-    return struct.pack("<II", len(body), zlib.crc32(behind + body)) + behind + body
-
-
-def bodies() -> st.SearchStrategy[bytes]:
-    """Return bodies that were changed before they were compressed, or afterwards."""
-    packed = [frame[HEAD_BYTES:] for frame in FRAMES]
-    unpacked = changed_bytes([bytes(cramjam.zstd.decompress(body)) for body in packed])
-    return changed_bytes(packed) | unpacked.map(lambda body: bytes(cramjam.zstd.compress(body)))
-
-
-@given(changed_bytes(FRAMES))
-def test_a_frame_of_the_spool_is_whole_or_damaged(data: bytes) -> None:
-    read_head(data[:HEAD_BYTES])
-    check_frame(data)
-
-
-def packed(*bundles: object) -> bytes:
-    return bytes(cramjam.zstd.compress(msgspec.msgpack.encode(bundles)))
-
-
-@example(body=packed(), bundles=1)
-@example(body=packed(()), bundles=1)
-@example(body=packed(BUNDLE), bundles=2)
-@given(body=bodies().filter(bool), bundles=st.sampled_from([1, 2, 20, 10_000]))
-def test_a_frame_that_was_written_as_it_is_holds_parcels_or_is_damaged(
-    body: bytes, bundles: int
-) -> None:
-    frame = checked(body, bundles=bundles)
-    assert is_whole(frame)
-    check_frame(frame)
-
-
-def check_frame(data: bytes) -> None:
-    try:
-        bundles = unpack_frame(data)
-    except DamagedError:
-        return
-    assert len(bundles) == head_of(data).bundles
-    assert unpack_frame(pack_frame(bundles, spooled_ms=1)) == bundles
 
 
 @given(changed_bytes(ANSWERS))

@@ -16,7 +16,6 @@ import gpuledger_enricher.podwatch.pod_metrics
 import gpuledger_sinks.metrics
 from gpuledger_enricher.join.join_settings import GROUP as JOIN
 from gpuledger_sinks.registry import KINDS
-from gpuledger_sinks.settings import OtlpSettings
 from tests.default_topics import BY_NAME
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +64,7 @@ def test_every_topic_is_read_and_written_by_whom_the_contract_names() -> None:
 def test_no_topic_is_named_that_there_is_not() -> None:
     told = set[str]().union(*(named(cell) for cells in rows().values() for cell in cells[1:3]))
 
-    assert told == {*BY_NAME, OtlpSettings().topic}
+    assert told == set(BY_NAME)
 
 
 def test_groups_and_transactional_ids_are_the_deployables_own() -> None:

@@ -144,13 +144,44 @@ def test_a_cluster_whose_podwatch_says_nothing_is_not_hidden_by_another_one(
     assert fires_at_the_end("GpuledgerPodwatchWatermarkStands", two, promtool, tmp_path)
 
 
+GPU = {"cluster": "default", "node": "n", "gpu_uuid": "GPU-1"}
+BUSY = "gpuledger_account_gpu_busy_ratio"
+
+
+@pytest.mark.parametrize(
+    ("busy", "fires"),
+    [
+        ({"host": "0.05+0x240"}, True),
+        ({"host": "0.03+0x240", "unattributed": "0.03+0x240"}, True),
+        ({"host": "0.04+0x240"}, False),
+        ({"idle": "1+0x240", "job": "1+0x240"}, False),
+        ({"host": "0+0x237 1+0x3"}, False),
+        ({"host": "0+0x235 1+0x5"}, True),
+        ({"host": "1+0x239 0"}, False),
+    ],
+)
+def test_a_gpu_that_works_for_no_pod_fires_after_a_minute(
+    busy: dict[str, str], *, fires: bool, promtool: Path, tmp_path: Path
+) -> None:
+    """A value each quarter of a minute, as remote-write sends them."""
+    series = {
+        f"{BUSY}{' ' * number}": (GPU | {"account": account}, values)
+        for number, (account, values) in enumerate(busy.items())
+    }
+    series["gpuledger_gpu_info"] = (GPU | {"gpu_index": "0"}, "1+0x240")
+    found = fires_at_the_end("GpuBusyWithoutPod", series, promtool, tmp_path, interval="15s")
+    assert found is fires
+
+
 def fires_at_the_end(
     alert: str,
     series: dict[str, tuple[dict[str, str], str]],
     promtool: Path,
     tmp_path: Path,
+    *,
+    interval: str = "1m",
 ) -> bool:
-    """Return whether a rule fires after an hour of these series, a value a minute."""
+    """Return whether a rule fires after an hour of these series, a value an interval."""
 
     def named(metric: str, labels: dict[str, str]) -> str:
         shown = {"instance": "a"} | labels
@@ -162,7 +193,7 @@ def fires_at_the_end(
         "rule_files": [str(RULES)],
         "tests": [
             {
-                "interval": "1m",
+                "interval": interval,
                 "input_series": [
                     {"series": named(metric, labels), "values": values}
                     for metric, (labels, values) in series.items()

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.records import GpuEvent
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import Topic
-from gpuledger_sinks.registry import OTLP, ROWS
+from gpuledger_sinks.registry import ROWS
 from tests.default_topics import TOPICS
 from tests.real.deployment.test_kafka_rights import granted_rights
 from tests.real.end_to_end.deployables import BIN, refuse_stray_settings
@@ -49,14 +47,12 @@ def run(kafka: AuthorizingKafka, user: str, *options: str) -> subprocess.Complet
 
 
 async def put_aside(kafka: AuthorizingKafka) -> None:
-    """Make the topics, and put a letter of the join and of each sink that writes to Kafka there."""
+    """Make the topics, and put a letter of the join and of the sink `rows` there."""
     settings = KafkaSettings(bootstrap_servers=kafka.plaintext_bootstrap_servers)
-    otlp = Topic(name="otlp_metrics", record=GpuEvent, key="node", partitions=1)
-    await create_topics(settings, [*TOPICS, otlp])
+    await create_topics(settings, TOPICS)
     await kafka.allow(right for right in granted_rights() if right.user in USERS)
     bus = KafkaBus(settings)
-    for kind in (ROWS, OTLP):
-        await reject(bus, record_of(event(0)), consumer=kind.group)
+    await reject(bus, record_of(event(0)), consumer=ROWS.group)
     partitions = await bus.partitions(TOPICS.samples.name)
     await reject(bus, record_of(sample(), partitions=partitions), consumer=JOIN)
 
@@ -72,13 +68,13 @@ def test_the_documented_rights_suffice_and_those_to_look_do_not_suffice_to_repla
     deadline = time.monotonic() + LIMIT_SECONDS
     while True:
         listed = run(kafka, "gpuledger-dead-letters", "list", "--format", "csv")
-        if len(listed.stdout.splitlines()) == 1 + 3:
+        if len(listed.stdout.splitlines()) == 1 + 2:
             break
         assert time.monotonic() < deadline, listed.stderr
-    for target in (["--join"], ["--sink", "rows"], ["--sink", "otlp"]):
+    for target in (["--join"], ["--sink", "rows"]):
         refused = run(kafka, "gpuledger-dead-letters", "replay", *target, "--all", "--yes")
         assert refused.returncode == 2
-        assert "gpuledger." in refused.stderr or "otlp_metrics" in refused.stderr
+        assert "gpuledger." in refused.stderr
         replayed = run(kafka, "gpuledger-dead-letters-replay", "replay", *target, "--all", "--yes")
         assert replayed.returncode == 0, replayed.stdout + replayed.stderr
         assert replayed.stdout.startswith("1 replayed to ")

@@ -12,9 +12,11 @@ import subprocess
 import time
 import urllib.parse
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from gpuledger_simulator.simulation import open_simulation
 from tests.real.end_to_end.deployables import Deployable
@@ -24,11 +26,11 @@ from tests.real.services.starter import running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from gpuledger_simulator.device import SimulatedGpu
     from gpuledger_simulator.simulation import Simulation
 
+ROOT = Path(__file__).parents[2]
 NODE = "gpu-a"
 TICK_NS = 1_000_000_000
 MIB = 1 << 20
@@ -382,3 +384,23 @@ def test_promtool_reads_the_page_and_has_nothing_against_our_own_names(
     lints = [line for line in said if line and not line.startswith("DCGM_")]
     assert not lints
     assert done.returncode in (0, 3), said[:5]
+
+
+def test_the_documented_scrape_of_the_collector_keeps_the_labels_of_pods(
+    cluster: Cluster, start_prometheus: Callable[..., Prometheus]
+) -> None:
+    page = (ROOT / "docs" / "remote-write.md").read_text()
+    text = page.partition("collector:begin -->\n```yaml\n")[2].partition("```")[0]
+    collector = yaml.safe_load(text)
+    (pipeline,) = collector["service"]["pipelines"].values()
+    assert (pipeline["receivers"], pipeline["exporters"]) == (
+        [*collector["receivers"]],
+        [*collector["exporters"]],
+    )
+    config = collector["receivers"]["prometheus"]["config"]
+    (target,) = config["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert target.endswith(":9820")
+    config["scrape_configs"][0]["static_configs"][0]["targets"] = [cluster.instance]
+    config["scrape_configs"][0] |= {"scrape_interval": "1s"}
+    scraping = start_prometheus(config=yaml.safe_dump(config))
+    assert scraping.await_query('{job="gpuledger-agent", pod="finetune-worker-0"}')

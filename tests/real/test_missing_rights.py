@@ -13,14 +13,10 @@ import orjson
 import pytest
 import yaml
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from msgspec.structs import replace
 
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
-from gpuledger.clock import NS_PER_MS
-from gpuledger.codec import encode
-from gpuledger.records import GpuEvent
 from gpuledger.rights import DEPLOYABLES, Grant, KafkaUser, grants
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, Topics
@@ -29,12 +25,10 @@ from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
 from tests.real.services.authorizing_kafka import Operation, Right, allow_on
 from tests.real.services.oauth_kafka import OauthKafka
 from tests.real.services.starter import running
-from tests.unit.sinks.alerts.alerting import busy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.real.services.alertmanager import AlertmanagerApi
     from tests.real.services.kafka import KafkaDistribution
     from tests.real.services.kube_client import KubeApiClient
     from tests.real.services.prometheus import PrometheusApi
@@ -88,8 +82,6 @@ def brokers(
     with running(OauthKafka(distribution=kafka_distribution, folder=folder)) as part:
         settings = KafkaSettings(bootstrap_servers=part.plaintext_bootstrap_servers)
         asyncio.run(create_topics(settings, partitions=1))
-        otlp = Topic(name="otlp_metrics", record=GpuEvent, key="node", partitions=1)
-        asyncio.run(create_topics(settings, [otlp]))
         plain = {"KAFKA__BOOTSTRAP_SERVERS": part.plaintext_bootstrap_servers}
         with ExitStack() as stack:
             folder = tmp_path_factory.mktemp("stages")
@@ -163,16 +155,6 @@ def write(brokers: OauthKafka, topic: Topic, message: Message) -> None:
     asyncio.run(publish())
 
 
-def begun_condition() -> Message:
-    """Return an event with which a condition begins to hold."""
-    now_ns = time.time_ns()
-    return Message(
-        key=b"default/busy",
-        value=encode(replace(busy(0), node="busy", time_ns=now_ns)),
-        timestamp_ms=now_ns // NS_PER_MS,
-    )
-
-
 def write_hasty_scenario(file: Path) -> Path:
     """Write the scenario with its incidents in the first second, rather than in the eighth."""
     scenario = yaml.safe_load(SCENARIO.read_text())
@@ -239,12 +221,6 @@ def test_a_right_that_is_missing_is_missed_by_name(
         write(brokers, Topics().counters, GONE)
         prometheus: PrometheusApi = request.getfixturevalue("prometheus")
         own["REMOTE_WRITE__URL"] = prometheus.remote_write_url
-    if kind == "alerts" and missing.name == Topics().conditions.name:
-        write(brokers, Topics().conditions, GONE)
-        write(brokers, Topics().events, begun_condition())
-        # Nothing is written of what an alert still waits for.
-        alertmanager: AlertmanagerApi = request.getfixturevalue("alertmanager")
-        own["ALERTS__URLS"] = alertmanager.url
     if kind == "store":
         own["STORE__URI"] = str(tmp_path / "store")
         # A watermark is written once there are rows that it speaks of.

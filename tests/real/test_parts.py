@@ -221,8 +221,8 @@ def test_alertmanager_holds_the_alert_it_was_sent(
     start_alertmanager: Callable[..., Alertmanager],
 ) -> None:
     part = start_alertmanager()
-    post_alert(part, "GpuBusyWithoutPod")
-    found = part.await_alerts("GpuBusyWithoutPod")
+    post_alert(part, "GpuIncident")
+    found = part.await_alerts("GpuIncident")
     assert found[0]["labels"]["node"] == "node-a"
 
 

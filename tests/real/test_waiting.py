@@ -10,9 +10,7 @@ import orjson
 import pytest
 
 from gpuledger.bus.administration import create_topics
-from gpuledger.records import GpuEvent
 from gpuledger.settings import KafkaSettings
-from gpuledger.topics import Topic
 from tests.default_topics import EVENTS, PODS, SAMPLES, TOPICS
 from tests.real.changed_topics import delete
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
@@ -29,9 +27,8 @@ if TYPE_CHECKING:
     from tests.real.services.prometheus import PrometheusApi
 
 LOOK_SECONDS = 90.0
-OTLP = Topic(name="otlp_metrics", record=GpuEvent, key="node", partitions=12)
-READERS_OF_EVENTS = {"remote_write", "alerts", "store", "rows", "otlp"}
-IN_TRANSACTIONS = {"join", "rows", "otlp"}
+READERS_OF_EVENTS = {"remote_write", "alerts", "store", "rows"}
+IN_TRANSACTIONS = {"join", "rows"}
 IN_GROUPS = READERS_OF_EVENTS | {"join"}
 
 
@@ -149,16 +146,16 @@ async def test_topics_that_are_missing_or_deleted_are_named_and_waited_for(
     await everything.until_said(PODS.name, by={"podwatch"})
     await everything.until_said("there is no topic", by=READERS_OF_EVENTS)
 
-    await create_topics(settings, [*TOPICS, OTLP])
+    await create_topics(settings, TOPICS)
     await everything.until_ready()
 
-    await delete(settings, EVENTS, SAMPLES, OTLP)
+    await delete(settings, EVENTS, SAMPLES)
     await everything.until_said(EVENTS.name, by=READERS_OF_EVENTS)
     await everything.until_said(SAMPLES.name, by={"agent", "join"})
     # It waits no longer where a topic is made anew: what it has stored is of another one.
     everything.leave_out("store")
 
-    await create_topics(settings, [*TOPICS, OTLP])
+    await create_topics(settings, TOPICS)
     await everything.until_ready()
 
 
@@ -167,7 +164,7 @@ async def test_rights_that_are_missing_or_revoked_are_named_and_waited_for(
 ) -> None:
     kafka = await asyncio.to_thread(start_authorizing_kafka)
     plaintext = KafkaSettings(bootstrap_servers=kafka.plaintext_bootstrap_servers)
-    await create_topics(plaintext, [*TOPICS, OTLP])
+    await create_topics(plaintext, TOPICS)
     everything.start(
         KAFKA__BOOTSTRAP_SERVERS=kafka.bootstrap_servers,
         KAFKA__SECURITY_PROTOCOL="SASL_SSL",

@@ -233,9 +233,6 @@ async def shut_down(
     already, its turn would come first, and it waits for the next start as well as the rest.
     """
     publisher.skip_pauses()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_CLOSING_SECONDS):
-            await send_queue.stop_scan()
     draining = asyncio.create_task(send_queue.wait_drained())
     if not send_queue.is_on_disk:
         waited_for = {draining, *tasks}

@@ -16,9 +16,9 @@ from typing import Final, TypeVar
 from gpuledger.runtime import Backoff, Check
 from gpuledger.runtime.tasks import wait_event
 from gpuledger_agent.metrics import SPOOL_DROPPED, SPOOL_USABLE
+from gpuledger_agent.publish.disk import Attempts, DiskHungError, IoThread
 from gpuledger_agent.publish.message_bundle import BundleQueue, MessageBundle, QueuedBundle
-from gpuledger_agent.publish.spool import Spool, SpoolPosition, count_failure
-from gpuledger_agent.publish.spool_folder import Attempts, DiskHungError, IoThread
+from gpuledger_agent.publish.spool import Spool, count_failure
 
 T = TypeVar("T")
 # A frame is what is lost together when a byte of it breaks; a minute of ticks packs well.
@@ -56,7 +56,7 @@ class SendQueue:
             for seconds in (_READ_WITHIN_SECONDS, _READ_WITHIN_SECONDS, _WRITE_WITHIN_SECONDS)
         )
         self._in_flight: list[QueuedBundle] = []
-        self._position: SpoolPosition | None = None
+        self._position: int | None = None
         """Where what is in flight ends on the disk; `None` where it is nowhere but in memory."""
         self._is_open = False
         self._was_overtaken = False
@@ -144,13 +144,6 @@ class SendQueue:
             async with self._lock:
                 await self._spill()
 
-    async def stop_scan(self) -> None:
-        """At the end: leave what of the disk is not scanned yet to the next start."""
-        if self._spool is not None and not self._is_open:
-            self._spool.stop_scan()
-            async with self._lock:
-                await self._open_spool()
-
     async def spill_all(self) -> None:
         """At the end, when nobody sends any more: bring everything to the disk, or leave it."""
         async with self._lock:
@@ -220,7 +213,7 @@ class SendQueue:
             if not kept:
                 return
 
-    async def _append(self, spool: Spool, waiting: Sequence[QueuedBundle]) -> SpoolPosition | None:
+    async def _append(self, spool: Spool, waiting: Sequence[QueuedBundle]) -> int | None:
         bundles = [queued.bundle for queued in waiting]
         return await self._on_disk(partial(spool.append, bundles), self._writing)
 

@@ -1,28 +1,37 @@
-"""The line of bundles on disk: what could not be sent, oldest first, within its bounds.
+"""Bundles that could not be sent, in an SQLite database of the node: oldest first, within bounds.
 
-Here live the folder, its files in their order, and what is dropped when they are too many or too
-old. All of it blocks: `send_queue` runs it in a thread. Errors: `OSError`.
+A row is a frame: up to a minute of ticks in msgpack under zstd, because ticks are alike. Frames
+are appended, read in their order, and deleted once Kafka has acknowledged them. An index of all
+frames without their bodies is kept in memory, so only appending, reading and deleting touch the
+disk. All of it blocks: `send_queue` runs it in a thread. Errors: `OSError`.
 
-The wall clock may be set while ticks wait, and starts wrong on many machines, so no age is counted
-by it: a leap of an hour must not drop an hour's ticks. What this boot has written is as old as the
-time since boot says (CLOCK_BOOTTIME, suspended time included). What an earlier boot has written is
-at least as old as this boot is, and counts as no older. What was written in the first form of the
-file, which names no boot, ages from when it was found.
+The database is in WAL mode, in which a kill at any time loses nothing and a power cut the last
+seconds at most. Its lock is exclusive: a second agent of the node cannot open it.
 
-A file that cannot be read now may be good, and its ticks would be lost where newer ones are sent
-before them: it is tried again for a minute. A file that somebody has removed is lost at once.
-Likewise a folder that cannot be locked or listed: it may hold something, unless it does not exist.
+The wall clock may be set while ticks wait, so age is counted by the time since boot
+(CLOCK_BOOTTIME). Frames of an earlier boot count as old as this boot.
+
+A damaged database is renamed and a new one started. A disk that fails to read may recover, and
+newer ticks must not overtake older ones, so it is retried for a minute before the same happens.
 """
 
 import errno
-from collections.abc import Callable, Sequence
-from itertools import islice
+import sqlite3
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import takewhile
+from os import statvfs
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
+import msgspec
 import structlog
 
 from gpuledger.clock import NS_PER_MS
+from gpuledger.errors import GpuledgerError
 from gpuledger.keys import NodeId
 from gpuledger_agent.metrics import (
     SPOOL_BYTES,
@@ -31,39 +40,75 @@ from gpuledger_agent.metrics import (
     SPOOL_FILES_SET_ASIDE,
     SPOOL_OLDEST_SECONDS,
     SPOOL_TICKS,
-    SPOOL_TORN,
     SPOOL_WRITTEN,
 )
-from gpuledger_agent.publish.message_bundle import MessageBundle, bundle_size_bytes
-from gpuledger_agent.publish.spool_file import (
-    MAX_FILE_BYTES,
-    START,
-    DamagedError,
-    ForeignFileError,
-    ScanStoppedError,
-    Segment,
-    pack_frame,
-    same_boot,
-)
-from gpuledger_agent.publish.spool_folder import NoFolderError, SpoolFolder, UnreadableFiles
+from gpuledger_agent.publish.message_bundle import MessageBundle, bundle_size_bytes, time_ms
 from gpuledger_agent.settings import SpoolSettings
 
-_SEGMENT_BYTES: Final = 4 * 2**20
-_FEWEST_SEGMENTS: Final = 8  # so that dropping the oldest one drops an eighth at most
+FILE_NAME: Final = "spool.sqlite3"
+SET_ASIDE_NAME: Final = "spool.damaged"
+GIVEN_UP_AFTER_MS: Final = 60_000
 _READ_BYTES: Final = 2**20
-_SET_ASIDE: Final = ".foreign"
+_LEVEL: Final = 1  # the fastest; higher levels save little on ticks this much alike
+_PRIVATE: Final = 0o700
+_DECODER: Final = msgspec.msgpack.Decoder(list[MessageBundle])
+_OPEN: Final = """
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA auto_vacuum = INCREMENTAL;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS frames (
+    id INTEGER PRIMARY KEY,
+    boot_id TEXT NOT NULL,
+    spooled_ms INTEGER NOT NULL,           -- since boot
+    oldest_ms INTEGER NOT NULL,            -- event time of the oldest bundle, since the epoch
+    bundles INTEGER NOT NULL,
+    size_bytes INTEGER NOT NULL,
+    crc32 INTEGER NOT NULL,                -- of the body; SQLite has no checksums
+    body BLOB NOT NULL
+);
+COMMIT;
+"""
+# As a script, because `execute` would free one page.
+_SHRINK: Final = "PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE);"
+_ERRNO: Final = {
+    sqlite3.SQLITE_BUSY: errno.EWOULDBLOCK,
+    sqlite3.SQLITE_FULL: errno.ENOSPC,
+    sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_CANTOPEN: errno.EACCES,
+    sqlite3.SQLITE_NOMEM: errno.ENOMEM,
+}
 _log = structlog.get_logger(__name__)
 
 
-class SpoolPosition(NamedTuple):
-    """A position in the spool: all that stands before it is meant."""
+def connect(file: Path) -> sqlite3.Connection:
+    """Connect to a database without waiting for its lock, in autocommit mode."""
+    # The agent uses it in one thread at a time: the spool's own, or at the end the loop's.
+    return sqlite3.connect(file, timeout=0, isolation_level=None, check_same_thread=False)
 
-    segment: int
-    position: int
+
+class DamagedError(OSError):
+    """SQLite finds the database damaged."""
+
+
+class FrameDamagedError(GpuledgerError):
+    """A frame does not have its checksum."""
+
+
+class Frame(NamedTuple):
+    """A row of the database without its body."""
+
+    id: int
+    boot_id: str
+    spooled_ms: int
+    oldest_ms: int
+    bundles: int
+    size_bytes: int
 
 
 class Spool:
-    """The folder of one node in a spool's folder."""
+    """The database of one node; a position is the id of its last frame that is meant."""
 
     def __init__(
         self,
@@ -72,336 +117,280 @@ class Spool:
         node: NodeId,
         boot_id: str,
         boottime_ns: Callable[[], int],
-        segment_bytes: int = _SEGMENT_BYTES,
+        connect: Callable[[Path], sqlite3.Connection] = connect,
     ) -> None:
         self._settings = settings
-        self._folder = SpoolFolder(Path(settings.folder), node=node)
+        # No name of a cluster or a node has an underscore.
+        self.path: Final = Path(settings.folder, f"{node.cluster}_{quote(node.node, safe='')}")
+        """The node's directory."""
         self._boot_id = boot_id
         self._boottime_ns = boottime_ns
-        self._found_ms = 0
-        self._segment_bytes = min(segment_bytes, settings.max_bytes // _FEWEST_SEGMENTS)
-        self._segments: list[Segment] = []
-        self._unreadable = UnreadableFiles(now_ms=self._now_ms)
-        self._is_passed_over = False
-        self._is_scan_stopped = False
-        self._is_partly_scanned = False
-        self._writing: Segment | None = None
-        self._last_number = 0
-        self._in_flight: SpoolPosition | None = None
-
-    @property
-    def path(self) -> Path:
-        """The node's folder."""
-        return self._folder.path
+        self._connect_to = connect
+        self._database: sqlite3.Connection | None = None
+        self._frames: deque[Frame] = deque()
+        self._last_id = 0
+        """Never decreases, also if the database is started over, so an id is a position."""
+        self._in_flight = 0
+        self._failing_since_ms: int | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits here, nor in a file or folder that cannot be read now."""
-        return not (self._segments or self._is_partly_scanned or self._unreadable.are_awaited)
+        """Whether nothing waits here, and nothing can turn up in a disk that fails right now."""
+        since_ms = self._failing_since_ms
+        is_failing = since_ms is not None and self._now_ms() - since_ms < 2 * GIVEN_UP_AFTER_MS
+        return not self._frames and not is_failing
 
     @property
     def bundles(self) -> int:
-        """How many bundles wait here."""
-        return sum(segment.bundles for segment in self._segments)
+        """Number of bundles that wait here."""
+        return sum(frame.bundles for frame in self._frames)
 
     @property
     def size_bytes(self) -> int:
-        """How much room its files take."""
-        return sum(segment.size_bytes for segment in self._segments)
+        """Size of the frames that wait here, in bytes."""
+        return sum(frame.size_bytes for frame in self._frames)
 
     def open(self) -> None:
-        """Find what an earlier agent left; once it has succeeded, calling again does nothing.
+        """Load the index of an earlier agent's frames; a second call does nothing.
 
-        A folder that somebody has removed or exchanged since is begun anew.
+        Never makes `spool.folder` itself: raises `FileNotFoundError` if it does not exist.
         """
-        if self._folder.is_locked:
-            if self._folder.is_there():
-                return
-            self._lose(self._segments, "the folder was removed")
-            self._folder.unlock()
-        self._lock()
-        try:
-            self._load()
-        except BaseException:
-            self._folder.unlock()
-            raise
+        if self._database is not None:
+            return
+        folder = self.path.parent
+        if not folder.is_dir():
+            self._failing_since_ms = None
+            raise FileNotFoundError(errno.ENOENT, "no such directory", str(folder))
+        with self._retried():
+            self.path.mkdir(mode=_PRIVATE, exist_ok=True)
+            self._connect()
+        if self._frames:
+            _log.info("spool_found", count=self.bundles, folder=str(self.path))
         self._set_gauges()
-
-    def stop_scan(self) -> None:
-        """Let `open` leave the rest of the files to the next process; safe from another thread.
-
-        Then nothing is read any more, as it may be younger than what was left; what is appended
-        stands behind all of it.
-        """
-        self._is_scan_stopped = True
 
     def close(self) -> None:
         """Let another process open it."""
-        self._folder.unlock()
+        if self._database is not None:
+            self._database.close()
+            self._database = None
 
     def drop_late(self) -> None:
-        """Drop all that waits here, counted: newer bundles were sent before it was found."""
-        _log.error("late_spool_dropped", count=self.bundles, folder=str(self._folder.path))
-        for segment in tuple(self._segments):
-            self._drop(segment, reason="late")
+        """Drop and count all frames: newer bundles were sent before these were found."""
+        _log.error("late_spool_dropped", count=self.bundles, folder=str(self.path))
+        self._drop(len(self._frames), reason="late")
         self._set_gauges()
 
-    def append(self, bundles: Sequence[MessageBundle]) -> SpoolPosition:
-        """Write bundles behind all others, whole or not at all; return the position behind them."""
+    def append(self, bundles: Sequence[MessageBundle]) -> int:
+        """Append bundles as one frame, whole or not at all; return its position."""
         self.open()
-        # Somebody may have made room by hand: what was lost by that is counted.
-        there = set(self._folder.files())
-        removed = [segment for segment in self._segments if segment.path not in there]
-        self._lose(removed, "the file was removed")
-        self._folder.refuse_below(self._settings.min_free_bytes)
-        frame = pack_frame(bundles, spooled_ms=self._now_ms())
-        # What is too old goes first, so that it makes room before anything younger has to.
+        self._require_free_space()
+        body = _pack(bundles)
+        if len(body) > self._settings.max_bytes:
+            raise OSError(errno.EFBIG, "larger than spool.max_bytes", str(self.path))
         self._drop_old()
-        max_bytes = self._settings.max_bytes - len(frame) - START
-        if max_bytes < 0 or START + len(frame) > MAX_FILE_BYTES:
-            path = str(self._folder.path)
-            raise OSError(errno.EFBIG, "larger than the whole spool may be", path)
-        while self._segments and self.size_bytes > max_bytes:
-            self._drop(self._segments[0], reason="bytes")
-        position = self._append(frame)
+        room = self._settings.max_bytes - len(body)
+        while self.size_bytes > room:
+            self._drop(1, reason="bytes")
+        self._last_id += 1
+        oldest_ms = min(map(time_ms, bundles))
+        frame = Frame(
+            self._last_id, self._boot_id, self._now_ms(), oldest_ms, len(bundles), len(body)
+        )
+        try:
+            self._insert(frame, body)
+        except DamagedError as error:
+            self._start_over(error)
+            self._insert(frame, body)
+        self._frames.append(frame)
         SPOOL_WRITTEN.inc(len(bundles))
         self._set_gauges()
-        return position
+        return frame.id
 
-    def set_in_flight(self, position: SpoolPosition) -> None:
-        """Record that what lies before a position is in flight: dropped, it is not lost."""
+    def set_in_flight(self, position: int) -> None:
+        """Record that frames up to a position are in flight: dropped ones are not lost."""
         self._in_flight = position
 
-    def read(self, *, max_bundles: int) -> tuple[list[MessageBundle], SpoolPosition] | None:
-        """Return the oldest bundles without forgetting them; `None` where there are none.
+    def read(self, *, max_bundles: int) -> tuple[list[MessageBundle], int] | None:
+        """Return the oldest bundles and their position, without deleting them, or None.
 
-        They are `max_bundles` or fewer, and not many bytes, or one frame. A frame that is damaged,
-        and a file that was removed, are left out, counted. Raises `OSError` where the oldest file
-        cannot be read: what is behind it waits, for a minute at most.
+        It returns at most `max_bundles` and about 1 MiB, or one frame. A damaged frame is dropped
+        and counted. Raises `OSError` if the disk fails; after a minute of failures all frames are
+        given up.
         """
         self.open()
-        if self._is_partly_scanned:
-            return None
         self._drop_old()
         found = None
-        while self._segments and not found and not self._is_partly_scanned:
-            found = self._read_from(self._segments[0], max_bundles)
+        while self._frames and not found:
+            with self._retried():
+                found = self._read(max_bundles)
         self._set_gauges()
         return found
 
-    def ack(self, position: SpoolPosition) -> None:
-        """Record that everything before a position was sent."""
-        self._in_flight = None
-        while self._segments and self._segments[0].number <= position.segment:
-            segment = self._segments[0]
-            is_last = segment.number == position.segment
-            while segment.frames and not (is_last and segment.frames[0].end > position.position):
-                segment.frames.popleft()
-            if segment.frames:
-                self._tolerate(segment.save_position)
-                break
-            self._remove(segment)
+    def ack(self, position: int) -> None:
+        """Delete everything up to a position: it was sent."""
+        self._in_flight = 0
+        while self._frames and self._frames[0].id <= position:
+            self._frames.popleft()
+        self._delete(position)
         self._set_gauges()
 
-    def _lock(self) -> None:
-        """Lock the folder, and look into it; where that fails it is awaited for a minute."""
-        try:
-            self._folder.lock()
-            self._folder.files()
-        except NoFolderError:
-            self._unreadable.forget(self._folder.path)
-            raise
-        except OSError as error:
-            self._folder.unlock()
-            if not self._is_passed_over:
-                # Raises while it is awaited; once it is given up that is logged, and never again.
-                self._unreadable.raise_or_give_up(self._folder.path, error)
-                self._is_passed_over = True
-                _log.error("spool_skipped", folder=str(self._folder.path), error=str(error))
-            raise
-        self._unreadable.forget(self._folder.path)
-        self._is_passed_over = False
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        if self._database is None:
+            raise OSError(errno.EBADF, "not open", str(self.path))
+        return self._database
 
-    def _load(self) -> None:
-        paths = self._folder.files()
-        self._unreadable.keep(paths)
-        self._is_partly_scanned = False
-        loaded = []
-        try:
-            for path in paths:
-                segment = self._load_one(path)
-                if segment is not None:
-                    loaded.append(segment)
-        except ScanStoppedError:
-            # What is not scanned may be older than what is written now: nothing is read before it.
-            self._is_partly_scanned = True
-        # Never lower than before: a number that was lent is no other file's.
-        self._last_number = max([self._last_number, *(int(path.stem) for path in paths)])
-        self._segments = loaded
-        self._found_ms = self._now_ms()
-        # All of it was sent, and the process ended before it could remove the file.
-        for segment in [loaded_segment for loaded_segment in loaded if not loaded_segment.frames]:
-            self._remove(segment)
-        if not self.is_empty:
-            _log.info("spool_found", count=self.bundles, folder=str(self._folder.path))
-
-    def _load_one(self, path: Path) -> Segment | None:
-        """Return a file with its frames; `None` where it is given up, which is counted."""
-        segment = None
-        try:
+    def _connect(self) -> None:
+        with self._errors():
+            database = self._connect_to(self.path / FILE_NAME)
             try:
-                segment = Segment.load(path, is_stopped=lambda: self._is_scan_stopped)
-            except ForeignFileError as error:
-                # Kept for somebody to look at; not among the spool's files any more.
-                aside = path.rename(path.with_suffix(_SET_ASIDE))
-                SPOOL_FILES_SET_ASIDE.inc()
-                _log.error("spool_file_renamed", file=aside.name, error=str(error))
-        except OSError as error:
-            # Also where the file cannot be renamed: it is tried again as a whole.
-            self._unreadable.raise_or_give_up(path, error)
-            count_failure(error)
-            _log.error("spool_damaged", file=path.name, count=0, error=str(error))
-            return None
-        self._unreadable.forget(path)
-        if segment and segment.torn_bytes:
-            SPOOL_TORN.inc()
-            _log.warning("spool_torn", file=path.name, cut_bytes=segment.torn_bytes)
-        return segment
+                database.executescript(_OPEN)
+                columns = ", ".join(Frame._fields)
+                rows = database.execute(f"SELECT {columns} FROM frames ORDER BY id")  # noqa: S608  # our own names
+                self._frames = deque(map(Frame._make, rows))
+                self._last_id = max([self._last_id, *(frame.id for frame in self._frames)])
+            except BaseException:
+                database.close()
+                raise
+            self._database = database
 
-    def _read_from(
-        self, segment: Segment, max_bundles: int
-    ) -> tuple[list[MessageBundle], SpoolPosition] | None:
+    def _insert(self, frame: Frame, body: bytes) -> None:
+        with self._errors():
+            self._connection.execute(
+                "INSERT INTO frames VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (*frame, zlib.crc32(body), body),
+            )
+
+    def _read(self, max_bundles: int) -> tuple[list[MessageBundle], int] | None:
         bundles: list[MessageBundle] = []
-        end = segment.start
-        try:
-            for frame in segment.frames:
-                is_enough = sum(map(bundle_size_bytes, bundles)) > _READ_BYTES
-                if bundles and (is_enough or len(bundles) + frame.head.bundles > max_bundles):
-                    break
-                bundles += segment.read(frame)
-                end = frame.end
-        except DamagedError as error:
-            if not bundles:
-                self._drop_damaged_part(segment, error)
-                return None
-        except FileNotFoundError:
-            if not bundles:
-                self._lose([segment], "the file was removed")
-                return None
-        except OSError as error:
-            if not bundles:
-                self._unreadable.raise_or_give_up(segment.path, error)
-                count_failure(error)
-                self._lose([segment], error)
-                self._tolerate(segment.delete)
-                return None
-        self._unreadable.forget(segment.path)
-        return bundles, SpoolPosition(segment.number, end)
+        position = 0
+        for frame in self._frames:
+            is_enough = sum(map(bundle_size_bytes, bundles)) > _READ_BYTES
+            if bundles and (is_enough or len(bundles) + frame.bundles > max_bundles):
+                break
+            try:
+                bundles += self._unpacked(frame)
+            except FrameDamagedError as error:
+                if not bundles:
+                    _log.error("spool_damaged", count=frame.bundles, error=str(error))
+                    self._drop(1, reason="damaged")
+                break
+            position = frame.id
+        return (bundles, position) if bundles else None
 
-    def _drop_damaged_part(self, segment: Segment, error: DamagedError) -> None:
-        """Drop what is broken of the first frame; whole frames found in it take its place."""
-        damaged = segment.frames[0]
-        try:
-            parts = segment.split(damaged, is_stopped=lambda: self._is_scan_stopped)
-        except ScanStoppedError:
-            # The next process looks for them: what is behind is not sent before.
-            self._is_partly_scanned = True
-            return
-        segment.frames.popleft()
-        segment.frames.extendleft(reversed(parts))
-        count = self._count_not_in_flight(segment, first_frames=1)
-        _log.error("spool_damaged", file=segment.path.name, count=count, error=str(error))
-        self._drop_first_frame(segment, reason="damaged")
+    def _unpacked(self, frame: Frame) -> list[MessageBundle]:
+        import cramjam  # noqa: PLC0415  # an agent without Kafka does not have it
 
-    def _lose(self, segments: Sequence[Segment], error: object) -> None:
-        """Count what cannot be read any more; the files are left alone."""
-        for segment in tuple(segments):
-            count = self._count_not_in_flight(segment)
-            _log.error("spool_damaged", file=segment.path.name, count=count, error=str(error))
-            SPOOL_DROPPED.labels(reason="damaged").inc(count)
-            self._forget(segment)
-        self._set_gauges()
+        with self._errors():
+            row = self._connection.execute(
+                "SELECT crc32, body FROM frames WHERE id = ?", (frame.id,)
+            ).fetchone()
+        if row is None or zlib.crc32(row[1]) != row[0]:
+            raise FrameDamagedError(f"frame {frame.id} is missing or has another checksum")
+        return _DECODER.decode(bytes(cramjam.zstd.decompress(row[1])))
+
+    def _require_free_space(self) -> None:
+        """Raise `OSError` (ENOSPC) if the file system has too little free space."""
+        # For a process without privileges: root's reserve is not ours.
+        disk = statvfs(self.path)
+        free_bytes, min_bytes = disk.f_bavail * disk.f_frsize, self._settings.min_free_bytes
+        if free_bytes < min_bytes:
+            reason = f"{free_bytes} bytes are free, less than spool.min_free_bytes ({min_bytes})"
+            raise OSError(errno.ENOSPC, reason, str(self.path))
 
     def _drop_old(self) -> None:
         oldest_ms = self._now_ms() - self._settings.max_age_seconds * 1000
-        while self._segments:
-            segment = self._segments[0]
-            spooled_ms = segment.frames[0].head.spooled_ms
-            if segment.boot_id is None:
-                # The first form of the file names no boot: it ages from when it was found.
-                spooled_ms = self._found_ms
-            elif not same_boot(segment.boot_id, self._boot_id):
-                # It is at least as old as this boot, and counts as no older.
-                spooled_ms = 0
-            if spooled_ms >= oldest_ms:
-                break
-            self._drop_first_frame(segment, reason="age")
+        # A frame of an earlier boot is at least as old as this boot.
+        old = takewhile(
+            lambda frame: (frame.spooled_ms if frame.boot_id == self._boot_id else 0) < oldest_ms,
+            self._frames,
+        )
+        if count := sum(1 for _ in old):
+            self._drop(count, reason="age")
 
-    def _drop_first_frame(self, segment: Segment, *, reason: str) -> None:
-        SPOOL_DROPPED.labels(reason=reason).inc(self._count_not_in_flight(segment, first_frames=1))
-        segment.frames.popleft()
-        if not segment.frames:
-            self._remove(segment)
+    def _drop(self, count: int, *, reason: str) -> None:
+        """Drop the oldest frames, and count the bundles that nobody else has."""
+        dropped = [self._frames.popleft() for _ in range(count)]
+        SPOOL_DROPPED.labels(reason=reason).inc(self._count_lost(dropped))
+        if dropped:
+            self._delete(dropped[-1].id)
+
+    def _delete(self, position: int) -> None:
+        """Delete frames; a failure is counted, and a later start sends them twice."""
+        try:
+            with self._errors():
+                self._connection.execute("DELETE FROM frames WHERE id <= ?", (position,))
+                if not self._frames:
+                    # Return the space of an outage to the file system.
+                    self._connection.executescript(_SHRINK)
+        except DamagedError as error:
+            self._start_over(error)
+        except OSError as error:
+            count_failure(error)
+
+    def _start_over(self, error: Exception) -> None:
+        """Count all frames as lost, rename the database, and start a new one."""
+        lost = self._count_lost(self._frames)
+        SPOOL_DROPPED.labels(reason="damaged").inc(lost)
+        self._frames.clear()
+        self.close()
+        file = self.path / FILE_NAME
+        if file.exists():
+            _log.error("spool_damaged", count=lost, error=str(error), renamed_to=SET_ASIDE_NAME)
+            file.rename(self.path / SET_ASIDE_NAME)
+            SPOOL_FILES_SET_ASIDE.inc()
+        (self.path / f"{FILE_NAME}-wal").unlink(missing_ok=True)
+        self._connect()
+
+    def _count_lost(self, frames: Sequence[Frame] | deque[Frame]) -> int:
+        return sum(frame.bundles for frame in frames if frame.id > self._in_flight)
+
+    @contextmanager
+    def _retried(self) -> Iterator[None]:
+        """Raise the errors of a disk that fails for less than a minute; then start over."""
+        try:
+            yield
+        except DamagedError as error:
+            self._start_over(error)
+        except BlockingIOError:  # another agent has it, so it is not damaged
+            self._failing_since_ms = self._failing_since_ms or self._now_ms()
+            raise
+        except OSError as error:
+            now_ms = self._now_ms()
+            self._failing_since_ms = self._failing_since_ms or now_ms
+            if now_ms - self._failing_since_ms < GIVEN_UP_AFTER_MS:
+                raise
+            count_failure(error)
+            self._start_over(error)
+        self._failing_since_ms = None
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn errors of SQLite into `OSError` or `DamagedError`."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the lowest byte; others refine it
+            if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                raise DamagedError(errno.EIO, str(error), str(self.path / FILE_NAME)) from error
+            reason = "another agent uses it" if code == sqlite3.SQLITE_BUSY else str(error)
+            raise OSError(_ERRNO.get(code, errno.EIO), reason, str(self.path)) from error
 
     def _now_ms(self) -> int:
         return self._boottime_ns() // NS_PER_MS
 
-    def _drop(self, segment: Segment, *, reason: str) -> None:
-        SPOOL_DROPPED.labels(reason=reason).inc(self._count_not_in_flight(segment))
-        self._remove(segment)
-
-    def _count_not_in_flight(self, segment: Segment, *, first_frames: int | None = None) -> int:
-        """Return how many bundles are lost with a file, or its first frames: nobody has them."""
-        held = self._in_flight
-        return sum(
-            frame.head.bundles
-            for frame in islice(segment.frames, first_frames)
-            # What is in flight will be sent, or brought to the disk again by whoever has it.
-            if held is None or SpoolPosition(segment.number, frame.end) > held
-        )
-
-    def _append(self, frame: bytes) -> SpoolPosition:
-        segment = self._writing
-        if segment is None or segment.size_bytes + len(frame) > self._segment_bytes:
-            # Counted on also where it fails: a file that may be there is not made again.
-            self._last_number += 1
-            path = self._folder.file(self._last_number)
-            segment = Segment.create(path, boot_id=self._boot_id)
-        try:
-            end = segment.append(frame)
-        except OSError:
-            if segment is not self._writing:
-                self._tolerate(segment.delete)
-            raise
-        if segment is not self._writing:
-            self._writing = segment
-            self._segments.append(segment)
-        return SpoolPosition(segment.number, end)
-
-    def _remove(self, segment: Segment) -> None:
-        self._forget(segment)
-        self._tolerate(segment.delete)
-
-    def _forget(self, segment: Segment) -> None:
-        self._segments.remove(segment)
-        self._unreadable.forget(segment.path)
-        if segment is self._writing:
-            self._writing = None
-
-    def _tolerate(self, action: Callable[[], None]) -> None:
-        """Do what is only for a later start: where it fails, that one sends something twice."""
-        try:
-            action()
-        except OSError as error:
-            count_failure(error)
-
     def _set_gauges(self) -> None:
         SPOOL_BYTES.set(self.size_bytes)
         SPOOL_TICKS.set(self.bundles)
-        oldest_ms = self._segments[0].frames[0].head.oldest_ms if self._segments else 0
-        SPOOL_OLDEST_SECONDS.set(oldest_ms / 1000)
+        SPOOL_OLDEST_SECONDS.set(self._frames[0].oldest_ms / 1000 if self._frames else 0)
+
+
+def _pack(bundles: Sequence[MessageBundle]) -> bytes:
+    import cramjam  # noqa: PLC0415  # an agent without Kafka does not have it
+
+    return bytes(cramjam.zstd.compress(msgspec.msgpack.encode(bundles), _LEVEL))
 
 
 def count_failure(error: OSError) -> None:
-    """Count what the disk refused, by the name of its error."""
+    """Count an error of the disk by its name, such as ENOSPC."""
     SPOOL_FAILURES.labels(error=errno.errorcode.get(error.errno or 0, "unknown")).inc()

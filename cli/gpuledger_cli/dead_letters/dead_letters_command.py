@@ -40,7 +40,7 @@ from gpuledger_cli.topics import kafka_settings
 _REPLAY_HELP: Final = """
 A letter goes to the consumer that refused it, and to nobody else:
 
-- `--sink KIND` hands letters of that sink to its receiver (remote_write, store, rows, otlp), with
+- `--sink KIND` hands letters of that sink to its receiver (remote_write, store, rows), with
   the settings of `--config`, which is the sink's own file. The sink may run meanwhile; its group,
   its offsets and other sinks are not touched. Alerts tell of the present and are not replayed.
 - `--join` writes letters of the join back to the topic, partition and key that they had. A tick is
@@ -295,7 +295,7 @@ def replay(  # one parameter an option
     positions
         Which letters, PARTITION:OFFSET, as `list` shows it; or by the options of `list`.
     sink
-        Hand letters of this sink to its receiver: remote_write, store, rows or otlp.
+        Hand letters of this sink to its receiver: remote_write, store or rows.
     join
         Write letters of the join back to their topics.
     all_

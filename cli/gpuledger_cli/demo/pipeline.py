@@ -35,7 +35,6 @@ from gpuledger_sinks.loop import run_sink
 from gpuledger_sinks.registry import ALERTS, REMOTE_WRITE, STORE, SinkKind
 from gpuledger_sinks.settings import (
     AlertsSettings,
-    BusyWithoutPodSettings,
     RemoteWriteSettings,
     StoreSettings,
 )
@@ -45,7 +44,6 @@ _DRAIN_SECONDS: Final = 10.0
 _CLOSING_SECONDS: Final = 15.0
 _CLOSING_WITHOUT_BUS_SECONDS: Final = 3.0
 _STORE_FLUSH_SECONDS: Final = 10.0
-_ALERT_FOR_SECONDS: Final = 5.0
 _SEND_TIMEOUT_SECONDS: Final = 5.0
 
 
@@ -102,8 +100,6 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: DemoSource) -> Async
         alerting = AlertsSettings(
             urls=[plan.alertmanager_url or received.url],
             timeout_seconds=_SEND_TIMEOUT_SECONDS,
-            # Somebody watches for a minute: an alert that takes ten would never be seen.
-            busy_without_pod=BusyWithoutPodSettings(for_seconds=_ALERT_FOR_SECONDS),
         )
         alerts = RunAlerts(settings=alerting, clock=machine.clock)
         read_bus = RunBus(bus, beginning=beginning, once=True)

@@ -26,8 +26,7 @@ from gpuledger.records import (
 )
 from gpuledger.records.base import DEFAULT_CLUSTER, BaseRecord
 from gpuledger_sinks.alerts.active_alerts import ActiveAlert, Now, rfc3339
-from gpuledger_sinks.alerts.engine import RuleEvaluator
-from gpuledger_sinks.alerts.rules import rules_of
+from gpuledger_sinks.alerts.partition_alerts import PartitionAlerts
 from gpuledger_sinks.alerts.slots import Labels
 from gpuledger_sinks.settings import AlertsSettings
 
@@ -265,7 +264,7 @@ class AlertLine(BaseRecord, frozen=True, kw_only=True):
     """One alert of the run."""
 
     name: str
-    """Its rule."""
+    """Its `alertname`."""
     severity: str
     """How loud it is."""
     cluster: str = DEFAULT_CLUSTER
@@ -299,22 +298,21 @@ class AlertLine(BaseRecord, frozen=True, kw_only=True):
 
 
 class RunAlerts:
-    """Follows what fires and what has fired, by the alerts sink's own rules; bounded in both.
+    """Follows what fires and what has fired, as the alerts sink has it; bounded in both.
 
-    The sink evaluates nothing further while no Alertmanager answers. Here every event and incident
-    of the run is evaluated, so that the screen says the same whoever the receiver is.
+    The sink reads nothing further while no Alertmanager answers. Here every event and incident of
+    the run counts, so that the screen says the same whoever the receiver is.
     """
 
     def __init__(self, *, settings: AlertsSettings, clock: Clock) -> None:
-        self._watch = RuleEvaluator(rules=rules_of(settings))
+        self._watch = PartitionAlerts()
         self._hold_ns = round(settings.incident_hold_seconds * NS_PER_SECOND)
-        self._silent_ns = round(settings.stale_after_seconds * NS_PER_SECOND)
         self._clock = clock
         self._fired: dict[Labels, ActiveAlert] = {}
 
     def add(self, event: GpuEvent) -> None:
-        """Hold the rules against an event."""
-        self._watch.evaluate(event, now=Now.of(self._clock))
+        """Hold states against an event."""
+        self._watch.observe(event, now=Now.of(self._clock))
         self._keep()
 
     def add_incident(self, taken: AttributedIncident) -> None:
@@ -341,7 +339,7 @@ class RunAlerts:
             self._fired[alert.labels] = alert
         for labels in list(self._fired)[:-_MAX_ALERTS]:
             del self._fired[labels]
-        self._watch.forget(now=Now.of(self._clock), silent_ns=self._silent_ns)
+        self._watch.forget(now=Now.of(self._clock))
 
 
 def as_line(alert: AlertLine) -> str:

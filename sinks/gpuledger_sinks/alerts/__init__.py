@@ -1,1 +1,1 @@
-"""Alerts: rules over the booked events and incidents, sent to every Alertmanager of a cluster."""
+"""Alerts: incidents with their pods and owners, sent to every Alertmanager of a cluster."""

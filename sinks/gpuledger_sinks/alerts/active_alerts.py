@@ -72,15 +72,15 @@ class ActiveAlert:
     changed_ns: int
     """Since when it is as it is now, by the monotonic clock."""
     seen_ns: int
-    """When its condition was last seen to hold, by the monotonic clock."""
+    """When a tick last showed that its state goes on, by the monotonic clock."""
     over_ns: int = 0
     """Once it has an end: when that is, by the monotonic clock."""
     hold_ns: int = 0
-    """For how long it stands at least from when it is sent, where it is of an incident."""
+    """For how long it stands at least from when it is sent."""
     begun_ns: int = 0
     """When it began here, by the monotonic clock."""
-    silent_ns: int | None = None
-    """After how long unseen it is dropped while it fires, where not as others are."""
+    silent_ns: int = 0
+    """After how long unseen it is dropped while it fires."""
     taken_ns: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager when it last took this alert as it is now, by the monotonic clock."""
     rejected_ns: dict[str, int] = field(default_factory=dict)
@@ -113,14 +113,13 @@ class ActiveAlert:
             return rejected_ns if taken_ns is None else taken_ns
         return max(taken_ns, rejected_ns)
 
-    def is_over(self, *, now: Now, silent_ns: int) -> bool:
+    def is_over(self, *, now: Now) -> bool:
         """Return whether nothing more is to be sent of it: it ended a while ago, or fell silent."""
         # What was polled is acknowledged by the answer to it, so that answer is waited for.
         if self.changes.awaited > self.changes.answered:
             return False
         if self.ends_ns is None:
-            own_ns = silent_ns if self.silent_ns is None else self.silent_ns
-            return now.monotonic_ns - self.seen_ns >= own_ns
+            return now.monotonic_ns - self.seen_ns >= self.silent_ns
         return now.monotonic_ns - self.over_ns >= _SEND_END_NS
 
     def as_json(self, *, now: Now, resend_ns: int) -> dict[str, Any]:
@@ -156,57 +155,10 @@ class ActiveAlerts:
         """Return each of them."""
         return iter(self._active.values())
 
-    def fire(
-        self,
-        labels: Mapping[str, str],
-        annotations: Mapping[str, str],
-        *,
-        since_ns: int,
-        now: Now,
-    ) -> Labels | None:
-        """Let a rule's alert begin, or one that has ended begin again; return its identity.
-
-        Where too many stand it is left out, unless its node has fewer than another: of the one that
-        has the largest number the newest goes then.
-        """
-        key = _identity(labels)
-        if key not in self._active:
-            node = _node_of(key)
-            # A rule's alert comes again with the next tick, so it is the newer one that has to
-            # wait; an incident (`hold`) comes once, so it is the older one that has to go.
-            if not self._slots.rules.has_room(node):
-                return None
-            if going := self._slots.rules.newest_to_go():
-                going.owner.drop(going.key)
-                self._slots.leave_out(_node_of(going.key))
-            self._slots.rules.take(key, node, self)
-        self._begin(key, annotations, since_ns=since_ns, now=now)
-        return key
-
-    def _begin(
-        self, key: Labels, annotations: Mapping[str, str], *, since_ns: int, now: Now
-    ) -> ActiveAlert:
-        # An alert that began ahead of this clock could not be ended by it.
-        starts_ns = min(since_ns, now.time_ns)
-        # Another object even where it stands: an answer that is on its way is to the former one.
-        known = self._active.get(key)
-        alert = self._active[key] = ActiveAlert(
-            labels=key,
-            annotations=_cut(annotations),
-            starts_ns=starts_ns,
-            changed_ns=now.monotonic_ns,
-            seen_ns=now.monotonic_ns,
-            begun_ns=now.monotonic_ns,
-            change=known.change + 1 if known else 1,
-            changes=known.changes if known else Changes(),
-        )
-        return alert
-
-    def confirm(self, key: Labels, *, now: Now) -> bool:
-        """Record that its condition still holds; return whether it still stands."""
+    def confirm(self, key: Labels, *, now: Now) -> None:
+        """Record that its state goes on."""
         if key in self._active:
             self._active[key].seen_ns = now.monotonic_ns
-        return key in self._active
 
     def end(self, key: Labels, *, at_ns: int, now: Now) -> None:
         """Let an alert end at `at_ns`, or now where that is still to come."""
@@ -241,7 +193,7 @@ class ActiveAlerts:
         else of the node that has the largest number. Returns whether that was so: where nobody had
         taken it yet, nobody ever hears of it.
         """
-        alert, known, is_full = self._begin_incident(labels, annotations, at_ns=at_ns, now=now)
+        alert, known, is_full = self._begin(labels, annotations, at_ns=at_ns, now=now)
         alert.hold_ns = hold_ns
         alert.ends_ns = now.time_ns
         alert.hold_until_taken(now)
@@ -263,24 +215,35 @@ class ActiveAlerts:
 
         Slots are given as by `hold`.
         """
-        alert, known, _ = self._begin_incident(labels, annotations, at_ns=at_ns, now=now)
+        alert, known, _ = self._begin(labels, annotations, at_ns=at_ns, now=now)
         alert.hold_ns, alert.silent_ns = hold_ns, silent_ns
         if known is not None and known.ends_ns is None:
             alert.starts_ns = min(alert.starts_ns, known.starts_ns)
             alert.begun_ns = known.begun_ns
 
-    def _begin_incident(
+    def _begin(
         self, labels: Mapping[str, str], annotations: Mapping[str, str], *, at_ns: int, now: Now
     ) -> tuple[ActiveAlert, ActiveAlert | None, bool]:
         """Return the alert that begins, what stood of it, and whether an older one had to go."""
         key = _identity(labels)
         node, known = _node_of(key), self._active.get(key)
-        going = None if known else self._slots.incidents.oldest_to_go(node)
+        going = None if known else self._slots.oldest_to_go(node)
         if going:
             going.owner.drop(going.key)
             self._slots.leave_out(_node_of(going.key))
-        self._slots.incidents.take(key, node, self)
-        alert = self._begin(key, annotations, since_ns=at_ns, now=now)
+        self._slots.take(key, node, self)
+        # Another object even where it stands: an answer that is on its way is to the former one.
+        alert = self._active[key] = ActiveAlert(
+            labels=key,
+            annotations=_cut(annotations),
+            # An alert that began ahead of this clock could not be ended by it.
+            starts_ns=min(at_ns, now.time_ns),
+            changed_ns=now.monotonic_ns,
+            seen_ns=now.monotonic_ns,
+            begun_ns=now.monotonic_ns,
+            change=known.change + 1 if known else 1,
+            changes=known.changes if known else Changes(),
+        )
         return alert, known, going is not None
 
     def end_state(self, key: Labels, *, at_ns: int, now: Now) -> None:
@@ -330,8 +293,7 @@ class ActiveAlerts:
         """Forget an alert that stands, whoever waits for it."""
         alert = self._active.pop(key)
         alert.changes.answered = alert.change  # nobody hears of it, nor waits for that
-        for slots in (self._slots.incidents, self._slots.rules):
-            slots.free(key, _node_of(key))
+        self._slots.free(key, _node_of(key))
         return alert
 
     def leave_out(self, node: str) -> None:
@@ -351,12 +313,12 @@ class ActiveAlerts:
             if alert.change > max(alert.changes.answered, alert.changes.awaited)
         ]
 
-    def forget(self, *, now: Now, silent_ns: int) -> list[ActiveAlert]:
+    def forget(self, *, now: Now) -> list[ActiveAlert]:
         """Drop and return what is over: ended and sent for a while, or firing and long not seen.
 
         One for whose answer somebody waits is not.
         """
-        over = [alert for alert in self if alert.is_over(now=now, silent_ns=silent_ns)]
+        over = [alert for alert in self if alert.is_over(now=now)]
         for alert in over:
             self.drop(alert.labels)
         return over

@@ -24,7 +24,7 @@ from gpuledger.records import (
 )
 from gpuledger_sinks.alerts.active_alerts import ActiveAlerts, Now
 from gpuledger_sinks.alerts.bursts import is_context, is_of_an_app, is_same_burst, rank_of
-from gpuledger_sinks.alerts.rules import IncidentWords, known_pod
+from gpuledger_sinks.alerts.incident_words import IncidentWords, known_pod
 from gpuledger_sinks.alerts.slots import Labels
 from gpuledger_sinks.alerts.states import (
     State,

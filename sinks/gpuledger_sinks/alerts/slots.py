@@ -8,7 +8,7 @@ Pure.
 from typing import Final, NamedTuple, Protocol
 
 MAX_HELD: Final = 10_000
-"""How many alerts of a kind stand at most, incidents or rules: in each turn each is looked at."""
+"""How many alerts stand at most: in each turn each is looked at."""
 MAX_HELD_OF_NODE: Final = 500
 """How many of one node: more than its GPUs have incidents of different kinds."""
 
@@ -30,14 +30,23 @@ class Held(NamedTuple):
     owner: SlotOwner
 
 
-class Slots:
-    """Who has the slots of one kind of alert, by node and in the order in which they were taken."""
+class LeftOut(NamedTuple):
+    """Alerts that do not stand, as too many do."""
+
+    number: int
+    node: str
+    """The node of the last of them."""
+
+
+class AlertSlots:
+    """Who has the slots of all partitions of a sink, by node and in the order of being taken."""
 
     def __init__(self) -> None:
         self._by_node: dict[str, dict[Labels, SlotOwner]] = {}
         self._by_count: dict[int, dict[str, None]] = {}
         """The nodes, by how many slots they have."""
         self._count = 0
+        self._left_out = LeftOut(0, "")
 
     def take(self, key: Labels, node: str, owner: SlotOwner) -> None:
         """Record that an alert has a slot; one that has it keeps it."""
@@ -66,20 +75,6 @@ class Slots:
         loser = node if own in (MAX_HELD_OF_NODE, largest) else next(iter(self._by_count[largest]))
         return Held(*next(iter(self._by_node[loser].items())))
 
-    def has_room(self, node: str) -> bool:
-        """Return whether an alert of a node may stand, others giving way where it has fewer."""
-        own = self._count_of(node)
-        if self._count < MAX_HELD:
-            return own < MAX_HELD_OF_NODE
-        return own + 1 < max(self._by_count)
-
-    def newest_to_go(self) -> Held | None:
-        """Return what goes for an alert for which there is room: nothing while slots are free."""
-        if self._count < MAX_HELD:
-            return None
-        loser = next(iter(self._by_count[max(self._by_count)]))
-        return Held(*next(reversed(self._by_node[loser].items())))
-
     def _count_of(self, node: str) -> int:
         return len(self._by_node.get(node, ()))
 
@@ -95,23 +90,6 @@ class Slots:
             self._by_count.setdefault(now, {})[node] = None
         else:
             del self._by_node[node]
-
-
-class LeftOut(NamedTuple):
-    """Alerts that do not stand, as too many do."""
-
-    number: int
-    node: str
-    """The node of the last of them."""
-
-
-class AlertSlots:
-    """The slots of all partitions of a sink: too many alerts of one kind take none of the other."""
-
-    def __init__(self) -> None:
-        self.incidents = Slots()
-        self.rules = Slots()
-        self._left_out = LeftOut(0, "")
 
     def leave_out(self, node: str) -> None:
         """Note that an alert of a node does not stand, as too many do."""

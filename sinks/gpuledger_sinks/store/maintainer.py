@@ -1,15 +1,14 @@
-"""What a store needs beside new rows, by one who does it at a time (`gpuledger_sinks.store.lease`).
+"""What a store needs beside new rows: `gpuledger store maintain` does it.
 
 `Maintainer` goes through steps, each of one table: it sums up hours and days, removes rows that are
 older than their retention, merges small files, and removes files that no reader or writer needs any
 more. Each step is whole in itself: one who is killed between two, or within one, leaves a store
-that the next one goes on with.
+that the next one goes on with. Of two that overlap, Delta refuses the later commit of what both
+change, and that one leaves the rest to the other.
 """
 
-import os
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -19,7 +18,7 @@ import structlog
 from gpuledger.clock import NS_PER_DAY, NS_PER_MS, Clock
 from gpuledger.settings.secret import shown_url
 from gpuledger.store.bill_table import BILL_LINES
-from gpuledger.store.schema import ENTRIES, GAPS, LEASES, PODS, SEEN_TICKS, TableSchema
+from gpuledger.store.schema import ENTRIES, GAPS, PODS, SEEN_TICKS, TableSchema
 from gpuledger.store.usage_schema import (
     INCIDENTS,
     INVENTORY,
@@ -29,15 +28,13 @@ from gpuledger.store.usage_schema import (
     USAGE_DAILY,
     USAGE_HOURLY,
 )
-from gpuledger_sinks.settings import StoreSettings
 from gpuledger_sinks.store.compaction import compact, is_compaction_safe, small_files
-from gpuledger_sinks.store.lease import HeldLease, MaintenanceLease
 from gpuledger_sinks.store.rollups import DAILY, HOURLY, Rollup
 from gpuledger_sinks.store.table import StaleTableError, StreamTable
 
 PARTITIONED: Final = (USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES)
 _OTHERS: Final = (PODS, NODES, NAMESPACES, INVENTORY, INCIDENTS, GAPS)
-_OWN: Final = (BILL_LINES, SEEN_TICKS, LEASES)
+_OWN: Final = (BILL_LINES, SEEN_TICKS)
 """Tables whose files are few, or are merged by nobody."""
 ALL_TABLES: Final = (*PARTITIONED, *_OTHERS, *_OWN)
 """All that a store may have, also what its sinks write no more."""
@@ -46,6 +43,32 @@ REMOVE_OLD_ROWS: Final = "remove old rows"
 MERGE: Final = "merge small files"
 VACUUM: Final = "vacuum"
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """For how many days each table keeps its rows, by the days of UTC; 0 keeps all."""
+
+    usage_days: int = 92
+    """How long the sums by minute are kept. The sums by hour stay."""
+    usage_hourly_days: int = 1_096
+    """How long the sums by hour are kept, three years. The sums by day stay."""
+    usage_daily_days: int = 0
+    """How long the sums by day are kept."""
+    entries_days: int = 31
+    """How long single ticks are kept, if they are stored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceSettings:
+    """Which store to maintain, and how long its rows and files are kept."""
+
+    uri: str
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    orphan_age_hours: int = 168
+    """How old a file that no version of its table has must be before it is removed. Much longer
+    than a write or a query may take."""
+    retention: Retention = Retention()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +104,8 @@ class MaintenanceDone:
     """What a run of the maintainer did, or would do."""
 
     steps: list[StepDone] = field(default_factory=list)
-    held: HeldLease | None = None
-    """The lease of who is at it; then nothing was done."""
     lost_to_another: str | None = None
     """How somebody else was seen to be at it too, who goes on in place of this run."""
-
-    @property
-    def is_held_by_another(self) -> bool:
-        """Whether nothing was done, as somebody else is at it."""
-        return self.held is not None
 
     @property
     def hours(self) -> int:
@@ -131,16 +147,13 @@ def report_nothing(number: int, total: int, step: MaintenanceStep) -> None:
 class Maintainer:
     """Maintains the tables of a store. All of it blocks, and belongs in a thread."""
 
-    def __init__(self, settings: StoreSettings, *, clock: Clock, vacuums: bool = False) -> None:
-        """Take what to maintain; `vacuums` where nobody else removes files that are not needed."""
-        self._settings, self._clock, self._vacuums = settings, clock, vacuums
+    def __init__(self, settings: MaintenanceSettings, *, clock: Clock) -> None:
+        """Take what to maintain, and the clock by which rows are too old."""
+        self._settings, self._clock = settings, clock
         self._where: dict[str, Any] = {
             "store_uri": settings.uri,
             "storage_options": settings.storage_options,
         }
-        # Two of one machine are told apart, and so is one that is started anew.
-        holder = f"{socket.gethostname()}/{os.getpid()}/{clock.monotonic_ns()}/{id(self)}"
-        self._lease = MaintenanceLease(**self._where, holder=holder, clock=clock)
         self._hourly = Rollup(HOURLY, **self._where)
         self._daily = Rollup(DAILY, **self._where)
         self._is_safe: bool | None = None
@@ -156,10 +169,6 @@ class Maintainer:
         Raises ReceiverUnavailableError where the storage does not answer.
         """
         done = MaintenanceDone()
-        if not self._lease.acquire():
-            # Whoever let it go since then had it a moment ago.
-            done.held = self._lease.held_by_another() or HeldLease(holder="somebody", until_us=0)
-            return done
         try:
             # Listed before the first one is done, so that it can be said how many there are. Tables
             # that the steps make are new, and need neither merging nor a vacuum.
@@ -167,18 +176,11 @@ class Maintainer:
             for number, step in enumerate(steps, start=1):
                 if self._is_stopping.is_set():
                     break
-                # Here a long run hears that another one has taken over.
-                self._lease.renew()
                 report(number, len(steps), step)
                 done.steps.append(_done(step, step.do()))
-        # What the storage refuses goes to who asked for the run; the lease is let go all the same,
-        # where the storage lets it.
         except StaleTableError as error:
-            # Whoever took the lease when ours had ended does the same; the next run goes on.
+            # Somebody else does the same at once, who goes on with the rest.
             done.lost_to_another = str(error)
-            _log.info("maintenance_withdrawn", error=str(error))
-        finally:
-            self._lease.release()
         return done
 
     def plan(self, report: Reporter = report_nothing) -> MaintenanceDone:
@@ -188,7 +190,7 @@ class Maintainer:
         days are summed up of hours. Raises ReceiverUnavailableError where the storage does not
         answer.
         """
-        done = MaintenanceDone(held=self._lease.held_by_another())
+        done = MaintenanceDone()
         steps = list(self._steps())
         for number, step in enumerate(steps, start=1):
             report(number, len(steps), step)
@@ -200,8 +202,7 @@ class Maintainer:
         yield from self._sums()
         yield from self._retention()
         yield from self._merges()
-        if self._vacuums:
-            yield from self._vacuum()
+        yield from self._vacuum()
 
     def _sums(self) -> Iterator[MaintenanceStep]:
         hourly, daily = self._hourly, self._daily
@@ -258,8 +259,6 @@ class Maintainer:
         for day in small_files(table, schema):
             if self._is_stopping.is_set():
                 break
-            # Each takes a while: whoever lost the lease meanwhile leaves the rest.
-            self._lease.renew()
             merged += compact(table, day)
         return merged
 

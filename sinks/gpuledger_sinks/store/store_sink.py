@@ -1,8 +1,8 @@
 """The store sink's shell: events in, rows appended, exactly once.
 
-Here live the wiring, when what was read is written, and when what killed writers have left in the
-store is removed beside it (`upkeep`). Where reading goes on and what becomes of gaps is
-`resuming`'s, how rows are written beside it `stored`'s. `gpuledger_sinks.loop` consumes.
+This module wires the sink and decides when to write. `maintenance_lag` measures how far the store's
+maintenance is behind, `resuming` finds where to resume and handles gaps, `stored` writes rows.
+`gpuledger_sinks.loop` consumes.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from gpuledger_sinks.registry import STORE
 from gpuledger_sinks.settings import StoreSettings
 from gpuledger_sinks.store.buffer import DayWindow, RowBuffer, rows_of
 from gpuledger_sinks.store.dimensions import DIMENSIONS, FollowedTopic, open_followed
+from gpuledger_sinks.store.maintenance_lag import MaintenanceLag, measured_lag
 from gpuledger_sinks.store.minute_sums import Row, TooManyRowsError, bookings_days, bookings_of
 from gpuledger_sinks.store.resuming import GapRecorder, Resuming
 from gpuledger_sinks.store.seen import SeenTable
@@ -38,7 +39,6 @@ from gpuledger_sinks.store.table import (
     StreamTable,
     UsageTable,
 )
-from gpuledger_sinks.store.upkeep import MaintainerTask, OrphanRemoval, open_upkeep
 from gpuledger_sinks.timelines import SeenTicks
 from gpuledger_sinks.watermarks import WatermarkRelay, open_relay
 
@@ -122,7 +122,7 @@ async def open_store(
             clock=clock,
             settings=settings,
         ) as dimensions,
-        open_upkeep(settings, clock=clock) as (orphan_removal, maintainer_task),
+        measured_lag(settings, clock=clock) as maintenance_lag,
     ):
         yield StoreSink(
             relay=relay,
@@ -142,8 +142,7 @@ async def open_store(
                 asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
             ),
             appending=Appending(targets=targets, seen=tables.seen, clock=clock),
-            orphan_removal=orphan_removal,
-            maintainer_task=maintainer_task,
+            maintenance_lag=maintenance_lag,
         )
 
 
@@ -180,15 +179,14 @@ class StoreSink(Sink):
         targets: Sequence[Target],
         resuming: Resuming,
         appending: Appending,
-        orphan_removal: OrphanRemoval,
-        maintainer_task: MaintainerTask,
+        maintenance_lag: MaintenanceLag,
         relay: WatermarkRelay,
         dimensions: Sequence[FollowedTopic],
     ) -> None:
         self._settings, self._clock, self._retrying = settings, clock, retrying
         self.receiver = shown_url(settings.uri)
         self._recorder, self._resuming, self._appending = recorder, resuming, appending
-        self._orphan_removal, self._maintainer_task = orphan_removal, maintainer_task
+        self._maintenance_lag = maintenance_lag
         self._relay = relay
         self._dimensions = dimensions
         self._usage, *others = targets
@@ -235,8 +233,7 @@ class StoreSink(Sink):
     async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
         """Collect the rows of a poll and write when it is time."""
         async with self._lock:
-            self._orphan_removal.begin_if_due()
-            self._maintainer_task.begin_if_due()
+            self._maintenance_lag.begin_if_due()
             for each in self._dimensions:
                 each.begin_if_due()
             if self._recorder.of(self._resuming.ready(context.consumer)):

@@ -155,18 +155,6 @@ class StreamTable:
         with storage_errors(self.uri):
             return DeltaTable.is_deltatable(self.uri, storage_options=self._options)
 
-    def newest_row(self, column: str, columns: Sequence[str]) -> tuple[Any, ...] | None:
-        """Return these columns of the row in which another one is greatest, as last loaded."""
-        if self._table is None:
-            return None
-        with storage_errors(self.uri):
-            query = QueryBuilder().register("rows", self._table)
-            found = query.execute(
-                f"SELECT {', '.join(columns)} FROM rows ORDER BY {column} DESC LIMIT 1"  # noqa: S608  # no user's text
-            ).read_all()
-        values = [found[name].to_pylist() for name in columns]
-        return tuple(value[0] for value in values) if values[0] else None
-
     def remove_rows(self, predicate: str) -> int:
         """Remove the rows of which this SQL is true; return how many files had some.
 

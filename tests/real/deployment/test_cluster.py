@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuledger.bus.administration import create_topics
-from gpuledger.records import GpuEvent
-from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic
-from gpuledger_sinks.settings import OtlpSettings
 from tests.data.kubernetes.subset import subset
 from tests.default_topics import NAMESPACES, NODES, PODS
 from tests.real.deployment.installation import (
@@ -132,10 +127,6 @@ def install_as_documented(installation: Installation, kafka: SecureKafka) -> Non
     fill_in(installation.folder / "k8s" / COPY, kafka)
     for command in others:
         installation.run(command)
-    # The one topic that is not ours; its component says who makes it.
-    otlp = Topic(name=OtlpSettings().topic, record=GpuEvent, key="node", partitions=1)
-    plain = KafkaSettings(bootstrap_servers=installation.plain_servers)
-    asyncio.run(create_topics(plain, [otlp]))
 
 
 def test_the_schemas_of_the_unit_tests_are_those_of_the_api_server(

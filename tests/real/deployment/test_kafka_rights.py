@@ -16,7 +16,6 @@ from gpuledger.records import DeadLetter, GpuEvent
 from gpuledger.rights import DEPLOYABLES, grants
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, Topics
-from gpuledger_sinks.settings import OtlpSettings
 from tests.default_topics import DEAD_LETTERS, EVENTS, INVENTORY, PROCESSES, READINGS, ROWS, SAMPLES
 from tests.lint.test_security_page import GROUPS
 from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually, fill_in
@@ -113,9 +112,8 @@ def test_the_documented_rights_suffice_for_every_workload_and_command(
 ) -> None:
     kafka, rendering = overlay
     plain = kafka.plaintext_bootstrap_servers
-    otlp = Topic(name=OtlpSettings().topic, record=GpuEvent, key="node", partitions=1)
     again = Topic(name="again", record=GpuEvent, key="node")
-    asyncio.run(create_topics(KafkaSettings(bootstrap_servers=plain), [otlp, again]))
+    asyncio.run(create_topics(KafkaSettings(bootstrap_servers=plain), [again]))
     named_by_option = Right("gpuledger-replay", Operation.Write, Resource.TOPIC, again.name)
     asyncio.run(kafka.allow([named_by_option]))
     assert "config differs" not in run(["gpuledger", "topics", "create"], kafka, "topics")
@@ -150,10 +148,10 @@ def test_the_documented_rights_suffice_for_every_workload_and_command(
         started["gpuledger-agent"] = start(
             rendering.workload("gpuledger-agent"), tmp_path / "agent", agent
         )
-        for topic in (SAMPLES, READINGS, PROCESSES, INVENTORY, EVENTS, ROWS, otlp):
+        for topic in (SAMPLES, READINGS, PROCESSES, INVENTORY, EVENTS, ROWS):
             eventually(lambda topic=topic: count(topic) > 0, within_seconds=WITHIN_SECONDS)  # type: ignore[misc]  # a default is how a loop's value is bound
         started["gpuledger-podwatch"].wait_until_ready()
-        for name in ("gpuledger-join", "gpuledger-sink-rows", "gpuledger-sink-otlp"):
+        for name in ("gpuledger-join", "gpuledger-sink-rows"):
             started[name].wait_until_ready()
         replay = ["gpuledger", "replay", "--from", "-1h", "--to", "-1s"]
         assert "compared" in run([*replay, "--compare"], kafka, "replay")

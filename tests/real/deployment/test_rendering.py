@@ -29,6 +29,7 @@ from tests.real.services.kustomize import KustomizeError
 from tests.unit.deployment import deployables
 from tests.unit.deployment.deployables import ROOT
 from tests.unit.reports.stores import held, inventory_row, write_store
+from tests.unit.sinks.store.test_maintainer import fill
 
 if TYPE_CHECKING:
     from tests.real.services.kustomize import Kubectl, Kustomize
@@ -153,7 +154,8 @@ def test_every_config_map_is_generated_and_used(rendering: Rendering) -> None:
 
 def test_what_a_workload_names_is_rendered_beside_it(rendering: Rendering) -> None:
     for workload in rendering.workloads():
-        assert workload.files().keys() | workload.environment().keys(), workload.name
+        named = workload.files().keys() | workload.environment().keys()
+        assert named or workload.pod["volumes"], workload.name
         for volume in workload.pod.get("volumes", []):
             if claim := volume.get("persistentVolumeClaim"):
                 rendering.get("PersistentVolumeClaim", claim["claimName"], workload.namespace)
@@ -409,7 +411,7 @@ def test_there_is_a_sink_of_each_kind_and_those_that_write_to_kafka_again_are_as
         for folder in INSTALLATIONS
     }
 
-    assert set(kinds["base"]) == set(KINDS) - {"rows", "otlp"}
+    assert set(kinds["base"]) == set(KINDS) - {"rows"}
     assert set(kinds["overlays/sasl-ssl"]) == set(KINDS)
 
 
@@ -524,6 +526,26 @@ def test_the_bill_is_closed_as_rendered_and_kept_in_the_store_of_the_sink(
     assert "closed as revision 1: 1 lines, 60.00 USD" in capsys.readouterr().out
     assert main(command) == 0
     assert "nothing has changed" in capsys.readouterr().out
+
+
+def test_the_store_of_the_sink_is_maintained_as_rendered(
+    kustomize: Kustomize, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rendering = render("base")
+    job, sink = (
+        rendering.workload(f"gpuledger-{name}") for name in ("store-maintain", "sink-store")
+    )
+    command = job.lay_out(tmp_path).argv[1:]
+    store = Path(sink.settings(tmp_path)["store"]["uri"])
+    (given,) = [word for word in command if word.startswith("--store=")]
+    fill(Path(given.partition("=")[2]), commits=1)
+
+    assert Path(given.partition("=")[2]).name == store.name
+    assert main(command) == 0
+    assert "sum up" in capsys.readouterr().out
+    assert job.manifest["spec"]["concurrencyPolicy"] == "Forbid"
+    (beside,) = job.pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert [each.name for each in _selected(rendering, beside["labelSelector"])] == [sink.name]
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,6 @@ WORKLOADS: Final = (
     "gpuledger-sink-alerts",
     "gpuledger-sink-store",
     "gpuledger-sink-rows",
-    "gpuledger-sink-otlp",
     "gpuledger-topics",
 )
 SECRET: Final = "/run/secrets/kafka"

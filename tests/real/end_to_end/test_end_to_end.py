@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import jsonschema
 import pytest
+import yaml
 
 from gpuledger.store.query import entries_sql
 from gpuledger_simulator.simulation import open_simulation
@@ -142,12 +143,13 @@ def test_prometheus_counts_the_xid_of_the_gpu_on_which_it_was_seen(pipeline: Pip
     assert {(one["metric"]["node"], one["metric"]["xid"]) for one in found} == {("gpu-a", "31")}
 
 
-def test_alertmanager_holds_the_alert_of_the_gpu_that_works_for_no_pod(pipeline: Pipeline) -> None:
-    """It names the node on which the stray benchmark runs."""
-    alerts = pipeline.parts.alertmanager.await_alerts(
-        "GpuBusyWithoutPod", deadline_seconds=LOOK_SECONDS
-    )
-    assert "gpu-c" in {alert["labels"]["node"] for alert in alerts}
+def test_prometheus_finds_the_gpu_that_works_for_no_pod(pipeline: Pipeline) -> None:
+    """By the shipped rule: it names the node on which the stray benchmark runs."""
+    groups = yaml.safe_load((ROOT / "deploy/prometheus/gpuledger.rules.yaml").read_text())["groups"]
+    (rule,) = next(group["rules"] for group in groups if group["name"] == "gpuledger-gpus")
+    found = pipeline.parts.prometheus.await_query(rule["expr"], deadline_seconds=LOOK_SECONDS)
+    assert "gpu-c" in {one["metric"]["node"] for one in found}
+    assert all(one["metric"]["gpu_index"] for one in found)
 
 
 def test_alertmanager_tells_the_owner_of_the_pod_on_whose_gpu_an_xid_was_seen(

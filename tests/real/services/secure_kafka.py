@@ -19,7 +19,6 @@ WORKLOADS = (
     "sink-alerts",
     "sink-store",
     "sink-rows",
-    "sink-otlp",
     "topics",
 )
 """Each has a user of its own in the overlay for SASL over TLS."""

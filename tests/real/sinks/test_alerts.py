@@ -7,18 +7,19 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.keys import key_in
-from gpuledger.records import Account, AttributedIncident, GpuEvent, Incident, Severity
+from gpuledger.records import AttributedIncident, Incident, Severity
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import open_http
 from gpuledger_sinks.alerts.active_alerts import rfc3339
 from gpuledger_sinks.alerts.receivers import HEADERS, AlertmanagerClient
 from gpuledger_sinks.errors import ReceiverUnavailableError, RejectedError
 from gpuledger_sinks.registry import ALERTS
-from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings
+from gpuledger_sinks.settings import AlertsSettings
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import (
@@ -27,7 +28,6 @@ from tests.unit.sinks.builders import (
     SECOND_NS,
     bus,
     committed,
-    entry,
     event,
     eventually,
     place_of,
@@ -36,6 +36,7 @@ from tests.unit.sinks.builders import (
 )
 
 if TYPE_CHECKING:
+    from gpuledger.bus.protocol import WholeBus
     from tests.real.services.alertmanager import AlertmanagerApi
 
 
@@ -49,36 +50,7 @@ def on_node(alertmanager: AlertmanagerApi, node: str) -> list[dict[str, Any]]:
     return [alert for alert in alertmanager.alerts() if alert["labels"].get("node") == node]
 
 
-async def test_a_gpu_that_works_for_no_pod_is_an_alert_until_it_does_not(
-    alertmanager: AlertmanagerApi,
-) -> None:
-    on, node, now_ns = bus(), "node-without-pod", time.time_ns()
-
-    def tick(number: int, account: Account) -> GpuEvent:
-        at_ns = now_ns + (number - 4) * SECOND_NS
-        return event(number, node=node, time_ns=at_ns, entries=[entry(account)])
-
-    settings = AlertsSettings(
-        urls=[alertmanager.url], busy_without_pod=BusyWithoutPodSettings(for_seconds=2.0)
-    )
-    at = place_of(node)
-    async with sending(on, settings):
-        await publish(on, *(tick(number, Account.HOST) for number in range(4)))
-        await eventually(lambda: committed(on, ALERTS.group, at) == 4)
-
-        (held,) = await asyncio.to_thread(on_node, alertmanager, node)
-        assert held["status"]["state"] == "active"
-        assert held["labels"]["alertname"] == "GpuBusyWithoutPod"
-        assert held["labels"]["gpu_uuid"] == GPU
-
-        await publish(on, tick(4, Account.POD))
-        await eventually(lambda: committed(on, ALERTS.group, at) == 5)
-        # Only alerts that have not ended are listed.
-        assert await asyncio.to_thread(on_node, alertmanager, node) == []
-
-
-async def test_an_incident_stands_with_its_xid_and_its_pod(alertmanager: AlertmanagerApi) -> None:
-    on, node = bus(), "node-with-xid"
+async def publish_incident(on: WholeBus, node: str, **changes: Any) -> None:  # noqa: ANN401  # an incident's fields
     incident = Incident(
         cluster="default",
         node=node,
@@ -93,13 +65,36 @@ async def test_an_incident_stands_with_its_xid_and_its_pod(alertmanager: Alertma
         message="GPU has fallen off the bus",
         processes=[],
     )
-    value = encode(AttributedIncident(incident=incident, pods=[pod()]))
+    value = encode(AttributedIncident(incident=replace(incident, **changes), pods=[pod()]))
+    at = place_of(node, ATTRIBUTED_INCIDENTS.name)
+    async with on.producer() as producer:
+        message = Message(key=key_in("default", node).encode(), value=value, timestamp_ms=0)
+        await producer.publish(at.topic, at.partition, [message])
+
+
+async def test_a_lost_gpu_is_an_alert_until_it_answers(alertmanager: AlertmanagerApi) -> None:
+    on, node = bus(), "node-with-a-lost-gpu"
+    settings = AlertsSettings(urls=[alertmanager.url], incident_hold_seconds=0.001)
+    async with sending(on, settings):
+        await publish_incident(on, node, kind="gpu_lost", xid=None)
+        await eventually(
+            lambda: committed(on, ALERTS.group, place_of(node, ATTRIBUTED_INCIDENTS.name)) == 1
+        )
+        (held,) = await asyncio.to_thread(on_node, alertmanager, node)
+        assert held["status"]["state"] == "active"
+        now_ns = time.time_ns()
+        await publish(on, *(event(one, node=node, time_ns=now_ns + one) for one in (1, 2)))
+        await eventually(lambda: committed(on, ALERTS.group, place_of(node)) == 2)
+        # Only alerts that have not ended are listed.
+        assert await asyncio.to_thread(on_node, alertmanager, node) == []
+
+
+async def test_an_incident_stands_with_its_xid_and_its_pod(alertmanager: AlertmanagerApi) -> None:
+    on, node = bus(), "node-with-xid"
     at = place_of(node, ATTRIBUTED_INCIDENTS.name)
     settings = AlertsSettings(urls=[alertmanager.url])
     async with sending(on, settings):
-        async with on.producer() as producer:
-            message = Message(key=key_in("default", node).encode(), value=value, timestamp_ms=0)
-            await producer.publish(at.topic, at.partition, [message])
+        await publish_incident(on, node)
         await eventually(lambda: committed(on, ALERTS.group, at) == 1)
 
     (held,) = await asyncio.to_thread(on_node, alertmanager, node)
@@ -144,15 +139,13 @@ async def test_a_wrong_address_loses_no_alert_and_the_check_names_it(
     alertmanager: AlertmanagerApi,
 ) -> None:
     on, readiness = bus(), Readiness()
-    settings = AlertsSettings(
-        urls=[f"{alertmanager.url}/wrong"], busy_without_pod=BusyWithoutPodSettings(for_seconds=0.0)
-    )
+    settings = AlertsSettings(urls=[f"{alertmanager.url}/wrong"])
     check = readiness.check("alerts.receiver")
     async with sending(on, settings, readiness=readiness):
-        await publish(on, event(entries=[entry(Account.HOST)]))
+        await publish_incident(on, NODE)
         await eventually(lambda: check.has_failed)
         assert "404 404 page not found: look at alerts.urls" in check.detail
-        assert committed(on, ALERTS.group, place_of(NODE)) is None
+        assert committed(on, ALERTS.group, place_of(NODE, ATTRIBUTED_INCIDENTS.name)) is None
 
 
 async def test_an_empty_list_is_answered_and_changes_nothing(

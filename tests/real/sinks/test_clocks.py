@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuledger.records import Account
-from gpuledger_sinks.registry import ALERTS, REMOTE_WRITE
-from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings, RemoteWriteSettings
+from gpuledger_sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.real.services.prometheus import CONFIG
 from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import (
@@ -30,8 +29,6 @@ from tests.unit.sinks.test_clocks import WITHOUT_WINDOW
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpuledger.records import GpuEvent
-    from tests.real.services.alertmanager import AlertmanagerApi
     from tests.real.services.prometheus import Prometheus, PrometheusApi
 
 WINDOW = CONFIG + "storage: {tsdb: {out_of_order_time_window: 2h}}\n"
@@ -81,36 +78,3 @@ async def test_with_a_window_prometheus_takes_what_is_behind_too(
         lost.pop("out_of_order", None)
         stored, letters = await send(case, server, node=f"with-window-{number}")
         assert (stored, letters) == (len(CASES[case]) - sum(lost.values()), lost), case
-
-
-@pytest.mark.parametrize("case", CASES)
-async def test_an_alert_fires_and_is_resolved_whatever_the_clock_shows(
-    case: str, alertmanager: AlertmanagerApi
-) -> None:
-    on, node = bus(), f"clock-{list(CASES).index(case)}"
-    at, start_ns = place_of(node), time.time_ns() - (COUNT + 1) * SECOND_NS
-    settings = AlertsSettings(
-        urls=[alertmanager.url], busy_without_pod=BusyWithoutPodSettings(for_seconds=5.0)
-    )
-
-    def standing() -> list[str]:
-        found = [one for one in alertmanager.alerts() if one["labels"].get("node") == node]
-        return [one["status"]["state"] for one in found]
-
-    def events(account: Account, *seconds: int) -> list[GpuEvent]:
-        return [
-            told.event([entry(account)], node=node, start_ns=start_ns)
-            for told in CASES[case]
-            if told.arrives in range(*seconds)
-        ]
-
-    busy, idle = events(Account.HOST, 30), events(Account.IDLE, 30, COUNT)
-    async with sending(on, settings):
-        await publish(on, *busy)
-        await eventually(lambda: committed(on, ALERTS.group, at) == len(busy))
-        assert await asyncio.to_thread(standing) == ["active"]
-        await publish(on, *idle)
-        count = len(busy) + len(idle)
-        await eventually(lambda: committed(on, ALERTS.group, at) == count)
-        # Only alerts that have not ended are listed.
-        assert await asyncio.to_thread(standing) == []

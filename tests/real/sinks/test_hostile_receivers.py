@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuledger.records import Account
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.settings import KafkaSettings
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, answering, page
 from tests.real.sinks.running_sinks import Sink, make_topics, publish
-from tests.unit.sinks.builders import entry, event
+from tests.real.sinks.test_alerts import publish_incident
+from tests.unit.sinks.builders import NODE, event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,15 +50,16 @@ async def test_whatever_a_receiver_answers_its_sink_goes_on_until_it_takes_what_
     async with answering(answers) as receiver:
         setting, value = SETTINGS[kind]
         settings = {setting: value.format(url=receiver.url)}
-        # Sent at once.
-        if kind == "alerts":
-            settings["alerts__busy_without_pod__for_seconds"] = "0"
-        else:
-            settings["remote_write__interval_seconds"] = "0"
+        if kind == "remote_write":
+            settings["remote_write__interval_seconds"] = "0"  # sent at once
         sink = start_sink(kind, broker, **settings)
         await asyncio.to_thread(sink.wait_until, sink.is_ready, deadline_seconds=40)
         before_bytes = peak_bytes(sink.pid)
-        await publish(broker, [event(entries=[entry(Account.HOST)])])
+        if kind == "alerts":
+            bus = KafkaBus(KafkaSettings(bootstrap_servers=broker.bootstrap_servers))
+            await publish_incident(bus, NODE)
+        else:
+            await publish(broker, [event()])
 
         def was_taken() -> bool:
             return len(receiver.bodies) > len(ANSWERS)

@@ -1,4 +1,4 @@
-"""The sinks that write to Kafka, as processes over a real one: each row and each point once."""
+"""The sinks that write to Kafka, as processes over a real one: each row once."""
 
 from __future__ import annotations
 
@@ -8,33 +8,20 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import pytest
-from google.protobuf import json_format
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
-
 from gpuledger.codec import Decoder
 from gpuledger.keys import key_in
 from gpuledger.ledger.rows import EntryRow
-from gpuledger.records import Account, GpuEvent
-from gpuledger.topics import Topic, partition_of_node
+from gpuledger.records import GpuEvent
+from gpuledger.topics import partition_of_node
 from tests.default_topics import DEAD_LETTERS, EVENTS, ROWS
-from tests.real.services import web
-from tests.real.sinks.running_sinks import NODES, Sink, make_topics, publish, ticks
-from tests.unit.sinks.builders import SECOND_NS, entry, event
-from tests.unit.sinks.otlp.decoded import Point, points_in
+from tests.real.sinks.running_sinks import Sink, make_topics, publish, ticks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.real.services.kafka import Kafka
     from tests.real.services.kcat import Kcat, KcatMessage
-    from tests.real.services.prometheus import Prometheus
 
-# As somebody else would have made it: with another number of partitions than the events have.
-OTLP_METRICS = Topic(name="otlp_metrics", record=GpuEvent, key="node", partitions=3)
-BUSY = "gpuledger.pod.gpu.busy"
 EAGER = {"rows__max_poll_records": "5", "rows__commit_interval_seconds": "0"}
 
 
@@ -130,90 +117,4 @@ async def test_a_broker_that_dies_and_comes_back_costs_nothing(
     sink.wait_until(sink.is_ready, deadline_seconds=30)
     assert identities(rows(broker, kcat)) == expected(events)
     broker.kill()
-    assert sink.stop(deadline_seconds=30) == 0
-
-
-def decode(encoding: str, value: bytes) -> ExportMetricsServiceRequest:
-    if encoding == "otlp_json":
-        return json_format.Parse(value, ExportMetricsServiceRequest())
-    return ExportMetricsServiceRequest.FromString(value)
-
-
-CONTENT = {"otlp_proto": "application/x-protobuf", "otlp_json": "application/json"}
-
-
-@pytest.mark.parametrize("encoding", CONTENT)
-async def test_what_lies_in_the_otlp_topic_is_taken_by_prometheus_under_remote_writes_names(
-    encoding: str,
-    broker: Kafka,
-    kcat: Kcat,
-    start_sink: Callable[..., Sink],
-    start_prometheus: Callable[..., Prometheus],
-) -> None:
-    await make_topics(broker, OTLP_METRICS)
-    start_ns = time.time_ns() - 20 * SECOND_NS
-    booked = [
-        entry(),
-        entry(pod_uid="uid-other", container_id="d" * 64, busy_ns=250_000_000),
-        entry(Account.IDLE, busy_ns=250_000_000),
-    ]
-    events = [
-        event(tick, node=node, time_ns=start_ns + tick * SECOND_NS, entries=booked)
-        for tick in range(10)
-        for node in NODES
-    ]
-    await publish(broker, events)
-    sink = start_sink("otlp", broker, otlp__encoding=encoding)
-
-    def messages() -> list[KcatMessage]:
-        return kcat.consume(broker.bootstrap_servers, OTLP_METRICS.name)
-
-    sink.wait_until(lambda: len(messages()) >= len(events), deadline_seconds=30)
-    assert sink.stop(deadline_seconds=30) == 0
-    values = [message.value or b"" for message in messages()]
-    found: list[Point] = [one for value in values for one in points_in(decode(encoding, value))]
-    assert len([one for one in found if one.name == BUSY]) == 2 * len(events)
-    assert {one.attribute("k8s.pod.name") for one in found if one.name == BUSY} >= {"train-0"}
-
-    prometheus = start_prometheus(arguments=["--web.enable-otlp-receiver"])
-    for value in values:
-        answer = web.fetch(
-            f"{prometheus.url}/api/v1/otlp/v1/metrics",
-            method="POST",
-            body=value,
-            headers={"Content-Type": CONTENT[encoding]},
-        )
-        assert answer.status == 200, answer.body
-    await_and_check(prometheus)
-
-
-def await_and_check(prometheus: Prometheus) -> None:
-    """Of a resource Prometheus keeps `job` and `instance`: two pods of a GPU must stay two."""
-    query = "count_over_time(gpuledger_pod_gpu_busy_ratio[5m])"
-    prometheus.await_query(query)
-    of_pods: list[Any] = prometheus.query(query)
-    assert {one["metric"]["job"] for one in of_pods} == {"gpuledger"}
-    assert len({one["metric"]["instance"] for one in of_pods}) == len(of_pods) == 2 * len(NODES)
-    assert {one["value"][1] for one in of_pods} == {"10"}
-    (total,) = prometheus.query(
-        "sum(gpuledger_pod_gpu_busy_ratio) + sum(gpuledger_account_gpu_busy_ratio)"
-    )
-    assert float(total["value"][1]) == len(NODES)
-    (watts,) = prometheus.query("max(gpuledger_gpu_power_watts)")
-    assert float(watts["value"][1]) == 350.5
-
-
-async def test_a_topic_that_is_missing_is_waited_for_and_said_with_how_to_make_it(
-    broker: Kafka, start_sink: Callable[..., Sink]
-) -> None:
-    await make_topics(broker)
-    sink = start_sink("otlp", broker)
-    sink.wait_until(
-        lambda: b"kafka-topics.sh --create" in web.fetch(f"{sink.health}/readyz").body,
-        deadline_seconds=30,
-    )
-    assert not sink.is_ready()
-
-    await make_topics(broker, OTLP_METRICS)
-    sink.wait_until(sink.is_ready, deadline_seconds=60)
     assert sink.stop(deadline_seconds=30) == 0

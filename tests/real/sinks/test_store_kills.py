@@ -53,7 +53,6 @@ async def test_killed_and_stopped_at_random_moments_two_sinks_count_each_tick_on
         "store__uri": str(folder),
         "store__flush_seconds": "0.05",
         "store__max_poll_records": "7",
-        "store__rollup_interval_seconds": "1",
     }
     sinks = [start_sink("store", broker, **settings) for _ in range(2)]
     for number in range(KILLS):

@@ -91,12 +91,12 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
         lambda _: replayed_kind("alerts"),
         (
             "--sink: an alert or an incident of then is not sent now; give one of"
-            " remote_write, store, rows, otlp"
+            " remote_write, store, rows"
         ),
     ),
     "a sink that there is not": (
         lambda _: replayed_kind("xy"),
-        "--sink: there is no sink 'xy'; give one of remote_write, store, rows, otlp",
+        "--sink: there is no sink 'xy'; give one of remote_write, store, rows",
     ),
     "a source": (
         lambda _: load_agent(GPULEDGER_SOURCE="dcgm"),

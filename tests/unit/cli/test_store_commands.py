@@ -7,16 +7,15 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import duckdb
 import pytest
 
-from gpuledger.clock import SystemClock
 from gpuledger.store.confinement import confine, parse_question
 from gpuledger.store.views import create_views
 from gpuledger_cli.__main__ import main
-from gpuledger_sinks.store.lease import MaintenanceLease
 from tests.unit.sinks.store.test_maintainer import fill
 
 
@@ -117,24 +116,30 @@ def test_a_dry_run_says_what_would_be_done_and_changes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_it_is_done_again_and_again_until_the_process_is_told_to_end(tmp_path: Path) -> None:
+    """A store that is not there yet is waited for."""
+    path = tmp_path / "store"
+    command = ["store", "maintain", "--store", str(path), *FOREVER, "--every", "1s"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "gpuledger_cli", *command], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            assert "no store at" in process.stderr.readline()
+            fill(path, commits=1)
+            while not (path / "usage_daily").exists():
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.terminate()
+            assert process.wait(timeout=10) == 0
+        finally:
+            process.kill()
+
+
 def test_a_mistyped_store_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert maintain(tmp_path / "mistyped") == 2
     assert "no store at" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_while_somebody_else_maintains_the_store_it_says_who_and_until_when(
-    store: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    MaintenanceLease(store_uri=str(store), holder="another", clock=SystemClock()).acquire()
-    capsys.readouterr()
-    assert maintain(store) == 1
-    shown = capsys.readouterr()
-    line = r"somebody else maintains \S+ \(another, until [\d: -]+ UTC\): nothing was done\n"
-    assert re.fullmatch(line, shown.err)
-    assert shown.out == ""
-    assert maintain(store, "--dry-run") == 0
-    assert "(another, until" in capsys.readouterr().err
 
 
 SQL = "SELECT node, busy_ns, memory_byte_ns, busy_seconds FROM usage_hourly"

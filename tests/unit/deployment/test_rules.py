@@ -12,6 +12,7 @@ from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from gpuledger.ledger.families import FAMILIES
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.runtime import CheckSeverity
 from gpuledger_cli.docs_gen import DEPLOYABLES, collectors_of
@@ -21,7 +22,13 @@ from tests.unit.deployment.deployables import ROOT
 from tests.unit.deployment.watching import Row, Selector
 
 ROWS: Final = watching.rows()
-RULES: Final = yaml.safe_load((ROOT / "deploy/prometheus/gpuledger.rules.yaml").read_text())
+GROUPS: Final = {
+    group["name"]: group["rules"]
+    for group in yaml.safe_load((ROOT / "deploy/prometheus/gpuledger.rules.yaml").read_text())[
+        "groups"
+    ]
+}
+RULES: Final = GROUPS["gpuledger"]
 OF_WHICH: Final = "{{ $labels.instance }}: "
 OF_WHICH_CHECK: Final = "{{ $labels.instance }}, check {{ $labels.check }}: "
 COME_LATER: Final = {
@@ -96,9 +103,7 @@ def selected(selector: Selector) -> list[float]:
 
 
 def rule_of(row: Row) -> dict[str, Any]:
-    (found,) = (
-        rule for group in RULES["groups"] for rule in group["rules"] if rule["alert"] == row.alert
-    )
+    (found,) = (rule for rule in RULES if rule["alert"] == row.alert)
     return dict(found)
 
 
@@ -187,9 +192,14 @@ def test_a_row_is_a_rule(row: Row) -> None:
 
 
 def test_every_rule_is_a_row() -> None:
-    rules = [rule["alert"] for group in RULES["groups"] for rule in group["rules"]]
+    assert [rule["alert"] for rule in RULES] == [row.alert for row in ROWS]
 
-    assert rules == [row.alert for row in ROWS]
+
+def test_a_rule_on_gpus_selects_series_that_remote_write_sends() -> None:
+    sent = {metric.name for family in FAMILIES for metric in family.metrics}
+    for rule in GROUPS["gpuledger-gpus"]:
+        for selector in watching.selectors(rule["expr"]):
+            assert selector.metric in sent
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.alert))

@@ -12,7 +12,6 @@ from gpuledger.topics import Topics
 from gpuledger_cli.__main__ import main
 from gpuledger_enricher.join.join_settings import GROUP
 from gpuledger_sinks.registry import KINDS, SinkKind
-from gpuledger_sinks.settings import OtlpSettings
 from gpuledger_sinks.store.dimensions import DIMENSIONS
 from tests.default_topics import EVENTS, TOPICS
 
@@ -37,23 +36,20 @@ def test_a_sink_has_its_own_group_and_reads_its_own_topics(kind: SinkKind) -> No
     of_kind = {
         "store": {dimension.topic_of(Topics()).name for dimension in DIMENSIONS},
         "remote_write": {Topics().counters.name},
-        "alerts": {Topics().conditions.name},
     }
     beside |= of_kind.get(kind.name, set())
     assert reads == {topic.name for topic in kind.topics(Topics())} | beside
 
 
-def test_the_join_has_its_own_group_and_otlp_its_own_topic() -> None:
+def test_the_join_has_its_own_group() -> None:
     by_name = {who.name: who for who in DEPLOYABLES}
     assert by_name["join"].group == GROUP
-    assert by_name["sink otlp"].foreign_topics == (OtlpSettings().topic,)
 
 
 def test_all_names_of_an_installation_begin_with_its_prefix() -> None:
-    foreign = {name for who in DEPLOYABLES for name in who.foreign_topics}
     for who in DEPLOYABLES:
         for grant in grants(who, Topics("blue")):
-            assert grant.name in foreign or grant.name.startswith(("blue.", "blue-"))
+            assert grant.name.startswith(("blue.", "blue-"))
             assert set(grant.operations) <= OPERATIONS
 
 

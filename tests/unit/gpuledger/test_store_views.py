@@ -17,8 +17,7 @@ from gpuledger.store.schema import TableSchema, table_uri
 from gpuledger.store.usage_schema import INVENTORY, USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.store.usage_schema import NODES as NODES_TABLE
 from gpuledger.store.views import READABLE, TABLES, create_views, valid_through
-from gpuledger_sinks.settings import StoreSettings
-from gpuledger_sinks.store.maintainer import Maintainer
+from gpuledger_sinks.store.maintainer import Maintainer, MaintenanceSettings
 from tests.default_topics import NAMESPACES, NODES
 from tests.unit.reports.stores import (
     BEGIN_US,
@@ -65,7 +64,7 @@ async def stored(on: MemoryBus, path: Path, *, events: int, **rows: int) -> None
                     clock.advance(1) and len(found(path, table, "*")) >= count
                 )
             )
-    Maintainer(StoreSettings(uri=str(path)), clock=clock).run()
+    Maintainer(MaintenanceSettings(uri=str(path)), clock=clock).run()
 
 
 def two_users() -> GpuEvent:

@@ -5,103 +5,22 @@ The laws hold for a node's clock as the simulator plays it, whatever it is set t
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
-from gpuledger.records import Account, GpuEvent
-from gpuledger_sinks.alerts.active_alerts import Now
-from gpuledger_sinks.alerts.engine import RuleEvaluator
-from gpuledger_sinks.alerts.rules import rules_of
+from gpuledger.records import GpuEvent
 from gpuledger_sinks.remote_write.active_series import ActiveSeries
 from gpuledger_sinks.remote_write.write_requests import AgeLimits, admit
-from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from gpuledger_sinks.timelines import TickOrder, TickRecord, Timelines
 from tests.unit.sinks.builders import NODE, SECOND_NS, START_NS, entry, event
-from tests.unit.sinks.clocks import CASES, COUNT, HOUR, YEAR, Told, of_one_boot, rebooted
+from tests.unit.sinks.clocks import CASES, COUNT, HOUR, YEAR, Told, of_one_boot
 from tests.unit.sinks.remote_write.interval_samples import samples_of
 
-FOR_SECONDS = 5
-BUSY_UNTIL = 30
 each_case = pytest.mark.parametrize("case", CASES)
-
-
-def watched(ticks: Sequence[Told]) -> tuple[list[int], list[int]]:
-    """Return in which seconds the alert of a GPU, busy until `BUSY_UNTIL`, began and ended."""
-    busy = BusyWithoutPodSettings(for_seconds=FOR_SECONDS, threshold_ratio=0.1)
-    watch = RuleEvaluator(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
-    fired, ended, stood = list[int](), list[int](), False
-    for told in ticks:
-        account = Account.HOST if told.second < BUSY_UNTIL else Account.IDLE
-        now_ns = START_NS + told.arrives * SECOND_NS
-        made = told.event([entry(account)], node=NODE, start_ns=START_NS)
-        watch.evaluate(made, now=Now(now_ns, told.arrives * SECOND_NS))
-        watch.forget(now=Now(now_ns, told.arrives * SECOND_NS), silent_ns=600 * SECOND_NS)
-        stands = any(alert.ends_ns is None for alert in watch.alerts)
-        if stands != stood:
-            (fired if stands else ended).append(told.arrives)
-        stood = stands
-        for alert in watch.alerts:
-            assert alert.starts_ns <= now_ns
-            assert alert.ends_ns is None or alert.starts_ns <= alert.ends_ns <= now_ns
-    return fired, ended
-
-
-@each_case
-def test_an_alert_fires_and_ends_in_its_second_whatever_the_clock_shows(case: str) -> None:
-    assert watched(CASES[case]) == ([FOR_SECONDS], [BUSY_UNTIL])
-
-
-def test_a_node_whose_clock_is_behind_after_a_reboot_is_judged_after_a_minute() -> None:
-    """Until then its ticks could be those that a spool brings late."""
-    last_of_the_earlier_boot = 9
-    ticks = rebooted(15, [(-1, -HOUR)], count=100)
-    assert watched(ticks) == ([FOR_SECONDS], [last_of_the_earlier_boot + 60])
-
-
-def replayed(ticks: Sequence[Told], *, at: int) -> list[Told]:
-    """Return the same ticks, all of which arrive in one second."""
-    return [replace(told, arrives=at) for told in ticks]
-
-
-def alerts_of(ticks: Sequence[Told]) -> list[tuple[int, int | None]]:
-    """Return in which seconds, by the node's ticks, the alerts began and ended."""
-    busy = BusyWithoutPodSettings(for_seconds=FOR_SECONDS, threshold_ratio=0.1)
-    watch = RuleEvaluator(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
-    for told in ticks:
-        account = Account.HOST if told.second < BUSY_UNTIL else Account.IDLE
-        made = told.event([entry(account)], node=NODE, start_ns=START_NS)
-        # This machine's wall clock is ahead of them all, so that it cuts none of their times short.
-        watch.evaluate(made, now=Now(START_NS + 2 * YEAR * SECOND_NS, told.arrives * SECOND_NS))
-    return [(alert.starts_ns, alert.ends_ns) for alert in watch.alerts]
-
-
-@each_case
-def test_a_backlog_gives_the_same_alerts_as_live_events(case: str) -> None:
-    ticks = CASES[case]
-    assert alerts_of(replayed(ticks, at=2 * HOUR)) == alerts_of(ticks) != []
-
-
-def test_a_backlog_of_a_node_whose_clock_is_behind_is_judged_a_minute_after_it_came() -> None:
-    """The one exception: nothing in the ticks themselves says which boot lives."""
-    ticks = rebooted(8, [(-1, -HOUR)], count=30)
-    backlog, later = replayed(ticks[:15], at=HOUR), replayed(ticks[15:], at=HOUR + 60)
-    assert alerts_of(backlog) == []
-    assert len(alerts_of([*backlog, *later])) == 1
-
-
-@st.composite
-def steps(draw: st.DrawFn) -> list[tuple[int, int]]:
-    size = st.integers(-10 * YEAR, 10 * YEAR) | st.integers(-600, 600)
-    return [(draw(st.integers(0, COUNT)), draw(size)) for _ in range(draw(st.integers(0, 6)))]
-
-
-@given(steps=steps())
-def test_no_setting_of_a_clock_moves_an_alert(steps: list[tuple[int, int]]) -> None:
-    assert watched(of_one_boot(steps)) == watched(CASES["never set"])
 
 
 @dataclass

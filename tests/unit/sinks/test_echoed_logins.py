@@ -8,18 +8,17 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from gpuledger.records import Account
 from gpuledger.runtime import Readiness
 from gpuledger.settings import Secret
 from gpuledger_sinks.loop import run_sink
 from gpuledger_sinks.registry import ALERTS, REMOTE_WRITE
-from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings, RemoteWriteSettings
+from gpuledger_sinks.settings import AlertsSettings, RemoteWriteSettings
+from tests.unit.sinks.alerts.alerting import publish_incidents
 from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
     ManualClock,
     bus,
-    entry,
     event,
     eventually,
     publish,
@@ -75,11 +74,8 @@ async def test_alerts_show_no_login_that_an_alertmanager_quotes(quoted: str) -> 
     on, readiness = bus(), Readiness()
     async with receiving(by_body=lambda _: refusing(quoted)) as receiver:
         url = with_login(receiver)
-        settings = AlertsSettings(
-            urls=[url], busy_without_pod=BusyWithoutPodSettings(for_seconds=0.0)
-        )
-        host = [entry(Account.HOST), entry(Account.IDLE)]
-        await publish(on, *(event(tick, entries=host) for tick in range(3)))
+        settings = AlertsSettings(urls=[url])
+        await publish_incidents(on, 79)
         clock = ManualClock(START_NS + SECOND_NS)
         work = run_sink(ALERTS, bus=on, settings=settings, readiness=readiness, clock=clock)
         said = await shown(asyncio.ensure_future(work), readiness, "alerts.receiver")

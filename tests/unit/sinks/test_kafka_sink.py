@@ -411,7 +411,7 @@ async def test_two_sinks_share_the_partitions_and_write_each_event_once() -> Non
 
 @pytest.mark.parametrize(
     ("topic", "remedy"),
-    [(ROWS.name, "no topic 'gpuledger.rows.v1'"), ("otlp_metrics", "kafka-topics.sh --create")],
+    [(ROWS.name, "no topic 'gpuledger.rows.v1'"), ("others", "kafka-topics.sh --create")],
 )
 async def test_a_topic_that_is_missing_is_waited_for_and_said_with_what_to_do(
     topic: str, remedy: str
@@ -426,7 +426,7 @@ async def test_a_topic_that_is_missing_is_waited_for_and_said_with_what_to_do(
 
 
 async def test_a_topic_with_fewer_partitions_takes_a_node_in_one_of_them() -> None:
-    narrow = Topic(name="otlp_metrics", record=GpuEvent, key="node", partitions=3)
+    narrow = Topic(name="others", record=GpuEvent, key="node", partitions=3)
     on, events = MemoryBus([EVENTS, DEAD_LETTERS, narrow]), ticks(3)
     async with on.producer() as producer:
         for one in events:

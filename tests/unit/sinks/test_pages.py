@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gpuledger.ledger.dcgm import LAST_XID, OF_DEVICES, OF_MEMORIES, DcgmSeries
 from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
-from gpuledger.ledger.hardware import ERRORS, HARDWARE_FAMILIES, TRAFFIC
+from gpuledger.ledger.hardware import HARDWARE_FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.records import (
@@ -37,7 +37,6 @@ from gpuledger.store.usage_schema import (
     USAGE_HOURLY,
 )
 from gpuledger_agent.exposition.dcgm_fields import default_counters
-from gpuledger_sinks import otlp_names as naming
 from gpuledger_sinks.remote_write.active_series import ActiveSeries
 from gpuledger_sinks.remote_write.node_intervals import NodeIntervals, TickValues
 from gpuledger_sinks.rows import encoded_rows_of
@@ -86,14 +85,12 @@ def health_series() -> Iterator[list[str]]:
 
 
 def hardware_series() -> Iterator[list[str]]:
-    yield ["series", "type", "in OTLP", "labels beside `cluster` and `node`", "meaning"]
-    yield ["---"] * 5
+    yield ["series", "type", "labels beside `cluster` and `node`", "meaning"]
+    yield ["---"] * 4
     for family in HARDWARE_FAMILIES:
         labels = " ".join(f"`{label}`" for label in family.labels)
         for metric in family.metrics:
-            is_of_readings = family in (ERRORS, TRAFFIC)
-            name = "" if is_of_readings else f"`{naming.instrument_of(metric).name}`"
-            yield [f"`{metric.name}`", metric.kind, name, labels, metric.help]
+            yield [f"`{metric.name}`", metric.kind, labels, metric.help]
 
 
 def columns(of: Sequence[StoreColumn] = ENTRIES.columns) -> Iterator[list[str]]:
@@ -111,27 +108,6 @@ def row_columns() -> Iterator[list[str]]:
     for name, schema in record["properties"].items():
         kind = {"object": "object of strings"}.get(schema.get("type"), schema.get("type", "string"))
         yield [f"`{name}`", kind, "" if name in record["required"] else "yes"]
-
-
-def otlp_metrics() -> Iterator[list[str]]:
-    yield ["metric", "unit", "type", "series of remote-write"]
-    yield ["---"] * 4
-    sent = [family for family in FAMILIES if not family.is_description]
-    for metric in (metric for family in sent for metric in family.metrics):
-        made = naming.instrument_of(metric)
-        kind = "sum" if made.is_counter else "gauge"
-        yield [f"`{made.name}`", made.unit, kind, f"`{metric.name}`"]
-
-
-def otlp_attributes() -> Iterator[list[str]]:
-    yield ["attribute", "of the", "label of remote-write"]
-    yield ["---"] * 3
-    for label, attribute in naming.RESOURCE_ATTRIBUTES.items():
-        yield [f"`{attribute}`", "resource", f"`{label}`"]
-    for kind, attribute in naming.OWNERS.items():
-        yield [f"`{attribute}`", "resource", f"`owner_name` of a {kind}"]
-    for label, attribute in naming.POINT_ATTRIBUTES.items():
-        yield [f"`{attribute}`", "point", f"`{label}`"]
 
 
 def as_markdown(rows: Iterator[list[str]]) -> str:
@@ -259,16 +235,6 @@ def test_hours_and_days_have_the_columns_of_minutes() -> None:
 
 def test_the_page_lists_the_columns_of_a_row() -> None:
     assert table("rows.md", "rows") == list(row_columns()), as_markdown(row_columns())
-
-
-def test_the_page_lists_the_metrics_that_are_written_as_otlp() -> None:
-    assert table("otlp.md", "metrics") == list(otlp_metrics()), as_markdown(otlp_metrics())
-
-
-def test_the_page_lists_the_attributes_that_are_written_as_otlp() -> None:
-    expected = list(otlp_attributes())
-
-    assert table("otlp.md", "attributes") == expected, as_markdown(otlp_attributes())
 
 
 def test_the_query_of_the_rows_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,8 @@ import pytest
 from gpuledger.recent import Recent
 from gpuledger.records import Account, GpuEvent
 from gpuledger_sinks.alerts.active_alerts import Now
-from gpuledger_sinks.alerts.engine import RuleEvaluator
-from gpuledger_sinks.alerts.rules import rules_of
+from gpuledger_sinks.alerts.partition_alerts import PartitionAlerts
 from gpuledger_sinks.remote_write.active_series import ActiveSeries
-from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from gpuledger_sinks.timelines import SeenTicks, Timelines
 from tests.unit.sinks.builders import START_NS, ManualClock, entry, event, place_of
 from tests.unit.sinks.remote_write.interval_samples import samples_of
@@ -51,14 +49,11 @@ def test_what_was_forgotten_by_name_is_gone_on_both_days() -> None:
 
 
 def watching(clock: ManualClock) -> Take:
-    """Watch GPUs that are busy without a pod for longer than any of their nodes lives."""
-    busy = BusyWithoutPodSettings(for_seconds=3600)
-    watch = RuleEvaluator(rules=rules_of(AlertsSettings(busy_without_pod=busy)))
+    watch = PartitionAlerts()
 
     def take(of: GpuEvent) -> None:
-        watch.evaluate(of, now=Now.of(clock))
-        watch.forget(now=Now.of(clock), silent_ns=600 * 10**9)
-        watch.take_changed("group")
+        watch.observe(of, now=Now.of(clock))
+        watch.forget(now=Now.of(clock))
 
     return take
 

@@ -141,19 +141,10 @@ def test_a_kind_that_there_is_not_names_the_nearest(
                 ),
             )
         ),
-        ({"KIND": "store", "ALERTS__BUSY_WITHOUT_POD__THRESHOLD_RATIO": "5"}, "threshold_ratio"),
         ({"KIND": "store", "STORE__FLUSH_ROWS": "0"}, "flush_rows"),
         ({"KIND": "store", "STORE__URI": "/data/a[1]"}, r"may not have \[ \] in its name"),
         ({"KIND": "store", "STORE__FLUSH_SECONDS": "-1"}, "flush_seconds"),
         ({"KIND": "rows", "ROWS__TOPIC": ""}, "ROWS__TOPIC"),
-        (
-            {"KIND": "otlp", "OTLP__ENCODING": "json"},
-            "OTLP__ENCODING: expected one of otlp_proto, otlp_json",
-        ),
-        (
-            {"KIND": "otlp", "OTLP__RESOURCE_ATTRIBUTES": '{"service.name": "x"}'},
-            "service.name is the sink's own",
-        ),
     ],
 )
 def test_a_setting_that_cannot_work_is_named(environ: dict[str, str], message: str) -> None:

@@ -37,8 +37,7 @@ from gpuledger_cli.demo.screen import rows_of as screen_rows_of
 from gpuledger_cli.demo.totals import Tally
 from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_enricher.join.replay_diff import Agreement, compare_events
-from gpuledger_sinks.alerts.rules import annotations_of, busy_without_pod_ratio, labels_of
-from gpuledger_sinks.otlp import ExportRequests
+from gpuledger_sinks.alerts.incident_words import annotations_of, labels_of
 from gpuledger_sinks.remote_write.active_series import ActiveSeries
 from gpuledger_sinks.remote_write.wire import Version
 from gpuledger_sinks.rows import encoded_rows_of
@@ -56,7 +55,6 @@ from tests.unit.sinks.builders import (
     pod,
     reading,
 )
-from tests.unit.sinks.otlp.decoded import points_of
 from tests.unit.sinks.remote_write.interval_samples import samples_of
 from tests.unit.sinks.remote_write.oracle import parse
 from tests.unit.sinks.store.storing import fill
@@ -125,15 +123,6 @@ def in_remote_write(one: GpuEvent, _: Path) -> Counter[str]:
     return found
 
 
-def in_otlp(one: GpuEvent, _: Path) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for point in points_of(ExportRequests(encoding="otlp_proto", attributes={}).of(one)):
-        if point.name.endswith(".gpu.busy"):
-            account = point.attribute("gpuledger.account") or "pod"
-            found[account] += round(point.value * SECOND_NS)
-    return found
-
-
 def on_the_demos_screen(one: GpuEvent, _: Path) -> Counter[str]:
     found: Counter[str] = Counter()
     for row in screen_rows_of(one):
@@ -148,7 +137,6 @@ READERS: dict[str, Callable[[GpuEvent, Path], Counter[str]]] = {
     "rows": in_rows,
     "store": in_the_store,
     "remote-write": in_remote_write,
-    "OTLP": in_otlp,
     "the demo's screen": on_the_demos_screen,
 }
 
@@ -168,10 +156,9 @@ def test_the_demo_sums_an_unknown_account_by_itself_and_says_so_at_the_end() -> 
     assert (tally.without_pod_ns, tally.other_ns) == (HOST_NS, {"lease": LEASE_NS})
 
 
-def test_an_unknown_account_is_no_work_without_a_pod_and_no_tick_that_does_not_balance() -> None:
+def test_a_tick_with_an_unknown_account_balances() -> None:
     (own,) = of_tomorrow().gpus
 
-    assert busy_without_pod_ratio(own, SECOND_NS) == HOST_NS / SECOND_NS
     assert "busy_ns" not in {off.quantity for off in imbalances([own], SECOND_NS)}
 
 
@@ -193,11 +180,6 @@ def words_in_remote_write(one: GpuEvent) -> set[str]:
     return {value for found in series for _, value in found.labels}
 
 
-def words_in_otlp(one: GpuEvent) -> set[str]:
-    points = points_of(ExportRequests(encoding="otlp_proto", attributes={}).of(one))
-    return {value for point in points for _, value in point.attributes}
-
-
 def words_written_again(one: GpuEvent) -> set[str]:
     return {word for word in encode(one).decode().replace(",", '"').split('"') if word}
 
@@ -208,7 +190,6 @@ def words_written_again(one: GpuEvent) -> set[str]:
         (words_in_rows, {"guessed", "modelled", "estimated", "evicted", "train-0"}),
         (words_on_the_screen, {"guessed", "evicted"}),
         (words_in_remote_write, {"guessed", "train-0"}),
-        (words_in_otlp, {"guessed"}),
         (words_written_again, {"guessed", "modelled", "estimated", "asked", "evicted"}),
     ],
 )

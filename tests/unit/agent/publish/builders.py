@@ -1,12 +1,11 @@
 """What the tests of the spool begin with: bundles, spools, a bus that can be away."""
 
-import os
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import pytest
 from typing_extensions import override
 
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
@@ -14,10 +13,9 @@ from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import BusUnavailableError
 from gpuledger.keys import NodeId, key_in
 from gpuledger_agent.metrics import SPOOL_DROPPED
+from gpuledger_agent.publish.disk import IoThread
 from gpuledger_agent.publish.message_bundle import MessageBundle
-from gpuledger_agent.publish.spool import Spool
-from gpuledger_agent.publish.spool_file import START
-from gpuledger_agent.publish.spool_folder import IoThread
+from gpuledger_agent.publish.spool import FILE_NAME, Spool, connect
 from gpuledger_agent.settings import SpoolSettings
 from tests.default_topics import PROCESSES, SAMPLES, TOPICS
 from tests.metric_values import value_of
@@ -57,61 +55,72 @@ class Uptime:
         return round(self.seconds * NS_PER_SECOND)
 
 
+class FlakyDisk:
+    """SQLite on a disk that fails on demand."""
+
+    def __init__(self) -> None:
+        self.error: int | None = None
+        """The SQLite error code of every call, such as `sqlite3.SQLITE_IOERR`."""
+        self.attempts = 0
+
+    def connect(self, file: Path) -> sqlite3.Connection:
+        self.work()
+        disk = self
+
+        class Connection(sqlite3.Connection):
+            @override
+            def execute(self, *arguments: Any) -> sqlite3.Cursor:
+                disk.work()
+                return super().execute(*arguments)
+
+        return sqlite3.connect(
+            file, timeout=0, isolation_level=None, check_same_thread=False, factory=Connection
+        )
+
+    def work(self) -> None:
+        if self.error is not None:
+            self.attempts += 1
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = self.error
+            raise error
+
+    @contextmanager
+    def failing(self, error: int = sqlite3.SQLITE_IOERR) -> Iterator[None]:
+        self.error = error
+        yield
+        self.error = None
+
+
 def spool_in(
-    folder: Path, *, up_seconds: float | Uptime = 0, boot_id: str = BOOT, **settings: float
+    folder: Path,
+    *,
+    up_seconds: float | Uptime = 0,
+    boot_id: str = BOOT,
+    disk: FlakyDisk | None = None,
+    **settings: float,
 ) -> Spool:
     """Return the spool of a node that booted `up_seconds` ago."""
     clock = up_seconds if isinstance(up_seconds, Uptime) else Uptime(up_seconds)
-    made = settings_in(folder, **settings)
-    return Spool(made, node=NodeId("default", NODE), boot_id=boot_id, boottime_ns=clock)
+    return Spool(
+        settings_in(folder, **settings),
+        node=NodeId("default", NODE),
+        boot_id=boot_id,
+        boottime_ns=clock,
+        connect=disk.connect if disk else connect,
+    )
 
 
 def settings_in(folder: Path, **settings: float) -> SpoolSettings:
     return SpoolSettings(**{"min_free_bytes": 0, "folder": str(folder)} | settings)  # type: ignore[arg-type]  # names and types are the settings' own
 
 
-def files_in(folder: Path) -> list[Path]:
-    return sorted((folder / f"default_{NODE}").glob("*.spool"))
-
-
-@contextmanager
-def unreadable(path: Path, error: int) -> Iterator[list[int]]:
-    """Let nobody open a file; the list has an entry for each attempt."""
-    truth, attempts = os.open, list[int]()
-
-    def refuse(name: object, *arguments: Any, **keywords: Any) -> int:  # noqa: ANN401  # passed on
-        if name != path:
-            return truth(name, *arguments, **keywords)  # type: ignore[arg-type]  # as it came
-        attempts.append(error)
-        raise OSError(error, os.strerror(error), str(path))
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "open", refuse)
-        yield attempts
+def database_in(folder: Path) -> Path:
+    return folder / f"default_{NODE}" / FILE_NAME
 
 
 def fill(spool: Spool, *numbers: int, size_bytes: int = 0) -> None:
     for number in numbers:
         spool.append([bundle_of(number, size_bytes=size_bytes)])
-
-
-class Frame(NamedTuple):
-    """Where in which file a frame lies."""
-
-    file: Path
-    start: int
-    end: int
-
-
-def fill_frames(spool: Spool, folder: Path, *bundles: Sequence[MessageBundle]) -> list[Frame]:
-    """Append each to the spool in this folder; return where each lies."""
-    frames = []
-    for each in bundles:
-        before = {file: file.stat().st_size for file in files_in(folder)}
-        spool.append(each)
-        file = files_in(folder)[-1]
-        frames.append(Frame(file, before.get(file, START), file.stat().st_size))
-    return frames
 
 
 def drain(spool: Spool) -> list[int]:
@@ -129,19 +138,13 @@ def reopened(
 ) -> Spool:
     """Return what the next process finds; the lock goes with the one before."""
     spool.close()
-    other = spool_in(folder, up_seconds=up_seconds, boot_id=BOOT, **settings)
+    other = spool_in(folder, up_seconds=up_seconds, boot_id=BOOT, disk=None, **settings)
     other.open()
     return other
 
 
 def dropped(reason: str) -> float:
     return float(value_of(SPOOL_DROPPED.labels(reason=reason)))
-
-
-def change_byte(path: Path, at: int, flip: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= flip
-    path.write_bytes(data)
 
 
 class ImmediateDisk(IoThread):

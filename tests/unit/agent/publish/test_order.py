@@ -4,7 +4,6 @@ Outages, lost answers, crashes that cut a file at any byte, and restarts come in
 """
 
 import asyncio
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from gpuledger_agent.publish.message_bundle import BundleQueue
 from gpuledger_agent.publish.publisher import SamplePublisher, shut_down
 from gpuledger_agent.publish.send_queue import SendQueue
 from gpuledger_agent.publish.spool import Spool
-from gpuledger_agent.publish.spool_file import Segment
 from tests.default_topics import PROCESSES, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.unit.agent.publish.builders import (
@@ -27,8 +25,6 @@ from tests.unit.agent.publish.builders import (
     FickleBus,
     ImmediateDisk,
     bundle_of,
-    files_in,
-    number_of,
     settings_in,
 )
 
@@ -43,7 +39,6 @@ step = st.one_of(
     st.tuples(st.just("ticks"), st.integers(1, 3)),
     bus_step,
     st.tuples(st.just("crash"), st.just(0)),
-    st.tuples(st.just("torn"), st.integers(1, 500)),
     st.tuples(st.just("restart"), st.just(0)),
 )
 
@@ -65,7 +60,6 @@ class Node:
             node=NodeId("default", NODE),
             boot_id=BOOT,
             boottime_ns=lambda: 0,
-            segment_bytes=FILE_BYTES,
         )
         self.send_queue = SendQueue(
             queue=BundleQueue(max_bundles=10_000),
@@ -95,24 +89,14 @@ class Node:
             self.time_seconds += 1
             await settle()
 
-    async def crash(self, cut_bytes: int) -> None:
-        """Kill the process in mid-write: the last file may lack its end."""
+    async def crash(self) -> None:
         for task in self.tasks:
             task.cancel()
         await asyncio.wait(self.tasks)
         # Memory may hold what is younger than this, and no longer what is older.
         self.lost |= set(range(self.made - int(AFTER_SECONDS) - 1, self.made))
         self.send_queue.close()
-        self.cut(cut_bytes)
         self.start()
-
-    def cut(self, cut_bytes: int) -> None:
-        if files := files_in(self.folder):
-            length = max(0, files[-1].stat().st_size - cut_bytes)
-            segment = Segment.load(files[-1])
-            torn = [frame for frame in segment.frames if frame.end > length]
-            self.lost |= {number_of(one) for frame in torn for one in segment.read(frame)}
-            os.truncate(files[-1], length)
 
     async def restart(self) -> None:
         await shut_down(self.publisher, self.send_queue, *self.tasks, seconds=0)
@@ -140,8 +124,8 @@ async def live(node: Node, steps: Sequence[tuple[str, int]]) -> None:
         match what:
             case "ticks":
                 await node.ticks(number)
-            case "crash" | "torn":
-                await node.crash(number)
+            case "crash":
+                await node.crash()
             case "restart":
                 await node.restart()
             case _:
@@ -172,4 +156,4 @@ def test_a_nodes_order_on_the_bus_is_its_order_in_time_and_nothing_whole_is_lost
         for number in range(node.made)
         for topic, message in bundle_of(number)
     }
-    assert files_in(node.folder) == []
+    assert node.spool.is_empty

@@ -2,38 +2,38 @@
 
 import asyncio
 import errno
-import os
+import sqlite3
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 from prometheus_client import REGISTRY
-from structlog.testing import capture_logs
 from typing_extensions import override
 
-from gpuledger.keys import NodeId
 from gpuledger.runtime import Backoff, Check
-from gpuledger_agent.metrics import SPOOL_DROPPED, SPOOL_FAILURES, SPOOL_USABLE, TICKS_DROPPED
+from gpuledger_agent.metrics import (
+    SPOOL_DROPPED,
+    SPOOL_FAILURES,
+    SPOOL_TICKS,
+    SPOOL_USABLE,
+    TICKS_DROPPED,
+)
+from gpuledger_agent.publish.disk import IoThread
 from gpuledger_agent.publish.message_bundle import BundleQueue
 from gpuledger_agent.publish.send_queue import SendQueue
 from gpuledger_agent.publish.spool import Spool
-from gpuledger_agent.publish.spool_folder import IoThread
-from gpuledger_agent.settings import SpoolSettings
 from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
-    BOOT,
     NODE,
+    FlakyDisk,
     ImmediateDisk,
     Uptime,
     bundle_of,
-    files_in,
     number_of,
     spool_in,
-    unreadable,
 )
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ async def test_while_everything_is_sent_the_disk_is_not_touched(tmp_path: Path) 
     for number in range(20):
         await put(send_queue, clock, number)
         assert await take_all(send_queue, 1) == [number]
-    assert files_in(tmp_path) == []
+    assert value_of(SPOOL_TICKS) == 0
     spilling.cancel()
 
 
@@ -126,13 +126,13 @@ async def test_what_waits_longer_than_it_may_goes_to_the_disk_what_is_in_hand_fi
     await put(send_queue, clock, 0)
     assert [number_of(one) for one in await send_queue.take(max_bundles=9)] == [0]
     await put(send_queue, clock, 1, 2, 3, 4)
-    assert files_in(tmp_path) == []
+    assert value_of(SPOOL_TICKS) == 0
     await put(send_queue, clock, 5)
-    assert (len(files_in(tmp_path)), send_queue.bundles_in_memory) == (1, 0)
+    assert (value_of(SPOOL_TICKS), send_queue.bundles_in_memory) == (6, 0)
     await put(send_queue, clock, 6)
     await send_queue.ack()
     assert await take_all(send_queue, 6) == [1, 2, 3, 4, 5, 6]
-    assert files_in(tmp_path) == []
+    assert value_of(SPOOL_TICKS) == 0
     spilling.cancel()
 
 
@@ -221,49 +221,24 @@ async def test_what_is_on_the_disk_is_sent_first_also_while_the_disk_takes_nothi
 async def test_nothing_overtakes_what_lies_on_a_disk_that_cannot_be_read_for_a_while(
     tmp_path: Path,
 ) -> None:
-    spool, clock, check = spool_in(tmp_path), Hands(), Check()
+    disk, clock, check = FlakyDisk(), Hands(), Check()
+    spool = spool_in(tmp_path, disk=disk)
     send_queue = send_queue_of(spool, clock=clock, check=check, wait_seconds=4)
     spilling = asyncio.create_task(send_queue.run())
     await put(send_queue, clock, *range(7))
     taking = asyncio.create_task(take_all(send_queue, 30))
-    with unreadable(files_in(tmp_path)[0], errno.EMFILE) as attempts:
+    with disk.failing():
         await put(send_queue, clock, *range(7, 20))
         assert not taking.done()
-        # A read and a write of the same file, each every four seconds.
-        assert len(attempts) <= 2 * (1 + 13 // 4)
-        assert check.detail.endswith("Too many open files: " + repr(str(files_in(tmp_path)[0])))
+        # A read and a write, each every four seconds.
+        assert disk.attempts <= 2 * (1 + 13 // 4)
+        assert "disk I/O error" in check.detail
         assert (check.has_failed, usable_in(tmp_path)) == (True, 0)
     await put(send_queue, clock, *range(20, 30))
     assert await taking == list(range(30))
     await put(send_queue, clock, 30)
     assert await take_all(send_queue, 1) == [30]
     assert (check.is_ok, usable_in(tmp_path)) == (True, 1)
-    spilling.cancel()
-
-
-async def test_while_one_file_cannot_be_read_what_is_newer_goes_to_the_disk(
-    tmp_path: Path,
-) -> None:
-    up, clock, check = Uptime(0), Hands(), Check()
-    spool = spool_in(tmp_path, up_seconds=up, max_bytes=4_000)
-    spool.append([bundle_of(number) for number in range(30)])
-    damaged = SPOOL_DROPPED.labels(reason="damaged")
-    before = value_of(damaged)
-    send_queue = send_queue_of(spool, clock=clock, check=check)
-    spilling = asyncio.create_task(send_queue.run())
-    taking = asyncio.create_task(take_all(send_queue, 20))
-    spool.append([bundle_of(number, size_bytes=900) for number in range(30, 33)])
-    with unreadable(files_in(tmp_path)[0], errno.EIO):
-        await put(send_queue, clock, *range(33, 45))
-        assert not taking.done()
-        assert "cannot be read, newer ones wait" in check.detail
-        assert send_queue.bundles_in_memory <= 6
-        up.seconds = 30
-        await put(send_queue, clock, *range(45, 48))
-        up.seconds = 60
-        await put(send_queue, clock, *range(48, 50))
-        assert await taking == list(range(30, 50))
-    assert value_of(damaged) - before == 30
     spilling.cancel()
 
 
@@ -289,41 +264,20 @@ async def test_a_folder_that_cannot_be_used_is_reported_and_memory_goes_on(tmp_p
     await put(send_queue, clock, 0)
     assert await take_all(send_queue, 1) == [0]
     assert check.has_failed
-    assert "no such folder" in check.detail
+    assert "no such directory" in check.detail
 
 
-@contextmanager
-def refusing(name: str, error: int) -> Iterator[None]:
-    """Let a function of the operating system fail."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(error, os.strerror(error))
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(name, refuse)
-        yield
-
-
-CLOSED_FOLDERS = [
-    ("pathlib.Path.mkdir", errno.EROFS),
-    ("os.open", errno.EMFILE),
-    ("fcntl.flock", errno.EWOULDBLOCK),
-    ("fcntl.flock", errno.ENOLCK),
-    ("os.scandir", errno.EMFILE),
-]
-
-
-@pytest.mark.parametrize(("name", "error"), CLOSED_FOLDERS)
+@pytest.mark.parametrize("error", [sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY])
 async def test_nothing_overtakes_what_may_lie_in_a_folder_that_cannot_be_opened_at_the_start(
-    tmp_path: Path, name: str, error: int
+    tmp_path: Path, error: int
 ) -> None:
     left_behind(tmp_path, 0, 1)
-    clock, check, up = Hands(), Check(), Uptime(1000)
+    clock, check, up, disk = Hands(), Check(), Uptime(1000), FlakyDisk()
     send_queue = send_queue_of(
-        spool_in(tmp_path, up_seconds=up), clock=clock, check=check, max_ticks=5
+        spool_in(tmp_path, up_seconds=up, disk=disk), clock=clock, check=check, max_ticks=5
     )
     before = value_of(TICKS_DROPPED)
-    with refusing(name, error):
+    with disk.failing(error):
         taking = asyncio.create_task(take_all(send_queue, 7))
         for number in range(2, 9):
             await put(send_queue, clock, number)
@@ -341,26 +295,26 @@ async def test_a_folder_that_cannot_be_opened_for_a_minute_is_passed_over_and_th
     tmp_path: Path,
 ) -> None:
     left_behind(tmp_path, 0, 1)
-    clock, check, up = Hands(), Check(), Uptime(1000)
-    send_queue = send_queue_of(spool_in(tmp_path, up_seconds=up), clock=clock, check=check)
+    clock, check, up, disk = Hands(), Check(), Uptime(1000), FlakyDisk()
+    spool = spool_in(tmp_path, up_seconds=up, disk=disk)
+    send_queue = send_queue_of(spool, clock=clock, check=check)
     late = SPOOL_DROPPED.labels(reason="late")
     before = value_of(late)
     taking = asyncio.create_task(take_all(send_queue, 61))
-    with refusing("fcntl.flock", errno.EWOULDBLOCK), capture_logs() as logs:
+    with disk.failing(sqlite3.SQLITE_BUSY):
         for number in range(2, 62):
             await put(send_queue, clock, number)
-            up.seconds += 1
+            up.seconds += 2
         assert not taking.done()
         await put(send_queue, clock, 62)
         assert await taking == list(range(2, 63))
         assert check.detail.startswith("in memory only: ")
         await put(send_queue, clock, 63)
         assert await take_all(send_queue, 1) == [63]
-    assert [log["event"] for log in logs].count("spool_skipped") == 1
     assert value_of(late) == before
     await put(send_queue, clock, 64)
     assert await take_all(send_queue, 1) == [64]
-    assert (value_of(late) - before, files_in(tmp_path), check.is_ok) == (2, [], True)
+    assert (value_of(late) - before, value_of(SPOOL_TICKS), check.is_ok) == (2, 0, True)
 
 
 def left_behind(folder: Path, *numbers: int) -> None:
@@ -403,21 +357,6 @@ async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_pat
     assert value_of(hung) - before == 1
     assert check.detail == "in memory only: [Errno 110] no answer within 0.05 s"
     send_queue.close()
-
-
-async def test_a_disk_that_answers_with_a_timeout_is_tried_again(tmp_path: Path) -> None:
-    left_behind(tmp_path, 0)
-    clock, check = Hands(), Check()
-    send_queue = send_queue_of(spool_in(tmp_path), clock=clock, check=check)
-    hung = SPOOL_DROPPED.labels(reason="hung")
-    before = value_of(hung)
-    taking = asyncio.create_task(take_all(send_queue, 3))
-    with unreadable(files_in(tmp_path)[0], errno.ETIMEDOUT):
-        await put(send_queue, clock, 1)
-    assert (check.has_failed, value_of(hung)) == (True, before)
-    assert not send_queue.is_empty
-    await put(send_queue, clock, 2)
-    assert await taking == [0, 1, 2]
 
 
 async def test_a_disk_that_answers_with_a_timeout_does_not_hang() -> None:
@@ -487,39 +426,3 @@ async def test_at_the_end_a_disk_that_has_refused_is_asked_once_more_without_a_w
     left = spool_in(tmp_path)
     left.open()
     assert left.bundles == 9
-
-
-class ScannedForEver(Spool):
-    """A folder whose scan ends only where it is stopped."""
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401  # passed on
-        super().__init__(*arguments, **named)
-        self.began, self._stopped = threading.Event(), threading.Event()
-
-    @override
-    def open(self) -> None:
-        self.began.set()
-        self._stopped.wait(HANG_SECONDS)
-        super().open()
-
-    @override
-    def stop_scan(self) -> None:
-        super().stop_scan()
-        self._stopped.set()
-
-
-async def test_at_the_end_a_scan_gives_way_to_what_is_in_memory(tmp_path: Path) -> None:
-    left_behind(tmp_path, 0, 1)
-    made = SpoolSettings(folder=str(tmp_path), min_free_bytes=0)
-    spool = ScannedForEver(made, node=NodeId("default", NODE), boot_id=BOOT, boottime_ns=Uptime(0))
-    send_queue, clock = send_queue_of(spool, disk=IoThread()), Hands()
-    running = asyncio.create_task(send_queue.run())
-    await asyncio.to_thread(spool.began.wait)
-    await put(send_queue, clock, 2, 3)
-    await send_queue.stop_scan()
-    assert send_queue.is_on_disk
-    running.cancel()
-    await send_queue.spill_all()
-    assert send_queue.bundles_in_memory == 0
-    send_queue.close()
-    assert await take_all(send_queue_of(spool_in(tmp_path)), 4) == [0, 1, 2, 3]

@@ -7,7 +7,6 @@ import pytest
 from gpuledger_agent.metrics import (
     SPOOL_OLDEST_SECONDS,
 )
-from gpuledger_agent.publish.spool_file import pack_frame
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     EARLIER_BOOT,
@@ -83,31 +82,6 @@ def test_what_an_earlier_boot_left_is_at_least_as_old_as_this_one_and_no_older(
     clock.seconds = 61
     assert again.read(max_bundles=9) is None
     assert dropped("age") - before == 1
-
-
-def test_a_spool_of_the_first_form_is_taken_over_and_ages_from_when_it_was_found(
-    tmp_path: Path,
-) -> None:
-    clock = Uptime(1000)
-    folder = tmp_path / "default_node-1"
-    folder.mkdir()
-    frames = [
-        pack_frame([bundle_of(number)], spooled_ms=1000 * (NOW_SECONDS + number))
-        for number in range(6)
-    ]
-    position = 24 + len(frames[0])
-    head = b"gpuledger spool\1" + position.to_bytes(8, "little")
-    (folder / "000000000003.spool").write_bytes(head + b"".join(frames) + b"torn")
-    spool = spool_in(tmp_path, up_seconds=clock, max_age_seconds=60)
-    spool.open()
-    fill(spool, 6)
-    clock.seconds = 1060
-    found = spool.read(max_bundles=2)
-    assert found is not None
-    assert list(map(number_of, found[0])) == [1, 2]
-    spool.ack(found[1])
-    again = reopened(spool, tmp_path, up_seconds=clock, max_age_seconds=60)
-    assert drain(again) == [3, 4, 5, 6]
 
 
 def test_what_is_too_old_is_dropped_also_while_nobody_reads(tmp_path: Path) -> None:

@@ -2,15 +2,12 @@
 
 import pytest
 
-from gpuledger.records import Account, GpuEvent
 from gpuledger_cli.demo.totals import RunAlerts, as_line
 from gpuledger_simulator.clock import ManualClock
-from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings
-from tests.unit.cli.demo.events import SECOND_NS, entry, event, incident, uuid_of
+from gpuledger_sinks.settings import AlertsSettings
+from tests.unit.cli.demo.events import SECOND_NS, event, incident, uuid_of
 
-SETTINGS = AlertsSettings(
-    incident_hold_seconds=300, busy_without_pod=BusyWithoutPodSettings(for_seconds=2)
-)
+SETTINGS = AlertsSettings(incident_hold_seconds=300)
 
 
 @pytest.fixture
@@ -23,23 +20,14 @@ def alerts(clock: ManualClock) -> RunAlerts:
     return RunAlerts(settings=SETTINGS, clock=clock)
 
 
-def stray(second: float) -> GpuEvent:
-    """Return a second in which GPU 1 worked for no pod."""
-    busy = [entry(Account.HOST, 0.5), entry(Account.IDLE, 0.5)]
-    return event(second=second, entries=busy, gpus=[1])
-
-
-def test_an_alert_names_its_rule_its_gpu_and_its_node(
-    alerts: RunAlerts, clock: ManualClock
-) -> None:
-    for second in range(1, 5):
-        alerts.add(stray(second))
+def test_an_alert_names_its_gpu_and_its_node(alerts: RunAlerts, clock: ManualClock) -> None:
+    alerts.add_incident(incident("gpu_lost", second=10, gpu=1))
     clock.advance(1)
     alerts.add_incident(incident("xid", second=11, gpu=3, xid=79))
 
     assert [as_line(alert) for alert in alerts.firing()] == [
         "GpuIncident critical  GPU 3 on node node-a: XID 79, It happened",
-        "GpuBusyWithoutPod warning  GPU 1 on node node-a works for no pod",
+        "GpuIncident critical  GPU 1 on node node-a: gpu_lost, It happened",
     ]
     youngest, _ = alerts.firing()
     assert (youngest.gpu_uuid, youngest.gpu_index, youngest.node) == (uuid_of(3), 3, "node-a")
@@ -48,15 +36,12 @@ def test_an_alert_names_its_rule_its_gpu_and_its_node(
 def test_what_is_over_fires_no_more_and_stands_in_the_summary(
     alerts: RunAlerts, clock: ManualClock
 ) -> None:
-    for second in range(1, 5):
-        alerts.add(stray(second))
-    alerts.add(event(second=5, gpus=[1]))
     alerts.add_incident(incident("ecc_uncorrected", second=6))
     clock.advance(400)
     alerts.add(event(second=7))
 
     assert alerts.firing() == []
-    assert [alert.name for alert in alerts.fired()] == ["GpuBusyWithoutPod", "GpuIncident"]
+    assert [alert.name for alert in alerts.fired()] == ["GpuIncident"]
 
 
 def test_an_incident_that_comes_again_is_the_same_alert(alerts: RunAlerts) -> None:

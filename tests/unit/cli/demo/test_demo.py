@@ -91,7 +91,6 @@ def test_what_goes_wrong_is_shown_as_an_alert_within_the_readme_s_20_seconds(
     assert ran.stderr == ""
     frame, _, summary = ran.stdout.partition("\n\n")
     for shown in (frame, summary):
-        assert "GpuBusyWithoutPod warning  GPU 2 on node gpu-node-2" in shown
         assert ALERT in shown
     assert re.search(
         r"^ +3  \(lost\) since \d\d:\d\d:\d\d UTC, XID 79, held by vision/transcode",
@@ -113,7 +112,6 @@ def test_receivers_that_cannot_be_reached_are_said_and_exit_code_1(tmp_path: Pat
     assert ran.returncode == 1, ran.stderr
     # What fires is shown as with the built-in receivers, though nobody was told.
     assert ran.stdout.count(ALERT) == 2
-    assert ran.stdout.count("GpuBusyWithoutPod warning  GPU 2 on node gpu-node-2") == 2
     for sink in options:
         said = rf"^{sink}: nothing has reached {nobody} in \d+ tries: ."
         assert re.search(said, ran.stdout, re.MULTILINE)

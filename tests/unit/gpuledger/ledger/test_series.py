@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES, Family
+from gpuledger.ledger.families import (
+    FAMILIES,
+    INCIDENT_FAMILIES,
+    NAMESPACE_INFO,
+    NODE_INFO,
+    POD_INFO,
+    Family,
+)
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import values_of
 from gpuledger.records import NodeSample
@@ -30,6 +37,7 @@ OF_DEVICES = {"gpu_uuid", "gpu_index", "model"}
 OF_INSTANCES = {*OF_DEVICES, "parent_uuid", "gpu_instance", "compute_instance", "mig_profile"}
 OF_ACCOUNTS = {"account", "pod", "namespace", "container", "holder_pod"}
 OF_METHODS = {"gpu_uuid", "quantity", "method"}
+INFO = (POD_INFO, NAMESPACE_INFO, NODE_INFO)
 
 
 def names_of(family: Family) -> set[str]:
@@ -42,10 +50,10 @@ def test_a_family_is_of_nodes_of_devices_of_instances_or_of_accounts(family: Fam
     labels = set(family.labels)
 
     if not labels & OF_ACCOUNTS:
-        assert labels in (set[str](), OF_DEVICES, OF_INSTANCES, OF_METHODS) or family.is_description
+        assert labels in (set[str](), OF_DEVICES, OF_INSTANCES, OF_METHODS) or family in INFO
     assert not (labels & OF_ACCOUNTS and labels & (OF_INSTANCES - {"gpu_uuid"}))
     is_described = {"owner_kind", "owner_name"} <= labels
-    assert not labels & {"owner_kind", "owner_name"} or (is_described and family.is_description)
+    assert not labels & {"owner_kind", "owner_name"} or (is_described and family in INFO)
 
 
 def test_no_name_is_in_two_families() -> None:

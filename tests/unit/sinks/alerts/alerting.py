@@ -11,13 +11,13 @@ from prometheus_client import REGISTRY
 from typing_extensions import override
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import Message
+from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import encode
-from gpuledger.records import Account, AttributedIncident, GpuBooks, GpuEvent, Incident, Severity
+from gpuledger.records import Account, AttributedIncident, GpuEvent, Incident, Severity
 from gpuledger.runtime import Readiness
 from gpuledger_sinks.loop import run_sink
 from gpuledger_sinks.registry import ALERTS
-from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings
+from gpuledger_sinks.settings import AlertsSettings
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.sinks.builders import (
     GPU,
@@ -29,7 +29,6 @@ from tests.unit.sinks.builders import (
     entry,
     event,
     place_of,
-    reading,
 )
 from tests.unit.sinks.receiver import Answer, Received, Receiver
 
@@ -70,7 +69,6 @@ def sink(
 ) -> asyncio.Future[None]:
     settings = AlertsSettings(
         urls=[receiver.url for receiver in receivers],
-        busy_without_pod=BusyWithoutPodSettings(for_seconds=1.0),
         **changes,
     )
     return asyncio.ensure_future(
@@ -84,16 +82,8 @@ def sink(
     )
 
 
-def busy(tick: int) -> GpuEvent:
-    return event(tick, entries=[entry(Account.HOST), entry(Account.IDLE)])
-
-
 def quiet(tick: int) -> GpuEvent:
     return event(tick, entries=[entry(), entry(Account.IDLE)])
-
-
-def books_of(uuid: str) -> GpuBooks:
-    return GpuBooks(reading=reading(uuid=uuid), entries=[entry(Account.HOST)])
 
 
 def rejected() -> float:
@@ -110,8 +100,10 @@ def answers(of: Receiver, status: str) -> float:
     return counted
 
 
-def is_committed(on: MemoryBus, offset: int) -> Callable[[], bool]:
-    return lambda: committed(on, ALERTS.group, AT) == offset
+def is_committed(
+    on: MemoryBus, offset: int, *, at: TopicPartition = AT_INCIDENTS
+) -> Callable[[], bool]:
+    return lambda: committed(on, ALERTS.group, at) == offset
 
 
 def alerts(receiver: Receiver) -> list[dict[str, Any]]:

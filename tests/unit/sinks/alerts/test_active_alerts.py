@@ -52,12 +52,6 @@ def hold(alerts: ActiveAlerts, *, node: str, gpu: int) -> bool:
     return alerts.hold(labels, {}, at_ns=START_NS, hold_ns=300 * SECOND_NS, now=NOW)
 
 
-def fire(alerts: ActiveAlerts, *, node: str, gpu: int) -> bool:
-    """Let a rule's alert begin; tell whether there was room for it."""
-    labels = {"alertname": "GpuBusyWithoutPod", "node": node, "gpu_uuid": f"GPU-{gpu}"}
-    return alerts.fire(labels, {}, since_ns=START_NS, now=NOW) is not None
-
-
 def nodes(alerts: ActiveAlerts) -> list[str]:
     return [dict(alert.labels)["node"] for alert in alerts]
 
@@ -73,57 +67,16 @@ def test_a_flood_of_one_node_pushes_out_none_but_its_own_oldest() -> None:
 
 
 def test_a_flood_of_many_nodes_is_bounded_and_what_a_turn_looks_at_with_it() -> None:
-    alerts = ActiveAlerts()
-    for number in range(MAX_HELD + 5_000):
-        hold(alerts, node=f"n{number // 100}", gpu=number)
-
-    assert len(list(alerts)) == MAX_HELD
-    late = NOW._replace(monotonic_ns=NOW.monotonic_ns + 3_600 * SECOND_NS)
-    assert len(alerts.forget(now=late, silent_ns=SECOND_NS)) == MAX_HELD
-    assert not hold(alerts, node="n0", gpu=0)
-
-
-def test_alerts_of_rules_that_one_node_has_too_many_of_are_left_out() -> None:
-    alerts = ActiveAlerts()
-    fired = [fire(alerts, node="loud", gpu=gpu) for gpu in range(3 * MAX_HELD_OF_NODE)]
-
-    assert fired == [True] * MAX_HELD_OF_NODE + [False] * 2 * MAX_HELD_OF_NODE
-    assert fire(alerts, node="quiet", gpu=0)
-    assert fire(alerts, node="loud", gpu=0)  # it stands already
-
-
-def test_alerts_of_rules_are_bounded_over_all_partitions_and_take_no_incident_its_slot() -> None:
     slots = AlertSlots()
     parts = [ActiveAlerts(slots=slots) for _ in range(12)]
-    hold(parts[0], node="quiet", gpu=0)
-    refused = sum(
-        not fire(parts[number // 256 % 12], node=f"n{number // 256}", gpu=number)
-        for number in range(400 * 256)
-    )
+    for number in range(MAX_HELD + 5_000):
+        hold(parts[number // 100 % 12], node=f"n{number // 100}", gpu=number)
 
-    assert slots.take_left_out().number == 400 * 256 - MAX_HELD - refused
-    standing = [node for part in parts for node in nodes(part)]
-    assert standing.count("quiet") == 1
-    assert len(standing) == MAX_HELD + 1
-    parts[3].drop_all()
-    assert sum(fire(parts[0], node=f"new{n}", gpu=n) for n in range(2 * MAX_HELD)) > MAX_HELD // 12
-
-
-def test_a_node_with_few_alerts_has_room_whatever_many_others_have() -> None:
-    alerts = ActiveAlerts()
-    assert all(fire(alerts, node="early", gpu=gpu) for gpu in range(8))
-    for number in range(400 * 256):
-        fire(alerts, node=f"n{number // 256}", gpu=number)
-
-    assert all(fire(alerts, node="late", gpu=gpu) for gpu in range(8))
-    assert nodes(alerts).count("early") == nodes(alerts).count("late") == 8
-    assert len(nodes(alerts)) == MAX_HELD
-
-
-def test_where_no_node_has_more_than_another_what_stands_goes_on_to_stand() -> None:
-    alerts = ActiveAlerts()
-    fired = [fire(alerts, node=f"n{number}", gpu=0) for number in range(MAX_HELD + 9)]
-    assert fired == [True] * MAX_HELD + [False] * 9
+    assert sum(len(list(part)) for part in parts) == MAX_HELD
+    assert slots.take_left_out().number == 5_000
+    late = NOW._replace(monotonic_ns=NOW.monotonic_ns + 3_600 * SECOND_NS)
+    assert sum(len(part.forget(now=late)) for part in parts) == MAX_HELD
+    assert not hold(parts[0], node="n0", gpu=0)
 
 
 def test_a_newer_incident_takes_the_slot_of_an_older_one_of_the_node_that_has_most() -> None:
@@ -190,17 +143,16 @@ def test_what_is_refused_for_ever_is_forgotten() -> None:
             (alert,) = due
             alert.hold_until_taken(now)
             record_rejected(alert, "am", now=now)
-        alerts.forget(now=now, silent_ns=600 * SECOND_NS)
+        alerts.forget(now=now)
 
     assert minutes == 59 + 5 + 5  # the last hold, and for how long its end is told
 
 
 def test_an_answer_to_an_alert_that_fired_is_none_to_its_end() -> None:
-    alerts = ActiveAlerts()
-    key = alerts.fire({"alertname": "GpuBusyWithoutPod"}, {}, since_ns=START_NS, now=NOW)
-    assert key is not None
+    alerts, labels = ActiveAlerts(), {"alertname": "GpuIncident"}
+    alerts.stand(labels, {}, at_ns=START_NS, hold_ns=0, silent_ns=HOLD_NS, now=NOW)
     on_its_way = list(alerts)
-    alerts.end(key, at_ns=START_NS, now=NOW)
+    alerts.end_state(alerts.identity_of(labels), at_ns=START_NS, now=NOW)
     record_taken(on_its_way, "am", now=NOW)
     record_rejected(on_its_way[0], "am", now=NOW)
 

@@ -15,11 +15,11 @@ from gpuledger_sinks.registry import ALERTS
 from gpuledger_sinks.settings import AlertsSettings
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.sinks.alerts.alerting import (
+    AT,
     AT_INCIDENTS,
     WaitingClock,
     alerts,
     answers,
-    busy,
     incident,
     is_committed,
     publish_incidents,
@@ -44,16 +44,17 @@ from tests.unit.sinks.receiver import Answer, receiving
 
 
 async def test_a_firing_alert_and_its_end_reach_every_alertmanager() -> None:
-    on = bus()
-    async with receiving() as one, receiving() as other, running(sink(on, one, other)):
-        await publish(on, busy(0), busy(1))
-        await eventually(is_committed(on, 2))
-        await publish(on, quiet(2))
-        await eventually(is_committed(on, 3))
+    on, clock = bus(), WaitingClock(START_NS + SECOND_NS)
+    async with receiving() as one, receiving() as other, running(sink(on, one, other, clock=clock)):
+        await publish_lost(on)
+        await eventually(lambda: alerts(one) and alerts(other))
+        clock.advance(300)
+        await publish(on, quiet(1), quiet(2))
+        await eventually(is_committed(on, 2, at=AT))
 
     for receiver in (one, other):
-        first, last = alerts(receiver)
-        assert first["labels"]["alertname"] == "GpuBusyWithoutPod"
+        first, last = alerts(receiver)[0], alerts(receiver)[-1]
+        assert first["labels"]["alertname"] == "GpuIncident"
         assert first["labels"] == last["labels"]
         assert first["endsAt"] > last["endsAt"]
         assert {request.path for request in receiver.received} == {"/api/v2/alerts"}
@@ -63,45 +64,18 @@ async def test_a_firing_alert_and_its_end_reach_every_alertmanager() -> None:
 async def test_no_alert_is_sent_while_nothing_is_wrong() -> None:
     on = bus()
     async with receiving() as receiver, running(sink(on, receiver)):
-        await publish(on, quiet(0), busy(1), quiet(2))
-        await eventually(is_committed(on, 3))
+        await publish(on, quiet(0), quiet(1), quiet(2))
+        await eventually(is_committed(on, 3, at=AT))
 
     assert alerts(receiver) == []
 
 
-async def test_for_goes_on_where_a_sink_is_started_again() -> None:
-    on = bus()
-    async with receiving() as receiver:
-        async with running(sink(on, receiver)):
-            await publish(on, busy(0))
-            await eventually(is_committed(on, 1))
-        async with running(sink(on, receiver)):
-            await publish(on, busy(1))
-            await eventually(is_committed(on, 2))
-            assert len(alerts(receiver)) == 1
-        # The third one begins with an alert that stands since the second tick.
-        async with running(sink(on, receiver)):
-            await publish(on, busy(2), quiet(3))
-            await eventually(is_committed(on, 4))
-
-    assert {alert["startsAt"] for alert in alerts(receiver)} == {rfc3339(busy(1).time_ns)}
-
-
-@pytest.mark.parametrize("value", [b"", b"\xff", b"{}", b'{"conditions":[[1]]}', None])
-async def test_what_cannot_be_read_of_conditions_lets_them_begin_anew(value: bytes | None) -> None:
-    on = bus()
-    for key in (f"{ALERTS.group}/default/{NODE}", f"{ALERTS.group}/a/b/c", "\x00"):
-        await put(on, on.topics.conditions.name, Message(key.encode(), value, 0))
-    async with receiving() as receiver, running(sink(on, receiver)):
-        await publish(on, busy(0), busy(1))
-        await eventually(is_committed(on, 2))
-
-    assert len(alerts(receiver)) == 1
-
-
-async def put(on: MemoryBus, topic: str, message: Message) -> None:
+async def publish_lost(on: MemoryBus) -> None:
+    lost = incident(START_NS)
+    lost = replace(lost, incident=replace(lost.incident, kind="gpu_lost", xid=None))
     async with on.producer() as producer:
-        await producer.publish(topic, AT_INCIDENTS.partition, [message])
+        message = Message(key=b"k", value=encode(lost), timestamp_ms=0)
+        await producer.publish(AT_INCIDENTS.topic, AT_INCIDENTS.partition, [message])
 
 
 async def test_one_alertmanager_that_is_away_holds_nothing_up_and_is_told_later() -> None:
@@ -111,8 +85,8 @@ async def test_one_alertmanager_that_is_away_holds_nothing_up_and_is_told_later(
         receiving(by_body=lambda _: Answer(503, "away") if is_away else Answer(200)) as other,
         running(sink(on, one, other, readiness=readiness)),
     ):
-        await publish(on, busy(0), busy(1))
-        await eventually(is_committed(on, 2))
+        await publish_incidents(on, 79)
+        await eventually(is_committed(on, 1))
         assert len(alerts(one)) == 1
         assert readiness.is_ready()
         assert readiness.check(f"alerts.alertmanager {one.url}").is_ok
@@ -126,8 +100,8 @@ async def test_offsets_wait_until_an_alertmanager_has_the_alert() -> None:
     on, readiness = bus(), Readiness()
     answers = [Answer(500, "no"), Answer(429, "slower"), Answer(200)]
     async with receiving(*answers) as receiver, running(sink(on, receiver, readiness=readiness)):
-        await publish(on, busy(0), busy(1))
-        await eventually(is_committed(on, 2))
+        await publish_incidents(on, 79)
+        await eventually(is_committed(on, 1))
 
         assert len(receiver.received) == 3
         assert readiness.is_ready()
@@ -194,13 +168,9 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, Any], message: 
 
 async def test_a_lost_gpu_is_told_by_a_sink_that_was_started_again_under_its_identity() -> None:
     on, clock = bus(), WaitingClock(START_NS + SECOND_NS)
-    lost = incident(START_NS)
-    lost = replace(lost, incident=replace(lost.incident, kind="gpu_lost", xid=None))
     async with receiving() as before, running(sink(on, before, clock=clock)):
-        async with on.producer() as producer:
-            message = Message(key=b"k", value=encode(lost), timestamp_ms=0)
-            await producer.publish(AT_INCIDENTS.topic, AT_INCIDENTS.partition, [message])
-        await eventually(lambda: committed(on, ALERTS.group, AT_INCIDENTS) == 1)
+        await publish_lost(on)
+        await eventually(is_committed(on, 1))
 
     clock.advance(7200)
     async with receiving() as after, running(sink(on, after, clock=clock)):
@@ -221,12 +191,12 @@ async def test_an_alertmanager_at_a_wrong_address_is_named_and_what_it_answers_i
         receiving(by_body=lambda _: Answer(status, "no")) as wrong,
         running(sink(on, wrong, readiness=readiness, headers={"X-Scope-OrgID": "gpus"})),
     ):
-        await publish(on, busy(0), busy(1))
+        await publish_incidents(on, 79)
         await eventually(lambda: alerts(wrong))
         await eventually(lambda: readiness.check(f"alerts.alertmanager {wrong.url}").has_failed)
 
         assert f"{status} no" in readiness.check(f"alerts.alertmanager {wrong.url}").detail
-        assert committed(on, ALERTS.group, place_of(NODE)) is None
+        assert committed(on, ALERTS.group, AT_INCIDENTS) is None
         assert answers(wrong, "4xx") > 0
         assert answers(wrong, "2xx") == answers(wrong, "none") == 0
         assert wrong.received[0].headers["X-Scope-OrgID"] == "gpus"

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpuledger.records import AttributedIncident, PodDescription, PodState, Severity
 from gpuledger.xids import find_xid
 from gpuledger_sinks.alerts.active_alerts import Now, record_taken, rfc3339
-from gpuledger_sinks.alerts.engine import RuleEvaluator
+from gpuledger_sinks.alerts.partition_alerts import PartitionAlerts
 from tests.unit.sinks.alerts.alerting import incident
 from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS, event, pod
 
@@ -32,7 +32,7 @@ class Watched:
     """A partition's alerts, and what of them fires."""
 
     def __init__(self) -> None:
-        self.of = RuleEvaluator(rules=())
+        self.of = PartitionAlerts()
 
     def add(self, *incidents: AttributedIncident) -> None:
         for one in incidents:
@@ -42,7 +42,7 @@ class Watched:
 
     def firing(self, second: float) -> dict[str, str]:
         """Return the other XIDs of each that fires, by its own."""
-        self.of.forget(now=at(second), silent_ns=HOLD_NS)
+        self.of.forget(now=at(second))
         return {
             dict(alert.labels)["xid"]: alert.annotations.get("other_xids", "")
             for alert in self.of.alerts
@@ -133,7 +133,7 @@ def test_an_alert_is_the_same_one_when_the_pods_name_comes_later(
 def test_a_name_that_comes_with_a_tick_is_in_the_words(watched: Watched) -> None:
     watched.add(xid(79, 0, UNNAMED))
     (before,) = [alert.labels for alert in watched.of.alerts]
-    watched.of.evaluate(event(1, pods=[pod()]), now=at(1))
+    watched.of.observe(event(1, pods=[pod()]), now=at(1))
     (alert,) = watched.of.alerts
     assert (alert.labels, alert.annotations["pods"]) == (before, "research/train-0")
 

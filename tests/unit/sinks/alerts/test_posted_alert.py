@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from gpuledger.records import DeviceAllocation, NamespaceDescription, PodDescription, PodState
 from gpuledger_sinks.alerts.active_alerts import ActiveAlerts, Now
+from gpuledger_sinks.alerts.incident_words import IncidentWords
 from gpuledger_sinks.alerts.posted_alert import AlertPosting
-from gpuledger_sinks.alerts.rules import IncidentWords
 from gpuledger_sinks.settings import AlertsSettings
 from tests.unit.sinks.alerts.alerting import incident
 from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS, event, holder, pod
@@ -45,7 +45,6 @@ def test_an_alert_says_where_to_read_on_and_where_it_comes_from() -> None:
     [
         {"alertname": "GpuIncident", "kind": "xid", "xid": "79"},
         {"alertname": "GpuIncident", "kind": "gpu_lost"},
-        {"alertname": "GpuBusyWithoutPod"},
     ],
 )
 def test_the_documented_address_of_what_to_do_is_that_of_the_page(labels: dict[str, str]) -> None:

@@ -27,7 +27,7 @@ class BrokenClient(AlertmanagerClient):
 
 async def test_a_defect_in_sending_is_raised_and_not_waited_for() -> None:
     alerts, now = ActiveAlerts(), Now(time_ns=START_NS, monotonic_ns=START_NS)
-    alerts.fire({"alertname": "A"}, {}, since_ns=START_NS, now=now)
+    alerts.hold({"alertname": "A"}, {}, at_ns=START_NS, hold_ns=SECOND_NS, now=now)
     async with open_http(headers={}, timeout_seconds=10.0) as http, asyncio.timeout(HANG_SECONDS):
         client = BrokenClient(http=http, url="http://alertmanager")
         receivers = Receivers(

@@ -8,13 +8,12 @@ from structlog.testing import capture_logs
 
 from gpuledger.runtime import Readiness
 from tests.unit.sinks.alerts.alerting import (
+    AT,
     INVALID,
     REFUSED,
     TOO_LARGE,
     WaitingClock,
     alerts,
-    books_of,
-    busy,
     is_committed,
     is_told,
     publish_incidents,
@@ -26,7 +25,6 @@ from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
     bus,
-    event,
     eventually,
     publish,
     running,
@@ -99,8 +97,8 @@ async def test_an_answer_that_says_nothing_of_the_alerts_is_waited_for_and_said(
             receiving(answer, answer) as receiver,
             running(sink(on, receiver, readiness=readiness)),
         ):
-            await publish(on, busy(0), busy(1))
-            await eventually(is_committed(on, 2))
+            await publish_incidents(on, 79)
+            await eventually(is_committed(on, 1))
 
     assert len(alerts(receiver)) == 3
     assert readiness.check("alerts.receiver").is_ok
@@ -117,8 +115,8 @@ async def test_an_alertmanager_that_is_not_there_takes_nothing_in_place_of_anoth
         receiving(*away) as other,
         running(sink(on, one, other)),
     ):
-        await publish(on, busy(0), busy(1))
-        await eventually(is_committed(on, 2))
+        await publish_incidents(on, 79)
+        await eventually(is_committed(on, 1))
         assert len(other.received) == 4
 
 
@@ -143,18 +141,18 @@ async def test_an_alert_that_is_refused_holds_up_nothing_and_is_said_for_ten_min
     ):
         check = readiness.check("alerts.receiver")
         its_own = readiness.check(f"alerts.alertmanager {receiver.url}")
-        await publish(on, busy(0), busy(1), busy(2))
-        await eventually(is_committed(on, 3))
+        await publish_incidents(on, 79)
+        await eventually(is_committed(on, 1))
         assert (check.is_ok, its_own.is_ok) == (False, False)
         assert check.detail == f"rejected: {receiver.url}: {answer.status} {answer.text.strip()}"
 
-        await publish(on, quiet(3))
-        await eventually(is_committed(on, 4))
+        await publish(on, quiet(0))
+        await eventually(is_committed(on, 1, at=AT))
         assert (check.is_ok, its_own.is_ok) == (False, False)
         seen = len(receiver.received)
-        for offset in (5, 6):
+        for offset in (2, 3):
             await publish(on, quiet(offset - 1))
-            await eventually(is_committed(on, offset))
+            await eventually(is_committed(on, offset, at=AT))
         assert len(receiver.received) == seen
         clock.advance(600)
         await eventually(lambda: (check.is_ok, its_own.is_ok) == (True, True))
@@ -164,19 +162,18 @@ async def test_an_alert_that_is_refused_holds_up_nothing_and_is_said_for_ten_min
 @pytest.mark.parametrize("answer", [REFUSED, TOO_LARGE], ids=["invalid", "too large"])
 async def test_of_alerts_that_are_refused_together_each_good_one_is_told(answer: Answer) -> None:
     on, dropped = bus(), rejected()
-    gpus = [books_of(f"GPU-{number}") for number in range(4)]
-    bad = b"GPU-2"
+    bad = b'"13"'
+    await publish_incidents(on, 11, 12, 13, 14)
 
     def answered(body: bytes) -> Answer:
         return answer if bad in body else Answer(200)
 
     async with receiving(by_body=answered) as receiver, running(sink(on, receiver)):
-        await publish(on, event(0, gpus=gpus), event(1, gpus=gpus))
-        await eventually(is_committed(on, 2))
+        await eventually(is_committed(on, 4))
 
     taken = [request.body for request in receiver.received if bad not in request.body]
-    told = [alert["labels"]["gpu_uuid"] for body in taken for alert in orjson.loads(body)]
-    assert sorted(told) == ["GPU-0", "GPU-1", "GPU-3"]
+    told = {alert["labels"]["xid"] for body in taken for alert in orjson.loads(body)}
+    assert told == {"11", "12", "14"}
     assert rejected() - dropped == 1
 
 

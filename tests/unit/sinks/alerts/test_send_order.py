@@ -32,10 +32,10 @@ class Alertmanager:
         self._seconds, self._refuses = seconds, refuses
         self.now = 0.0
 
-    def fire(self, *names: str) -> None:
+    def begin(self, *names: str) -> None:
         for name in names:
-            labels = {"alertname": name, "node": name}
-            self.alerts.fire(labels, {}, since_ns=START_NS, now=at(self.now))
+            labels, now = {"alertname": name, "node": name}, at(self.now)
+            self.alerts.hold(labels, {}, at_ns=START_NS, hold_ns=3600 * SECOND_NS, now=now)
 
     def post(self) -> list[str]:
         """Post what comes next; return the names."""
@@ -74,19 +74,19 @@ def never(name: str) -> bool:
 def test_what_is_new_goes_before_all_that_is_told_again() -> None:
     am = Alertmanager(seconds=1.0, refuses=never)
     for number in range(140):  # one a second: something is due again with every answer
-        am.fire(f"old-{number}")
+        am.begin(f"old-{number}")
         am.post()
     am.now += 60
 
     for number in range(20):
-        am.fire(f"new-{number}")
+        am.begin(f"new-{number}")
         assert am.post() == [f"new-{number}"]
 
 
 def test_alerts_that_began_one_after_another_are_told_again_together() -> None:
     am = Alertmanager(seconds=1.0, refuses=never)
     for number in range(25):
-        am.fire(f"old-{number}")
+        am.begin(f"old-{number}")
         am.post()
     am.now += 40
 
@@ -96,7 +96,7 @@ def test_alerts_that_began_one_after_another_are_told_again_together() -> None:
 
 def test_no_alert_that_stands_waits_longer_than_twice_the_pause_while_others_come() -> None:
     am = Alertmanager(seconds=1.0, refuses=bad)
-    am.fire(*(f"good-{number}" for number in range(50)), *(f"bad-{n}" for n in range(100)))
+    am.begin(*(f"good-{number}" for number in range(50)), *(f"bad-{n}" for n in range(100)))
     told: dict[str, float] = {}
     for _ in range(600):
         posted = am.post()
@@ -109,7 +109,7 @@ def test_no_alert_that_stands_waits_longer_than_twice_the_pause_while_others_com
 def test_of_alerts_that_are_refused_together_most_good_ones_are_told_soon() -> None:
     am = Alertmanager(refuses=bad)
     names = [f"good-{number}" for number in range(MAX_TOGETHER - 1)]
-    am.fire(*names[:77], "bad", *names[77:])
+    am.begin(*names[:77], "bad", *names[77:])
     posts = am.post_all()
 
     taken = [name for post in am.posts if "bad" not in post for name in post]
@@ -120,7 +120,7 @@ def test_of_alerts_that_are_refused_together_most_good_ones_are_told_soon() -> N
 
 def test_what_was_refused_alone_is_offered_again_alone_and_in_its_time() -> None:
     am = Alertmanager(refuses=bad)
-    am.fire("good", "bad-1", "bad-2")
+    am.begin("good", "bad-1", "bad-2")
     am.post_all()
     am.now += RESEND_SECONDS
     seen = len(am.posts)
@@ -131,9 +131,9 @@ def test_what_was_refused_alone_is_offered_again_alone_and_in_its_time() -> None
 
 def test_what_changes_after_it_was_refused_drags_down_nothing_that_is_new() -> None:
     am = Alertmanager(refuses=bad)
-    am.fire("bad")
+    am.begin("bad")
     am.post_all()
-    am.fire("bad", "good")
+    am.begin("bad", "good")
 
     assert am.post() == ["good"]
     assert am.post() == ["bad"]
@@ -141,17 +141,17 @@ def test_what_changes_after_it_was_refused_drags_down_nothing_that_is_new() -> N
 
 def test_new_ones_are_told_while_others_are_found_to_be_refused() -> None:
     am = Alertmanager(seconds=0.06, refuses=bad)
-    am.fire(*(f"bad-{number}" for number in range(600)))
+    am.begin(*(f"bad-{number}" for number in range(600)))
     for _ in range(3):
         am.post()
-    am.fire("good")
+    am.begin("good")
 
     assert am.post() == ["good"]
 
 
 def test_how_late_it_is_told_is_known_and_what_it_refuses_does_not_count() -> None:
     am = Alertmanager(refuses=bad)
-    am.fire("good", "bad")
+    am.begin("good", "bad")
     am.post_all()
     assert am.turns.late_ns <= 0
     am.now += 500

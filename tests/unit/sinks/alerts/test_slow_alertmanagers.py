@@ -13,6 +13,7 @@ from gpuledger.runtime import Readiness
 from gpuledger_sinks.registry import ALERTS
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.sinks.alerts.alerting import (
+    AT,
     WaitingClock,
     hanging,
     is_committed,
@@ -63,7 +64,7 @@ async def test_a_slow_alertmanager_holds_up_no_poll_and_nothing_untold_is_commit
         await publish_incidents(on, 1)
         await eventually(lambda: receiver.received)
         await publish(on, *(quiet(tick) for tick in range(5)))
-        await eventually(is_committed(on, 5))
+        await eventually(is_committed(on, 5, at=AT))
         clock.advance(100)
         assert committed(on, ALERTS.group, at) is None
         assert REGISTRY.get_sample_value("gpuledger_sink_lag_seconds", {"sink": "alerts"})

@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from gpuledger.records import AttributedIncident, Severity
 from gpuledger_sinks.alerts.active_alerts import Now, record_taken
-from gpuledger_sinks.alerts.engine import RuleEvaluator
-from gpuledger_sinks.alerts.slots import AlertSlots
+from gpuledger_sinks.alerts.partition_alerts import PartitionAlerts
 from tests.unit.sinks.alerts.alerting import incident
 from tests.unit.sinks.builders import SECOND_NS, START_NS, event, reading
 
@@ -63,7 +62,7 @@ class Watched:
     """A partition's alerts, each of which an Alertmanager has taken."""
 
     def __init__(self) -> None:
-        self.of = RuleEvaluator(rules=(), slots=AlertSlots())
+        self.of = PartitionAlerts()
 
     def add(self, attributed: AttributedIncident, second: float = 0) -> None:
         self.of.add_incident(attributed, hold_ns=HOLD_NS, now=at(second))
@@ -75,10 +74,10 @@ class Watched:
     def tick(self, second: int, *, boot: str = "boot-1", silent: bool | None = None) -> None:
         change: dict[str, Any] = {"silent": True} if silent else {}
         ticked = event(second, of=reading(**change), entries=[], boot_id=boot)
-        self.of.evaluate(ticked, now=at(second))
+        self.of.observe(ticked, now=at(second))
 
     def firing(self, second: float) -> list[str]:
-        self.of.forget(now=at(second), silent_ns=600 * SECOND_NS)
+        self.of.forget(now=at(second))
         return [
             dict(alert.labels)["kind"]
             for alert in self.of.alerts
@@ -281,5 +280,5 @@ def test_a_state_goes_on_where_its_alert_comes_again_after_another_one(watched: 
 def test_ticks_from_before_a_loss_prove_nothing_where_the_clock_is_ahead(watched: Watched) -> None:
     watched.add(told("gpu_lost", 300))
     for second in range(290, 300):
-        watched.of.evaluate(event(second, of=reading(), entries=[]), now=at(second - 300))
+        watched.of.observe(event(second, of=reading(), entries=[]), now=at(second - 300))
     assert watched.firing(301) == ["gpu_lost"]

@@ -7,7 +7,6 @@ from typing_extensions import override
 
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger_sinks.alerts.active_alerts import ActiveAlert, ActiveAlerts, Now, record_taken
-from gpuledger_sinks.alerts.condition_state import NodeStates
 from gpuledger_sinks.alerts.unacknowledged import Unacknowledged
 from gpuledger_sinks.protocol import SinkContext
 from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS
@@ -15,7 +14,6 @@ from tests.unit.sinks.builders import START_NS
 
 AT = TopicPartition(EVENTS.name, 0)
 OTHER = TopicPartition(ATTRIBUTED_INCIDENTS.name, 0)
-NO_STATES: NodeStates = {}
 NOW = Now(time_ns=START_NS, monotonic_ns=START_NS)
 
 
@@ -48,9 +46,10 @@ class Given:
             ActiveAlerts(),
         )
 
-    def fire(self, name: str) -> ActiveAlert:
-        key = self.alerts.fire({"alertname": name}, {}, since_ns=START_NS, now=NOW)
-        return next(alert for alert in self.alerts if alert.labels == key)
+    def begin(self, name: str) -> ActiveAlert:
+        labels = {"alertname": name}
+        self.alerts.hold(labels, {}, at_ns=START_NS, hold_ns=1, now=NOW)
+        return next(alert for alert in self.alerts if dict(alert.labels) == labels)
 
     def add(
         self,
@@ -58,15 +57,9 @@ class Given:
         alerts: Sequence[ActiveAlert] = (),
         *,
         at: TopicPartition = AT,
-        states: NodeStates = NO_STATES,
     ) -> None:
         self.unacknowledged.add(
-            at,
-            context=self.context,
-            next_offset=next_offset,
-            time_ns=None,
-            alerts=alerts,
-            states=states,
+            at, context=self.context, next_offset=next_offset, time_ns=None, alerts=alerts
         )
 
     def acknowledged(self) -> list[tuple[TopicPartition, int]]:
@@ -90,7 +83,7 @@ def test_what_brought_no_alert_is_acknowledged_at_once(given: Given) -> None:
 def test_what_comes_later_waits_for_what_came_first_and_holds_up_no_other_partition(
     given: Given,
 ) -> None:
-    first, second = given.fire("first"), given.fire("second")
+    first, second = given.begin("first"), given.begin("second")
     given.add(1, [first])
     given.add(2, [second])
     given.add(3)
@@ -104,8 +97,8 @@ def test_what_comes_later_waits_for_what_came_first_and_holds_up_no_other_partit
 
 
 def test_an_answer_to_a_later_change_is_one_to_the_earlier(given: Given) -> None:
-    given.add(1, [given.fire("same")])
-    later = given.fire("same")
+    given.add(1, [given.begin("same")])
+    later = given.begin("same")
     assert given.acknowledged() == []
 
     record_taken([later], "am", now=NOW)
@@ -113,60 +106,28 @@ def test_an_answer_to_a_later_change_is_one_to_the_earlier(given: Given) -> None
 
 
 def test_an_answer_to_an_earlier_change_is_none_to_a_later(given: Given) -> None:
-    earlier = given.fire("same")
+    earlier = given.begin("same")
     given.add(1, [earlier])
-    given.add(2, [given.fire("same")])
+    given.add(2, [given.begin("same")])
     record_taken([earlier], "am", now=NOW)
 
     assert given.acknowledged() == [(AT, 1)]
 
 
 def test_what_is_waited_for_is_not_forgotten_before_it_is_answered(given: Given) -> None:
-    alert = given.fire("old")
+    alert = given.begin("old")
     given.add(1, [alert])
     late = NOW._replace(monotonic_ns=2 * START_NS)
-    assert given.alerts.forget(now=late, silent_ns=1) == []
+    assert given.alerts.forget(now=late) == []
 
     record_taken([alert], "am", now=NOW)
-    assert given.alerts.forget(now=late, silent_ns=1) == [alert]
+    assert given.alerts.forget(now=late) == [alert]
 
 
 def test_of_a_partition_that_is_given_up_nothing_is_acknowledged(given: Given) -> None:
-    alert = given.fire("one")
+    alert = given.begin("one")
     given.add(1, [alert])
     given.unacknowledged.drop(frozenset({AT}))
     record_taken([alert], "am", now=NOW)
 
-    assert given.acknowledged() == []
-
-
-def test_conditions_are_written_before_what_changed_them_is_acknowledged(given: Given) -> None:
-    given.add(1, states={"default/a": None})
-    given.add(2)
-    assert given.acknowledged() == []
-
-    given.unacknowledged.acknowledge_written(AT, given.unacknowledged.to_write[AT])
-    assert given.acknowledged() == [(AT, 2)]
-    assert not given.unacknowledged.to_write
-
-
-def test_what_is_answered_while_conditions_are_written_waits_for_its_own(given: Given) -> None:
-    given.add(1, states={"default/a": None})
-    assert given.acknowledged() == []
-    written = given.unacknowledged.to_write[AT]
-    given.add(2, states={"default/b": None})
-    assert given.acknowledged() == []
-
-    given.unacknowledged.acknowledge_written(AT, written)
-    assert given.acknowledged() == [(AT, 1)]
-    assert given.unacknowledged.to_write[AT].states.keys() == {"default/a", "default/b"}
-
-
-def test_conditions_of_a_partition_that_is_given_up_acknowledge_nothing(given: Given) -> None:
-    given.add(1, states={"default/a": None})
-    assert given.acknowledged() == []
-    written = given.unacknowledged.to_write[AT]
-    given.unacknowledged.drop(frozenset({AT}))
-
-    given.unacknowledged.acknowledge_written(AT, written)
     assert given.acknowledged() == []

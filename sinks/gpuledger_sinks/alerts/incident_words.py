@@ -1,111 +1,12 @@
-"""What is worth an alert, and in what words: the table of rules, and incidents. Pure.
-
-A rule is a condition of a GPU in a tick (`rules_of`); `gpuledger_sinks.alerts.engine` decides when
-it has lasted long enough. An incident is an alert by itself, with the labels and words that
-are made of it here.
-"""
+"""The labels and the words of the alert that an incident makes. Pure."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Final
 
-from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import show_node
-from gpuledger.records import (
-    Account,
-    AttributedIncident,
-    GpuBooks,
-    GpuEvent,
-    Incident,
-    PodDescription,
-    PodState,
-    Severity,
-)
+from gpuledger.records import AttributedIncident, GpuEvent, Incident, PodDescription, PodState
 from gpuledger_sinks.settings import AlertsSettings, alert_label_of
-
-BUSY_WITHOUT_POD: Final = "GpuBusyWithoutPod"
-_OUTSIDE_PODS: Final = (Account.HOST, Account.UNATTRIBUTED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """One rule, held against each GPU in each tick."""
-
-    name: str
-    """The alert's name."""
-    severity: Severity
-    """How loud it is."""
-    for_ns: int
-    """How long the measure must reach the threshold, by the events' time, before it fires."""
-    threshold: float
-    """From which measure on the condition holds."""
-    measure: Callable[[GpuBooks, int], float | None]
-    """Measures a GPU's books of so many nanoseconds; `None` where the tick does not say."""
-    summary: str
-    """One line for people, with `{gpu}` and `{node}`."""
-    description: str
-    """What it means and what to do, with `{gpu}`, `{node}`, `{measure}` and `{threshold}`."""
-
-    def labels_of(self, event: GpuEvent, books: GpuBooks) -> dict[str, str]:
-        """Return the alert's identity on a GPU: nothing that changes while it stands.
-
-        With a pod or the measure in it, each change would be the end of an alert and the begin of
-        another.
-        """
-        return {
-            "alertname": self.name,
-            "severity": self.severity.value,
-            "cluster": event.cluster,
-            "node": event.node,
-            "gpu_uuid": books.reading.uuid,
-            "gpu_index": str(books.reading.index),
-        }
-
-    def annotations_of(self, event: GpuEvent, books: GpuBooks, *, measure: float) -> dict[str, str]:
-        """Return the alert's words, with the measure of the tick in which it fires."""
-        words = {
-            "gpu": books.reading.index,
-            "node": show_node(event.cluster, event.node),
-            "measure": measure,
-            "threshold": self.threshold,
-        }
-        return {
-            "summary": self.summary.format(**words),
-            "description": self.description.format(**words),
-        }
-
-
-def rules_of(settings: AlertsSettings) -> tuple[Rule, ...]:
-    """Return the table of rules with the thresholds that the settings name."""
-    busy = settings.busy_without_pod
-    return (
-        Rule(
-            name=BUSY_WITHOUT_POD,
-            severity=Severity.WARNING,
-            for_ns=round(busy.for_seconds * NS_PER_SECOND),
-            threshold=busy.threshold_ratio,
-            measure=busy_without_pod_ratio,
-            summary="GPU {gpu} on node {node} works for no pod",
-            description=(
-                "GPU {gpu} on node {node} was busy for {measure:.0%} of the time with work of no "
-                "pod (threshold {threshold:.0%}): a process outside Kubernetes, or one that "
-                "outlived its pod. Look for it with `nvidia-smi` on the node."
-            ),
-        ),
-    )
-
-
-def busy_without_pod_ratio(books: GpuBooks, interval_ns: int) -> float | None:
-    """Return the share of the time booked on the host or on nobody; None where it is not known."""
-    if interval_ns <= 0 or not books.entries:
-        return None
-    outside = [entry.busy_ns for entry in books.entries if entry.account in _OUTSIDE_PODS]
-    known = [busy_ns for busy_ns in outside if busy_ns is not None]
-    if len(known) < len(outside):
-        return None  # a sum of what is known would end an alert for want of a reading
-    return sum(known) / interval_ns
-
 
 INCIDENT: Final = "GpuIncident"
 _MAX_PODS_NAMED: Final = 3

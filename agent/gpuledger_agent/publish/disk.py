@@ -1,0 +1,92 @@
+"""The thread in which the disk under the spool is used, and the waits after its failures.
+
+One thread, so that a slow disk delays nothing else, with a limit to its time.
+"""
+
+import asyncio
+import errno
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.runtime import Backoff, RetryTimer
+
+
+class Attempts:
+    """The last error of one kind of disk work, such as reads, and the wait after it."""
+
+    def __init__(self, *, backoff: Backoff, now_seconds: Callable[[], float]) -> None:
+        self._timer = RetryTimer(backoff)
+        self._now_seconds = now_seconds
+        self.error: OSError | None = None
+        """The last error, until the work succeeds."""
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds until the next attempt."""
+        return self._timer.wait_ns(self._now_ns()) / NS_PER_SECOND
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it failed and the wait is over."""
+        return self.error is not None and not self.wait_seconds
+
+    def failed(self, error: OSError) -> None:
+        """Record a failure, and start the wait after it."""
+        self.error = error
+        self._timer.record_attempt(self._now_ns())
+
+    def worked(self) -> None:
+        """Record a success."""
+        self.error = None
+        self._timer.reset()
+
+    def skip_wait(self) -> None:
+        """End the wait."""
+        self._timer.skip_wait()
+
+    def _now_ns(self) -> int:
+        return round(self._now_seconds() * NS_PER_SECOND)
+
+
+T = TypeVar("T")
+HUNG_AFTER_SECONDS: Final = 30.0
+
+
+class DiskHungError(OSError):
+    """The disk did not answer in time; ETIMEDOUT from the disk itself is another error."""
+
+
+class IoThread:
+    """One thread, started with the first work."""
+
+    def __init__(self, *, hung_after_seconds: float = HUNG_AFTER_SECONDS) -> None:
+        self._hung_after_seconds = hung_after_seconds
+        self._thread: ThreadPoolExecutor | None = None
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return the result of blocking work; raises `DiskHungError` after the time limit.
+
+        Work that timed out or was cancelled continues in its thread, and the next work waits.
+        """
+        # Nothing to spool, no thread: most agents never need it.
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        done = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        deadline = asyncio.timeout(self._hung_after_seconds)
+        try:
+            async with deadline:
+                return await done
+        except TimeoutError as error:
+            # What the work itself raises may be one as well: its errno is ETIMEDOUT.
+            if not deadline.expired():
+                raise
+            reason = f"no answer within {self._hung_after_seconds:g} s"
+            raise DiskHungError(errno.ETIMEDOUT, reason) from error
+
+    def close(self) -> None:
+        """Take no more work."""
+        if self._thread is not None:
+            # Python's exit would still wait for a disk that hangs: `end_process` does not let it.
+            self._thread.shutdown(wait=False)
