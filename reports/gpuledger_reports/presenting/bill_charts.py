@@ -57,19 +57,6 @@ class Gauge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BurnDown:
-    """What is left of a budget, day by day."""
-
-    name: str
-    first_day: str
-    """Such as 2026-10-01; the budget's, as its last."""
-    last_day: str
-    day_count: int
-    left_ratios: Sequence[tuple[int, Decimal]]
-    """After how many days of the budget, and how much of it was left then."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Size:
     """One of the two drawings of a chart; the page shows which fits."""
 
@@ -110,10 +97,6 @@ _SIZES: Final = (
 )
 
 
-# Narrow enough for a phone, so that one drawing does.
-_SMALL_WIDTH: Final = 250
-
-
 def draw_bars(bars: Sequence[Bar], *, title: str) -> Markup:
     """Return bars that lie one below the other, each with its name and what it comes to."""
     return Markup("").join(_draw(_bars_spec(bars, size), title, size.style) for size in _SIZES)
@@ -127,12 +110,6 @@ def draw_days(days: Sequence[Bar], *, title: str) -> Markup:
 def draw_gauges(gauges: Sequence[Gauge], *, title: str) -> Markup:
     """Return how budgets stand: spent, the time that is over, and what it comes to at the end."""
     return Markup("").join(_draw(_gauges_spec(gauges, size), title, size.style) for size in _SIZES)
-
-
-def draw_burn_down(budget: BurnDown) -> Markup:
-    """Return a line of what is left of a budget, beside one of spending it evenly."""
-    title = f"What is left of {budget.name}, by day"
-    return _draw(_burn_down_spec(budget), title, "small")
 
 
 def printable(text: str) -> str:
@@ -290,44 +267,6 @@ def _gauges_spec(gauges: Sequence[Gauge], size: _Size) -> dict[str, Any]:
             _text_layer(
                 labels, "text", {"x": {"value": size.width + 8}}, align="left", fill=_MUTED
             ),
-        ],
-    }
-
-
-def _burn_down_spec(budget: BurnDown) -> dict[str, Any]:
-    left = [(day, float(ratio)) for day, ratio in budget.left_ratios]
-    count, (last, now) = budget.day_count, left[-1]
-    begin, end = (slice_.partition("-")[2] for slice_ in (budget.first_day, budget.last_day))
-    lowest = min(0.0, *(ratio for _, ratio in left))
-    ink = "var(--c-over)" if now < 0 else "var(--c-used)"
-    x_axis = {
-        "title": None,
-        "grid": False,
-        "values": [0, count],
-        "labelExpr": f"datum.value ? '{end}' : '{begin}'",
-        **_FIXED,
-    }
-    y_axis = {"title": None, "format": "%", "values": [0, 0.5, 1], **_FIXED}
-    x = {**_length("day"), "axis": x_axis, "scale": {"domain": [0, count], "nice": False}}
-    y = {**_length("left"), "axis": y_axis, "scale": {"domain": [lowest, 1], "nice": False}}
-    # What everybody compares with: the same each day, to nothing on the last.
-    even = [{"day": 0, "left": 1}, {"day": count, "left": 0}]
-    said = f"{printable(budget.name)}: {now * 100:.0f} % left after {last} of {count} days"
-    return {
-        "height": 110,
-        "width": _SMALL_WIDTH,
-        "padding": {"left": 44, "right": 10, "top": 8, "bottom": 22},
-        "layer": [
-            {
-                "data": {"values": even},
-                "mark": {"type": "line", "color": _MUTED, "strokeDash": [4, 4], "aria": False},
-                "encoding": {"x": x, "y": y},
-            },
-            {
-                "data": {"values": [{"day": day, "left": ratio} for day, ratio in left]},
-                "mark": {"type": "line", "color": ink, "strokeWidth": 2.5, "description": said},
-                "encoding": {"x": x, "y": y},
-            },
         ],
     }
 

@@ -24,10 +24,8 @@ from markupsafe import Markup
 from gpuledger_reports.presenting.bill_charts import (
     Bar,
     BarPart,
-    BurnDown,
     Gauge,
     draw_bars,
-    draw_burn_down,
     draw_days,
     draw_gauges,
     printable,
@@ -37,7 +35,7 @@ from gpuledger_reports.pricing.billing import Bill, BillLine, gpu_seconds
 from gpuledger_reports.pricing.closing import ClosedLine, change_since_close
 from gpuledger_reports.pricing.money import minor_digits, money_text, quantize_together, rounded
 from gpuledger_reports.pricing.policy import IDLE_KINDS
-from gpuledger_reports.reading.times import DAY_US, begin_of, time_text
+from gpuledger_reports.reading.times import DAY_US, time_text
 
 _FOLDER: Final = Path(__file__).with_name("bill_page")
 _MAX_BARS: Final = 20
@@ -105,14 +103,6 @@ class _Amount:
     part: str
     cost: Decimal
     ratio: Fraction
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """A chart and its name."""
-
-    name: str
-    svg: Markup
 
 
 class _BillPage:
@@ -318,32 +308,6 @@ class _BillPage:
             if state.amount
         ]
         return draw_gauges(gauges, title="Budgets") if gauges else Markup("")
-
-    @property
-    def burn_downs(self) -> list[Drawing]:
-        """What was left of each budget after each of its days that the bill has."""
-        drawings = []
-        budgets = self._bill.policy.policy.budgets[:_MAX_BARS]
-        for number, budget in enumerate(budgets):
-            begin_us, end_us = begin_of(budget.since), begin_of(budget.until)
-            days = [day for day in self._bill.days if begin_us <= day.begin_us < end_us]
-            if len(days) < _MIN_DAYS or not budget.amount:
-                continue
-            left = Fraction(budget.amount) - self._bill.budget_costs_before[number]
-            first = (days[0].begin_us - begin_us) // DAY_US
-            ratios = [(first, _ratio_of(left, budget.amount))]
-            for after, day in enumerate(days, first + 1):
-                left -= day.budget_costs[number]
-                ratios.append((after, _ratio_of(left, budget.amount)))
-            drawn = BurnDown(
-                name=budget.name,
-                first_day=day_text(begin_us),
-                last_day=day_text(end_us - DAY_US),
-                day_count=(end_us - begin_us) // DAY_US,
-                left_ratios=ratios,
-            )
-            drawings.append(Drawing(name=printable(budget.name), svg=draw_burn_down(drawn)))
-        return drawings
 
     def _chart_parts(self, name: str, costs: Mapping[str, Fraction]) -> list[BarPart]:
         currency = self._bill.currency

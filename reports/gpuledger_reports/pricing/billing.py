@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
-from functools import partial
 from hashlib import sha256
 from typing import Final
 
@@ -134,8 +133,6 @@ class Bill:
     """The last revision of a closed bill, as it was closed; absent where it was calculated now."""
     days: list[DayCost] = field(default_factory=list)
     """What each day cost, where that was asked for."""
-    budget_costs_before: list[Fraction] = field(default_factory=list)
-    """What was spent of each budget of the policy before these days, and before idle is shared."""
     usage: Window | None = None
     """From when to when the store has usage, where the bill has no line."""
 
@@ -185,15 +182,13 @@ class BillMaker:
 
         With `tells_days` the bill says what each day cost.
         """
-        daily = DailyCosts([partial(self._fits, row) for row in self._read.policy.budgets])
+        daily = DailyCosts()
         used, lookup, tally = self._tally_of(window, advance, daily if tells_days else None)
         self._lookup = lookup
-        before = self._budget_costs_before(window.begin_us) if tells_days else []
         return replace(
             self._bill(window, used, tally),
             days=daily.days,
             budgets=self._budgets(window, used, tally),
-            budget_costs_before=before,
         )
 
     def make_each(self, windows: Sequence[Window]) -> Iterator[Bill]:
@@ -355,22 +350,6 @@ class BillMaker:
                 )
             )
         return states
-
-    def _budget_costs_before(self, end_us: int) -> list[Fraction]:
-        """Return what was spent before a time of each budget that has days on both sides of it."""
-        tallies: dict[int, BillTally] = {}
-        costs = []
-        for budget in self._read.policy.budgets:
-            begin_us = begin_of(budget.since)
-            if not begin_us < end_us < begin_of(budget.until):
-                costs.append(Fraction(0))
-                continue
-            if begin_us not in tallies:
-                tallies[begin_us] = self._tally_of(Window(begin_us, end_us))[2]
-            tally = tallies[begin_us]
-            found = (tally.cost_of(key) for key in tally.cells if self._fits(budget, key))
-            costs.append(sum(found, Fraction(0)))
-        return costs
 
     def _cost_of(self, tally: BillTally, budget: BudgetRow) -> Fraction:
         """Return what all lines that fit cost, with what they pay of idle and are paid of it."""

@@ -1,7 +1,7 @@
 """All that the days of a bill add up to, by line and price; and who pays for idle."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -26,55 +26,32 @@ class DayCost:
     begin_us: int
     costs: Mapping[IdleKind | None, Fraction]
     """By the kind of idle; None is what tenants are charged."""
-    budget_costs: Sequence[Fraction]
-    """What was spent of each budget of the policy, in their order."""
 
 
 class DailyCosts:
-    """Tells the days of a tally apart, by what each adds to its cells.
+    """Tells the days of a tally apart, by what each adds to its cells."""
 
-    `is_of_budget` says for each budget of the policy whether a cell counts.
-    """
-
-    def __init__(self, is_of_budget: Sequence[Callable[[CellKey], bool]]) -> None:
+    def __init__(self) -> None:
         self.days: list[DayCost] = []
-        self._is_of_budget = is_of_budget
-        self._groups: dict[CellKey, list[IdleKind | int | None]] = {}
-        self._before: dict[tuple[IdleKind | int | None, Terms], tuple[int, int]] = {}
+        self._before: dict[tuple[IdleKind | None, Terms], tuple[int, int]] = {}
 
     def add(self, tally: "BillTally", begin_us: int) -> None:
         """Add the day that was added to the tally last."""
-        # Whole numbers alone are summed over all cells: a price comes to what a few sums grew by.
-        now: dict[tuple[IdleKind | int | None, Terms], tuple[int, int]] = {}
+        # Only whole numbers are summed over all cells: a price comes to what a few sums grew by.
+        now: dict[tuple[IdleKind | None, Terms], tuple[int, int]] = {}
         for key, cells in tally.cells.items():
-            groups = self._groups_of(key)
             for terms, cell in cells.items():
-                for group in groups:
-                    units, energy = now.get((group, terms), (0, 0))
-                    units, energy = units + cell.charged, energy + cell.energy_millijoules
-                    now[group, terms] = (units, energy)
-        costs: dict[IdleKind | int | None, Fraction] = defaultdict(Fraction)
-        for (group, terms), (units, energy) in now.items():
-            before_units, before_energy = self._before.get((group, terms), (0, 0))
+                units, energy = now.get((key.kind, terms), (0, 0))
+                units, energy = units + cell.charged, energy + cell.energy_millijoules
+                now[key.kind, terms] = (units, energy)
+        costs: dict[IdleKind | None, Fraction] = defaultdict(Fraction)
+        for (kind, terms), (units, energy) in now.items():
+            before_units, before_energy = self._before.get((kind, terms), (0, 0))
             grown = Cell(charged=units - before_units, energy_millijoules=energy - before_energy)
-            costs[group] += grown.cost(terms) + grown.energy_cost(terms)
+            costs[kind] += grown.cost(terms) + grown.energy_cost(terms)
         self._before = now
-        self.days.append(
-            DayCost(
-                begin_us=begin_us,
-                costs={kind: costs[kind] for kind in (None, *IDLE_KINDS) if kind in costs},
-                budget_costs=[
-                    costs.get(number, Fraction(0)) for number in range(len(self._is_of_budget))
-                ],
-            )
-        )
-
-    def _groups_of(self, key: CellKey) -> list[IdleKind | int | None]:
-        """Return in which sums a cell counts: its kind's, and those of budgets by their number."""
-        if key not in self._groups:
-            numbers = [n for n, is_of in enumerate(self._is_of_budget) if is_of(key)]
-            self._groups[key] = [key.kind, *numbers]
-        return self._groups[key]
+        in_order = {kind: costs[kind] for kind in (None, *IDLE_KINDS) if kind in costs}
+        self.days.append(DayCost(begin_us=begin_us, costs=in_order))
 
 
 class BillTally:
