@@ -18,15 +18,15 @@ import yaml
 from gpuledger.errors import ArgumentError
 from gpuledger.runtime.http.exchange import HttpRequest, Response
 from gpuledger_reports.api.answering import ReportAnswer, error_body
-from gpuledger_reports.api.processes import Ask, BusyError, LateError, ProcessEndedError
-from gpuledger_reports.api.questions import PAGES, Question
-from gpuledger_reports.api.store_state import StoreState
-from gpuledger_reports.metrics import (
+from gpuledger_reports.api.metrics import (
     CACHE_BYTES,
     CACHE_HITS_TOTAL,
     REQUEST_SECONDS,
     REQUESTS_TOTAL,
 )
+from gpuledger_reports.api.processes import Ask, BusyError, LateError, ProcessEndedError
+from gpuledger_reports.api.questions import PAGES, Question
+from gpuledger_reports.api.store_state import StoreState
 
 DESCRIPTION_FILE: Final = Path(__file__).with_name("openapi.yaml")
 DESCRIPTION_PAGE: Final = "/openapi.json"

@@ -16,8 +16,8 @@ from pebble.concurrent import process
 
 from gpuledger.errors import GpuledgerError
 from gpuledger_reports.api.answering import AnswerSettings, ReportAnswer, answer_to, error_body
+from gpuledger_reports.api.metrics import COMPUTING, PROCESSES_ENDED_TOTAL, ProcessEnd
 from gpuledger_reports.api.questions import Question
-from gpuledger_reports.metrics import COMPUTING, PROCESSES_ENDED_TOTAL, ProcessEnd
 
 Ask = Callable[[Question], Awaitable[ReportAnswer]]
 

@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from gpuledger.runtime.readiness import Check
+from gpuledger_reports.api.metrics import STORE_TIMESTAMP_SECONDS
 from gpuledger_reports.api.processes import Ask, LateError, ProcessEndedError
 from gpuledger_reports.api.questions import LookQuestion
-from gpuledger_reports.metrics import STORE_TIMESTAMP_SECONDS
 
 HOLDS_INTERVALS: Final = 3
 """For so many intervals what a look has found is taken to be so yet."""

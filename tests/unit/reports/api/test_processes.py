@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpuledger_reports.api.answering import AnswerSettings, ReportAnswer
+from gpuledger_reports.api.metrics import PROCESSES_ENDED_TOTAL
 from gpuledger_reports.api.processes import (
     BillProcesses,
     BusyError,
@@ -20,7 +21,6 @@ from gpuledger_reports.api.processes import (
     kill_processes,
 )
 from gpuledger_reports.api.questions import BillQuestion, LookQuestion, Question
-from gpuledger_reports.metrics import PROCESSES_ENDED_TOTAL
 from tests.metric_values import value_of
 from tests.unit.reports.api.questions_asked import settings_for, small_store
 
