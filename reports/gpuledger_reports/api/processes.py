@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Final
 
 import structlog
-from pebble import CONSTS, ProcessExpired, ProcessFuture
+from pebble import CONSTS, ProcessFuture
 from pebble.concurrent import process
 
 from gpuledger.errors import GpuledgerError
@@ -91,7 +91,7 @@ class BillProcesses:
         except asyncio.CancelledError:
             PROCESSES_ENDED_TOTAL.labels(reason=ProcessEnd.LATE.value).inc()
             raise
-        except (ProcessExpired, BlockingIOError) as error:
+        except (OSError, EOFError) as error:  # ProcessExpired is an OSError
             _log.warning("bill_process_ended", error=str(error))
             PROCESSES_ENDED_TOTAL.labels(reason=ProcessEnd.DIED.value).inc()
             raise ProcessEndedError("the process ended before it had answered") from error
