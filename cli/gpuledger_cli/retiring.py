@@ -25,9 +25,9 @@ from gpuledger.completeness import PODWATCH, key_of
 from gpuledger.errors import UndecodableError, UserError
 from gpuledger.keys import NodeId, node_key
 from gpuledger.records import Inventory, Watermark
+from gpuledger.time_ranges import parse_moment, write_moment
 from gpuledger.topics import partition_of_node
 from gpuledger_cli.kafka_options import BootstrapServers, Config, kafka_settings
-from gpuledger_cli.replay.range_plan import parse_moment, write_moment
 from gpuledger_cli.topics import read_watermarks
 
 _SILENT_NS: Final = 2 * NS_PER_MINUTE

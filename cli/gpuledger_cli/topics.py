@@ -22,9 +22,9 @@ from gpuledger.completeness import MAX_AHEAD_NS, Completeness, key_of
 from gpuledger.errors import UndecodableError
 from gpuledger.records import Watermark
 from gpuledger.rights import ApiVersion, strimzi_manifests
+from gpuledger.time_ranges import parse_moment, write_moment
 from gpuledger.topics import Topics
 from gpuledger_cli.kafka_options import BootstrapServers, Config, kafka_settings
-from gpuledger_cli.replay.range_plan import parse_moment, write_moment
 
 WIDTH_IN_FILES: Final = 160
 _COLOURS: Final = {"ok": "green", "created": "green"}

@@ -17,6 +17,7 @@ from gpuledger.clock import NS_PER_MS, SystemClock
 from gpuledger.errors import UserError
 from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings
+from gpuledger.time_ranges import parse_moment
 from gpuledger_cli.dead_letters.letter_log import (
     KeptLetter,
     LetterFilter,
@@ -28,7 +29,6 @@ from gpuledger_cli.dead_letters.letter_replay import replay_letters
 from gpuledger_cli.dead_letters.letter_views import LetterCounts, full_text, parse_count_by, row_of
 from gpuledger_cli.kafka_options import kafka_settings
 from gpuledger_cli.long_work import printing_progress, run_cancellable
-from gpuledger_cli.replay.range_plan import parse_moment
 
 _REPLAY_HELP: Final = """
 A dead-letter record is replayed only to the consumer that rejected it:

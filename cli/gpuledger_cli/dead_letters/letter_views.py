@@ -17,9 +17,9 @@ from gpuledger.codec import decoder_of
 from gpuledger.errors import UndecodableError, UserError
 from gpuledger.keys import split_key
 from gpuledger.texts import readable, shorten
+from gpuledger.time_ranges import write_moment
 from gpuledger.topics import Topics
 from gpuledger_cli.dead_letters.letter_log import KeptLetter, parse_position
-from gpuledger_cli.replay.range_plan import write_moment
 
 Countable = Literal["consumer", "reason", "topic", "partition", "node"]
 COUNTABLE: Final[tuple[Countable, ...]] = ("consumer", "reason", "topic", "partition", "node")

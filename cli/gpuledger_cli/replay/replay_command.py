@@ -18,16 +18,10 @@ from gpuledger.errors import UserError
 from gpuledger.keys import show_node
 from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings
+from gpuledger.time_ranges import parse_duration, parse_moment, write_moment
 from gpuledger_cli.kafka_options import kafka_settings
 from gpuledger_cli.long_work import printing_progress, run_cancellable
-from gpuledger_cli.replay.range_plan import (
-    ReplayRequest,
-    TimeRange,
-    make_plan,
-    parse_duration,
-    parse_moment,
-    write_moment,
-)
+from gpuledger_cli.replay.range_plan import ReplayRequest, TimeRange, make_plan
 from gpuledger_cli.replay.run import (
     Replaying,
     ReplayOutcome,

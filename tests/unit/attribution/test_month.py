@@ -16,9 +16,9 @@ from typing import Final
 import pytest
 
 from gpuledger_cli.command import main
-from gpuledger_reports.billing import Bill
-from gpuledger_reports.closing import ClosedLine, closed_lines
-from gpuledger_reports.periods import window_of
+from gpuledger_reports.pricing.billing import Bill
+from gpuledger_reports.pricing.closing import ClosedLine, closed_lines
+from gpuledger_reports.pricing.periods import window_of
 from tests.month import LATE_NS, Month
 from tests.month_scenario import (
     BLENDED,

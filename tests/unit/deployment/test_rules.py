@@ -65,7 +65,7 @@ FRESH: Final = (
         f" m.count_sink_from_zero(r.KINDS[{kind!r}], Topics())"
         for kind in KINDS
     ),
-    "import gpuledger_reports.metrics",
+    "import gpuledger_reports.api.metrics",
 )
 """What the processes of each deployable do before their work begins."""
 

@@ -3,8 +3,8 @@
 The driver gives whole percents of its own sampling windows, nothing for a window in which a process
 did not run, and nothing for the window in which it ended. On some drivers there is one sample for
 each window, on others one for the whole time since the last query.
-`gpuledger_agent.core.gpu_sampler` learns which, and so the time that a sample covers; until then, the distance between the samples of
-one process shows it.
+`gpuledger_agent.core.gpu_sampler` learns which, and so the time that a sample covers; until then,
+the distance between the samples of one process shows it.
 
 Two kinds of samples are not each process's own use, and made into it here: those that come to more
 than the device (`take_turns`), and those of a server of MPS (`share_server`).
