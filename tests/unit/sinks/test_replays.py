@@ -25,7 +25,6 @@ from gpuledger_sinks.settings import (
     RemoteWriteSettings,
     RowsSettings,
     StoreSettings,
-    TenantSettings,
 )
 from gpuledger_sinks.store.table import UsageTable
 from tests.default_topics import EVENTS, REPLAY
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
     from gpuledger.bus.memory import MemoryBus
     from gpuledger.records import GpuEvent
 
-TENANTS = TenantSettings(of_namespace="team-{namespace}", shared="gpus")
 TOO_LONG = Answer(400, "label too long", {"Content-Type": "text/plain"})
 LATE = Answer(400, "out of order sample", {"Content-Type": "text/plain"})
 
@@ -107,11 +105,8 @@ async def test_a_sink_takes_what_names_its_group_and_skips_the_rest() -> None:
     assert committed(on, REMOTE_WRITE.group, place_of(NODE)) is None
 
 
-@pytest.mark.parametrize("tenants", [TenantSettings(), TENANTS])
-async def test_a_replayed_event_has_the_gauges_that_the_sink_would_have_sent(
-    tenants: TenantSettings,
-) -> None:
-    sent: dict[str, Any] = {"pod_labels": ["team"], "tenants": tenants}
+async def test_a_replayed_event_has_the_gauges_that_the_sink_would_have_sent() -> None:
+    sent: dict[str, Any] = {"pod_labels": ["team"]}
     async with receiving() as receiver:
         on = bus()
         await replay(on, event(0), group=REMOTE_WRITE.group)
