@@ -1,7 +1,7 @@
 """One node, from what its GPUs answered to its ticks; it waits for nothing.
 
 Each GPU and MIG instance has a state machine of its own (`agent.core.gpu_sampler`), the clocks have
-theirs (`agent.core.node_clock`), and so has the table of processes (`agent.core.processes`). Here
+theirs (`agent.core.tick_clock`), and so has the table of processes (`agent.core.processes`). Here
 they are put together:
 
     begin_tick ──▶ query all GPUs (`agent.loop`) ──▶ sample ──▶ fast polls ──▶ begin_tick
@@ -18,12 +18,12 @@ from msgspec.structs import replace
 
 from agent.core.fast_polls import OthersScope
 from agent.core.gpu_sampler import GpuSampler, GpuTick
-from agent.core.node_clock import NodeClock, TickInterval
 from agent.core.normalize.windows import USUAL_WINDOW_US
 from agent.core.processes.table import TableUpdate
 from agent.core.processes.tracker import ProcessTracker
 from agent.core.raw import ClockReading, FastPoll, RawGpuSample, SampleCursor
 from agent.core.tick import NodeTick, flatten, read_details, without_measurements
+from agent.core.tick_clock import TickClock, TickInterval
 from agent.host.procfs import ProcessReader, Procfs, read_boot_id, read_memory_bytes
 from agent.metrics import (
     ACCOUNTS_LATE,
@@ -67,7 +67,7 @@ class Sampler:
         )
         self._gpus: dict[str, GpuSampler] = {}
         """The GPUs and MIG instances, by UUID."""
-        self._clock = NodeClock()
+        self._clock = TickClock()
         self._is_asking = False
         """Whether a tick's query has begun, and its answers are not there yet."""
         self._relayouted: list[str] = []

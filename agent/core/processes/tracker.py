@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agent.core.gpu_sampler import GpuTick
-from agent.core.node_clock import TickInterval
 from agent.core.normalize.shares import ProcessUsage, share_server
 from agent.core.processes.accounting.exit_matcher import ExitMatcher
 from agent.core.processes.accounting.exit_reporter import ExitReporter
@@ -22,6 +21,7 @@ from agent.core.processes.table import (
     TableUpdate,
 )
 from agent.core.raw import ClockReading, FastPoll
+from agent.core.tick_clock import TickInterval
 from gpuledger.keys import NodeId
 from gpuledger.records import (
     ContainerRef,

@@ -18,10 +18,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from agent.core.node_clock import TickInterval
 from agent.core.normalize.windows import USUAL_WINDOW_US
 from agent.core.processes.accounting.exit_matcher import ExitedProcess
 from agent.core.processes.table import Location
+from agent.core.tick_clock import TickInterval
 from gpuledger.clock import NS_PER_US
 from gpuledger.records import GpuProcess, GpuReading, ProcessExit
 from gpuledger.records.bounds import MAX_ENDED_PROCESSES

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.core.node_clock import TickInterval
 from agent.core.processes.accounting.exit_matcher import ExitedProcess
 from agent.core.processes.accounting.exit_reporter import ExitReporter
 from agent.core.processes.table import UNREADABLE, Location, ProcessFacts
 from agent.core.processes.tracker import ContainerTable
+from agent.core.tick_clock import TickInterval
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import (
     ContainerRef,

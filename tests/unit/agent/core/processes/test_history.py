@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.node_clock import TickInterval
 from agent.core.processes.accounting.exit_reporter import GpuHistory, ProcessInterval, split
+from agent.core.tick_clock import TickInterval
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuProcess, GpuReading, ProcessKind
 from tests.held_objects import is_bounded
