@@ -84,7 +84,7 @@ schemas: $(VENV)/.dev ## Generate docs/schemas/ from the records
 	@$(BIN)/python -m gpuledger.schemas docs/schemas
 
 docs: $(VENV)/.dev ## Generate the pages of docs/ that are made from the code
-	@$(BIN)/python -m cli.docs_gen docs
+	@$(BIN)/python -m gpuledger_cli.docs_gen docs
 
 lock: $(VENV)/.uv ## Renew requirements/*.lock (newest allowed versions: LOCK_ARGS=--upgrade)
 	@$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.lock

@@ -44,10 +44,12 @@ _LOCK: Final = Path(__file__).parents[1] / "requirements" / "agent.lock"
 _PROGRAM: Final = """
 import sys
 sys.modules.update(dict.fromkeys(sys.argv.pop(1).split(",")))
-from agent.__main__ import main
+from gpuledger_agent.__main__ import main
 sys.exit(main())
 """
-_ALL_OF_THE_AGENT: Final = "import agent.command, agent.host.kubelet.grpc, gpuledger.bus.kafka"
+_ALL_OF_THE_AGENT: Final = (
+    "import gpuledger_agent.command, gpuledger_agent.host.kubelet.grpc, gpuledger.bus.kafka"
+)
 
 
 def run(*, seconds: float = _SECONDS) -> Iterator[Figure]:

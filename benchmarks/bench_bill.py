@@ -19,10 +19,10 @@ from deltalake.transaction import AddAction
 from benchmarks.figure import Figure
 from gpuledger.store.schema import PARTITION_COLUMN, PODS, TableSchema, table_uri
 from gpuledger.store.usage_schema import INVENTORY, NODES, USAGE_HOURLY
-from reports.billing import BillMaker
-from reports.periods import parse_period
-from reports.policy_file import read_policy
-from reports.usage_sums import UsageReader
+from gpuledger_reports.billing import BillMaker
+from gpuledger_reports.periods import parse_period
+from gpuledger_reports.policy_file import read_policy
+from gpuledger_reports.usage_sums import UsageReader
 
 NAME = "bill"
 GPUS: Final = 10_000

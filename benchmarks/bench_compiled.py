@@ -28,7 +28,7 @@ _OF_SINKS: Final = frozenset(
         Path("gpuledger/ledger/interval_values.py"),
         Path("gpuledger/ledger/series.py"),
         Path("gpuledger/ledger/usage.py"),
-        *Path("sinks/remote_write").glob("*.py"),
+        *Path("sinks/gpuledger_sinks/remote_write").glob("*.py"),
     }
 )
 """Compiled for remote-write (`bench_remote_write`): the join's stage does not import them."""

@@ -18,11 +18,6 @@ from benchmarks.join_load import cache_places, cache_pods, publish_one_by_one, p
 from benchmarks.parts import run_kafka
 from benchmarks.quix import find_quix, measure_quix
 from benchmarks.ticks import Fleet
-from enricher.join.booking.books import book_tick
-from enricher.join.join_command import run_join
-from enricher.join.join_settings import Guarantee, JoinSettings, JoinTuning
-from enricher.join.pods.describe import DescriptionCache
-from enricher.join.stage import make_event
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Bus, Message, Record, Subscription, WholeBus
@@ -33,6 +28,11 @@ from gpuledger.runtime import Check, Readiness
 from gpuledger.runtime.readiness import Detail
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import KafkaSettings
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_enricher.join.join_command import run_join
+from gpuledger_enricher.join.join_settings import Guarantee, JoinSettings, JoinTuning
+from gpuledger_enricher.join.pods.describe import DescriptionCache
+from gpuledger_enricher.join.stage import make_event
 from tests.default_topics import EVENTS, SAMPLES
 
 NAME = "join"

@@ -8,11 +8,6 @@ from typing import Any, Final
 
 from msgspec.structs import fields
 
-from agent.exposition import PageRenderer
-from agent.exposition.holders import PodLookup
-from agent.exposition.node_state import NodeState, make_node_state
-from agent.host.node_pods import ContainerNames
-from agent.settings import ExpositionSettings
 from benchmarks.figure import Figure
 from benchmarks.ticks import GPUS, Fleet
 from gpuledger.clock import SystemClock
@@ -26,6 +21,11 @@ from gpuledger.records import (
     NodeReadings,
     NodeSample,
 )
+from gpuledger_agent.exposition import PageRenderer
+from gpuledger_agent.exposition.holders import PodLookup
+from gpuledger_agent.exposition.node_state import NodeState, make_node_state
+from gpuledger_agent.host.node_pods import ContainerNames
+from gpuledger_agent.settings import ExpositionSettings
 
 NAME = "page"
 _SCRAPES: Final = 200

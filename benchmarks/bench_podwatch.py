@@ -26,14 +26,14 @@ from benchmarks.pods import (
     training_pods,
     watch_line,
 )
-from enricher.podwatch.api import JSON, Answer, Api, open_api
-from enricher.podwatch.events import Phase, Upserted
-from enricher.podwatch.kinds import NAMESPACE, NODE, POD, ObjectKind
-from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
-from enricher.podwatch.reflector import Reflector
-from enricher.podwatch.table import ObjectTable
-from enricher.watched_records import RecordT
 from gpuledger.clock import SystemClock
+from gpuledger_enricher.podwatch.api import JSON, Answer, Api, open_api
+from gpuledger_enricher.podwatch.events import Phase, Upserted
+from gpuledger_enricher.podwatch.kinds import NAMESPACE, NODE, POD, ObjectKind
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
+from gpuledger_enricher.podwatch.reflector import Reflector
+from gpuledger_enricher.podwatch.table import ObjectTable
+from gpuledger_enricher.watched_records import RecordT
 
 NAME = "podwatch"
 _EVENTS: Final = 8_000

@@ -33,9 +33,9 @@ from gpuledger.keys import node_key
 from gpuledger.ledger.series import values_of
 from gpuledger.records import GpuEvent
 from gpuledger.settings import KafkaSettings
-from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.node_intervals import IntervalSamples
-from sinks.remote_write.wire import TimedSamples, Version, encode_request
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.node_intervals import IntervalSamples
+from gpuledger_sinks.remote_write.wire import TimedSamples, Version, encode_request
 from tests.real.end_to_end.deployables import Deployable
 
 NAME = "remote_write"

@@ -31,8 +31,8 @@ from gpuledger.records import GpuEvent
 from gpuledger.settings import KafkaSettings
 from gpuledger.store.usage_schema import USAGE
 from gpuledger.topics import partition_of_node
-from sinks.store.minute_sums import MinuteSums, bookings_of
-from sinks.store.table import UsageTable
+from gpuledger_sinks.store.minute_sums import MinuteSums, bookings_of
+from gpuledger_sinks.store.table import UsageTable
 from tests.default_topics import EVENTS
 from tests.real.end_to_end.deployables import Deployable
 

@@ -10,7 +10,7 @@ from benchmarks.figure import Figure
 from gpuledger.codec import Decoder, encode
 from gpuledger.ledger.entries import RecordPosition
 from gpuledger.records import GpuEvent
-from sinks.store.buffer import rows_of
+from gpuledger_sinks.store.buffer import rows_of
 from tests.default_topics import EVENTS
 
 NAME = "store_rows"

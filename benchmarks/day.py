@@ -7,18 +7,18 @@ Kafka and sockets are not; `bench_agent` has them.
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.core.tick import NodeTick
-from agent.exposition import PageRenderer
-from agent.exposition.node_state import make_node_state
-from agent.gpu.nvidia.session import NvmlSession
-from agent.loop import Outputs
-from agent.publish.message_bundle import bundle_size_bytes, bundle_tick
-from agent.sampling import Sampler
-from agent.settings import ExpositionSettings
 from gpuledger.clock import NS_PER_US
 from gpuledger.keys import NodeId
 from gpuledger.records.base import DEFAULT_CLUSTER
-from simulator.clock import ManualClock
+from gpuledger_agent.core.tick import NodeTick
+from gpuledger_agent.exposition import PageRenderer
+from gpuledger_agent.exposition.node_state import make_node_state
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.loop import Outputs
+from gpuledger_agent.publish.message_bundle import bundle_size_bytes, bundle_tick
+from gpuledger_agent.sampling import Sampler
+from gpuledger_agent.settings import ExpositionSettings
+from gpuledger_simulator.clock import ManualClock
 from tests.default_topics import TOPICS
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
 from tests.ticks import tick_of

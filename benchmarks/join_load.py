@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from aiokafka import AIOKafkaProducer
 
 from benchmarks.ticks import Fleet, node_name
-from enricher.join.pods.pods import ClusterObjects, ClusterPods
-from enricher.watched_records import PodSharing
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.clock import NS_PER_MS
@@ -18,6 +16,8 @@ from gpuledger.records import PodRecord
 from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
+from gpuledger_enricher.join.pods.pods import ClusterObjects, ClusterPods
+from gpuledger_enricher.watched_records import PodSharing
 from tests.default_topics import NAMESPACES, NODES, PODS, SAMPLES
 
 

@@ -5,9 +5,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from enricher.join.join_settings import Guarantee
 from gpuledger.errors import UnavailableError
 from gpuledger.settings import KafkaSettings
+from gpuledger_enricher.join.join_settings import Guarantee
 
 _ROOT = Path(__file__).parents[1]
 _DEADLINE_SECONDS = 180.0

@@ -16,12 +16,12 @@ from quixstreams import Application
 
 from benchmarks.join_load import cache_places, cache_pods
 from benchmarks.ticks import Fleet
-from enricher.join.booking.books import book_tick
-from enricher.join.join_settings import Guarantee
-from enricher.join.pods.describe import DescriptionCache
-from enricher.join.stage import make_event
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import NodeSample
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_enricher.join.join_settings import Guarantee
+from gpuledger_enricher.join.pods.describe import DescriptionCache
+from gpuledger_enricher.join.stage import make_event
 from tests.default_topics import EVENTS, SAMPLES
 
 _SILENCE_SECONDS: Final = 30.0

@@ -17,10 +17,10 @@ from gpuledger.clock import NS_PER_SECOND
 from gpuledger.codec import decoder_of, encode
 from gpuledger.keys import key_in
 from gpuledger.records import GpuEvent
-from sinks.remote_write.active_series import ActiveSeries, series_budget
-from sinks.remote_write.node_intervals import NodeIntervals, TickValues
-from sinks.remote_write.wire import Version, encode_request
-from sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.remote_write.active_series import ActiveSeries, series_budget
+from gpuledger_sinks.remote_write.node_intervals import NodeIntervals, TickValues
+from gpuledger_sinks.remote_write.wire import Version, encode_request
+from gpuledger_sinks.settings import RemoteWriteSettings
 
 _NODES: Final = 2_012
 _TICKS: Final = 6

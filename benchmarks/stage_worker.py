@@ -14,9 +14,6 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from benchmarks.ticks import SEQ_PER_TICK, Fleet, node_name
-from enricher.join.join_settings import JoinTuning
-from enricher.join.stage import JoinStage
-from enricher.join.validation import placement_rule
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.codec import encode
@@ -25,6 +22,9 @@ from gpuledger.keys import key_in
 from gpuledger.records import NamespaceRecord, NodeRecord, PodRecord
 from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger.topics import partition_of_node
+from gpuledger_enricher.join.join_settings import JoinTuning
+from gpuledger_enricher.join.stage import JoinStage
+from gpuledger_enricher.join.validation import placement_rule
 from tests.default_topics import DEAD_LETTERS, NAMESPACES, NODES, PODS, SAMPLES, TOPICS
 
 _TUNING: Final = JoinTuning()

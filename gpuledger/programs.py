@@ -37,32 +37,32 @@ def find_programs() -> None:
 
 def run_agent() -> None:
     """Run `gpuledger-agent`."""
-    _run("agent.__main__", script="gpuledger-agent", extra="agent")
+    _run("gpuledger_agent.__main__", script="gpuledger-agent", extra="agent")
 
 
 def run_podwatch() -> None:
     """Run `gpuledger-podwatch`."""
-    _run("enricher.podwatch.__main__", script="gpuledger-podwatch", extra="enricher")
+    _run("gpuledger_enricher.podwatch.__main__", script="gpuledger-podwatch", extra="enricher")
 
 
 def run_join() -> None:
     """Run `gpuledger-join`."""
-    _run("enricher.join.__main__", script="gpuledger-join", extra="enricher")
+    _run("gpuledger_enricher.join.__main__", script="gpuledger-join", extra="enricher")
 
 
 def run_sink() -> None:
     """Run `gpuledger-sink`."""
-    _run("sinks.__main__", script="gpuledger-sink", extra="sinks")
+    _run("gpuledger_sinks.__main__", script="gpuledger-sink", extra="sinks")
 
 
 def run_reports() -> None:
     """Run `gpuledger-reports`."""
-    _run("reports.__main__", script="gpuledger-reports", extra="reports")
+    _run("gpuledger_reports.__main__", script="gpuledger-reports", extra="reports")
 
 
 def run_command() -> "int | None":
     """Run `gpuledger`; return its exit code."""
-    return _run("cli.__main__", script="gpuledger", extra="demo")
+    return _run("gpuledger_cli.__main__", script="gpuledger", extra="demo")
 
 
 def _run(module: str, *, script: str, extra: str) -> "int | None":

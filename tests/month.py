@@ -20,9 +20,6 @@ from typing import Final
 
 from typing_extensions import override
 
-from agent.context import run_agent
-from agent.settings import AgentSettings, SpoolSettings
-from agent.source_selection import play
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Message, Record, Subscription, TopicPartition
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
@@ -32,17 +29,20 @@ from gpuledger.records import ContainerRequest, PodContainer, PodRecord
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.topics import Topic, partition_of_node
-from reports.billing import Bill, BillMaker
-from reports.policy_file import ReadPolicy, parse_policy
-from reports.times import Window
-from reports.usage_sums import UsageReader
-from simulator.clock import ManualClock
-from simulator.plan import NEVER_NS
-from simulator.simulation import Simulation
-from sinks.loop import run_sink
-from sinks.registry import STORE
-from sinks.settings import StoreSettings
-from sinks.store.maintainer import Maintainer
+from gpuledger_agent.context import run_agent
+from gpuledger_agent.settings import AgentSettings, SpoolSettings
+from gpuledger_agent.source_selection import play
+from gpuledger_reports.billing import Bill, BillMaker
+from gpuledger_reports.policy_file import ReadPolicy, parse_policy
+from gpuledger_reports.times import Window
+from gpuledger_reports.usage_sums import UsageReader
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.plan import NEVER_NS
+from gpuledger_simulator.simulation import Simulation
+from gpuledger_sinks.loop import run_sink
+from gpuledger_sinks.registry import STORE
+from gpuledger_sinks.settings import StoreSettings
+from gpuledger_sinks.store.maintainer import Maintainer
 from tests.default_topics import EVENTS, INVENTORY, PODS, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.month_scenario import (

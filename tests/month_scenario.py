@@ -15,10 +15,10 @@ from random import Random
 from typing import Any, Final
 
 from gpuledger.clock import NS_PER_SECOND
-from simulator.plan import PlannedPod
-from simulator.scenario.load import parse_scenario
-from simulator.scenario.schema import PluginDevice, Scenario
-from simulator.simulation import Simulation
+from gpuledger_simulator.plan import PlannedPod
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.scenario.schema import PluginDevice, Scenario
+from gpuledger_simulator.simulation import Simulation
 
 EPOCH_NS: Final = 1_790_812_800 * NS_PER_SECOND
 """2026-10-01T00:00:00Z."""

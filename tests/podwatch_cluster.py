@@ -21,19 +21,19 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
-from enricher.podwatch.api import JSON, Answer, Api, open_api
-from enricher.podwatch.events import Deleted, Phase, Skipped, Step, Upserted
-from enricher.podwatch.kinds import POD, ObjectKind
-from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
-from enricher.podwatch.pod_watch import run_podwatch
-from enricher.podwatch.reflector import Reflector
-from enricher.podwatch.table import ObjectTable
-from enricher.watched_records import RecordT, WatchedRecord
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import SystemClock
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
+from gpuledger_enricher.podwatch.api import JSON, Answer, Api, open_api
+from gpuledger_enricher.podwatch.events import Deleted, Phase, Skipped, Step, Upserted
+from gpuledger_enricher.podwatch.kinds import POD, ObjectKind
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
+from gpuledger_enricher.podwatch.pod_watch import run_podwatch
+from gpuledger_enricher.podwatch.reflector import Reflector
+from gpuledger_enricher.podwatch.table import ObjectTable
+from gpuledger_enricher.watched_records import RecordT, WatchedRecord
 
 DEADLINE_SECONDS = 30.0
 MERGE = "application/merge-patch+json"

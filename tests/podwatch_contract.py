@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import pytest
 
-from enricher.podwatch.events import Deleted, Interrupted, Phase, Upserted
-from enricher.podwatch.kinds import NAMESPACE, NODE, POD, ObjectKind
-from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.records import ContainerRequest
 from gpuledger.runtime import Readiness
+from gpuledger_enricher.podwatch.events import Deleted, Interrupted, Phase, Upserted
+from gpuledger_enricher.podwatch.kinds import NAMESPACE, NODE, POD, ObjectKind
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from tests.podwatch_cluster import (
     DEADLINE_SECONDS,
     Cluster,

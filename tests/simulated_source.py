@@ -1,7 +1,7 @@
 """A second source of GPUs: the simulator's devices without NVML between them and the agent.
 
 It is as small as a vendor can be: no thread, deadline, breaker, retry or cache, as all of these
-lie on the agent's side of the seam (`agent.gpu.protocol`). It has neither profiling nor health.
+lie on the agent's side of the seam (`gpuledger_agent.gpu.protocol`). It has neither profiling nor health.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from agent.core.incidents import Detection
-from agent.core.raw import (
+from gpuledger.clock import Clock
+from gpuledger.records import GpuFacts, MigInstance, ProcessKind
+from gpuledger_agent.core.incidents import Detection
+from gpuledger_agent.core.raw import (
     CallGroup,
     ClockReading,
     FastPoll,
@@ -21,20 +23,18 @@ from agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
-from agent.gpu.protocol import (
+from gpuledger_agent.gpu.protocol import (
     FailedError,
     Gpu,
     GpuIdentity,
     LibraryLostError,
     SourceLostError,
 )
-from gpuledger.clock import Clock
-from gpuledger.records import GpuFacts, MigInstance, ProcessKind
-from simulator.device import SimulatedGpu
-from simulator.gpu_models import SimulatedInstance
-from simulator.plan import PlannedProcess
-from simulator.sampling_windows import SamplingWindows
-from simulator.simulation import SimulatedNode
+from gpuledger_simulator.device import SimulatedGpu
+from gpuledger_simulator.gpu_models import SimulatedInstance
+from gpuledger_simulator.plan import PlannedProcess
+from gpuledger_simulator.sampling_windows import SamplingWindows
+from gpuledger_simulator.simulation import SimulatedNode
 from tests.fakes.gpus import PlainSource, SilentDriver
 
 _MILLI = 1000

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from typing import Final
 
-from agent.core.fast_polls import FastPollPlan
-from agent.core.gpu_sampler import GpuSampler, GpuTick
-from agent.core.raw import ClockReading, RawGpuSample, SampleCursor
-from agent.core.tick import NodeTick
-from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
-from agent.sampling import Sampler
-from enricher.join.booking.books import book_tick
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.keys import NodeId
 from gpuledger.records import EventContainer, GpuEvent, NodeSample
-from simulator.clock import ManualClock
-from simulator.simulation import SimulatedNode
+from gpuledger_agent.core.fast_polls import FastPollPlan
+from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick
+from gpuledger_agent.core.raw import ClockReading, RawGpuSample, SampleCursor
+from gpuledger_agent.core.tick import NodeTick
+from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from gpuledger_agent.sampling import Sampler
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.simulation import SimulatedNode
 
 FAST_POLL_PAUSE_NS: Final = NS_PER_SECOND // 10
 

@@ -12,15 +12,15 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from agent.gpu.nvidia.session import NvmlSession
-from agent.sampling import Sampler
-from enricher.join.booking.books import book_tick
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import Account, NodeSample
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.sampling import Sampler
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import take_fast_polls, tick_of
 from tests.unit.owners import pod_of
 

@@ -22,7 +22,7 @@ from benchmarks.nvml_stub.functions import (
 )
 from benchmarks.nvml_stub.memory import Question, SharedMemory
 from gpuledger.clock import NS_PER_US
-from simulator.simulation import SimulatedNode, open_simulation
+from gpuledger_simulator.simulation import SimulatedNode, open_simulation
 
 _REFRESH_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.005

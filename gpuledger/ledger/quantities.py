@@ -9,7 +9,7 @@ its split:
   busy time: nothing is measured of a process, and a busy second of one counts as much as one of
   another. This follows from what an event says, so no event repeats it; whoever writes rows or
   series calls `apportion`.
-- Any other quantity is booked: a field of `Entry`, whose split stands in `enricher.join.booking`.
+- Any other quantity is booked: a field of `Entry`, whose split stands in `gpuledger_enricher.join.booking`.
 
 Nothing here knows a sink.
 

@@ -115,7 +115,7 @@ async def end_where_stalled(
     """Raise `FreshStartError` once `attempts()` has not changed for `stall_seconds`.
 
     The time is counted in looks of this very loop: a process that was stopped, or a machine that
-    slept, has not stalled. `agent.gpu.watchdog` counts by itself: it looks at more than a number,
+    slept, has not stalled. `gpuledger_agent.gpu.watchdog` counts by itself: it looks at more than a number,
     reports what it found before it ends, and sees from a thread whether the event loop stands.
     """
     last, looks = attempts(), 0

@@ -5,14 +5,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent.core.raw import (
+from gpuledger.clock import Clock
+from gpuledger.records import Capability, GpuFacts
+from gpuledger_agent.core.raw import (
     CallGroup,
     ClockReading,
     FastPoll,
     SampleCursor,
 )
-from agent.gpu.driver import Driver
-from agent.gpu.protocol import (
+from gpuledger_agent.gpu.driver import Driver
+from gpuledger_agent.gpu.protocol import (
     DriverEvent,
     DriverEvents,
     Gpu,
@@ -21,8 +23,6 @@ from agent.gpu.protocol import (
     SourceLostError,
     UnsupportedError,
 )
-from gpuledger.clock import Clock
-from gpuledger.records import Capability, GpuFacts
 from tests.hanging import HANG_SECONDS
 
 ANSWERS: dict[CallGroup, dict[str, Any]] = {

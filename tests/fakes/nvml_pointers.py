@@ -11,8 +11,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.gpu.nvidia.device_client import DeviceClient
-from agent.gpu.nvidia.session import NvidiaGpu
+from gpuledger_agent.gpu.nvidia.device_client import DeviceClient
+from gpuledger_agent.gpu.nvidia.session import NvidiaGpu
 
 Function = Callable[..., int]
 

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.exposition.dcgm_fields import read_counters
-from agent.recording.format import FORMAT
-from agent.recording.replay import open_recording
-from agent.settings import AgentSettings
-from enricher.join.join_settings import JoinSettings
-from enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger.errors import UserError
 from gpuledger.runtime.http.web_config import read_web_config
 from gpuledger.settings import load_settings
 from gpuledger.settings.sources import settings_of
-from reports.settings import ReportsSettings
-from simulator.scenario.load import load_scenario
-from sinks.settings import SinkSettings
+from gpuledger_agent.exposition.dcgm_fields import read_counters
+from gpuledger_agent.recording.format import FORMAT
+from gpuledger_agent.recording.replay import open_recording
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_enricher.join.join_settings import JoinSettings
+from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
+from gpuledger_reports.settings import ReportsSettings
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_sinks.settings import SinkSettings
 from tests.fuzz.mutations import changed_bytes, changed_json
 
 ROOT = Path(__file__).parents[2]

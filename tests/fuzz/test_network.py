@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from structlog.testing import capture_logs
 
-from enricher.podwatch.api import KubernetesError
-from enricher.podwatch.events import Deleted, Upserted, WatchReader
-from enricher.podwatch.kinds import KINDS, ObjectKind
-from enricher.podwatch.pod_settings import PodwatchSettings
-from enricher.podwatch.publish import encode_bounded
-from enricher.watched_records import WatchedRecord
 from gpuledger.runtime.http.exchange import HttpRequest, Response
 from gpuledger.runtime.http.server import serve_pages
+from gpuledger_enricher.podwatch.api import KubernetesError
+from gpuledger_enricher.podwatch.events import Deleted, Upserted, WatchReader
+from gpuledger_enricher.podwatch.kinds import KINDS, ObjectKind
+from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
+from gpuledger_enricher.podwatch.publish import encode_bounded
+from gpuledger_enricher.watched_records import WatchedRecord
 from tests.default_topics import TOPICS
 from tests.fuzz.mutations import changed_bytes, changed_json
 from tests.unit.enricher.podwatch.builders import Object, encoded, owned_by, pod

@@ -10,12 +10,16 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.core.incidents import Detection, read_bus, read_xid_line
-from agent.host.cgroup import find_node_paths, locate
-from agent.host.kmsg import KmsgReader
-from agent.host.kubelet.messages import parse_answer
-from agent.host.kubelet.pod_labels import parse_pods
-from agent.publish.spool_file import (
+from gpuledger.bus.protocol import Message
+from gpuledger.clock import SystemClock
+from gpuledger.runtime import Backoff
+from gpuledger.runtime.readiness import Check
+from gpuledger_agent.core.incidents import Detection, read_bus, read_xid_line
+from gpuledger_agent.host.cgroup import find_node_paths, locate
+from gpuledger_agent.host.kmsg import KmsgReader
+from gpuledger_agent.host.kubelet.messages import parse_answer
+from gpuledger_agent.host.kubelet.pod_labels import parse_pods
+from gpuledger_agent.publish.spool_file import (
     HEAD_BYTES,
     DamagedError,
     head_of,
@@ -24,10 +28,6 @@ from agent.publish.spool_file import (
     read_head,
     unpack_frame,
 )
-from gpuledger.bus.protocol import Message
-from gpuledger.clock import SystemClock
-from gpuledger.runtime import Backoff
-from gpuledger.runtime.readiness import Check
 from tests.fakes.kubelet_api import pod, pod_list
 from tests.fuzz.mutations import changed_bytes
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.stage import JoinStage
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder, decoder_of, encode, validate
@@ -17,6 +16,7 @@ from gpuledger.errors import UndecodableError
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import AttributedIncident, DeadLetter, GpuEvent, NodeSample
 from gpuledger.topics import Topic
+from gpuledger_enricher.join.stage import JoinStage
 from tests.default_topics import (
     ATTRIBUTED_INCIDENTS,
     BY_NAME,

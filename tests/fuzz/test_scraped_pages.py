@@ -6,14 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinks.remote_write.openmetrics.exposition import (
+from gpuledger_sinks.remote_write.openmetrics.exposition import (
     OPENMETRICS,
     TEXT,
     NoExpositionError,
     parse_exposition,
 )
-from sinks.remote_write.openmetrics.scraped_series import Scrape, ScrapedSeries, TimeLimits
-from sinks.remote_write.wire import Version
+from gpuledger_sinks.remote_write.openmetrics.scraped_series import (
+    Scrape,
+    ScrapedSeries,
+    TimeLimits,
+)
+from gpuledger_sinks.remote_write.wire import Version
 from tests.fuzz.mutations import changed_bytes
 from tests.unit.sinks.remote_write.oracle import parse, parse_v2
 

@@ -48,7 +48,7 @@ unload() {
 
 record() {
 	load
-	"$python" -m cli record-nvml --redact --seconds 60 --out "$1/nvml-recording.jsonl.gz" \
+	"$python" -m gpuledger_cli record-nvml --redact --seconds 60 --out "$1/nvml-recording.jsonl.gz" \
 		2>"$1/findings.txt" || { cat "$1/findings.txt" >&2; unload; exit 1; }
 	unload
 	cat "$1/findings.txt"
@@ -56,18 +56,18 @@ record() {
 
 demo() {
 	load
-	"$python" -m cli demo --for 40 >"$1/demo.txt" 2>&1 || true
+	"$python" -m gpuledger_cli demo --for 40 >"$1/demo.txt" 2>&1 || true
 	cat "$1/demo.txt"
 	unload
 	load
-	"$python" -m cli demo --for 30 --format json >"$1/demo.json" 2>"$1/demo.stderr.txt" || true
+	"$python" -m gpuledger_cli demo --for 30 --format json >"$1/demo.json" 2>"$1/demo.stderr.txt" || true
 	unload
 }
 
 # What the agent alone shows, and what it costs a minute after its start.
 agent() {
 	load
-	NODE_NAME=gpu-machine "$python" -m agent --no-kafka --listen 127.0.0.1:9400 >"$1/agent.log" 2>&1 &
+	NODE_NAME=gpu-machine "$python" -m gpuledger_agent --no-kafka --listen 127.0.0.1:9400 >"$1/agent.log" 2>&1 &
 	pid=$!
 	sleep 45
 	"$python" - "$pid" >"$1/agent.txt" 2>&1 <<'PYTHON' || true

@@ -14,14 +14,14 @@ from queue import SimpleQueue
 import pynvml
 import pytest
 
-from agent.core.incidents import Detection
-from agent.gpu.event_thread import EventThread
-from agent.gpu.nvidia.events import NvmlGpuEvents
-from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
-from agent.gpu.protocol import SourceLostError
-from agent.metrics import EVENT_SET_FAILURES
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import Backoff
+from gpuledger_agent.core.incidents import Detection
+from gpuledger_agent.gpu.event_thread import EventThread
+from gpuledger_agent.gpu.nvidia.events import NvmlGpuEvents
+from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from gpuledger_agent.gpu.protocol import SourceLostError
+from gpuledger_agent.metrics import EVENT_SET_FAILURES
 from tests.metric_values import value_of
 
 ROOT = Path(__file__).parents[2]

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
-from agent.gpu.protocol import SourceLostError
+from gpuledger_agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from gpuledger_agent.gpu.protocol import SourceLostError
 
 
 @pytest.fixture(scope="module")

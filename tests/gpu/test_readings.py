@@ -13,13 +13,13 @@ from itertools import pairwise
 import pynvml
 import pytest
 
-from agent.core.gpu_sampler import GpuSampler, GpuTick
-from agent.core.raw import CallGroup, RawGpuSample
-from agent.gpu.nvidia.catalogue import EACH_LINK, FieldValue, specs_for
-from agent.gpu.nvidia.gpm import is_of_chip
-from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
-from agent.gpu.protocol import SourceLostError
 from gpuledger.records import GpuFacts
+from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick
+from gpuledger_agent.core.raw import CallGroup, RawGpuSample
+from gpuledger_agent.gpu.nvidia.catalogue import EACH_LINK, FieldValue, specs_for
+from gpuledger_agent.gpu.nvidia.gpm import is_of_chip
+from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from gpuledger_agent.gpu.protocol import SourceLostError
 from tests.ticks import tick_gpu
 
 TICKS = 6

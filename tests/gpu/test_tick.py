@@ -9,14 +9,14 @@ import time
 import pynvml
 import pytest
 
-from agent.core.tick import NodeTick
-from agent.gpu.nvidia.session import NvmlSession
-from agent.gpu.protocol import SourceLostError
-from agent.host.procfs import SystemProcfs
-from agent.sampling import Sampler
 from gpuledger.clock import SystemClock
 from gpuledger.keys import NodeId
 from gpuledger.records import EnergyMethod
+from gpuledger_agent.core.tick import NodeTick
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.gpu.protocol import SourceLostError
+from gpuledger_agent.host.procfs import SystemProcfs
+from gpuledger_agent.sampling import Sampler
 from tests.ticks import tick_of
 
 

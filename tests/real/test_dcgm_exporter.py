@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.exposition.dcgm_fields import all_fields
+from gpuledger_agent.exposition.dcgm_fields import all_fields
 from tests.real.end_to_end.deployables import BIN
 from tests.real.services import web
 from tests.real.services.ports import free_ports

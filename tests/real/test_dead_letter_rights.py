@@ -13,7 +13,7 @@ from gpuledger.bus.kafka import KafkaBus
 from gpuledger.records import GpuEvent
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic
-from sinks.registry import OTLP, ROWS
+from gpuledger_sinks.registry import OTLP, ROWS
 from tests.default_topics import TOPICS
 from tests.real.deployment.test_kafka_rights import granted_rights
 from tests.real.end_to_end.deployables import BIN, refuse_stray_settings

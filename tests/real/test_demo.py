@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import duckdb
 import pytest
 
-from enricher.join.join_settings import GROUP as JOIN_GROUP
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.settings import KafkaSettings
 from gpuledger.store.query import entries_sql
+from gpuledger_enricher.join.join_settings import GROUP as JOIN_GROUP
 from tests.default_topics import DEAD_LETTERS, EVENTS, SAMPLES, TOPICS
 from tests.real.changed_topics import delete
 from tests.real.services.kcat import KcatError

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from simulator.simulation import open_simulation
+from gpuledger_simulator.simulation import open_simulation
 from tests.real.end_to_end.deployables import Deployable
 from tests.real.services import web
 from tests.real.services.prometheus import Prometheus
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from simulator.device import SimulatedGpu
-    from simulator.simulation import Simulation
+    from gpuledger_simulator.device import SimulatedGpu
+    from gpuledger_simulator.simulation import Simulation
 
 NODE = "gpu-a"
 TICK_NS = 1_000_000_000

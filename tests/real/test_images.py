@@ -35,16 +35,25 @@ OF_IMAGES_ONLY = {"UV_NO_CACHE", "UV_LINK_MODE", "PATH"}
 LEFT_OUT = ("GPULEDGER_", "PYTHON", "VIRTUAL_ENV", "KUBECONFIG", "KAFKA_")
 FIND_PROGRAMS = "from gpuledger.programs import find_programs; find_programs()"
 NEEDED = {
-    "agent": ["agent.context", "agent.source_selection", "simulator.simulation"],
-    "podwatch": ["enricher.podwatch.pod_watch"],
-    "join": ["enricher.join.join_command"],
-    "sinks": [
-        "sinks.remote_write.remote_write_sink",
-        "sinks.alerts.alerts_sink",
-        "sinks.store.store_sink",
+    "agent": [
+        "gpuledger_agent.context",
+        "gpuledger_agent.source_selection",
+        "gpuledger_simulator.simulation",
     ],
-    "reports": ["reports.command", "reports.api.bill_worker"],
-    "cli": ["cli.demo.demo_command", "cli.topics", "simulator.kube", "simulator.__main__"],
+    "podwatch": ["gpuledger_enricher.podwatch.pod_watch"],
+    "join": ["gpuledger_enricher.join.join_command"],
+    "sinks": [
+        "gpuledger_sinks.remote_write.remote_write_sink",
+        "gpuledger_sinks.alerts.alerts_sink",
+        "gpuledger_sinks.store.store_sink",
+    ],
+    "reports": ["gpuledger_reports.command", "gpuledger_reports.api.bill_worker"],
+    "cli": [
+        "gpuledger_cli.demo.demo_command",
+        "gpuledger_cli.topics",
+        "gpuledger_simulator.kube",
+        "gpuledger_simulator.__main__",
+    ],
 }
 
 

@@ -15,8 +15,6 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from benchmarks.ticks import SEQ_PER_TICK, Fleet, node_name
-from enricher.podwatch.kinds import POD
-from enricher.podwatch.publish import read_known
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
@@ -28,6 +26,8 @@ from gpuledger.records.bounds import MAX_INCIDENT_PROCESSES
 from gpuledger.runtime import Check
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, partition_of_node
+from gpuledger_enricher.podwatch.kinds import POD
+from gpuledger_enricher.podwatch.publish import read_known
 from tests.default_topics import (
     DEAD_LETTERS,
     EVENTS,

@@ -15,11 +15,11 @@ import pytest
 from aiokafka.client import AIOKafkaClient, CoordinationType
 
 from benchmarks.ticks import SEQ_PER_TICK, node_name
-from enricher.join.join_settings import GROUP
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
+from gpuledger_enricher.join.join_settings import GROUP
 from tests.default_topics import EVENTS, PODS
 from tests.real.join_workers import PARTITIONS, JoinWorkers, committed_consumer, partition_of
 

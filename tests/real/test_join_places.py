@@ -7,7 +7,6 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from enricher.podwatch.kinds import NAMESPACE, NODE
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
@@ -16,6 +15,7 @@ from gpuledger.keys import key_in
 from gpuledger.records import ContainerRef
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
+from gpuledger_enricher.podwatch.kinds import NAMESPACE, NODE
 from tests.default_topics import EVENTS, SAMPLES
 from tests.podwatch_cluster import MERGE
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings

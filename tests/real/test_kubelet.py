@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from agent.host.kubelet.allocations import (
+from gpuledger.clock import SystemClock
+from gpuledger.records import GpuFacts
+from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime.tasks import run_tasks
+from gpuledger_agent.host.kubelet.allocations import (
     MAX_ANSWER_BYTES,
     MIN_SECONDS,
     Allocations,
     KubeletError,
     SocketKubelet,
 )
-from agent.host.kubelet.assignments import DeviceIndex
-from agent.host.kubelet.messages import ClaimedDevice, PodResources, parse_answer
-from agent.host.node_pods import PodCgroups, PodChanges, list_folder
-from agent.settings import KubeletSettings
-from gpuledger.clock import SystemClock
-from gpuledger.records import GpuFacts
-from gpuledger.runtime import Backoff, Check
-from gpuledger.runtime.tasks import run_tasks
+from gpuledger_agent.host.kubelet.assignments import DeviceIndex
+from gpuledger_agent.host.kubelet.messages import ClaimedDevice, PodResources, parse_answer
+from gpuledger_agent.host.node_pods import PodCgroups, PodChanges, list_folder
+from gpuledger_agent.settings import KubeletSettings
 from tests.real.services.kubelet import KubeletServer
 
 GPU = "GPU-5a5a7118-e550-79a1-597e-7631e126c57a"

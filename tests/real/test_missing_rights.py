@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tests.real.services.prometheus import PrometheusApi
 
 # It has an incident on this node.
-SCENARIO: Final = Path(__file__).parents[2] / "cli" / "demo" / "demo.yaml"
+SCENARIO: Final = Path(__file__).parents[2] / "cli" / "gpuledger_cli" / "demo" / "demo.yaml"
 NODE: Final = "gpu-node-2"
 WITHIN_SECONDS: Final = 120.0
 SESSION_SECONDS: Final = "6"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.__main__ import main
 from gpuledger.bus.administration import create_topics
 from gpuledger.keys import key_in
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
+from gpuledger_cli.__main__ import main
 from tests.default_topics import (
     DEAD_LETTERS,
     EVENTS,

@@ -8,10 +8,10 @@ from typing import Any, Self
 import pytest
 from typing_extensions import override
 
-from enricher.podwatch.api import open_api
-from enricher.podwatch.events import Interrupted, Phase
-from enricher.podwatch.kinds import NAMESPACE, NODE, ObjectKind
-from enricher.podwatch.pod_settings import KubernetesSettings
+from gpuledger_enricher.podwatch.api import open_api
+from gpuledger_enricher.podwatch.events import Interrupted, Phase
+from gpuledger_enricher.podwatch.kinds import NAMESPACE, NODE, ObjectKind
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from tests.podwatch_cluster import Cluster, following
 from tests.podwatch_contract import PodwatchContract
 from tests.real.deployment.rendering import render

@@ -7,11 +7,11 @@ from contextlib import aclosing
 import msgspec
 import pytest
 
-from enricher.podwatch.api import Api, KubernetesError
-from enricher.podwatch.client import Client
-from enricher.podwatch.events import split_lines
-from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.runtime.readiness import Check
+from gpuledger_enricher.podwatch.api import Api, KubernetesError
+from gpuledger_enricher.podwatch.client import Client
+from gpuledger_enricher.podwatch.events import split_lines
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from tests.fakes.seconds import Seconds
 from tests.podwatch_cluster import following, published
 from tests.real.services.kube_client import KubeApiClient

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from enricher.join.pods.pods import PodCache
+from gpuledger_enricher.join.pods.pods import PodCache
 from tests.podwatch_cluster import following
 from tests.real.test_podwatch import RealCluster
 

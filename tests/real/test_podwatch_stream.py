@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import pytest
 
-from enricher.podwatch.events import Interrupted, Phase
-from enricher.podwatch.kinds import NODE, POD
-from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.runtime import Readiness
+from gpuledger_enricher.podwatch.events import Interrupted, Phase
+from gpuledger_enricher.podwatch.kinds import NODE, POD
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from tests.podwatch_cluster import (
     DEADLINE_SECONDS,
     Following,

@@ -151,7 +151,16 @@ def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
 
 def command(*options: str | Path, address: str) -> list[str | Path]:
     """Return the command line of a replay of the last hour."""
-    head = [sys.executable, "-m", "cli", "replay", "--from", "-1h", "--bootstrap-servers", address]
+    head = [
+        sys.executable,
+        "-m",
+        "gpuledger_cli",
+        "replay",
+        "--from",
+        "-1h",
+        "--bootstrap-servers",
+        address,
+    ]
     return [*head, *options]
 
 

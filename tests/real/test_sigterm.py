@@ -22,8 +22,8 @@ STARTS: dict[str, list[str | Path]] = {
     "join": [BIN / "gpuledger-join"],
     "sink": [BIN / "gpuledger-sink", "alerts"],
     "reports": [BIN / "gpuledger-reports"],
-    "python -m agent": [sys.executable, "-m", "agent", "--source", "simulated"],
-    "python -m sinks": [sys.executable, "-m", "sinks", "alerts"],
+    "python -m gpuledger_agent": [sys.executable, "-m", "gpuledger_agent", "--source", "simulated"],
+    "python -m gpuledger_sinks": [sys.executable, "-m", "gpuledger_sinks", "alerts"],
 }
 AFTER_SECONDS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 

@@ -9,10 +9,10 @@ from typing import Any
 import aiohttp
 import orjson
 
-from simulator.clock import ManualClock
-from simulator.kube import KubeApi, serve_kube_api
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.kube import KubeApi, serve_kube_api
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.real.services.kube_client import KubeApiClient
 
 NAMESPACE = "manners"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import orjson
 
-from simulator.clock import ManualClock
-from simulator.kube.driver import drive
-from simulator.scenario.load import load_scenario
-from simulator.simulation import Simulation
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.kube.driver import drive
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.real.services.kube_client import KubeApiClient
 
 EPOCH_NS = 1_790_000_000_000_000_000

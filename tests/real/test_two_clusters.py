@@ -70,7 +70,7 @@ class OneCluster:
         process = Process(
             name=f"{self.name}-api-{has_pods}",
             argv=[
-                Path(sys.executable), "-m", "simulator", "kube-api", "--listen", listen,
+                Path(sys.executable), "-m", "gpuledger_simulator", "kube-api", "--listen", listen,
                 "--scenario", str(self.scenario(has_pods=has_pods)),
                 "--epoch-file", str(self._epoch),
             ],

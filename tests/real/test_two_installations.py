@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cli.__main__ import main
 from gpuledger.topics import Topics
+from gpuledger_cli.__main__ import main
 from tests.default_topics import TOPICS
 from tests.real.end_to_end.deployables import Deployable, refuse_stray_settings
 

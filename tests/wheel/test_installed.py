@@ -168,7 +168,7 @@ def test_a_process_that_a_program_spawns_finds_its_packages_too(installed: Envir
         "from multiprocessing import get_context",
         "from gpuledger.programs import find_programs",
         "find_programs()",
-        "from simulator.clock import SetClock",
+        "from gpuledger_simulator.clock import SetClock",
         "with get_context('spawn').Pool(1) as pool:",
         "    print(pool.apply(repr, (SetClock(1, 2),)))",
     )

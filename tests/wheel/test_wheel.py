@@ -46,12 +46,12 @@ def place_in_wheel(module: Path) -> Path:
 @pytest.mark.parametrize(
     "file",
     [
-        "cli/demo/demo.yaml",
-        "reports/bill_page/bill_page.css",
-        "reports/bill_page/bill_page.html.jinja",
-        "reports/bill_page/bill_page.js",
-        "reports/api/openapi.yaml",
-        "reports/list_prices.yaml",
+        "cli/gpuledger_cli/demo/demo.yaml",
+        "reports/gpuledger_reports/bill_page/bill_page.css",
+        "reports/gpuledger_reports/bill_page/bill_page.html.jinja",
+        "reports/gpuledger_reports/bill_page/bill_page.js",
+        "reports/gpuledger_reports/api/openapi.yaml",
+        "reports/gpuledger_reports/list_prices.yaml",
     ],
 )
 def test_what_programs_read_beside_their_code_is_in_the_wheel(wheel: list[str], file: str) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cli.__main__ import main
 from gpuledger.bus.administration import TopicLine, check_topics, create_topics
 from gpuledger.errors import TopicsError
 from gpuledger.settings import KafkaSettings
+from gpuledger_cli.__main__ import main
 from tests.default_topics import EVENTS, PODS, SAMPLES, TOPICS
 
 if TYPE_CHECKING:

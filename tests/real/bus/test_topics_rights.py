@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cli.__main__ import main
 from gpuledger.bus.administration import create_topics
 from gpuledger.settings import KafkaSettings
+from gpuledger_cli.__main__ import main
 from tests.default_topics import TOPICS
 
 if TYPE_CHECKING:

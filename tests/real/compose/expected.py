@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from simulator.plan import PlannedPod
+    from gpuledger_simulator.plan import PlannedPod
     from tests.real.compose.truth import Truth
 
 Approximately = Any

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import yaml
 
-from simulator.scenario.load import load_scenario
+from gpuledger_simulator.scenario.load import load_scenario
 from tests.real.compose.asking import Grafana, Shown
 from tests.real.compose.expected import OF_THE_DEPLOYABLES
 from tests.real.compose.topology import SERVICES, Topology

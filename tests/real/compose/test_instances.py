@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from simulator.clock import ManualClock
-from simulator.scenario.load import load_scenario
-from simulator.simulation import Simulation
-from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.write_client import open_client
-from sinks.settings import RemoteWriteSettings
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import Simulation
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.write_client import open_client
+from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.real.compose.asking import Grafana, Shown
 from tests.ticks import event_of, play
 from tests.unit.deployment import dashboard

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 import pynvml
 
-from simulator.clock import ManualClock
-from simulator.simulation import Simulation
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.simulation import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from simulator.device import SimulatedGpu
-    from simulator.plan import PlannedPod
-    from simulator.scenario.schema import Scenario
+    from gpuledger_simulator.device import SimulatedGpu
+    from gpuledger_simulator.plan import PlannedPod
+    from gpuledger_simulator.scenario.schema import Scenario
 
 _NS: Final = 1_000_000_000
 

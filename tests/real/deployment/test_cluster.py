@@ -12,7 +12,7 @@ from gpuledger.bus.administration import create_topics
 from gpuledger.records import GpuEvent
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic
-from sinks.settings import OtlpSettings
+from gpuledger_sinks.settings import OtlpSettings
 from tests.data.kubernetes.subset import subset
 from tests.default_topics import NAMESPACES, NODES, PODS
 from tests.real.deployment.installation import (

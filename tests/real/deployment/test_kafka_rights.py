@@ -16,7 +16,7 @@ from gpuledger.records import DeadLetter, GpuEvent
 from gpuledger.rights import DEPLOYABLES, grants
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, Topics
-from sinks.settings import OtlpSettings
+from gpuledger_sinks.settings import OtlpSettings
 from tests.default_topics import DEAD_LETTERS, EVENTS, INVENTORY, PROCESSES, READINGS, ROWS, SAMPLES
 from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually, fill_in
 from tests.real.deployment.rendering import Rendering, render

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from cli.bill import WRONG
-from cli.command import main
-from sinks.registry import KINDS
+from gpuledger_cli.bill import WRONG
+from gpuledger_cli.command import main
+from gpuledger_sinks.registry import KINDS
 from tests.real.deployment.installation import copy_of_k8s
 from tests.real.deployment.rendering import (
     ACCOUNT_TOKEN,

@@ -10,17 +10,17 @@ from uuid import uuid4
 import pytest
 import yaml
 
-from agent.settings import AgentSettings
-from cli.topics import TopicsSettings
-from enricher.join.join_settings import JoinSettings
-from enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.errors import GpuledgerError
 from gpuledger.records import PodRecord
 from gpuledger.settings import KafkaSettings, Option, load_settings
 from gpuledger.topics import Topic
-from sinks.settings import SinkSettings
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_cli.topics import TopicsSettings
+from gpuledger_enricher.join.join_settings import JoinSettings
+from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
+from gpuledger_sinks.settings import SinkSettings
 from tests.real.deployment.installation import OVERLAY, SECOND_CLUSTER, copy_of_k8s, fill_in
 from tests.real.deployment.rendering import K8S, Rendering, Workload, render
 from tests.unit.deployment.deployables import ROOT

@@ -15,7 +15,7 @@ from gpuledger.records import DeadLetter
 from gpuledger.rights import DEPLOYABLES, grants
 from gpuledger.settings import KafkaSettings, Option, load_settings
 from gpuledger.topics import Topics
-from sinks.settings import SinkSettings
+from gpuledger_sinks.settings import SinkSettings
 from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.real.deployment.installation import OVERLAY, copy_of_k8s, eventually, fill_in
 from tests.real.deployment.rendering import Rendering, Workload, render

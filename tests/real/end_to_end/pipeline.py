@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from simulator.simulation import Simulation
+    from gpuledger_simulator.simulation import Simulation
     from tests.real.services.alertmanager import AlertmanagerApi
     from tests.real.services.kafka import KafkaBroker
     from tests.real.services.kube_client import KubeApiClient
@@ -155,5 +155,5 @@ class Pipeline:
         arguments = ["--scenario", str(self._scenario), "--uids", str(self._uids)]
         arguments += ["--epoch-ns", str(self._simulation.epoch_ns)]
         arguments += ["--kubeconfig", str(self.parts.kube_api.kubeconfig)]
-        argv = [str(BIN / "python"), "-m", "simulator", "drive", *arguments]
+        argv = [str(BIN / "python"), "-m", "gpuledger_simulator", "drive", *arguments]
         return Process(name="driver", argv=argv, folder=self._folder / "driver")

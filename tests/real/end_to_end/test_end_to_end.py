@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 
 from gpuledger.store.query import entries_sql
-from simulator.simulation import open_simulation
+from gpuledger_simulator.simulation import open_simulation
 from tests.default_topics import (
     ATTRIBUTED_INCIDENTS,
     DEAD_LETTERS,
@@ -33,7 +33,7 @@ from tests.real.end_to_end.pipeline import UIDS_FILE, Pipeline, RealParts
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from simulator.simulation import Simulation
+    from gpuledger_simulator.simulation import Simulation
     from tests.real.services.alertmanager import AlertmanagerApi
     from tests.real.services.kafka import KafkaBroker
     from tests.real.services.kcat import Kcat, KcatMessage

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from simulator.simulation import open_simulation
+from gpuledger_simulator.simulation import open_simulation
 from tests.real.end_to_end.deployables import refuse_stray_settings
 from tests.real.end_to_end.pipeline import UIDS_FILE, Pipeline, RealParts
 

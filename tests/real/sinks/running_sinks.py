@@ -16,9 +16,9 @@ from gpuledger.keys import key_in
 from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, partition_of_node
-from sinks.loop import run_sink
-from sinks.registry import ALERTS, REMOTE_WRITE
-from sinks.settings import AlertsSettings, RemoteWriteSettings
+from gpuledger_sinks.loop import run_sink
+from gpuledger_sinks.registry import ALERTS, REMOTE_WRITE
+from gpuledger_sinks.settings import AlertsSettings, RemoteWriteSettings
 from tests.default_topics import EVENTS, TOPICS
 from tests.real.services import web
 from tests.real.services.ports import free_ports

@@ -17,8 +17,8 @@ from gpuledger.keys import key_in
 from gpuledger.records import AttributedIncident, PodDescription, PodState
 from gpuledger.runtime import Readiness
 from gpuledger.xids import find_xid
-from sinks.registry import ALERTS
-from sinks.settings import AlertsSettings
+from gpuledger_sinks.registry import ALERTS
+from gpuledger_sinks.settings import AlertsSettings
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.alerts.alerting import incident

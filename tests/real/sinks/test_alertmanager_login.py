@@ -15,7 +15,7 @@ from gpuledger.keys import key_in
 from gpuledger.records import AttributedIncident, Incident, Severity
 from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.settings import Secret
-from sinks.settings import AlertsSettings
+from gpuledger_sinks.settings import AlertsSettings
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.real.services.alertmanager import SecuredAlertmanager
 from tests.real.services.certificates import Authority

@@ -14,11 +14,11 @@ from gpuledger.keys import key_in
 from gpuledger.records import Account, AttributedIncident, GpuEvent, Incident, Severity
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import open_http
-from sinks.alerts.active_alerts import rfc3339
-from sinks.alerts.receivers import HEADERS, AlertmanagerClient
-from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.registry import ALERTS
-from sinks.settings import AlertsSettings, BusyWithoutPodSettings
+from gpuledger_sinks.alerts.active_alerts import rfc3339
+from gpuledger_sinks.alerts.receivers import HEADERS, AlertmanagerClient
+from gpuledger_sinks.errors import ReceiverUnavailableError, RejectedError
+from gpuledger_sinks.registry import ALERTS
+from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import (

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpuledger.records import Account
-from sinks.registry import ALERTS, REMOTE_WRITE
-from sinks.settings import AlertsSettings, BusyWithoutPodSettings, RemoteWriteSettings
+from gpuledger_sinks.registry import ALERTS, REMOTE_WRITE
+from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings, RemoteWriteSettings
 from tests.real.services.prometheus import CONFIG
 from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import (

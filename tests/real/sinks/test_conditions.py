@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.records import Account, GpuEvent
 from gpuledger.settings import KafkaSettings
-from sinks.alerts.active_alerts import rfc3339
+from gpuledger_sinks.alerts.active_alerts import rfc3339
 from tests.default_topics import TOPICS
 from tests.real.sinks.running_sinks import NODES, Sink, make_topics, publish
 from tests.unit.sinks.builders import SECOND_NS, entry, event

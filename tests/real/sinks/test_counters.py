@@ -9,7 +9,7 @@ import time
 import urllib.parse
 from typing import TYPE_CHECKING, Final
 
-from sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.real.sinks.running_sinks import NODES, make_topics, publish
 from tests.unit.sinks.builders import SECOND_NS, entry, event
 

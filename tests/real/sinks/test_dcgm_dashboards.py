@@ -12,7 +12,7 @@ import urllib.parse
 from typing import TYPE_CHECKING, Any, Final
 
 from gpuledger.records import Account
-from sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.real.sinks.running_sinks import make_topics, publish
 from tests.unit.sinks.builders import SECOND_NS, books, entry, event, holder, reading
 

@@ -17,7 +17,7 @@ from gpuledger.keys import key_in
 from gpuledger.records import GpuDetails, GpuEvent, GpuHealth, GpuTraffic, NodeReadings
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, partition_of_node
-from sinks.registry import OTLP, REMOTE_WRITE
+from gpuledger_sinks.registry import OTLP, REMOTE_WRITE
 from tests.default_topics import READINGS
 from tests.real.services import web
 from tests.real.sinks.running_sinks import make_topics, publish

@@ -15,7 +15,7 @@ from gpuledger.codec import encode
 from gpuledger.keys import node_key
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
-from sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.real import remote_write_page
 from tests.real.sinks.running_sinks import NODES, make_topics, publish

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from prometheus_client import REGISTRY
 
 from gpuledger.runtime import Readiness
-from sinks.errors import ReceiverUnavailableError
-from sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import ManualClock, bus, event, eventually, publish
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from sinks.remote_write.write_client import Payload
+    from gpuledger_sinks.remote_write.write_client import Payload
 
 
 PAGE = Path(__file__).parents[3] / "docs" / "operations.md"
@@ -89,7 +89,7 @@ async def test_an_outage_of_the_receiver_fires_the_documented_rule_and_its_end_e
     async def opened(_: RemoteWriteSettings, **_others: Readiness) -> AsyncIterator[Receiver]:
         yield receiver
 
-    monkeypatch.setattr("sinks.remote_write.remote_write_sink.open_client", opened)
+    monkeypatch.setattr("gpuledger_sinks.remote_write.remote_write_sink.open_client", opened)
     await publish(on, event(0))
     async with sending(on, RemoteWriteSettings(interval_seconds=0), clock=clock):
         await eventually(lambda: receiver.minute() >= MINUTES)

@@ -28,9 +28,9 @@ from gpuledger.records import (
     NodeDescription,
     NodeReadings,
 )
-from sinks.registry import REMOTE_WRITE
-from sinks.remote_write.active_series import metrics_of
-from sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.remote_write.active_series import metrics_of
+from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.default_topics import READINGS
 from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import (

@@ -13,7 +13,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpuledger.records import EventContainer
-from sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.real.services import web
 from tests.real.sinks.running_sinks import make_topics, publish
 from tests.unit.sinks.builders import SECOND_NS, entry, event, pod

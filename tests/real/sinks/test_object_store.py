@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
-from cli.__main__ import main
-from sinks.store.table import StaleTableError, UsageTable
+from gpuledger_cli.__main__ import main
+from gpuledger_sinks.store.table import StaleTableError, UsageTable
 from tests.real.services.object_store import BUCKET, SECRET_KEY
 from tests.real.sinks.running_sinks import NODES, make_topics, publish, ticks
 from tests.unit.sinks.builders import SECOND_NS

@@ -14,9 +14,9 @@ from gpuledger.codec import encode
 from gpuledger.ledger.families import POD
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
-from sinks.registry import REMOTE_WRITE
-from sinks.remote_write.active_series import metrics_of
-from sinks.remote_write.wire import (
+from gpuledger_sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.remote_write.active_series import metrics_of
+from gpuledger_sinks.remote_write.wire import (
     LabelSet,
     Metric,
     MetricSet,
@@ -28,8 +28,8 @@ from sinks.remote_write.wire import (
     encode_time,
     encode_value,
 )
-from sinks.remote_write.write_client import open_client
-from sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.remote_write.write_client import open_client
+from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import (
     SECOND_NS,

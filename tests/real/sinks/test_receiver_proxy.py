@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.settings import Secret
-from sinks.settings import AlertsSettings, RemoteWriteSettings
+from gpuledger_sinks.settings import AlertsSettings, RemoteWriteSettings
 from tests.fakes.http_proxy import HttpProxy, proxying
 from tests.real.services.alertmanager import SecuredAlertmanager
 from tests.real.services.certificates import Authority

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpuledger.runtime import CheckSeverity, Readiness
 from gpuledger.settings import Secret
-from sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.real.services.certificates import Authority
 from tests.real.services.prometheus import SecuredPrometheus
 from tests.real.sinks.running_sinks import sending

@@ -10,9 +10,9 @@ import yaml
 from typing_extensions import override
 
 from gpuledger.errors import GpuledgerError
-from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.write_client import open_client
-from sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.write_client import open_client
+from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.real.services.prometheus import Prometheus
 from tests.unit.deployment import compose_file
 from tests.unit.deployment.deployables import ROOT

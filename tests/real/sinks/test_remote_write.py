@@ -10,8 +10,8 @@ import pytest
 
 from gpuledger.records import Account, GpuEvent
 from gpuledger.runtime import Readiness
-from sinks.registry import REMOTE_WRITE
-from sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.real.sinks.running_sinks import sending
 from tests.unit.sinks.builders import (
     NODE,

@@ -51,7 +51,7 @@ class Letters:
     def run(self, *options: str) -> subprocess.CompletedProcess[str]:
         servers = ["--bootstrap-servers", self.kafka.bootstrap_servers]
         return subprocess.run(
-            [sys.executable, "-m", "cli", "dead-letters", *options, *servers],
+            [sys.executable, "-m", "gpuledger_cli", "dead-letters", *options, *servers],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -12,7 +12,7 @@ from gpuledger.codec import encode
 from gpuledger.keys import key_in
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
-from sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.default_topics import EVENTS
 from tests.real.sinks.running_sinks import make_topics, sending
 from tests.unit.sinks.builders import NODE, event, eventually

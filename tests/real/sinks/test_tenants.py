@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import ClientSession, web
 
-from sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.real.sinks.running_sinks import make_topics, publish
 from tests.unit.sinks.builders import SECOND_NS, entry, event, pod
 

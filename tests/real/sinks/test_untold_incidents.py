@@ -18,7 +18,7 @@ from gpuledger.records import AttributedIncident, Incident, Severity
 from gpuledger.runtime import Readiness
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
-from sinks.settings import AlertsSettings
+from gpuledger_sinks.settings import AlertsSettings
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.real import changed_topics
 from tests.real.sinks.running_sinks import NODES, make_topics, sending

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.replay.range_plan import write_moment
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.codec import decoder_of
 from gpuledger.completeness import Completeness, message_of
@@ -18,6 +17,7 @@ from gpuledger.keys import key_in
 from gpuledger.records import Watermark
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import partition_of_node
+from gpuledger_cli.replay.range_plan import write_moment
 from tests.default_topics import EVENTS, ROWS, WATERMARKS
 from tests.real.sinks.running_sinks import NODES, Sink, make_topics, publish
 from tests.real.sinks.test_processes import stored

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.remote_write.write_client import open_client
-from sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.errors import ReceiverUnavailableError, RejectedError
+from gpuledger_sinks.remote_write.write_client import open_client
+from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.real.services.certificates import Authority
 from tests.real.services.prometheus import SecuredPrometheus
 from tests.unit.sinks.remote_write.messages import RawMessage, SampleMessage
@@ -16,7 +16,7 @@ from tests.unit.sinks.remote_write.messages import RawMessage, SampleMessage
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from sinks.remote_write.write_client import Payload
+    from gpuledger_sinks.remote_write.write_client import Payload
     from tests.real.services.prometheus import PrometheusApi
     from tests.real.services.starter import Starter
 

@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from agent.context import Host, run_agent
-from agent.gpu.nvidia.session import NvmlSession
-from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.runtime import Readiness
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.context import Host, run_agent
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 
 EPOCH_NS = 1_795_000_000_000_000_000
 

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.core.fast_polls import OthersScope
-from agent.gpu.nvidia.session import NvmlSession
-from agent.sampling import Sampler
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample
-from simulator.clock import ManualClock, NodeClock, SetClock
-from simulator.scenario.load import load_scenario
-from simulator.scenario.schema import ClockStep
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_agent.core.fast_polls import OthersScope
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.sampling import Sampler
+from gpuledger_simulator.clock import ManualClock, NodeClock, SetClock
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.scenario.schema import ClockStep
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import play, tick_of
 from tests.unit.agent.test_sampling import EPOCH_NS, QUICKSTART, busy_seconds
 

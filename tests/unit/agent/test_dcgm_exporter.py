@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.dcgm_exporter import FLAGS, Flag, read_swap
-from agent.settings import AgentSettings
 from gpuledger.errors import SettingsError
 from gpuledger.settings import load_settings
+from gpuledger_agent.dcgm_exporter import FLAGS, Flag, read_swap
+from gpuledger_agent.settings import AgentSettings
 from tests.errors import has_words
 
 # What dcgm-exporter's chart gives its container, with its values as they are shipped.
@@ -263,7 +263,7 @@ def test_the_documentation_reports_of_every_flag(flag: Flag) -> None:
 
 def test_the_program_says_nonsense_in_one_line() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "agent", "-a", "nine"],
+        [sys.executable, "-m", "gpuledger_agent", "-a", "nine"],
         capture_output=True,
         check=False,
         text=True,

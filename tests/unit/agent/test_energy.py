@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from agent.gpu.nvidia.session import NvmlSession
-from agent.sampling import Sampler
 from gpuledger.keys import NodeId
 from gpuledger.records import EnergyMethod, GpuReading
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.sampling import Sampler
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import play, tick_of
 
 EPOCH_NS = 1_795_000_000_000_000_000

@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 
-from agent.core.gpu_sampler import GpuSampler
-from agent.gpu.nvidia.session import NvmlSession
-from agent.gpu.protocol import SourceLostError
-from agent.monitor import IncidentMonitor
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.ledger.health import incident_hash
 from gpuledger.records import Incident, Severity
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.gpu_sampler import GpuSampler
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.gpu.protocol import SourceLostError
+from gpuledger_agent.monitor import IncidentMonitor
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.ticks import tick_gpu
 
 EPOCH_NS = 1_790_000_000_000_000_000

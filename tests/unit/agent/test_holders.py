@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from agent.context import run_agent
-from agent.settings import AgentSettings, KubeletSettings
-from agent.source_selection import play
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import NodeSample, ProcessRecord
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.tasks import run_tasks
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_agent.context import run_agent
+from gpuledger_agent.settings import AgentSettings, KubeletSettings
+from gpuledger_agent.source_selection import play
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.unit.agent.test_service import EPOCH_NS, SleepersClock, read_all
 
 GIB = 1 << 30

@@ -3,11 +3,11 @@
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.core.incidents import make_incident
-from agent.monitor import IncidentLog
 from gpuledger.keys import NodeId
 from gpuledger.records import DeviceAllocation, Incident, IncidentProcess
 from gpuledger.runtime.logs import Repeats
+from gpuledger_agent.core.incidents import make_incident
+from gpuledger_agent.monitor import IncidentLog
 
 HELD = DeviceAllocation(
     gpu_uuid="GPU-0",

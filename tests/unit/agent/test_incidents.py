@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from agent.context import run_agent
-from agent.settings import AgentSettings, IncidentsSettings
-from agent.source_selection import play
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Subscription
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.codec import decoder_of
 from gpuledger.records import Incident, NodeSample, Severity
 from gpuledger.runtime import Readiness
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_agent.context import run_agent
+from gpuledger_agent.settings import AgentSettings, IncidentsSettings
+from gpuledger_agent.source_selection import play
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.default_topics import INCIDENTS, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.unit.agent.core.incidents.builders import EPOCH_NS, pausing

@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from agent.core.raw import ClockReading, SampleCursor
-from agent.core.tick import NodeTick
-from agent.gpu.nvidia.session import NvmlSession
-from agent.sampling import Sampler
-from enricher.join.booking.books import book_tick
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.raw import ClockReading, SampleCursor
+from gpuledger_agent.core.tick import NodeTick
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.sampling import Sampler
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.ticks import play
 from tests.unit.simulator.mig_builders import EPOCH_NS, GIB, cut_simulation
 

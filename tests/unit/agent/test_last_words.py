@@ -3,16 +3,16 @@
 import pytest
 from typing_extensions import override
 
-from agent.context import Host, run_agent
-from agent.gpu.nvidia.session import NvmlSession
-from agent.gpu.watchdog import NothingWorksError
-from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of
 from gpuledger.records import Incident
 from gpuledger.runtime import Readiness
-from simulator.clock import ManualClock
+from gpuledger_agent.context import Host, run_agent
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.gpu.watchdog import NothingWorksError
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_simulator.clock import ManualClock
 from tests.default_topics import INCIDENTS
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
 

@@ -9,22 +9,22 @@ from typing import Any, Final
 import pytest
 from typing_extensions import override
 
-from agent.core.fast_polls import OthersScope
-from agent.core.raw import ClockReading, FastPoll, RawGpuSample, SampleCursor
-from agent.core.tick import NodeTick
-from agent.gpu.driver import Driver
-from agent.gpu.nvidia.session import NvmlSession
-from agent.loop import InventoryTracker, Outputs, SampleLoop
-from agent.monitor import IncidentMonitor
-from agent.sampling import Sampler
-from agent.settings import AgentSettings
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample
 from gpuledger.runtime import Backoff, Check
 from gpuledger.topics import Topics
-from simulator.clock import ManualClock
-from simulator.simulation import SimulatedNode
+from gpuledger_agent.core.fast_polls import OthersScope
+from gpuledger_agent.core.raw import ClockReading, FastPoll, RawGpuSample, SampleCursor
+from gpuledger_agent.core.tick import NodeTick
+from gpuledger_agent.gpu.driver import Driver
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.loop import InventoryTracker, Outputs, SampleLoop
+from gpuledger_agent.monitor import IncidentMonitor
+from gpuledger_agent.sampling import Sampler
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.simulation import SimulatedNode
 from tests.ticks import take_fast_polls, tick_of
 from tests.truth_runs import RUN_SECONDS, Lives, errors_of, play_lives
 

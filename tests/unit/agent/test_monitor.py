@@ -7,18 +7,18 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from typing_extensions import override
 
-from agent.core.incidents import Detection
-from agent.core.processes.table import ProcessTable
-from agent.gpu.nvidia.session import NvmlSession
-from agent.host.kmsg import Kmsg
-from agent.host.procfs import ProcessReader
-from agent.metrics import INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
-from agent.monitor import IncidentMonitor
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import GpuDetails, GpuHealth, Incident, IncidentProcess, Severity
 from gpuledger.runtime import Check
-from simulator.simulation import SimulatedNode
+from gpuledger_agent.core.incidents import Detection
+from gpuledger_agent.core.processes.table import ProcessTable
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.host.kmsg import Kmsg
+from gpuledger_agent.host.procfs import ProcessReader
+from gpuledger_agent.metrics import INCIDENTS, INCIDENTS_DROPPED, INCIDENTS_DUPLICATE
+from gpuledger_agent.monitor import IncidentMonitor
+from gpuledger_simulator.simulation import SimulatedNode
 from tests.fakes.nvml import FakeProcfs
 from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of

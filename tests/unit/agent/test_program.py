@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from agent.command import OPTIONS
-from agent.settings import AgentSettings, KubeletSettings, name_node
-from agent.source_selection import find_source, open_source
 from gpuledger.errors import SettingsError, UserError
 from gpuledger.settings import load_settings
+from gpuledger_agent.command import OPTIONS
+from gpuledger_agent.settings import AgentSettings, KubeletSettings, name_node
+from gpuledger_agent.source_selection import find_source, open_source
 from tests.errors import has_words
 from tests.hanging import HANG_SECONDS
 
@@ -20,7 +20,7 @@ HEAVY = ("kubernetes_asyncio", "kubernetes", "deltalake", "arro3", "pyarrow", "d
 
 
 def test_the_agent_carries_no_library_that_a_node_does_not_need() -> None:
-    code = "import agent.command, json, sys; print(json.dumps(sorted(sys.modules)))"
+    code = "import gpuledger_agent.command, json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     modules = {name.partition(".")[0] for name in json.loads(done.stdout)}
     assert "pynvml" in modules
@@ -31,7 +31,7 @@ def test_the_agent_loads_no_module_that_it_can_do_without() -> None:
     # As in its image, where there is no `rich`, which structlog imports where it is installed.
     code = (
         "import json, sys; sys.modules['rich'] = None;"
-        "import agent.command, gpuledger.bus.kafka; print(json.dumps(sorted(sys.modules)))"
+        "import gpuledger_agent.command, gpuledger.bus.kafka; print(json.dumps(sorted(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     needless = {"importlib.metadata", "zipfile", "statistics", "difflib"}
@@ -43,8 +43,8 @@ def test_the_agent_loads_no_module_that_it_can_do_without() -> None:
 def test_a_start_reads_no_source_for_the_texts_of_its_help() -> None:
     # What was read and parsed for them would stay in the process as free memory.
     code = (
-        "import linecache; from agent.command import OPTIONS;"
-        "from agent.settings import AgentSettings;"
+        "import linecache; from gpuledger_agent.command import OPTIONS;"
+        "from gpuledger_agent.settings import AgentSettings;"
         "from gpuledger.settings import load_settings;"
         "load_settings(AgentSettings, prog='p', description='', options=OPTIONS, argv=[]);"
         "print(*(file for file in linecache.cache if file.endswith('settings.py')))"
@@ -128,7 +128,7 @@ def test_the_options_for_a_node_without_kafka_set_what_they_say() -> None:
 
 
 def test_without_kafka_its_client_is_not_loaded() -> None:
-    code = "import agent.command, json, sys; print(json.dumps(sorted(sys.modules)))"
+    code = "import gpuledger_agent.command, json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     modules = {name.partition(".")[0] for name in json.loads(done.stdout)}
     assert not modules & {"aiokafka", "bcrypt"}
@@ -156,7 +156,7 @@ def test_the_end_does_not_wait_for_a_driver_that_does_not_answer(
         begun.set()
         goes_on.wait()
 
-    monkeypatch.setattr("agent.source_selection.probe", hang)
+    monkeypatch.setattr("gpuledger_agent.source_selection.probe", hang)
 
     async def begin_and_end() -> None:
         opening = asyncio.create_task(open_source(AgentSettings()))

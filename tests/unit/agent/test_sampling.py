@@ -8,17 +8,6 @@ import pytest
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from agent.core.raw import (
-    ClockReading,
-    InstanceIdentity,
-    ListedProcess,
-    ProcessUtilizationSample,
-    RawGpuSample,
-)
-from agent.core.tick import NodeTick
-from agent.metrics import READINGS_DROPPED
-from agent.sampling import Sampler
-from enricher.join.booking.books import book_tick
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import (
@@ -32,9 +21,20 @@ from gpuledger.records import (
     ProcessKind,
 )
 from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_INTERVAL_SECONDS
-from simulator.clock import ManualClock
-from simulator.scenario.load import load_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.raw import (
+    ClockReading,
+    InstanceIdentity,
+    ListedProcess,
+    ProcessUtilizationSample,
+    RawGpuSample,
+)
+from gpuledger_agent.core.tick import NodeTick
+from gpuledger_agent.metrics import READINGS_DROPPED
+from gpuledger_agent.sampling import Sampler
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.fakes.nvml import FakeProcfs
 from tests.metric_values import value_of
 from tests.ticks import play

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.loop import Schedule
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger_agent.loop import Schedule
 
 TICK_NS = NS_PER_SECOND
 

@@ -6,9 +6,9 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.raw import ClockReading
-from agent.sampling import Sampler
 from gpuledger.keys import NodeId
+from gpuledger_agent.core.raw import ClockReading
+from gpuledger_agent.sampling import Sampler
 from tests.fakes.nvml import FakeProcfs
 
 EPOCH_NS = 1_795_000_000_000_000_000

@@ -14,14 +14,6 @@ import pynvml
 import pytest
 from typing_extensions import override
 
-from agent.command import look_up_pods, make_pod_labels
-from agent.context import Host, run_agent
-from agent.exposition import PageRenderer
-from agent.exposition.node_state import make_node_state
-from agent.gpu.nvidia.session import NvmlSession
-from agent.metrics import LOOKS_FAILED, TICKS_FAILED
-from agent.settings import AgentSettings, ExpositionSettings
-from agent.source_selection import find_source, play, probe
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import NS_PER_SECOND
@@ -30,9 +22,17 @@ from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.tasks import run_tasks
-from simulator.clock import ManualClock
-from simulator.scenario.load import load_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.command import look_up_pods, make_pod_labels
+from gpuledger_agent.context import Host, run_agent
+from gpuledger_agent.exposition import PageRenderer
+from gpuledger_agent.exposition.node_state import make_node_state
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.metrics import LOOKS_FAILED, TICKS_FAILED
+from gpuledger_agent.settings import AgentSettings, ExpositionSettings
+from gpuledger_agent.source_selection import find_source, play, probe
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.default_topics import PROCESSES, SAMPLES
 from tests.errors import has_words
 from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs

@@ -6,17 +6,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.core.tick import NodeTick
-from agent.gpu.nvidia.session import NvmlSession
-from agent.sampling import Sampler
-from enricher.join.booking.books import book_tick
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import Account, Entry, ProcessKind
-from simulator.clock import ManualClock
-from simulator.scenario.drivers import DriverModel
-from simulator.scenario.load import load_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.tick import NodeTick
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.sampling import Sampler
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.drivers import DriverModel
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.ticks import play, tick_of
 from tests.unit.owners import pod_of
 

@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 
-from agent.core.raw import ClockReading, SampleCursor
-from agent.gpu.nvidia.session import NvmlSession
-from agent.sampling import Sampler
-from agent.settings import AgentSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.codec import decoder_of
 from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample, ProcessChange, ProcessRecord
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.raw import ClockReading, SampleCursor
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.sampling import Sampler
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.default_topics import PROCESSES, SAMPLES
 from tests.ticks import play, take_fast_polls
 from tests.unit.agent.builders import EPOCH_NS, short_lives, watch

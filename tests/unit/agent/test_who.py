@@ -2,11 +2,11 @@
 
 import pytest
 
-from agent.core.raw import ClockReading, SampleCursor
-from agent.gpu.nvidia.session import NvmlSession
-from agent.sampling import Sampler
 from gpuledger.keys import NodeId
-from simulator.clock import ManualClock
+from gpuledger_agent.core.raw import ClockReading, SampleCursor
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.sampling import Sampler
+from gpuledger_simulator.clock import ManualClock
 from tests.unit.simulator.mig_builders import EPOCH_NS, cut_simulation
 
 Seen = tuple[Sampler, str, dict[str | None, int]]

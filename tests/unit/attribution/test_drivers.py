@@ -11,15 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.core.raw import ClockReading, FastPoll, RawGpuSample, SampleCursor, UtilizationSample
-from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
-from agent.metrics import READINGS_DROPPED
-from agent.sampling import Sampler
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample
-from simulator.clock import ManualClock
-from simulator.simulation import SimulatedNode
+from gpuledger_agent.core.raw import (
+    ClockReading,
+    FastPoll,
+    RawGpuSample,
+    SampleCursor,
+    UtilizationSample,
+)
+from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from gpuledger_agent.metrics import READINGS_DROPPED
+from gpuledger_agent.sampling import Sampler
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.simulation import SimulatedNode
 from tests.metric_values import value_of
 from tests.ticks import take_fast_polls, tick_of
 from tests.truth_runs import (

@@ -4,11 +4,11 @@ from collections import defaultdict
 
 import pytest
 
-from enricher.join.booking.books import book_tick
-from enricher.join.booking.shares import idle_milliwatts
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_enricher.join.booking.shares import idle_milliwatts
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.ticks import play
 from tests.unit.owners import pod_of
 

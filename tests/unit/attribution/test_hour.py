@@ -14,20 +14,20 @@ from typing import Any, Final
 
 import pytest
 
-from agent.context import run_agent
-from agent.settings import AgentSettings
-from agent.source_selection import play
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import decoder_of
 from gpuledger.records import GpuEvent, NodeSample, PodRecord
 from gpuledger.runtime import Readiness
 from gpuledger.store.schema import PODS as PODS_SCHEMA
-from simulator.scenario.load import parse_scenario
-from simulator.scenario.schema import Scenario
-from simulator.simulation import Simulation
-from sinks.store.dimensions import rows_of_pod
-from sinks.store.table import StreamTable
+from gpuledger_agent.context import run_agent
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_agent.source_selection import play
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.scenario.schema import Scenario
+from gpuledger_simulator.simulation import Simulation
+from gpuledger_sinks.store.dimensions import rows_of_pod
+from gpuledger_sinks.store.table import StreamTable
 from tests.default_topics import EVENTS, PODS
 from tests.month import pod_records_of
 from tests.unit.agent.test_service import EPOCH_NS, SleepersClock, read_all

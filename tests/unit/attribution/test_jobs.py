@@ -6,17 +6,17 @@ from typing import Any, Final
 
 import pytest
 
-from agent.context import run_agent
-from agent.settings import AgentSettings
-from agent.source_selection import play
-from enricher.join.booking.books import book_tick
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord
 from gpuledger.runtime import Readiness
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.context import run_agent
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_agent.source_selection import play
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.unit.agent.test_service import EPOCH_NS, SleepersClock, read_all
 
 GIB: Final = 1 << 30

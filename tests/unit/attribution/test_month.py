@@ -15,10 +15,10 @@ from typing import Final
 
 import pytest
 
-from cli.command import main
-from reports.billing import Bill
-from reports.closing import ClosedLine, closed_lines
-from reports.periods import window_of
+from gpuledger_cli.command import main
+from gpuledger_reports.billing import Bill
+from gpuledger_reports.closing import ClosedLine, closed_lines
+from gpuledger_reports.periods import window_of
 from tests.month import LATE_NS, Month
 from tests.month_scenario import (
     BLENDED,

@@ -18,17 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from agent.core.fast_polls import OthersScope
-from agent.core.raw import ClockReading
-from agent.gpu.nvidia.session import NvmlSession
-from agent.sampling import Sampler
-from enricher.join.booking.books import book_tick
-from enricher.join.booking.settlement import settle_ends
 from gpuledger.keys import NodeId
 from gpuledger.records import Account, Entry, NodeSample
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_agent.core.fast_polls import OthersScope
+from gpuledger_agent.core.raw import ClockReading
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.sampling import Sampler
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_enricher.join.booking.settlement import settle_ends
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import tick_of
 
 PAGE: Final = (Path(__file__).parents[3] / "docs" / "attribution.md").read_text()

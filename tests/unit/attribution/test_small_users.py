@@ -6,13 +6,13 @@ from typing import Final
 
 import pytest
 
-from agent.gpu.nvidia.session import NvmlSession
-from agent.sampling import Sampler
-from enricher.join.booking.books import book_tick
 from gpuledger.keys import NodeId
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.sampling import Sampler
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.ticks import tick_of
 from tests.unit.owners import pod_of
 

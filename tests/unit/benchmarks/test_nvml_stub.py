@@ -5,13 +5,13 @@ from typing import Final
 
 import pynvml
 
-from agent.core.raw import SampleCursor
-from agent.gpu.nvidia.session import NvmlSession
 from benchmarks.nvml_stub.functions import FUNCTIONS, as_bytes, as_header
 from benchmarks.nvml_stub.memory import Question, SharedMemory
-from simulator.clock import ManualClock
-from simulator.scenario.load import load_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.raw import SampleCursor
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.fakes.nvml import Altered
 
 QUICKSTART: Final = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"

@@ -13,10 +13,10 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from cli.bill import BillOf
-from cli.command import OWN_ERROR, main
-from reports.bill_output import time_text
-from reports.tally import BillTally, UnbalancedBillError
+from gpuledger_cli.bill import BillOf
+from gpuledger_cli.command import OWN_ERROR, main
+from gpuledger_reports.bill_output import time_text
+from gpuledger_reports.tally import BillTally, UnbalancedBillError
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
@@ -80,7 +80,7 @@ def test_now_is_the_end_of_the_hour_under_way(
     store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_ns = (BEGIN_US + 2 * HOUR_US) * 1000 + HOUR_NS // 2
-    monkeypatch.setattr("cli.bill.time.time_ns", lambda: now_ns)
+    monkeypatch.setattr("gpuledger_cli.bill.time.time_ns", lambda: now_ns)
     arguments = ["bill", "--store", store, "--from", "-2h", "--to", "now", "--format", "json"]
     assert main(arguments) == 0
     bill = json.loads(capsys.readouterr().out)
@@ -214,7 +214,7 @@ def test_a_page_has_no_value_of_a_storage_option(
 
 def test_a_page_without_its_libraries_is_one_line_with_the_remedy(store: str) -> None:
     code = (
-        "import sys; sys.modules['vl_convert'] = None; from cli.command import main;"
+        "import sys; sys.modules['vl_convert'] = None; from gpuledger_cli.command import main;"
         " sys.exit(main(sys.argv[1:]))"
     )
     argv = [sys.executable, "-c", code, "bill", "--store", store, "--format", "html"]
@@ -391,7 +391,7 @@ def test_a_close_says_which_period_it_closed_by_what_and_at_which_sum(
 
 def test_other_commands_start_without_what_bills_need() -> None:
     code = (
-        "import sys; from cli.command import main; main(['cgroup', '--help']);"
+        "import sys; from gpuledger_cli.command import main; main(['cgroup', '--help']);"
         " print([m for m in ('duckdb', 'deltalake', 'reports') if m in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

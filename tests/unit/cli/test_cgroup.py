@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cli.__main__ import main
+from gpuledger_cli.__main__ import main
 
 DATA = Path(__file__).parents[2] / "data"
 VECTORS = [json.loads(line) for line in (DATA / "cgroup-vectors.jsonl").read_text().splitlines()]

@@ -1,9 +1,9 @@
 """What `gpuledger topics complete` says of watermarks, over the bus in memory."""
 
-from cli.topics import completeness_lines, read_watermarks
 from gpuledger.bus.protocol import Message
 from gpuledger.completeness import message_of
 from gpuledger.records import SilentNode, Watermark
+from gpuledger_cli.topics import completeness_lines, read_watermarks
 from tests.default_topics import EVENTS, ROWS, WATERMARKS
 from tests.unit.sinks.builders import PARTITIONS, bus
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.__main__ import main
 from gpuledger import __version__
+from gpuledger_cli.__main__ import main
 
 
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +90,7 @@ def test_output_that_nobody_reads_on_ends_it_without_a_complaint() -> None:
     os.close(reading)
     with os.fdopen(writing) as output:
         ran = subprocess.run(
-            [sys.executable, "-m", "cli", "topics", "strimzi", "--cluster", "main"],
+            [sys.executable, "-m", "gpuledger_cli", "topics", "strimzi", "--cluster", "main"],
             stdout=output,
             stderr=subprocess.PIPE,
             check=False,
@@ -101,7 +101,9 @@ def test_output_that_nobody_reads_on_ends_it_without_a_complaint() -> None:
 
 
 def test_help_loads_no_stage() -> None:
-    code = "import sys; from cli.__main__ import main; main(['--help']); print(*sys.modules)"
+    code = (
+        "import sys; from gpuledger_cli.__main__ import main; main(['--help']); print(*sys.modules)"
+    )
     ran = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

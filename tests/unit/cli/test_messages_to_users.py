@@ -11,20 +11,20 @@ from typing import Any, Final
 
 import pytest
 
-from agent.exposition.dcgm_fields import parse_counters, read_counters
-from agent.settings import AgentSettings, ExpositionSettings, KubeletSettings, name_node
-from agent.source_selection import find_source
-from cli.dead_letters.letter_log import parse_position
-from cli.dead_letters.letter_target import replayed_kind
-from cli.demo.plan import check_url, find_scenario, find_store, parse_bus
-from cli.replay.range_plan import parse_duration, parse_moment
-from enricher.podwatch.election import namespace_of
-from enricher.podwatch.pod_settings import LeaseSettings, PodwatchSettings
 from gpuledger.errors import UserError
 from gpuledger.runtime.http.web_config import read_web_config
 from gpuledger.settings import load_settings
 from gpuledger.settings.groups import parse_listen
-from simulator.simulation import choose_epoch_ns
+from gpuledger_agent.exposition.dcgm_fields import parse_counters, read_counters
+from gpuledger_agent.settings import AgentSettings, ExpositionSettings, KubeletSettings, name_node
+from gpuledger_agent.source_selection import find_source
+from gpuledger_cli.dead_letters.letter_log import parse_position
+from gpuledger_cli.dead_letters.letter_target import replayed_kind
+from gpuledger_cli.demo.plan import check_url, find_scenario, find_store, parse_bus
+from gpuledger_cli.replay.range_plan import parse_duration, parse_moment
+from gpuledger_enricher.podwatch.election import namespace_of
+from gpuledger_enricher.podwatch.pod_settings import LeaseSettings, PodwatchSettings
+from gpuledger_simulator.simulation import choose_epoch_ns
 
 
 def load_agent(*argv: str, **environ: str) -> AgentSettings:

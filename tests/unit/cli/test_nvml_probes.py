@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 import pynvml
 import pytest
 
-from cli.nvml_probes import CallHangsError, GpuProbes, probe_all
-from simulator.clock import ManualClock
-from simulator.scenario.load import load_scenario, parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_cli.nvml_probes import CallHangsError, GpuProbes, probe_all
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import load_scenario, parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.fakes.nvml import Altered
 
 T = TypeVar("T")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.recording.format import read_recording
-from agent.settings import AgentSettings
-from cli.demo.plan import find_scenario
 from gpuledger.errors import UserError
 from gpuledger.settings import load_settings
-from simulator.identities import FileUids
-from simulator.scenario.load import load_scenario
-from simulator.simulation import choose_epoch_ns
+from gpuledger_agent.recording.format import read_recording
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_cli.demo.plan import find_scenario
+from gpuledger_simulator.identities import FileUids
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import choose_epoch_ns
 from tests.errors import has_words
 
 READERS: Mapping[str, Callable[[Path], object]] = {

@@ -9,12 +9,12 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from agent.recording.format import RecordingHeader, RecordingLine, read_recording
-from agent.recording.recorder import RecordingFile
-from agent.settings import AgentSettings
-from agent.source_selection import find_source
-from cli.__main__ import main
 from gpuledger.errors import UserError
+from gpuledger_agent.recording.format import RecordingHeader, RecordingLine, read_recording
+from gpuledger_agent.recording.recorder import RecordingFile
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_agent.source_selection import find_source
+from gpuledger_cli.__main__ import main
 
 QUICKSTART = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
 
@@ -67,7 +67,7 @@ def test_sigterm_ends_a_recording_that_can_be_played(tmp_path: Path, seconds: st
     out = tmp_path / "node.jsonl.gz"
     recording = subprocess.Popen(
         [
-            sys.executable, "-m", "cli", "record-nvml", "--source", f"simulated:{QUICKSTART}",
+            sys.executable, "-m", "gpuledger_cli", "record-nvml", "--source", f"simulated:{QUICKSTART}",
             "--node", "gpu-node-1", "--seconds", seconds, "--interval", "0.25", "--out", str(out),
         ],
         stderr=subprocess.PIPE,
@@ -139,7 +139,7 @@ def test_sigterm_ends_a_recording_though_a_probe_hangs(tmp_path: Path) -> None:
     scenario.write_text(f"{scenario.read_text()}faults: [{hang}]\n")
     recording = subprocess.Popen(
         [
-            sys.executable, "-m", "cli", "record-nvml", "--source", f"simulated:{scenario}",
+            sys.executable, "-m", "gpuledger_cli", "record-nvml", "--source", f"simulated:{scenario}",
             "--seconds", "1", "--interval", "0.25", "--out", str(out),
         ],
         stderr=subprocess.PIPE,

@@ -2,8 +2,6 @@
 
 import pytest
 
-from cli.retiring import Retired, retire_from
-from cli.topics import read_watermarks
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import decoder_of, encode
@@ -12,9 +10,11 @@ from gpuledger.errors import UserError
 from gpuledger.keys import NodeId, key_in
 from gpuledger.records import GpuFacts, Inventory, Watermark
 from gpuledger.topics import partition_of_node
-from reports.presence import NEVER_US, InventoryRow, stays_of
-from reports.times import HOUR_US
-from sinks.store.dimensions import rows_of_inventory
+from gpuledger_cli.retiring import Retired, retire_from
+from gpuledger_cli.topics import read_watermarks
+from gpuledger_reports.presence import NEVER_US, InventoryRow, stays_of
+from gpuledger_reports.times import HOUR_US
+from gpuledger_sinks.store.dimensions import rows_of_inventory
 from tests.default_topics import INVENTORY, PODS, SAMPLES, WATERMARKS
 from tests.errors import has_words
 from tests.unit.sinks.builders import PARTITIONS, START_NS, bus

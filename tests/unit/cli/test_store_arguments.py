@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.__main__ import main
+from gpuledger_cli.__main__ import main
 from tests.unit.reports.stores import held, inventory_row, write_store
 
 QUERY = ("query", "SELECT * FROM usage_hourly")

@@ -12,11 +12,11 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from cli.__main__ import main
 from gpuledger.clock import SystemClock
 from gpuledger.store.confinement import confine, parse_question
 from gpuledger.store.views import create_views
-from sinks.store.lease import MaintenanceLease
+from gpuledger_cli.__main__ import main
+from gpuledger_sinks.store.lease import MaintenanceLease
 from tests.unit.sinks.store.test_maintainer import fill
 
 
@@ -73,7 +73,7 @@ def test_maintaining_does_each_step_and_ends_with_a_table_of_what_was_done(
 def test_on_a_terminal_one_line_says_which_step_is_under_way(tmp_path: Path) -> None:
     fill(tmp_path, commits=10)
     ours, theirs = os.openpty()
-    argv = [sys.executable, "-m", "cli", "store", "maintain", "--store", str(tmp_path)]
+    argv = [sys.executable, "-m", "gpuledger_cli", "store", "maintain", "--store", str(tmp_path)]
     done = subprocess.run(
         argv,
         env={**os.environ, "TERM": "xterm"},

@@ -8,15 +8,15 @@ from typing import Final
 
 import pytest
 
-from sinks.registry import KINDS
+from gpuledger_sinks.registry import KINDS
 
 ROOT: Final = Path(__file__).parents[3]
 PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
 FOLDERS: Final = {
     "all": "gpuledger",
     "agent": "agent",
-    "podwatch": "enricher/podwatch",
-    "join": "enricher/join",
+    "podwatch": "enricher/gpuledger_enricher/podwatch",
+    "join": "enricher/gpuledger_enricher/join",
     "sinks": "sinks",
     "reports": "reports",
 }

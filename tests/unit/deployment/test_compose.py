@@ -13,8 +13,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from cli.topics import TopicsSettings
 from gpuledger.settings import load_settings
+from gpuledger_cli.topics import TopicsSettings
 from tests.unit.deployment import compose_file, deployables
 from tests.unit.deployment.compose_file import Service
 from tests.unit.deployment.deployables import ROOT

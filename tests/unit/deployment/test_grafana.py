@@ -6,10 +6,10 @@ import pytest
 import yaml
 from prometheus_client import REGISTRY
 
-from enricher.join import join_metrics
 from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
-from sinks import metrics as sink_metrics
+from gpuledger_enricher.join import join_metrics
+from gpuledger_sinks import metrics as sink_metrics
 from tests.unit.deployment import compose_file, dashboard
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}

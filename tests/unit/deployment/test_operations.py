@@ -12,20 +12,20 @@ import msgspec
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
-import agent.metrics
-import enricher.join.join_metrics
-import enricher.podwatch.pod_metrics
 import gpuledger.bus.gaps
 import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
-import reports.metrics
-import sinks.metrics
-from agent.settings import AgentSettings
-from enricher.join.join_settings import JoinSettings
-from enricher.podwatch.pod_settings import PodwatchSettings
+import gpuledger_agent.metrics
+import gpuledger_enricher.join.join_metrics
+import gpuledger_enricher.podwatch.pod_metrics
+import gpuledger_reports.metrics
+import gpuledger_sinks.metrics
 from gpuledger.settings.sources import settings_of, variable_of
-from reports.settings import ReportsSettings
-from sinks.settings import SinkSettings
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_enricher.join.join_settings import JoinSettings
+from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
+from gpuledger_reports.settings import ReportsSettings
+from gpuledger_sinks.settings import SinkSettings
 from tests.default_topics import BY_NAME
 from tests.unit.deployment import deployables, manifests
 from tests.unit.deployment.deployables import ROOT
@@ -39,11 +39,11 @@ MODELS: Final[tuple[type[msgspec.Struct], ...]] = (
 )
 WITHOUT_KAFKA: Final[tuple[type[msgspec.Struct], ...]] = (ReportsSettings,)
 METRICS: Final = (
-    agent.metrics,
-    enricher.podwatch.pod_metrics,
-    enricher.join.join_metrics,
-    sinks.metrics,
-    reports.metrics,
+    gpuledger_agent.metrics,
+    gpuledger_enricher.podwatch.pod_metrics,
+    gpuledger_enricher.join.join_metrics,
+    gpuledger_sinks.metrics,
+    gpuledger_reports.metrics,
     gpuledger.bus.gaps,
     gpuledger.dead_letter_queue,
     gpuledger.runtime.process_metrics,

@@ -12,10 +12,10 @@ from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from cli.docs_gen import DEPLOYABLES, collectors_of
 from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.runtime import CheckSeverity
-from sinks.registry import KINDS
+from gpuledger_cli.docs_gen import DEPLOYABLES, collectors_of
+from gpuledger_sinks.registry import KINDS
 from tests.unit.deployment import watching
 from tests.unit.deployment.deployables import ROOT
 from tests.unit.deployment.watching import Row, Selector
@@ -48,18 +48,18 @@ SAID: Final = watching.PAGE.rpartition("known beforehand are there from the star
 _TOPICS: Final = "from gpuledger.topics import Topics"
 FRESH: Final = (
     *(
-        f"import agent.metrics as m; {_TOPICS}; m.count_published_from_zero(Topics())",
-        "import enricher.podwatch.pod_metrics as m; m.count_cluster_from_zero('default')",
-        "import enricher.podwatch.events",
-        f"import enricher.join.join_metrics as m; {_TOPICS}; m.count_topics_from_zero(Topics())",
+        f"import gpuledger_agent.metrics as m; {_TOPICS}; m.count_published_from_zero(Topics())",
+        "import gpuledger_enricher.podwatch.pod_metrics as m; m.count_cluster_from_zero('default')",
+        "import gpuledger_enricher.podwatch.events",
+        f"import gpuledger_enricher.join.join_metrics as m; {_TOPICS}; m.count_topics_from_zero(Topics())",
     ),
     "import gpuledger.bus.gaps",
     *(
-        f"import sinks.metrics as m, sinks.registry as r; {_TOPICS};"
+        f"import gpuledger_sinks.metrics as m, gpuledger_sinks.registry as r; {_TOPICS};"
         f" m.count_sink_from_zero(r.KINDS[{kind!r}], Topics())"
         for kind in KINDS
     ),
-    "import reports.metrics",
+    "import gpuledger_reports.metrics",
 )
 """What the processes of each deployable do before their work begins."""
 

@@ -4,15 +4,15 @@ from typing import Final
 
 import pytest
 
-from enricher.join.progress.watermarks import NodeWatermarks
-from enricher.podwatch.kinds import NODE, POD
-from enricher.podwatch.publish import KnownRecords
-from enricher.podwatch.table import ObjectTable
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
 from gpuledger.completeness import JOIN, PODWATCH, key_of
 from gpuledger.keys import key_in, node_key, show_node, split_key
 from gpuledger.records import NodeProgress, NodeRecord, PodState, Watermark
+from gpuledger_enricher.join.progress.watermarks import NodeWatermarks
+from gpuledger_enricher.podwatch.kinds import NODE, POD
+from gpuledger_enricher.podwatch.publish import KnownRecords
+from gpuledger_enricher.podwatch.table import ObjectTable
 from tests.default_topics import EVENTS, PODS, TOPICS, WATERMARKS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import SECOND_NS, UIDS, pod, record, sample

@@ -1,8 +1,8 @@
 """What pods say alike is kept once."""
 
-from enricher.watched_records import PodSharing
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import ContainerRequest, PodContainer, PodRecord
+from gpuledger_enricher.watched_records import PodSharing
 from tests.default_topics import PODS
 from tests.unit.enricher.join.ticks import pod
 

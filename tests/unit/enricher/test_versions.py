@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.pods.pods import PodCache
-from enricher.podwatch.kinds import POD
-from enricher.podwatch.publish import KnownRecords
-from enricher.watched_records import is_older
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
 from gpuledger.records import PodContainer, PodRecord
+from gpuledger_enricher.join.pods.pods import PodCache
+from gpuledger_enricher.podwatch.kinds import POD
+from gpuledger_enricher.podwatch.publish import KnownRecords
+from gpuledger_enricher.watched_records import is_older
 from tests.default_topics import PODS, TOPICS
 from tests.unit.enricher.join.ticks import pod
 

@@ -12,7 +12,7 @@ import yaml
 
 from gpuledger.schemas import schema_of
 from gpuledger.topics import Topic
-from sinks.registry import KINDS
+from gpuledger_sinks.registry import KINDS
 from tests.default_topics import (
     DEAD_LETTERS,
     INVENTORY,

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.settings import AgentSettings
 from gpuledger.codec import Decoder, encode, validate
 from gpuledger.errors import UndecodableError
 from gpuledger.records import GpuEvent, NodeReadings, NodeSample, ProcessRecord
@@ -19,6 +18,7 @@ from gpuledger.records.bounds import (
     MAX_INTERVAL_SECONDS,
     MAX_PID,
 )
+from gpuledger_agent.settings import AgentSettings
 from tests.default_topics import SAMPLES
 from tests.unit.enricher.join.ticks import process, process_end, reading, sample
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[3]
 
-DEPLOYABLES = ("agent", "enricher.podwatch", "enricher.join", "sinks")
+DEPLOYABLES = ("agent", "gpuledger_enricher.podwatch", "gpuledger_enricher.join", "sinks")
 INTERRUPTED = 130
 # Raises the signal in the process itself, just as the first of what takes long is imported.
 SIGNALLED = """
@@ -93,7 +93,9 @@ def test_a_deployable_ends_with_its_exit_code_whatever_its_threads_are_doing(mod
 
 
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("at", ["cli.command", "cyclopts", "cli.demo.demo_command", "asyncio"])
+@pytest.mark.parametrize(
+    "at", ["gpuledger_cli.command", "cyclopts", "gpuledger_cli.demo.demo_command", "asyncio"]
+)
 def test_ctrl_c_before_the_work_ends_the_command_quietly_with_130(at: str, start: str) -> None:
     ended = signalled(signal.SIGINT, module="cli", start=start, at=at, argv=("demo",))
     assert ended == (INTERRUPTED, b"")

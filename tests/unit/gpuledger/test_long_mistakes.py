@@ -6,14 +6,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from agent.exposition.dcgm_fields import read_counters
-from agent.recording.format import FORMAT
-from agent.recording.replay import open_recording
 from gpuledger.errors import UserError
 from gpuledger.runtime.http.health_pages import WebGuard
 from gpuledger.settings import load_settings
-from simulator.scenario.load import load_scenario
-from sinks.settings import SinkSettings
+from gpuledger_agent.exposition.dcgm_fields import read_counters
+from gpuledger_agent.recording.format import FORMAT
+from gpuledger_agent.recording.replay import open_recording
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_sinks.settings import SinkSettings
 
 LONG = "x" * 30_000
 HASH = "$2y$10$KakQXgis27HqBQrOjKgWReS8eFjYfvy6bEz79sFSOTnCMcrX8eN6O"

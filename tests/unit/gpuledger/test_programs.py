@@ -68,7 +68,7 @@ def test_a_program_whose_extra_is_not_installed_names_it_in_one_line(
 
 
 def test_a_module_of_ours_that_is_missing_is_a_mistake_of_ours() -> None:
-    done = run_without("run_command", "cli.command")
+    done = run_without("run_command", "gpuledger_cli.command")
 
     assert done.returncode == 1
     assert "ModuleNotFoundError" in done.stderr

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.__main__ import main
-from enricher.join.join_settings import GROUP
 from gpuledger.rights import DEPLOYABLES, USES, grants, strimzi_manifests
 from gpuledger.topics import Topics
-from sinks.registry import KINDS, SinkKind
-from sinks.settings import OtlpSettings
-from sinks.store.dimensions import DIMENSIONS
+from gpuledger_cli.__main__ import main
+from gpuledger_enricher.join.join_settings import GROUP
+from gpuledger_sinks.registry import KINDS, SinkKind
+from gpuledger_sinks.settings import OtlpSettings
+from gpuledger_sinks.store.dimensions import DIMENSIONS
 from tests.default_topics import EVENTS, TOPICS
 
 OPERATIONS = {"Read", "Write", "Create", "Describe", "DescribeConfigs"}

@@ -17,8 +17,8 @@ from gpuledger.store.schema import TableSchema, table_uri
 from gpuledger.store.usage_schema import INVENTORY, USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.store.usage_schema import NODES as NODES_TABLE
 from gpuledger.store.views import READABLE, TABLES, create_views, valid_through
-from sinks.settings import StoreSettings
-from sinks.store.maintainer import Maintainer
+from gpuledger_sinks.settings import StoreSettings
+from gpuledger_sinks.store.maintainer import Maintainer
 from tests.default_topics import NAMESPACES, NODES
 from tests.unit.reports.stores import (
     BEGIN_US,

@@ -15,7 +15,7 @@ from gpuledger.bus.administration import with_partitions
 from gpuledger.records import NodeRecord
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, Topics, murmur2, partition_of_node
-from sinks.settings import RowsSettings
+from gpuledger_sinks.settings import RowsSettings
 from tests.default_topics import BY_NAME, DEAD_LETTERS, PODS, SAMPLES, TOPICS
 
 each_topic = pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)

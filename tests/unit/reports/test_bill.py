@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpuledger.store.schema import PODS, table_uri
-from reports.asked import AskedError
-from reports.billing import Bill, BillMaker, gpu_seconds
-from reports.charging_sql import UNITS
-from reports.policy_file import ReadPolicy, parse_policy
-from reports.times import Window
-from reports.usage_sums import UsageReader
+from gpuledger_reports.asked import AskedError
+from gpuledger_reports.billing import Bill, BillMaker, gpu_seconds
+from gpuledger_reports.charging_sql import UNITS
+from gpuledger_reports.policy_file import ReadPolicy, parse_policy
+from gpuledger_reports.times import Window
+from gpuledger_reports.usage_sums import UsageReader
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,

@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from reports.bill_charts import printable
-from reports.bill_html import as_html
-from reports.bill_output import row_of
-from reports.billing import Bill, BillMaker
-from reports.closing import (
+from gpuledger_reports.bill_charts import printable
+from gpuledger_reports.bill_html import as_html
+from gpuledger_reports.bill_output import row_of
+from gpuledger_reports.billing import Bill, BillMaker
+from gpuledger_reports.closing import (
     ChangeSinceClose,
     change_since_close,
     close,
     closed_lines,
     standing_bill,
 )
-from reports.policy_file import ReadPolicy, parse_policy
-from reports.times import Window
-from reports.usage_sums import UsageReader
+from gpuledger_reports.policy_file import ReadPolicy, parse_policy
+from gpuledger_reports.times import Window
+from gpuledger_reports.usage_sums import UsageReader
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reports.charging_sql import UNITS
-from reports.tenants import PartyKey
-from reports.times import Window
-from reports.usage_day import days_of
-from reports.usage_sums import PartyBasis, UsageReader
+from gpuledger_reports.charging_sql import UNITS
+from gpuledger_reports.tenants import PartyKey
+from gpuledger_reports.times import Window
+from gpuledger_reports.usage_day import days_of
+from gpuledger_reports.usage_sums import PartyBasis, UsageReader
 from tests.unit.reports.oracle import Claim, charge_board_hour
 from tests.unit.reports.stores import (
     BEGIN_US,

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cli.command import main
 from gpuledger.errors import UserError
 from gpuledger.store.bill_table import BILL_LINES, append_revision
-from reports.api.answering import AnswerSettings, answer_to
-from reports.api.questions import BillQuestion, ExplainQuestion
-from reports.bill_output import row_of
-from reports.billing import Bill
-from reports.closing import (
+from gpuledger_cli.command import main
+from gpuledger_reports.api.answering import AnswerSettings, answer_to
+from gpuledger_reports.api.questions import BillQuestion, ExplainQuestion
+from gpuledger_reports.bill_output import row_of
+from gpuledger_reports.billing import Bill
+from gpuledger_reports.closing import (
     AMOUNTS,
     ClosedLine,
     close,
@@ -27,7 +27,7 @@ from reports.closing import (
     revision_rows,
     standing_bill,
 )
-from reports.periods import last_month, parse_period
+from gpuledger_reports.periods import last_month, parse_period
 from tests.unit.reports.api.questions_asked import settings_for
 from tests.unit.reports.stores import (
     HOUR_NS,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.money import CURRENCIES, minor_digits, quantize_together, text_of
-from reports.policy import BillPolicy
-from reports.policy_file import DEFAULT_FILE, PolicyError, parse_policy, read_policy
-from reports.rates import DeviceTraits, PriceBook
+from gpuledger_reports.money import CURRENCIES, minor_digits, quantize_together, text_of
+from gpuledger_reports.policy import BillPolicy
+from gpuledger_reports.policy_file import DEFAULT_FILE, PolicyError, parse_policy, read_policy
+from gpuledger_reports.rates import DeviceTraits, PriceBook
 
 EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
 

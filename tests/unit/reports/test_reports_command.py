@@ -10,9 +10,9 @@ import pytest
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.exchange import HttpRequest
 from gpuledger.runtime.tasks import end_tasks
-from reports.api.pages import ReportPages
-from reports.command import main, serve
-from reports.settings import ReadStoreSettings, ReportsSettings, RequestSettings
+from gpuledger_reports.api.pages import ReportPages
+from gpuledger_reports.command import main, serve
+from gpuledger_reports.settings import ReadStoreSettings, ReportsSettings, RequestSettings
 from tests.unit.reports.api.questions_asked import small_store
 
 

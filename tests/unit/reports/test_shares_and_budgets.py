@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from reports.bill_output import COSTS, parquet_columns, row_of, write_parquet
-from reports.billing import BillMaker
-from reports.explaining import explain_line
-from reports.policy import OWN_COLUMNS
-from reports.policy_file import ReadPolicy, parse_policy
-from reports.times import Window
-from reports.usage_sums import UsageReader
+from gpuledger_reports.bill_output import COSTS, parquet_columns, row_of, write_parquet
+from gpuledger_reports.billing import BillMaker
+from gpuledger_reports.explaining import explain_line
+from gpuledger_reports.policy import OWN_COLUMNS
+from gpuledger_reports.policy_file import ReadPolicy, parse_policy
+from gpuledger_reports.times import Window
+from gpuledger_reports.usage_sums import UsageReader
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,

@@ -44,7 +44,10 @@ def test_without_python_s_headers_the_remedy_is_named_too(tmp_path: Path) -> Non
         require_compiler(sys.executable, tmp_path)
 
 
-@pytest.mark.parametrize("named", ["enricher/join/gone.py", "enricher/join", "README.md"])
+@pytest.mark.parametrize(
+    "named",
+    ["enricher/gpuledger_enricher/join/gone.py", "enricher/gpuledger_enricher/join", "README.md"],
+)
 def test_a_list_that_names_no_python_file_is_refused(named: str) -> None:
     with pytest.raises(UncompiledError, check=has_words(named)):
         find_modules(ROOT, ["gpuledger/codec.py", named])
@@ -52,7 +55,7 @@ def test_a_list_that_names_no_python_file_is_refused(named: str) -> None:
 
 def test_another_compiler_and_other_types_are_compiled_in_another_place() -> None:
     """A file of types that is taken away leaves nothing newer than what it was compiled into."""
-    types = [Path("enricher/join/booking/books.pxd")]
+    types = [Path("enricher/gpuledger_enricher/join/booking/books.pxd")]
 
     assert recipe_of("gcc", types) == recipe_of("gcc", types)
     assert len({recipe_of("gcc", types), recipe_of("clang", types), recipe_of("gcc", [])}) == 3

@@ -8,15 +8,15 @@ import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
-import enricher.join.join_metrics
-import enricher.podwatch.pod_metrics
 import gpuledger.bus.gaps
 import gpuledger.dead_letter_queue
 import gpuledger.runtime.process_metrics
-import sinks.metrics
-from enricher.join.join_settings import GROUP as JOIN
-from sinks.registry import KINDS
-from sinks.settings import OtlpSettings
+import gpuledger_enricher.join.join_metrics
+import gpuledger_enricher.podwatch.pod_metrics
+import gpuledger_sinks.metrics
+from gpuledger_enricher.join.join_settings import GROUP as JOIN
+from gpuledger_sinks.registry import KINDS
+from gpuledger_sinks.settings import OtlpSettings
 from tests.default_topics import BY_NAME
 
 ROOT = Path(__file__).parents[3]
@@ -26,9 +26,9 @@ GROUPS = {
     **{f"sink {kind.name}": kind.group for kind in KINDS.values()},
 }
 CENTRAL = (
-    enricher.podwatch.pod_metrics,
-    enricher.join.join_metrics,
-    sinks.metrics,
+    gpuledger_enricher.podwatch.pod_metrics,
+    gpuledger_enricher.join.join_metrics,
+    gpuledger_sinks.metrics,
     gpuledger.bus.gaps,
     gpuledger.dead_letter_queue,
     gpuledger.runtime.process_metrics,

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 
 GIB = 1 << 30
 EPOCH_NS = 1_790_000_000_000_000_000

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.device import BusyTime
+from gpuledger_simulator.device import BusyTime
 
 Spans = list[tuple[int, int]]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from simulator.clock import ManualClock, ScaledClock
-from simulator.simulation import Simulation
+from gpuledger_simulator.clock import ManualClock, ScaledClock
+from gpuledger_simulator.simulation import Simulation
 
 SECOND = 1_000_000_000
 

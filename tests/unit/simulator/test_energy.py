@@ -4,9 +4,9 @@ import pynvml
 import pytest
 
 from gpuledger.errors import UserError
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.unit.simulator.conftest import EPOCH_NS
 
 SECOND = 1_000_000_000

@@ -9,11 +9,11 @@ import pynvml
 import pytest
 
 from gpuledger.errors import UserError
-from simulator.clock import ManualClock
-from simulator.nvml import SimulatedNvml
-from simulator.scenario.load import parse_scenario
-from simulator.scenario.schema import Kind
-from simulator.simulation import Simulation
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.nvml import SimulatedNvml
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.scenario.schema import Kind
+from gpuledger_simulator.simulation import Simulation
 from tests.hanging import HANG_SECONDS
 
 Play = Callable[..., SimulatedNvml]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from simulator.clock import ManualClock
-from simulator.scenario.load import load_scenario
-from simulator.simulation import Simulation
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import Simulation
 
 SECOND = 1_000_000_000
 GIB = 1 << 30

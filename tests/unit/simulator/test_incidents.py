@@ -6,11 +6,11 @@ import pynvml
 import pytest
 
 from gpuledger.errors import UserError
-from simulator.clock import ManualClock
-from simulator.nvml import SimulatedNvml
-from simulator.nvml.events import EventSet
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.nvml import SimulatedNvml
+from gpuledger_simulator.nvml.events import EventSet
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.unit.simulator.mig_builders import cut_simulation
 
 EPOCH_NS = 1_790_000_000_000_000_000

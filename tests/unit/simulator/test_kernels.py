@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from simulator.device import Kernels, Stream
-from simulator.plan import NEVER_NS
+from gpuledger_simulator.device import Kernels, Stream
+from gpuledger_simulator.plan import NEVER_NS
 
 MS = 1_000_000
 SECOND = 1000 * MS

@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from agent.host.kubelet.assignments import DeviceIndex, allocate, find_assignments
-from agent.host.kubelet.messages import parse_answer
-from agent.host.node_pods import ContainerName, ContainerNames, list_folder
-from agent.host.procfs import check_procfs
-from agent.settings import KubeletSettings
 from gpuledger.errors import UserError
 from gpuledger.records import DeviceAllocation, GpuFacts, MigInstance
-from simulator.clock import ManualClock
-from simulator.kubelet import link_logs
-from simulator.scenario.load import load_scenario, parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_agent.host.kubelet.assignments import DeviceIndex, allocate, find_assignments
+from gpuledger_agent.host.kubelet.messages import parse_answer
+from gpuledger_agent.host.node_pods import ContainerName, ContainerNames, list_folder
+from gpuledger_agent.host.procfs import check_procfs
+from gpuledger_agent.settings import KubeletSettings
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.kubelet import link_logs
+from gpuledger_simulator.scenario.load import load_scenario, parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 
 QUICKSTART = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
 EPOCH_NS = 1_795_000_000_000_000_000

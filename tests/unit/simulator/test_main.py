@@ -1,4 +1,4 @@
-"""`python -m simulator`: its commands and the lines in which it tells a mistake."""
+"""`python -m gpuledger_simulator`: its commands and the lines in which it tells a mistake."""
 
 import json
 import subprocess
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpuledger.errors import UserError
-from simulator.__main__ import main
-from simulator.identities import FileUids, write_uids
-from simulator.simulation import choose_epoch_ns
+from gpuledger_simulator.__main__ import main
+from gpuledger_simulator.identities import FileUids, write_uids
+from gpuledger_simulator.simulation import choose_epoch_ns
 from tests.errors import has_words
 from tests.hanging import HANG_SECONDS
 
@@ -75,7 +75,7 @@ def test_a_file_that_holds_no_uids_is_a_users_mistake(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("listen", ["nowhere", "127.0.0.1:99999", "203.0.113.1:8001"])
 def test_an_address_that_cannot_be_listened_on_is_one_line_and_exit_code_2(listen: str) -> None:
-    command = [sys.executable, "-m", "simulator", "kube-api", "--listen", listen]
+    command = [sys.executable, "-m", "gpuledger_simulator", "kube-api", "--listen", listen]
     command += ["--scenario", "scenarios/quickstart.yaml"]
     ended = subprocess.run(
         command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
@@ -87,7 +87,7 @@ def test_an_address_that_cannot_be_listened_on_is_one_line_and_exit_code_2(liste
 
 def test_a_served_api_says_where_it_is_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
     kubeconfig = tmp_path / "kubeconfig"
-    command = [sys.executable, "-m", "simulator", "kube-api", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "gpuledger_simulator", "kube-api", "--listen", "127.0.0.1:0"]
     command += ["--scenario", "scenarios/quickstart.yaml", "--kubeconfig", str(kubeconfig)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
         assert server.stdout is not None

@@ -8,14 +8,14 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.raw import CallGroup, SampleCursor
-from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.errors import UserError
-from simulator.clock import ManualClock
-from simulator.nvml import SimulatedNvml
-from simulator.nvml.session import Handle
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.raw import CallGroup, SampleCursor
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.nvml import SimulatedNvml
+from gpuledger_simulator.nvml.session import Handle
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.errors import has_words
 from tests.unit.simulator.mig_builders import CUT, EPOCH_NS, GIB, cut_simulation
 

@@ -7,11 +7,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from simulator.clock import ManualClock
-from simulator.nvml import SimulatedNvml
-from simulator.nvml.session import Handle
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.nvml import SimulatedNvml
+from gpuledger_simulator.nvml.session import Handle
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.unit.simulator.conftest import EPOCH_NS
 
 WITHOUT_GPUS = SimulatedNvml(

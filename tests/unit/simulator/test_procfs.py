@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from simulator.clock import ManualClock
-from simulator.simulation import Simulation
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.simulation import Simulation
 
 
 def pid_of(simulation: Simulation, command: str) -> int:

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from simulator.clock import ManualClock
-from simulator.sampling_windows import SamplingWindows
-from simulator.scenario.drivers import DriverModel
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.sampling_windows import SamplingWindows
+from gpuledger_simulator.scenario.drivers import DriverModel
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.held_objects import is_bounded
 from tests.unit.simulator.conftest import EPOCH_NS
 

@@ -3,9 +3,9 @@
 import pynvml
 import pytest
 
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.unit.simulator.conftest import EPOCH_NS
 
 SECOND_NS = 10**9

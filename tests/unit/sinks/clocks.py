@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpuledger.records import Entry, GpuEvent
-from simulator.clock import ManualClock, NodeClock, SetClock
+from gpuledger_simulator.clock import ManualClock, NodeClock, SetClock
 from tests.unit.sinks.builders import SECOND_NS, event
 
 HOUR = 3600

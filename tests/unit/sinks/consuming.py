@@ -30,8 +30,8 @@ from gpuledger.codec import Decoder, encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check
-from sinks.loop import consume
-from sinks.protocol import Batch, ConsumerConfig, Partitions, Sink, SinkContext
+from gpuledger_sinks.loop import consume
+from gpuledger_sinks.protocol import Batch, ConsumerConfig, Partitions, Sink, SinkContext
 from tests.default_topics import EVENTS
 from tests.unit.sinks.builders import (
     BUS_TOPICS,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuledger.runtime import Check
 from gpuledger.runtime.http.client import open_http
-from sinks.alerts.receivers import AlertmanagerClient
-from sinks.credentials import ReceiverCredentials
-from sinks.remote_write.protocol_in_force import ProtocolInForce
-from sinks.remote_write.write_client import RemoteWriteClient
-from sinks.settings import AlertsSettings, RemoteWriteSettings
+from gpuledger_sinks.alerts.receivers import AlertmanagerClient
+from gpuledger_sinks.credentials import ReceiverCredentials
+from gpuledger_sinks.remote_write.protocol_in_force import ProtocolInForce
+from gpuledger_sinks.remote_write.write_client import RemoteWriteClient
+from gpuledger_sinks.settings import AlertsSettings, RemoteWriteSettings
 from tests.fakes.seconds import Seconds
 from tests.unit.sinks.remote_write.messages import RawMessage
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
 from gpuledger.records import Account, GpuEvent
-from sinks.alerts.active_alerts import Now
-from sinks.alerts.engine import RuleEvaluator
-from sinks.alerts.rules import rules_of
-from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.write_requests import AgeLimits, admit
-from sinks.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.timelines import TickOrder, TickRecord, Timelines
+from gpuledger_sinks.alerts.active_alerts import Now
+from gpuledger_sinks.alerts.engine import RuleEvaluator
+from gpuledger_sinks.alerts.rules import rules_of
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.write_requests import AgeLimits, admit
+from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings
+from gpuledger_sinks.timelines import TickOrder, TickRecord, Timelines
 from tests.unit.sinks.builders import NODE, SECOND_NS, START_NS, entry, event
 from tests.unit.sinks.clocks import CASES, COUNT, HOUR, YEAR, Told, of_one_boot, rebooted
 from tests.unit.sinks.remote_write.interval_samples import samples_of

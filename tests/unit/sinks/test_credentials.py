@@ -12,11 +12,11 @@ from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.http.client import HttpClient, open_http
 from gpuledger.settings import Secret
 from gpuledger.settings.groups import ClientCredentialsSettings
-from sinks.credentials import ReceiverCredentials
-from sinks.errors import ReceiverUnavailableError
-from sinks.remote_write.protocol_in_force import ProtocolInForce
-from sinks.remote_write.write_client import RemoteWriteClient
-from sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.credentials import ReceiverCredentials
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.remote_write.protocol_in_force import ProtocolInForce
+from gpuledger_sinks.remote_write.write_client import RemoteWriteClient
+from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.fakes.seconds import Seconds
 from tests.real.services.certificates import Authority
 from tests.unit.sinks.posting import posting

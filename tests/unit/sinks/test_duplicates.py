@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sinks.timelines import SeenTicks
+from gpuledger_sinks.timelines import SeenTicks
 from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock, event, place_of
 
 AT = place_of("node-a")

@@ -11,9 +11,9 @@ from structlog.testing import capture_logs
 from gpuledger.records import Account
 from gpuledger.runtime import Readiness
 from gpuledger.settings import Secret
-from sinks.loop import run_sink
-from sinks.registry import ALERTS, REMOTE_WRITE
-from sinks.settings import AlertsSettings, BusyWithoutPodSettings, RemoteWriteSettings
+from gpuledger_sinks.loop import run_sink
+from gpuledger_sinks.registry import ALERTS, REMOTE_WRITE
+from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings, RemoteWriteSettings
 from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,

@@ -22,10 +22,10 @@ from gpuledger.keys import key_in
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger.topics import Topic, partition_of_node
-from sinks.kafka_sink import MAX_TRANSACTION_BYTES, open_kafka_sink
-from sinks.loop import run_sink
-from sinks.protocol import OpenSink
-from sinks.registry import KINDS, SinkKind
+from gpuledger_sinks.kafka_sink import MAX_TRANSACTION_BYTES, open_kafka_sink
+from gpuledger_sinks.loop import run_sink
+from gpuledger_sinks.protocol import OpenSink
+from gpuledger_sinks.registry import KINDS, SinkKind
 from tests.default_topics import DEAD_LETTERS, EVENTS, ROWS
 from tests.unit.sinks.builders import (
     BUS_TOPICS,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gpuledger.bus.protocol import Record, TopicPartition
-from sinks.protocol import LARGE_BYTES, Batch, LargeTurns
+from gpuledger_sinks.protocol import LARGE_BYTES, Batch, LargeTurns
 from tests.hanging import HANG_SECONDS
 
 

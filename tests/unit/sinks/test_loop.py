@@ -14,7 +14,7 @@ from gpuledger.bus.protocol import (
     TopicPartition,
 )
 from gpuledger.runtime import Readiness
-from sinks.protocol import AcknowledgedOffsets, Batch, SinkContext
+from gpuledger_sinks.protocol import AcknowledgedOffsets, Batch, SinkContext
 from tests.default_topics import EVENTS
 from tests.unit.sinks.builders import (
     BUS_TOPICS,

@@ -23,8 +23,8 @@ from gpuledger.bus.protocol import (
 )
 from gpuledger.errors import BusUnavailableError, NotAssignedError
 from gpuledger.runtime import Check
-from sinks.errors import ReceiverUnavailableError
-from sinks.protocol import Batch, Partitions, SinkContext
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.protocol import Batch, Partitions, SinkContext
 from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.hanging import HANG_SECONDS
 from tests.unit.sinks.builders import (

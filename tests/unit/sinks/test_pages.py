@@ -12,7 +12,6 @@ import duckdb
 import pytest
 from msgspec.structs import replace
 
-from agent.exposition.dcgm_fields import default_counters
 from gpuledger.ledger.dcgm import LAST_XID, OF_DEVICES, OF_MEMORIES, DcgmSeries
 from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
 from gpuledger.ledger.hardware import ERRORS, HARDWARE_FAMILIES, TRAFFIC
@@ -37,11 +36,12 @@ from gpuledger.store.usage_schema import (
     USAGE_DAILY,
     USAGE_HOURLY,
 )
-from sinks import otlp_names as naming
-from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.node_intervals import NodeIntervals, TickValues
-from sinks.rows import encoded_rows_of
-from sinks.store.table import EntriesTable, GapsTable
+from gpuledger_agent.exposition.dcgm_fields import default_counters
+from gpuledger_sinks import otlp_names as naming
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.node_intervals import NodeIntervals, TickValues
+from gpuledger_sinks.rows import encoded_rows_of
+from gpuledger_sinks.store.table import EntriesTable, GapsTable
 from tests.default_topics import ROWS
 from tests.unit.sinks.builders import SECOND_NS, START_NS, books, entry, event, holder, pod, reading
 from tests.unit.sinks.remote_write.interval_samples import RECORD

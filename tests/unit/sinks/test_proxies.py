@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpuledger.settings import Secret
-from sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.errors import ReceiverUnavailableError
 from tests.fakes.http_proxy import HttpProxy, proxying
 from tests.real.services.certificates import Authority
 from tests.unit.sinks.posting import KINDS, posting, serving, settings_of

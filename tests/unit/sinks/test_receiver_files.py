@@ -10,8 +10,8 @@ import pytest
 
 from gpuledger.errors import SettingsError
 from gpuledger.settings import Secret, load_settings
-from sinks.errors import ReceiverUnavailableError
-from sinks.settings import SinkSettings
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.settings import SinkSettings
 from tests.real.services.certificates import Authority
 from tests.unit.sinks.posting import KINDS, Posting, posting, serving
 from tests.unit.sinks.receiver import receiving

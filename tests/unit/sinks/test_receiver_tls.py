@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.errors import ReceiverUnavailableError
 from tests.real.services.certificates import Authority
 from tests.unit.sinks.posting import KINDS, posting, serving, settings_of
 from tests.unit.sinks.receiver import receiving

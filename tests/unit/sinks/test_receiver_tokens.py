@@ -11,7 +11,7 @@ from typing_extensions import override
 from gpuledger.errors import SettingsError
 from gpuledger.settings import Secret
 from gpuledger.settings.groups import ClientCredentialsSettings
-from sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.errors import ReceiverUnavailableError
 from tests.fakes.http_proxy import proxying
 from tests.fakes.token_issuer import CLIENT_SECRET, TokenIssuer, TokenKeys
 from tests.real.services.certificates import Authority

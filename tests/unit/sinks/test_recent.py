@@ -8,12 +8,12 @@ import pytest
 
 from gpuledger.recent import Recent
 from gpuledger.records import Account, GpuEvent
-from sinks.alerts.active_alerts import Now
-from sinks.alerts.engine import RuleEvaluator
-from sinks.alerts.rules import rules_of
-from sinks.remote_write.active_series import ActiveSeries
-from sinks.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.timelines import SeenTicks, Timelines
+from gpuledger_sinks.alerts.active_alerts import Now
+from gpuledger_sinks.alerts.engine import RuleEvaluator
+from gpuledger_sinks.alerts.rules import rules_of
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings
+from gpuledger_sinks.timelines import SeenTicks, Timelines
 from tests.unit.sinks.builders import START_NS, ManualClock, entry, event, place_of
 from tests.unit.sinks.remote_write.interval_samples import samples_of
 

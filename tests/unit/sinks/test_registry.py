@@ -4,10 +4,10 @@ import inspect
 
 import pytest
 
-from sinks.metrics import DROPPED_TOTAL, count_sink_from_zero
-from sinks.protocol import OpenSink
-from sinks.registry import KINDS, SinkKind
-from sinks.settings import SinkSettings
+from gpuledger_sinks.metrics import DROPPED_TOTAL, count_sink_from_zero
+from gpuledger_sinks.protocol import OpenSink
+from gpuledger_sinks.registry import KINDS, SinkKind
+from gpuledger_sinks.settings import SinkSettings
 from tests.default_topics import TOPICS
 
 ALL = list(KINDS.values())

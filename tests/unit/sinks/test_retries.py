@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gpuledger.runtime import Check, Readiness
-from sinks.errors import ReceiverUnavailableError, RejectedError, retry_receiver
+from gpuledger_sinks.errors import ReceiverUnavailableError, RejectedError, retry_receiver
 from tests.unit.sinks.builders import ManualClock
 
 

@@ -17,8 +17,8 @@ from gpuledger.ledger.quantities import APPORTIONED, BOOKED, apportion
 from gpuledger.ledger.rows import COLUMNS, ColumnType, EntryRow
 from gpuledger.records import Account, Entry, GpuEvent
 from gpuledger.store.schema import ENTRIES
-from sinks.rows import encoded_rows_of
-from sinks.store.buffer import rows_of as store_rows_of
+from gpuledger_sinks.rows import encoded_rows_of
+from gpuledger_sinks.store.buffer import rows_of as store_rows_of
 from tests.default_topics import ROWS
 from tests.errors import has_words
 from tests.unit.sinks.builders import (

@@ -6,9 +6,9 @@ import pytest
 
 from gpuledger.errors import SettingsError
 from gpuledger.settings import load_settings
-from sinks.command import main
-from sinks.registry import KINDS
-from sinks.settings import SinkSettings
+from gpuledger_sinks.command import main
+from gpuledger_sinks.registry import KINDS
+from gpuledger_sinks.settings import SinkSettings
 from tests.errors import has_words
 
 

@@ -11,11 +11,11 @@ import pytest
 from gpuledger.errors import SettingsError
 from gpuledger.runtime import Check
 from gpuledger.settings import Secret
-from sinks.credentials import ReceiverCredentials
-from sinks.errors import ReceiverUnavailableError
-from sinks.receiver_settings import Sigv4Settings
-from sinks.settings import RemoteWriteSettings
-from sinks.sigv4 import AwsKeys, signature_headers
+from gpuledger_sinks.credentials import ReceiverCredentials
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.receiver_settings import Sigv4Settings
+from gpuledger_sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.sigv4 import AwsKeys, signature_headers
 from tests.fakes.token_issuer import TokenIssuer, TokenKeys
 from tests.real.services.certificates import Authority
 from tests.unit.sinks.posting import posting

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sinks.sigv4 import AwsKeys, signature_headers
+from gpuledger_sinks.sigv4 import AwsKeys, signature_headers
 
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
 URL = "https://example.amazonaws.com/"

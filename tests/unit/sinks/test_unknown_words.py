@@ -13,10 +13,6 @@ import orjson
 import pytest
 from msgspec.structs import replace
 
-from cli.demo.screen import rows_of as screen_rows_of
-from cli.demo.totals import Tally
-from enricher.join.booking.books import book_tick
-from enricher.join.replay_diff import Agreement, compare_events
 from gpuledger.codec import decoder_of, encode
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
@@ -37,11 +33,15 @@ from gpuledger.records import (
     Severity,
 )
 from gpuledger.store.query import entries_sql
-from sinks.alerts.rules import annotations_of, busy_without_pod_ratio, labels_of
-from sinks.otlp import ExportRequests
-from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.wire import Version
-from sinks.rows import encoded_rows_of
+from gpuledger_cli.demo.screen import rows_of as screen_rows_of
+from gpuledger_cli.demo.totals import Tally
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_enricher.join.replay_diff import Agreement, compare_events
+from gpuledger_sinks.alerts.rules import annotations_of, busy_without_pod_ratio, labels_of
+from gpuledger_sinks.otlp import ExportRequests
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.wire import Version
+from gpuledger_sinks.rows import encoded_rows_of
 from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS, PROCESSES, SAMPLES
 from tests.unit.enricher.join.ticks import process, sample
 from tests.unit.enricher.join.ticks import reading as read_in_tick

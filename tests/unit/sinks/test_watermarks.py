@@ -15,9 +15,9 @@ from gpuledger.completeness import message_of
 from gpuledger.records import SilentNode, Watermark
 from gpuledger.runtime import Readiness
 from gpuledger.store.commits import valid_through_us
-from sinks.loop import run_sink
-from sinks.registry import ROWS as ROWS_KIND
-from sinks.settings import RowsSettings
+from gpuledger_sinks.loop import run_sink
+from gpuledger_sinks.registry import ROWS as ROWS_KIND
+from gpuledger_sinks.settings import RowsSettings
 from tests.default_topics import EVENTS, ROWS, WATERMARKS
 from tests.unit.sinks.builders import (
     BUS_TOPICS,

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.core.fast_polls import FastPollPlan
-from agent.core.gpu_sampler import GpuSampler, GpuTick, LastTick
-from agent.core.normalize.driver_clock import DriverClock
-from agent.core.normalize.windows import WindowLength
-from agent.core.raw import (
+from gpuledger.records import ProcessKind
+from gpuledger_agent.core.fast_polls import FastPollPlan
+from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick, LastTick
+from gpuledger_agent.core.normalize.driver_clock import DriverClock
+from gpuledger_agent.core.normalize.windows import WindowLength
+from gpuledger_agent.core.raw import (
     ClockReading,
     FastPoll,
     ListedProcess,
@@ -20,8 +21,7 @@ from agent.core.raw import (
     SampleCursor,
     UtilizationSample,
 )
-from agent.core.stamps import drop_impossible
-from gpuledger.records import ProcessKind
+from gpuledger_agent.core.stamps import drop_impossible
 from tests.ticks import tick_gpu
 
 SECOND_NS = 1_000_000_000

@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.core.gpu_sampler import GpuSampler, GpuTick, LastTick
-from agent.core.normalize.driver_clock import DriverClock
-from agent.core.normalize.shares import GoneProcess, ProcessUsage
-from agent.core.normalize.windows import WindowLength
-from agent.core.raw import (
+from gpuledger.records import ProcessKind
+from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick, LastTick
+from gpuledger_agent.core.normalize.driver_clock import DriverClock
+from gpuledger_agent.core.normalize.shares import GoneProcess, ProcessUsage
+from gpuledger_agent.core.normalize.windows import WindowLength
+from gpuledger_agent.core.raw import (
     ListedProcess,
     ProcessUtilizationSample,
     RawGpuSample,
     SampleCursor,
     UtilizationSample,
 )
-from gpuledger.records import ProcessKind
 from tests.ticks import tick_gpu
 
 SECOND_NS = 1_000_000_000

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.core.raw import ClockReading
-from agent.core.tick_clock import TickClock, TickInterval
+from gpuledger_agent.core.raw import ClockReading
+from gpuledger_agent.core.tick_clock import TickClock, TickInterval
 
 SECOND_NS = 1_000_000_000
 

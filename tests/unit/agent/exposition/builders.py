@@ -8,12 +8,6 @@ from typing import Any, NamedTuple
 from msgspec.structs import fields
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.exposition import PageRenderer
-from agent.exposition.families import Label
-from agent.exposition.holders import NamedContainer, PodLookup
-from agent.exposition.node_state import NodeState, make_node_state
-from agent.host import node_pods
-from agent.settings import ExpositionSettings
 from gpuledger.records import (
     ContainerRef,
     DeviceAllocation,
@@ -29,7 +23,13 @@ from gpuledger.records import (
     ProcessRecord,
     Severity,
 )
-from simulator.clock import ManualClock
+from gpuledger_agent.exposition import PageRenderer
+from gpuledger_agent.exposition.families import Label
+from gpuledger_agent.exposition.holders import NamedContainer, PodLookup
+from gpuledger_agent.exposition.node_state import NodeState, make_node_state
+from gpuledger_agent.host import node_pods
+from gpuledger_agent.settings import ExpositionSettings
+from gpuledger_simulator.clock import ManualClock
 
 MODEL = "NVIDIA H100 80GB HBM3"
 GIB = 1 << 30

@@ -6,8 +6,8 @@ import pytest
 import structlog
 from prometheus_client import REGISTRY
 
-from agent.exposition.dcgm_fields import default_counters, parse_counters, read_counters
 from gpuledger.errors import UserError
+from gpuledger_agent.exposition.dcgm_fields import default_counters, parse_counters, read_counters
 from tests.errors import has_words
 
 LIST = """\

@@ -8,7 +8,6 @@ from hypothesis import given as generated
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.settings import ExpositionSettings
 from gpuledger.records import (
     DeviceAllocation,
     GpuHealth,
@@ -18,6 +17,7 @@ from gpuledger.records import (
     GpuTraffic,
     JobAllocation,
 )
+from gpuledger_agent.settings import ExpositionSettings
 from tests.unit.agent.exposition.builders import (
     GIB,
     Reported,

@@ -6,7 +6,7 @@ from typing import get_args, get_type_hints
 import pytest
 from msgspec import structs
 
-from agent.exposition.dcgm_fields import (
+from gpuledger_agent.exposition.dcgm_fields import (
     MULTI_SERIES,
     Field,
     Kind,
@@ -15,9 +15,14 @@ from agent.exposition.dcgm_fields import (
     is_dcgm_name,
     nearest_name,
 )
-from agent.exposition.device import DERIVED, GpuEventHistory, ShownDevice
-from agent.exposition.families import INFO_FAMILIES, InfoFamily, NativeFamily, native_families
-from agent.settings import Profile
+from gpuledger_agent.exposition.device import DERIVED, GpuEventHistory, ShownDevice
+from gpuledger_agent.exposition.families import (
+    INFO_FAMILIES,
+    InfoFamily,
+    NativeFamily,
+    native_families,
+)
+from gpuledger_agent.settings import Profile
 
 # etc/default-counters.csv and etc/dcp-metrics-included.csv of dcgm-exporter, the lines that are on.
 DEFAULTS = """

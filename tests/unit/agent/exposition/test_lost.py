@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from agent.settings import ExpositionSettings
 from gpuledger.records import GpuHealth, GpuThrottling
+from gpuledger_agent.settings import ExpositionSettings
 from tests.unit.agent.exposition.builders import Node, gpu, incident, inventory, node, sample
 
 XID = "DCGM_FI_DEV_XID_ERRORS"

@@ -6,20 +6,20 @@ from types import ModuleType
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import agent.metrics
-from agent.exposition.families import (
+import gpuledger_agent.metrics
+from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
+from gpuledger.ledger.health import HEALTH_FAMILIES
+from gpuledger_agent.exposition.families import (
     INFO_FAMILIES as FACTS,
 )
-from agent.exposition.families import (
+from gpuledger_agent.exposition.families import (
     LABELS,
     PROCESS_FAMILIES,
     InfoFamily,
     native_families,
 )
-from agent.settings import ExpositionSettings
-from cli.docs_gen import DEPLOYABLES, collectors_of, label_names_of
-from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
-from gpuledger.ledger.health import HEALTH_FAMILIES
+from gpuledger_agent.settings import ExpositionSettings
+from gpuledger_cli.docs_gen import DEPLOYABLES, collectors_of, label_names_of
 from tests.unit.agent.exposition.builders import GIB, allocation, gpu, node, process, sample
 
 INFO_FAMILIES: tuple[InfoFamily, ...] = (*FACTS, *PROCESS_FAMILIES)
@@ -66,7 +66,9 @@ def _labels_of(module: ModuleType) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def test_the_agents_own_metrics_are_not_on_the_page_a_second_time() -> None:
-    own = {family.name for one in collectors_of(agent.metrics) for family in one.describe()}
+    own = {
+        family.name for one in collectors_of(gpuledger_agent.metrics) for family in one.describe()
+    }
     assert not own & {name.removesuffix("_total") for name in PAGE}
 
 

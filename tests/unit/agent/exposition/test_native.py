@@ -5,9 +5,6 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from agent.core.incidents import make_incident
-from agent.exposition.device import COUNTED_FROM_ZERO
-from agent.settings import ExpositionSettings
 from gpuledger.keys import NodeId
 from gpuledger.records import (
     ContainerRef,
@@ -16,6 +13,9 @@ from gpuledger.records import (
     GpuThrottling,
     JobAllocation,
 )
+from gpuledger_agent.core.incidents import make_incident
+from gpuledger_agent.exposition.device import COUNTED_FROM_ZERO
+from gpuledger_agent.settings import ExpositionSettings
 from tests.unit.agent.exposition.builders import (
     GIB,
     Node,

@@ -6,8 +6,6 @@ import pytest
 import structlog
 from msgspec.structs import replace
 
-from agent.exposition.node_state import make_node_state
-from agent.settings import ExpositionSettings
 from gpuledger.records import (
     GpuHealth,
     GpuProfiling,
@@ -15,7 +13,9 @@ from gpuledger.records import (
     ProcessChange,
     ProcessRecord,
 )
-from simulator.clock import ManualClock
+from gpuledger_agent.exposition.node_state import make_node_state
+from gpuledger_agent.settings import ExpositionSettings
+from gpuledger_simulator.clock import ManualClock
 from tests.held_objects import is_bounded
 from tests.unit.agent.exposition.builders import (
     START_NS,

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from agent.settings import ExpositionSettings
 from gpuledger.records import ContainerRef, DeviceAllocation, GpuProcess
+from gpuledger_agent.settings import ExpositionSettings
 from tests.unit.agent.exposition.builders import (
     GIB,
     Reported,

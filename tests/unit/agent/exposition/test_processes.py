@@ -1,8 +1,8 @@
 """Single processes on the page: only where asked for, and never more than allowed."""
 
-from agent.metrics import PROCESS_SERIES_DROPPED
-from agent.settings import ExpositionSettings
 from gpuledger.records import ProcessChange, ProcessRecord
+from gpuledger_agent.metrics import PROCESS_SERIES_DROPPED
+from gpuledger_agent.settings import ExpositionSettings
 from tests.unit.agent.exposition.builders import GIB, Node, gpu, node, process, sample
 
 OWNER = "ml/train-0/main"

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.exposition.dcgm_fields import all_fields, default_counters
 from gpuledger.records import GpuReading
+from gpuledger_agent.exposition.dcgm_fields import all_fields, default_counters
 from tests.unit.agent.exposition.builders import (
     GIB,
     Node,

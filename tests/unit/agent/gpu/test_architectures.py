@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from agent.core.gpu_sampler import GpuSampler, GpuTick
-from agent.core.raw import CallGroup, SampleCursor
-from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuHealth, GpuProfiling
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick
+from gpuledger_agent.core.raw import CallGroup, SampleCursor
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.ticks import tick_gpu
 from tests.unit.record_fields import present_in
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from agent.core.raw import CallGroup
-from agent.gpu.breaker import BreakerLog, GroupBreaker, Permit
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.runtime import Backoff
+from gpuledger_agent.core.raw import CallGroup
+from gpuledger_agent.gpu.breaker import BreakerLog, GroupBreaker, Permit
 
 
 @pytest.fixture

@@ -3,16 +3,6 @@
 import pynvml
 import pytest
 
-from agent.core.raw import CallGroup
-from agent.core.readings import READINGS
-from agent.gpu.nvidia.catalogue import (
-    CATALOGUE,
-    EACH_LINK,
-    FieldValue,
-    FunctionCall,
-    GpmMetric,
-    MetricSpec,
-)
 from gpuledger.records import (
     GpuDetails,
     GpuHealth,
@@ -23,6 +13,16 @@ from gpuledger.records import (
     GpuTraffic,
 )
 from gpuledger.records.base import BaseRecord
+from gpuledger_agent.core.raw import CallGroup
+from gpuledger_agent.core.readings import READINGS
+from gpuledger_agent.gpu.nvidia.catalogue import (
+    CATALOGUE,
+    EACH_LINK,
+    FieldValue,
+    FunctionCall,
+    GpmMetric,
+    MetricSpec,
+)
 
 ALL: list[tuple[CallGroup, MetricSpec]] = [
     (group, reading) for group, readings in CATALOGUE.items() for reading in readings

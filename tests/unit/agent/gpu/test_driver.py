@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pynvml
 import pytest
 
-from agent.gpu.driver import Driver
-from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.runtime import Backoff, Check
-from simulator.clock import ManualClock
+from gpuledger_agent.gpu.driver import Driver
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_simulator.clock import ManualClock
 from tests.fakes.nvml import FakeGpu, FakeNvml
 from tests.hanging import HANG_SECONDS
 

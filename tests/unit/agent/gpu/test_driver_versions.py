@@ -7,12 +7,12 @@ from typing import Any, Final
 import pynvml
 import pytest
 
-from agent.core.raw import CallGroup, SampleCursor
-from agent.gpu.nvidia.session import NvmlSession
-from simulator.clock import ManualClock
-from simulator.nvml import SimulatedNvml
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.raw import CallGroup, SampleCursor
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.nvml import SimulatedNvml
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 
 EPOCH_NS = 1_790_000_000_000_000_000
 SMOOTHING = 7

@@ -7,12 +7,12 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.incidents import Detection
-from agent.gpu.nvidia.events import KINDS, WANTED, NvmlGpuEvents
-from agent.gpu.protocol import FailedError, GpuLostError, UnsupportedError
-from agent.metrics import EVENT_SET_FAILURES
 from gpuledger.clock import NS_PER_SECOND
-from simulator.clock import ManualClock
+from gpuledger_agent.core.incidents import Detection
+from gpuledger_agent.gpu.nvidia.events import KINDS, WANTED, NvmlGpuEvents
+from gpuledger_agent.gpu.protocol import FailedError, GpuLostError, UnsupportedError
+from gpuledger_agent.metrics import EVENT_SET_FAILURES
+from gpuledger_simulator.clock import ManualClock
 from tests.fakes.nvml_pointers import CLibrary
 from tests.metric_values import value_of
 from tests.unit.agent.core.incidents.builders import (

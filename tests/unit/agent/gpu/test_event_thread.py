@@ -10,15 +10,15 @@ import pynvml
 import pytest
 from structlog.testing import capture_logs
 
-from agent.core.incidents import Detection
-from agent.gpu.event_thread import EventThread
-from agent.gpu.nvidia.session import NvmlSession
-from agent.gpu.protocol import GpuIdentity
-from agent.monitor import IncidentMonitor
 from gpuledger.keys import NodeId
 from gpuledger.runtime import Backoff
-from simulator.clock import ManualClock
-from simulator.simulation import SimulatedNode
+from gpuledger_agent.core.incidents import Detection
+from gpuledger_agent.gpu.event_thread import EventThread
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.gpu.protocol import GpuIdentity
+from gpuledger_agent.monitor import IncidentMonitor
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.simulation import SimulatedNode
 from tests.fakes.nvml import Altered
 from tests.hanging import HANG_SECONDS
 from tests.unit.agent.core.incidents.builders import EPOCH_NS, failing_node, gpus_of

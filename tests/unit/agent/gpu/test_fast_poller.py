@@ -6,13 +6,13 @@ from collections.abc import Collection, Sequence
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from agent.core.raw import ClockReading, FastPoll, SampleCursor
-from agent.gpu.driver import Driver
-from agent.gpu.fast_poller import FastPoller
-from agent.gpu.protocol import FailedError
-from agent.metrics import LOOKS_FAILED
 from gpuledger.runtime import Backoff, Check
-from simulator.clock import ManualClock
+from gpuledger_agent.core.raw import ClockReading, FastPoll, SampleCursor
+from gpuledger_agent.gpu.driver import Driver
+from gpuledger_agent.gpu.fast_poller import FastPoller
+from gpuledger_agent.gpu.protocol import FailedError
+from gpuledger_agent.metrics import LOOKS_FAILED
+from gpuledger_simulator.clock import ManualClock
 from tests.fakes.gpus import PlayedGpu, PlayedSource
 from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pynvml
 import pytest
 
-from agent.gpu.nvidia.catalogue import FieldValue
-from agent.gpu.nvidia.device_client import DeviceClient
-from agent.gpu.nvidia.query import FieldBatch, wanted_field
-from agent.gpu.protocol import GpuLostError
+from gpuledger_agent.gpu.nvidia.catalogue import FieldValue
+from gpuledger_agent.gpu.nvidia.device_client import DeviceClient
+from gpuledger_agent.gpu.nvidia.query import FieldBatch, wanted_field
+from gpuledger_agent.gpu.protocol import GpuLostError
 from tests.fakes.nvml_pointers import FieldsFunction, play
 
 CALL = "nvmlDeviceGetFieldValues"

@@ -5,12 +5,12 @@ import math
 import pynvml
 import pytest
 
-from agent.core.raw import CallGroup
-from agent.core.readings import RATIO
-from agent.gpu.nvidia.catalogue import GpmMetric, MetricSpec
-from agent.gpu.nvidia.device_client import DeviceClient
-from agent.gpu.nvidia.gpm import Gpm
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger_agent.core.raw import CallGroup
+from gpuledger_agent.core.readings import RATIO
+from gpuledger_agent.gpu.nvidia.catalogue import GpmMetric, MetricSpec
+from gpuledger_agent.gpu.nvidia.device_client import DeviceClient
+from gpuledger_agent.gpu.nvidia.gpm import Gpm
 from tests.fakes.nvml_pointers import GpmFunctions, play
 
 METRICS = "nvmlGpmMetricsGet"

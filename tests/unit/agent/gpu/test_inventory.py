@@ -6,15 +6,15 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.raw import CallGroup, SampleCursor
-from agent.gpu.nvidia.device_client import Key
-from agent.gpu.nvidia.inventory import Facts, capabilities_of
-from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.records import Capability, GpuFacts
-from simulator.clock import ManualClock
-from simulator.nvml import SimulatedNvml
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.raw import CallGroup, SampleCursor
+from gpuledger_agent.gpu.nvidia.device_client import Key
+from gpuledger_agent.gpu.nvidia.inventory import Facts, capabilities_of
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.nvml import SimulatedNvml
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.fakes.nvml import Altered
 from tests.fakes.nvml_pointers import play, referent_of
 

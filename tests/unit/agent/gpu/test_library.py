@@ -9,16 +9,16 @@ import pynvml
 import pytest
 from typing_extensions import override
 
-from agent.core.raw import (
+from gpuledger.records import ProcessKind
+from gpuledger_agent.core.raw import (
     CallGroup,
     ListedProcess,
     ProcessUtilizationSample,
     SampleCursor,
     UtilizationSample,
 )
-from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
-from agent.gpu.protocol import SourceLostError
-from gpuledger.records import ProcessKind
+from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from gpuledger_agent.gpu.protocol import SourceLostError
 from tests.errors import has_words
 from tests.fakes.nvml import FakeGpu, FakeNvml
 from tests.fakes.nvml_pointers import play_gpu, referent_of

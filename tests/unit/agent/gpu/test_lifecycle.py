@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from agent.gpu.lifecycle import SourceLifecycle
-from agent.gpu.nvidia.session import NvmlSession
-from agent.gpu.protocol import DriverEvent, LibraryLostError
+from gpuledger_agent.gpu.lifecycle import SourceLifecycle
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.gpu.protocol import DriverEvent, LibraryLostError
 from tests.errors import has_words
 from tests.fakes.nvml import FakeGpu, FakeNvml
 from tests.hanging import HANG_SECONDS

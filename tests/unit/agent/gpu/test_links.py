@@ -6,11 +6,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.readings import CELSIUS, KIBIBYTES
-from agent.gpu.nvidia.catalogue import ALL_LINKS, EACH_LINK, FieldValue, MetricSpec
-from agent.gpu.nvidia.device_client import DeviceClient
-from agent.gpu.nvidia.query import QueryPlan
-from agent.gpu.protocol import GpuLostError
+from gpuledger_agent.core.readings import CELSIUS, KIBIBYTES
+from gpuledger_agent.gpu.nvidia.catalogue import ALL_LINKS, EACH_LINK, FieldValue, MetricSpec
+from gpuledger_agent.gpu.nvidia.device_client import DeviceClient
+from gpuledger_agent.gpu.nvidia.query import QueryPlan
+from gpuledger_agent.gpu.protocol import GpuLostError
 from tests.fakes.nvml_pointers import FieldsFunction, play
 
 CALL = "nvmlDeviceGetFieldValues"

@@ -8,12 +8,12 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.gpu_sampler import GpuSampler
-from agent.core.raw import CallGroup, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.core import Memory, query_memory
-from agent.gpu.nvidia.device_client import DeviceClient
-from agent.gpu.nvidia.inventory import Facts
-from agent.gpu.nvidia.session import NvidiaGpu
+from gpuledger_agent.core.gpu_sampler import GpuSampler
+from gpuledger_agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from gpuledger_agent.gpu.nvidia.core import Memory, query_memory
+from gpuledger_agent.gpu.nvidia.device_client import DeviceClient
+from gpuledger_agent.gpu.nvidia.inventory import Facts
+from gpuledger_agent.gpu.nvidia.session import NvidiaGpu
 from tests.fakes.nvml_pointers import Function, play, referent_of
 from tests.ticks import tick_gpu
 

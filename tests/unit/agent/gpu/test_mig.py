@@ -8,10 +8,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.raw import CallGroup, ClockReading, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from gpuledger.records import MigInstance
-from simulator.clock import ManualClock
+from gpuledger_agent.core.raw import CallGroup, ClockReading, RawGpuSample, SampleCursor
+from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from gpuledger_simulator.clock import ManualClock
 from tests.fakes.nvml import Altered
 from tests.unit.simulator.mig_builders import EPOCH_NS, GIB, cut_simulation
 

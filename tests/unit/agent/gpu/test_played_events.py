@@ -2,9 +2,9 @@
 
 import pytest
 
-from agent.gpu.nvidia.events import NvmlGpuEvents, pci_buses_of
 from gpuledger.clock import NS_PER_SECOND
-from simulator.clock import ManualClock
+from gpuledger_agent.gpu.nvidia.events import NvmlGpuEvents, pci_buses_of
+from gpuledger_simulator.clock import ManualClock
 from tests.unit.agent.core.incidents.builders import EPOCH_NS, failing_node, gpus_of
 
 

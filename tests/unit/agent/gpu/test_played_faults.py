@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from agent.core.raw import RawGpuSample, SampleCursor
-from agent.gpu.driver import Driver
-from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.runtime import Backoff, Check
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.raw import RawGpuSample, SampleCursor
+from gpuledger_agent.gpu.driver import Driver
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.fakes.gpus import await_driver_thread
 from tests.fakes.nvml import Altered
 from tests.hanging import HANG_SECONDS

@@ -8,10 +8,10 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.raw import ListedProcess, ProcessAccounting
-from agent.gpu.nvidia.accounting import AccountingReader
-from agent.gpu.nvidia.device_client import DeviceClient
 from gpuledger.records import ProcessKind
+from gpuledger_agent.core.raw import ListedProcess, ProcessAccounting
+from gpuledger_agent.gpu.nvidia.accounting import AccountingReader
+from gpuledger_agent.gpu.nvidia.device_client import DeviceClient
 from tests.fakes.nvml_pointers import Function, play, referent_of
 
 MODE = "nvmlDeviceGetAccountingMode"

@@ -12,18 +12,18 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.raw import ListedProcess
-from agent.gpu.nvidia.core import list_processes
-from agent.gpu.nvidia.device_client import DeviceClient
-from agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
-from agent.gpu.nvidia.system_library import SystemNvml, with_own_lists
-from agent.metrics import NVML_ERRORS
-from agent.recording.format import RecordingHeader
-from agent.recording.recorder import Recorder, RecordingFile, RecordingLibrary
-from agent.recording.replay import open_recording
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_agent.core.raw import ListedProcess
+from gpuledger_agent.gpu.nvidia.core import list_processes
+from gpuledger_agent.gpu.nvidia.device_client import DeviceClient
+from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
+from gpuledger_agent.gpu.nvidia.system_library import SystemNvml, with_own_lists
+from gpuledger_agent.metrics import NVML_ERRORS
+from gpuledger_agent.recording.format import RecordingHeader
+from gpuledger_agent.recording.recorder import Recorder, RecordingFile, RecordingLibrary
+from gpuledger_agent.recording.replay import open_recording
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.fakes.nvml_pointers import CLibrary, referent_of
 from tests.metric_values import value_of
 

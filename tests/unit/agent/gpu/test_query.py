@@ -7,12 +7,18 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.raw import CallGroup
-from agent.core.readings import CELSIUS, COUNT, NUMBER
-from agent.gpu.nvidia.catalogue import CATALOGUE, FieldValue, FunctionCall, MetricSpec, Source
-from agent.gpu.nvidia.device_client import DeviceClient
-from agent.gpu.nvidia.query import QueryPlan
-from agent.gpu.protocol import SourceLostError
+from gpuledger_agent.core.raw import CallGroup
+from gpuledger_agent.core.readings import CELSIUS, COUNT, NUMBER
+from gpuledger_agent.gpu.nvidia.catalogue import (
+    CATALOGUE,
+    FieldValue,
+    FunctionCall,
+    MetricSpec,
+    Source,
+)
+from gpuledger_agent.gpu.nvidia.device_client import DeviceClient
+from gpuledger_agent.gpu.nvidia.query import QueryPlan
+from gpuledger_agent.gpu.protocol import SourceLostError
 from tests.fakes.nvml import Altered, answering
 from tests.fakes.nvml_pointers import FieldsFunction, play, referent_of
 

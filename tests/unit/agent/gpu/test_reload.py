@@ -1,11 +1,11 @@
 """After a reload of the driver its counters begin anew, and the tick says which."""
 
-from agent.core.gpu_sampler import GpuSampler
-from agent.core.raw import SampleCursor
-from agent.gpu.nvidia.session import NvmlSession
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.gpu_sampler import GpuSampler
+from gpuledger_agent.core.raw import SampleCursor
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.ticks import tick_gpu
 
 EPOCH_NS = 1_790_000_000_000_000_000

@@ -7,20 +7,20 @@ from typing import TypeVar
 
 import pytest
 
-from agent.context import Host, run_agent
-from agent.core.incidents import Detection
-from agent.gpu.nvidia.session import NvmlSession
-from agent.gpu.protocol import GpuLostError, GpuSource
-from agent.settings import AgentSettings
-from enricher.join.booking.books import book_tick
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.codec import decoder_of
 from gpuledger.records import GpuBooks, Incident, Inventory, NodeSample
 from gpuledger.runtime import Readiness
-from simulator.scenario.load import load_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_agent.context import Host, run_agent
+from gpuledger_agent.core.incidents import Detection
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.gpu.protocol import GpuLostError, GpuSource
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.default_topics import INCIDENTS, INVENTORY, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.simulated_source import DirectSource

@@ -13,9 +13,12 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from agent.core.raw import CallGroup, ClockReading, RawGpuSample
-from agent.gpu.driver import Driver
-from agent.gpu.protocol import (
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.records import GpuFacts
+from gpuledger.runtime import Backoff, Check
+from gpuledger_agent.core.raw import CallGroup, ClockReading, RawGpuSample
+from gpuledger_agent.gpu.driver import Driver
+from gpuledger_agent.gpu.protocol import (
     DriverNotLoadedError,
     FailedError,
     Gpu,
@@ -23,11 +26,8 @@ from agent.gpu.protocol import (
     LibraryLostError,
     SourceLostError,
 )
-from agent.gpu.worker import MAX_LEAKED, Pace
-from gpuledger.clock import NS_PER_SECOND
-from gpuledger.records import GpuFacts
-from gpuledger.runtime import Backoff, Check
-from simulator.clock import ManualClock
+from gpuledger_agent.gpu.worker import MAX_LEAKED, Pace
+from gpuledger_simulator.clock import ManualClock
 from tests.fakes.gpus import ANSWERS, PlayedGpu, PlayedSource
 from tests.hanging import HANG_SECONDS
 

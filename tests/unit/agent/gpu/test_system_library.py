@@ -17,19 +17,19 @@ import pynvml
 import pytest
 from structlog.testing import capture_logs
 
-from agent.core.raw import SampleCursor
-from agent.gpu.nvidia.core import ProcessLists, query_core
-from agent.gpu.nvidia.device_client import DeviceClient
-from agent.gpu.nvidia.session import NvmlSession
-from agent.gpu.nvidia.system_library import (
+from benchmarks.nvml_stub.build import build_stub
+from gpuledger_agent.core.raw import SampleCursor
+from gpuledger_agent.gpu.nvidia.core import ProcessLists, query_core
+from gpuledger_agent.gpu.nvidia.device_client import DeviceClient
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.gpu.nvidia.system_library import (
     FOLDERS,
     LIBRARY,
     LibraryNotFoundError,
     SystemNvml,
     load_library,
 )
-from agent.gpu.protocol import DriverNotLoadedError
-from benchmarks.nvml_stub.build import build_stub
+from gpuledger_agent.gpu.protocol import DriverNotLoadedError
 from tests.fakes.nvml_pointers import CLibrary, referent_of
 
 OK: int = pynvml.NVML_SUCCESS

@@ -10,11 +10,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.raw import CallGroup, ProcessUtilizationSample, RawGpuSample, SampleCursor
-from agent.gpu.nvidia.device_client import call_by_name
-from agent.gpu.protocol import UnsupportedError
-from agent.metrics import NVML_ERRORS
 from gpuledger.records import ProcessKind
+from gpuledger_agent.core.raw import CallGroup, ProcessUtilizationSample, RawGpuSample, SampleCursor
+from gpuledger_agent.gpu.nvidia.device_client import call_by_name
+from gpuledger_agent.gpu.protocol import UnsupportedError
+from gpuledger_agent.metrics import NVML_ERRORS
 from tests.fakes.nvml_pointers import play_gpu, referent_of
 from tests.metric_values import value_of
 

@@ -6,12 +6,12 @@ from typing import Any
 import pynvml
 import pytest
 
-from agent.core.raw import CallGroup
-from agent.gpu.driver import Driver
-from agent.gpu.nvidia.events import NvmlDriverEvents
-from agent.gpu.protocol import DriverEvent, DriverNotLoadedError, LibraryLostError
 from gpuledger.runtime import Backoff, Check
-from simulator.clock import ManualClock
+from gpuledger_agent.core.raw import CallGroup
+from gpuledger_agent.gpu.driver import Driver
+from gpuledger_agent.gpu.nvidia.events import NvmlDriverEvents
+from gpuledger_agent.gpu.protocol import DriverEvent, DriverNotLoadedError, LibraryLostError
+from gpuledger_simulator.clock import ManualClock
 from tests.fakes.gpus import PlayedGpu, PlayedSource, await_driver_thread
 from tests.fakes.nvml_pointers import referent_of
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from agent.gpu.watchdog import LoopWatch, NothingWorksError, Watchdog
+from gpuledger_agent.gpu.watchdog import LoopWatch, NothingWorksError, Watchdog
 from tests.errors import has_words
 from tests.hanging import HANG_SECONDS
 

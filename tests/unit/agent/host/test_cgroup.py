@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from agent.core.processes.table import Location
-from agent.host.cgroup import find_node_paths, locate
-from agent.host.procfs import ProcessReader
+from gpuledger_agent.core.processes.table import Location
+from gpuledger_agent.host.cgroup import find_node_paths, locate
+from gpuledger_agent.host.procfs import ProcessReader
 
 VECTORS = [
     json.loads(line)

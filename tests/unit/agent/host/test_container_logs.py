@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent.host.node_pods import MAX_NAMES, ContainerName, ContainerNames, list_folder
-from simulator.clock import ManualClock
+from gpuledger_agent.host.node_pods import MAX_NAMES, ContainerName, ContainerNames, list_folder
+from gpuledger_simulator.clock import ManualClock
 from tests.held_objects import is_bounded
 
 CHAT_ID, OTHER_ID = "a" * 64, "b" * 64

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.host.job_directory import (
+from gpuledger.codec import validate
+from gpuledger.errors import UserError
+from gpuledger.records import MigInstance
+from gpuledger.records.bounds import MAX_JOB_ALLOCATIONS, MAX_JOB_ID_LENGTH
+from gpuledger.runtime import Check
+from gpuledger_agent.host.job_directory import (
     MAX_FILE_BYTES,
     MAX_FILES,
     MAX_JOBS,
@@ -19,14 +24,9 @@ from agent.host.job_directory import (
     job_files_in,
     parse_job_files,
 )
-from agent.host.kubelet.assignments import DeviceIndex
-from agent.settings import AgentSettings
-from agent.source_selection import find_source
-from gpuledger.codec import validate
-from gpuledger.errors import UserError
-from gpuledger.records import MigInstance
-from gpuledger.records.bounds import MAX_JOB_ALLOCATIONS, MAX_JOB_ID_LENGTH
-from gpuledger.runtime import Check
+from gpuledger_agent.host.kubelet.assignments import DeviceIndex
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_agent.source_selection import find_source
 
 CUT = MigInstance(
     uuid="MIG-b", profile="1g.10gb", gpu_instance=7, compute_instance=0, compute_slices=1

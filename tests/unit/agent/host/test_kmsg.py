@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.incidents import Detection
-from agent.host.kmsg import DeviceKmsg, Kmsg, KmsgReader, RecordTime
-from agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.runtime import Backoff, Check
-from simulator.clock import ManualClock
-from simulator.procfs import SimulatedKmsg
+from gpuledger_agent.core.incidents import Detection
+from gpuledger_agent.host.kmsg import DeviceKmsg, Kmsg, KmsgReader, RecordTime
+from gpuledger_agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.procfs import SimulatedKmsg
 from tests.metric_values import value_of
 from tests.unit.agent.core.incidents.builders import EPOCH_NS, failing_node
 

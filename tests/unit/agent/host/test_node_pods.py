@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.host.node_pods import MAX_NAMES, PodCgroups, PodChanges, PodEnds, PodFolders, PodUids
-from simulator.clock import ManualClock
-from simulator.scenario.load import load_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.host.node_pods import (
+    MAX_NAMES,
+    PodCgroups,
+    PodChanges,
+    PodEnds,
+    PodFolders,
+    PodUids,
+)
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.unit.deployment.deployables import ROOT
 
 FIRST, SECOND = (f"0000000{digit}-7d52-4b8e-a1f4-9c0d2e5b7a63" for digit in (1, 2))

@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 
-from agent.host.procfs import check_procfs, shows_kernel_threads
+from gpuledger_agent.host.procfs import check_procfs, shows_kernel_threads
 
 MACHINE = b"2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 0 0 0 20 0 1 0 25 0 0\n"
 PROGRAM = b"2 (kthreadd) S 0 2 2 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 911 0 0\n"

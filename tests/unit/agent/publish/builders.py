@@ -9,16 +9,16 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 from typing_extensions import override
 
-from agent.metrics import SPOOL_DROPPED
-from agent.publish.message_bundle import MessageBundle
-from agent.publish.spool import Spool
-from agent.publish.spool_file import START
-from agent.publish.spool_folder import IoThread
-from agent.settings import SpoolSettings
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import BusUnavailableError
 from gpuledger.keys import NodeId, key_in
+from gpuledger_agent.metrics import SPOOL_DROPPED
+from gpuledger_agent.publish.message_bundle import MessageBundle
+from gpuledger_agent.publish.spool import Spool
+from gpuledger_agent.publish.spool_file import START
+from gpuledger_agent.publish.spool_folder import IoThread
+from gpuledger_agent.settings import SpoolSettings
 from tests.default_topics import PROCESSES, SAMPLES, TOPICS
 from tests.metric_values import value_of
 

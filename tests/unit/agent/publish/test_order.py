@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.publish.message_bundle import BundleQueue
-from agent.publish.publisher import SamplePublisher, shut_down
-from agent.publish.send_queue import SendQueue
-from agent.publish.spool import Spool
-from agent.publish.spool_file import Segment
 from gpuledger.keys import NodeId
 from gpuledger.runtime import Backoff, Check
+from gpuledger_agent.publish.message_bundle import BundleQueue
+from gpuledger_agent.publish.publisher import SamplePublisher, shut_down
+from gpuledger_agent.publish.send_queue import SendQueue
+from gpuledger_agent.publish.spool import Spool
+from gpuledger_agent.publish.spool_file import Segment
 from tests.default_topics import PROCESSES, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.unit.agent.publish.builders import (

@@ -9,23 +9,6 @@ import pytest
 from prometheus_client import REGISTRY
 from typing_extensions import override
 
-from agent.core.tick import NodeTick
-from agent.metrics import (
-    PUBLISH_FAILURES,
-    QUEUE_TICKS,
-    TICKS_DROPPED,
-    count_published_from_zero,
-)
-from agent.publish.message_bundle import (
-    BundleQueue,
-    MessageBundle,
-    QueuedBundle,
-    bundle_incident,
-    bundle_inventory,
-    bundle_tick,
-)
-from agent.publish.publisher import SamplePublisher, shut_down
-from agent.publish.send_queue import SendQueue
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
 from gpuledger.codec import decoder_of
@@ -50,6 +33,23 @@ from gpuledger.records import (
 from gpuledger.records.bounds import MAX_WORD_LENGTH
 from gpuledger.runtime import Backoff, Check
 from gpuledger.topics import partition_of_node
+from gpuledger_agent.core.tick import NodeTick
+from gpuledger_agent.metrics import (
+    PUBLISH_FAILURES,
+    QUEUE_TICKS,
+    TICKS_DROPPED,
+    count_published_from_zero,
+)
+from gpuledger_agent.publish.message_bundle import (
+    BundleQueue,
+    MessageBundle,
+    QueuedBundle,
+    bundle_incident,
+    bundle_inventory,
+    bundle_tick,
+)
+from gpuledger_agent.publish.publisher import SamplePublisher, shut_down
+from gpuledger_agent.publish.send_queue import SendQueue
 from tests.default_topics import BY_NAME, INCIDENTS, INVENTORY, PROCESSES, READINGS, SAMPLES, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.publish.publisher import pause_seconds
+from gpuledger_agent.publish.publisher import pause_seconds
 
 times = st.lists(st.integers(0, 3_600_000), min_size=2, max_size=60).map(sorted)
 

@@ -14,14 +14,14 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from agent.metrics import SPOOL_DROPPED, SPOOL_FAILURES, SPOOL_USABLE, TICKS_DROPPED
-from agent.publish.message_bundle import BundleQueue
-from agent.publish.send_queue import SendQueue
-from agent.publish.spool import Spool
-from agent.publish.spool_folder import IoThread
-from agent.settings import SpoolSettings
 from gpuledger.keys import NodeId
 from gpuledger.runtime import Backoff, Check
+from gpuledger_agent.metrics import SPOOL_DROPPED, SPOOL_FAILURES, SPOOL_USABLE, TICKS_DROPPED
+from gpuledger_agent.publish.message_bundle import BundleQueue
+from gpuledger_agent.publish.send_queue import SendQueue
+from gpuledger_agent.publish.spool import Spool
+from gpuledger_agent.publish.spool_folder import IoThread
+from gpuledger_agent.settings import SpoolSettings
 from tests.hanging import HANG_SECONDS
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from agent.metrics import (
+from gpuledger.bus.protocol import Message
+from gpuledger_agent.metrics import (
     QUEUE_TICKS,
     SPOOL_BYTES,
     SPOOL_DROPPED,
@@ -10,7 +11,6 @@ from agent.metrics import (
     SPOOL_WRITTEN,
     TICKS_DROPPED,
 )
-from gpuledger.bus.protocol import Message
 from tests.default_topics import INCIDENTS
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (

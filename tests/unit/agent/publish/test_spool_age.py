@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.metrics import (
+from gpuledger_agent.metrics import (
     SPOOL_OLDEST_SECONDS,
 )
-from agent.publish.spool_file import pack_frame
+from gpuledger_agent.publish.spool_file import pack_frame
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     EARLIER_BOOT,

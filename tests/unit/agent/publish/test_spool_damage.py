@@ -13,12 +13,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from agent.metrics import (
+from gpuledger_agent.metrics import (
     SPOOL_FILES_SET_ASIDE,
     SPOOL_TORN,
 )
-from agent.publish.spool import Spool
-from agent.publish.spool_file import HEAD_BYTES, START, DamagedError, pack_frame, unpack_frame
+from gpuledger_agent.publish.spool import Spool
+from gpuledger_agent.publish.spool_file import (
+    HEAD_BYTES,
+    START,
+    DamagedError,
+    pack_frame,
+    unpack_frame,
+)
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (
     NODE,

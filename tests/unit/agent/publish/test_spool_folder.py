@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.metrics import (
+from gpuledger.keys import NodeId
+from gpuledger_agent.metrics import (
     SPOOL_TICKS,
 )
-from agent.publish.spool import Spool
-from gpuledger.keys import NodeId
+from gpuledger_agent.publish.spool import Spool
 from tests.errors import has_errno, has_words
 from tests.metric_values import value_of
 from tests.unit.agent.publish.builders import (

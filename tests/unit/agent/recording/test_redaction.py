@@ -2,8 +2,8 @@
 
 import orjson
 
-from agent.recording.format import RecordingLine
-from agent.recording.recorder import Redactor
+from gpuledger_agent.recording.format import RecordingLine
+from gpuledger_agent.recording.recorder import Redactor
 
 UUID = "GPU-0d07e64d-96cd-5282-9d68-4510288cf05a"
 POD = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"

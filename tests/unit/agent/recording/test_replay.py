@@ -13,29 +13,34 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.core.tick import NodeTick
-from agent.gpu.nvidia.catalogue import CATALOGUE, FunctionCall
-from agent.gpu.nvidia.library import NvmlLibrary
-from agent.gpu.nvidia.session import NvmlSession
-from agent.host.procfs import Procfs
-from agent.recording.format import (
-    RecordingHeader,
-    is_played,
-    read_recording,
-    refuse_result,
-)
-from agent.recording.recorder import Recorder, RecordingFile, RecordingLibrary, RecordingProcfs
-from agent.recording.replay import ReplayClock, ReplayLibrary, ReplayProcfs
-from agent.recording.serialize import Handles, build, fill, to_json
-from agent.sampling import Sampler
 from gpuledger.clock import Clock
 from gpuledger.codec import encode
 from gpuledger.errors import UserError
 from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample, ProcessRecord
-from simulator.clock import ManualClock
-from simulator.scenario.load import load_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.tick import NodeTick
+from gpuledger_agent.gpu.nvidia.catalogue import CATALOGUE, FunctionCall
+from gpuledger_agent.gpu.nvidia.library import NvmlLibrary
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.host.procfs import Procfs
+from gpuledger_agent.recording.format import (
+    RecordingHeader,
+    is_played,
+    read_recording,
+    refuse_result,
+)
+from gpuledger_agent.recording.recorder import (
+    Recorder,
+    RecordingFile,
+    RecordingLibrary,
+    RecordingProcfs,
+)
+from gpuledger_agent.recording.replay import ReplayClock, ReplayLibrary, ReplayProcfs
+from gpuledger_agent.recording.serialize import Handles, build, fill, to_json
+from gpuledger_agent.sampling import Sampler
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.errors import has_words
 from tests.ticks import tick_of
 

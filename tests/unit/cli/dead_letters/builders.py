@@ -4,9 +4,6 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from cli.dead_letters.letter_log import KeptLetter, LetterFilter, LetterLog
-from cli.dead_letters.letter_replay import LetterOutcome, RefusedPrinter, replay_letters
-from cli.dead_letters.letter_target import LetterTarget, open_join_target, open_sink_target
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Record
 from gpuledger.clock import NS_PER_MS
@@ -16,7 +13,14 @@ from gpuledger.keys import node_key
 from gpuledger.records import GpuEvent, NodeSample
 from gpuledger.runtime import Readiness
 from gpuledger.topics import partition_of_node
-from sinks.registry import REMOTE_WRITE, SinkKind
+from gpuledger_cli.dead_letters.letter_log import KeptLetter, LetterFilter, LetterLog
+from gpuledger_cli.dead_letters.letter_replay import LetterOutcome, RefusedPrinter, replay_letters
+from gpuledger_cli.dead_letters.letter_target import (
+    LetterTarget,
+    open_join_target,
+    open_sink_target,
+)
+from gpuledger_sinks.registry import REMOTE_WRITE, SinkKind
 from tests.default_topics import DEAD_LETTERS, EVENTS, SAMPLES
 from tests.unit.sinks.builders import PARTITIONS, START_NS, ManualClock
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from typing_extensions import override
 
-from cli.dead_letters.letter_log import KeptLetter, Position, ReplayedLetters
-from cli.dead_letters.letter_target import LetterTarget, Usable
 from gpuledger.errors import UserError
+from gpuledger_cli.dead_letters.letter_log import KeptLetter, Position, ReplayedLetters
+from gpuledger_cli.dead_letters.letter_target import LetterTarget, Usable
 from tests.default_topics import DEAD_LETTERS
 from tests.unit.cli.dead_letters.builders import counted, record_of, reject, replay
 from tests.unit.sinks.builders import ManualClock, bus, event
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from gpuledger.bus.memory import MemoryBus
-    from sinks.redelivery import Refusals
+    from gpuledger_sinks.redelivery import Refusals
 
 CONSUMER = "anybody"
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from enricher.join.join_command import run_join
-from enricher.join.join_settings import JoinSettings, JoinTuning
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import decoder_of, encode
 from gpuledger.keys import node_key
 from gpuledger.records import GpuEvent, NodeProgress
 from gpuledger.runtime import Readiness
+from gpuledger_enricher.join.join_command import run_join
+from gpuledger_enricher.join.join_settings import JoinSettings, JoinTuning
 from tests.default_topics import EVENTS, PODS, PROGRESS, SAMPLES
 from tests.unit.cli.dead_letters.builders import (
     JOIN,
@@ -26,10 +26,10 @@ from tests.unit.enricher.join.ticks import process, sample
 from tests.unit.sinks.builders import ManualClock, bus, eventually, place_of, running
 
 if TYPE_CHECKING:
-    from cli.dead_letters.letter_replay import LetterOutcome
     from gpuledger.bus.memory import MemoryBus
     from gpuledger.bus.protocol import Record
     from gpuledger.records import NodeSample
+    from gpuledger_cli.dead_letters.letter_replay import LetterOutcome
 
 SETTINGS = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.02, podwatch_timeout_seconds=0))
 

@@ -9,13 +9,18 @@ from typing import Any
 
 import pytest
 
-from cli.dead_letters.dead_letters_command import find, scan
-from cli.dead_letters.letter_log import LetterFilter, Position, parse_position
-from cli.dead_letters.letter_printing import Format, LetterPrinter, print_counts
-from cli.dead_letters.letter_views import LetterCounts, full_text, hex_dump, parse_count_by
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record, Unreadable, UnreadableReason
 from gpuledger.errors import UserError
+from gpuledger_cli.dead_letters.dead_letters_command import find, scan
+from gpuledger_cli.dead_letters.letter_log import LetterFilter, Position, parse_position
+from gpuledger_cli.dead_letters.letter_printing import Format, LetterPrinter, print_counts
+from gpuledger_cli.dead_letters.letter_views import (
+    LetterCounts,
+    full_text,
+    hex_dump,
+    parse_count_by,
+)
 from tests.default_topics import DEAD_LETTERS, TOPICS
 from tests.errors import has_words
 from tests.unit.cli.dead_letters.builders import (

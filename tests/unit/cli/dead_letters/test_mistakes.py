@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.__main__ import main
+from gpuledger_cli.__main__ import main
 
 
 @pytest.mark.parametrize(

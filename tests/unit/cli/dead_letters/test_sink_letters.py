@@ -10,11 +10,6 @@ from deltalake import DeltaTable
 from msgspec import json
 from typing_extensions import override
 
-from cli.dead_letters.dead_letters_command import scan
-from cli.dead_letters.letter_log import LetterFilter, Position
-from cli.dead_letters.letter_printing import LetterPrinter
-from cli.dead_letters.letter_replay import exit_code
-from cli.dead_letters.letter_target import replayed_kind
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.ledger.families import INCIDENTS
@@ -23,10 +18,20 @@ from gpuledger.ledger.usage import COUNTERS
 from gpuledger.runtime import Readiness
 from gpuledger.store.commits import describe, valid_through_us
 from gpuledger.store.query import count_rows
-from sinks.loop import run_sink
-from sinks.registry import KINDS, REMOTE_WRITE, ROWS, STORE, SinkKind
-from sinks.settings import RemoteWriteSettings, RowsSettings, StoreSettings, TenantSettings
-from sinks.store.table import UsageTable
+from gpuledger_cli.dead_letters.dead_letters_command import scan
+from gpuledger_cli.dead_letters.letter_log import LetterFilter, Position
+from gpuledger_cli.dead_letters.letter_printing import LetterPrinter
+from gpuledger_cli.dead_letters.letter_replay import exit_code
+from gpuledger_cli.dead_letters.letter_target import replayed_kind
+from gpuledger_sinks.loop import run_sink
+from gpuledger_sinks.registry import KINDS, REMOTE_WRITE, ROWS, STORE, SinkKind
+from gpuledger_sinks.settings import (
+    RemoteWriteSettings,
+    RowsSettings,
+    StoreSettings,
+    TenantSettings,
+)
+from gpuledger_sinks.store.table import UsageTable
 from tests.default_topics import DEAD_LETTERS, TOPICS
 from tests.default_topics import ROWS as ROWS_TOPIC
 from tests.errors import has_words
@@ -61,8 +66,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from cli.dead_letters.letter_replay import LetterOutcome
     from gpuledger.bus.memory import MemoryBus
+    from gpuledger_cli.dead_letters.letter_replay import LetterOutcome
 
 TENANTS = TenantSettings(of_namespace="team-{namespace}", shared="gpus")
 TOO_LONG = Answer(400, "label too long", {"Content-Type": "text/plain"})

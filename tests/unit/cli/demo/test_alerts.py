@@ -2,10 +2,10 @@
 
 import pytest
 
-from cli.demo.totals import RunAlerts, as_line
 from gpuledger.records import Account, GpuEvent
-from simulator.clock import ManualClock
-from sinks.settings import AlertsSettings, BusyWithoutPodSettings
+from gpuledger_cli.demo.totals import RunAlerts, as_line
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from tests.unit.cli.demo.events import SECOND_NS, entry, event, incident, uuid_of
 
 SETTINGS = AlertsSettings(

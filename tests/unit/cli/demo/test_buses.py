@@ -4,11 +4,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from cli.demo.bus import filled_topics, refuse_changes, refuse_topics_of_others, wait_until_free
-from cli.demo.run_bus import find_beginning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.errors import BusUnavailableError, TopicsError
+from gpuledger_cli.demo.bus import (
+    filled_topics,
+    refuse_changes,
+    refuse_topics_of_others,
+    wait_until_free,
+)
+from gpuledger_cli.demo.run_bus import find_beginning
 from tests.default_topics import EVENTS, SAMPLES, TOPICS
 from tests.errors import has_words
 from tests.unit.sinks.builders import ManualClock

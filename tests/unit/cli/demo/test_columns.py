@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.demo.tables import TableColumn, cut, fit, line, shorten
+from gpuledger_cli.demo.tables import TableColumn, cut, fit, line, shorten
 
 COLUMNS = (
     TableColumn("Pod", "left", floor=20),

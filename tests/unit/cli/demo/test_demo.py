@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from cli.demo.plan import DEMO_SCENARIO
+from gpuledger_cli.demo.plan import DEMO_SCENARIO
 
-COMMAND = [sys.executable, "-m", "cli"]
+COMMAND = [sys.executable, "-m", "gpuledger_cli"]
 ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith("GPULEDGER")
 }

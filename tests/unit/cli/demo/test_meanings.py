@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.command import main
-from cli.demo.run_bill import COLUMNS
-from cli.demo.tables import BILL_COLUMNS, LIVE_COLUMNS, LIVE_ROWS, SUMMARY_COLUMNS
+from gpuledger_cli.command import main
+from gpuledger_cli.demo.run_bill import COLUMNS
+from gpuledger_cli.demo.tables import BILL_COLUMNS, LIVE_COLUMNS, LIVE_ROWS, SUMMARY_COLUMNS
 
 README = Path(__file__).parents[4] / "README.md"
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from cli.demo.pipeline import drain, running
-from cli.demo.plan import DEMO_SCENARIO, DemoPlan
-from cli.demo.run_bus import own_group
-from cli.demo.source import SimulatedMachine
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.memory_consumer import MemoryConsumer
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
 from gpuledger.store.query import count_rows
-from sinks.registry import STORE
+from gpuledger_cli.demo.pipeline import drain, running
+from gpuledger_cli.demo.plan import DEMO_SCENARIO, DemoPlan
+from gpuledger_cli.demo.run_bus import own_group
+from gpuledger_cli.demo.source import SimulatedMachine
+from gpuledger_sinks.registry import STORE
 from tests.hanging import HANG_SECONDS
 
 Batch = Mapping[TopicPartition, Sequence[Record]]

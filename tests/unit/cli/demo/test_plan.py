@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.demo.plan import check_url, find_scenario, find_store, parse_bus
 from gpuledger.errors import UserError
-from simulator.scenario.load import load_scenario
+from gpuledger_cli.demo.plan import check_url, find_scenario, find_store, parse_bus
+from gpuledger_simulator.scenario.load import load_scenario
 from tests.errors import has_words
 
 

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from cli.demo.totals import GpuPresence
 from gpuledger.records import AttributedIncident
+from gpuledger_cli.demo.totals import GpuPresence
 from tests.unit.cli.demo.events import HELD, SECOND_NS, event, incident
 
 

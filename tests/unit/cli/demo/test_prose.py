@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.demo.tables import elide, fold, wrap
+from gpuledger_cli.demo.tables import elide, fold, wrap
 
 ALERT = (
     "! GpuIncident critical  GPU 3 on node gpu-node-2 (pod vision/transcode-6b8f4-9wkzp): "

@@ -2,7 +2,7 @@
 
 import aiohttp
 
-from cli.demo.sending import serve_receivers
+from gpuledger_cli.demo.sending import serve_receivers
 
 
 async def test_what_is_written_and_what_is_alerted_is_taken() -> None:

@@ -6,8 +6,8 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.demo.run_bill import shown_costs
-from reports.money import rounded
+from gpuledger_cli.demo.run_bill import shown_costs
+from gpuledger_reports.money import rounded
 
 COSTS = st.fractions(0, 1, max_denominator=10**7)
 

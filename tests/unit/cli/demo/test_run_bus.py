@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 
-from cli.demo.run_bus import EventReader, Offsets, RunBus, find_beginning, subscription
-from cli.demo.totals import RunAlerts, Tally
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Message, Subscription, TopicPartition
 from gpuledger.codec import encode
-from simulator.clock import ManualClock
-from sinks.settings import AlertsSettings
+from gpuledger_cli.demo.run_bus import EventReader, Offsets, RunBus, find_beginning, subscription
+from gpuledger_cli.demo.totals import RunAlerts, Tally
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_sinks.settings import AlertsSettings
 from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS, PODS, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.unit.cli.demo.events import event

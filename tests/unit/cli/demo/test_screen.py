@@ -3,8 +3,6 @@
 import pytest
 from msgspec.structs import replace
 
-from cli.demo.screen import PAGE_SECONDS, ScreenHeader, draw, rows_of, standstill
-from cli.demo.totals import Tally
 from gpuledger.records import (
     Account,
     AttributedIncident,
@@ -13,6 +11,8 @@ from gpuledger.records import (
     PodDescription,
     PodState,
 )
+from gpuledger_cli.demo.screen import PAGE_SECONDS, ScreenHeader, draw, rows_of, standstill
+from gpuledger_cli.demo.totals import Tally
 from tests.unit.cli.demo.events import (
     HELD,
     KNOWN,

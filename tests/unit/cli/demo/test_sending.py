@@ -2,14 +2,14 @@
 
 import pytest
 
-from cli.demo.run_bus import RunBus
-from cli.demo.sending import SinkWatch, problem
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription, TopicPartition
 from gpuledger.clock import Clock
 from gpuledger.runtime import Readiness
-from simulator.clock import ManualClock
-from sinks.metrics import RETRIES_TOTAL
+from gpuledger_cli.demo.run_bus import RunBus
+from gpuledger_cli.demo.sending import SinkWatch, problem
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_sinks.metrics import RETRIES_TOTAL
 from tests.default_topics import EVENTS
 
 

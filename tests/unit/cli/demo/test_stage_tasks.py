@@ -5,8 +5,8 @@ import gc
 
 import pytest
 
-from cli.demo.stage_tasks import Stages
 from gpuledger.errors import BusError, BusUnavailableError
+from gpuledger_cli.demo.stage_tasks import Stages
 
 
 async def fails(error: Exception, *, once: asyncio.Event) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from cli.demo.run_bill import OwnerCost, RunBill, bill_run
-from cli.demo.sending import SinkLine
-from cli.demo.summary import (
+from gpuledger_cli.demo.run_bill import OwnerCost, RunBill, bill_run
+from gpuledger_cli.demo.sending import SinkLine
+from gpuledger_cli.demo.summary import (
     StoreLine,
     Summary,
     draw_summary,
@@ -17,8 +17,8 @@ from cli.demo.summary import (
     pod_lines,
     truth_error_ratio,
 )
-from cli.demo.tables import SUMMARY_COLUMNS
-from cli.demo.totals import AlertLine, PodTotal
+from gpuledger_cli.demo.tables import SUMMARY_COLUMNS
+from gpuledger_cli.demo.totals import AlertLine, PodTotal
 from tests.unit.cli.demo.events import incident
 
 

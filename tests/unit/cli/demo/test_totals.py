@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from cli.demo.totals import Tally
 from gpuledger.records import Account, BusyMethod, GpuBooks, GpuReading, Settlement
+from gpuledger_cli.demo.totals import Tally
 from tests.unit.cli.demo.events import GIB, HELD, PENDING, SECOND_NS, entry, event
 
 

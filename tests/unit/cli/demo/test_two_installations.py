@@ -3,9 +3,6 @@
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from cli.demo.pipeline import Run, drain, running
-from cli.demo.plan import DEMO_SCENARIO, DemoPlan
-from cli.demo.source import SimulatedMachine
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Consumer,
@@ -16,6 +13,9 @@ from gpuledger.bus.protocol import (
     Transactions,
 )
 from gpuledger.topics import Topic, Topics
+from gpuledger_cli.demo.pipeline import Run, drain, running
+from gpuledger_cli.demo.plan import DEMO_SCENARIO, DemoPlan
+from gpuledger_cli.demo.source import SimulatedMachine
 from tests.unit.cli.demo.test_pipeline import until
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cli.docs_gen import code, put_between_marks, table
 from gpuledger.errors import UserError
+from gpuledger_cli.docs_gen import code, put_between_marks, table
 from tests.errors import has_words
 
 PAGE = "# A\n\n<!-- it: begin -->\nold\n<!-- it: end -->\n\nrest\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import Metric
 
-from cli.docs_gen import DEPLOYABLES, collectors_of
+from gpuledger_cli.docs_gen import DEPLOYABLES, collectors_of
 
 ROOT = Path(__file__).parents[4]
 PACKAGES = ["gpuledger", "agent", "enricher", "sinks", "reports", "simulator", "cli"]
@@ -49,14 +49,14 @@ def test_metrics_are_made_in_the_metrics_modules_and_the_dead_letter_queue_only(
     made = {str(path.relative_to(ROOT)) for path in SOURCES if makes_metrics(path)}
 
     assert made == {
-        "agent/metrics.py",
-        "enricher/join/join_metrics.py",
-        "enricher/podwatch/pod_metrics.py",
+        "agent/gpuledger_agent/metrics.py",
+        "enricher/gpuledger_enricher/join/join_metrics.py",
+        "enricher/gpuledger_enricher/podwatch/pod_metrics.py",
         "gpuledger/bus/gaps.py",
         "gpuledger/dead_letter_queue.py",
         "gpuledger/runtime/process_metrics.py",
-        "reports/metrics.py",
-        "sinks/metrics.py",
+        "reports/gpuledger_reports/metrics.py",
+        "sinks/gpuledger_sinks/metrics.py",
     }
     assert {str(Path(m.__file__ or "").relative_to(ROOT)) for m in DEPLOYABLES.values()} == made
 

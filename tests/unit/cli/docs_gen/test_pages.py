@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.docs_gen import PAGES, make_page, write_pages
 from gpuledger.errors import UserError
+from gpuledger_cli.docs_gen import PAGES, make_page, write_pages
 
 DOCS = Path(__file__).parents[4] / "docs"
 IN_PART = ("agent.md", "security.md")

@@ -6,12 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli.replay.range_plan import ReplayRequest, TimeRange
-from cli.replay.replay_command import choose_output, replay_range
-from cli.replay.run import ReplayOutcome
-from enricher.join.join_command import run_join
-from enricher.join.join_settings import JoinSettings, JoinTuning
-from enricher.join.replay_diff import Comparison
 from gpuledger.bus.memory import MAX_PARTITION_RECORDS, MemoryBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import Decoder, encode
@@ -19,6 +13,12 @@ from gpuledger.keys import key_in, node_key
 from gpuledger.records import ContainerRef, GpuEvent, NodeSample
 from gpuledger.runtime import Readiness
 from gpuledger.topics import Topic, partition_of_node
+from gpuledger_cli.replay.range_plan import ReplayRequest, TimeRange
+from gpuledger_cli.replay.replay_command import choose_output, replay_range
+from gpuledger_cli.replay.run import ReplayOutcome
+from gpuledger_enricher.join.join_command import run_join
+from gpuledger_enricher.join.join_settings import JoinSettings, JoinTuning
+from gpuledger_enricher.join.replay_diff import Comparison
 from tests.default_topics import EVENTS, PODS, SAMPLES, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process, sample

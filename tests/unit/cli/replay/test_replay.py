@@ -9,13 +9,13 @@ import pytest
 from msgspec import structs
 from typing_extensions import override
 
-from cli.replay.replay_command import print_comparison, show_difference, verdict
 from gpuledger.bus.memory import MemoryBus, MemoryReader
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError, TopicsError, UserError
 from gpuledger.keys import key_in
 from gpuledger.records import PodState
+from gpuledger_cli.replay.replay_command import print_comparison, show_difference, verdict
 from tests.default_topics import EVENTS, NAMESPACES, PODS, SAMPLES, TOPICS
 from tests.errors import has_words
 from tests.unit.cli.replay.builders import (

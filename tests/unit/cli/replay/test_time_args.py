@@ -2,8 +2,13 @@
 
 import pytest
 
-from cli.replay.range_plan import parse_duration, parse_moment, write_duration, write_moment
 from gpuledger.errors import UserError
+from gpuledger_cli.replay.range_plan import (
+    parse_duration,
+    parse_moment,
+    write_duration,
+    write_moment,
+)
 from tests.errors import has_words
 
 NOW_MS = 1_795_000_000_000

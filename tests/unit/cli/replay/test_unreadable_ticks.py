@@ -1,8 +1,8 @@
 """A replay over batches that cannot be unpacked: counted, and the others joined."""
 
-from cli.replay.range_plan import TimeRange
-from cli.replay.run import Replay
 from gpuledger.bus.protocol import Record, Unreadable, UnreadableReason
+from gpuledger_cli.replay.range_plan import TimeRange
+from gpuledger_cli.replay.run import Replay
 from tests.default_topics import PODS, SAMPLES, TOPICS
 from tests.unit.enricher.join.ticks import UIDS, anywhere, pod, record, sample
 

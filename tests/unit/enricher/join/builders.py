@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import REGISTRY
 
-from enricher.join.stage import NOWHERE, JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.keys import key_in
 from gpuledger.records import DeadLetter, GpuEvent, PodRecord
+from gpuledger_enricher.join.stage import NOWHERE, JoinStage
 from tests.default_topics import DEAD_LETTERS, EVENTS, PODS, PROGRESS, TOPICS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.ticks import SECOND_NS, record, sample

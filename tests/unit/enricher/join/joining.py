@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from enricher.join.join_command import run_join
-from enricher.join.join_settings import JoinSettings, JoinTuning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Message,
@@ -17,6 +15,8 @@ from gpuledger.keys import key_in
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger.topics import Topic, partition_of_node
+from gpuledger_enricher.join.join_command import run_join
+from gpuledger_enricher.join.join_settings import JoinSettings, JoinTuning
 from tests.default_topics import EVENTS, SAMPLES
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.ticks import process, sample

@@ -2,8 +2,8 @@
 
 import pytest
 
-from enricher.join.delivery import CommitBatch, CommitBatches
 from gpuledger.bus.protocol import Record, TopicPartition
+from gpuledger_enricher.join.delivery import CommitBatch, CommitBatches
 from tests.default_topics import INCIDENTS, PROCESSES, SAMPLES, TOPICS
 
 MAX_RECORDS, MAX_SECONDS = 10, 2.0

@@ -10,8 +10,6 @@ import pytest
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from enricher.join.delivery import AtLeastOnce, CommitBatch, ExactlyOnce
-from enricher.join.join_settings import JoinSettings, JoinTuning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Consumer,
@@ -28,6 +26,8 @@ from gpuledger.errors import BusError, BusUnavailableError
 from gpuledger.records import NodeProgress
 from gpuledger.runtime import Check, RetryingCaller
 from gpuledger.settings import KafkaSettings
+from gpuledger_enricher.join.delivery import AtLeastOnce, CommitBatch, ExactlyOnce
+from gpuledger_enricher.join.join_settings import JoinSettings, JoinTuning
 from tests.default_topics import DEAD_LETTERS, EVENTS, PROGRESS, SAMPLES, TOPICS
 from tests.unit.enricher.join.joining import (
     GROUP,

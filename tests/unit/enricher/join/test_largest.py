@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enricher.join.stage import JoinStage
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder, encode
@@ -33,6 +32,7 @@ from gpuledger.records.bounds import (
     MAX_SENTENCE_LENGTH,
     MAX_WORD_LENGTH,
 )
+from gpuledger_enricher.join.stage import JoinStage
 from tests.default_topics import ATTRIBUTED_INCIDENTS, DEAD_LETTERS, EVENTS, TOPICS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.builders import value_of

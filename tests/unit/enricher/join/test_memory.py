@@ -6,8 +6,8 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 import msgspec
 import pytest
 
-from enricher.join.stage import JoinStage
 from gpuledger.records import ContainerRef, PodContainer
+from gpuledger_enricher.join.stage import JoinStage
 from tests.default_topics import PODS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.ticks import pod, process, record, sample

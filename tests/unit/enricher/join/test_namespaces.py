@@ -8,8 +8,6 @@ import pytest
 from msgspec.structs import replace
 from typing_extensions import override
 
-from enricher.join.restore import NamespaceFollower, NamespaceLetters
-from enricher.join.stage import JoinStage
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import HistoryReader, Message
 from gpuledger.codec import Decoder, encode
@@ -17,6 +15,8 @@ from gpuledger.errors import BusError, BusUnavailableError
 from gpuledger.keys import key_in
 from gpuledger.records import DeadLetter, NamespaceRecord
 from gpuledger.runtime import Backoff, Check, RetryingCaller
+from gpuledger_enricher.join.restore import NamespaceFollower, NamespaceLetters
+from gpuledger_enricher.join.stage import JoinStage
 from tests.default_topics import DEAD_LETTERS, NAMESPACES, NODES, PODS, SAMPLES, TOPICS
 from tests.fakes.producer import KeepingProducer
 from tests.hanging import HANG_SECONDS

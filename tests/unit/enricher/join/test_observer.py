@@ -3,12 +3,12 @@
 import pytest
 from structlog.testing import capture_logs
 
-from enricher.join.booking.books import book_tick
-from enricher.join.observer import TICKS_PER_CHECK, JoinObserver
-from enricher.join.pods.describe import DescriptionCache
-from enricher.join.pods.pods import ClusterPods
-from enricher.join.stage import make_event
 from gpuledger.records import NodeSample
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_enricher.join.observer import TICKS_PER_CHECK, JoinObserver
+from gpuledger_enricher.join.pods.describe import DescriptionCache
+from gpuledger_enricher.join.pods.pods import ClusterPods
+from gpuledger_enricher.join.stage import make_event
 from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, process, reading, sample
 

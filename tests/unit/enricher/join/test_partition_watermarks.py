@@ -8,12 +8,12 @@ import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from enricher.join.join_settings import JoinSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import decoder_of
 from gpuledger.completeness import JOIN, PODWATCH, message_of
 from gpuledger.records import PodState, Watermark
+from gpuledger_enricher.join.join_settings import JoinSettings
 from tests.default_topics import EVENTS, PODS, SAMPLES, WATERMARKS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.joining import (

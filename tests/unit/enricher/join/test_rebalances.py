@@ -6,11 +6,11 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from enricher.join.join_settings import JoinTuning
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Message, Record, Subscription, TopicPartition
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
+from gpuledger_enricher.join.join_settings import JoinTuning
 from tests.default_topics import INCIDENTS, PODS, PROCESSES, SAMPLES
 from tests.unit.enricher.join.joining import (
     PARTITION,

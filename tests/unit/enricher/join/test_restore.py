@@ -8,14 +8,14 @@ from typing import cast
 import pytest
 from typing_extensions import override
 
-from enricher.join.delivery import Delivery
-from enricher.join.join_settings import JoinTuning
-from enricher.join.progress.announcing import Announcer
-from enricher.join.restore import StalledError, StateRestorer
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Consumer, Polled, Record, TopicPartition
 from gpuledger.errors import BusError, BusUnavailableError
 from gpuledger.runtime import Backoff, Check, RetryingCaller
+from gpuledger_enricher.join.delivery import Delivery
+from gpuledger_enricher.join.join_settings import JoinTuning
+from gpuledger_enricher.join.progress.announcing import Announcer
+from gpuledger_enricher.join.restore import StalledError, StateRestorer
 from tests.default_topics import EVENTS, PODS, SAMPLES
 from tests.errors import has_words
 from tests.hanging import HANG_SECONDS

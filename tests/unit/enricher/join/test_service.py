@@ -8,7 +8,6 @@ import pytest
 from prometheus_client import REGISTRY
 from typing_extensions import override
 
-from enricher.join.join_settings import JoinSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Consumer,
@@ -21,6 +20,7 @@ from gpuledger.bus.protocol import (
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import DeadLetter, GpuEvent, PodState
 from gpuledger.topics import Topic
+from gpuledger_enricher.join.join_settings import JoinSettings
 from tests.default_topics import (
     DEAD_LETTERS,
     EVENTS,

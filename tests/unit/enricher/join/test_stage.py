@@ -6,7 +6,6 @@ from typing import Any
 import orjson
 import pytest
 
-from enricher.join.stage import JoinStage
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Message, Record, Unreadable, UnreadableReason
 from gpuledger.codec import Decoder, encode
@@ -21,6 +20,7 @@ from gpuledger.records import (
     Severity,
 )
 from gpuledger.records.bounds import MAX_CONTAINERS, MAX_INTERVAL_NS
+from gpuledger_enricher.join.stage import JoinStage
 from tests.default_topics import (
     ATTRIBUTED_INCIDENTS,
     DEAD_LETTERS,

@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
-from enricher.join.join_settings import JoinTuning
-from enricher.join.polling import STEP_BYTES, poll, step_through, steps_of
 from gpuledger.bus.protocol import Consumer, Polled, Record, TopicPartition
 from gpuledger.errors import BusError, BusUnavailableError
 from gpuledger.runtime import Check, RetryingCaller
+from gpuledger_enricher.join.join_settings import JoinTuning
+from gpuledger_enricher.join.polling import STEP_BYTES, poll, step_through, steps_of
 from tests.default_topics import SAMPLES
 
 HALF = STEP_BYTES // 2

@@ -5,11 +5,6 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from contextlib import asynccontextmanager
 from typing import cast
 
-from enricher.join.delivery import CommitBatch, Delivery
-from enricher.join.join_settings import JoinTuning
-from enricher.join.progress.announcing import Announcer
-from enricher.join.restore import StateRestorer
-from enricher.join.worker import JoinWorker
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Bus, Consumer, Polled, Subscription, TopicPartition
@@ -17,6 +12,11 @@ from gpuledger.clock import SystemClock
 from gpuledger.errors import BusError
 from gpuledger.lag import Lag
 from gpuledger.runtime import Backoff, Check, RetryingCaller
+from gpuledger_enricher.join.delivery import CommitBatch, Delivery
+from gpuledger_enricher.join.join_settings import JoinTuning
+from gpuledger_enricher.join.progress.announcing import Announcer
+from gpuledger_enricher.join.restore import StateRestorer
+from gpuledger_enricher.join.worker import JoinWorker
 from tests.default_topics import EVENTS, SAMPLES, TOPICS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.join.builders import Given

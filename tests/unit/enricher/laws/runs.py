@@ -15,16 +15,16 @@ from typing import Any, Final
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from agent.gpu.nvidia.session import NvmlSession
-from agent.sampling import Sampler
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
 from gpuledger.keys import NodeId, key_in, node_key
 from gpuledger.records import NodeSample
-from simulator.clock import ManualClock
-from simulator.plan import PlannedPod
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.sampling import Sampler
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.plan import PlannedPod
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.default_topics import PODS, SAMPLES
 from tests.ticks import tick_of
 from tests.unit.enricher.join.ticks import pod

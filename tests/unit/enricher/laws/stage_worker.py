@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator
 
 import structlog
 
-from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import decoder_of, encode
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.keys import node_key
 from gpuledger.records import GpuEvent
-from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.node_intervals import NodeIntervals, TickValues
-from sinks.remote_write.wire import Version
+from gpuledger_enricher.join.stage import JoinStage
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.node_intervals import NodeIntervals, TickValues
+from gpuledger_sinks.remote_write.wire import Version
 from tests.compiled import describe_compiled
 from tests.default_topics import DEAD_LETTERS, TOPICS
 from tests.fakes.producer import KeepingProducer

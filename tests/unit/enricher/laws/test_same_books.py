@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.replay.range_plan import TimeRange
-from cli.replay.run import Replay
-from enricher.join.replay_diff import Agreement, EventId, compare_events
+from gpuledger_cli.replay.range_plan import TimeRange
+from gpuledger_cli.replay.run import Replay
+from gpuledger_enricher.join.replay_diff import Agreement, EventId, compare_events
 from tests.default_topics import TOPICS
 from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics, topics

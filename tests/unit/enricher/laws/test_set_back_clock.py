@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from enricher.join.pods.pods import PodCache
-from enricher.podwatch.pod_watch import Stamps
+from gpuledger_enricher.join.pods.pods import PodCache
+from gpuledger_enricher.podwatch.pod_watch import Stamps
 from tests.unit.enricher.podwatch.builders import PatientClock, pod_record
 
 STEPS = st.lists(

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from enricher.join.replay_diff import EventId
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import Decoder
 from gpuledger.records import Account, GpuEvent
+from gpuledger_enricher.join.replay_diff import EventId
 from tests.default_topics import EVENTS
 from tests.unit.enricher.laws.runs import SECOND_NS, Run, runs_in_topics
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics

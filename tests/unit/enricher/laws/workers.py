@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger_enricher.join.stage import JoinStage
 from tests.default_topics import DEAD_LETTERS, PROGRESS, TOPICS
 from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import BEGIN_NS, PARTITIONS, Topics

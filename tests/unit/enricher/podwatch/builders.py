@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from enricher.podwatch.decode import PodReader
 from gpuledger.records import PodRecord
+from gpuledger_enricher.podwatch.decode import PodReader
 from tests.hanging import HANG_SECONDS
 
 CREATED = "2026-11-21T08:00:00Z"

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
-from enricher.podwatch.api import Api, open_api
-from enricher.podwatch.events import Deleted, Interrupted, Skipped, Step, Upserted
-from enricher.podwatch.kinds import POD
-from enricher.podwatch.pod_settings import KubernetesSettings
-from enricher.podwatch.reflector import Reflector
+from gpuledger_enricher.podwatch.api import Api, open_api
+from gpuledger_enricher.podwatch.events import Deleted, Interrupted, Skipped, Step, Upserted
+from gpuledger_enricher.podwatch.kinds import POD
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
+from gpuledger_enricher.podwatch.reflector import Reflector
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import PatientClock, reader_of
 from tests.unit.enricher.podwatch.misbehaving import MisbehavingServer

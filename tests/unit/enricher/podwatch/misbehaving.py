@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import pytest
 from aiohttp import web
 
-from enricher.podwatch.api import KubernetesError
+from gpuledger_enricher.podwatch.api import KubernetesError
 from tests.unit.enricher.podwatch.builders import Object, encoded
 
 Answering = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -6,10 +6,6 @@ from contextlib import asynccontextmanager, suppress
 
 from typing_extensions import override
 
-from enricher.podwatch.api import open_api
-from enricher.podwatch.pod_settings import PodwatchSettings
-from enricher.podwatch.pod_watch import run_podwatch
-from enricher.podwatch.publish import WatchBus
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Record,
@@ -19,6 +15,10 @@ from gpuledger.codec import decoder_of
 from gpuledger.keys import split_key
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
+from gpuledger_enricher.podwatch.api import open_api
+from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
+from gpuledger_enricher.podwatch.pod_watch import run_podwatch
+from gpuledger_enricher.podwatch.publish import WatchBus
 from tests.default_topics import PODS
 from tests.unit.enricher.podwatch.builders import (
     PatientClock,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger.records import PodRecord
+from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from tests.errors import has_words
 from tests.unit.enricher.podwatch.builders import Object, encoded, pod, reader_of
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from enricher.podwatch.api import Api, KubernetesError, SilentError, open_api
-from enricher.podwatch.pod_settings import KubernetesSettings
+from gpuledger_enricher.podwatch.api import Api, KubernetesError, SilentError, open_api
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import encoded, pod
 from tests.unit.enricher.podwatch.misbehaving import (
@@ -83,7 +83,7 @@ async def test_the_next_request_is_not_harmed(server: MisbehavingServer, api: Ap
 
 def test_the_client_library_is_not_loaded_for_it() -> None:
     program = (
-        "import sys, enricher.podwatch.pod_watch, enricher.podwatch.api;"
+        "import sys, gpuledger_enricher.podwatch.pod_watch, gpuledger_enricher.podwatch.api;"
         "sys.exit('kubernetes_asyncio' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -11,11 +11,18 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from enricher.podwatch.api import Api, KubernetesError, SilentError, answered, limits, open_api
-from enricher.podwatch.client import Client
-from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.errors import UserError
 from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
+from gpuledger_enricher.podwatch.api import (
+    Api,
+    KubernetesError,
+    SilentError,
+    answered,
+    limits,
+    open_api,
+)
+from gpuledger_enricher.podwatch.client import Client
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from tests.errors import has_words
 from tests.fakes.seconds import Seconds
 from tests.hanging import HANG_SECONDS

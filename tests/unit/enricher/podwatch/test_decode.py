@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from enricher.podwatch.decode import PodReader
-from enricher.podwatch.pod_facts import parse_quantity
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import PodContainer, PodRecord
+from gpuledger_enricher.podwatch.decode import PodReader
+from gpuledger_enricher.podwatch.pod_facts import parse_quantity
 from tests.default_topics import PODS
 from tests.unit.enricher.podwatch.builders import (
     CREATED_NS,

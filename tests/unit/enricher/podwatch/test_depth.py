@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.podwatch.decode import cut
+from gpuledger_enricher.podwatch.decode import cut
 
 VALUES = st.recursive(
     st.none() | st.integers() | st.text(alphabet='ab"{}[]\\,: '),

@@ -10,8 +10,10 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
-from enricher.podwatch.api import Api, open_api
-from enricher.podwatch.election import (
+from gpuledger.errors import BusUnavailableError, UserError
+from gpuledger.runtime import Readiness
+from gpuledger_enricher.podwatch.api import Api, open_api
+from gpuledger_enricher.podwatch.election import (
     RELEASE_SECONDS,
     Elector,
     LeaseClient,
@@ -19,9 +21,7 @@ from enricher.podwatch.election import (
     identity_of,
     namespace_of,
 )
-from enricher.podwatch.pod_settings import KubernetesSettings, LeaseSettings
-from gpuledger.errors import BusUnavailableError, UserError
-from gpuledger.runtime import Readiness
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, LeaseSettings
 from tests.errors import has_words
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import CREATED_NS, PatientClock, soon

@@ -6,7 +6,14 @@ from collections.abc import Callable
 import pytest
 from msgspec import Raw
 
-from enricher.podwatch.events import Bookmark, Deleted, Passed, Skipped, Upserted, WatchReader
+from gpuledger_enricher.podwatch.events import (
+    Bookmark,
+    Deleted,
+    Passed,
+    Skipped,
+    Upserted,
+    WatchReader,
+)
 from tests.unit.enricher.podwatch.builders import Object, encoded, pod, reader_of
 from tests.unit.enricher.podwatch.misbehaving import bookmark, end_mark, event
 

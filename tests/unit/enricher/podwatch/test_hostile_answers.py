@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from enricher.podwatch.api import AnswerTooLargeError, KubernetesError, open_api
-from enricher.podwatch.events import WatchReader, split_lines
-from enricher.podwatch.pod_settings import KubernetesSettings
-from enricher.podwatch.reflector import MAX_PAGE_BYTES
+from gpuledger_enricher.podwatch.api import AnswerTooLargeError, KubernetesError, open_api
+from gpuledger_enricher.podwatch.events import WatchReader, split_lines
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
+from gpuledger_enricher.podwatch.reflector import MAX_PAGE_BYTES
 from tests.errors import has_words
 from tests.fakes.hostile_http import HUGE_PAGES, MIB, NO_HTTP, ODD_PAGES, Raw, answering, page
 from tests.unit.enricher.podwatch.builders import reader_of, write_kubeconfig

@@ -7,10 +7,6 @@ import pytest
 from aiohttp import web
 from prometheus_client import REGISTRY
 
-from enricher.podwatch import pod_metrics
-from enricher.podwatch.kinds import KINDS, NAMESPACE, NODE, ObjectKind
-from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
-from enricher.podwatch.publish import encode_bounded
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import Clock
 from gpuledger.codec import decoder_of
@@ -19,6 +15,10 @@ from gpuledger.records import NamespaceRecord, NodeRecord, Watermark
 from gpuledger.records.bounds import MAX_LABEL_LENGTH
 from gpuledger.runtime import Readiness
 from gpuledger.topics import partition_of_node
+from gpuledger_enricher.podwatch import pod_metrics
+from gpuledger_enricher.podwatch.kinds import KINDS, NAMESPACE, NODE, ObjectKind
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
+from gpuledger_enricher.podwatch.publish import encode_bounded
 from tests.default_topics import NAMESPACES, NODES, PODS, TOPICS, WATERMARKS
 from tests.unit.enricher.podwatch.builders import CREATED, Object, PatientClock, pod, soon
 from tests.unit.enricher.podwatch.misbehaving import MisbehavingServer, page, status

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from enricher.podwatch.api import Api, KubernetesError
-from enricher.podwatch.client import Client
-from enricher.podwatch.kubeconfig import LOGIN, load_configuration
-from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.runtime.readiness import Check
+from gpuledger_enricher.podwatch.api import Api, KubernetesError
+from gpuledger_enricher.podwatch.client import Client
+from gpuledger_enricher.podwatch.kubeconfig import LOGIN, load_configuration
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from tests.errors import has_words
 from tests.fakes.seconds import Seconds
 from tests.hanging import HANG_SECONDS

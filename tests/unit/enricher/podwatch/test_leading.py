@@ -9,14 +9,18 @@ import pytest
 from aiohttp import web
 from typing_extensions import override
 
-from enricher.podwatch.election import LeaseLostError
-from enricher.podwatch.kinds import POD
-from enricher.podwatch.pod_settings import KubernetesSettings, LeaseSettings, PodwatchSettings
-from enricher.podwatch.publish import RecordPublisher
-from enricher.podwatch.table import ObjectTable
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import SystemClock
 from gpuledger.runtime import Readiness
+from gpuledger_enricher.podwatch.election import LeaseLostError
+from gpuledger_enricher.podwatch.kinds import POD
+from gpuledger_enricher.podwatch.pod_settings import (
+    KubernetesSettings,
+    LeaseSettings,
+    PodwatchSettings,
+)
+from gpuledger_enricher.podwatch.publish import RecordPublisher
+from gpuledger_enricher.podwatch.table import ObjectTable
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import PatientClock, pod, pod_record, soon
 from tests.unit.enricher.podwatch.lease_shelf import LeaseShelf

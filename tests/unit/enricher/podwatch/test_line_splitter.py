@@ -4,9 +4,9 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from enricher.podwatch.api import KubernetesError
-from enricher.podwatch.decode import HEAD_BYTES
-from enricher.podwatch.events import split_lines
+from gpuledger_enricher.podwatch.api import KubernetesError
+from gpuledger_enricher.podwatch.decode import HEAD_BYTES
+from gpuledger_enricher.podwatch.events import split_lines
 from tests.errors import has_words
 
 

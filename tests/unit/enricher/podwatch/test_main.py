@@ -16,7 +16,7 @@ def podwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         if not name.startswith(("GPULEDGER_", "KUBE"))
     }
     return subprocess.run(
-        [sys.executable, "-m", "enricher.podwatch", *arguments],
+        [sys.executable, "-m", "gpuledger_enricher.podwatch", *arguments],
         env=kept | {"GPULEDGER_HTTP__LISTEN": "127.0.0.1:0"} | environment,
         capture_output=True,
         text=True,
@@ -69,7 +69,7 @@ def test_a_signal_does_not_wait_for_the_import_of_the_client_library(tmp_path: P
         "GPULEDGER_HTTP__LISTEN": "127.0.0.1:0",
         "GPULEDGER_KUBERNETES__KUBECONFIG": str(tmp_path / "kubeconfig"),
     }
-    command = [sys.executable, "-m", "enricher.podwatch"]
+    command = [sys.executable, "-m", "gpuledger_enricher.podwatch"]
     with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as child:
         try:
             assert child.stderr is not None

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from enricher.podwatch.decode import NamespaceReader, NodeReader
-from enricher.podwatch.kinds import NAMESPACE, NODE
-from enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import NamespaceRecord, NodeRecord
+from gpuledger_enricher.podwatch.decode import NamespaceReader, NodeReader
+from gpuledger_enricher.podwatch.kinds import NAMESPACE, NODE
+from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from tests.default_topics import NAMESPACES, NODES
 from tests.errors import has_words
 from tests.unit.enricher.podwatch.builders import CREATED, CREATED_NS, Object, encoded

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.podwatch.api import KubernetesError
-from enricher.podwatch.events import Interrupted, Phase
-from enricher.podwatch.kinds import POD
-from enricher.podwatch.table import ObjectTable, ObjectWatermarks
 from gpuledger.records import PodRecord
+from gpuledger_enricher.podwatch.api import KubernetesError
+from gpuledger_enricher.podwatch.events import Interrupted, Phase
+from gpuledger_enricher.podwatch.kinds import POD
+from gpuledger_enricher.podwatch.table import ObjectTable, ObjectWatermarks
 from tests.unit.enricher.podwatch.builders import PatientClock, pod_record
 
 STEPS = st.lists(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from enricher.podwatch.objects import OwnerReference
-from enricher.podwatch.pod_facts import known_owner
+from gpuledger_enricher.podwatch.objects import OwnerReference
+from gpuledger_enricher.podwatch.pod_facts import known_owner
 from tests.unit.enricher.podwatch.builders import CREATED_NS
 
 CREATED_MINUTE = CREATED_NS // 60_000_000_000

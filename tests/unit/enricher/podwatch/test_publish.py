@@ -8,10 +8,6 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from enricher.podwatch.events import Phase
-from enricher.podwatch.kinds import POD
-from enricher.podwatch.publish import RecordPublisher
-from enricher.podwatch.table import ObjectTable
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Producer, TopicDescription
 from gpuledger.clock import SystemClock
@@ -22,6 +18,10 @@ from gpuledger.records.bounds import MAX_ID_LENGTH, MAX_WORD_LENGTH
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.readiness import Check
 from gpuledger.topics import Topic
+from gpuledger_enricher.podwatch.events import Phase
+from gpuledger_enricher.podwatch.kinds import POD
+from gpuledger_enricher.podwatch.publish import RecordPublisher
+from gpuledger_enricher.podwatch.table import ObjectTable
 from tests.default_topics import PODS, TOPICS, WATERMARKS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import pod_record, soon

@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 import pytest
 from typing_extensions import override
 
-from enricher.podwatch.kinds import POD
-from enricher.podwatch.publish import KnownRecords, read_known
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import HistoryReader, Message, Record, Unreadable, UnreadableReason
 from gpuledger.codec import encode
@@ -16,6 +14,8 @@ from gpuledger.errors import BusUnavailableError
 from gpuledger.keys import key_in
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
+from gpuledger_enricher.podwatch.kinds import POD
+from gpuledger_enricher.podwatch.publish import KnownRecords, read_known
 from tests.default_topics import PODS, TOPICS
 from tests.unit.enricher.podwatch.builders import PatientClock, pod_record, soon
 

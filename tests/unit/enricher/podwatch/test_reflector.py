@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from enricher.podwatch.api import Api, KubernetesError, open_api
-from enricher.podwatch.events import Interrupted, Phase, Step, Upserted
-from enricher.podwatch.pod_settings import KubernetesSettings
-from enricher.podwatch.reflector import MAX_PAGE_BYTES, Reflector
 from gpuledger import __version__
+from gpuledger_enricher.podwatch.api import Api, KubernetesError, open_api
+from gpuledger_enricher.podwatch.events import Interrupted, Phase, Step, Upserted
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
+from gpuledger_enricher.podwatch.reflector import MAX_PAGE_BYTES, Reflector
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import (
     PatientClock,

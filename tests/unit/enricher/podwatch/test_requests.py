@@ -2,10 +2,10 @@
 
 import pytest
 
-from enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger.codec import Decoder, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.records import ContainerRequest, PodRecord
+from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from tests.default_topics import PODS
 from tests.unit.enricher.podwatch.builders import Object, encoded, pod, reader_of
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.keys import key_in
 from gpuledger.runtime import Readiness
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from tests.default_topics import PODS, WATERMARKS
 from tests.unit.enricher.podwatch.builders import PatientClock, pod, pod_record, soon
 from tests.unit.enricher.podwatch.misbehaving import (

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from enricher.podwatch.events import MAX_LINE_BYTES, Interrupted, Phase, Step
+from gpuledger_enricher.podwatch.events import MAX_LINE_BYTES, Interrupted, Phase, Step
 from tests.podwatch_cluster import published
 from tests.unit.enricher.podwatch.builders import PatientClock, pod
 from tests.unit.enricher.podwatch.following import follow, last, nth, told

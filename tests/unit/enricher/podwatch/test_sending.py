@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from enricher.podwatch.api import Api, KubernetesError, Method, open_api
-from enricher.podwatch.pod_settings import KubernetesSettings
+from gpuledger_enricher.podwatch.api import Api, KubernetesError, Method, open_api
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from tests.unit.enricher.podwatch.builders import write_kubeconfig
 from tests.unit.enricher.podwatch.lease_shelf import LeaseShelf
 from tests.unit.enricher.podwatch.misbehaving import serving, silence, status

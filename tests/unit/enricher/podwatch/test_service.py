@@ -9,7 +9,6 @@ import msgspec
 import pytest
 import structlog
 
-from enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Bus,
@@ -24,6 +23,7 @@ from gpuledger.errors import BusUnavailableError
 from gpuledger.keys import key_in
 from gpuledger.runtime import Readiness
 from gpuledger.topics import partition_of_node
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from tests.default_topics import NAMESPACES, NODES, PODS
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import (

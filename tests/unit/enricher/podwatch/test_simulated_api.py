@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 from typing_extensions import override
 
-from simulator.kube import KubeApi, serve_kube_api, write_kubeconfig
-from simulator.scenario.load import load_scenario
-from simulator.simulation import Simulation
+from gpuledger_simulator.kube import KubeApi, serve_kube_api, write_kubeconfig
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.podwatch_cluster import Cluster
 from tests.podwatch_contract import PodwatchContract
 

@@ -1,8 +1,8 @@
 """Which pods the table has due, and for how long."""
 
-from enricher.podwatch.kinds import POD
-from enricher.podwatch.table import ObjectTable
 from gpuledger.records import PodRecord
+from gpuledger_enricher.podwatch.kinds import POD
+from gpuledger_enricher.podwatch.table import ObjectTable
 from tests.unit.enricher.podwatch.builders import encoded, pod, pod_record, reader_of
 
 SECOND = 10**9

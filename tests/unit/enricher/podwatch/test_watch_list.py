@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from enricher.podwatch.events import Phase
+from gpuledger_enricher.podwatch.events import Phase
 from tests.unit.enricher.podwatch.builders import Object, PatientClock, pod
 from tests.unit.enricher.podwatch.following import (
     follow,

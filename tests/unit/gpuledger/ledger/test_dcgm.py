@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.exposition.dcgm_fields import find_field
-from agent.exposition.device import ShownDevice
 from gpuledger.ledger.dcgm import OF_DEVICES, OF_MEMORIES, DcgmSeries
 from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, GpuProfiling, GpuReading
+from gpuledger_agent.exposition.dcgm_fields import find_field
+from gpuledger_agent.exposition.device import ShownDevice
 from tests.unit.sinks.builders import GPU, SECOND_NS, books, entry, event, holder, reading
 
 FIELDS = [*OF_DEVICES, *OF_MEMORIES]

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from agent.exposition.families import FILE, native_families
 from gpuledger.ledger.families import FAMILIES
 from gpuledger.ledger.health import (
     HEALTH_FAMILIES,
@@ -25,6 +24,7 @@ from gpuledger.records import (
     NodeReadings,
 )
 from gpuledger.records.bounds import MAX_GPUS
+from gpuledger_agent.exposition.families import FILE, native_families
 from tests.errors import has_words
 from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS
 

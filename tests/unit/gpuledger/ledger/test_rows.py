@@ -15,7 +15,7 @@ from gpuledger.ledger.rows import (
     store_columns,
 )
 from gpuledger.store.schema import ENTRIES
-from sinks.otlp_names import instrument_of
+from gpuledger_sinks.otlp_names import instrument_of
 
 
 def names(columns: object) -> list[str]:

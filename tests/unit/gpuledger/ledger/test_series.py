@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from cli.docs_gen import DEPLOYABLES, collectors_of
 from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES, Family
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import values_of
 from gpuledger.records import NodeSample
-from simulator.clock import ManualClock
-from simulator.device import SimulatedGpu
-from simulator.scenario.load import load_scenario
-from simulator.simulation import Simulation
+from gpuledger_cli.docs_gen import DEPLOYABLES, collectors_of
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.device import SimulatedGpu
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.ticks import event_of, play
 from tests.unit.simulator.mig_builders import EPOCH_NS
 

@@ -26,13 +26,13 @@ def test_an_event_is_one_line_with_logger_level_and_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     configure_logs(LogSettings())
-    structlog.get_logger("agent.context").info("sampled", ticks=3, detail="two\nlines")
+    structlog.get_logger("gpuledger_agent.context").info("sampled", ticks=3, detail="two\nlines")
 
     (line,) = lines(capsys)
     assert line.pop("timestamp")
     assert line == {
         "event": "sampled",
-        "logger": "agent.context",
+        "logger": "gpuledger_agent.context",
         "level": "info",
         "ticks": 3,
         "detail": "two\nlines",

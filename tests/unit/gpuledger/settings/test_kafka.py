@@ -7,10 +7,10 @@ import pytest
 from gpuledger.settings import KafkaSettings
 
 PROGRAMS = {
-    "agent.command": [],
-    "enricher.podwatch.pod_watch": [],
-    "enricher.join.join_command": [],
-    "sinks.command": ["rows"],
+    "gpuledger_agent.command": [],
+    "gpuledger_enricher.podwatch.pod_watch": [],
+    "gpuledger_enricher.join.join_command": [],
+    "gpuledger_sinks.command": ["rows"],
 }
 MISNAMED = [
     ("kafka", "'kafka': expected host:port[,host:port…]"),

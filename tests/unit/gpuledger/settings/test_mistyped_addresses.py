@@ -13,12 +13,12 @@ import yaml
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from cli.demo.plan import check_url, find_store, parse_bus
-from enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger.errors import SettingsError, UserError
 from gpuledger.settings import KafkaSettings, Secret, load_settings
 from gpuledger.settings.secret import mask_address, mask_addresses, shown_url
-from sinks.settings import AlertsSettings, RemoteWriteSettings, StoreSettings
+from gpuledger_cli.demo.plan import check_url, find_store, parse_bus
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
+from gpuledger_sinks.settings import AlertsSettings, RemoteWriteSettings, StoreSettings
 
 PASSWORD = "S3cr3t"
 TOKEN = "t0k3n"

@@ -9,11 +9,11 @@ from pathlib import Path
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.exchange import HttpRequest, Response
 from gpuledger.runtime.tasks import end_tasks
-from reports.api.answering import AnswerSettings, ReportAnswer, answer_to
-from reports.api.pages import ReportPages
-from reports.api.processes import AnswererPool
-from reports.api.questions import Question
-from reports.api.store_state import StoreState
+from gpuledger_reports.api.answering import AnswerSettings, ReportAnswer, answer_to
+from gpuledger_reports.api.pages import ReportPages
+from gpuledger_reports.api.processes import AnswererPool
+from gpuledger_reports.api.questions import Question
+from gpuledger_reports.api.store_state import StoreState
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from reports.api.answering import AnswerSettings, answer_to
-from reports.api.questions import AllocationQuestion, allocation_question
+from gpuledger_reports.api.answering import AnswerSettings, answer_to
+from gpuledger_reports.api.questions import AllocationQuestion, allocation_question
 from tests.unit.reports.api.questions_asked import DAY, NOW_SECONDS, small_store
 from tests.unit.reports.stores import held, inventory_row, node_row, usage_row, write_store
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from reports.api.answering import ReportAnswer
-from reports.api.processes import (
+from gpuledger_reports.api.answering import ReportAnswer
+from gpuledger_reports.api.processes import (
     AnswererPool,
     BillProcess,
     BusyError,
     LateError,
     ProcessEndedError,
 )
-from reports.api.questions import BillQuestion, LookQuestion, Question
-from reports.metrics import PROCESSES_ENDED_TOTAL
+from gpuledger_reports.api.questions import BillQuestion, LookQuestion, Question
+from gpuledger_reports.metrics import PROCESSES_ENDED_TOTAL
 from tests.metric_values import value_of
 from tests.unit.reports.api.questions_asked import settings_for, small_store
 
@@ -120,7 +120,7 @@ async def test_a_process_that_ends_by_itself_costs_its_question_alone(tmp_path: 
         "from pathlib import Path",
         f"begun = Path({str(begun)!r})",
         "begun.exists() or (begun.touch(), sys.exit(1))",
-        "runpy.run_module('reports.api.bill_worker', run_name='__main__')",
+        "runpy.run_module('gpuledger_reports.api.bill_worker', run_name='__main__')",
     )
     command = (sys.executable, "-c", "\n".join(lines))
     process = BillProcess(small_store(tmp_path), command=command)

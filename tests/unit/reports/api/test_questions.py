@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.api.parameters import ParameterError
-from reports.api.questions import PAGES, AllocationQuestion, allocation_question, bill_question
+from gpuledger_reports.api.parameters import ParameterError
+from gpuledger_reports.api.questions import (
+    PAGES,
+    AllocationQuestion,
+    allocation_question,
+    bill_question,
+)
 from tests.unit.reports.api.questions_asked import DAY, NOW_SECONDS
 
 NOW_US = int(NOW_SECONDS * 10**6)

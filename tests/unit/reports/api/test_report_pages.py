@@ -14,10 +14,10 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from gpuledger.runtime.http.exchange import Response
-from reports.api.answering import AnswerSettings, ReportAnswer
-from reports.api.pages import DESCRIPTION_FILE, AnswerCache, description
-from reports.api.processes import AnswererPool, BusyError, LateError, ProcessEndedError
-from reports.api.questions import PAGES, Question
+from gpuledger_reports.api.answering import AnswerSettings, ReportAnswer
+from gpuledger_reports.api.pages import DESCRIPTION_FILE, AnswerCache, description
+from gpuledger_reports.api.processes import AnswererPool, BusyError, LateError, ProcessEndedError
+from gpuledger_reports.api.questions import PAGES, Question
 from tests.unit.reports.api.questions_asked import (
     DAY,
     INTERVAL_SECONDS,

@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.api.parameters import ParameterError
-from reports.api.windows import MAX_SETS, Accumulate, parse_accumulate, parse_window, sets_of
-from reports.times import DAY_US, Window
+from gpuledger_reports.api.parameters import ParameterError
+from gpuledger_reports.api.windows import (
+    MAX_SETS,
+    Accumulate,
+    parse_accumulate,
+    parse_window,
+    sets_of,
+)
+from gpuledger_reports.times import DAY_US, Window
 
 HOUR_US = 3_600_000_000
 

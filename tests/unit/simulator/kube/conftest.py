@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from simulator.kube import KubeApi, serve_kube_api
-from simulator.simulation import Simulation
+from gpuledger_simulator.kube import KubeApi, serve_kube_api
+from gpuledger_simulator.simulation import Simulation
 from tests.unit.simulator.kube.api_client import Client
 
 

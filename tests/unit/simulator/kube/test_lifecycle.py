@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from simulator.kube.objects import PodStep, pod_events
-from simulator.plan import plan_pods
-from simulator.scenario.load import parse_scenario
+from gpuledger_simulator.kube.objects import PodStep, pod_events
+from gpuledger_simulator.plan import plan_pods
+from gpuledger_simulator.scenario.load import parse_scenario
 
 NODES = [{"name": "n", "gpus": {"model": "NVIDIA L4"}}]
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from simulator.clock import ManualClock
-from simulator.kube import KubeApi
-from simulator.simulation import Simulation
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.kube import KubeApi
+from gpuledger_simulator.simulation import Simulation
 from tests.unit.simulator.kube.api_client import Client
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from simulator.clock import ManualClock
-from simulator.kube import KubeApi
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.kube import KubeApi
 from tests.unit.simulator.kube.api_client import Client
 
 Event = dict[str, Any]

@@ -6,12 +6,12 @@ import pytest
 from msgspec import structs
 
 from gpuledger.errors import UnavailableError, UserError
-from simulator.clock import ManualClock
-from simulator.identities import FileUids
-from simulator.kube import KubeApi, serve_kube_api, write_kubeconfig
-from simulator.kube.driver import drive
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.identities import FileUids
+from gpuledger_simulator.kube import KubeApi, serve_kube_api, write_kubeconfig
+from gpuledger_simulator.kube.driver import drive
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.unit.simulator.kube.api_client import Client
 
 PODS = "/api/v1/namespaces/team-z/pods"

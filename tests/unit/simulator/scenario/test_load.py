@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gpuledger.errors import UserError
-from simulator.scenario.load import load_scenario, parse_scenario
+from gpuledger_simulator.scenario.load import load_scenario, parse_scenario
 
 GOOD: dict[str, Any] = {
     "name": "good",

@@ -15,9 +15,9 @@ from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.records import Account, AttributedIncident, GpuBooks, GpuEvent, Incident, Severity
 from gpuledger.runtime import Readiness
-from sinks.loop import run_sink
-from sinks.registry import ALERTS
-from sinks.settings import AlertsSettings, BusyWithoutPodSettings
+from gpuledger_sinks.loop import run_sink
+from gpuledger_sinks.registry import ALERTS
+from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.sinks.builders import (
     GPU,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sinks.alerts.active_alerts import (
+from gpuledger_sinks.alerts.active_alerts import (
     MAX_CHARACTERS,
     ActiveAlert,
     ActiveAlerts,
@@ -13,8 +13,8 @@ from sinks.alerts.active_alerts import (
     record_rejected,
     record_taken,
 )
-from sinks.alerts.send_order import SendOrder
-from sinks.alerts.slots import MAX_HELD, MAX_HELD_OF_NODE, AlertSlots
+from gpuledger_sinks.alerts.send_order import SendOrder
+from gpuledger_sinks.alerts.slots import MAX_HELD, MAX_HELD_OF_NODE, AlertSlots
 from tests.unit.sinks.builders import SECOND_NS, START_NS
 
 NOW = Now(time_ns=START_NS, monotonic_ns=START_NS)

@@ -8,10 +8,10 @@ import pytest
 from gpuledger.runtime import Readiness
 from gpuledger.runtime.http.client import open_http
 from gpuledger.settings import Secret
-from sinks.alerts.receivers import AlertmanagerClient
-from sinks.credentials import ReceiverCredentials
-from sinks.errors import ReceiverUnavailableError
-from sinks.settings import AlertsSettings, RemoteWriteSettings
+from gpuledger_sinks.alerts.receivers import AlertmanagerClient
+from gpuledger_sinks.credentials import ReceiverCredentials
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.settings import AlertsSettings, RemoteWriteSettings
 from tests.fakes.seconds import Seconds
 from tests.unit.sinks.receiver import receiving
 

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
-from sinks.registry import ALERTS
+from gpuledger_sinks.registry import ALERTS
 from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS
 from tests.unit.sinks.alerts.alerting import GatedClock, WaitingClock, publish_incidents, sink, xids
 from tests.unit.sinks.builders import (

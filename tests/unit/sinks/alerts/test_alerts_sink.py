@@ -10,9 +10,9 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.runtime import Readiness
-from sinks.alerts.active_alerts import rfc3339
-from sinks.registry import ALERTS
-from sinks.settings import AlertsSettings
+from gpuledger_sinks.alerts.active_alerts import rfc3339
+from gpuledger_sinks.registry import ALERTS
+from gpuledger_sinks.settings import AlertsSettings
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.sinks.alerts.alerting import (
     AT_INCIDENTS,

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from gpuledger.records import AttributedIncident, PodDescription, PodState, Severity
 from gpuledger.xids import find_xid
-from sinks.alerts.active_alerts import Now, record_taken, rfc3339
-from sinks.alerts.engine import RuleEvaluator
+from gpuledger_sinks.alerts.active_alerts import Now, record_taken, rfc3339
+from gpuledger_sinks.alerts.engine import RuleEvaluator
 from tests.unit.sinks.alerts.alerting import incident
 from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS, event, pod
 

@@ -12,7 +12,7 @@ from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.keys import group_key
 from gpuledger.records import NodeConditions
-from sinks.alerts.condition_state import ConditionState
+from gpuledger_sinks.alerts.condition_state import ConditionState
 from tests.unit.sinks.builders import START_NS, ManualClock, bus
 
 GROUP = "alerts"

@@ -21,13 +21,19 @@ from gpuledger.records import (
     PodState,
     Severity,
 )
-from sinks.alerts.active_alerts import ActiveAlert, ActiveAlerts, Now, record_taken, rfc3339
-from sinks.alerts.engine import RuleEvaluator
-from sinks.alerts.rules import busy_without_pod_ratio, rules_of
-from sinks.alerts.send_order import SendOrder
-from sinks.alerts.slots import MAX_HELD, AlertSlots
-from sinks.settings import AlertsSettings, BusyWithoutPodSettings
-from sinks.timelines import TickOrder
+from gpuledger_sinks.alerts.active_alerts import (
+    ActiveAlert,
+    ActiveAlerts,
+    Now,
+    record_taken,
+    rfc3339,
+)
+from gpuledger_sinks.alerts.engine import RuleEvaluator
+from gpuledger_sinks.alerts.rules import busy_without_pod_ratio, rules_of
+from gpuledger_sinks.alerts.send_order import SendOrder
+from gpuledger_sinks.alerts.slots import MAX_HELD, AlertSlots
+from gpuledger_sinks.settings import AlertsSettings, BusyWithoutPodSettings
+from gpuledger_sinks.timelines import TickOrder
 from tests.unit.sinks.builders import GPU, NODE, SECOND_NS, START_NS, entry, event, pod
 
 RESEND_NS = 60 * SECOND_NS

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gpuledger.records import AttributedIncident, Incident, PodDescription, PodState, Severity
-from sinks.alerts.rules import annotations_of, labels_of
+from gpuledger_sinks.alerts.rules import annotations_of, labels_of
 
 
 def taken(*pods: PodDescription, **changes: Any) -> AttributedIncident:  # noqa: ANN401  # an incident's fields

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from gpuledger.records import DeviceAllocation, NamespaceDescription, PodDescription, PodState
-from sinks.alerts.active_alerts import ActiveAlerts, Now
-from sinks.alerts.posted_alert import AlertPosting
-from sinks.alerts.rules import IncidentWords
-from sinks.settings import AlertsSettings
+from gpuledger_sinks.alerts.active_alerts import ActiveAlerts, Now
+from gpuledger_sinks.alerts.posted_alert import AlertPosting
+from gpuledger_sinks.alerts.rules import IncidentWords
+from gpuledger_sinks.settings import AlertsSettings
 from tests.unit.sinks.alerts.alerting import incident
 from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS, event, holder, pod
 

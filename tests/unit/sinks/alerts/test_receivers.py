@@ -9,10 +9,10 @@ from typing_extensions import override
 
 from gpuledger.runtime import Check
 from gpuledger.runtime.http.client import open_http
-from sinks.alerts.active_alerts import ActiveAlerts, Now
-from sinks.alerts.posted_alert import AlertPosting
-from sinks.alerts.receivers import AlertmanagerClient, CheckedClient, Receivers
-from sinks.settings import AlertsSettings
+from gpuledger_sinks.alerts.active_alerts import ActiveAlerts, Now
+from gpuledger_sinks.alerts.posted_alert import AlertPosting
+from gpuledger_sinks.alerts.receivers import AlertmanagerClient, CheckedClient, Receivers
+from gpuledger_sinks.settings import AlertsSettings
 from tests.hanging import HANG_SECONDS
 from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock
 

@@ -7,8 +7,8 @@ from typing import Final
 import pytest
 
 from gpuledger.records import GpuBooks, GpuReading
-from sinks.alerts.rules import Rule, rules_of
-from sinks.settings import AlertsSettings
+from gpuledger_sinks.alerts.rules import Rule, rules_of
+from gpuledger_sinks.settings import AlertsSettings
 from tests.unit.sinks.builders import GPU, NODE, event, reading
 
 RULES: Final = rules_of(AlertsSettings())

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from sinks.alerts.active_alerts import (
+from gpuledger_sinks.alerts.active_alerts import (
     ActiveAlert,
     ActiveAlerts,
     Now,
@@ -10,7 +10,7 @@ from sinks.alerts.active_alerts import (
     record_rejected,
     record_taken,
 )
-from sinks.alerts.send_order import MAX_TOGETHER, SendOrder
+from gpuledger_sinks.alerts.send_order import MAX_TOGETHER, SendOrder
 from tests.unit.sinks.builders import SECOND_NS, START_NS
 
 AM = "am"

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from gpuledger.runtime import Readiness
-from sinks.registry import ALERTS
+from gpuledger_sinks.registry import ALERTS
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.sinks.alerts.alerting import (
     WaitingClock,

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpuledger.records import AttributedIncident, Severity
-from sinks.alerts.active_alerts import Now, record_taken
-from sinks.alerts.engine import RuleEvaluator
-from sinks.alerts.slots import AlertSlots
+from gpuledger_sinks.alerts.active_alerts import Now, record_taken
+from gpuledger_sinks.alerts.engine import RuleEvaluator
+from gpuledger_sinks.alerts.slots import AlertSlots
 from tests.unit.sinks.alerts.alerting import incident
 from tests.unit.sinks.builders import SECOND_NS, START_NS, event, reading
 

@@ -6,10 +6,10 @@ import pytest
 from typing_extensions import override
 
 from gpuledger.bus.protocol import TopicPartition
-from sinks.alerts.active_alerts import ActiveAlert, ActiveAlerts, Now, record_taken
-from sinks.alerts.condition_state import NodeStates
-from sinks.alerts.unacknowledged import Unacknowledged
-from sinks.protocol import SinkContext
+from gpuledger_sinks.alerts.active_alerts import ActiveAlert, ActiveAlerts, Now, record_taken
+from gpuledger_sinks.alerts.condition_state import NodeStates
+from gpuledger_sinks.alerts.unacknowledged import Unacknowledged
+from gpuledger_sinks.protocol import SinkContext
 from tests.default_topics import ATTRIBUTED_INCIDENTS, EVENTS
 from tests.unit.sinks.builders import START_NS
 

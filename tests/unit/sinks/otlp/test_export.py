@@ -14,9 +14,9 @@ from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.codec import Decoder, encode
 from gpuledger.ledger.series import values_of
 from gpuledger.records import Account, GpuBooks, GpuEvent, NodeDescription
-from sinks import otlp_names as naming
-from sinks.otlp import ExportRequests
-from sinks.settings import Encoding
+from gpuledger_sinks import otlp_names as naming
+from gpuledger_sinks.otlp import ExportRequests
+from gpuledger_sinks.settings import Encoding
 from tests.errors import has_words
 from tests.unit.sinks.builders import GPU, NODE, START_NS, entry, event, holder, pod, reading
 from tests.unit.sinks.events import events

@@ -7,7 +7,7 @@ import pytest
 
 from gpuledger.ledger.families import FAMILIES, FamilyMetric
 from gpuledger.ledger.hardware import BOARDS, HARDWARE_FAMILIES, MEMORIES, SENSORS, TASKS
-from sinks import otlp_names as naming
+from gpuledger_sinks import otlp_names as naming
 
 SENT = [
     *(family for family in FAMILIES if not family.is_description),

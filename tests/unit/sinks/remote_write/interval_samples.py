@@ -6,7 +6,7 @@ from gpuledger.bus.protocol import Record
 from gpuledger.keys import node_key
 from gpuledger.ledger.series import values_of
 from gpuledger.records import GpuEvent
-from sinks.remote_write.node_intervals import IntervalSamples
+from gpuledger_sinks.remote_write.node_intervals import IntervalSamples
 
 RECORD: Final = Record("events", 0, 0, 0, None, None)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sinks.remote_write.wire import (
+from gpuledger_sinks.remote_write.wire import (
     LabelSet,
     Metric,
     MetricSet,

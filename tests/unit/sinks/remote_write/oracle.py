@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import cramjam
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from sinks.remote_write.wire import Exemplar
+from gpuledger_sinks.remote_write.wire import Exemplar
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _Fields = list[tuple[str, int, int, str | None, bool]]

@@ -11,9 +11,9 @@ from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.runtime import Readiness
-from sinks.loop import run_sink
-from sinks.registry import REMOTE_WRITE
-from sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.loop import run_sink
+from gpuledger_sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.unit.sinks.builders import NODE, ManualClock, committed, place_of
 from tests.unit.sinks.receiver import Receiver
 from tests.unit.sinks.remote_write.oracle import Series, parse_compressed

@@ -14,9 +14,9 @@ from gpuledger.ledger.families import FAMILIES, POD
 from gpuledger.ledger.series import MAX_GROUPS, EventSeries, SentLabels, SeriesGroup
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.records import Account, GpuEvent, PodDescription, PodState
-from sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
-from sinks.remote_write.node_intervals import HealthOfNode, IntervalSamples
-from sinks.remote_write.wire import Version, encode_request
+from gpuledger_sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
+from gpuledger_sinks.remote_write.node_intervals import HealthOfNode, IntervalSamples
+from gpuledger_sinks.remote_write.wire import Version, encode_request
 from tests.unit.gpuledger.ledger.test_health import healthy, readings
 from tests.unit.sinks.builders import (
     GPU,

@@ -11,9 +11,9 @@ import pytest
 from gpuledger.keys import node_key
 from gpuledger.ledger.series import SeriesGroup
 from gpuledger.records import Account, ContainerRequest, EventHolder, GpuEvent
-from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.namespace_budgets import NamespaceBudgets
-from sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals, TickValues
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.namespace_budgets import NamespaceBudgets
+from gpuledger_sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals, TickValues
 from tests.unit.sinks.builders import SECOND_NS, books, entry, event, pod, reading
 from tests.unit.sinks.remote_write.interval_samples import RECORD
 

@@ -25,7 +25,7 @@ from gpuledger.records import (
     PodState,
 )
 from gpuledger.runtime import Readiness
-from sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.unit.sinks.builders import (
     BUS_TOPICS,
     NODE,

@@ -15,11 +15,15 @@ from prometheus_client import REGISTRY
 from gpuledger.ledger.families import FAMILIES
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.runtime import Readiness
-from sinks.errors import PartialWriteError, ReceiverUnavailableError, RejectedError
-from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.wire import STALE_VALUE, Version
-from sinks.remote_write.write_client import METADATA_SECONDS, RemoteWriteClient, open_client
-from sinks.settings import OWN_LABELS, RemoteWriteSettings
+from gpuledger_sinks.errors import PartialWriteError, ReceiverUnavailableError, RejectedError
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.wire import STALE_VALUE, Version
+from gpuledger_sinks.remote_write.write_client import (
+    METADATA_SECONDS,
+    RemoteWriteClient,
+    open_client,
+)
+from gpuledger_sinks.settings import OWN_LABELS, RemoteWriteSettings
 from tests.fakes.seconds import Seconds
 from tests.unit.deployment.deployables import ROOT
 from tests.unit.sinks.builders import (

@@ -17,7 +17,7 @@ from gpuledger.records import (
     PodState,
 )
 from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_MEMORY_BYTES, MAX_TICK_MILLIJOULES
-from sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
 from tests.unit.sinks.builders import (
     SECOND_NS,
     books,

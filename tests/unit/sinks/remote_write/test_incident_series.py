@@ -10,7 +10,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import NS_PER_HOUR
 from gpuledger.errors import BusUnavailableError, FencedError
 from gpuledger.ledger.families import INCIDENTS, XID_ERRORS
-from sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.default_topics import ATTRIBUTED_INCIDENTS
 from tests.unit.sinks.builders import (
     BUS_TOPICS,

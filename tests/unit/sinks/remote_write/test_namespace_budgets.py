@@ -13,8 +13,12 @@ from gpuledger.ledger.dcgm import DcgmSeries
 from gpuledger.ledger.families import ACCOUNT, DEVICE, POD, HolderLabels
 from gpuledger.ledger.series import SeriesGroup
 from gpuledger.records import Account, GpuEvent
-from sinks.remote_write.active_series import ActiveSeries, series_budget
-from sinks.remote_write.namespace_budgets import NamespaceBudgets, OverBudget, namespace_of
+from gpuledger_sinks.remote_write.active_series import ActiveSeries, series_budget
+from gpuledger_sinks.remote_write.namespace_budgets import (
+    NamespaceBudgets,
+    OverBudget,
+    namespace_of,
+)
 from tests.unit.sinks.builders import (
     NODE,
     books,

@@ -16,8 +16,8 @@ from gpuledger.ledger.series import SeriesGroup
 from gpuledger.records import Incident, NodeCounters
 from gpuledger.records.counters import MAX_KNOWN_INCIDENTS
 from gpuledger.xids import all_xids
-from sinks.remote_write.node_incidents import SENT_NS, IncidentsOfNode
-from sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals, TickValues
+from gpuledger_sinks.remote_write.node_incidents import SENT_NS, IncidentsOfNode
+from gpuledger_sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals, TickValues
 from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS, event
 from tests.unit.sinks.remote_write.happened import incident
 

@@ -19,8 +19,8 @@ from gpuledger.ledger.interval_values import maxima_of
 from gpuledger.ledger.series import SeriesGroup
 from gpuledger.ledger.usage import COUNTED, COUNTERS, CountedLabels
 from gpuledger.records import Account, GpuEvent, NodeCounters, PodDescription, PodState
-from sinks.remote_write.node_counters import KEPT_NS, WAITS_NS
-from sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals, TickValues
+from gpuledger_sinks.remote_write.node_counters import KEPT_NS, WAITS_NS
+from gpuledger_sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals, TickValues
 from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,

@@ -15,7 +15,7 @@ from gpuledger.bus.protocol import Message, Subscription
 from gpuledger.codec import encode
 from gpuledger.records import Account, GpuEvent
 from gpuledger.runtime import Readiness
-from sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.default_topics import EVENTS, READINGS
 from tests.unit.gpuledger.ledger.test_health import healthy, readings
 from tests.unit.sinks.builders import (

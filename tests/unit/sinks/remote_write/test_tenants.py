@@ -11,10 +11,10 @@ import pytest
 from gpuledger.ledger.dcgm import DcgmSeries
 from gpuledger.ledger.series import values_of
 from gpuledger.records import Account, GpuEvent
-from sinks.remote_write.active_series import ActiveSeries
-from sinks.remote_write.tenants import Tenants
-from sinks.remote_write.wire import Version
-from sinks.settings import TenantSettings
+from gpuledger_sinks.remote_write.active_series import ActiveSeries
+from gpuledger_sinks.remote_write.tenants import Tenants
+from gpuledger_sinks.remote_write.wire import Version
+from gpuledger_sinks.settings import TenantSettings
 from tests.unit.sinks.builders import (
     SECOND_NS,
     bus,

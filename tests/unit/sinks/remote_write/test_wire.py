@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.ledger.families import FAMILIES
-from sinks.remote_write.active_series import metrics_of
-from sinks.remote_write.wire import (
+from gpuledger_sinks.remote_write.active_series import metrics_of
+from gpuledger_sinks.remote_write.wire import (
     STALE_VALUE,
     Exemplar,
     LabelSet,

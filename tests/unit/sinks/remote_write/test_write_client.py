@@ -7,10 +7,10 @@ import pytest
 
 from gpuledger.errors import SettingsError
 from gpuledger.settings import Secret
-from sinks.errors import ReceiverUnavailableError, RejectedError
-from sinks.remote_write.wire import Version
-from sinks.remote_write.write_client import open_client
-from sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.errors import ReceiverUnavailableError, RejectedError
+from gpuledger_sinks.remote_write.wire import Version
+from gpuledger_sinks.remote_write.write_client import open_client
+from gpuledger_sinks.settings import RemoteWriteSettings
 from tests.fakes.hostile_http import Raw, answering, page
 from tests.unit.sinks.receiver import Answer, Received, receiving
 from tests.unit.sinks.remote_write.messages import SampleMessage

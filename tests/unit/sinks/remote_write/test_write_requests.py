@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
-from sinks.remote_write.active_series import EncodedTick
-from sinks.remote_write.wire import TimedSamples
-from sinks.remote_write.write_requests import (
+from gpuledger_sinks.remote_write.active_series import EncodedTick
+from gpuledger_sinks.remote_write.wire import TimedSamples
+from gpuledger_sinks.remote_write.write_requests import (
     AgeLimits,
     WriteRequest,
     WrittenTick,
     admit,
     split_into_requests,
 )
-from sinks.settings import RemoteWriteSettings
-from sinks.timelines import Timelines
+from gpuledger_sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.timelines import Timelines
 from tests.unit.sinks.builders import SECOND_NS, event
 
 

@@ -23,12 +23,12 @@ from gpuledger.errors import BusUnavailableError
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger.store.query import entries_sql, gaps_sql
-from sinks.loop import run_sink
-from sinks.registry import STORE
-from sinks.settings import StoreSettings
-from sinks.store.buffer import rows_of
-from sinks.store.minute_sums import MinuteSums, Row, bookings_of
-from sinks.store.table import EntriesTable, UsageTable
+from gpuledger_sinks.loop import run_sink
+from gpuledger_sinks.registry import STORE
+from gpuledger_sinks.settings import StoreSettings
+from gpuledger_sinks.store.buffer import rows_of
+from gpuledger_sinks.store.minute_sums import MinuteSums, Row, bookings_of
+from gpuledger_sinks.store.table import EntriesTable, UsageTable
 from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.unit.sinks.builders import (
     NODE,

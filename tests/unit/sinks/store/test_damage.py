@@ -9,10 +9,10 @@ from deltalake import DeltaTable
 
 from gpuledger.bus.protocol import Record
 from gpuledger.store.query import entries_sql
-from sinks.errors import ReceiverUnavailableError
-from sinks.store.buffer import rows_of
-from sinks.store.damage import announce, explain, is_complete
-from sinks.store.table import EntriesTable
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.store.buffer import rows_of
+from gpuledger_sinks.store.damage import announce, explain, is_complete
+from gpuledger_sinks.store.table import EntriesTable
 from tests.unit.sinks.builders import START_NS, event
 
 STREAM = "stream"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sinks.settings import StoreSettings
-from sinks.store.buffer import DAYS_A_WAIT, MAX_DAYS, RowBuffer
+from gpuledger_sinks.settings import StoreSettings
+from gpuledger_sinks.store.buffer import DAYS_A_WAIT, MAX_DAYS, RowBuffer
 from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,

@@ -25,7 +25,7 @@ from gpuledger.records import (
     Severity,
 )
 from gpuledger.topics import Topic
-from sinks.store.dimensions import StampBounds
+from gpuledger_sinks.store.dimensions import StampBounds
 from tests.default_topics import ATTRIBUTED_INCIDENTS, INVENTORY, NAMESPACES, NODES
 from tests.unit.sinks.builders import (
     GPU,

@@ -10,7 +10,7 @@ import sys, threading
 from itertools import count
 from gpuledger.programs import end_process
 from gpuledger.store.schema import ENTRIES
-from sinks.store.table import StreamTable
+from gpuledger_sinks.store.table import StreamTable
 
 begun = threading.Event()
 

@@ -15,7 +15,7 @@ from gpuledger.records import (
     PodState,
 )
 from gpuledger.store.schema import ENTRIES
-from sinks.store.buffer import rows_of
+from gpuledger_sinks.store.buffer import rows_of
 from tests.errors import has_words
 from tests.unit.sinks.builders import (
     SECOND_NS,

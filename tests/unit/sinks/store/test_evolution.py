@@ -10,7 +10,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from gpuledger.errors import UserError
 from gpuledger.records import Account
 from gpuledger.store.schema import ENTRIES, PARTITION_COLUMN
-from sinks.store.table import EntriesTable
+from gpuledger_sinks.store.table import EntriesTable
 from tests.unit.sinks.builders import (
     SECOND_NS,
     bus,

@@ -6,7 +6,7 @@ from gpuledger.bus.protocol import (
     Subscription,
 )
 from gpuledger.runtime import CheckSeverity, Readiness
-from sinks.registry import STORE
+from gpuledger_sinks.registry import STORE
 from tests.default_topics import EVENTS
 from tests.unit.sinks.builders import (
     bus,

@@ -3,7 +3,7 @@
 import pytest
 
 from gpuledger.bus.protocol import Gap, GapReason, TopicPartition
-from sinks.store.resuming import gap_row_of, recorded_up_to
+from gpuledger_sinks.store.resuming import gap_row_of, recorded_up_to
 
 AT = TopicPartition("gpuledger.events.v1", 3)
 

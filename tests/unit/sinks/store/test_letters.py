@@ -14,9 +14,9 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Producer, TopicPartition
 from gpuledger.errors import BusUnavailableError
 from gpuledger.runtime import Readiness
-from sinks.loop import run_sink
-from sinks.registry import STORE
-from sinks.settings import StoreSettings
+from gpuledger_sinks.loop import run_sink
+from gpuledger_sinks.registry import STORE
+from gpuledger_sinks.settings import StoreSettings
 from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.unit.sinks.builders import (
     ManualClock,
@@ -74,7 +74,7 @@ async def test_a_letter_lies_on_the_bus_before_the_rows_behind_it_are_appended(
         letters_at_append.append(on.letters())
         write_deltalake(*args, **options)
 
-    monkeypatch.setattr("sinks.store.table.write_deltalake", writing)
+    monkeypatch.setattr("gpuledger_sinks.store.table.write_deltalake", writing)
     invalid = event(0, entries=[entry(holder=3)])
     await publish(on, invalid, b"{", event(1, entries=[entry()]))
     settings = StoreSettings(uri=str(tmp_path), flush_seconds=0.0)

@@ -8,11 +8,11 @@ from typing_extensions import override
 
 from gpuledger.clock import NS_PER_DAY, NS_PER_MINUTE
 from gpuledger.store.commits import describe
-from sinks.settings import StoreRetentionSettings, StoreSettings
-from sinks.store.compaction import is_compaction_safe
-from sinks.store.lease import MaintenanceLease
-from sinks.store.maintainer import Maintainer
-from sinks.store.table import UsageTable
+from gpuledger_sinks.settings import StoreRetentionSettings, StoreSettings
+from gpuledger_sinks.store.compaction import is_compaction_safe
+from gpuledger_sinks.store.lease import MaintenanceLease
+from gpuledger_sinks.store.maintainer import Maintainer
+from gpuledger_sinks.store.table import UsageTable
 from tests.unit.sinks.builders import ManualClock
 from tests.unit.sinks.store.test_rollups import DAY, FIRST_MINUTE, HOUR, row
 

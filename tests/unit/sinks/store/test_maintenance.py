@@ -13,19 +13,19 @@ from typing_extensions import override
 from gpuledger.bus.protocol import Record
 from gpuledger.clock import NS_PER_DAY
 from gpuledger.runtime.tasks import in_daemon_thread
-from sinks.errors import ReceiverUnavailableError
-from sinks.settings import StoreSettings
-from sinks.store.buffer import rows_of
-from sinks.store.lease import MaintenanceLease
-from sinks.store.maintainer import (
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.settings import StoreSettings
+from gpuledger_sinks.store.buffer import rows_of
+from gpuledger_sinks.store.lease import MaintenanceLease
+from gpuledger_sinks.store.maintainer import (
     Maintainer,
     MaintenanceDone,
     MaintenanceStep,
     Reporter,
     report_nothing,
 )
-from sinks.store.table import EntriesTable
-from sinks.store.upkeep import MaintainerTask, OrphanRemoval, open_upkeep
+from gpuledger_sinks.store.table import EntriesTable
+from gpuledger_sinks.store.upkeep import MaintainerTask, OrphanRemoval, open_upkeep
 from tests.unit.sinks.builders import SECOND_NS, START_NS, ManualClock, event, eventually
 
 HOUR_SECONDS = 3600

@@ -26,7 +26,7 @@ from gpuledger.records import (
     Settlement,
 )
 from gpuledger.store.usage_schema import USAGE
-from sinks.store.minute_sums import (
+from gpuledger_sinks.store.minute_sums import (
     MEASURED_BUSY,
     MEASURED_ENERGY,
     MEASURED_MEMORY,

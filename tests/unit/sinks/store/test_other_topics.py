@@ -7,7 +7,7 @@ import pytest
 
 from gpuledger.errors import UserError
 from gpuledger.runtime import Readiness
-from sinks.store.table import EntriesTable
+from gpuledger_sinks.store.table import EntriesTable
 from tests.default_topics import EVENTS
 from tests.unit.sinks.builders import (
     SECOND_NS,

@@ -23,10 +23,10 @@ from gpuledger.records import (
 from gpuledger.records.cluster import ContainerRequest, PodContainer
 from gpuledger.runtime import Readiness
 from gpuledger.store.schema import PODS as PODS_SCHEMA
-from sinks.settings import StoreSettings
-from sinks.store.dimensions import open_followed
-from sinks.store.stored import Streams
-from sinks.store.table import StreamTable
+from gpuledger_sinks.settings import StoreSettings
+from gpuledger_sinks.store.dimensions import open_followed
+from gpuledger_sinks.store.stored import Streams
+from gpuledger_sinks.store.table import StreamTable
 from tests.default_topics import PODS
 from tests.unit.sinks.builders import (
     NODE,

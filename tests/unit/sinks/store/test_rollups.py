@@ -15,10 +15,10 @@ from typing_extensions import override
 from gpuledger.store.commits import describe, valid_through_us
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.store.views import valid_through
-from sinks.errors import ReceiverUnavailableError
-from sinks.store import rollups
-from sinks.store.rollups import DAILY, HOURLY, Rollup
-from sinks.store.table import StaleTableError, UsageTable
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.store import rollups
+from gpuledger_sinks.store.rollups import DAILY, HOURLY, Rollup
+from gpuledger_sinks.store.table import StaleTableError, UsageTable
 
 DAY = 20_000
 FIRST_MINUTE = DAY * 1440

@@ -19,13 +19,13 @@ from gpuledger.records import GpuEvent
 from gpuledger.runtime import Check, Readiness
 from gpuledger.store.commits import describe, valid_through_us
 from gpuledger.store.views import valid_through
-from sinks.loop import consume
-from sinks.protocol import ConsumerConfig
-from sinks.registry import STORE
-from sinks.settings import StoreSettings
-from sinks.store.seen import SeenTable
-from sinks.store.store_sink import StoreTables, open_store
-from sinks.store.table import StreamTable, UsageTable
+from gpuledger_sinks.loop import consume
+from gpuledger_sinks.protocol import ConsumerConfig
+from gpuledger_sinks.registry import STORE
+from gpuledger_sinks.settings import StoreSettings
+from gpuledger_sinks.store.seen import SeenTable
+from gpuledger_sinks.store.store_sink import StoreTables, open_store
+from gpuledger_sinks.store.table import StreamTable, UsageTable
 from tests.default_topics import EVENTS
 from tests.unit.sinks.builders import (
     ManualClock,

@@ -16,8 +16,8 @@ from typing_extensions import override
 from gpuledger.errors import UserError
 from gpuledger.runtime import Readiness
 from gpuledger.store.schema import ENTRIES, TableSchema
-from sinks.errors import ReceiverUnavailableError
-from sinks.store.table import EntriesTable, StreamTable
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.store.table import EntriesTable, StreamTable
 from tests.hanging import HANG_SECONDS
 from tests.unit.sinks.builders import (
     SECOND_NS,
@@ -74,7 +74,7 @@ async def test_a_race_or_an_outage_repeats_no_row(
     tmp_path: Path, mishap: Callable[[Write, str], Write], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = mishap(write_deltalake, str(tmp_path / "entries"))
-    monkeypatch.setattr("sinks.store.table.write_deltalake", write)
+    monkeypatch.setattr("gpuledger_sinks.store.table.write_deltalake", write)
     on, clock = bus(), ManualClock()
     await publish(on, event(0, entries=[entry()]), event(1, entries=[entry()]))
 

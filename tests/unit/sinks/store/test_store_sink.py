@@ -23,8 +23,8 @@ from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
 from gpuledger.records import Account, GpuEvent
 from gpuledger.runtime import Readiness
-from sinks.registry import STORE
-from sinks.store.table import EntriesTable, StaleTableError
+from gpuledger_sinks.registry import STORE
+from gpuledger_sinks.store.table import EntriesTable, StaleTableError
 from tests.default_topics import DEAD_LETTERS, EVENTS
 from tests.unit.sinks.builders import (
     PARTITIONS,
@@ -202,7 +202,7 @@ async def test_where_it_goes_on_is_asked_once_the_write_of_before_has_ended(
         goes_on.wait()
         write_deltalake(*args, **options)
 
-    monkeypatch.setattr("sinks.store.table.write_deltalake", waiting)
+    monkeypatch.setattr("gpuledger_sinks.store.table.write_deltalake", waiting)
     on, clock = keeping(), ManualClock()
     await publish(on, event(0, entries=[entry()]))
     async with running(store(tmp_path, on, clock=clock)):

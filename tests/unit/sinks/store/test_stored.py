@@ -3,7 +3,7 @@
 import pytest
 
 from gpuledger.bus.protocol import TopicPartition
-from sinks.store.stored import Stored, Streams, number_of
+from gpuledger_sinks.store.stored import Stored, Streams, number_of
 
 AT = TopicPartition("t", 3)
 STREAMS = Streams(group="g", generation="")

@@ -4,7 +4,7 @@ import pytest
 
 from gpuledger.bus.protocol import TopicPartition
 from gpuledger.errors import UserError
-from sinks.store.stored import is_same_topic, number_of, refuse_shorter_topic
+from gpuledger_sinks.store.stored import is_same_topic, number_of, refuse_shorter_topic
 
 AT = TopicPartition("gpuledger.events.v1", 3)
 

@@ -16,10 +16,10 @@ from deltalake import DeltaTable, write_deltalake
 
 from gpuledger.clock import NS_PER_DAY, NS_PER_HOUR, NS_PER_MINUTE
 from gpuledger.store.commits import describe
-from sinks.settings import StoreRetentionSettings, StoreSettings
-from sinks.store import rollups
-from sinks.store.maintainer import Maintainer, MaintenanceDone, MaintenanceStep
-from sinks.store.table import UsageTable
+from gpuledger_sinks.settings import StoreRetentionSettings, StoreSettings
+from gpuledger_sinks.store import rollups
+from gpuledger_sinks.store.maintainer import Maintainer, MaintenanceDone, MaintenanceStep
+from gpuledger_sinks.store.table import UsageTable
 from tests.unit.sinks.builders import ManualClock
 from tests.unit.sinks.store.test_rollups import FIRST_MINUTE, HOUR, Store, row
 

@@ -12,11 +12,11 @@ from typing import Any
 import pynvml
 from typing_extensions import override
 
-from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.records import Incident
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import SimulatedNode, Simulation
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.fakes.nvml import NO_INSTANCE
 from tests.fakes.nvml_pointers import referent_of
 from tests.hanging import HANG_SECONDS

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from agent.core.incidents import KINDS, make_incident
 from gpuledger.keys import NodeId
 from gpuledger.records import Incident, IncidentProcess, Severity
 from gpuledger.records.incidents import INCIDENT_KINDS
+from gpuledger_agent.core.incidents import KINDS, make_incident
 
 GPU = "GPU-1"
 

@@ -6,8 +6,8 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.incidents import WINDOW_NS, Deduplicator
 from gpuledger.clock import NS_PER_SECOND
+from gpuledger_agent.core.incidents import WINDOW_NS, Deduplicator
 from tests.held_objects import is_bounded
 
 KEY = ("GPU-1", 79)

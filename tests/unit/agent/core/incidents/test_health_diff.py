@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from agent.core.health_changes import (
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.records import GpuDetails, GpuHealth, GpuThrottling
+from gpuledger_agent.core.health_changes import (
     HealthChange,
     HealthWatch,
     is_covered_by,
     is_pcie_degraded,
 )
-from gpuledger.clock import NS_PER_SECOND
-from gpuledger.records import GpuDetails, GpuHealth, GpuThrottling
 
 SLOWDOWN_SECONDS = 30
 WELL = GpuHealth(

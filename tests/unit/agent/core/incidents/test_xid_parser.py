@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.core.incidents import read_bus, read_xid_line, write_bus
 from gpuledger.records import Severity
+from gpuledger_agent.core.incidents import read_bus, read_xid_line, write_bus
 
 BUS = (0, 0x1B, 0)
 

@@ -5,9 +5,9 @@ from typing import get_args, get_type_hints
 import msgspec
 import pytest
 
-from agent.core.readings import converter
-from agent.gpu.nvidia.catalogue import CATALOGUE, MetricSpec
 from gpuledger.records import GpuDetails, GpuReading
+from gpuledger_agent.core.readings import converter
+from gpuledger_agent.gpu.nvidia.catalogue import CATALOGUE, MetricSpec
 
 ALL = [
     reading for readings in CATALOGUE.values() for reading in readings if not reading.unit.choices

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from agent.core.normalize.fields import CounterTotal, CounterTracker
-from agent.core.readings import EVER, NANOSECONDS, PCIE_BYTES, Unit
+from gpuledger_agent.core.normalize.fields import CounterTotal, CounterTracker
+from gpuledger_agent.core.readings import EVER, NANOSECONDS, PCIE_BYTES, Unit
 
 SECOND_NS = 1_000_000_000
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.normalize.driver_clock import DriverClock, Freshness, advance, freshness
-from agent.core.normalize.windows import (
+from gpuledger_agent.core.normalize.driver_clock import DriverClock, Freshness, advance, freshness
+from gpuledger_agent.core.normalize.windows import (
     Interval,
     WindowLength,
     cut_windows,
     mean_percent,
     window_at,
 )
-from agent.core.raw import UtilizationSample
+from gpuledger_agent.core.raw import UtilizationSample
 
 WINDOW_US = 200_000
 

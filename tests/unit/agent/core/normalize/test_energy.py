@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agent.core.normalize.energy import MIN_FREE_NS, EnergyMeter, IdleDraw, TickEnergy
-from agent.core.readings import Validator
 from gpuledger.records import EnergyMethod
 from gpuledger.records.bounds import MAX_MILLIWATTS
+from gpuledger_agent.core.normalize.energy import MIN_FREE_NS, EnergyMeter, IdleDraw, TickEnergy
+from gpuledger_agent.core.readings import Validator
 
 SECOND_NS = 1_000_000_000
 COUNTER, INTERPOLATED, POWER = EnergyMethod

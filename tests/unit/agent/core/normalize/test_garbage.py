@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.core.gpu_sampler import GpuSampler, GpuTick
-from agent.core.raw import SampleCursor
-from agent.gpu.nvidia.catalogue import CATALOGUE
-from agent.gpu.nvidia.session import NvmlSession
 from gpuledger.codec import decoder_of, encode, validate
 from gpuledger.records import GpuReading
-from simulator.clock import ManualClock
-from simulator.scenario.load import parse_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick
+from gpuledger_agent.core.raw import SampleCursor
+from gpuledger_agent.gpu.nvidia.catalogue import CATALOGUE
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
 from tests.ticks import tick_gpu
 
 EPOCH_NS = 1_790_000_000_000_000_000

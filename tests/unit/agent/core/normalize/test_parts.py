@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from agent.core.gpu_sampler import GpuSampler, GpuTick
-from agent.core.raw import RawGpuSample
 from gpuledger.records import GpuProfiling
+from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick
+from gpuledger_agent.core.raw import RawGpuSample
 from tests.ticks import tick_gpu
 from tests.unit.record_fields import present_in
 

@@ -14,7 +14,10 @@ from typing import Final
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from agent.core.raw import (
+from gpuledger.clock import NS_PER_MS
+from gpuledger.keys import NodeId
+from gpuledger.records import ContainerRef, ProcessChange, ProcessKind, ProcessRecord
+from gpuledger_agent.core.raw import (
     ClockReading,
     FastPoll,
     InstanceIdentity,
@@ -22,11 +25,8 @@ from agent.core.raw import (
     ProcessAccounting,
     RawGpuSample,
 )
-from agent.core.tick import NodeTick
-from agent.sampling import Sampler
-from gpuledger.clock import NS_PER_MS
-from gpuledger.keys import NodeId
-from gpuledger.records import ContainerRef, ProcessChange, ProcessKind, ProcessRecord
+from gpuledger_agent.core.tick import NodeTick
+from gpuledger_agent.sampling import Sampler
 from tests.fakes.nvml import stat
 
 TICK_NS: Final = 10 * NS_PER_MS

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from agent.core.processes.accounting.exit_matcher import DriverAccount, ExitMatcher
-from agent.core.processes.table import ProcessTable
-from agent.host.procfs import ProcessReader
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import GpuTotals, ProcessRecord
+from gpuledger_agent.core.processes.accounting.exit_matcher import DriverAccount, ExitMatcher
+from gpuledger_agent.core.processes.table import ProcessTable
+from gpuledger_agent.host.procfs import ProcessReader
 from tests.fakes.nvml import FakeProcfs
 
 SECOND_NS = 1_000_000_000

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from agent.core.processes.table import UNREADABLE, Location, ProcessTable, TableUpdate
-from agent.core.raw import ClockReading
-from agent.host.procfs import ProcessReader, read_boot_id
 from gpuledger.clock import NS_PER_MS
 from gpuledger.keys import NodeId
 from gpuledger.records import ProcessChange
+from gpuledger_agent.core.processes.table import UNREADABLE, Location, ProcessTable, TableUpdate
+from gpuledger_agent.core.raw import ClockReading
+from gpuledger_agent.host.procfs import ProcessReader, read_boot_id
 from tests.fakes.nvml import FakeProcfs, stat
 
 TICK_NS = 10 * NS_PER_MS

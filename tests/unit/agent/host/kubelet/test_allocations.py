@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import pytest
 
-from agent.host.kubelet.allocations import Allocations, KubeletError
-from agent.host.kubelet.assignments import DeviceIndex
-from agent.settings import KubeletSettings
 from gpuledger.records import GpuFacts
 from gpuledger.runtime import Backoff, Check
-from simulator.clock import ManualClock
+from gpuledger_agent.host.kubelet.allocations import Allocations, KubeletError
+from gpuledger_agent.host.kubelet.assignments import DeviceIndex
+from gpuledger_agent.settings import KubeletSettings
+from gpuledger_simulator.clock import ManualClock
 from tests.unit.agent.host.kubelet.oracle import (
     AllocatableResourcesResponse,
     ListPodResourcesResponse,

@@ -3,7 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from agent.host.kubelet.assignments import (
+from gpuledger.records import DeviceAllocation, GpuFacts
+from gpuledger_agent.host.kubelet.assignments import (
     DeviceAssignment,
     DeviceIndex,
     Unresolved,
@@ -11,15 +12,14 @@ from agent.host.kubelet.assignments import (
     find_assignments,
     find_on,
 )
-from agent.host.kubelet.messages import (
+from gpuledger_agent.host.kubelet.messages import (
     ClaimedDevice,
     ContainerDevices,
     ContainerResources,
     PodResources,
     ResourceClaim,
 )
-from agent.settings import KubeletSettings
-from gpuledger.records import DeviceAllocation, GpuFacts
+from gpuledger_agent.settings import KubeletSettings
 
 GPU = "GPU-5a5a7118-e550-79a1-597e-7631e126c57a"
 INDEX = DeviceIndex.of([GpuFacts(uuid=GPU, index=0, minor_number=0, instances=[], capabilities=[])])

@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 import pytest
 from typing_extensions import override
 
-from agent.host.kubelet.allocations import KubeletError, SocketKubelet
-from agent.host.kubelet.messages import parse_answer
-from simulator.clock import ManualClock
-from simulator.kubelet import serve_kubelet
-from simulator.scenario.load import load_scenario
-from simulator.simulation import Simulation
+from gpuledger_agent.host.kubelet.allocations import KubeletError, SocketKubelet
+from gpuledger_agent.host.kubelet.messages import parse_answer
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.kubelet import serve_kubelet
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import Simulation
 
 QUICKSTART = Path(__file__).parents[5] / "scenarios" / "quickstart.yaml"
 EPOCH_NS = 1_795_000_000_000_000_000

@@ -2,14 +2,14 @@
 
 import pytest
 
-from agent.host.kubelet.assignments import (
+from gpuledger.records import GpuFacts, MigInstance
+from gpuledger_agent.host.kubelet.assignments import (
     DeviceIndex,
     ResolvedDevice,
     Unresolved,
     find_claimed,
     find_device,
 )
-from gpuledger.records import GpuFacts, MigInstance
 
 WHOLE = "GPU-5a5a7118-e550-79a1-597e-7631e126c57a"
 CUT = "GPU-b0d3a1c2-1111-4222-8333-944455556666"

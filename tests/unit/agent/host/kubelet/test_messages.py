@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.host.kubelet.messages import (
+from gpuledger_agent.host.kubelet.messages import (
     ClaimedDevice,
     ContainerDevices,
     ContainerResources,

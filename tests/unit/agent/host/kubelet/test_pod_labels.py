@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from agent.host.kubelet.pod_labels import (
+from gpuledger.runtime import Check
+from gpuledger.runtime.tasks import run_tasks
+from gpuledger_agent.host.kubelet.pod_labels import (
     MAX_ANSWER_BYTES,
     KubeletPodList,
     PodLabels,
     PodListError,
     parse_pods,
 )
-from agent.host.node_pods import MAX_NAMES
-from agent.settings import KubeletApiSettings
-from gpuledger.runtime import Check
-from gpuledger.runtime.tasks import run_tasks
-from simulator.clock import ManualClock
-from simulator.simulation import open_simulation
+from gpuledger_agent.host.node_pods import MAX_NAMES
+from gpuledger_agent.settings import KubeletApiSettings
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.simulation import open_simulation
 from tests.errors import has_words
 from tests.fakes.kubelet_api import FakeKubeletApi, pod, pod_list
 from tests.real.services.certificates import Authority

@@ -6,17 +6,17 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from enricher.join.booking import books, settlement, shares
-from enricher.join.booking.shares import (
+from gpuledger.ledger.holders import find_holders
+from gpuledger.ledger.quantities import apportion
+from gpuledger.records import Account, BusyMethod, DeviceAllocation, EnergyMethod, GpuReading
+from gpuledger_enricher.join.booking import books, settlement, shares
+from gpuledger_enricher.join.booking.shares import (
     Claim,
     book_gpu,
     energy_of,
     idle_milliwatts,
     make_claim,
 )
-from gpuledger.ledger.holders import find_holders
-from gpuledger.ledger.quantities import apportion
-from gpuledger.records import Account, BusyMethod, DeviceAllocation, EnergyMethod, GpuReading
 from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, sample
 
 ROOT: Final = Path(__file__).parents[5]
@@ -140,7 +140,10 @@ def test_every_method_is_told_and_used_by_the_code() -> None:
     modules = (books, shares, settlement)
     sources = [ROOT / module.__name__.replace(".", "/") for module in modules]
     # What the agent makes of samples, it names itself.
-    sources += [ROOT / "agent" / "core" / "normalize" / "gpu", ROOT / "agent" / "sampling"]
+    sources += [
+        ROOT / "agent" / "gpuledger_agent" / "core" / "normalize" / "gpu",
+        ROOT / "agent" / "gpuledger_agent" / "sampling",
+    ]
     code = "".join(source.with_suffix(".py").read_text() for source in sources)
     table = PAGE.partition("| method | applies when |")[2].partition("\n\n")[0]
     told = [row.split("|")[1].strip(" `") for row in table.splitlines() if row.startswith("| `")]

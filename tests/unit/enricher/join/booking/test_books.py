@@ -2,9 +2,6 @@
 
 import pytest
 
-from enricher.join.booking.books import book_tick
-from enricher.join.booking.shares import Claim, energy_of, make_claim
-from enricher.join.booking.shares import book_gpu as book_row
 from gpuledger.records import (
     Account,
     BusyMethod,
@@ -17,6 +14,9 @@ from gpuledger.records import (
     MemoryMethod,
     ProcessKind,
 )
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_enricher.join.booking.shares import Claim, energy_of, make_claim
+from gpuledger_enricher.join.booking.shares import book_gpu as book_row
 from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
 
 POD, HOST, IDLE, NOBODY = Account.POD, Account.HOST, Account.IDLE, Account.UNATTRIBUTED

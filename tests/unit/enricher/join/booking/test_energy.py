@@ -5,15 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from enricher.join.booking.books import book_tick, compute_slices_of_profile, energy_by_row
-from enricher.join.booking.shares import (
+from gpuledger.records import Account, Entry, GpuReading
+from gpuledger_enricher.join.booking.books import (
+    book_tick,
+    compute_slices_of_profile,
+    energy_by_row,
+)
+from gpuledger_enricher.join.booking.shares import (
     Energy,
     energy_of,
     idle_milliwatts,
     make_split,
     split_energy,
 )
-from gpuledger.records import Account, Entry, GpuReading
 from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
 
 H100 = "NVIDIA H100 80GB HBM3"

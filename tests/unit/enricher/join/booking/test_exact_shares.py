@@ -10,10 +10,10 @@ from math import ceil, floor
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from enricher.join.booking.books import book_tick
 from gpuledger.ledger.division import divide, part_of, parts_per_million
 from gpuledger.records import Account, ContainerRef, NodeSample
 from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_TICK_MILLIJOULES
+from gpuledger_enricher.join.booking.books import book_tick
 from tests.unit.enricher.join.booking.test_holders import replica
 from tests.unit.enricher.join.booking.test_laws import draws, energies, intervals
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, GIB, UIDS, process, reading, sample

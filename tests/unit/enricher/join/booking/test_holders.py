@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.booking.books import book_tick
 from gpuledger.ledger.holders import find_holders
 from gpuledger.records import Account, DeviceAllocation, Entry, GpuReading
+from gpuledger_enricher.join.booking.books import book_tick
 from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
 
 MIG_UUIDS = [f"MIG-00000000-0000-4000-8000-00000000000{digit}" for digit in range(3)]

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.booking.books import book_tick
 from gpuledger.records import Account, GpuBooks, GpuReading, NodeSample
+from gpuledger_enricher.join.booking.books import book_tick
 from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
 
 

@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from enricher.join.booking.books import book_tick
-from enricher.join.booking.shares import RepeatedContainerError
 from gpuledger.codec import Decoder, encode
 from gpuledger.ledger.entries import energy_method_of
 from gpuledger.ledger.holders import HoldingContainer, holding_containers
@@ -35,6 +33,8 @@ from gpuledger.records.bounds import (
     MAX_MILLIWATTS,
     MAX_TICK_MILLIJOULES,
 )
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_enricher.join.booking.shares import RepeatedContainerError
 from tests.default_topics import SAMPLES
 from tests.unit.enricher.join.ticks import (
     CONTAINER_IDS,

@@ -6,10 +6,6 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from enricher.join.booking.books import book_tick, energy_by_row, exclusive_readings
-from enricher.join.booking.settlement import settle_ends
-from enricher.join.pods.describe import EventPods, attribute_incident, identity_of
-from enricher.join.pods.pods import PodCache
 from gpuledger.ledger.holders import MAX_ENTRIES, TooManyEntriesError, find_holders
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
@@ -20,6 +16,10 @@ from gpuledger.records import (
     PodRecord,
     PodState,
 )
+from gpuledger_enricher.join.booking.books import book_tick, energy_by_row, exclusive_readings
+from gpuledger_enricher.join.booking.settlement import settle_ends
+from gpuledger_enricher.join.pods.describe import EventPods, attribute_incident, identity_of
+from gpuledger_enricher.join.pods.pods import PodCache
 from tests.unit.enricher.join.incidents import incident
 from tests.unit.enricher.join.ticks import GIB, pod, process, process_end, reading, sample
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.booking.settlement import LIFETIME_PARTS, settle_ends, unbooked_ns
 from gpuledger.records import Account, BusyMethod, ContainerRef, Entry, ProcessExit, Settlement
 from gpuledger.records.bounds import MAX_DURATION_NS
+from gpuledger_enricher.join.booking.settlement import LIFETIME_PARTS, settle_ends, unbooked_ns
 from tests.unit.enricher.join.ticks import SECOND_NS, process_end, sample
 
 HALF_NS = SECOND_NS // 2

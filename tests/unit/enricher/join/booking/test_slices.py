@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enricher.join.booking.books import slices_by_row
 from gpuledger.ledger.entries import UNKNOWN_SLICES, DeviceSlices
 from gpuledger.records import GpuReading
+from gpuledger_enricher.join.booking.books import slices_by_row
 
 BOARD = GpuReading(uuid="GPU-a", index=0, compute_slices=7, memory_slices=8)
 CUT = GpuReading(uuid="GPU-a", index=0, mig_enabled=True, compute_slices=7, memory_slices=8)

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given as for_any
 from hypothesis import strategies as st
 
-from enricher.join.pods.describe import DescriptionCache
-from enricher.join.pods.pods import (
+from gpuledger.records import ContainerRef, PodContainer, PodDescription, PodRecord, PodState
+from gpuledger_enricher.join.pods.describe import DescriptionCache
+from gpuledger_enricher.join.pods.pods import (
     MAX_FORMER_CONTAINERS,
     MAX_PAST_VERSIONS,
     ClusterPods,
     KnownPod,
     PodCache,
 )
-from gpuledger.records import ContainerRef, PodContainer, PodDescription, PodRecord, PodState
 from tests.unit.enricher.join.builders import T_NS, Given
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process, sample
 

@@ -3,8 +3,8 @@
 import pytest
 from structlog.testing import capture_logs
 
-from enricher.join.pods.pending import PendingPods
 from gpuledger.records import ContainerRef, PodState
+from gpuledger_enricher.join.pods.pending import PendingPods
 from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, SECOND_NS, UIDS, pod, process
 

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given as for_any
 from hypothesis import strategies as st
 
-from enricher.join.pods.pods import MAX_PAST_VERSIONS, ClusterObjects
-from enricher.join.replay_diff import Agreement, compare_events
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import encode
@@ -26,6 +24,8 @@ from gpuledger.records.bounds import (
     MAX_DESCRIPTION_BYTES,
     MAX_NAMESPACES_BYTES,
 )
+from gpuledger_enricher.join.pods.pods import MAX_PAST_VERSIONS, ClusterObjects
+from gpuledger_enricher.join.replay_diff import Agreement, compare_events
 from tests.default_topics import NAMESPACES, NODES
 from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, pod, record

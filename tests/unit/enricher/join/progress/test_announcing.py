@@ -7,18 +7,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from enricher.join.progress.announcing import Announcer
-from enricher.join.progress.passage import (
+from gpuledger.codec import decoder_of
+from gpuledger.completeness import RENEWED_AFTER_SECONDS, Completeness
+from gpuledger.records import NodeProgress, NodeSample, Watermark
+from gpuledger_enricher.join.progress.announcing import Announcer
+from gpuledger_enricher.join.progress.passage import (
     SILENT_NS,
     NodeWatermark,
     Reached,
     find_reached,
     is_duplicate,
 )
-from enricher.join.progress.watermarks import NodeWatermarks
-from gpuledger.codec import decoder_of
-from gpuledger.completeness import RENEWED_AFTER_SECONDS, Completeness
-from gpuledger.records import NodeProgress, NodeSample, Watermark
+from gpuledger_enricher.join.progress.watermarks import NodeWatermarks
 from tests.default_topics import EVENTS, WATERMARKS
 from tests.unit.enricher.join.ticks import SECOND_NS, sample
 

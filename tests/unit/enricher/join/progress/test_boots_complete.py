@@ -6,7 +6,7 @@ moves the time up to which the partition is complete neither ahead nor back.
 
 import pytest
 
-from enricher.join.progress.passage import Reached
+from gpuledger_enricher.join.progress.passage import Reached
 from tests.unit.enricher.join.builders import T_NS, Given
 from tests.unit.enricher.join.ticks import SECOND_NS
 

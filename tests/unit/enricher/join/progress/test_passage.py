@@ -4,8 +4,8 @@ import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from enricher.join.observer import WindowedMin
-from enricher.join.progress.passage import partition_watermark
+from gpuledger_enricher.join.observer import WindowedMin
+from gpuledger_enricher.join.progress.passage import partition_watermark
 from tests.default_topics import PODS
 from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, pod, record, sample

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given as for_any
 from hypothesis import strategies as st
 
-from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.records import GpuEvent, NodeSample
+from gpuledger_enricher.join.stage import JoinStage
 from tests.default_topics import DEAD_LETTERS, EVENTS, PROGRESS, TOPICS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.builders import T_NS

@@ -3,8 +3,8 @@
 import pytest
 from structlog.testing import capture_logs
 
-from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Record
+from gpuledger_enricher.join.stage import JoinStage
 from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, record, sample
 

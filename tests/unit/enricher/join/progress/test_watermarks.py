@@ -4,12 +4,12 @@ from itertools import product
 
 import pytest
 
-from enricher.join.progress.watermarks import MAX_NODES, NodeWatermarks
-from enricher.join.stage import JoinStage
 from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.records import BootProgress, GpuEvent, NodeProgress, NodeSample
+from gpuledger_enricher.join.progress.watermarks import MAX_NODES, NodeWatermarks
+from gpuledger_enricher.join.stage import JoinStage
 from tests.default_topics import DEAD_LETTERS, EVENTS, PROGRESS, TOPICS
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.ticks import SECOND_NS, anywhere, process, record, sample

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from enricher.join.booking.settlement import settle_ends
-from enricher.join.replay_diff import Agreement, compare_events
 from gpuledger.codec import encode
 from gpuledger.records import (
     Account,
@@ -18,6 +16,8 @@ from gpuledger.records import (
     PodDescription,
     PodState,
 )
+from gpuledger_enricher.join.booking.settlement import settle_ends
+from gpuledger_enricher.join.replay_diff import Agreement, compare_events
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, process_end, reading, sample
 
 FIRST, SECOND = CONTAINER_IDS[:2]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from enricher.join.replay_diff import Comparison, EventId
 from gpuledger.codec import encode
+from gpuledger_enricher.join.replay_diff import Comparison, EventId
 
 
 def event(seq: int, *, node: str = "node-a", gpus: object = ()) -> bytes:

@@ -223,5 +223,5 @@ async def takes_all(reader: asyncio.StreamReader) -> bool:
 
 
 def test_the_agents_pages_need_no_web_framework() -> None:
-    check = "import sys, agent.command; sys.exit('aiohttp' in sys.modules)"
+    check = "import sys, gpuledger_agent.command; sys.exit('aiohttp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -11,10 +11,10 @@ from aiohttp import web
 from prometheus_client import REGISTRY
 
 from gpuledger.runtime import Readiness
-from simulator.clock import ScaledClock
-from sinks.remote_write.openmetrics.exposition import TEXT
-from sinks.remote_write.openmetrics.scraping import run_scraping
-from sinks.settings import OpenMetricsSettings, RemoteWriteSettings
+from gpuledger_simulator.clock import ScaledClock
+from gpuledger_sinks.remote_write.openmetrics.exposition import TEXT
+from gpuledger_sinks.remote_write.openmetrics.scraping import run_scraping
+from gpuledger_sinks.settings import OpenMetricsSettings, RemoteWriteSettings
 from tests.unit.sinks.builders import running
 from tests.unit.sinks.receiver import Answer, Receiver
 from tests.unit.sinks.remote_write.oracle import Series, parse_compressed

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sinks.remote_write.openmetrics.exposition import (
+from gpuledger_sinks.remote_write.openmetrics.exposition import (
     MAX_LINE_CHARACTERS,
     OPENMETRICS,
     PARSE_SECONDS,

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import pytest
 
-from sinks.remote_write.openmetrics.exposition import TEXT, parse_exposition
-from sinks.remote_write.openmetrics.scraped_series import (
+from gpuledger_sinks.remote_write.openmetrics.exposition import TEXT, parse_exposition
+from gpuledger_sinks.remote_write.openmetrics.scraped_series import (
     EncodedScrape,
     Scrape,
     ScrapedSeries,
     TimeLimits,
 )
-from sinks.remote_write.wire import STALE_VALUE, Version, encode_value
+from gpuledger_sinks.remote_write.wire import STALE_VALUE, Version, encode_value
 from tests.unit.sinks.remote_write.oracle import (
     RequestV2,
     parse_exemplars,

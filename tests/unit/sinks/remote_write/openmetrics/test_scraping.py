@@ -12,18 +12,18 @@ from typing_extensions import override
 from gpuledger.errors import SettingsError
 from gpuledger.runtime import Check, Readiness
 from gpuledger.settings import Secret
-from sinks.remote_write.openmetrics.exposition import OPENMETRICS
-from sinks.remote_write.openmetrics.scrape_client import instance_of
-from sinks.remote_write.openmetrics.scraped_series import (
+from gpuledger_sinks.remote_write.openmetrics.exposition import OPENMETRICS
+from gpuledger_sinks.remote_write.openmetrics.scrape_client import instance_of
+from gpuledger_sinks.remote_write.openmetrics.scraped_series import (
     EncodedScrape,
     Scrape,
     ScrapedSeries,
     TimeLimits,
 )
-from sinks.remote_write.openmetrics.scraping import ScrapeSender, run_scraping
-from sinks.remote_write.request_writer import Writer
-from sinks.remote_write.write_client import Payload
-from sinks.settings import OpenMetricsSettings, RemoteWriteSettings
+from gpuledger_sinks.remote_write.openmetrics.scraping import ScrapeSender, run_scraping
+from gpuledger_sinks.remote_write.request_writer import Writer
+from gpuledger_sinks.remote_write.write_client import Payload
+from gpuledger_sinks.settings import OpenMetricsSettings, RemoteWriteSettings
 from tests.fakes.hostile_http import (
     HUGE_PAGES,
     MIB,

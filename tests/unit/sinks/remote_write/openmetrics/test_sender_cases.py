@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sinks.remote_write.wire import STALE_VALUE, encode_value
+from gpuledger_sinks.remote_write.wire import STALE_VALUE, encode_value
 from tests.unit.sinks.builders import eventually
 from tests.unit.sinks.receiver import Answer, Receiver, receiving
 from tests.unit.sinks.remote_write.openmetrics.scraped_pages import (

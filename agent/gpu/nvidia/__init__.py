@@ -1,1 +1,0 @@
-"""NVIDIA's GPUs, by NVML: a source as `agent.gpu.protocol` has it. Nothing else knows NVML."""

@@ -1,0 +1,142 @@
+"""`gpuledger-agent`: its options, its source and its page; `context` puts the rest together."""
+
+import os
+import sys
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import structlog
+
+from gpuledger.bus.protocol import Bus
+from gpuledger.programs import freeze_collector
+from gpuledger.runtime import Readiness, configure_logs, explain_user_errors, run_service
+from gpuledger.settings import Option, load_settings
+from gpuledger_agent.context import Host, run_agent
+from gpuledger_agent.dcgm_exporter import read_swap
+from gpuledger_agent.exposition import PageRenderer
+from gpuledger_agent.exposition.holders import PodLookup
+from gpuledger_agent.exposition.node_state import NodeState, make_node_state
+from gpuledger_agent.host.kubelet.pod_labels import PodLabels
+from gpuledger_agent.host.node_pods import ContainerNames, PodUids
+from gpuledger_agent.settings import AgentSettings, name_node
+from gpuledger_agent.source_selection import find_source
+
+_log = structlog.get_logger(__name__)
+# New objects, then rounds of the younger generation, before a generation is searched for garbage.
+# A tick makes thousands of objects and no cycles of note: to search for them costs a tenth of its
+# CPU.
+_COLLECT_AFTER: Final = (10_000, 20, 20)
+_DESCRIPTION: Final = (
+    "Reads a node's GPUs and their processes; publishes and shows a sample a tick."
+    " dcgm-exporter's flags and DCGM_EXPORTER_ variables are understood too."
+)
+OPTIONS = (
+    Option(
+        name="--source",
+        setting="source",
+        help="where readings come from",
+        choices=("auto", "nvml", "simulated[:FILE]", "recorded:FILE"),
+    ),
+    Option(
+        name="--no-kafka",
+        setting="no_kafka",
+        help="publish nothing, only show /metrics",
+        is_flag=True,
+    ),
+    Option(
+        name="--listen",
+        setting="http.listen",
+        help="where to show /metrics and the health pages",
+        choices=("HOST:PORT",),
+    ),
+    Option(
+        name="--process-series",
+        setting="exposition.process_series",
+        help="show single processes on /metrics too",
+        is_flag=True,
+    ),
+)
+
+
+@explain_user_errors
+def main() -> int:
+    """Run the agent until a signal; return the exit code."""
+    swap = read_swap(sys.argv[1:], os.environ)
+    settings = load_settings(
+        AgentSettings,
+        prog="gpuledger-agent",
+        description=_DESCRIPTION,
+        options=OPTIONS,
+        argv=swap.argv,
+        complete=swap.complete,
+    )
+    settings = name_node(settings, os.environ)
+    configure_logs(settings.log)
+    if swap.is_asked_for:
+        publishes = not settings.no_kafka
+        _log.info("dcgm_exporter_replaced", http=settings.http.listen, publishes=publishes)
+    if swap.without_effect:
+        _log.warning("dcgm_settings_ignored", settings=swap.without_effect)
+    host = find_source(settings)
+    pod_labels = make_pod_labels(host, settings)
+    node_state = make_node_state(
+        settings.exposition,
+        clock=host.clock,
+        tick_seconds=settings.tick_seconds,
+        readings_seconds=settings.readings_seconds,
+        pods=look_up_pods(host, pod_labels),
+    )
+    return run_service(
+        partial(_run, host=host, node_state=node_state, pod_labels=pod_labels),
+        settings=settings,
+        page=PageRenderer(node_state, settings=settings.exposition, clock=host.clock),
+        about={
+            "cluster": settings.cluster,
+            "node": settings.node_name,
+            "source": settings.source,
+            "brokers": None if settings.no_kafka else settings.kafka.bootstrap_servers,
+        },
+    )
+
+
+def make_pod_labels(host: Host, settings: AgentSettings) -> PodLabels | None:
+    """Return what asks for the labels of pods; `None` where no label is asked for."""
+    names = settings.exposition.pod_labels
+    if not names or host.pod_list is None:
+        return None
+    refresh_seconds = settings.kubelet.api.refresh_seconds
+    return PodLabels(host.pod_list, names=names, refresh_seconds=refresh_seconds, clock=host.clock)
+
+
+def look_up_pods(host: Host, pod_labels: PodLabels | None = None) -> PodLookup:
+    """Return who knows the pods of a node: its folders, and its kubelet where that is asked."""
+    found = PodLookup(
+        name_of=ContainerNames(list_names=host.list_log_names, clock=host.clock).name_of,
+        find_uids=PodUids(host.pod_folders).find,
+    )
+    return replace(found, labels_of=pod_labels.labels_of) if pod_labels else found
+
+
+async def _run(
+    settings: AgentSettings,
+    readiness: Readiness,
+    *,
+    host: Host,
+    node_state: NodeState,
+    pod_labels: PodLabels | None,
+) -> None:
+    bus: Bus | None = None
+    if not settings.no_kafka:
+        from gpuledger.bus.kafka import KafkaBus  # noqa: PLC0415  # 6 MiB that --no-kafka does without
+
+        bus = KafkaBus(settings.kafka, readiness=readiness)
+    freeze_collector(*_COLLECT_AFTER)
+    await run_agent(
+        host=host,
+        bus=bus,
+        settings=settings,
+        readiness=readiness,
+        node_state=node_state,
+        pod_labels=pod_labels,
+    )

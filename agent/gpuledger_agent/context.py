@@ -1,0 +1,299 @@
+"""The one place in which the agent's parts are put together, for one node, and ended.
+
+Several nodes may run in one process. What each part does stands in its own module. `run_agent` runs
+them beside one another until one fails or all are cancelled.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from gpuledger.bus.protocol import Bus
+from gpuledger.clock import Clock
+from gpuledger.errors import UserError
+from gpuledger.records import DeviceAllocation
+from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
+from gpuledger.runtime.tasks import end_tasks, run_tasks
+from gpuledger.topics import Topics
+from gpuledger_agent.exposition.node_state import NodeState
+from gpuledger_agent.gpu.driver import Driver
+from gpuledger_agent.gpu.protocol import GpuSource
+from gpuledger_agent.gpu.threads import wait_at_most
+from gpuledger_agent.gpu.watchdog import Watchdog
+from gpuledger_agent.host.job_directory import JobDirectory, ReadJobFiles
+from gpuledger_agent.host.kmsg import Kmsg
+from gpuledger_agent.host.kubelet.allocations import Allocations, Kubelet
+from gpuledger_agent.host.kubelet.assignments import find_on
+from gpuledger_agent.host.kubelet.pod_labels import PodLabels, PodList
+from gpuledger_agent.host.node_pods import HasCgroup, ListNames, PodChanges, PodEnds, PodFolders
+from gpuledger_agent.host.procfs import Procfs, check_procfs, read_boot_id
+from gpuledger_agent.loop import InventoryTracker, Outputs, SampleLoop
+from gpuledger_agent.metrics import ATTRIBUTION, count_published_from_zero
+from gpuledger_agent.monitor import IncidentMonitor
+from gpuledger_agent.publish.message_bundle import BundleQueue
+from gpuledger_agent.publish.publisher import SamplePublisher, shut_down
+from gpuledger_agent.publish.send_queue import SendQueue
+from gpuledger_agent.publish.spool import Spool
+from gpuledger_agent.sampling import Sampler
+from gpuledger_agent.settings import AgentSettings
+
+_CLOSING_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A node to be read."""
+
+    gpus: GpuSource
+    """Its GPUs."""
+    procfs: Procfs
+    """The files of `/proc`."""
+    clock: Clock
+    """The clocks."""
+    kubelet: Kubelet | None = None
+    """Who says which container holds which device; `None` where nobody is to be asked."""
+    pod_list: PodList | None = None
+    """Who has its pods with their labels; `None` where nobody has."""
+    list_log_names: ListNames = tuple
+    """Gives the names of the containers' logs."""
+    list_pod_folders: ListNames = tuple
+    """Gives the names of the folders of the pods' logs."""
+    list_pod_cgroups: ListNames = tuple
+    """Gives the names of the pods' cgroups."""
+    has_cgroup: HasCgroup = lambda _: False
+    """Says whether a pod has a cgroup, by its UID."""
+    read_job_files: ReadJobFiles | None = None
+    """Reads the scheduler's directory of jobs; `None` where there is none to be read."""
+    open_kmsg: Callable[[], Kmsg] | None = None
+    """Opens the kernel's log at its end; `None` where it is not to be read."""
+
+    @cached_property
+    def pod_folders(self) -> PodFolders:
+        """The names of its pods' folders, for all who need them."""
+        return PodFolders(
+            list_folders=self.list_pod_folders,
+            list_cgroups=self.list_pod_cgroups,
+            has_cgroup=self.has_cgroup,
+            clock=self.clock,
+        )
+
+
+async def run_agent(
+    *,
+    host: Host,
+    bus: Bus | None,
+    settings: AgentSettings,
+    readiness: Readiness,
+    node_state: NodeState | None = None,
+    pod_labels: PodLabels | None = None,
+) -> None:
+    """Sample and publish one node until cancelled; what is queued then gets a last chance.
+
+    Without a bus nothing is published; `node_state` is updated each tick, and `pod_labels` now and
+    then. Raises NothingWorksError where only a fresh start can help.
+    """
+    context = AgentContext(host=host, settings=settings, readiness=readiness, pod_labels=pod_labels)
+    topics = bus.topics if bus else Topics(settings.kafka.topic_prefix)
+    count_published_from_zero(topics)
+    # Without a bus there is no queue either: nobody would ever empty it.
+    if bus is None:
+        await context.run_node(Outputs(send_queue=None, node_state=node_state, topics=topics))
+        return
+    send_queue = context.send_queue()
+    publisher = context.publisher(bus, send_queue)
+    publishing = asyncio.create_task(publisher.run(), name="publishing")
+    spilling = asyncio.create_task(send_queue.run(), name="spilling")
+    outputs = Outputs(send_queue=send_queue, node_state=node_state, topics=topics)
+    running = asyncio.create_task(context.run_node(outputs), name="node")
+    try:
+        await _first_to_fail(running, publishing, spilling)
+    finally:
+        # First what makes ticks, then what sends them.
+        await end_tasks(running)
+        await shut_down(publisher, send_queue, publishing, spilling, seconds=settings.flush_seconds)
+
+
+class AgentContext:
+    """Makes the parts of one node's agent."""
+
+    def __init__(
+        self,
+        *,
+        host: Host,
+        settings: AgentSettings,
+        readiness: Readiness,
+        pod_labels: PodLabels | None = None,
+    ) -> None:
+        """Connect the parts of one node; raises `UserError` where its `/proc` cannot be read."""
+        self._host = host
+        self._settings = settings
+        self._readiness = readiness
+        self._pod_labels = pod_labels
+        try:
+            self._boot_id = read_boot_id(host.procfs)
+        except OSError as error:
+            raise UserError(
+                f"cannot read /proc: {error}; the agent needs the node's /proc"
+            ) from error
+
+    async def run_node(self, outputs: Outputs) -> None:
+        """Run everything that looks at the node; the driver is let go of at the end."""
+        host, settings = self._host, self._settings
+        procfs_check = self._readiness.check("procfs", severity=CheckSeverity.WARNING)
+        sampler = self.sampler(procfs_check)
+        inventory = InventoryTracker(node=settings.node, boot_id=self._boot_id)
+        allocations = self.allocations()
+        monitor = self._monitor(outputs, sampler, inventory, allocations)
+        driver = self._driver(monitor)
+        loop = SampleLoop(
+            driver=driver,
+            sampler=sampler,
+            inventory=inventory,
+            monitor=monitor,
+            allocations=allocations,
+            jobs=self.jobs(),
+            outputs=outputs,
+            clock=host.clock,
+            procfs_check=procfs_check,
+            mig_check=self._readiness.check("mig", severity=CheckSeverity.WARNING),
+            ticks_check=self._readiness.check("ticks"),
+            settings=settings,
+        )
+        watchdog = Watchdog(driver, seconds=settings.watchdog_seconds, report=monitor.report)
+        loops = [loop.run(), monitor.run(), watchdog.run()]
+        if allocations:
+            loops.append(allocations.run())
+        if self._pod_labels:
+            check = self._readiness.check("pod_labels", severity=CheckSeverity.WARNING)
+            loops.append(self._pod_labels.run(check))
+        try:
+            await _run_all(loops)
+        finally:
+            # A call that hangs in the driver is left to itself.
+            if closing := driver.close():
+                await wait_at_most(closing, _CLOSING_SECONDS)
+
+    def _monitor(
+        self,
+        outputs: Outputs,
+        sampler: Sampler,
+        inventory: InventoryTracker,
+        allocations: Allocations | None,
+    ) -> IncidentMonitor:
+        """Return what reports incidents, with who was on the GPU and who held it."""
+        host = self._host
+
+        def allocations_on(gpu_uuid: str, gpu_instance: int | None) -> Sequence[DeviceAllocation]:
+            held = allocations.current(inventory.devices) if allocations else ()
+            return find_on(held, gpu_uuid, gpu_instance)
+
+        return IncidentMonitor(
+            node=self._settings.node,
+            boot_id=self._boot_id,
+            source=host.gpus,
+            clock=host.clock,
+            publish=outputs.report_incident,
+            processes_on=sampler.processes_on,
+            allocations_on=allocations_on,
+            open_kmsg=host.open_kmsg,
+            kmsg_check=self._readiness.check("kmsg", severity=CheckSeverity.WARNING)
+            if host.open_kmsg
+            else None,
+            slowdown_seconds=self._settings.incidents.slowdown_seconds,
+        )
+
+    def _driver(self, monitor: IncidentMonitor) -> Driver:
+        """Return what polls the GPUs and tells the monitor of their losses."""
+        settings = self._settings
+        return Driver(
+            self._host.gpus,
+            clock=self._host.clock,
+            check=self._readiness.check("nvml"),
+            gpus_check=self._readiness.check("gpus", severity=CheckSeverity.WARNING),
+            deadline_seconds=settings.poll_timeout_seconds,
+            backoff=Backoff(),
+            readings_seconds=settings.readings_seconds,
+            health_seconds=settings.health_seconds,
+            report=monitor.report,
+            listeners=(monitor,),
+        )
+
+    def send_queue(self) -> SendQueue:
+        """Return the queue of what is to be published, with its spool where one is wanted."""
+        settings = self._settings
+        spool = Spool(
+            settings.spool,
+            node=settings.node,
+            boot_id=self._boot_id,
+            boottime_ns=self._host.clock.boottime_ns,
+        )
+        return SendQueue(
+            queue=BundleQueue(max_bundles=settings.queue_ticks),
+            spool=spool if settings.spool.folder else None,
+            check=self._readiness.check("spool", severity=CheckSeverity.WARNING),
+            spill_after_seconds=settings.spool.spill_after_seconds,
+        )
+
+    def publisher(self, bus: Bus, send_queue: SendQueue) -> SamplePublisher:
+        """Return what brings the queue to the bus."""
+        return SamplePublisher(
+            node=self._settings.node,
+            bus=bus,
+            send_queue=send_queue,
+            check=self._readiness.check("kafka", severity=CheckSeverity.WARNING),
+            backoff=Backoff(),
+            catch_up_factor=self._settings.spool.catch_up_factor,
+            now_ns=self._host.clock.time_ns,
+        )
+
+    def sampler(self, procfs_check: Check) -> Sampler:
+        """Return what makes the ticks, without processes where `/proc` cannot name them."""
+        host = self._host
+        access = check_procfs(host.procfs, wanted=self._settings.attribution)
+        ATTRIBUTION.set(access.is_on)
+        if access.is_wanted:
+            procfs_check.ok(access.detail)
+        else:
+            procfs_check.failed(access.detail)
+        return Sampler(
+            node=self._settings.node,
+            procfs=host.procfs,
+            reads_processes=access.is_on,
+        )
+
+    def jobs(self) -> JobDirectory | None:
+        """Return what reads the scheduler's directory; `None` where there is none."""
+        if self._host.read_job_files is None:
+            return None
+        check = self._readiness.check("job_files", severity=CheckSeverity.WARNING)
+        return JobDirectory(self._host.read_job_files, check=check)
+
+    def allocations(self) -> Allocations | None:
+        """Return what asks the kubelet; `None` where it is not to be asked."""
+        host, settings = self._host, self._settings.kubelet
+        # `auto` asks wherever there is a seam; whether its socket is there shows at each question.
+        if host.kubelet is None or settings.enabled is False:
+            return None
+        return Allocations(
+            kubelet=host.kubelet,
+            clock=host.clock,
+            check=self._readiness.check("kubelet", severity=CheckSeverity.WARNING),
+            backoff=Backoff(),
+            settings=settings,
+            find_ended=PodEnds(host.pod_folders).find_ended,
+            have_pods_changed=PodChanges(host.list_pod_folders, host.list_pod_cgroups).have_changed,
+        )
+
+
+async def _run_all(loops: Sequence[Coroutine[None, None, None]]) -> None:
+    """Run loops that never end by themselves until one fails; end them all."""
+    async with run_tasks(*loops) as tasks:
+        await _first_to_fail(*tasks)
+
+
+async def _first_to_fail(*tasks: "asyncio.Task[None]") -> None:
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()

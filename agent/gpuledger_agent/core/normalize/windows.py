@@ -1,0 +1,255 @@
+"""The driver's sampling windows: how long they are, where each lies, and means over them.
+
+Which of them a tick covers is decided in `gpuledger_agent.core.normalize.driver_clock`.
+"""
+
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from math import ceil
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from gpuledger_agent.core.raw import UtilizationSample
+
+# A longer gap between two stamps is one in which the driver did not sample.
+_MAX_WINDOW: Final = 1.5
+USUAL_WINDOW_US: Final = 166_667
+"""The window of most drivers; taken for the driver's own until that has shown."""
+LONGEST_WINDOW_US: Final = 1_000_000
+"""No driver has a longer one, by NVML's documentation."""
+MAX_GAP_US: Final = 1_100_000
+"""In a longer gap between two stamps the driver gave no sample; they jitter by a hundredth."""
+# Two stamps that are nearer to one another are of one window.
+_SHORTEST_US: Final = 10_000
+# Gaps that differ by less are of as many windows.
+_ALIKE: Final = 1.2
+# A gap that is farther from a whole number of windows is not one of such windows.
+_ODD_PARTS: Final = 0.15
+_GAPS_TO_LEARN: Final = 3
+_ALIKE_TO_LEARN: Final = 6
+_ANSWERS_TO_LEARN: Final = 3
+_GAPS_KEPT: Final = 12
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An interval of the driver's time, without its start and with its end."""
+
+    start_us: float
+    """Where it begins."""
+    end_us: float
+    """Where it ends."""
+
+    def overlap_us(self, start_us: float, end_us: float) -> float:
+        """Return how much of another interval lies in this one."""
+        # Called hundreds of times a tick: comparisons cost a third of min and max.
+        start = start_us if start_us > self.start_us else self.start_us  # noqa: FURB136  # see above
+        end = end_us if end_us < self.end_us else self.end_us  # noqa: FURB136  # as above
+        return end - start if end > start else 0.0
+
+
+class SampledWindow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One sampling window of the driver."""
+
+    start_us: int
+    """Where it begins; not part of it."""
+    end_us: int
+    """Where it ends: its sample's stamp."""
+    percent: int
+    """Its sample's value."""
+
+
+class StampGap(NamedTuple):
+    """The time between two stamps that follow one another."""
+
+    length_us: int
+    """How long it is: some windows, or one."""
+    has_idle: bool
+    """Whether a window in it is known to have no sample: it is of two at least."""
+
+
+class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How long a driver's windows are, as far as its stamps have shown.
+
+    Drivers that leave out idle windows have gaps of several. So the shortest gap counts, from
+    answer to answer, and a longer window than is taken for the driver's has to be shown.
+    """
+
+    length_us: float | None = None
+    """The length; `None` where nothing but what is usual is known."""
+    is_confirmed: bool = False
+    """Whether several gaps were as long."""
+    gaps: tuple[StampGap, ...] = ()
+    """The latest gaps that can be of one window."""
+    newest_us: int = 0
+    """The newest stamp by now."""
+    answers: int = 0
+    """How many answers had such gaps, up to as many as are asked for."""
+
+    @property
+    def usual_us(self) -> float:
+        """The length, or that of most drivers until this one's own has shown."""
+        return self.length_us or USUAL_WINDOW_US
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether all gaps are alike, and longer than usual windows, and none has shown more."""
+        lengths = [gap.length_us for gap in self.gaps if not gap.has_idle]
+        return self.length_us is None and bool(lengths) and max(lengths) <= _ALIKE * min(lengths)
+
+    def interrupt(self) -> "WindowLength":
+        """Return it for a driver's clock that may be another one."""
+        return replace(self, newest_us=0)
+
+    def learn(
+        self,
+        samples: Sequence[UtilizationSample],
+        *,
+        before_us: int,
+        idle_after: Collection[int] = (),
+        skips_idle: bool = False,
+    ) -> "WindowLength":
+        """Return what is known after an answer; `before_us` is the stamp before the first, or 0.
+
+        After the stamps of `idle_after` a window closed of which the driver gave no sample. With
+        `skips_idle` on it gives none of idle windows, as the rates have shown.
+        """
+        stamps = _stamps(samples, before_us)
+        fresh = tuple(
+            StampGap(later - earlier, earlier in idle_after)
+            for earlier, later in pairwise(stamps)
+            if later > self.newest_us and _SHORTEST_US <= later - earlier <= MAX_GAP_US
+        )
+        newest_us = max(self.newest_us, *stamps[-1:], 0)
+        if not fresh:
+            return replace(self, newest_us=newest_us)
+        gaps = self.gaps + fresh
+        known = replace(
+            self,
+            gaps=gaps[-_GAPS_KEPT:],
+            newest_us=newest_us,
+            # A sample of nothing shows that idle windows have theirs: no gap is of several then.
+            answers=_ANSWERS_TO_LEARN
+            if any(sample.percent == 0 for sample in samples)
+            else min(self.answers + 1, _ANSWERS_TO_LEARN),
+        )
+        return _by_shortest(known, gaps) or _by_latest(known, skips_idle=skips_idle) or known
+
+
+def _by_shortest(known: WindowLength, gaps: Sequence[StampGap]) -> WindowLength | None:
+    """Return it by the shortest gap, where that can be of one window; else `None`."""
+    lengths = sorted(gap.length_us for gap in gaps if not gap.has_idle)
+    # A single stamp that came late shortens nothing that is known for certain.
+    enough = _GAPS_TO_LEARN if known.is_confirmed else 1
+    for shortest_us in lengths:
+        alike = [one for one in lengths if shortest_us <= one <= _ALIKE * shortest_us]
+        found_us = _median(alike)
+        if found_us >= _ALIKE * known.usual_us:
+            return _by_odd(known, alike)
+        if len(alike) >= enough:
+            is_confirmed = known.is_confirmed or len(alike) >= _GAPS_TO_LEARN
+            return replace(known, length_us=found_us, is_confirmed=is_confirmed)
+    return None
+
+
+def _by_odd(known: WindowLength, shortest: Sequence[int]) -> WindowLength | None:
+    """Return a longer one, where the shortest gaps are of no number of those that are known."""
+    found_us = _median(shortest)
+    parts = found_us / known.usual_us
+    is_odd = abs(parts - round(parts)) > _ODD_PARTS
+    is_shown = is_odd and len(shortest) >= _GAPS_TO_LEARN and not known.is_confirmed
+    return replace(known, length_us=found_us, is_confirmed=True) if is_shown else None
+
+
+def _by_latest(known: WindowLength, *, skips_idle: bool) -> WindowLength | None:
+    """Return a longer one, where all gaps of late are alike and of one window; else `None`."""
+    latest = known.gaps[-_ALIKE_TO_LEARN:]
+    lengths = [gap.length_us for gap in latest]
+    is_shown = (
+        len(latest) == _ALIKE_TO_LEARN
+        and known.answers >= _ANSWERS_TO_LEARN
+        and max(lengths) <= _ALIKE * min(lengths)
+        and not any(gap.has_idle for gap in latest)
+        # Use that comes each second has such gaps, too.
+        and not (known.is_confirmed and skips_idle)
+    )
+    return replace(known, length_us=_median(lengths), is_confirmed=True) if is_shown else None
+
+
+def _median(values: Sequence[int]) -> float:
+    """Return the median; `statistics` has one as well, and would load fractions and decimals."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def cut_windows(
+    samples: Sequence[UtilizationSample], *, before_us: int, window_us: float
+) -> list[SampledWindow]:
+    """Return the window of each sample, oldest first; `before_us` is the stamp before, or 0."""
+    percents = {sample.timestamp_us: sample.percent for sample in samples}
+    stamps = _stamps(samples, before_us)
+    usual_us = round(window_us)
+    # Where the first window began no stamp says; the usual length does.
+    firsts = [] if before_us else [(stamps[0] - usual_us, stamps[0])] if stamps else []
+    return [
+        SampledWindow(
+            start_us=start if end - start <= _MAX_WINDOW * usual_us else end - usual_us,
+            end_us=end,
+            percent=percents[end],
+        )
+        for start, end in [*firsts, *pairwise(stamps)]
+    ]
+
+
+def _stamps(samples: Sequence[UtilizationSample], before_us: int) -> list[int]:
+    stamps = {sample.timestamp_us for sample in samples if sample.timestamp_us > before_us}
+    return sorted(stamps | {before_us} if before_us else stamps)
+
+
+def fill_idle(
+    windows: Sequence[SampledWindow], covered: Interval, *, window_us: float
+) -> list[SampledWindow]:
+    """Return the windows with one of no use in each time between them that they are not of.
+
+    None is longer than usual: what stands before it was left out.
+    """
+    filled: list[SampledWindow] = []
+    at_us = int(covered.start_us)
+    for window in windows:
+        start_us = max(window.start_us, window.end_us - round(window_us))
+        if start_us > at_us:
+            filled.append(SampledWindow(start_us=at_us, end_us=start_us, percent=0))
+        filled.append(
+            SampledWindow(start_us=start_us, end_us=window.end_us, percent=window.percent)
+        )
+        at_us = max(at_us, window.end_us)
+    if at_us < covered.end_us:
+        filled.append(SampledWindow(start_us=at_us, end_us=ceil(covered.end_us), percent=0))
+    return filled
+
+
+def mean_percent(
+    windows: Sequence[SampledWindow], covered: Interval | None
+) -> tuple[float, float | None]:
+    """Return how much of an interval the windows are of, and their mean over that part.
+
+    If that is nothing, it is the newest window's value; `None` if there is none.
+    """
+    known = used = 0.0
+    if covered is None:
+        return known, windows[-1].percent if windows else None
+    for window in windows:
+        overlap_us = covered.overlap_us(window.start_us, window.end_us)
+        known += overlap_us
+        used += window.percent * overlap_us
+    if known:
+        return known, used / known
+    return known, windows[-1].percent if windows else None
+
+
+def window_at(windows: Sequence[SampledWindow], time_us: int) -> SampledWindow | None:
+    """Return the window in which an instant lies, or the nearest one to it."""
+    index = bisect_left(windows, time_us, key=lambda window: window.end_us)
+    return windows[min(index, len(windows) - 1)] if windows else None

@@ -1,0 +1,289 @@
+"""Whose an account of the driver is: ends of processes with what they used over their lifetimes.
+
+The record of an end waits some ticks for the accounts of its GPUs. An account of a process that no
+list ever showed makes a record of its start and one of its end. The driver keeps the latest account
+of a pid only, so one that began after its process was listed last is another process's.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import NodeId
+from gpuledger.records import GpuTotals, ProcessChange, ProcessRecord
+from gpuledger_agent.core.processes.table import (
+    UNREADABLE,
+    KnownProcess,
+    Location,
+    ProcessFacts,
+    ProcessLookup,
+    TableUpdate,
+    make_record,
+)
+
+_SLACK_NS: Final = NS_PER_SECOND
+"""The kernel counts starts in hundredths of a second, and the wall clock may be set in between."""
+_MAX_WAIT_TICKS: Final = 5
+# For longer than any answer repeats an account.
+_REPEATED_TICKS: Final = 10
+_RECENT_EXITS: Final = 256
+_EARLIER_CLOCKS: Final = 8
+
+DriverAccount = tuple[int, GpuTotals]
+"""A pid, and what it used of one GPU."""
+DriverAccounts = Mapping[str, Sequence[DriverAccount] | None]
+"""By GPU; `None` where its driver keeps none."""
+
+
+class ExitedProcess(NamedTuple):
+    """A process that has left a GPU, with the driver's account of it."""
+
+    pid: int
+    """Its pid."""
+    facts: ProcessFacts
+    """Whose it is; unreadable where nobody saw that."""
+    totals: GpuTotals
+    """What it used of the GPU."""
+    opened_boottime_ns: int | None
+    """When it opened the GPU, since boot; `None` where the driver does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessLifetime:
+    """Between which instants a process was on GPUs, since boot."""
+
+    pid: int
+    """Its pid."""
+    from_ns: int
+    """It did not start earlier."""
+    until_ns: int
+    """It was listed until then."""
+
+    @classmethod
+    def of(cls, known: KnownProcess) -> "ProcessLifetime":
+        """Return the lifetime of a process in the table."""
+        return cls(
+            pid=known.pid,
+            from_ns=known.facts.started_boottime_ns or 0,
+            until_ns=known.certain_boottime_ns,
+        )
+
+    def fits(self, account: DriverAccount, boots: Iterable[int]) -> bool:
+        """Return whether an account can be this process's; `boots` is when the node booted.
+
+        That has several answers where the wall clock was set: an account's start is by the clock
+        as it was then.
+        """
+        pid, totals = account
+        if pid != self.pid or totals.started_time_ns is None:
+            return pid == self.pid
+        return self.opened_boottime_ns(account, boots) is not None
+
+    def opened_boottime_ns(self, account: DriverAccount, boots: Iterable[int]) -> int | None:
+        """Return when the account began, since boot; `None` where not within this lifetime."""
+        started_ns = account[1].started_time_ns
+        if started_ns is None:
+            return None
+        earliest_ns, latest_ns = self.from_ns - _SLACK_NS, self.until_ns + _SLACK_NS // 10
+        opened = (started_ns - boot_ns for boot_ns in boots)
+        return next((ns for ns in opened if earliest_ns <= ns <= latest_ns), None)
+
+
+@dataclass(kw_only=True)
+class _UnmatchedExit:
+    """An end that waits for its accounts."""
+
+    record: ProcessRecord
+    lifetime: ProcessLifetime
+    missing: set[str]
+    totals: list[GpuTotals]
+    ticks_left: int = _MAX_WAIT_TICKS
+
+
+@dataclass(kw_only=True)
+class ExitMatcher:
+    """The ends of one node's processes."""
+
+    processes: ProcessLookup
+    """Where a process that was never listed is looked up."""
+    node: NodeId
+    """The node, for the records."""
+    boot_id: str
+    """The kernel's id of this boot, for the records."""
+    _waiting: list[_UnmatchedExit] = field(default_factory=list)
+    _recent: list[ProcessLifetime] = field(default_factory=list)
+    """Of processes whose end is published: accounts that come now are too late."""
+    _partial: dict[ProcessLifetime, list[GpuTotals]] = field(default_factory=dict)
+    """Accounts of processes that are done with one GPU and still at work on another."""
+    _repeats: dict[tuple[str, int, int | None], int] = field(default_factory=dict)
+    """For how many ticks an account may come again, by GPU, pid and start."""
+    _boots: list[int] = field(default_factory=list)
+    """When the node booted, by the wall clock as it was and, last, as it is."""
+    exited: list[ExitedProcess] = field(default_factory=list)
+    """The processes that have left a GPU and have an account, until they are taken."""
+    late: int = 0
+    """How many accounts came after their end was published, until they are counted."""
+
+    @property
+    def remembered(self) -> int:
+        """How many ends and accounts it remembers."""
+        ends = len(self._waiting) + len(self._recent)
+        return ends + len(self._partial) + len(self._repeats)
+
+    def match(
+        self, table_update: TableUpdate, accounts: DriverAccounts, *, time_ns: int, boottime_ns: int
+    ) -> list[ProcessRecord]:
+        """Return the records that are whole by now, those of `table_update` and earlier ones."""
+        boot_ns = time_ns - boottime_ns
+        # What is far from when it booted by the clock as it is, is by the clock as it was.
+        earlier = [ns for ns in self._boots if abs(boot_ns - ns) >= _SLACK_NS // 10]
+        self._boots = [*earlier[-_EARLIER_CLOCKS:], boot_ns]
+        accounting_gpus = {uuid for uuid, given in accounts.items() if given is not None}
+        if not accounting_gpus and not self._waiting:
+            return table_update.records
+        records = []
+        for record in table_update.records:
+            known = table_update.before.get(record.pid)
+            missing = accounting_gpus & set(record.gpu_uuids)
+            if record.change is ProcessChange.ENDED and known and missing:
+                self._wait(record, ProcessLifetime.of(known), missing)
+            else:
+                records.append(record)
+        unknown = self._assign_all(accounts, table_update)
+        # Whole is an end whose accounts are there, or have been waited for long enough.
+        whole = [exit_ for exit_ in self._waiting if not exit_.missing or not exit_.ticks_left]
+        self._waiting = [exit_ for exit_ in self._waiting if exit_.missing and exit_.ticks_left]
+        for waiting in self._waiting:
+            waiting.ticks_left -= 1
+        self._recent = [*self._recent, *(exit_.lifetime for exit_ in whole)][-_RECENT_EXITS:]
+        records += [with_totals(exit_.record, exit_.totals) for exit_ in whole]
+        return records + self._report_unknown(unknown, time_ns)
+
+    def _wait(self, record: ProcessRecord, lifetime: ProcessLifetime, missing: set[str]) -> None:
+        """Let an end wait for its accounts; those that came while it was at work are there."""
+        totals = [
+            part
+            for other in list(self._partial)
+            if other.pid == lifetime.pid
+            for part in self._partial.pop(other)
+            if lifetime.fits((lifetime.pid, part), self._boots)
+        ]
+        self._waiting.append(
+            _UnmatchedExit(record=record, lifetime=lifetime, missing=missing, totals=totals)
+        )
+
+    def _assign_all(
+        self, accounts: DriverAccounts, table_update: TableUpdate
+    ) -> dict[int, list[GpuTotals]]:
+        """Put each new account to its process; return those of processes that nobody has seen."""
+        unknown: dict[int, list[GpuTotals]] = {}
+        for account in self._new(accounts):
+            pid, totals = account
+            now = table_update.now.get(pid)
+            if self._assign(account):
+                continue
+            if now and (lifetime := ProcessLifetime.of(now)).fits(account, self._boots):
+                # Done with this GPU, still at work on another one.
+                self._partial.setdefault(replace(lifetime, until_ns=0), []).append(totals)
+                self._exit(account, now.certain_facts, lifetime)
+            elif any(lifetime.fits(account, self._boots) for lifetime in self._recent):
+                self.late += 1
+            else:
+                unknown.setdefault(pid, []).append(totals)
+        # What is left of pids that are gone had no end to go to: the pid is another process's.
+        self._partial = {
+            lifetime: parts
+            for lifetime, parts in self._partial.items()
+            if lifetime.pid in table_update.now
+        }
+        return unknown
+
+    def _new(self, accounts: DriverAccounts) -> Iterator[DriverAccount]:
+        """Yield the accounts that no earlier tick had: the driver repeats each for some ticks."""
+        self._repeats = {key: left - 1 for key, left in self._repeats.items() if left > 1}
+        for uuid, given in accounts.items():
+            for pid, totals in given or ():
+                key = (uuid, pid, totals.started_time_ns)
+                is_new = key not in self._repeats
+                # Each repetition may be followed by another one.
+                self._repeats[key] = _REPEATED_TICKS
+                if is_new:
+                    yield pid, totals
+
+    def _assign(self, account: DriverAccount) -> bool:
+        """Put an account to the end that waits for it; return whether there is one."""
+        totals = account[1]
+        for waiting in self._waiting:
+            if totals.gpu_uuid in waiting.missing and waiting.lifetime.fits(account, self._boots):
+                waiting.missing.discard(totals.gpu_uuid)
+                waiting.totals.append(totals)
+                record = waiting.record
+                location = Location(
+                    container_id=record.container_id,
+                    pod_uid=record.pod_uid,
+                    job_id=record.job_id,
+                )
+                facts = ProcessFacts(
+                    started_boottime_ns=record.started_boottime_ns, location=location
+                )
+                self._exit(account, facts, waiting.lifetime)
+                return True
+        return False
+
+    def _report_unknown(
+        self, unknown: Mapping[int, list[GpuTotals]], time_ns: int
+    ) -> list[ProcessRecord]:
+        """Return start and end of each process that only its accounts show."""
+        records = []
+        for pid, totals in unknown.items():
+            facts = self._owner_of(pid, totals)
+            for part in totals:
+                self._exit((pid, part), facts, None)
+            seen = make_record(
+                facts,
+                node=self.node,
+                boot_id=self.boot_id,
+                pid=pid,
+                time_ns=time_ns,
+                change=ProcessChange.SEEN,
+                gpu_uuids={part.gpu_uuid for part in totals},
+            )
+            ended = msgspec.structs.replace(seen, change=ProcessChange.ENDED)
+            records += [seen, with_totals(ended, totals)]
+        return records
+
+    def _owner_of(self, pid: int, totals: Sequence[GpuTotals]) -> ProcessFacts:
+        """Return whose it was: who has the pid now and had it then, as it lives on."""
+        starts = [part.started_time_ns for part in totals if part.started_time_ns is not None]
+        opened_ns = min(starts, default=0) - self._boots[-1]
+        facts = self.processes.read(pid)
+        started_ns = facts.started_boottime_ns
+        # It may live on without the GPU; one that started later has only its pid.
+        return facts if started_ns is not None and started_ns <= opened_ns else UNREADABLE
+
+    def _exit(
+        self, account: DriverAccount, facts: ProcessFacts, lifetime: ProcessLifetime | None
+    ) -> None:
+        """Record that a process is done with a GPU."""
+        pid, totals = account
+        opened_ns = lifetime.opened_boottime_ns(account, self._boots) if lifetime else None
+        if opened_ns is None and totals.started_time_ns is not None:
+            opened_ns = totals.started_time_ns - self._boots[-1]
+        self.exited.append(ExitedProcess(pid, facts, totals, opened_ns))
+
+
+def with_totals(record: ProcessRecord, totals: Sequence[GpuTotals]) -> ProcessRecord:
+    """Return the record of an end with what the process used, of each GPU and in sum."""
+    if not totals:
+        return record
+    busy = [part.busy_ns for part in totals if part.busy_ns is not None]
+    held = [part.max_memory_bytes for part in totals if part.max_memory_bytes is not None]
+    return msgspec.structs.replace(
+        record,
+        totals=sorted(totals, key=lambda part: part.gpu_uuid),
+        busy_ns=sum(busy) if busy else None,
+        max_memory_bytes=max(held, default=None),
+    )

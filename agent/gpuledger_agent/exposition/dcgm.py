@@ -1,0 +1,273 @@
+"""The page's part that dcgm-exporter's users know: its names, types, help texts and labels.
+
+First the rows: a device with its labels written, and its holders. Here the rules stand for whom a
+series is, so that no sum over a family counts a GPU twice that one container has:
+docs/adr/011-exposition-names.md says why. Then the page, which values a family has. Which fields
+there are, and those with several series of a device, stands in `dcgm_fields`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, Literal, NamedTuple
+
+from gpuledger.ledger.holders import jobs_by_device, jobs_of
+from gpuledger.xids import find_xid
+from gpuledger_agent.exposition.dcgm_fields import (
+    MULTI_SERIES,
+    MULTI_SERIES_UNIT,
+    Counter,
+    EventWindow,
+    Field,
+)
+from gpuledger_agent.exposition.device import ShownDevice, unit_of
+from gpuledger_agent.exposition.families import Labels, SampleLine, write_family, write_labels
+from gpuledger_agent.exposition.holders import NodeHolder, PodShare
+from gpuledger_agent.exposition.node_state import Snapshot
+
+SHARE_LABEL: Final = "gpuledger_share"
+
+
+class SeriesRow(NamedTuple):
+    """One device with its labels written, by the old names and by the new."""
+
+    device: ShownDevice
+    """The device whose values are shown."""
+    old_labels: str
+    """Its labels, fields among them by their old names."""
+    new_labels: str
+    """The same by the new names."""
+    shares: Sequence[tuple[PodShare, str, str]]
+    """What containers use of a device that none has alone, with labels by old and new names."""
+
+
+class Rows(NamedTuple):
+    """The devices of a tick that have a row, by what a family measures."""
+
+    devices: Sequence[SeriesRow]
+    """A row for each GPU, each MIG instance and each compute instance."""
+    memories: Sequence[SeriesRow]
+    """The same, with one row for all compute instances that have one memory."""
+
+    def of(self, field: Field) -> Sequence[SeriesRow]:
+        """Return the rows of a field's family."""
+        return self.memories if field.is_of_memory else self.devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowWriter:
+    """Writes what is the same in all families of a tick."""
+
+    label_fields: Sequence[Field]
+    """The fields that stand as labels on every series."""
+    host_label: str
+    """The label with the node's name, or `none`."""
+    pod_series: bool
+    """Whether containers that share a device get series."""
+    dashes_in_model_name: bool = False
+    """Whether `modelName` has dashes in place of its blanks."""
+    shows_pod_uid: bool = False
+    """Whether a device that one container has names its pod's UID too."""
+
+    def write(self, now: Snapshot) -> Rows:
+        """Write the rows of a tick."""
+        shares = now.holders.shares() if self.pod_series else {}
+        split = _find_split(now.devices)
+        jobs = jobs_by_device(now.sample.job_allocations or ())
+        devices, memories = [], []
+        for device in now.devices:
+            reading = device.reading
+            siblings = split.get(device.gpu_instance)
+            holder = now.holders.exclusive(reading)
+            # Whoever has all of a device has its own series.
+            found = () if holder else shares.get(reading.uuid, ())
+            labels = self._identity(device)
+            if siblings:
+                # DCGM's labels do not tell the compute instances of one GPU instance apart.
+                labels = [*labels, ("GPU_C_ID", str(reading.compute_instance))]
+            held_by = jobs_of(reading, jobs, is_held=holder is not None)
+            # Several jobs are told apart by the native names: a series for each would count it
+            # several times.
+            job = held_by[0] if len(held_by) == 1 else None
+            row = self._row(device, labels, now, holder, found, job=job)
+            devices.append(row)
+            if siblings is None:
+                memories.append(row)
+            elif device is siblings[0]:
+                # All of them read one memory: a row for each would count it several times.
+                held = _merge_memory(
+                    chain.from_iterable(
+                        shares.get(sibling.reading.uuid, ()) for sibling in siblings
+                    )
+                )
+                identity = self._identity(device)
+                memories.append(self._row(device, identity, now, None, held, job=job))
+        return Rows(devices, memories)
+
+    def _row(
+        self,
+        device: ShownDevice,
+        identity: Labels,
+        now: Snapshot,
+        holder: NodeHolder | None,
+        shares: Iterable[PodShare],
+        *,
+        job: str | None,
+    ) -> SeriesRow:
+        if self.host_label != "none":
+            identity = [*identity, (self.host_label, now.sample.node)]
+        values = [(field, field.read(device)) for field in self.label_fields]
+        known = [(field, str(value)) for field, value in values if value is not None]
+        old = [*identity, *((field.old, value) for field, value in known)]
+        new = [*identity, *((field.new, value) for field, value in known)]
+        tail = [*holder.dcgm_labels, *self._uid_label(holder)] if holder else []
+        if job is not None:
+            tail = [*tail, ("hpc_job", job)]
+        written = []
+        for share in shares:
+            # What has no name here gets no series: dcgm-exporter would show none either.
+            if share.holder.pod:
+                own = [
+                    *share.holder.dcgm_labels,
+                    ("pod_uid", share.holder.pod_uid),
+                    (SHARE_LABEL, "pod"),
+                ]
+                written.append((share, write_labels([*old, *own]), write_labels([*new, *own])))
+        return SeriesRow(
+            device=device,
+            old_labels=write_labels([*old, *tail]),
+            new_labels=write_labels([*new, *tail]),
+            shares=written,
+        )
+
+    def _uid_label(self, holder: NodeHolder) -> Labels:
+        return [("pod_uid", holder.pod_uid)] if self.shows_pod_uid else []
+
+    def _identity(self, device: ShownDevice) -> list[tuple[str, str]]:
+        reading, facts = device.reading, device.facts
+        model = (facts and facts.model) or reading.model or ""
+        labels = [
+            ("gpu", str(reading.index)),
+            ("UUID", device.gpu_uuid),
+            ("pci_bus_id", (facts and facts.pci_bus_id) or ""),
+            ("device", f"nvidia{reading.index}"),
+            ("modelName", model.replace(" ", "-") if self.dashes_in_model_name else model),
+        ]
+        if reading.parent_uuid is not None:
+            labels.append(("GPU_I_PROFILE", reading.mig_profile or ""))
+            labels.append(("GPU_I_ID", str(reading.gpu_instance)))
+        return labels
+
+
+def _merge_memory(shares: Iterable[PodShare]) -> Iterable[PodShare]:
+    """Return what each container holds in all: it may have processes on several of them."""
+    held: dict[NodeHolder, PodShare] = {}
+    for share in shares:
+        parts = (held.get(share.holder), share)
+        known = [part.memory_bytes for part in parts if part and part.memory_bytes is not None]
+        held[share.holder] = PodShare(share.holder, None, sum(known) if known else None)
+    return held.values()
+
+
+def _find_split(
+    devices: Iterable[ShownDevice],
+) -> Mapping[tuple[str, int | None], list[ShownDevice]]:
+    """Return the GPU instances that are cut further, each with its compute instances."""
+    found: dict[tuple[str, int | None], list[ShownDevice]] = {}
+    for device in devices:
+        if device.reading.parent_uuid is not None:
+            found.setdefault(device.gpu_instance, []).append(device)
+    return {key: siblings for key, siblings in found.items() if len(siblings) > 1}
+
+
+Names = Literal["old", "new", "both"]
+_MIB: Final = unit_of("MiB")
+_PERCENT: Final = unit_of("%")
+_XID: Final = "DCGM_FI_DEV_XID_ERRORS"
+
+
+class DcgmPage:
+    """Writes the families of a list of counters."""
+
+    def __init__(
+        self,
+        counters: Iterable[Counter],
+        *,
+        names: Names,
+        host_label: str,
+        event_window_seconds: float = 300.0,
+        pod_series: bool = False,
+        dashes_in_model_name: bool = False,
+        shows_pod_uid: bool = False,
+    ) -> None:
+        counters = tuple(counters)
+        self._shown = [counter for counter in counters if counter.kind != "label"]
+        self._names = names
+        self._window_ms = str(round(event_window_seconds * 1e3))
+        self._rows = RowWriter(
+            label_fields=[counter.field for counter in counters if counter.kind == "label"],
+            host_label=host_label,
+            pod_series=pod_series,
+            dashes_in_model_name=dashes_in_model_name,
+            shows_pod_uid=shows_pod_uid,
+        )
+
+    def write(self, now: Snapshot) -> Iterator[str]:
+        """Write the families line by line."""
+        rows = self._rows.write(now)
+        for field, kind, help_text in self._shown:
+            found = list(self._samples(field, rows.of(field), now))
+            names = [] if self._names == "new" else [(field.old, True)]
+            # A field that was never renamed stands on the page once.
+            if self._names == "new" or (self._names == "both" and field.new != field.old):
+                names.append((field.new, False))
+            for name, is_old in names:
+                samples = (SampleLine(old if is_old else new, value) for old, new, value in found)
+                yield from write_family(name, kind, help_text, samples)
+
+    def _samples(
+        self, field: Field, rows: Sequence[SeriesRow], now: Snapshot
+    ) -> Iterator[tuple[str, str, float]]:
+        """Yield the labels by old names, those by new names, and the value, of each series."""
+        if field.unit == MULTI_SERIES_UNIT:
+            window = EventWindow(now.since_ns, self._window_ms)
+            for row in rows:
+                for labels, number in MULTI_SERIES[field.path](row.device, window):
+                    extra = "," + write_labels(labels)
+                    yield row.old_labels + extra, row.new_labels + extra, number
+            return
+        values = [field.read(row.device) for row in rows]
+        # A GPU whose instances have a value is their sum, which would count twice.
+        covered = {
+            row.device.reading.parent_uuid
+            for row, value in zip(rows, values, strict=True)
+            if value is not None and row.device.reading.parent_uuid is not None
+        }
+        for row, value in zip(rows, values, strict=True):
+            if value is None or isinstance(value, str) or row.device.reading.uuid in covered:
+                continue
+            extra = ""
+            if field.old == _XID:
+                xid = int(value)
+                words = find_xid(xid).meaning if xid else "No Error"
+                extra = "," + write_labels([("err_code", str(xid)), ("err_msg", words)])
+            yield row.old_labels + extra, row.new_labels + extra, value
+            for share, old_labels, new_labels in row.shares:
+                part = _part_of(field.old, share, row, value)
+                if part is not None:
+                    yield old_labels, new_labels, part
+
+
+def _part_of(name: str, share: PodShare, row: SeriesRow, value: float) -> float | None:
+    """Return a container's part of a device's value, where that is known."""
+    if name == "DCGM_FI_DEV_FB_USED":
+        return None if share.memory_bytes is None else float(_MIB(share.memory_bytes) or 0)
+    busy_ratio, whole = share.busy_ratio, row.device.reading.utilization_ratio
+    if busy_ratio is None:
+        return None
+    if name == "DCGM_FI_DEV_GPU_UTIL":
+        return float(_PERCENT(busy_ratio) or 0)
+    if name == "DCGM_FI_PROF_GR_ENGINE_ACTIVE" and whole is not None:
+        # The chip measures the device alone: in proportion to the kernels' time.
+        return min(value, value * busy_ratio / whole) if whole else 0.0
+    return None

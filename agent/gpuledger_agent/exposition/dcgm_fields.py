@@ -1,0 +1,369 @@
+"""The table of DCGM's fields that this node can answer, and the list that chooses among them.
+
+dcgm-exporter's own fields (`DCGM_EXP_…`) have several series of a device, told apart by labels of
+their own: events of a window, peers, health. Health is no word of DCGM's: it is evaluated from the
+readings, as far as they show it.
+
+`dcgm_fields.csv` beside this module is the table; it is searched by either of a field's names. The
+list is in dcgm-exporter's format: `FIELD, gauge|counter|label, help`. Every mistake in it is named
+by file, line and reason. A field that DCGM has and this agent has not is no mistake: it is skipped,
+said and counted.
+"""
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, get_args
+
+import structlog
+
+from gpuledger.errors import UserError
+from gpuledger.records import GpuHealth
+from gpuledger.small_files import read_small_file
+from gpuledger.texts import find_near, shorten, shorten_middle
+from gpuledger_agent.exposition.device import Read, ShownDevice, read_at
+from gpuledger_agent.exposition.families import Labels
+from gpuledger_agent.metrics import COUNTERS_SKIPPED
+
+Kind = Literal["gauge", "counter", "label"]
+_log = structlog.get_logger(__name__)
+_KINDS: Final = get_args(Kind)
+_COLUMNS: Final = 3
+_SHOWN_CHARACTERS: Final = 80
+FILE: Final = Path(__file__).with_name("dcgm_fields.csv")
+NAMES_FILE: Final = Path(__file__).with_name("dcgm_names.txt")
+MULTI_SERIES_UNIT: Final = "multi_series"
+"""The unit of a field with several series of a device."""
+_SAME: Final = "="
+_OF_MEMORY: Final = {
+    "reading.memory_used_bytes",
+    "reading.memory_total_bytes",
+    "reading.memory_reserved_bytes",
+    "derived.memory_free_bytes",
+    "derived.memory_used_ratio",
+}
+
+
+class Field(NamedTuple):
+    """One field of DCGM's."""
+
+    old: str
+    """The name that it has had until DCGM 4.5, under which dcgm-exporter shows it."""
+    new: str
+    """The name that it has since DCGM 4.6."""
+    kind: Kind
+    """What dcgm-exporter's own list makes of it."""
+    is_default: bool
+    """Whether dcgm-exporter's own list shows it."""
+    help: str
+    """The help text of that list."""
+    path: str
+    """Where its value stands: part and field of a device."""
+    unit: str
+    """The unit in which DCGM gives it, or empty where the record has the same."""
+    read: Read
+    """Reads its value."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its value is a text, which can only be a label."""
+        return self.unit == "text"
+
+    @property
+    def is_of_memory(self) -> bool:
+        """Whether it measures a memory, which the compute instances of a GPU instance share."""
+        return self.path in _OF_MEMORY
+
+
+@cache
+def all_fields() -> tuple[Field, ...]:
+    """Return the table in its order."""
+    with FILE.open(newline="") as lines:
+        rows = csv.reader(line for line in lines if not line.startswith("#"))
+        return tuple(
+            Field(
+                old=old,
+                new=old if new == _SAME else new,
+                kind=kind,  # type: ignore[arg-type]  # a test holds the file to the kinds
+                is_default=default == "on",
+                help=help_text,
+                path=path,
+                unit=unit,
+                read=read_at(path, unit),
+            )
+            for old, new, kind, default, help_text, path, unit in rows
+        )
+
+
+def find_field(name: str) -> Field | None:
+    """Find a field by its old or its new name."""
+    return next((field for field in all_fields() if name in (field.old, field.new)), None)
+
+
+def is_dcgm_name(name: str) -> bool:
+    """Return whether DCGM, or dcgm-exporter, has a field of this name, be it ours or not."""
+    return name in dcgm_names()
+
+
+def nearest_name(name: str) -> str | None:
+    """Return the name of DCGM's most like `name`; `None` if none is like it."""
+    return find_near(name, sorted(dcgm_names()))
+
+
+def dcgm_names() -> frozenset[str]:
+    """Read all of DCGM's names; not kept, as only a list with a name that is not ours asks."""
+    lines = NAMES_FILE.read_text(encoding="ascii").splitlines()
+    return frozenset(line for line in lines if not line.startswith("#"))
+
+
+class Counter(NamedTuple):
+    """One line of the list: a field, as what it is shown, and its help text."""
+
+    field: Field
+    """The field."""
+    kind: str
+    """`gauge`, `counter` or `label`."""
+    help: str
+    """The help text."""
+
+
+def default_counters() -> tuple[Counter, ...]:
+    """Return what dcgm-exporter shows without a file."""
+    return tuple(
+        Counter(field, field.kind, field.help) for field in all_fields() if field.is_default
+    )
+
+
+_MAX_BYTES: Final = 1024 * 1024
+"""Of the file: DCGM's own list is 15 KiB."""
+
+
+def read_counters(path: Path) -> tuple[Counter, ...]:
+    """Read a list, and warn of the lines that are skipped.
+
+    Raises `UserError` naming file, line and reason.
+    """
+    try:
+        text = read_small_file(path, max_bytes=_MAX_BYTES).decode()
+    except OSError as error:
+        raise UserError(
+            f"exposition.counters_file: cannot read {path}: {error.strerror}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"exposition.counters_file: {path} is no UTF-8 text") from error
+    skipped: list[str] = []
+    counters = tuple(parse_counters(text.splitlines(), name=str(path), skip=skipped.append))
+    COUNTERS_SKIPPED.set(len(skipped))
+    if skipped:
+        _log.warning("counters_skipped", file=str(path), fields=skipped)
+    return counters
+
+
+def parse_counters(
+    lines: Iterable[str], *, name: str, skip: Callable[[str], None]
+) -> Iterator[Counter]:
+    """Yield the counters of a list called `name`; raises `UserError`.
+
+    `skip` is told each field that DCGM has and this agent has not.
+    """
+    seen: set[str] = set()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            counter = _parse(line)
+            if isinstance(counter, str):
+                skip(counter)
+                continue
+            if counter.field.old in seen:
+                raise ValueError(f"{counter.field.old} is in the list twice")  # noqa: TRY301  # all named below
+        except (ValueError, csv.Error) as error:
+            raise UserError(f"{name}:{number}: {shorten_middle(str(error))}") from error
+        seen.add(counter.field.old)
+        yield counter
+
+
+def _parse(line: str) -> Counter | str:
+    """Return the counter of a line, or the name of a field that only DCGM has."""
+    cells = [cell.strip() for cell in next(csv.reader([line], skipinitialspace=True, strict=True))]
+    if len(cells) != _COLUMNS:
+        raise ValueError(
+            f"expected 3 columns (field, type, help), got {len(cells)};"
+            " a help text with commas needs double quotes"
+        )
+    name, kind, help_text = cells
+    # A quote that is never closed takes lines in, so that a cell may be the rest of the file.
+    shown = shorten(name, _SHOWN_CHARACTERS)
+    if kind not in _KINDS:
+        raise ValueError(
+            f"{shown}: expected one of {', '.join(_KINDS)},"
+            f" got {shorten(kind, _SHOWN_CHARACTERS)!r}"
+        )
+    field = find_field(name)
+    if field is None and is_dcgm_name(name):
+        return name
+    if field is None:
+        nearest = nearest_name(name)
+        hint = f"; the nearest is {nearest}" if nearest else ""
+        raise ValueError(f"DCGM has no field {shown!r}{hint}")
+    if field.is_text and kind != "label":
+        raise ValueError(f"{name} is a text: its type can only be label, got {kind!r}")
+    if field.unit == MULTI_SERIES_UNIT and kind == "label":
+        raise ValueError(f"{name} has several values: its type cannot be label")
+    return Counter(field, kind, help_text)
+
+
+class EventWindow(NamedTuple):
+    """Over which time events are recent."""
+
+    since_ns: int
+    """When it begins, by the clock that never goes back."""
+    label: str
+    """Its length in milliseconds, as dcgm-exporter writes it."""
+
+
+Series = Iterator[tuple[Labels, float]]
+Verdict = tuple[int, str]
+"""How bad it is, and DCGM's name of the error."""
+_PASS: Final = 0
+_WARN: Final = 10
+_FAIL: Final = 20
+_FINE: Final = (_PASS, "DCGM_FR_OK")
+_ALL: Final = "ALL"
+# 79, and none: the XIDs that came before the agent's start are not known.
+_OFF_THE_BUS: Final = (0, 79)
+_THERMAL_REASONS: Final = 0x20 | 0x40
+_POWER_BRAKE_REASON: Final = 0x80
+_LINKS: Final = (
+    ("ok", "OK"),
+    ("chipset_not_supported", "ChipsetNotSupported"),
+    ("gpu_not_supported", "GPUNotSupported"),
+    ("topology_not_supported", "TopologyNotSupported"),
+    ("disabled_by_regkey", "DisabledByRegKey"),
+    ("not_supported", "NotSupported"),
+)
+_LINK_CODES: Final = {name: (code, words) for code, (name, words) in enumerate(_LINKS)}
+_UNKNOWN_LINK: Final = (len(_LINKS), "Unknown")
+
+
+class MultiSeries:
+    """The fields of which a device has several series: further labels, and the value."""
+
+    @staticmethod
+    def xids(device: ShownDevice, window: EventWindow) -> Series:
+        """Yield how often each XID came in the window."""
+        if device.events:
+            yield from count_kinds("xid", device.events.recent_xids(window.since_ns), window)
+
+    @staticmethod
+    def clock_events(device: ShownDevice, window: EventWindow) -> Series:
+        """Yield how often each reason of throttling began in the window."""
+        # Of a GPU that does not answer nobody knows why its clocks are down.
+        if device.events and not device.is_silent:
+            found = device.events.recent_clock_events(window.since_ns)
+            yield from count_kinds("clock_event", found, window)
+
+    @staticmethod
+    def peers(device: ShownDevice, _: EventWindow) -> Series:
+        """Yield the state of the links to each other GPU of the node."""
+        if device.facts is None or device.node is None or device.is_silent:
+            return
+        # An instance, which has no events, has its GPU's facts: its links are shown once.
+        if device.events is None:
+            return
+        indices = {gpu.uuid: gpu.index for gpu in device.node.gpus}
+        for uuid, status in (device.facts.nvlink_peers or {}).items():
+            if uuid in indices:
+                code, words = _LINK_CODES.get(status, _UNKNOWN_LINK)
+                yield [("peer_gpu", str(indices[uuid])), ("link_status", words)], code
+
+    @staticmethod
+    def health(device: ShownDevice, _: EventWindow) -> Series:
+        """Yield a verdict for each watch that the readings allow, and one over all of them."""
+        health, throttling = device.health, device.throttling
+        reasons = throttling.reasons if throttling else None
+        watches: list[tuple[str, Verdict | None]] = [
+            ("MEM", memory_verdict(health) if health else None),
+            ("NVLINK", nvlink_verdict(health) if health else None),
+        ]
+        if reasons is not None:
+            hot = (_WARN, "DCGM_FR_CLOCK_THROTTLE_THERMAL")
+            braked = (_WARN, "DCGM_FR_CLOCK_THROTTLE_POWER")
+            watches.append(("THERMAL", hot if reasons & _THERMAL_REASONS else _FINE))
+            watches.append(("POWER", braked if reasons & _POWER_BRAKE_REASON else _FINE))
+        verdicts = [(watch, verdict) for watch, verdict in watches if verdict]
+        if device.is_lost:
+            # DCGM goes by the XID that came with the loss; the readings of before say nothing now.
+            xid = device.events.last_xid if device.events else 0
+            error = "DCGM_FR_FALLEN_OFF_BUS" if xid in _OFF_THE_BUS else "DCGM_FR_XID_ERROR"
+            verdicts = [(_ALL, (_FAIL, error))]
+        elif verdicts:
+            verdicts.append((_ALL, max(verdict for _, verdict in verdicts)))
+        for watch, (code, error) in verdicts:
+            yield [("health_watch", watch), ("health_error_code", error)], code
+
+
+def count_kinds(label: str, found: Mapping[str, int], window: EventWindow) -> Series:
+    """Yield a series for each kind, or one zero without a kind, as dcgm-exporter does."""
+    head = ("window_size_in_ms", window.label)
+    if not found:
+        yield [head], 0
+    for what, count in found.items():
+        yield [head, (label, what)], count
+
+
+def memory_verdict(health: GpuHealth) -> Verdict | None:
+    """Return how bad a GPU's memory is; `None` where it counts no errors, rather than good."""
+    if health.ecc_uncorrected_volatile_total is None and health.remapped_rows_failed is None:
+        return None
+    # The worst comes first.
+    if health.remapped_rows_failed:
+        return _FAIL, "DCGM_FR_ROW_REMAP_FAILURE"
+    if health.ecc_uncorrected_volatile_total:
+        return _FAIL, "DCGM_FR_VOLATILE_DBE_DETECTED"
+    if health.remapped_rows_pending:
+        return _WARN, "DCGM_FR_PENDING_ROW_REMAP"
+    if health.retired_pages_pending:
+        return _WARN, "DCGM_FR_PENDING_PAGE_RETIREMENTS"
+    return _FINE
+
+
+def nvlink_verdict(health: GpuHealth) -> Verdict | None:
+    """Return how bad a GPU's links are; `None` where it has none that count errors.
+
+    Until Ampere they count together, on Hopper each by itself, and otherwise on Blackwell, where a
+    recovery that did its work is no failure.
+    """
+    recoveries = (
+        health.nvlink_recoveries_total,
+        _sum(health.nvlink_link_recoveries_totals),
+        _sum(health.nvlink_link_failed_recoveries_totals),
+    )
+    if all(count is None for count in recoveries):
+        return None
+    if any(recoveries):
+        return _FAIL, "DCGM_FR_NVLINK_ERROR_CRITICAL"
+    errors = (
+        health.nvlink_replays_total,
+        health.nvlink_crc_data_errors_total,
+        health.nvlink_crc_flit_errors_total,
+        _sum(health.nvlink_link_replays_totals),
+        _sum(health.nvlink_link_crc_errors_totals),
+        _sum(health.nvlink_link_integrity_errors_totals),
+        _sum(health.nvlink_link_successful_recoveries_totals),
+    )
+    return (_WARN, "DCGM_FR_NVLINK_ERROR_THRESHOLD") if any(errors) else _FINE
+
+
+def _sum(by_link: dict[str, int] | None) -> int | None:
+    return None if by_link is None else sum(by_link.values())
+
+
+MULTI_SERIES: Final[dict[str, Callable[[ShownDevice, EventWindow], Series]]] = {
+    "multi_series.xids": MultiSeries.xids,
+    "multi_series.clock_events": MultiSeries.clock_events,
+    "multi_series.peers": MultiSeries.peers,
+    "multi_series.health": MultiSeries.health,
+}
+"""What gives the series, by the path in the table."""

@@ -1,0 +1,324 @@
+"""A GPU or a MIG instance as the node knows it now, with what happened to it over time.
+
+`read_at` is how a table's path reads a value of a device. Here live the values that are made of two
+readings, and how a value of a record becomes a number of a page: in DCGM's units (MiB, percent,
+MHz) or in a base unit. Which readings are too old is decided in `node_state`.
+
+Events (XIDs, incidents, reasons of throttling) are counted, for ever and over a window; bounded,
+whatever happens to the GPU. DCGM gives NVLink's rates under names of counters: KiB a second,
+divided by 1000, of byte counters that are read again and again. Our own names have the counters
+themselves.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Final, TypeVar
+
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.ledger.health import THROTTLE_REASONS, of_all_links
+from gpuledger.records import (
+    GpuDetails,
+    GpuFacts,
+    GpuHealth,
+    GpuLimits,
+    GpuProfiling,
+    GpuReading,
+    GpuThrottling,
+    GpuTraffic,
+    Incident,
+    Inventory,
+)
+from gpuledger_agent.core.incidents import severities_of
+
+K = TypeVar("K")
+_DCGMS_UNIT_BYTES: Final = 1024 * 1000
+_ALL: Final = ""
+_MAX_RECENT: Final = 1000
+_MAX_KINDS: Final = 100
+# Of the others a page would carry a dozen lines for each GPU that hardly ever change.
+COUNTED_FROM_ZERO: Final = ("xid", "gpu_lost")
+_NO_INCIDENTS: Final = {
+    (kind, severity.value): 0 for kind in COUNTED_FROM_ZERO for severity in severities_of(kind)
+}
+
+
+class GpuEventHistory:
+    """The events of one GPU since the agent's start."""
+
+    def __init__(self) -> None:
+        self.last_xid = 0
+        """The newest XID; 0 where there was none."""
+        self.xids: Counter[int] = Counter()
+        """How often each XID came."""
+        self.incidents: Counter[tuple[str, str]] = Counter(_NO_INCIDENTS)
+        """How many incidents of each kind and severity there were; XIDs and losses from 0, so that
+        a rule over the increase sees the first."""
+        self._recent_xids: deque[tuple[int, int]] = deque(maxlen=_MAX_RECENT)
+        self._recent_reasons: deque[tuple[int, int]] = deque(maxlen=_MAX_RECENT)
+        self._reasons = 0
+
+    def record_incident(self, incident: Incident, *, at_ns: int) -> None:
+        """Count an incident that came at `at_ns` of a clock that never goes back.
+
+        What is well at the agent's start has not happened to the GPU.
+        """
+        if incident.present_at_start and incident.ended_kinds:
+            return
+        _count(self.incidents, (incident.kind, incident.severity.value))
+        if incident.xid is not None:
+            self.last_xid = incident.xid
+            _count(self.xids, incident.xid)
+            self._recent_xids.append((at_ns, incident.xid))
+
+    def record_reasons(self, reasons: int, *, at_ns: int) -> None:
+        """Record the reasons of a tick: one that was not there before is an event."""
+        begun, self._reasons = reasons & ~self._reasons, reasons
+        if begun:
+            for bit in THROTTLE_REASONS:
+                if begun & bit:
+                    self._recent_reasons.append((at_ns, bit))
+
+    def recent_xids(self, since_ns: int) -> Counter[str]:
+        """Return how often each XID came since then."""
+        return Counter(str(xid) for at_ns, xid in self._recent_xids if at_ns >= since_ns)
+
+    def recent_clock_events(self, since_ns: int) -> Counter[str]:
+        """Return how often each reason began since then."""
+        recent: Iterable[tuple[int, int]] = self._recent_reasons
+        return Counter(THROTTLE_REASONS[bit] for at_ns, bit in recent if at_ns >= since_ns)
+
+
+def _count(counts: Counter[K], key: K) -> None:
+    # Each kind is a series for ever: a driver that makes up codes cannot make the page grow.
+    if key in counts or len(counts) < _MAX_KINDS:
+        counts[key] += 1
+
+
+def nvlink_bytes_total(traffic: GpuTraffic | None) -> int | None:
+    """Return what went both ways over all links; `None` where one of the two is not known."""
+    if traffic is None or traffic.nvlink_sent_bytes_total is None:
+        return None
+    received = traffic.nvlink_received_bytes_total
+    return None if received is None else traffic.nvlink_sent_bytes_total + received
+
+
+def nvlink_link_bytes_totals(health: GpuHealth | None) -> dict[str, int]:
+    """Return what went both ways over each link of which both are known, by the link's number."""
+    sent = (health and health.nvlink_link_sent_bytes_totals) or {}
+    received = (health and health.nvlink_link_received_bytes_totals) or {}
+    return {link: sent[link] + received[link] for link in sent if link in received}
+
+
+@dataclass(slots=True)
+class _Counter:
+    """A byte counter: what it was when it was last read, and how fast it rose until then."""
+
+    total: int
+    at_ns: int
+    rate: float | None = None
+
+    def update(self, total: int, at_ns: int) -> None:
+        """Record a new reading; one that fell has begun again, and gives no rate."""
+        elapsed_seconds = (at_ns - self.at_ns) / NS_PER_SECOND
+        # Two reads of one instant give no rate.
+        if elapsed_seconds <= 0:
+            return
+        risen = total - self.total
+        per_second = risen / elapsed_seconds / _DCGMS_UNIT_BYTES
+        self.rate = None if risen < 0 else round(per_second, 3)
+        self.total, self.at_ns = total, at_ns
+
+
+@dataclass(slots=True)
+class NvlinkRates:
+    """How fast the counters of one GPU's links rise, in DCGM's unit."""
+
+    _counters: dict[str, _Counter] = field(default_factory=dict)
+
+    def update(self, traffic: GpuTraffic | None, health: GpuHealth | None, *, at_ns: int) -> None:
+        """Record what was read at `at_ns` of a clock that never goes back."""
+        total = nvlink_bytes_total(traffic)
+        totals: Mapping[str, int] = {} if total is None else {_ALL: total}
+        for link, value in {**totals, **nvlink_link_bytes_totals(health)}.items():
+            counter = self._counters.setdefault(link, _Counter(value, at_ns))
+            counter.update(value, at_ns)
+
+    @property
+    def total(self) -> float | None:
+        """The rate of all links together; `None` until it was read twice."""
+        counter = self._counters.get(_ALL)
+        return counter.rate if counter else None
+
+    @property
+    def links(self) -> Mapping[str, float | None]:
+        """The rate of each link, by its number."""
+        return {link: counter.rate for link, counter in self._counters.items() if link != _ALL}
+
+
+_RECOVERY_CODES: Final = {
+    "none": 0,
+    "reset": 1,
+    "reboot": 2,
+    "drain_p2p": 3,
+    "drain_and_reset": 4,
+}
+Converted = float | str | None
+Unit = Callable[[Any], Converted]
+
+
+def unit_of(name: str) -> Unit:
+    """Return the conversion that a table names; raises KeyError where there is none."""
+    kind, _, argument = name.partition(" ")
+    if kind == "link":
+        return lambda values: values.get(argument)
+    if kind == "item":
+        index = int(argument)
+        return lambda values: values[index] if index < len(values) else None
+    return UNITS[name]
+
+
+UNITS: Final[dict[str, Unit]] = {
+    "": lambda value: int(value) if isinstance(value, bool) else value,
+    "MiB": lambda value: value // (1 << 20),
+    "%": lambda value: round(value * 100, 4),
+    "MHz": lambda value: value // 1_000_000,
+    "W": lambda value: value / 1_000,
+    "J": lambda value: value / 1_000,
+    "s": lambda value: value / 1_000_000_000,
+    "recovery": _RECOVERY_CODES.get,
+    "text": str,
+    "multi_series": lambda value: value,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownDevice:
+    """All that is known of one device; a part is absent where it is not known, or no more."""
+
+    reading: GpuReading
+    """The newest reading."""
+    details: GpuDetails | None = None
+    """The newest of what else was read; its parts stand below, as each has its own age."""
+    profiling: GpuProfiling | None = None
+    """The newest of the chip's own counters."""
+    traffic: GpuTraffic | None = None
+    """The newest byte counters."""
+    throttling: GpuThrottling | None = None
+    """The newest throttling."""
+    health: GpuHealth | None = None
+    """The newest health."""
+    limits: GpuLimits | None = None
+    """The newest limits."""
+    facts: GpuFacts | None = None
+    """What is built into the GPU, or into the GPU of which this is an instance."""
+    node: Inventory | None = None
+    """What the node is built of."""
+    events: GpuEventHistory | None = None
+    """What happened to the GPU; absent on an instance."""
+    rates: NvlinkRates | None = None
+    """How fast the counters of its NVLinks rise."""
+    is_silent: bool = False
+    """Whether the GPU does not answer any more, so that nothing stands in the other parts but what
+    is built into it and what happened to it."""
+    is_lost: bool = False
+    """Whether the driver has lost it."""
+
+    @property
+    def gpu_uuid(self) -> str:
+        """The UUID of the GPU that this is, or of which this is an instance."""
+        return self.reading.parent_uuid or self.reading.uuid
+
+    @property
+    def gpu_instance(self) -> tuple[str, int | None]:
+        """The GPU instance that this is or is in; a whole GPU has no number."""
+        return self.gpu_uuid, self.reading.gpu_instance
+
+
+Read = Callable[[ShownDevice], Converted]
+
+
+def read_at(path: str, unit: str = "") -> Read:
+    """Make a function that reads `part.field` of a device; `None` where it is absent.
+
+    Raises KeyError for a unit or a derived value that there is none of.
+    """
+    part_name, _, name = path.partition(".")
+    convert = unit_of(unit)
+    if part_name == "derived":
+        part_of: Callable[[ShownDevice], Any] = lambda device: device  # noqa: E731  # one of two
+        get: Callable[[Any], Any] = DERIVED[name]
+    else:
+        part_of, get = attrgetter(part_name), attrgetter(name)
+
+    def read(device: ShownDevice) -> Converted:
+        part = part_of(device)
+        value = None if part is None else get(part)
+        # What is derived of each link has a series of each.
+        if part_name != "derived" and isinstance(value, dict):
+            value = of_all_links(name, value)
+        return None if value is None else convert(value)
+
+    return read
+
+
+_FABRIC_CODES: Final = {"not_supported": 0, "not_started": 1, "in_progress": 2}
+_FABRIC_SUCCESS: Final = 3
+_FABRIC_FAILURE: Final = 4
+
+
+class Derived:
+    """Values that no record has: each is made of several."""
+
+    @staticmethod
+    def memory_free_bytes(device: ShownDevice) -> int | None:
+        """Return what is neither in use nor the driver's reserve."""
+        reading = device.reading
+        if reading.memory_total_bytes is None or reading.memory_used_bytes is None:
+            return None
+        reserved = reading.memory_reserved_bytes or 0
+        return max(0, reading.memory_total_bytes - reading.memory_used_bytes - reserved)
+
+    @staticmethod
+    def memory_used_ratio(device: ShownDevice) -> float | None:
+        """Return the part in use of what can be used."""
+        free, used = Derived.memory_free_bytes(device), device.reading.memory_used_bytes
+        return None if not used or free is None else used / (used + free)
+
+    @staticmethod
+    def nvlink_rate(device: ShownDevice) -> float | None:
+        """Return the rate over all links, as long as the counters are still read."""
+        return device.rates.total if device.rates and device.traffic else None
+
+    @staticmethod
+    def nvlink_link_rates(device: ShownDevice) -> Mapping[str, float | None]:
+        """Return the rate over each link that is still read, by the link's number."""
+        rates = device.rates.links if device.rates else {}
+        return {link: rates.get(link) for link in nvlink_link_bytes_totals(device.health)}
+
+    @staticmethod
+    def vgpu_license_status(device: ShownDevice) -> int | None:
+        """Return 0 where nothing can be licensed, as DCGM does; absent where no health was read."""
+        return None if device.health is None else device.health.vgpu_license_status or 0
+
+    @staticmethod
+    def fabric_code(device: ShownDevice) -> int | None:
+        """Return DCGM's number of how far the registration with the fabric is."""
+        health = device.health
+        if health is None or health.fabric_state is None:
+            return None
+        if health.fabric_state == "completed":
+            return _FABRIC_FAILURE if health.fabric_status else _FABRIC_SUCCESS
+        return _FABRIC_CODES.get(health.fabric_state)
+
+
+DERIVED: Final[dict[str, Callable[[ShownDevice], float | Mapping[str, float | None] | None]]] = {
+    "memory_free_bytes": Derived.memory_free_bytes,
+    "memory_used_ratio": Derived.memory_used_ratio,
+    "nvlink_rate": Derived.nvlink_rate,
+    "nvlink_link_rates": Derived.nvlink_link_rates,
+    "vgpu_license_status": Derived.vgpu_license_status,
+    "fabric_code": Derived.fabric_code,
+}
+"""What makes a value, by the path in a table."""

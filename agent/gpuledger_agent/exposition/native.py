@@ -1,0 +1,292 @@
+"""The page's parts under our own names: readings, facts, events, containers, single processes.
+
+Which families there are stands in `families`. Single processes are off unless asked for, and
+bounded, as every new process is a new series: those that hold most memory are shown.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.ledger.health import throttle_reasons
+from gpuledger.records import GpuProcess
+from gpuledger_agent.exposition.device import ShownDevice, nvlink_link_bytes_totals
+from gpuledger_agent.exposition.families import (
+    ALLOCATION,
+    CONTAINER_BUSY,
+    CONTAINER_ENGINES,
+    CONTAINER_MEMORY,
+    FABRIC,
+    FABRIC_CLUSTER,
+    GPU_INFO,
+    INCIDENTS,
+    JOB_ALLOCATION,
+    LABELS,
+    NODE_INFO,
+    NVLINK_BYTES,
+    NVLINK_RATE,
+    PID_POD,
+    PROCESS_BUSY,
+    PROCESS_LABELS,
+    PROCESS_MEMORY,
+    RACK,
+    RECOVERY,
+    THROTTLE_REASON,
+    TICK_TIME,
+    UP,
+    XIDS,
+    InfoFamily,
+    Label,
+    Labels,
+    SampleLine,
+    native_families,
+    write_family,
+    write_labels,
+)
+from gpuledger_agent.exposition.holders import NodeHolder, PodShare
+from gpuledger_agent.exposition.node_state import Snapshot
+from gpuledger_agent.settings import Profile
+
+_MIB: Final = 1 << 20
+
+
+def write_native(now: Snapshot, profile: Profile) -> Iterator[str]:
+    """Yield the lines of the families that a profile shows."""
+    written = [
+        (device, write_labels(device_labels(device, now.sample.node))) for device in now.devices
+    ]
+    for family in native_families():
+        if not family.is_in(profile):
+            continue
+        samples = (
+            SampleLine(labels + further, value)
+            for device, labels in written
+            for further, read in family.members
+            # A text is no value of a gauge: it is a label of an info family.
+            if (value := read(device)) is not None and not isinstance(value, str)
+        )
+        yield from write_family(family.name, family.kind, family.help, samples)
+
+
+def device_labels(device: ShownDevice, node: str) -> list[tuple[str, str]]:
+    """Return the labels of a device's readings; those that the remote-write sink sends as well."""
+    reading, facts = device.reading, device.facts
+    model = reading.model or (facts and facts.model) or ""
+    values = (reading.uuid, str(reading.index), model)
+    return [("node", node), *zip(LABELS, values, strict=True)]
+
+
+def gpu_labels(device: ShownDevice) -> list[Label]:
+    """Return the labels that identify a device, without those for people."""
+    return [("gpu_uuid", device.reading.uuid), ("gpu_index", str(device.reading.index))]
+
+
+def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
+    """Yield the lines that describe the node, its devices and their holders."""
+    node = ("node", now.sample.node)
+    inventory = next((device.node for device in now.devices if device.node), None)
+    versions = [(name, getattr(inventory, name, None) or "") for name in NODE_INFO.label_names[1:]]
+    yield from NODE_INFO.write([([node, ("boot_id", now.sample.boot_id), *versions], 1)])
+    yield from TICK_TIME.write([([node], now.sample.time_ns / NS_PER_SECOND)])
+    gpus: list[Labels] = []
+    for device in now.devices:
+        # The first of these are of the GPU's facts, which a silent or lost GPU may lack.
+        facts = [(name, getattr(device.facts, name, None)) for name in GPU_INFO.label_names[3:7]]
+        own = [(name, getattr(device.reading, name)) for name in GPU_INFO.label_names[7:]]
+        known = [(name, "" if value is None else str(value)) for name, value in facts + own]
+        gpus.append([*device_labels(device, now.sample.node), *known])
+    yield from GPU_INFO.write((labels, 1) for labels in gpus)
+    # Several resources may name one device the same: a series stands on the page once.
+    allocations = dict.fromkeys(
+        (
+            node,
+            ("gpu_uuid", held.gpu_uuid),
+            ("device_id", held.device_id),
+            ("resource", held.resource_name),
+            *now.holders.holder_of(held).labels,
+            ("replica", held.replica or ""),
+            ("claim", held.claim or ""),
+        )
+        for held in now.sample.allocations
+    )
+    yield from ALLOCATION.write((labels, 1) for labels in allocations)
+    jobs = dict.fromkeys(
+        (
+            node,
+            ("gpu_uuid", held.gpu_uuid),
+            ("gpu_instance", "" if held.gpu_instance is None else str(held.gpu_instance)),
+            ("job_id", held.job_id),
+        )
+        for held in now.sample.job_allocations or ()
+    )
+    yield from JOB_ALLOCATION.write((labels, 1) for labels in jobs)
+    for family, values_of in _BY_DEVICE:
+        if profile in ("full", family.profile):
+            yield from family.write(
+                ([node, *gpu_labels(device), *further], value)
+                for device in now.devices
+                for further, value in values_of(device)
+            )
+
+
+class _ByDevice:
+    """What each device has of a family: further labels, and the value."""
+
+    @staticmethod
+    def up(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
+        if device.reading.parent_uuid is None:
+            yield [], int(not device.is_silent and not device.is_lost)
+
+    @staticmethod
+    def nvlink_bytes(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
+        for link, total in nvlink_link_bytes_totals(device.health).items():
+            yield [("nvlink", link)], total
+
+    @staticmethod
+    def recovery(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
+        if device.health and device.health.recovery_action:
+            yield [("action", device.health.recovery_action)], 1
+
+    @staticmethod
+    def fabric(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
+        if device.health and device.health.fabric_state:
+            yield [("state", device.health.fabric_state)], 1
+
+    @staticmethod
+    def fabric_cluster(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
+        facts = device.facts
+        if facts and facts.fabric_cluster_uuid:
+            clique = facts.fabric_clique_id
+            place = (facts.fabric_cluster_uuid, "" if clique is None else str(clique))
+            yield list(zip(FABRIC_CLUSTER.label_names[2:], place, strict=True)), 1
+
+    @staticmethod
+    def rack(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
+        facts = device.facts
+        if facts and facts.chassis_serial_number:
+            numbers = (facts.chassis_slot, facts.chassis_tray, facts.chassis_host, facts.module_id)
+            written = ["" if number is None else str(number) for number in numbers]
+            place = [facts.chassis_serial_number, *written]
+            yield list(zip(RACK.label_names[2:], place, strict=True)), 1
+
+    @staticmethod
+    def throttle_reason(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
+        if device.throttling and device.throttling.reasons is not None:
+            for reason, is_set in throttle_reasons(device.throttling.reasons):
+                yield [("reason", reason)], int(is_set)
+
+    @staticmethod
+    def nvlink_rate(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
+        health = device.health
+        sent = (health and health.nvlink_link_sent_bytes_per_second) or {}
+        received = (health and health.nvlink_link_received_bytes_per_second) or {}
+        for direction, rates in (("sent", sent), ("received", received)):
+            for link, rate in rates.items():
+                yield [("nvlink", link), ("direction", direction)], rate
+
+
+_BY_DEVICE: Final[
+    Sequence[tuple[InfoFamily, Callable[[ShownDevice], Iterator[tuple[Labels, float]]]]]
+] = (
+    (UP, _ByDevice.up),
+    (RECOVERY, _ByDevice.recovery),
+    (FABRIC, _ByDevice.fabric),
+    (FABRIC_CLUSTER, _ByDevice.fabric_cluster),
+    (RACK, _ByDevice.rack),
+    (THROTTLE_REASON, _ByDevice.throttle_reason),
+    (NVLINK_RATE, _ByDevice.nvlink_rate),
+    (NVLINK_BYTES, _ByDevice.nvlink_bytes),
+)
+
+
+def write_events(now: Snapshot) -> Iterator[str]:
+    """Yield the lines of what happened to each GPU, also to those that are silent."""
+    xids: list[tuple[Labels, float]] = []
+    incidents: list[tuple[Labels, float]] = []
+    for uuid, (index, events) in now.events.items():
+        gpu = [("node", now.sample.node), ("gpu_uuid", uuid), ("gpu_index", index)]
+        xids += [([*gpu, ("xid", str(xid))], count) for xid, count in events.xids.items()]
+        incidents += [
+            ([*gpu, ("kind", kind), ("severity", severity)], count)
+            for (kind, severity), count in events.incidents.items()
+        ]
+    yield from XIDS.write(xids)
+    yield from INCIDENTS.write(incidents)
+
+
+def write_containers(now: Snapshot) -> Iterator[str]:
+    """Yield the lines of what each container uses of each device."""
+    shares = now.holders.shares()
+    node = ("node", now.sample.node)
+    rows: list[tuple[Labels, PodShare]] = [
+        ([node, *gpu_labels(device), *share.holder.labels], share)
+        for device in now.devices
+        for share in shares.get(device.reading.uuid, ())
+    ]
+    # What the driver does not say is absent, never 0.
+    yield from CONTAINER_BUSY.write(
+        (labels, share.busy_ratio) for labels, share in rows if share.busy_ratio is not None
+    )
+    yield from CONTAINER_MEMORY.write(
+        (labels, share.memory_bytes) for labels, share in rows if share.memory_bytes is not None
+    )
+    yield from CONTAINER_ENGINES.write(
+        ([*labels, ("engine", engine)], ratio)
+        for labels, share in rows
+        for engine, ratio in share.engine_busy_ratios.items()
+    )
+
+
+class _Entry(NamedTuple):
+    process: GpuProcess
+    name: str
+    holder: NodeHolder
+
+
+def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
+    """Yield the lines of the families of at most `max_processes` processes."""
+    running = [process for process in now.sample.processes if not process.ended]
+    if len(running) > max_processes:
+        # Those that hold most memory, and the same ones each time among equals.
+        running.sort(key=lambda process: (-(process.memory_used_bytes or 0), process.pid))
+    holders = now.holders.containers
+    entries = [
+        _Entry(
+            process,
+            now.commands.get(process.pid, ""),
+            NodeHolder() if process.container is None else holders[process.container],
+        )
+        for process in running[:max_processes]
+    ]
+    yield from _write_pid_pod(entries, now)
+    for family, field in (
+        (PROCESS_BUSY, "sm_utilization_ratio"),
+        (PROCESS_MEMORY, "memory_used_bytes"),
+    ):
+        # By labels: a process in two lists of the driver stands on the page once.
+        values: dict[Labels, float] = {}
+        for process, name, holder in entries:
+            gpu = now.sample.gpus[process.gpu]
+            own = (gpu.uuid, str(gpu.index), str(process.pid), name)
+            # What the driver does not say is absent, never 0.
+            if (value := getattr(process, field)) is not None:
+                labels = (*zip(PROCESS_LABELS[: len(own)], own, strict=True), *holder.labels)
+                values[(("node", now.sample.node), *labels)] = value
+        yield from family.write(values.items())
+
+
+def _write_pid_pod(entries: Sequence[_Entry], now: Snapshot) -> Iterator[str]:
+    """Sum what a process holds on all GPUs: the labels name none."""
+    held: dict[Labels, int] = {}
+    for process, name, holder in entries:
+        if holder.pod and process.memory_used_bytes is not None:
+            labels = (
+                ("pid", str(process.pid)),
+                ("process_name", name),
+                ("pod_name", holder.pod),
+                ("namespace", holder.namespace),
+                ("node_name", now.sample.node),
+                *holder.further,
+            )
+            held[labels] = held.get(labels, 0) + process.memory_used_bytes
+    return PID_POD.write((labels, memory_bytes // _MIB) for labels, memory_bytes in held.items())

@@ -1,0 +1,320 @@
+"""What the node knows now, for its page: each tick replaces it, and what is too old goes.
+
+Here readings age, each part of a device by itself. Of a GPU that has been silent for some ticks no
+reading is shown any more, what is not asked in each tick is kept until its next reading but not for
+ever, and an instance goes with its layout. What happened to a GPU outlives its readings: one that
+is in the inventory, or that the driver has lost, stays as a silent device.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import fields, replace
+
+from gpuledger.clock import NS_PER_SECOND, Clock
+from gpuledger.records import (
+    GpuDetails,
+    GpuFacts,
+    GpuProfiling,
+    GpuReading,
+    Incident,
+    Inventory,
+    NodeReadings,
+    NodeSample,
+    ProcessChange,
+    ProcessRecord,
+)
+from gpuledger_agent.exposition.device import GpuEventHistory, NvlinkRates, ShownDevice
+from gpuledger_agent.exposition.holders import KNOWS_NONE, PodLookup, TickHolders
+from gpuledger_agent.metrics import PROCESS_SERIES_DROPPED
+from gpuledger_agent.settings import ExpositionSettings
+
+_PACED_PARTS: Final = ("traffic", "throttling")
+_SLOW_PARTS: Final = ("health", "limits")
+_OWN: Final = tuple(
+    each.name
+    for each in fields(GpuDetails)
+    if each.name not in ("uuid", "resets", "profiling", *_PACED_PARTS, *_SLOW_PARTS)
+)
+"""The fields of `GpuDetails` that are no parts."""
+_MEASURED: Final = tuple(each.name for each in fields(GpuProfiling))
+_MIN_TICKS: Final = 3
+_MAX_GPUS: Final = 256
+
+
+@dataclass(slots=True)
+class DeviceState:
+    """One device, its parts by name, each with the time at which it was read."""
+
+    reading: GpuReading
+    seen_ns: int
+    parts: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    own: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    """The fields of the details that are no parts, each with its time."""
+    measured: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    """Those of the chip's counters, as some are read in each tick and most are not."""
+    rates: NvlinkRates = field(default_factory=NvlinkRates)
+
+    def update(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
+        """Record a tick; what it does not have stays as it was: it was not asked."""
+        self.reading, self.seen_ns = reading, now_ns
+        if details is None:
+            return
+        for name in (*_PACED_PARTS, *_SLOW_PARTS):
+            part = getattr(details, name)
+            if part is not None:
+                self.parts[name] = (now_ns, part)
+        _record(self.own, details, _OWN, now_ns)
+        if details.profiling:
+            _record(self.measured, details.profiling, _MEASURED, now_ns)
+        self.rates.update(details.traffic, details.health, at_ns=now_ns)
+
+    def fresh_parts(self, *, paced_ns: int, slow_ns: int) -> dict[str, Any]:
+        """Return the parts that were read since `paced_ns`, or `slow_ns` where they are rare.
+
+        `details` are the fields that are no parts.
+        """
+        found = {
+            name: part
+            for name, (read_ns, part) in self.parts.items()
+            if read_ns >= (slow_ns if name in _SLOW_PARTS else paced_ns)
+        }
+        if measured := _fresh(self.measured, paced_ns):
+            found["profiling"] = GpuProfiling(**measured)
+        if own := _fresh(self.own, paced_ns):
+            found["details"] = GpuDetails(uuid=self.reading.uuid, **own)
+        return found
+
+
+def _record(
+    known: dict[str, tuple[int, Any]], record: msgspec.Struct, names: Iterable[str], now_ns: int
+) -> None:
+    for name in names:
+        value = getattr(record, name)
+        if value is not None:
+            known[name] = (now_ns, value)
+
+
+def _fresh(known: Mapping[str, tuple[int, Any]], since_ns: int) -> dict[str, Any]:
+    return {name: value for name, (read_ns, value) in known.items() if read_ns >= since_ns}
+
+
+def position(reading: GpuReading) -> tuple[int, int, int]:
+    """Return a device's position on the page: by the GPU's index, behind it its instances."""
+    if reading.parent_uuid is None:
+        return reading.index, -1, -1
+    return reading.index, reading.gpu_instance or 0, reading.compute_instance or 0
+
+
+def make_node_state(
+    settings: ExpositionSettings,
+    *,
+    clock: Clock,
+    tick_seconds: float,
+    readings_seconds: float = 0.0,
+    pods: PodLookup = KNOWS_NONE,
+) -> "NodeState":
+    """Make the view that the settings ask for."""
+    stale_seconds = max(settings.stale_seconds, _MIN_TICKS * tick_seconds)
+    return NodeState(
+        clock=clock,
+        stale_seconds=stale_seconds,
+        paced_stale_seconds=max(stale_seconds, _MIN_TICKS * readings_seconds),
+        slow_stale_seconds=max(settings.slow_stale_seconds, _MIN_TICKS * tick_seconds),
+        event_window_seconds=settings.event_window_seconds,
+        max_processes=settings.max_process_series if settings.process_series else None,
+        pods=pods,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """What the page shows at one instant."""
+
+    sample: NodeSample
+    """The newest tick."""
+    devices: list[ShownDevice]
+    """What is known of each device; of a silent one what happened to it."""
+    holders: TickHolders
+    """The tick's containers, and who holds its devices."""
+    commands: Mapping[int, str]
+    """The kernel's name of each process, by pid."""
+    events: Mapping[str, tuple[str, GpuEventHistory]]
+    """What happened to each GPU, with its index, by UUID: also of those that are silent."""
+    since_ns: int
+    """Where the window of recent events begins, by the clock that never goes back."""
+
+
+class NodeState:
+    """The newest of everything, as far as it is not too old."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        stale_seconds: float,
+        paced_stale_seconds: float | None = None,
+        slow_stale_seconds: float,
+        event_window_seconds: float = 300.0,
+        max_processes: int | None = None,
+        pods: PodLookup = KNOWS_NONE,
+    ) -> None:
+        """Take for how long readings are shown, and how many processes (`None`: none are).
+
+        Those that are not asked in each tick are shown for `paced_stale_seconds`; `None` is as long
+        as the others.
+        """
+        self._clock = clock
+        self._max_processes = max_processes
+        self._stale_ns = round(stale_seconds * NS_PER_SECOND)
+        paced_seconds = stale_seconds if paced_stale_seconds is None else paced_stale_seconds
+        self._paced_stale_ns = round(paced_seconds * NS_PER_SECOND)
+        self._slow_stale_ns = round(slow_stale_seconds * NS_PER_SECOND)
+        self._window_ns = round(event_window_seconds * NS_PER_SECOND)
+        self._sample: NodeSample | None = None
+        self._shown_ns = 0
+        self._device_states: dict[str, DeviceState] = {}
+        self._events: dict[str, GpuEventHistory] = {}
+        self._commands: dict[int, str] = {}
+        self._inventory: Inventory | None = None
+        self._facts: dict[str, GpuFacts] = {}
+        self._lost: dict[str, None] = {}
+        self._pods = pods
+        self.version = 0
+        """Rises with whatever is shown."""
+
+    def update(
+        self,
+        sample: NodeSample,
+        readings: NodeReadings | None = None,
+        *,
+        processes: Iterable[ProcessRecord] = (),
+    ) -> None:
+        """Record a tick, and what happened to the processes in it."""
+        now_ns = self._clock.monotonic_ns()
+        self.version += 1
+        self._sample, self._shown_ns = sample, now_ns
+        details = {gpu.uuid: gpu for gpu in readings.gpus} if readings else {}
+        answered = [reading for reading in sample.gpus if not reading.silent]
+        for reading in answered:
+            self._update_device(reading, details.get(reading.uuid), now_ns)
+        # After what this tick has: an instance is gone only where its GPU answered without it.
+        self._forget({reading.uuid for reading in answered}, now_ns)
+        for record in processes:
+            if record.change is ProcessChange.ENDED:
+                self._commands.pop(record.pid, None)
+            elif record.command:
+                self._commands[record.pid] = record.command
+        if self._max_processes is not None:
+            running = sum(not process.ended for process in sample.processes)
+            PROCESS_SERIES_DROPPED.inc(max(0, running - self._max_processes))
+
+    def set_inventory(self, inventory: Inventory) -> None:
+        """Record what the node is built of, until the next time."""
+        self.version += 1
+        self._inventory = inventory
+        # The library does not list a lost GPU when it is opened again, so what it was is kept.
+        lost = {uuid: self._facts[uuid] for uuid in self._lost if uuid in self._facts}
+        self._facts = lost | {gpu.uuid: gpu for gpu in inventory.gpus}
+
+    def record_incident(self, incident: Incident) -> None:
+        """Count an incident."""
+        self.version += 1
+        if incident.kind == "gpu_lost" and len(self._lost) < _MAX_GPUS:
+            self._lost[incident.gpu_uuid] = None
+        elif incident.kind == "gpu_recovered":
+            self._lost.pop(incident.gpu_uuid, None)
+        events = self._events_of(incident.gpu_uuid)
+        if events:
+            events.record_incident(incident, at_ns=self._clock.monotonic_ns())
+
+    def snapshot(self) -> Snapshot | None:
+        """Return what is not too old now; `None` before the first tick."""
+        if self._sample is None:
+            return None
+        now_ns = self._clock.monotonic_ns()
+        sample = self._sample
+        if self._shown_ns < now_ns - self._stale_ns:
+            # Nobody knows who is on the GPUs by now.
+            sample = replace(
+                sample, containers=[], processes=[], allocations=[], job_allocations=None
+            )
+        known = {uuid: gpu.index for uuid, gpu in self._facts.items()}
+        known |= {uuid: state.reading.index for uuid, state in self._device_states.items()}
+        return Snapshot(
+            sample=sample,
+            devices=self._devices(now_ns),
+            holders=TickHolders(sample, self._pods),
+            commands=self._commands,
+            # Of a GPU that nobody has seen or listed, the index is empty.
+            events={
+                uuid: (str(known.get(uuid, "")), events) for uuid, events in self._events.items()
+            },
+            since_ns=now_ns - self._window_ns,
+        )
+
+    def _devices(self, now_ns: int) -> list[ShownDevice]:
+        """Return the devices that answer, and the GPUs that are known and do not, by index."""
+        paced_ns, slow_ns = now_ns - self._paced_stale_ns, now_ns - self._slow_stale_ns
+        answering = [
+            ShownDevice(
+                reading=state.reading,
+                facts=self._facts.get(state.reading.parent_uuid or state.reading.uuid),
+                node=self._inventory,
+                # An instance has none of its own: its GPU's device shows them.
+                events=self._events_of(state.reading.uuid)
+                if state.reading.parent_uuid is None
+                else None,
+                rates=state.rates,
+                is_lost=state.reading.uuid in self._lost,
+                **state.fresh_parts(paced_ns=paced_ns, slow_ns=slow_ns),
+            )
+            for state in self._device_states.values()
+            if state.seen_ns >= now_ns - self._stale_ns
+        ]
+        uuids = {device.reading.uuid for device in answering}
+        silent = [
+            ShownDevice(
+                reading=GpuReading(uuid=facts.uuid, index=facts.index, model=facts.model),
+                facts=facts,
+                node=self._inventory,
+                events=self._events_of(facts.uuid),
+                is_silent=True,
+                is_lost=facts.uuid in self._lost,
+            )
+            for facts in self._facts.values()
+            if facts.uuid not in uuids
+        ]
+        return sorted([*answering, *silent], key=lambda device: position(device.reading))
+
+    def _update_device(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
+        state = self._device_states.get(reading.uuid)
+        if state is None:
+            state = self._device_states[reading.uuid] = DeviceState(reading, now_ns)
+        state.update(reading, details, now_ns)
+        throttling = details and details.throttling
+        if throttling and throttling.reasons is not None:
+            events = self._events_of(reading.uuid)
+            if events:
+                events.record_reasons(throttling.reasons, at_ns=now_ns)
+
+    def _forget(self, present: Collection[str], now_ns: int) -> None:
+        """Drop what is silent for too long, and instances that their GPU has no more."""
+        self._device_states = {
+            uuid: state
+            for uuid, state in self._device_states.items()
+            if uuid in present
+            # Its GPU answers, and no longer lists the instance.
+            or (
+                state.reading.parent_uuid not in present
+                and state.seen_ns >= now_ns - self._stale_ns
+            )
+        }
+
+    def _events_of(self, uuid: str) -> GpuEventHistory | None:
+        # Bounded: incidents may name any GPU.
+        if uuid not in self._events and len(self._events) < _MAX_GPUS:
+            self._events[uuid] = GpuEventHistory()
+        return self._events.get(uuid)

@@ -1,0 +1,276 @@
+"""NVML's events, of two kinds: what the driver says of itself, and the faults of GPUs.
+
+The driver says that it will be unbound from a GPU, or was bound to one. A program that keeps the
+library open blocks the driver's unbinding, so it must learn of it and close the library. Where the
+driver or nvidia-ml-py do not know these events, the capability says so and none come.
+
+The faults of GPUs come by an event set in which every GPU is registered for what it supports. One
+GPU that refuses must not cost the others theirs, nor one bit of the mask the other bits. The
+thread that waits, and new attempts, are in `gpuledger_agent.gpu.lifecycle`.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ctypes import c_void_p, cast
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+import pynvml
+import structlog
+
+from gpuledger.clock import NS_PER_HOUR, NS_PER_US, Clock
+from gpuledger.errors import UnavailableError
+from gpuledger.records import Capability
+from gpuledger_agent.core.incidents import Detection
+from gpuledger_agent.gpu.nvidia.device_client import NothingHappenedError, call_nvml, instance_id
+from gpuledger_agent.gpu.nvidia.library import EventData, NvmlLibrary
+from gpuledger_agent.gpu.protocol import (
+    DriverEvent,
+    FailedError,
+    GpuIdentity,
+    UnsupportedError,
+)
+from gpuledger_agent.metrics import EVENT_SET_FAILURES
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# It is called at each tick, so it need not wait; what 0 means to it is not written anywhere.
+_WAIT_MILLISECONDS: Final = 1
+_MAX_EVENTS: Final = 16
+_VERSIONS: Final = {
+    "nvmlSystemEventSetCreate": "nvmlSystemEventSetCreateRequest_v1",
+    "nvmlSystemRegisterEvents": "nvmlSystemRegisterEventRequest_v1",
+    "nvmlSystemEventSetWait": "nvmlSystemEventSetWaitRequest_v1",
+    "nvmlSystemEventSetFree": "nvmlSystemEventSetFreeRequest_v1",
+}
+
+
+class NvmlDriverEvents:
+    """The driver's events that are not a GPU's; all calls in one thread."""
+
+    def __init__(self, library: object) -> None:
+        self._library = library
+        self._set: object = None
+        self._data: Any = None
+        self._reason: str | None = "not open yet"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to listen to."""
+        return self._set is not None
+
+    @property
+    def capability(self) -> Capability:
+        """Whether the driver reports its unbinding, by the first function that this takes."""
+        reason = self._reason
+        return Capability(call="nvmlSystemEventSetCreate", supported=reason is None, reason=reason)
+
+    def open(self) -> None:
+        """Begin to listen, where the driver can be listened to."""
+        try:
+            self._set = self._call(NvmlLibrary.nvmlSystemEventSetCreate)
+            # Read here, as an older binding has neither of them.
+            events = (
+                pynvml.nvmlSystemEventTypeGpuDriverUnbind | pynvml.nvmlSystemEventTypeGpuDriverBind
+            )
+            self._call(NvmlLibrary.nvmlSystemRegisterEvents, events, self._set)
+            self._data = (pynvml.c_nvmlSystemEventData_v1_t * _MAX_EVENTS)()
+            self._reason = None
+        except UnavailableError as error:
+            self.close()
+            self._reason = str(error)
+
+    def poll(self) -> DriverEvent:
+        """Return what has happened since the last call; an error ends the listening."""
+        if self._set is None:
+            return DriverEvent.NOTHING
+        try:
+            happened = self._call(
+                NvmlLibrary.nvmlSystemEventSetWait,
+                self._set,
+                _WAIT_MILLISECONDS,
+                self._data,
+                _MAX_EVENTS,
+            )
+        except UnavailableError as error:
+            self.close()
+            self._reason = str(error)
+            return DriverEvent.NOTHING
+        kinds = {event["eventType"] for event in happened}
+        # Where both came it is the unbinding that somebody waits for.
+        if pynvml.nvmlSystemEventTypeGpuDriverUnbind in kinds:
+            return DriverEvent.UNBIND
+        return DriverEvent.BIND if kinds else DriverEvent.NOTHING
+
+    def close(self) -> None:
+        """Free the event set."""
+        held, self._set = self._set, None
+        if held is None:
+            return
+        try:
+            self._call(NvmlLibrary.nvmlSystemEventSetFree, held)
+        except UnavailableError as error:
+            self._reason = str(error)
+
+    def _call(
+        self,
+        function: Callable[Concatenate[NvmlLibrary, int | None, P], T],
+        *arguments: P.args,
+        **named: P.kwargs,
+    ) -> T:
+        """Call a function with the version of its struct; an older binding knows neither."""
+        version: int | None = getattr(pynvml, _VERSIONS[function.__name__], None)
+        return call_nvml(self._library, function, version, *arguments, **named)
+
+
+SOURCE: Final = "nvml"
+KINDS: Final = {
+    pynvml.nvmlEventTypeXidCriticalError: "xid",
+    pynvml.nvmlEventTypeDoubleBitEccError: "ecc_uncorrected",
+    # Older bindings lack the names of what newer drivers report, so these are by number.
+    0x200: "ecc_corrected_storm",
+    0x400: "page_retirement_pending",
+    0x800: "page_retirement_failed",
+    0x1000: "poison_nonfatal",
+    0x2000: "poison_fatal",
+    0x4000: "gpu_unavailable",
+    0x8000: "recovery_action",
+    0x100: "mig_changed",
+}
+WANTED: Final[int] = sum(KINDS)
+# Nobody says by which clock a driver stamps; a stamp that is far from now is by another one.
+_BELIEVABLE_NS: Final = NS_PER_HOUR
+
+_log = structlog.get_logger(__name__)
+
+
+class NvmlGpuEvents:
+    """An event set in which every GPU is registered that can be."""
+
+    def __init__(self, library: object, gpus: Sequence[GpuIdentity], *, clock: Clock) -> None:
+        """Make the set; raises UnavailableError where the driver makes none."""
+        self._library = library
+        self._clock = clock
+        self._uuids: dict[object, str] = {}
+        self.has_v3: bool | None = None
+        """Whether the driver has the newer wait; `None` before the first one."""
+        self._set = call_nvml(library, NvmlLibrary.nvmlEventSetCreate)
+        for gpu in gpus:
+            if self._register(gpu):
+                self._uuids[_identity(gpu.handle)] = gpu.uuid
+
+    def close(self) -> None:
+        """Free the set; raises UnavailableError where the library is gone."""
+        call_nvml(self._library, NvmlLibrary.nvmlEventSetFree, self._set)
+
+    def wait(self, timeout_ms: int) -> Detection | None:
+        """Wait for the next event; `None` where there is none in time. Raises UnavailableError."""
+        if not self._uuids:
+            raise FailedError("no GPU can be registered for events")
+        try:
+            return self._wait_v2(timeout_ms) if self.has_v3 is False else self._wait_v3(timeout_ms)
+        except NothingHappenedError:
+            return None
+
+    def _wait_v3(self, timeout_ms: int) -> Detection | None:
+        """Wait by the newest function, which says when and to which GPU it happened."""
+        make = getattr(pynvml, "c_nvmlEventSetWait_v3_t", None)
+        if make is None:
+            self.has_v3 = False  # an older nvidia-ml-py
+            return self._wait_v2(timeout_ms)
+        event = make()
+        event.timeoutMs = timeout_ms
+        try:
+            call_nvml(self._library, NvmlLibrary.nvmlEventSetWait_v3, self._set, event)
+        except NothingHappenedError:
+            self.has_v3 = True
+            raise
+        except (UnsupportedError, FailedError):
+            # A driver that lacks it shows it at the first call; later it is a failure like others.
+            if self.has_v3:
+                raise
+            self.has_v3 = False
+            return self._wait_v2(timeout_ms)
+        self.has_v3 = True
+        # The members below are of this kind of data alone.
+        if event.dataType != pynvml.NVML_EVENT_DATA_TYPE_NVML_EVENT:
+            return None
+        try:
+            uuid = event.uuid
+        except UnicodeDecodeError:
+            uuid = None
+        now_ns, stamp_ns = self._clock.time_ns(), event.timestampUsec * NS_PER_US
+        is_believable = abs(now_ns - stamp_ns) <= _BELIEVABLE_NS
+        return _make_detection(event, uuid, stamp_ns if is_believable else now_ns)
+
+    def _wait_v2(self, timeout_ms: int) -> Detection | None:
+        event = call_nvml(self._library, NvmlLibrary.nvmlEventSetWait_v2, self._set, timeout_ms)
+        # These events have no time stamp, so it is taken before anything else is called.
+        now_ns = self._clock.time_ns()
+        uuid = self._uuids.get(_identity(event.device))
+        if uuid is None:
+            with suppress(UnavailableError):
+                uuid = str(call_nvml(self._library, NvmlLibrary.nvmlDeviceGetUUID, event.device))
+        return _make_detection(event, uuid, now_ns)
+
+    def _register(self, gpu: GpuIdentity) -> bool:
+        """Register for what is wanted and supported; return whether that is anything.
+
+        All bits at once, else one by one: a bit that is refused must not cost the others, nor a
+        GPU that refuses the other GPUs.
+        """
+        library, register = self._library, NvmlLibrary.nvmlDeviceRegisterEvents
+        supported_types = NvmlLibrary.nvmlDeviceGetSupportedEventTypes
+        try:
+            bits = call_nvml(library, supported_types, gpu.handle) & WANTED
+            if not bits:
+                return False
+            try:
+                call_nvml(library, register, gpu.handle, bits, self._set)
+            except UnsupportedError:
+                registered = 0
+                for bit in (kind for kind in KINDS if kind & bits):
+                    with suppress(UnsupportedError):
+                        call_nvml(library, register, gpu.handle, bit, self._set)
+                        registered |= bit
+                if not registered:
+                    raise
+        except UnavailableError as error:
+            EVENT_SET_FAILURES.labels(reason="register").inc()
+            _log.warning("gpu_events_refused", gpu=gpu.uuid, error=str(error))
+            return False
+        return True
+
+
+def _make_detection(event: EventData, uuid: str | None, time_ns: int) -> Detection | None:
+    kind = KINDS.get(event.eventType)
+    # Not registered for, so not understood either.
+    if kind is None:
+        return None
+    return Detection(
+        kind=kind,
+        gpu_uuid=uuid or "unknown",
+        time_ns=time_ns,
+        source=SOURCE,
+        # NVML fills the data for XIDs alone.
+        xid=event.eventData if kind == "xid" else None,
+        gpu_instance=instance_id(event.gpuInstanceId),
+        compute_instance=instance_id(event.computeInstanceId),
+    )
+
+
+def pci_buses_of(library: object, gpus: Sequence[GpuIdentity]) -> dict[str, str]:
+    """Return the GPUs' UUIDs by the PCI addresses at which they are plugged in."""
+    found = {}
+    for gpu in gpus:
+        with suppress(UnavailableError):
+            found[call_nvml(library, NvmlLibrary.nvmlDeviceGetPciInfo_v3, gpu.handle).busId] = (
+                gpu.uuid
+            )
+    return found
+
+
+def _identity(handle: object) -> object:
+    """Return what identifies a handle: the binding makes a new object each time."""
+    if isinstance(handle, pynvml.c_nvmlDevice_t):
+        return cast(handle, c_void_p).value
+    return handle

@@ -1,0 +1,313 @@
+"""What is built into a GPU or set on it. What never changes is queried once.
+
+The layout of MIG instances is known elsewhere.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import byref
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, Final, cast
+from uuid import UUID
+
+import pynvml as nvml
+
+from gpuledger.records import Capability, GpuFacts
+from gpuledger_agent.core.readings import MEMORY_BYTES
+from gpuledger_agent.gpu.nvidia.core import query_memory
+from gpuledger_agent.gpu.nvidia.device_client import (
+    DeviceClient,
+    Key,
+    call_nvml,
+    none_where_absent,
+    raw_getattr,
+    small_number,
+)
+from gpuledger_agent.gpu.nvidia.library import NvmlLibrary
+from gpuledger_agent.gpu.protocol import FailedError, UnsupportedError
+
+
+def capabilities_of(outcomes: Mapping[Key, str | None]) -> list[Capability]:
+    """Return a record for each call that was answered or refused, in the order of their names.
+
+    An argument stands behind the name where one function was called with several.
+    """
+    times = Counter(name for name, *_ in outcomes)
+    capabilities = [
+        _capability(key if times[key[0]] > 1 else key[:1], reason)
+        for key, reason in outcomes.items()
+    ]
+    return sorted(capabilities, key=attrgetter("call"))
+
+
+# The GPUs of a node answer alike, and again with each of their facts: 20 KiB for each that would
+# hold records of its own.
+@lru_cache(maxsize=2048)
+def _capability(key: Key, reason: str | None) -> Capability:
+    name, *arguments = key
+    call = f"{name}:{','.join(map(str, arguments))}" if arguments else str(name)
+    return Capability(call=call, supported=not reason, reason=reason)
+
+
+_BRANDS: Final = {
+    nvml.NVML_BRAND_QUADRO: "Quadro",
+    nvml.NVML_BRAND_TESLA: "Tesla",
+    nvml.NVML_BRAND_NVS: "NVS",
+    nvml.NVML_BRAND_GRID: "Grid",
+    nvml.NVML_BRAND_GEFORCE: "GeForce",
+    nvml.NVML_BRAND_TITAN: "Titan",
+    nvml.NVML_BRAND_NVIDIA_VAPPS: "NvidiaVApps",
+    nvml.NVML_BRAND_NVIDIA_VPC: "NvidiaVPC",
+    nvml.NVML_BRAND_NVIDIA_VCS: "NvidiaVCS",
+    nvml.NVML_BRAND_NVIDIA_VWS: "NvidiaVWS",
+    nvml.NVML_BRAND_NVIDIA_CLOUD_GAMING: "NvidiaCloudGaming",
+    nvml.NVML_BRAND_QUADRO_RTX: "QuadroRTX",
+    nvml.NVML_BRAND_NVIDIA_RTX: "NvidiaRTX",
+    nvml.NVML_BRAND_NVIDIA: "Nvidia",
+    nvml.NVML_BRAND_GEFORCE_RTX: "GeForceRTX",
+    nvml.NVML_BRAND_TITAN_RTX: "TitanRTX",
+}
+_ARCHITECTURES: Final = {
+    nvml.NVML_DEVICE_ARCH_KEPLER: "kepler",
+    nvml.NVML_DEVICE_ARCH_MAXWELL: "maxwell",
+    nvml.NVML_DEVICE_ARCH_PASCAL: "pascal",
+    nvml.NVML_DEVICE_ARCH_VOLTA: "volta",
+    nvml.NVML_DEVICE_ARCH_TURING: "turing",
+    nvml.NVML_DEVICE_ARCH_AMPERE: "ampere",
+    nvml.NVML_DEVICE_ARCH_ADA: "ada",
+    nvml.NVML_DEVICE_ARCH_HOPPER: "hopper",
+    nvml.NVML_DEVICE_ARCH_BLACKWELL: "blackwell",
+    nvml.NVML_DEVICE_ARCH_RUBIN: "rubin",
+}
+_COMPUTE_MODES: Final = {
+    nvml.NVML_COMPUTEMODE_DEFAULT: "default",
+    nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive_process",
+    nvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+}
+_PEER_STATUSES: Final = {
+    nvml.NVML_P2P_STATUS_OK: "ok",
+    nvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED: "chipset_not_supported",
+    nvml.NVML_P2P_STATUS_GPU_NOT_SUPPORTED: "gpu_not_supported",
+    nvml.NVML_P2P_STATUS_IOH_TOPOLOGY_NOT_SUPPORTED: "topology_not_supported",
+    nvml.NVML_P2P_STATUS_DISABLED_BY_REGKEY: "disabled_by_regkey",
+    nvml.NVML_P2P_STATUS_NOT_SUPPORTED: "not_supported",
+}
+
+
+class Facts:
+    """The facts of one GPU."""
+
+    def __init__(
+        self, client: DeviceClient, *, uuid: str, index: int, peers: Sequence[tuple[str, object]]
+    ) -> None:
+        """`peers` are the node's other GPUs as pairs of UUID and handle."""
+        self._client = client
+        self._uuid = uuid
+        self._index = index
+        self._peers = dict(peers)
+        self._built_in: dict[str, Any] = {}
+        self._fabric: dict[str, Any] = {}
+        self._peer_statuses: dict[str, str] = {}
+        self._capabilities: list[Capability] = []
+        self._capabilities_version: tuple[int, int] | None = None
+
+    def query(self) -> GpuFacts:
+        """Return the facts as they are now, without the MIG layout; raises SourceLostError."""
+        self._query_board()
+        self._query_rack()
+        self._query_fabric()
+        self._query_peers()
+        query = self._client.query
+        ecc = query(NvmlLibrary.nvmlDeviceGetEccMode)
+        return GpuFacts(
+            uuid=self._uuid,
+            index=self._index,
+            **self._built_in,
+            **self._fabric,
+            nvlink_peers=dict(self._peer_statuses) or None,
+            # The first is the mode now, the second the one after the next reset.
+            ecc_enabled=_flag(ecc[0]) if ecc else None,
+            persistence_enabled=_flag(query(NvmlLibrary.nvmlDeviceGetPersistenceMode)),
+            accounting_enabled=_flag(query(NvmlLibrary.nvmlDeviceGetAccountingMode)),
+            compute_mode=_COMPUTE_MODES.get(query(NvmlLibrary.nvmlDeviceGetComputeMode)),
+            instances=[],
+            # Last, as the calls above are among them.
+            capabilities=self._current_capabilities(),
+        )
+
+    def _current_capabilities(self) -> list[Capability]:
+        """Return what the GPU answers; the same list as before where that has not changed."""
+        version = self._client.outcomes_version
+        if version != self._capabilities_version:
+            self._capabilities = capabilities_of(self._client.outcomes)
+            self._capabilities_version = version
+        return self._capabilities
+
+    def _query_board(self) -> None:
+        """Query what is not known yet: what was neither given nor refused."""
+        if self._built_in.get("memory_total_bytes") is None:
+            total = query_memory(self._client).total
+            is_true = total is not None and 0 <= total <= MEMORY_BYTES.high
+            self._built_in["memory_total_bytes"] = total if is_true else None
+        for name, call, convert in _BUILT_IN:
+            if name not in self._built_in:
+                answer = self._client.query_key(call)
+                if answer is not None:
+                    self._built_in[name] = convert(answer)
+                elif self._client.is_unsupported(call):
+                    self._built_in[name] = None
+
+    def _query_rack(self) -> None:
+        """Query where in a rack it is, until that is known or refused."""
+        if "module_id" in self._built_in:
+            return
+        struct = self._client.fill(_PLATFORM, _PLATFORM_STRUCT)
+        if struct is not None:
+            self._built_in |= _rack_of(struct)
+        elif self._client.is_unsupported((_PLATFORM,)):
+            self._built_in["module_id"] = None
+
+    def _query_fabric(self) -> None:
+        """Query which fabric it is in: it joins one some time after it is there, or another one."""
+        struct = self._client.fill(_FABRIC, _FABRIC_STRUCT)
+        # A call that failed once has changed nothing.
+        if struct is not None:
+            self._fabric = _fabric_of(struct)
+
+    def _query_peers(self) -> None:
+        """Query whom it reaches; a refusal is of the pair, so it is not remembered of the call."""
+        for uuid in list(self._peers):
+            arguments = self._peers[uuid], nvml.NVML_P2P_CAPS_INDEX_NVLINK
+            try:
+                status = call_nvml(
+                    self._client.library,
+                    NvmlLibrary.nvmlDeviceGetP2PStatus,
+                    self._client.handle,
+                    *arguments,
+                )
+                self._peer_statuses[uuid] = _PEER_STATUSES.get(status, "unknown")
+            except FailedError:
+                continue  # again with the next facts
+            except UnsupportedError:
+                pass
+            del self._peers[uuid]
+
+
+def _bus_id(pci: object) -> str:
+    # Not as the binding decodes it: bytes that are no text must not cost the other facts.
+    return str(raw_getattr(pci, "busId").decode(errors="replace"))
+
+
+_PLATFORM: Final = "nvmlDeviceGetPlatformInfo"
+# The names of the first version's fields, of one driver branch, meant something else.
+_PLATFORM_STRUCT: Final = "c_nvmlPlatformInfo_v2_t"
+_UNKNOWN_BYTE: Final = 0xFF
+_FABRIC: Final = "nvmlDeviceGetGpuFabricInfoV"
+_FABRIC_STRUCT: Final = "c_nvmlGpuFabricInfo_v2_t"
+
+
+def _bytes_of(struct: object, name: str) -> bytes:
+    """Return a field's bytes as the driver wrote them.
+
+    The binding takes single bytes for characters: it fails on what is no text, and a text of ctypes
+    ends at its first zero.
+    """
+    descriptor = getattr(type(struct), name)
+    return bytes(cast("Any", struct))[descriptor.offset :][: descriptor.size]
+
+
+def _rack_of(struct: object) -> dict[str, Any]:
+    """Return where a GPU is in its rack, as far as it is in one."""
+
+    def number(name: str) -> int | None:
+        value = _bytes_of(struct, name)[0]
+        return None if value == _UNKNOWN_BYTE else value
+
+    serial = _bytes_of(struct, "chassisSerialNumber").partition(b"\0")[0]
+    rack: dict[str, Any] = {"module_id": number("moduleId")}
+    if serial.strip():
+        # Without a chassis a slot of it would be a 0 that says nothing.
+        rack["chassis_serial_number"] = serial.decode("ascii", errors="replace").strip()
+        rack["chassis_slot"] = number("slotNumber")
+        rack["chassis_tray"] = number("trayIndex")
+        rack["chassis_host"] = number("hostId")
+    return rack
+
+
+def _fabric_of(struct: Any) -> dict[str, Any]:  # noqa: ANN401  # a struct of ctypes
+    """Return which fabric a GPU has joined; of one machine alone, which needs none, it is all 0."""
+    cluster = bytes(struct.clusterUuid)
+    has_joined = struct.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED
+    if not has_joined or struct.status != nvml.NVML_SUCCESS or not any(cluster):
+        return {}
+    return {"fabric_cluster_uuid": str(UUID(bytes=cluster)), "fabric_clique_id": struct.cliqueId}
+
+
+_BUILT_IN: Final[Sequence[tuple[str, tuple[str, *tuple[object, ...]], Callable[[Any], Any]]]] = (
+    ("minor_number", ("nvmlDeviceGetMinorNumber",), small_number),
+    ("model", ("nvmlDeviceGetName",), str),
+    ("brand", ("nvmlDeviceGetBrand",), _BRANDS.get),
+    ("architecture", ("nvmlDeviceGetArchitecture",), _ARCHITECTURES.get),
+    ("compute_capability", ("nvmlDeviceGetCudaComputeCapability",), "{0[0]}.{0[1]}".format),
+    ("serial", ("nvmlDeviceGetSerial",), str),
+    ("pci_bus_id", ("nvmlDeviceGetPciInfo_v3",), _bus_id),
+    ("vbios_version", ("nvmlDeviceGetVbiosVersion",), str),
+    ("inforom_image_version", ("nvmlDeviceGetInforomImageVersion",), str),
+    ("inforom_oem_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_OEM), str),
+    ("inforom_ecc_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_ECC), str),
+    ("inforom_power_version", ("nvmlDeviceGetInforomVersion", nvml.NVML_INFOROM_POWER), str),
+    ("pcie_max_link_generation", ("nvmlDeviceGetMaxPcieLinkGeneration",), small_number),
+    ("pcie_max_link_width", ("nvmlDeviceGetMaxPcieLinkWidth",), small_number),
+)
+
+
+def query_driver_version(library: object) -> str | None:
+    """Return the driver's version; raises SourceLostError."""
+    return none_where_absent(lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetDriverVersion))
+
+
+def query_versions(library: object) -> Mapping[str, str | None]:
+    """Return the node's versions by the fields of `Inventory`; raises SourceLostError."""
+    cuda = none_where_absent(
+        lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetCudaDriverVersion_v2)
+    )
+    return {
+        "driver_version": query_driver_version(library),
+        "nvml_version": none_where_absent(
+            lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetNVMLVersion)
+        ),
+        # 12040 is 12.4.
+        "cuda_driver_version": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
+        "confidential_computing_mode": _query_confidential_mode(library),
+        "confidential_link_mode": _query_link_mode(library),
+    }
+
+
+_LINK_MODES: Final = {
+    nvml.NVML_CC_SYSTEM_MULTIGPU_NONE: "none",
+    nvml.NVML_CC_SYSTEM_MULTIGPU_PROTECTED_PCIE: "protected_pcie",
+    nvml.NVML_CC_SYSTEM_MULTIGPU_NVLE: "nvlink_encryption",
+}
+
+
+def _query_confidential_mode(library: object) -> str | None:
+    state = none_where_absent(lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetConfComputeState))
+    if state is None:
+        return None
+    if state.ccFeature != nvml.NVML_CC_SYSTEM_FEATURE_ENABLED:
+        return "off"
+    return "devtools" if state.devToolsMode == nvml.NVML_CC_SYSTEM_DEVTOOLS_MODE_ON else "on"
+
+
+def _query_link_mode(library: object) -> str | None:
+    settings = nvml.c_nvmlSystemConfComputeSettings_v1_t()
+    # Of this one the binding hands on the driver's code, and raises nothing.
+    code = none_where_absent(
+        lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetConfComputeSettings, byref(settings))
+    )
+    return _LINK_MODES.get(settings.multiGpuMode) if code == nvml.NVML_SUCCESS else None
+
+
+def _flag(value: int | None) -> bool | None:
+    return bool(value) if value in (0, 1) else None

@@ -1,0 +1,345 @@
+"""The instances of a GPU that is cut by MIG: found anew in each tick, queried by their own handles.
+
+A handle of an instance is good until the GPU is cut again, so none is kept: at each tick each index
+is queried, and what is known of an instance is kept by its UUID. `version` counts the layouts, so
+that others see when what they keep by instance is out of date.
+
+Whose a process is: the parent's lists name the instance of each process where the driver lets us
+see them, in three calls for all instances. Whether it does is not said, and an empty list of the
+parent may mean either; so its lists are trusted once they have named every process that they hold,
+and until then the instances are queried one by one.
+
+In a container without the right to monitor MIG the driver refuses the instances, and of the GPU
+what is theirs in sum. Then the GPU's own row is all there is, and says so (`mig_hidden`).
+
+What an instance is of the GPU is said in slices: of compute and of memory. How many the GPU has is
+said by its greatest profile, and the slices of memory by how often that of one slice goes
+into that: no product is known here. A small instance has a little less than its slices are, so the
+one is rounded down, and an instance's own slices, where no placement tells them, to the nearest.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pynvml
+import structlog
+
+from gpuledger.records import MigInstance
+from gpuledger_agent.core.raw import InstanceIdentity, ListedProcess, RawGpuSample
+from gpuledger_agent.gpu.nvidia.core import list_processes, query_memory
+from gpuledger_agent.gpu.nvidia.device_client import NO_PERMISSION, DeviceClient, small_number
+from gpuledger_agent.gpu.nvidia.library import DeviceAttributes, NvmlLibrary
+
+_log = structlog.get_logger(__name__)
+_HOLE: Final = object()
+_BYTES_PER_MIB: Final = 1 << 20
+_PROFILE: Final = re.compile(r" MIG (\S+)$")
+_FULL_PROFILES: Final = (
+    pynvml.NVML_GPU_INSTANCE_PROFILE_8_SLICE,
+    pynvml.NVML_GPU_INSTANCE_PROFILE_7_SLICE,
+    pynvml.NVML_GPU_INSTANCE_PROFILE_6_SLICE,
+    pynvml.NVML_GPU_INSTANCE_PROFILE_4_SLICE,
+    pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE,
+)
+"""Those that can be all of a GPU; the greatest that it has is."""
+# The first version of the struct: every driver with MIG has it.
+_PROFILE_VERSION: Final = 1
+# What NVML gives of a whole GPU only; a stray answer under MIG would be of nobody.
+_ABSENT: Final = {
+    "samples": None,
+    "memory_samples": None,
+    "percent": None,
+    "memory_percent": None,
+    "process_samples": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoardSlices:
+    """Into what a GPU can be cut; `None` is not known."""
+
+    compute: int | None = None
+    """Compute slices."""
+    memory: int | None = None
+    """Memory slices."""
+    memory_mebibytes: int | None = None
+    """Memory of an instance that has them all."""
+
+    def memory_slices_of(self, mebibytes: int | None) -> int | None:
+        """Return how many memory slices an instance with so much memory has."""
+        if not (mebibytes and self.memory and self.memory_mebibytes):
+            return None
+        slices = round(self.memory * mebibytes / self.memory_mebibytes)
+        return min(self.memory, max(1, slices))
+
+
+_WHOLE: Final = BoardSlices(compute=1, memory=1)
+"""A GPU that cannot be cut."""
+
+
+@dataclass(kw_only=True)
+class InstanceClient:
+    """One instance and its client."""
+
+    identity: InstanceIdentity
+    """Which one it is."""
+    client: DeviceClient
+    """Queries it."""
+
+
+@dataclass(kw_only=True)
+class MigLayout:
+    """Which instances one GPU has now."""
+
+    client: DeviceClient
+    """Queries the GPU."""
+    uuid: str
+    """The GPU's identity."""
+    index: int
+    """The driver's index of the GPU."""
+    instances: Sequence[InstanceClient] = ()
+    """The instances as they were at the last query."""
+    is_enabled: bool | None = None
+    """Whether MIG is on; `None` where the GPU has none."""
+    version: int = 0
+    """Counts the layouts."""
+    _max_instances: int = 0
+    _lists_all: bool = False
+    _is_hidden: bool = False
+    _slices: BoardSlices | None = None
+    _known: dict[str, InstanceClient] = field(default_factory=dict)
+
+    def query(self, core: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what MIG changes in the answer to the first group; raises SourceLostError."""
+        before, self.is_enabled = self.is_enabled, self._query_mode()
+        if before is not None and before != self.is_enabled:
+            # What one mode does not support the other may.
+            self.client.forget()
+            self.version += 1
+            self._slices = None
+        slices = self._query_slices()
+        board = {
+            "mig_enabled": self.is_enabled,
+            "compute_slices": slices.compute,
+            "memory_slices": slices.memory,
+        }
+        if not self.is_enabled:
+            self._record([])
+            return board
+        self._max_instances = (
+            self.client.query(NvmlLibrary.nvmlDeviceGetMaxMigDeviceCount) or self._max_instances
+        )
+        self._is_hidden = False
+        found = (self._find(index) for index in range(self._max_instances))
+        self._record([instance for instance in found if instance])
+        own, left = self._apportion(core["processes"])
+        samples = []
+        for instance in self.instances:
+            memory = query_memory(instance.client)
+            samples.append(
+                RawGpuSample(
+                    uuid=instance.identity.uuid,
+                    index=self.index,
+                    model=core["model"],
+                    instance=instance.identity,
+                    memory_total_bytes=memory.total,
+                    memory_used_bytes=memory.used,
+                    memory_reserved_bytes=memory.reserved,
+                    processes=own[instance.identity.uuid],
+                    compute_slices=instance.identity.compute_slices,
+                    memory_slices=instance.identity.memory_slices,
+                )
+            )
+        for instance in self.instances:
+            self._is_hidden |= NO_PERMISSION in instance.client.outcomes.values()
+        return {
+            **_ABSENT,
+            **board,
+            "instances": tuple(samples),
+            "processes": left,
+            "mig_hidden": self._is_hidden,
+        }
+
+    def describe(self) -> list[MigInstance]:
+        """Return the layout as it was at the last query."""
+        return [
+            MigInstance(
+                uuid=identity.uuid,
+                gpu_instance=identity.gpu_instance,
+                compute_instance=identity.compute_instance,
+                profile=identity.profile,
+                gpu_slices=identity.gpu_slices,
+                compute_slices=identity.compute_slices,
+                placement_start=identity.placement_start,
+                multiprocessors=identity.multiprocessors,
+                memory_total_bytes=identity.memory_bytes,
+            )
+            for identity in (instance.identity for instance in self.instances)
+            # The record has both ids, and without them nothing leads to the instance.
+            if identity.gpu_instance is not None and identity.compute_instance is not None
+        ]
+
+    def _query_mode(self) -> bool | None:
+        function = NvmlLibrary.nvmlDeviceGetMigMode
+        mode = self.client.query(function)
+        if mode is None:
+            # A call that failed once has changed nothing.
+            return None if self.client.is_unsupported((function.__name__,)) else self.is_enabled
+        current, _ = mode
+        return bool(current)
+
+    def _query_slices(self) -> BoardSlices:
+        """Return into what the GPU can be cut; queried until it was answered or refused."""
+        if self._slices is None:
+            self._slices = self._find_slices()
+        return self._slices or BoardSlices()
+
+    def _find_slices(self) -> BoardSlices | None:
+        """Return the slices; `None` where a call failed, so that nobody knows."""
+        mode, query = NvmlLibrary.nvmlDeviceGetMigMode, self.client.query
+        if self.is_enabled is None:
+            return _WHOLE if self.client.is_unsupported((mode.__name__,)) else None
+        info = NvmlLibrary.nvmlDeviceGetGpuInstanceProfileInfo
+        for profile in _FULL_PROFILES:
+            full = query(info, profile, _PROFILE_VERSION)
+            if full is not None:
+                break
+            if not self.client.is_unsupported((info.__name__, profile, _PROFILE_VERSION)):
+                return None
+        else:
+            # Some drivers tell it only while MIG is on; what is not cut is whole all the same.
+            return BoardSlices() if self.is_enabled else _WHOLE
+        smallest = pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE
+        one_slice = query(info, smallest, _PROFILE_VERSION)
+        if one_slice is None and not self.client.is_unsupported(
+            (info.__name__, smallest, _PROFILE_VERSION)
+        ):
+            return None
+        return BoardSlices(
+            compute=small_number(full.sliceCount),
+            memory=small_number(full.memorySizeMB // one_slice.memorySizeMB)
+            if one_slice and one_slice.memorySizeMB
+            else None,
+            memory_mebibytes=full.memorySizeMB,
+        )
+
+    def _record(self, found: list[InstanceClient]) -> None:
+        known = {instance.identity.uuid: instance for instance in found}
+        if known.keys() != self._known.keys():
+            self.version += 1
+            _log.info("mig_layout_changed", gpu=self.uuid, instances=sorted(known))
+        self.instances, self._known = found, known
+
+    def _find(self, index: int) -> InstanceClient | None:
+        """Return the instance at an index; one whose handle fails now is still there."""
+        before = next(
+            (instance for instance in self.instances if instance.identity.index == index), None
+        )
+        # NOT_FOUND is an index that no instance has; there may be more behind it.
+        function = NvmlLibrary.nvmlDeviceGetMigDeviceHandleByIndex
+        handle = self.client.query_list(_HOLE, function, index)
+        self._is_hidden |= self.client.outcomes.get((function.__name__,)) == NO_PERMISSION
+        if handle is _HOLE or self.client.is_unsupported((function.__name__,)):
+            return None
+        client = DeviceClient(library=self.client.library, handle=handle)
+        get_uuid = NvmlLibrary.nvmlDeviceGetUUID
+        uuid = None if handle is None else client.query(get_uuid)
+        self._is_hidden |= NO_PERMISSION in client.outcomes.values()
+        if uuid is None:
+            # Its processes must not count as ended for a call that failed once.
+            return None if client.is_unsupported((get_uuid.__name__,)) else before
+        known = self._known.get(uuid)
+        # Known by its UUID, so what never changes of it is not queried at each tick.
+        if known is None or known.identity.index != index:
+            return InstanceClient(identity=self._identify(client, uuid, index), client=client)
+        known.client.handle = handle
+        return known
+
+    def _identify(self, client: DeviceClient, uuid: str, index: int) -> InstanceIdentity:
+        attributes = client.query(NvmlLibrary.nvmlDeviceGetAttributes_v2)
+        gpu_instance = small_number(client.query(NvmlLibrary.nvmlDeviceGetGpuInstanceId))
+        info = None
+        if gpu_instance is not None:
+            # Where it begins is known of the GPU instance alone, which has a handle of its own.
+            handle = self.client.query(NvmlLibrary.nvmlDeviceGetGpuInstanceById, gpu_instance)
+            if handle is not None:
+                parent = DeviceClient(library=self.client.library, handle=handle)
+                info = parent.query(NvmlLibrary.nvmlGpuInstanceGetInfo)
+        mebibytes = small_number(attributes.memorySizeMB) if attributes else None
+        return InstanceIdentity(
+            uuid=uuid,
+            parent_uuid=self.uuid,
+            index=index,
+            gpu_instance=gpu_instance,
+            compute_instance=small_number(client.query(NvmlLibrary.nvmlDeviceGetComputeInstanceId)),
+            profile=_profile(client.query(NvmlLibrary.nvmlDeviceGetName), attributes),
+            gpu_slices=small_number(attributes.gpuInstanceSliceCount) if attributes else None,
+            compute_slices=(
+                small_number(attributes.computeInstanceSliceCount) if attributes else None
+            ),
+            multiprocessors=small_number(attributes.multiprocessorCount) if attributes else None,
+            memory_bytes=mebibytes * _BYTES_PER_MIB if mebibytes else None,
+            placement_start=int(info.placement.start) if info else None,
+            memory_slices=small_number(info.placement.size)
+            if info
+            else self._query_slices().memory_slices_of(mebibytes),
+        )
+
+    def _apportion(
+        self, listed: tuple[ListedProcess, ...] | None
+    ) -> tuple[dict[str, tuple[ListedProcess, ...] | None], tuple[ListedProcess, ...] | None]:
+        """Return the processes of each instance, and those that are in no instance."""
+        own, left = self._by_ids(listed or ())
+        if listed is not None and not left and (listed or self._lists_all):
+            # The parent's list is the whole list where it has shown that it is: three calls
+            # instead of three for each instance.
+            self._lists_all = True
+            return {uuid: tuple(found) for uuid, found in own.items()}, ()
+        lists: dict[str, tuple[ListedProcess, ...] | None] = {}
+        for instance in self.instances:
+            uuid = instance.identity.uuid
+            found = list_processes(instance.client)
+            # Where its own list failed, what the parent said of it is better than nothing.
+            lists[uuid] = tuple(own[uuid]) or None if found is None else found
+        pids = {process.pid for processes in lists.values() for process in processes or ()}
+        rest = tuple(process for process in left if process.pid not in pids)
+        return lists, rest if listed is not None or lists else None
+
+    def _by_ids(
+        self, listed: Sequence[ListedProcess]
+    ) -> tuple[dict[str, list[ListedProcess]], list[ListedProcess]]:
+        ids = {
+            (
+                instance.identity.gpu_instance,
+                instance.identity.compute_instance,
+            ): instance.identity.uuid
+            for instance in self.instances
+        }
+        sizes = Counter(instance.identity.gpu_instance for instance in self.instances)
+        # Where a GPU instance is not cut further, its id alone says enough.
+        ids |= {(number, None): uuid for (number, _), uuid in ids.items() if sizes[number] == 1}
+        own: dict[str, list[ListedProcess]] = {
+            instance.identity.uuid: [] for instance in self.instances
+        }
+        left: list[ListedProcess] = []
+        for process in listed:
+            uuid = None
+            if process.gpu_instance is not None:
+                uuid = ids.get((process.gpu_instance, process.compute_instance))
+            (left if uuid is None else own[uuid]).append(process)
+        return own, left
+
+
+def _profile(name: str | None, attributes: DeviceAttributes | None) -> str | None:
+    """Return the profile as the driver names it, else as its names are built."""
+    found = _PROFILE.search(name or "")
+    if found:
+        return found[1]
+    if not attributes:
+        return None
+    slices, own = attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount
+    gigabytes = round(attributes.memorySizeMB / 1024)
+    return f"{'' if own == slices else f'{own}c.'}{slices}g.{gigabytes}gb"

@@ -1,0 +1,85 @@
+"""One gRPC call over a Unix socket, by grpclib. Imported only where a kubelet is asked."""
+
+from pathlib import Path
+from typing import Final
+
+from grpclib.client import Channel, UnaryUnaryMethod
+from grpclib.const import Status
+from grpclib.encoding.base import CodecBase
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.protocol import H2Protocol
+from typing_extensions import override
+
+from gpuledger.texts import readable
+from gpuledger_agent.host.kubelet.allocations import KubeletError
+
+_REASONS: Final = {
+    Status.UNIMPLEMENTED: "unimplemented",
+    Status.DEADLINE_EXCEEDED: "deadline",
+    Status.RESOURCE_EXHAUSTED: "exhausted",
+}
+
+
+class _RawCodec(CodecBase):
+    """Passes messages on as the bytes that they are."""
+
+    __content_subtype__ = "proto"
+
+    @override
+    def encode(self, message: bytes, message_type: type[bytes]) -> bytes:
+        return message
+
+    @override
+    def decode(self, data: bytes, message_type: type[bytes]) -> bytes:
+        return data
+
+
+class _BoundedChannel(Channel):
+    """A connection that ends when it has brought more than it may: grpclib takes any length."""
+
+    def __init__(self, socket: Path, *, max_bytes: int) -> None:
+        super().__init__(path=str(socket), codec=_RawCodec())
+        self._left_bytes = max_bytes
+        self.overran = False
+
+    @override
+    def _protocol_factory(self) -> H2Protocol:
+        protocol = super()._protocol_factory()
+        receive = protocol.data_received
+
+        def receive_bounded(data: bytes) -> None:
+            self._left_bytes -= len(data)
+            if self._left_bytes < 0:
+                self.overran = True
+                self.close()
+            else:
+                receive(data)
+
+        protocol.data_received = receive_bounded  # type: ignore[method-assign]  # counts, then passes on
+        return protocol
+
+
+async def call_kubelet(
+    socket: Path, method: str, *, timeout_seconds: float, max_bytes: int
+) -> bytes:
+    """Return the kubelet's answer to a method; raises KubeletError, OSError, TimeoutError."""
+    channel = _BoundedChannel(socket, max_bytes=max_bytes)
+    try:
+        call = UnaryUnaryMethod(channel, method, bytes, bytes)
+        return await call(b"", timeout=timeout_seconds)
+    except GRPCError as error:
+        detail = f"{error.status.name}: {readable(error.message or '')}"
+        raise KubeletError(_REASONS.get(error.status, "error"), detail) from error
+    except StreamTerminatedError as error:
+        if channel.overran:
+            detail = f"the answer is larger than {max_bytes} bytes"
+            raise KubeletError("too_large", detail) from error
+        raise KubeletError("broken", str(error)) from error
+    except (OSError, TimeoutError):
+        raise
+    except Exception as error:
+        # A peer that does not speak HTTP/2 brings forth any of the library's and h2's errors.
+        raise KubeletError("broken", readable(f"{type(error).__name__}: {error}")) from error
+    finally:
+        # Also where the wait was cancelled: a deadline leaves no connection behind.
+        channel.close()

@@ -1,0 +1,308 @@
+"""What goes wrong with a node's GPUs, reported at once: the sources put together.
+
+Detections come from the driver's events (in their own thread), from the kernel's log, from the
+readings and from the driver's own start and end. Here they become incidents, each once, with the
+processes on the GPU at that time and those to whom the kubelet has given it. The log has a line for
+each, and of a storm of equal ones a line a minute.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from gpuledger.clock import NS_PER_SECOND, Clock
+from gpuledger.keys import NodeId
+from gpuledger.records import DeviceAllocation, GpuDetails, Incident, IncidentProcess, Severity
+from gpuledger.runtime import Backoff, Check
+from gpuledger.runtime.logs import Repeats
+from gpuledger_agent.core.health_changes import HealthChange, HealthWatch, RecentEvents
+from gpuledger_agent.core.incidents import WINDOW_NS, Deduplicator, Detection, make_incident
+from gpuledger_agent.gpu.event_thread import EventThread
+from gpuledger_agent.gpu.protocol import GpuIdentity, GpuSource
+from gpuledger_agent.host.kmsg import Kmsg, KmsgReader
+from gpuledger_agent.metrics import (
+    EVENT_SET_FAILURES,
+    INCIDENTS,
+    INCIDENTS_DROPPED,
+    INCIDENTS_DUPLICATE,
+)
+
+_LEVELS: Final = {
+    Severity.INFO: logging.INFO,
+    Severity.WARNING: logging.WARNING,
+    Severity.CRITICAL: logging.ERROR,
+}
+_log = structlog.get_logger(__name__)
+
+
+SOURCE: Final = "agent"
+# A GPU that is falling apart writes XIDs by the thousand, and each is an incident with its pods.
+_MAX_WAITING: Final = 4096
+_AT_ONCE: Final = 100
+_PAUSE_SECONDS: Final = 0.05
+"""Between as many as are handled at once: who sends them on must be able to keep up."""
+# Each hanging wait keeps a thread and a handle of the driver, until the process ends.
+_MAX_HANGING: Final = 4
+SLOWDOWN_SECONDS: Final = 60.0
+"""For how long the hardware holds the clocks down before that is an incident, by itself."""
+# The driver reports a new layout at once, the agent sees it at a tick.
+_WINDOWS_NS: Final = {"xid": WINDOW_NS, "mig_changed": 10 * NS_PER_SECOND}
+
+
+def _describe(change: HealthChange) -> str | None:
+    words = [change.detail] if change.detail else []
+    if change.ended_kinds:
+        words.append(", ".join(change.ended_kinds))
+    if change.is_at_start:
+        so = "" if change.ended_kinds else "so it was "
+        words.append(f"{so}at the agent's first reading")
+    return "; ".join(words) or None
+
+
+class IncidentLog:
+    """The lines of one node."""
+
+    def __init__(self, repeats: Repeats | None = None) -> None:
+        self._repeats = repeats or Repeats()
+
+    def record(self, incident: Incident) -> None:
+        """Write a line, as loud as the incident; `count` is how many equal ones it stands for.
+
+        That a GPU is well at the agent's start is no line.
+        """
+        if incident.present_at_start and incident.ended_kinds:
+            return
+        count = self._repeats.count((incident.gpu_uuid, incident.kind, incident.xid))
+        if not count:
+            return
+        # Who held the GPU by name, as the kubelet said; else the UIDs of who was on it.
+        pods = {f"{held.namespace}/{held.pod}" for held in incident.allocations or ()} or {
+            process.pod_uid for process in incident.processes if process.pod_uid
+        }
+        jobs = {process.job_id for process in incident.processes if process.job_id}
+        facts = {
+            "kind": incident.kind,
+            "gpu": incident.gpu_uuid,
+            "gpu_index": incident.gpu_index,
+            "xid": incident.xid,
+            "action": incident.action,
+            "pods": sorted(pods) or None,
+            "jobs": sorted(jobs) or None,
+            "source": incident.source,
+            "detail": incident.message,
+            "count": count,
+        }
+        known = {key: value for key, value in facts.items() if value is not None}
+        _log.log(_LEVELS[incident.severity], "incident_seen", **known)
+
+
+ProcessesOn = Callable[[str, int | None], Sequence[IncidentProcess]]
+"""Takes a GPU's UUID, and the driver's id of a GPU instance or `None` for the whole GPU."""
+AllocationsOn = Callable[[str, int | None], Sequence[DeviceAllocation]]
+"""Takes the same."""
+
+
+class IncidentMonitor:
+    """Watches one node's GPUs; a user of the library while it is open."""
+
+    closing_seconds = 1.0
+    """How long to wait for the events' thread at its end; what hangs longer is left to itself."""
+
+    def __init__(
+        self,
+        *,
+        node: NodeId,
+        boot_id: str,
+        source: GpuSource,
+        clock: Clock,
+        publish: Callable[[Incident], None],
+        processes_on: ProcessesOn = lambda *_: (),
+        allocations_on: AllocationsOn = lambda *_: (),
+        open_kmsg: Callable[[], Kmsg] | None = None,
+        kmsg_check: Check | None = None,
+        slowdown_seconds: float = SLOWDOWN_SECONDS,
+    ) -> None:
+        """Take the parts; `processes_on` says who is there now, `allocations_on` who holds it.
+
+        Clocks that the hardware holds down for `slowdown_seconds` are an incident.
+        """
+        self._node = node
+        self._boot_id = boot_id
+        self._source = source
+        self._clock = clock
+        self._publish = publish
+        self._processes_on = processes_on
+        self._allocations_on = allocations_on
+        self._buses: Mapping[str, str] = {}
+        self._indices: Mapping[str, int] = {}
+        self._open_kmsg = open_kmsg
+        self._kmsg_check = kmsg_check or Check()
+        self._deduplicator = Deduplicator()
+        self._incident_log = IncidentLog()
+        self._slowdown_ns = round(slowdown_seconds * NS_PER_SECOND)
+        self._watches: dict[str, HealthWatch] = {}
+        self._recent_events: dict[str, RecentEvents] = {}
+        """By GPU, so that the storm of one does not push out what was said of another."""
+        self._waiting: deque[Detection] = deque()
+        self._filled = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._events: EventThread | None = None
+        self._hanging: list[EventThread] = []
+
+    def opened(self, gpus: Sequence[GpuIdentity]) -> None:
+        """Wait for these GPUs' events from now on; called in any thread."""
+        # The driver may have been loaded anew without anybody saying that it was let go of.
+        self.closing()
+        # At once: what the inventory says of them comes with a later tick. What a lost GPU had is
+        # kept, as the library does not list it when it is opened again.
+        self._indices = {**self._indices, **{gpu.uuid: gpu.index for gpu in gpus}}
+        if self._open_kmsg:
+            self._buses = {**self._buses, **self._source.pci_buses(gpus)}
+        self._hanging = [thread for thread in self._hanging if thread.is_alive]
+        if len(self._hanging) >= _MAX_HANGING:
+            EVENT_SET_FAILURES.labels(reason="hang").inc()
+            return
+        if not gpus:
+            return  # a set without a GPU cannot be waited for; the next start brings some
+        self._events = EventThread(
+            self._source,
+            gpus,
+            clock=self._clock,
+            on_detection=self.hand_over,
+            backoff=Backoff(first_seconds=1, max_seconds=300),
+        )
+
+    def closing(self) -> None:
+        """Let go of the driver's events within a second; called in any thread."""
+        events, self._events = self._events, None
+        if events and not events.end(self.closing_seconds):
+            self._hanging.append(events)
+            _log.warning("event_wait_hung", detail="the driver does not return from it")
+
+    async def run(self) -> None:
+        """Report what comes, for ever."""
+        self._loop = asyncio.get_running_loop()
+        # Events' threads start before the loop: what they saw meanwhile is reported now.
+        if self._waiting:
+            self._filled.set()
+        if self._open_kmsg is None:
+            await self._handle_waiting()
+            return
+        reader = KmsgReader(
+            open_log=self._open_kmsg,
+            clock=self._clock,
+            buses=lambda: self._buses,
+            on_detection=self.hand_over,
+            check=self._kmsg_check,
+            backoff=Backoff(first_seconds=1, max_seconds=300),
+        )
+        async with asyncio.TaskGroup() as both:
+            both.create_task(reader.run(), name="kmsg")
+            both.create_task(self._handle_waiting(), name="incidents")
+
+    def report(self, kind: str, gpu_uuid: str, message: str) -> None:
+        """Report something that the agent itself found out just now; in the event loop."""
+        self.handle(
+            Detection(
+                kind=kind,
+                gpu_uuid=gpu_uuid,
+                time_ns=self._clock.time_ns(),
+                source=SOURCE,
+                detail=message,
+            )
+        )
+
+    def evaluate_health(self, gpu: GpuDetails, *, time_ns: int) -> None:
+        """Report what a tick's readings of a GPU show and no event has reported; in the loop."""
+        watch = self._watches.get(gpu.uuid)
+        if watch is None:
+            # An instance has no health of its own, nor has a GPU before it was asked.
+            if gpu.health is None:
+                return
+            watch = self._watches[gpu.uuid] = HealthWatch(slowdown_ns=self._slowdown_ns)
+        said = self._recent_events.get(gpu.uuid, RecentEvents())
+        for change in watch.update(gpu, now_ns=self._clock.monotonic_ns()):
+            # An event says more than a reading, and mostly comes first.
+            if not said.cover(change, time_ns=time_ns):
+                self.handle(
+                    Detection(
+                        kind=change.kind,
+                        gpu_uuid=gpu.uuid,
+                        time_ns=time_ns,
+                        source=SOURCE,
+                        action=change.action,
+                        detail=_describe(change),
+                        is_at_start=change.is_at_start,
+                        ended_kinds=change.ended_kinds,
+                    )
+                )
+
+    def handle(self, detection: Detection) -> None:
+        """Publish what was detected, unless another source has done so; in the event loop."""
+        what = detection.kind if detection.xid is None else detection.xid
+        window_ns = _WINDOWS_NS.get(detection.kind)
+        # Only what more than one source can see may come twice.
+        if window_ns is not None and not self._deduplicator.is_new(
+            (detection.gpu_uuid, what),
+            source=detection.source,
+            time_ns=detection.time_ns,
+            window_ns=window_ns,
+        ):
+            INCIDENTS_DUPLICATE.labels(source=detection.source).inc()
+            return
+        processes = list(self._processes_on(detection.gpu_uuid, detection.gpu_instance))
+        if detection.pid is not None and all(process.pid != detection.pid for process in processes):
+            # The source names a process that is not on the GPU any more.
+            processes.append(IncidentProcess(pid=detection.pid, command=detection.command))
+        incident = make_incident(
+            kind=detection.kind,
+            node=self._node,
+            boot_id=self._boot_id,
+            gpu_uuid=detection.gpu_uuid,
+            time_ns=detection.time_ns,
+            source=detection.source,
+            xid=detection.xid,
+            gpu_index=self._indices.get(detection.gpu_uuid),
+            gpu_instance=detection.gpu_instance,
+            compute_instance=detection.compute_instance,
+            action=detection.action,
+            severity=detection.severity,
+            detail=detection.detail,
+            processes=processes,
+            allocations=self._allocations_on(detection.gpu_uuid, detection.gpu_instance),
+            is_at_start=detection.is_at_start,
+            ended_kinds=detection.ended_kinds,
+        )
+        # What readings told before says nothing of what is new in them now.
+        if incident.source != SOURCE:
+            self._recent_events.setdefault(incident.gpu_uuid, RecentEvents()).record(incident)
+        INCIDENTS.labels(kind=incident.kind, source=incident.source).inc()
+        self._incident_log.record(incident)
+        self._publish(incident)
+
+    def hand_over(self, detection: Detection) -> None:
+        """Hand over what was seen, in any thread; what is too much for the loop is counted."""
+        if len(self._waiting) >= _MAX_WAITING:
+            INCIDENTS_DROPPED.inc()
+            return
+        self._waiting.append(detection)
+        # Before the loop runs it looks by itself; after its end nobody is there to be told.
+        with suppress(RuntimeError):
+            if self._loop:
+                self._loop.call_soon_threadsafe(self._filled.set)
+
+    async def _handle_waiting(self) -> None:
+        while True:
+            await self._filled.wait()
+            self._filled.clear()
+            while self._waiting:
+                for _ in range(min(_AT_ONCE, len(self._waiting))):
+                    self.handle(self._waiting.popleft())
+                # A storm must not keep ticks from being made, nor fill the send queue at once.
+                if self._waiting:
+                    await self._clock.sleep(_PAUSE_SECONDS)

@@ -1,0 +1,261 @@
+"""Stands between the agent and a library or `/proc`, and writes down what is answered.
+
+Answers and errors pass through as they are. Where a `Redactor` writes the lines, what names a
+machine, a program or a pod is replaced by a pseudonym, the same one for the same name; models,
+versions and every number that is measured stay as they are.
+"""
+
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import orjson
+import pynvml
+
+from gpuledger.clock import Clock
+from gpuledger.errors import UserError
+from gpuledger_agent.host.procfs import Procfs
+from gpuledger_agent.recording.format import RecordingHeader, RecordingLine, open_file
+from gpuledger_agent.recording.serialize import Handles, to_json
+
+
+def write_line(line: RecordingLine) -> bytes:
+    """Return a line as it is written to the file."""
+    return orjson.dumps(msgspec.to_builtins(line))
+
+
+class RecordingFile:
+    """A recording that is being made; safe to write to from several threads."""
+
+    def __init__(
+        self,
+        file: Path,
+        header: RecordingHeader,
+        *,
+        redact: Callable[[RecordingLine], bytes] | None = None,
+    ) -> None:
+        self.lines = 0
+        """Lines written, the header's not counted."""
+        self.is_probing = False
+        """Whether what is called now is no call of the agent."""
+        self._path = file
+        self._error: OSError | None = None
+        self._lock = threading.Lock()
+        self._write = redact or write_line
+        try:
+            self._file = open_file(file, "wb")
+        except OSError as error:
+            raise self._explain(error) from error
+        self._write_text(orjson.dumps(msgspec.to_builtins(header)))
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the disk has refused a line; then no later one is kept."""
+        return self._error is not None
+
+    def put(self, line: RecordingLine) -> None:
+        """Write a line; one that comes after the end is too late to be kept.
+
+        A disk that refuses it fails nobody's call of the library: `close` raises it.
+        """
+        if self.is_probing:
+            line = msgspec.structs.replace(line, is_probe=True)
+        with self._lock:
+            if not (self.has_failed or self._file.closed):
+                self._write_text(self._write(line))
+                self.lines += 1
+
+    def flush(self) -> None:
+        """Have all that was written until now in the file, should the process not come to its end.
+
+        A disk that refuses it is told of by `close`.
+        """
+        with self._lock:
+            try:
+                if not (self.has_failed or self._file.closed):
+                    self._file.flush()
+            except OSError as error:
+                self._error = self._error or error
+
+    def close(self) -> None:
+        """End the file; raise UserError where it is not whole."""
+        with self._lock:
+            try:
+                # What compression and buffers still hold is written here, and may be refused.
+                self._file.close()
+            except OSError as error:
+                self._error = self._error or error
+        if self._error is not None:
+            raise self._explain(self._error) from self._error
+
+    def _write_text(self, text: bytes) -> None:
+        try:
+            self._file.write(text + b"\n")
+        except OSError as error:
+            self._error = self._error or error
+
+    def _explain(self, error: OSError) -> UserError:
+        return UserError(f"cannot write {self._path}: {error.strerror}; give --out another place")
+
+
+class Recorder:
+    """Writes lines with their times."""
+
+    def __init__(self, recording: RecordingFile, clock: Clock, *, began_monotonic_ns: int) -> None:
+        self._file = recording
+        self._clock = clock
+        self._began_ns = began_monotonic_ns
+
+    def now_ns(self) -> int:
+        """Nanoseconds since the begin."""
+        return self._clock.monotonic_ns() - self._began_ns
+
+    def put(self, at_ns: int, **facts: Any) -> None:  # noqa: ANN401  # the fields of a line
+        """Write what began at `at_ns` and has ended now."""
+        self._file.put(RecordingLine(at_ns=at_ns, took_ns=self.now_ns() - at_ns, **facts))
+
+
+class RecordingLibrary:
+    """Has the functions of the library behind it."""
+
+    def __init__(self, library: Any, recorder: Recorder) -> None:  # noqa: ANN401  # pynvml is an untyped module
+        self._library = library
+        self._recorder = recorder
+        self._handles = Handles()
+        self._functions: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as the library has it
+        """Return a function that records its calls, raises AttributeError as the library does."""
+        # What lies below the binding's functions is called by the library that is recorded.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in self._functions:
+            try:
+                found = getattr(self._library, name)
+            except AttributeError:
+                # That a binding lacks a function is an answer too.
+                self._recorder.put(self._recorder.now_ns(), call=name, failure="missing")
+                raise
+            self._functions[name] = (
+                (lambda *arguments, **named: self._call(name, found, [*arguments, *named.values()]))
+                if callable(found)
+                else found
+            )
+        return self._functions[name]
+
+    def _call(self, name: str, function: Callable[..., Any], arguments: list[Any]) -> Any:  # noqa: ANN401  # as above
+        at_ns = self._recorder.now_ns()
+        # Before the call, as the function may write into them.
+        before = [to_json(argument, self._handles) for argument in arguments]
+        facts: dict[str, Any] = {}
+        try:
+            result = function(*arguments)
+            facts["result"] = to_json(result, self._handles)
+        except pynvml.NVMLLibraryMismatchError:
+            facts["failure"] = "mismatch"
+            raise
+        except pynvml.NVMLError as error:
+            facts["error"] = error.value
+            raise
+        except UnicodeDecodeError:
+            facts["failure"] = "not_text"
+            raise
+        finally:
+            after = [to_json(argument, self._handles) for argument in arguments]
+            # A handle is written as a mapping as well, but nothing is written into it.
+            has_struct = any(isinstance(item, dict) and "handle" not in item for item in after)
+            self._recorder.put(
+                at_ns, call=name, arguments=before, filled=after if has_struct else None, **facts
+            )
+        return result
+
+
+class RecordingProcfs:
+    """Has the files behind it."""
+
+    def __init__(self, procfs: Procfs, recorder: Recorder) -> None:
+        self._procfs = procfs
+        self._recorder = recorder
+
+    def read(self, path: str) -> bytes:
+        """Return a file's bytes; raises OSError as the files behind it do."""
+        at_ns = self._recorder.now_ns()
+        try:
+            content = self._procfs.read(path)
+        except OSError as error:
+            self._recorder.put(at_ns, read=path, error=error.errno or 0)
+            raise
+        self._recorder.put(at_ns, read=path, result=content.decode("latin-1"))
+        return content
+
+
+_UUID: Final = re.compile(rb"[0-9a-f]{8}([-_])(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}", re.IGNORECASE)
+_CONTAINER: Final = re.compile(rb"\b[0-9a-f]{64}\b")
+_BUS_ID: Final = re.compile(rb"\b[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]\b")
+_BUS_NUMBERS: Final = re.compile(rb'"(domain|bus|device)":\d+')
+_CLUSTER: Final = re.compile(rb'"clusterUuid":(?:\{[^}]*\}|"[^"]*")')
+# Who a chassis is, and its GPUs in the fabric: texts, or bytes that are none.
+_RACK: Final = re.compile(
+    rb'"(chassisSerialNumber|rackGuid|ibGuid)":(?:\{[^}]*\}|"(?:[^"\\]|\\.)*")'
+)
+_COMMAND: Final = re.compile(r"\(.*\)", re.DOTALL)
+_SECRET_CALLS: Final = frozenset(
+    {"nvmlDeviceGetSerial", "nvmlSystemGetProcessName", "nvmlDeviceGetBoardPartNumber"}
+)
+_PROGRAM_FILES: Final = ("/comm", "/cmdline", "/environ")
+_NO_CLUSTER: Final = b'"clusterUuid":{"array":[' + b",".join([b"0"] * 16) + b"]}"
+
+
+class Redactor:
+    """Writes lines without identities."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, bytes], int] = {}
+
+    def write(self, line: RecordingLine) -> bytes:
+        """Return a line as it is written to the file."""
+        text = write_line(self._without_names(line))
+
+        def number(kind: str, found: re.Match[bytes]) -> int:
+            # Cgroups and the driver write the same identity in different ways.
+            return self._number(kind, found[0].lower().replace(b"_", b"-"))
+
+        def uuid(found: re.Match[bytes]) -> bytes:
+            pseudonym = f"00000000-0000-4000-8000-{number('uuid', found):012d}"
+            return pseudonym.encode().replace(b"-", found[1])
+
+        def bus_id(found: re.Match[bytes]) -> bytes:
+            # The domain has as many digits as before: 4 in /proc, 8 in NVML.
+            digits = len(found[0].partition(b":")[0])
+            return f"{0:0{digits}x}:{number('bus', found) % 256:02x}:00.0".encode()
+
+        text = _UUID.sub(uuid, text)
+        text = _CONTAINER.sub(lambda found: f"{number('container', found):064x}".encode(), text)
+        text = _BUS_ID.sub(bus_id, text)
+        # The same address stands beside it in numbers.
+        if b"busId" in text:
+            text = _BUS_NUMBERS.sub(rb'"\1":0', text)
+        text = _RACK.sub(lambda found: b'"%s":{"ascii":""}' % found[1], text)
+        return _CLUSTER.sub(_NO_CLUSTER, text)
+
+    def _without_names(self, line: RecordingLine) -> RecordingLine:
+        if not isinstance(line.result, str):
+            return line
+        result = line.result
+        if line.call in _SECRET_CALLS:
+            result = f"name-{self._number(line.call or '', result.encode())}"
+        elif line.read and line.read.endswith("/stat"):
+            # The name in parentheses is a program's, and may hold parentheses itself.
+            result = _COMMAND.sub(
+                lambda found: f"(program-{self._number('program', found[0][1:-1].encode())})",
+                result,
+            )
+        elif line.read and line.read.endswith(_PROGRAM_FILES):
+            result = f"program-{self._number('program', result.strip().encode())}\n"
+        return msgspec.structs.replace(line, result=result)
+
+    def _number(self, kind: str, identity: bytes) -> int:
+        return self._known.setdefault((kind, identity), len(self._known) + 1)

@@ -1,0 +1,253 @@
+"""Plays a recording: the same functions and files, with the answers that they had at that time.
+
+Each question (a function with its arguments, or a file) has its own row of answers. They are
+returned one after the other, none before its time and none that a later one has overtaken; between
+two of them the last one holds. The driver's buffers are the exception: whatever they held and the
+agent has not seen yet is returned. After the last line nothing is known any more, so the driver is
+gone: no tick shows what nobody measured.
+
+The agent's ticks do not fall on the recorded ones, so an answer counts as due half a tick before
+its time.
+"""
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import pynvml
+import structlog
+
+from gpuledger.clock import NS_PER_SECOND, Clock, SystemClock
+from gpuledger_agent.recording.format import (
+    BUFFERS,
+    METRICS,
+    SAMPLES,
+    RecordingHeader,
+    RecordingLine,
+    read_recording,
+)
+from gpuledger_agent.recording.serialize import Handles, fill, from_json, to_json
+
+_DAY_US: Final = 86_400_000_000
+_TIMES: Final = frozenset(
+    {"timeStamp", "timestamp", "timestampUsec", "startTime", "lastSeenTimeStamp"}
+)
+_ALLOCATION: Final = "nvmlGpmSampleAlloc"
+_log = structlog.get_logger(__name__)
+
+
+class ReplayClock:
+    """A clock on which a recording begins now: since boot as recorded, since the epoch as it is."""
+
+    def __init__(self, header: RecordingHeader, clock: Clock) -> None:
+        self._clock = clock
+        self._header = header
+        self._time_ns = clock.time_ns()
+        self._monotonic_ns = clock.monotonic_ns()
+        self.moved_us = (self._time_ns - header.time_ns) // 1000
+        """By how many microseconds times are later than recorded."""
+
+    def since_begin_ns(self) -> int:
+        """Nanoseconds since the begin."""
+        return self._clock.monotonic_ns() - self._monotonic_ns
+
+    def time_ns(self) -> int:
+        """Nanoseconds since the epoch."""
+        passed = self._clock.time_ns() - self._time_ns
+        return self._header.time_ns + self.moved_us * 1000 + passed
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds of a clock that is never set."""
+        return self._header.monotonic_ns + self.since_begin_ns()
+
+    def boottime_ns(self) -> int:
+        """Nanoseconds since the recorded machine's boot."""
+        return self._header.boottime_ns + self.since_begin_ns()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for `seconds`."""
+        await self._clock.sleep(seconds)
+
+
+@dataclass
+class _Row:
+    """The answers to one question, in their order."""
+
+    lines: list[RecordingLine] = field(default_factory=list)
+    index: int = -1
+
+    def advance(self, now_ns: int, slack_ns: int) -> tuple[RecordingLine, int]:
+        """Return the answer at this time, and the index of the first one not returned before."""
+        # At most one ahead of its time, and all that are late by more than the slack.
+        first = self.index + 1
+        if self.index < 0:
+            self.index = 0
+        elif self._is_due(now_ns + slack_ns):
+            self.index += 1
+        while self._is_due(now_ns - slack_ns):
+            self.index += 1
+        return self.lines[self.index], first
+
+    def _is_due(self, now_ns: int) -> bool:
+        return self.index + 1 < len(self.lines) and self.lines[self.index + 1].at_ns <= now_ns
+
+
+class _Rows:
+    """All rows, by question; safe to use from several threads."""
+
+    def __init__(self, clock: ReplayClock, *, slack_ns: int) -> None:
+        self._clock = clock
+        self._slack_ns = slack_ns
+        self._rows: dict[Any, _Row] = {}
+        self._lock = threading.Lock()
+
+    def add(self, question: Any, line: RecordingLine) -> None:  # noqa: ANN401  # anything that tells it apart
+        self._rows.setdefault(question, _Row()).lines.append(line)
+
+    def next(self, question: Any) -> list[RecordingLine]:  # noqa: ANN401  # as above
+        """Return what was answered since the last time, the answer of this time last."""
+        row = self._rows.get(question)
+        if row is None:
+            return []
+        with self._lock:
+            line, first = row.advance(self._clock.since_begin_ns(), self._slack_ns)
+            return [*row.lines[first : row.index], line]
+
+
+class ReplayLibrary:
+    """Has the functions that were recorded."""
+
+    def __init__(
+        self, header: RecordingHeader, lines: list[RecordingLine], clock: ReplayClock
+    ) -> None:
+        self._clock = clock
+        self._header = header
+        self._handles = Handles()
+        self._devices: dict[int, Any] = {}
+        slack_ns = round(header.tick_seconds * NS_PER_SECOND / 2)
+        self._rows = _Rows(clock, slack_ns=slack_ns)
+        self._end_ns = max((line.at_ns for line in lines), default=0) + slack_ns
+        self._has_ended = False
+        self._missing = {line.call for line in lines if line.failure == "missing"}
+        recorded_devices: dict[int, Any] = {}
+        for line in lines:
+            if line.call:
+                question = _question(line.call, line.arguments, recorded_devices)
+                self._rows.add(question, line)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a function; raises AttributeError where the recorded library had none."""
+        if not name.startswith("nvml") or name in self._missing:
+            raise AttributeError(name)
+        return lambda *arguments: self._call(name, arguments)
+
+    def _call(self, name: str, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401  # as the library has it
+        if self._clock.since_begin_ns() > self._end_ns:
+            if not self._has_ended:
+                self._has_ended = True
+                seconds = round(self._end_ns / NS_PER_SECOND, 1)
+                _log.warning("recording_ended", recorded_seconds=seconds)
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        written = [to_json(argument, self._handles) for argument in arguments]
+        lines = self._rows.next(_question(name, written, self._devices))
+        if not lines:
+            # It was never called, so nothing is known of it.
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        # The agent may open the library more often than the recorder did, and allocate again.
+        if name == _ALLOCATION and lines[-1].error is None:
+            return self._handles.another(lines[-1].result.get("of"))
+        if name in BUFFERS:
+            return self._buffered(name, lines, arguments[BUFFERS[name]])
+        return self._answer(lines[-1], arguments)
+
+    def _answer(self, line: RecordingLine, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401  # as above
+        for argument, filled in zip(arguments, line.filled or (), strict=False):
+            if isinstance(filled, dict):
+                struct = filled.get("byref", filled)
+                if isinstance(struct, dict) and "fields" in struct:
+                    target = getattr(argument, "_obj", argument)
+                    # The player's binding may have another version of the struct.
+                    if type(target).__name__ != struct.get("struct"):
+                        raise pynvml.NVMLLibraryMismatchError(f"{line.call}: another struct")
+                    fill(target, struct["fields"], self._handles, self._move)
+        if line.failure == "not_text":
+            raise UnicodeDecodeError("utf-8", b"", 0, 0, "as recorded")
+        if line.failure:
+            raise pynvml.NVMLLibraryMismatchError(f"{line.call}: as recorded")
+        if line.error is not None:
+            raise pynvml.NVMLError(line.error)
+        return from_json(line.result, self._handles, self._move)
+
+    def _buffered(self, name: str, lines: list[RecordingLine], last_seen_us: int) -> Any:  # noqa: ANN401  # as above
+        """Return all that came into a buffer since it was last read."""
+        answers = [self._answer(line, ()) for line in lines if line.error is None]
+        if not answers:
+            return self._answer(lines[-1], ())
+        # This one returns the values' type before them.
+        is_typed = name == "nvmlDeviceGetSamples"
+        items = [item for answer in answers for item in (answer[1] if is_typed else answer)]
+        newer = [item for item in items if item.timeStamp > last_seen_us]
+        # As the driver does where its buffer holds nothing that is new.
+        if items and not newer:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return (answers[-1][0], newer) if is_typed else newer
+
+    def _move(self, name: str, value: int) -> int:
+        """Return a time of the recording as it is now."""
+        # What is stamped by the host's clock; a time since boot is a small number beside it.
+        near = abs(value - self._header.time_ns // 1000) < _DAY_US
+        return value + self._clock.moved_us if name in _TIMES and near else value
+
+
+class ReplayProcfs:
+    """Has the files that were recorded."""
+
+    def __init__(
+        self, header: RecordingHeader, lines: list[RecordingLine], clock: ReplayClock
+    ) -> None:
+        self._rows = _Rows(clock, slack_ns=round(header.tick_seconds * NS_PER_SECOND / 2))
+        for line in lines:
+            if line.read:
+                self._rows.add(line.read, line)
+
+    def read(self, path: str) -> bytes:
+        """Return a file's bytes; raises OSError where it could not be read, or never was."""
+        lines = self._rows.next(path)
+        number = lines[-1].error if lines else errno.ENOENT
+        if number is not None:
+            raise OSError(number, os.strerror(number), path)
+        return str(lines[-1].result).encode("latin-1")
+
+
+def _question(name: str, arguments: list[Any], devices: dict[int, Any]) -> Any:  # noqa: ANN401  # a key, whose parts are the library's
+    """Return what distinguishes a question: its arguments without the buffers to be filled."""
+    if name == METRICS:
+        # Of whichever device its second sample is.
+        struct = arguments[0]
+        sample = struct.get("byref", struct)["fields"]["sample2"]
+        return name, devices.get(int(sample["handle"]))
+    others = list(arguments)
+    if name in BUFFERS:
+        # The newest time stamp seen is the player's own, and seldom the recorder's.
+        del others[BUFFERS[name]]
+    if name in SAMPLES:
+        sample = others.pop(SAMPLES[name])
+        devices[sample["handle"]] = orjson.dumps(others)
+    plain = [
+        argument
+        for argument in others
+        if not (isinstance(argument, dict) and ("byref" in argument or "struct" in argument))
+    ]
+    return name, orjson.dumps(plain)
+
+
+def open_recording(file: Path) -> tuple[ReplayClock, ReplayLibrary, ReplayProcfs]:
+    """Read a recording and begin to play it; raises UserError."""
+    header, lines = read_recording(file)
+    clock = ReplayClock(header, SystemClock())
+    return clock, ReplayLibrary(header, lines, clock), ReplayProcfs(header, lines, clock)

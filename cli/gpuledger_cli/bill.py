@@ -1,0 +1,463 @@
+"""`gpuledger bill`: what GPUs cost, by whom, from the store; and how each line was calculated."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from gpuledger.clock import NS_PER_MS, NS_PER_US
+from gpuledger.errors import UserError
+from gpuledger_cli.bill_table import bill_table
+from gpuledger_cli.long_work import printing_progress
+from gpuledger_cli.replay.range_plan import parse_moment
+from gpuledger_cli.store_arguments import (
+    StorageOption,
+    require_writable,
+    storage_options_of,
+    written,
+)
+from gpuledger_reports.asked import AskedError
+from gpuledger_reports.bill_output import (
+    as_csv,
+    as_json,
+    columns_of,
+    dimensions_without_value,
+    hours_text,
+    parquet_columns,
+    row_of,
+    time_text,
+    usage_text,
+    write_parquet,
+)
+from gpuledger_reports.billing import Bill, BillMaker
+from gpuledger_reports.closing import (
+    ClosedLine,
+    change_since_close,
+    closed_lines,
+    refusals_of,
+    standing_bill,
+)
+from gpuledger_reports.closing import close as close_bill
+from gpuledger_reports.explaining import explanation_of
+from gpuledger_reports.focus import focus_columns, focus_rows
+from gpuledger_reports.money import money_text
+from gpuledger_reports.periods import last_month, month_of, parse_period, window_of
+from gpuledger_reports.policy_file import PolicyError, read_policy
+from gpuledger_reports.times import DAY_US, HOUR_US, Window
+from gpuledger_reports.usage_sums import UsageReader
+
+MADE: Final = 0
+WRONG: Final = 1
+UNPRICED: Final = 3
+NOTHING: Final = 4
+_HOUR_MS: Final = HOUR_US // 1000
+LAST_MONTH: Final = "last-month"
+"""For who cannot say which, such as a CronJob."""
+_WIDTH_IN_FILES: Final = 160
+_HTML_MODULES: Final = frozenset({"jinja2", "markupsafe", "vl_convert"})
+_HELP: Final = """
+- This month so far, by namespace, at example prices: gpuledger bill --store gpuledger-store
+- A month by team at your own prices: gpuledger bill --store s3://ledger/gpuledger --period 2026-10
+  --by team,model --prices prices.yaml
+- Keep a month's lines for good: gpuledger bill close --store gpuledger-store --period 2026-10
+  --prices prices.yaml
+- What is wrong with a file of prices: gpuledger bill check prices.yaml
+- Why a line costs what it costs: gpuledger bill explain 4be1c0d2aa17 --store gpuledger-store
+  --period 2026-10
+
+Exit codes: 0 the bill is made; 1 a check found a mistake, or a period cannot be closed; 2 a mistake
+in what was asked; 3 the bill is made, and some GPUs have no price; 4 there was nothing to bill; 5 a
+mistake of gpuledger's own, and no bill.
+"""
+app = App(
+    name="bill",
+    help="Say what GPUs cost, by whom, and how each line was calculated.",
+    help_epilogue=_HELP,
+    help_format="markdown",
+)
+Format = Literal["table", "json", "csv", "parquet", "focus", "html"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class BillOf:
+    """Which bill is meant."""
+
+    store: Annotated[
+        str, Parameter(help="The store: a folder or an address such as s3://ledger/gpuledger.")
+    ]
+    period: Annotated[
+        str | None,
+        Parameter(
+            help="A month such as 2026-10, a day or a year, in UTC, or last-month; absent: the"
+            " month of the newest usage. One that is not over is billed up to where there is usage."
+        ),
+    ] = None
+    from_: Annotated[
+        str | None,
+        Parameter(
+            name="--from",
+            help="In place of --period: from this whole hour on, 2026-10-01T00:00:00Z or -7d.",
+            allow_leading_hyphen=True,
+        ),
+    ] = None
+    to: Annotated[
+        str | None,
+        Parameter(
+            help="Up to and without this whole hour; absent: as far as usage is complete.",
+            allow_leading_hyphen=True,
+        ),
+    ] = None
+    by: Annotated[
+        str,
+        Parameter(
+            help="Dimensions, separated by commas: cluster, node, gpu, model, namespace, pod,"
+            " owner, team, label:KEY, namespace-label:KEY, node-label:KEY and so on."
+        ),
+    ] = "namespace"
+    prices: Annotated[
+        Path | None,
+        Parameter(help="File of prices and policies (YAML); absent: built-in examples."),
+    ] = None
+    storage_option: StorageOption = ()
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """The dimensions that are asked for, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.by.split(",") if name.strip()))
+
+    def closed(self) -> list[ClosedLine]:
+        """Return the lines of all revisions of the bill; none where it was never closed."""
+        options = storage_options_of(self.storage_option)
+        return closed_lines(self.store, self._window, self.dimensions, options)
+
+    def standing(self, closed: Sequence[ClosedLine]) -> Bill:
+        """Return a closed bill as it stands, of which `closed` has the lines."""
+        policy = read_policy(self.prices).policy
+        return standing_bill(closed, window=self._window, by=self.dimensions, policy=policy)
+
+    def check_is_named(self) -> None:
+        """Raise UserError where the period or the prices are not said."""
+        missing = []
+        if not (self.period or self.from_ or self.to):
+            missing.append("--period: name what is closed for good, such as 2026-10 or last-month")
+        if self.prices is None:
+            missing.append(
+                "--prices: name the file of your prices; the built-in ones are examples, and"
+                " nothing is closed at them"
+            )
+        if missing:
+            raise UserError("; ".join(missing))
+
+    def make(self, *, tells_days: bool = False) -> tuple[Bill, BillMaker]:
+        """Return the bill, with what made it; raises UserError for what its user can put right."""
+        read = read_policy(self.prices)
+        with _naming_options():
+            maker = BillMaker(self._reader, read, by=self.dimensions)
+        window = self._window
+        # Those to come are counted too, and take no time.
+        days = -(-(window.end_us - window.begin_us) // DAY_US)
+        with printing_progress(days, what="days", done="billed") as advance:
+            return maker.make(window, advance=advance, tells_days=tells_days), maker
+
+    def arguments(self, made: Bill) -> list[str]:
+        """Return the arguments by which this very bill is made again; no values of options."""
+        times = (time_text(made.window.begin_us), "--to", time_text(made.window.end_us))
+        # What is said of now, as last month, means another time later.
+        is_fixed = self.period is not None and self.period != LAST_MONTH
+        found = ["--store", self.store]
+        found += ["--period", str(self.period)] if is_fixed else ["--from", *times]
+        found += ["--by", ",".join(made.by)]
+        found += ["--prices", str(self.prices)] if self.prices else []
+        # Keys of object stores are among them: a bill is sent around.
+        for key in storage_options_of(self.storage_option):
+            found += ["--storage-option", f"{key}=..."]
+        return found
+
+    @cached_property
+    def _reader(self) -> UsageReader:
+        # Opened once: that reads the log of each table, which may lie on an object store.
+        return UsageReader(
+            self.store,
+            storage_options=storage_options_of(self.storage_option),
+            distinguishes_gpus="gpu" in self.dimensions,
+        )
+
+    @cached_property
+    def _window(self) -> Window:
+        with _naming_options():
+            return self._asked_window()
+
+    def _asked_window(self) -> Window:
+        if self.from_ is None and self.to is not None:
+            raise UserError("--to: needs --from; give both, or --period")
+        if self.from_ is not None:
+            if self.period is not None:
+                raise UserError("--period: give either that or --from and --to")
+            begin_ms, end_ms = _hour_of(self.from_, "--from"), _hour_of(self.to or "now", "--to")
+            if self.to is None:
+                # As far as there is anything to bill, and an hour at least.
+                end_ms = -(-self._reader.usage_end_us // HOUR_US) * _HOUR_MS
+                end_ms = max(begin_ms + _HOUR_MS, end_ms)
+            return window_of(begin_ms, end_ms)
+        if self.period == LAST_MONTH:
+            return last_month(time.time_ns() // NS_PER_US)
+        return parse_period(self.period) if self.period else month_of(self._reader.usage_end_us)
+
+
+@contextmanager
+def _naming_options() -> Iterator[None]:
+    """Raise what is wrong with a part of what is asked as UserError, by the option's name."""
+    try:
+        yield
+    except AskedError as error:
+        raise UserError(f"--{error.about}: {error.problem}") from error
+
+
+Output = Annotated[
+    Path | None, Parameter(help="File to write to; absent: standard output. Parquet needs one.")
+]
+
+
+@app.default
+def bill(
+    bill_of: BillOf,
+    *,
+    format: Annotated[Format, Parameter(help="How the bill is written.")] = "table",  # noqa: A002  # the option's name
+    output: Output = None,
+    focus_allocations: Annotated[
+        bool,
+        Parameter(help="With --format focus: the allocation columns of FOCUS 1.3.", negative=()),
+    ] = False,
+    recompute: Annotated[
+        bool,
+        Parameter(
+            help="Calculate a closed period again: what it would cost by the usage and the prices"
+            " of today, and how much more that is.",
+            negative=(),
+        ),
+    ] = False,
+) -> int:
+    """Make a bill, and check that its lines sum to what the GPUs cost.
+
+    A period that was closed is shown as it was closed, with all its corrections.
+    """
+    # Before anything is read: a bill may take a while.
+    if format == "parquet" and output is None:
+        raise UserError("--output: a Parquet file is no text; name the file")
+    require_writable(output)
+    as_html = _html_writer() if format == "html" else None
+    closed = bill_of.closed()
+    stands = bool(closed) and not recompute
+    made = bill_of.standing(closed) if stands else bill_of.make(tells_days=bool(as_html))[0]
+    if as_html:
+        _write(as_html(made, closed=closed, asked=bill_of.arguments(made)), output)
+    elif format == "parquet" and output is not None:
+        rows = (row_of(made, line) for line in made.lines)
+        with written(output) as file:
+            write_parquet(parquet_columns(made), rows, file=file)
+    elif format == "focus":
+        columns = [column.name for column in focus_columns(allocations=focus_allocations)]
+        focus = focus_rows(made, allocations=focus_allocations, closed=closed if stands else ())
+        _write(as_csv(columns, focus), output)
+    elif format == "table":
+        _print_table(made, output)
+    else:
+        rows_ = (row_of(made, line) for line in made.lines)
+        _write(as_json(made) if format == "json" else as_csv(columns_of(made), rows_), output)
+    _warn(made, closed)
+    # Scripts look at the code: each outcome has its own.
+    if not made.lines:
+        return NOTHING
+    return UNPRICED if made.unpriced else MADE
+
+
+@app.command
+def check(file: Path) -> int:
+    """Check a file of prices and policies; exit 1 where it has mistakes, each with its line.
+
+    What is allowed and probably meant otherwise is said on standard error.
+    """
+    try:
+        read = read_policy(file)
+    except PolicyError as error:
+        # To find these was what was asked for: no mistake in how it was asked.
+        for mistake in error.mistakes:
+            sys.stdout.write(f"{file}: {mistake}\n")
+        return WRONG
+    policy = read.policy
+    if not (policy.prices or policy.energy):
+        sys.stdout.write(f"{file}: line 1: prices: there is none, and GPUs would cost nothing\n")
+        return WRONG
+    for doubt in read.doubts:
+        sys.stderr.write(f"gpuledger: {file}: {doubt}\n")
+    sys.stdout.write(
+        f"{file}: ok: {len(policy.prices)} prices in {policy.currency}, {len(policy.energy)} energy"
+        f" prices, {len(policy.teams)} team rows, {len(policy.budgets)} budgets,"
+        f" sha256 {read.sha256[:12]}\n"
+    )
+    return MADE
+
+
+@app.command
+def close(bill_of: BillOf) -> int:
+    """Close a period: keep its lines for good, or what changed since as correction lines.
+
+    --period (or --from and --to) and --prices must be given. Exit 1 where it cannot be closed:
+    usage is missing, too little is covered, GPUs have no price.
+    """
+    # What is closed stays: nothing of it is guessed, as it is for a look at a bill.
+    bill_of.check_is_named()
+    made, _ = bill_of.make()
+    begin, end = map(time_text, made.window)
+    what = f"{begin} to {end} by {','.join(made.by)}"
+    if reasons := refusals_of(made):
+        for reason in reasons:
+            sys.stderr.write(f"gpuledger: {what}: not closed: {reason}\n")
+        return WRONG
+    rows = close_bill(made, bill_of.store, storage_options_of(bill_of.storage_option))
+    stands = f"{money_text(made.line_cost, made.currency)} {made.currency}"
+    revision = rows[0]["revision"] if rows else None
+    # Differences from what is stored, with more digits than the currency has.
+    difference = money_text(Fraction(sum(row["cost"] for row in rows)), made.currency)
+    if revision is None:
+        said = f"nothing has changed since it was closed: {stands}"
+    elif revision == 1:
+        said = f"closed as revision 1: {len(rows)} lines, {stands}"
+    else:
+        added = f"{len(rows)} correction lines, {difference} {made.currency}"
+        said = f"closed as revision {revision}: {added}; it stands at {stands}"
+    sys.stdout.write(f"{what}: {said}\n")
+    return MADE
+
+
+@app.command
+def explain(
+    line: str,
+    bill_of: BillOf,
+    *,
+    rows: Annotated[
+        int, Parameter(help="How many rows of usage to show at most; 0 shows all.")
+    ] = 20,
+) -> int:
+    """Print how a line was calculated: prices, times, the rows of usage and their events."""
+    made, maker = bill_of.make()
+    closed = closed_lines(
+        bill_of.store, made.window, made.by, storage_options_of(bill_of.storage_option)
+    )
+    try:
+        found = explanation_of(made, line, maker=maker, closed=closed, max_rows=rows)
+    except AskedError as error:
+        raise UserError(
+            f"{error.problem}; give the `line` of `gpuledger bill … --format json`, with the same"
+            " --period, --by and --prices"
+        ) from error
+    for text in found.texts:
+        sys.stdout.write(f"{text}\n")
+    return MADE
+
+
+def _html_writer() -> Callable[..., str]:
+    """Return what writes pages; raises UserError where its libraries are not installed."""
+    try:
+        # Charts bring 88 MB of an engine, which no other format loads.
+        from gpuledger_reports.bill_html import as_html  # noqa: PLC0415  # see above
+    except ModuleNotFoundError as error:
+        if error.name not in _HTML_MODULES:
+            raise
+        raise UserError(
+            f"--format html: needs the module {error.name}, which is not installed; install"
+            " gpuledger with its extra html: pip install 'gpuledger[demo,html]'"
+        ) from error
+    return as_html
+
+
+def _hour_of(text: str, option: str) -> int:
+    """Return the whole hour that a time means, in milliseconds; raises UserError for half ones.
+
+    Hours counted back from now are whole ones, and `now` is the end of the hour under way; a time
+    that is written out has to be a whole hour, which `window_of` looks at.
+    """
+    now_ms = time.time_ns() // NS_PER_MS
+    moment_ms = parse_moment(text, option=option, now_ms=now_ms)
+    if text == "now":
+        return -(-moment_ms // _HOUR_MS) * _HOUR_MS
+    if not text.startswith("-"):
+        return moment_ms
+    if (now_ms - moment_ms) % _HOUR_MS:
+        raise UserError(f"{option}: bills are of whole hours, and {text} is none; give -2h or -7d")
+    return moment_ms // _HOUR_MS * _HOUR_MS
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        sys.stdout.write(text)
+        return
+    with written(output) as file:
+        file.write_text(text, encoding="utf-8")
+
+
+def _print_table(made: Bill, output: Path | None) -> None:
+    is_terminal = output is None and sys.stdout.isatty()
+    width = Console().width if is_terminal else _WIDTH_IN_FILES
+    table, width = bill_table(made, width=width)
+    if output is not None:
+        with written(output) as file, file.open("w", encoding="utf-8") as text:
+            Console(file=text, width=width).print(table)
+        return
+    Console(width=width).print(table)
+
+
+def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
+    change = change_since_close(made, closed)
+    if change is None:
+        closed_at = time_text(closed[-1].closed_time_us)
+        return (
+            f"closed as revision {made.revision} at {closed_at};"
+            " --recompute says what it would be now"
+        )
+    revision = f"closed as revision {change.revision}"
+    if change.other_currency:
+        return f"{revision} in {change.other_currency}, and this is another currency"
+    if not change.line_count:
+        return f"{revision}, and it would cost the same now"
+    return (
+        f"{revision}, and {change.more:f} more since, in {change.line_count} lines;"
+        " `gpuledger bill close` adds correction lines"
+    )
+
+
+def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
+    """Say on standard error what whoever pays should know."""
+    if closed:
+        sys.stderr.write(f"gpuledger: {_closed_text(made, closed)}\n")
+    for model, units in made.unpriced.items():
+        sys.stderr.write(
+            f"gpuledger: no price for {model}: {hours_text(units)} GPU-hours cost"
+            " nothing; add a price to the file of --prices\n"
+        )
+    for name in dimensions_without_value(made):
+        sys.stderr.write(
+            f"gpuledger: --by {name}: no line has a value of it; look how the label is written, and"
+            " whether podwatch is told to keep it\n"
+        )
+    if text := usage_text(made):
+        sys.stderr.write(f"gpuledger: {text}\n")
+    if made.removed_until_us is not None:
+        sys.stderr.write(
+            f"gpuledger: usage before {time_text(made.removed_until_us)} is removed from the store,"
+            " by its retention: it is billed as uncovered\n"
+        )
+    for topic, partition, reason, missed in made.gaps:
+        missing = "" if missed is None else f", {missed} offsets"
+        sys.stderr.write(
+            f"gpuledger: events are missing: {topic}[{partition}]: {reason}{missing}\n"
+        )

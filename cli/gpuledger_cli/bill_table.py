@@ -1,0 +1,126 @@
+"""A bill as a table of a terminal: numbers and line ids in full, whatever room there is.
+
+Where it is narrow the heads of columns fold, then the texts of dimensions, and last columns are
+left out, which the table says. Pure.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, Literal, NamedTuple
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from gpuledger_reports.bill_output import hours_text, state_of, time_text
+from gpuledger_reports.billing import Bill
+from gpuledger_reports.money import money_text, text_of
+
+# What rich puts around each cell, and once more before the first.
+_AROUND: Final = 3
+_NARROWEST: Final = 10
+"""A dimension's text folds down to so many characters before a column is left out."""
+_MAY_GO: Final = ("of it unused", "GPU h used", "GPU h held", "GPU h charged")
+"""What is left out where nothing else helps, the first of them first."""
+
+
+class _Column(NamedTuple):
+    name: str
+    cells: Sequence[str]
+    is_number: bool = False
+    folds: bool = False
+    """Whether its texts may go on in a further row of the terminal."""
+
+    @property
+    def width(self) -> int:
+        """How wide its cells are."""
+        return max(map(cell_len, self.cells), default=0)
+
+
+class _Layout:
+    """How wide each column is: as it likes, or as narrow as it may be to fit."""
+
+    def __init__(self, columns: Sequence[_Column], width: int) -> None:
+        self.columns = columns
+        liked = [max(column.width, cell_len(column.name)) for column in columns]
+        self.widths = liked
+        if self.total <= width:
+            return
+        # Heads fold between their words, whatever stands below them.
+        self.widths = [max(each.width, *map(cell_len, each.name.split())) for each in columns]
+        folding = [at for at, column in enumerate(columns) if column.folds]
+        # The widest text of a dimension gives way first.
+        while self.total > width and folding:
+            widest = max(folding, key=self.widths.__getitem__)
+            if self.widths[widest] <= _NARROWEST:
+                break
+            self.widths[widest] -= 1
+        # What is left over goes to heads again.
+        for at, wide in enumerate(liked):
+            self.widths[at] += max(0, min(wide - self.widths[at], width - self.total))
+
+    @property
+    def total(self) -> int:
+        """How wide the table is."""
+        return sum(self.widths) + _AROUND * len(self.widths) + 1
+
+
+def bill_table(bill: Bill, *, width: int) -> tuple[Table, int]:
+    """Return the table of a bill, and the width it wants: a terminal's, or more where it must."""
+    layout, gone = _Layout(_columns(bill), width), []
+    for name in _MAY_GO:
+        if layout.total <= width:
+            break
+        gone.append(name)
+        layout = _Layout([each for each in layout.columns if each.name != name], width)
+    begin, end = map(time_text, bill.window)
+    caption = _totals(bill)
+    if gone:
+        caption += f"\nleft out, as there is no room: {', '.join(gone)}; --format csv has them"
+    table = Table(
+        title=f"{begin} to {end}, {state_of(bill)}, in {bill.currency}, by {bill.policy.name}",
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+    )
+    for column, wide in zip(layout.columns, layout.widths, strict=True):
+        justify: Literal["right", "left"] = "right" if column.is_number else "left"
+        table.add_column(column.name, justify=justify, overflow="fold", width=wide)
+    for cells in zip(*(column.cells for column in layout.columns), strict=True):
+        # As they are: brackets in a name are no markup.
+        table.add_row(*map(Text, cells))
+    return table, max(width, layout.total)
+
+
+def _columns(bill: Bill) -> list[_Column]:
+    # The dearest first; files have them by their values, as those are compared.
+    lines = sorted(bill.lines, key=lambda line: (-line.cost, line.values))
+    numbers = {
+        "GPU h held": [hours_text(line.held) for line in lines],
+        "GPU h used": [hours_text(line.used) for line in lines],
+        "GPU h charged": [hours_text(line.charged) for line in lines],
+        "Cost": [money_text(line.cost, bill.currency) for line in lines],
+        "of it unused": [money_text(line.held_idle_cost, bill.currency) for line in lines],
+    }
+    return [
+        *(
+            _Column(name, [line.values[at] for line in lines], folds=True)
+            for at, name in enumerate(bill.by)
+        ),
+        _Column("Idle", [line.idle_kind or "" for line in lines]),
+        *(_Column(name, cells, is_number=True) for name, cells in numbers.items()),
+        _Column("Line", [line.id for line in lines]),
+    ]
+
+
+def _totals(bill: Bill) -> str:
+    money = partial(money_text, currency=bill.currency)
+    parts = [f"Lines {money(bill.line_cost)} = GPUs {money(bill.origin_cost)}"]
+    for name, ratio in (("covered", bill.covered_ratio), ("use measured", bill.measured_ratio)):
+        if ratio is not None:
+            parts.append(f"{name} {text_of(ratio * 100, digits=2)} %")
+    for state in bill.budgets:
+        spent = f"{money(state.spent)} of {money(state.amount)} {bill.currency}"
+        at_end = "" if state.forecast is None else f", {money(state.forecast)} at the end"
+        parts.append(f"\nbudget {state.name}: {spent}{at_end}")
+    return "  ".join(parts)

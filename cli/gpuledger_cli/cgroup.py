@@ -1,0 +1,102 @@
+"""`gpuledger cgroup`: what the agent understands of a cgroup line.
+
+For people with an unusual runtime: they see at once which container, which pod and which job a line
+means.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from gpuledger.errors import UserError
+from gpuledger_agent.core.processes.table import Location
+from gpuledger_agent.host.cgroup import locate
+
+
+def cgroup(
+    *lines: Annotated[str, Parameter(name="PATH-OR-LINE", allow_leading_hyphen=False)],
+    format: Literal["table", "json"] = "table",  # noqa: A002  # the option's name
+) -> None:
+    """Show the container, the pod and the job that cgroup lines mean.
+
+    Parameters
+    ----------
+    lines
+        A file such as /proc/123/cgroup, or a line of one. Without any, lines are read from
+        standard input.
+    format
+        A table for people, or one JSON object a line.
+
+    """
+    # All arguments are read before anything is shown, so that a mistake is all that is said.
+    locations: Iterable[Location] = map(locate, filter(str.strip, sys.stdin))
+    if lines:
+        locations = list(map(locate_argument, lines))
+    try:
+        for line in as_json(locations) if format == "json" else as_table(locations):
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; what Python flushes at its exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def locate_argument(text: str) -> Location:
+    """Read a file as the agent would, or a line as it stands; raises UserError for a bad file."""
+    if text.startswith("/proc/") or _is_file(text):
+        try:
+            return locate(Path(text).read_text(errors="replace"))
+        except OSError as error:
+            raise UserError(f"cannot read {text}: {error.strerror or error}") from error
+    location = locate(text)
+    if location.is_of_host and _seems_missing(text):
+        raise UserError(f"cannot read {text}: No such file, and no cgroup path of a container")
+    return location
+
+
+def as_json(locations: Iterable[Location]) -> Iterator[str]:
+    """Write one object a line; what a line does not say is null."""
+    for location in locations:
+        yield json.dumps(
+            {
+                "line": location.line,
+                "pod_uid": location.pod_uid,
+                "container_id": location.container_id,
+                "job_id": location.job_id,
+            }
+        )
+
+
+def as_table(locations: Iterable[Location]) -> Iterator[str]:
+    """Write one row a line, the line itself last, as it may be long."""
+    row = "{:36}  {:64}  {:10}  {}".format  # as wide as a UID, a full id and Slurm's ids are
+    yield row("POD UID", "CONTAINER ID", "JOB", "LINE")
+    for location in locations:
+        yield row(
+            location.pod_uid or "-",
+            location.container_id or "-",
+            location.job_id or "-",
+            location.line or "-",
+        )
+
+
+def _is_file(text: str) -> bool:
+    """Tell a file from a bare cgroup path: both begin with a slash, only a file is there."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _seems_missing(text: str) -> bool:
+    """Return whether a file was meant that is not there, rather than a cgroup path of the host."""
+    folder = Path(text).parent
+    try:
+        return ":" not in text and folder != Path("/") and folder.is_dir()
+    except (OSError, ValueError):
+        return False

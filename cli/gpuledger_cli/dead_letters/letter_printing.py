@@ -1,0 +1,112 @@
+"""Rows of letters on standard output: the newest few as a table or lines, or all as they come."""
+
+import heapq
+import sys
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, Literal
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gpuledger.bus.protocol import History
+from gpuledger_cli.dead_letters.letter_log import LetterFilter, LetterLog, ReplayedLetters
+from gpuledger_cli.dead_letters.letter_views import (
+    TABLE_COLUMNS,
+    LetterCount,
+    LetterCounts,
+    LetterRow,
+    cells_of,
+    csv_line,
+    json_line,
+)
+
+Format = Literal["table", "json", "csv"]
+_WIDTH_IN_FILES: Final = 240
+
+
+class LetterPrinter:
+    """Prints rows; of a limited number once it is closed, as which are the newest shows last."""
+
+    def __init__(self, *, format: Format, limit: int) -> None:  # noqa: A002  # as the option is called
+        """Take how many rows to print at most; 0 is all, as they come, which no table can."""
+        self._format, self._limit = format, limit
+        self._newest: list[LetterRow] = []
+        self._count = 0
+        if format == "csv":
+            _print_line(csv_line(LetterRow.__struct_fields__))
+
+    def add(self, row: LetterRow) -> None:
+        """Take a row."""
+        self._count += 1
+        if self._limit == 0:
+            self._print_row(row)
+        elif len(self._newest) < self._limit:
+            heapq.heappush(self._newest, row)
+        else:
+            heapq.heappushpop(self._newest, row)
+
+    def close(self) -> None:
+        """Print what is left, the newest last, and say what was left out."""
+        rows = sorted(self._newest)
+        if self._format == "table":
+            _print_table(TABLE_COLUMNS, map(cells_of, rows))
+        else:
+            for row in rows:
+                self._print_row(row)
+        if self._limit and self._count > self._limit:
+            sys.stderr.write(
+                f"gpuledger: the newest {self._limit} of {self._count} dead letters; --limit shows"
+                " more\n"
+            )
+
+    def _print_row(self, row: LetterRow) -> None:
+        is_json = self._format == "json"
+        cells = [getattr(row, field) for field in row.__struct_fields__]
+        _print_line(json_line(row) if is_json else csv_line(cells))
+
+
+def print_counts(counts: LetterCounts, *, format: Format) -> None:  # noqa: A002  # as above
+    """Print a row for each combination of values that was counted."""
+    rows = list(counts.rows())
+    if format == "json":
+        for row in rows:
+            _print_line(json_line(row))
+        return
+    columns = (*counts.fields, "letters", "first", "last")
+    cells = map(_cells_of_count, rows)
+    if format == "table":
+        _print_table(columns, cells)
+        return
+    for line in (columns, *cells):
+        _print_line(csv_line(line))
+
+
+def _cells_of_count(row: LetterCount) -> tuple[str, ...]:
+    return (*row.group.values(), str(row.count), row.first_time, row.last_time)
+
+
+@asynccontextmanager
+async def open_log(
+    history: History, wanted: LetterFilter
+) -> AsyncIterator[tuple[LetterLog, ReplayedLetters]]:
+    """Open the log, with what of it was replayed; say at the end what was no letter."""
+    async with history.reader() as reader:
+        log = await LetterLog.open(reader, history.topics.dead_letters.name, wanted)
+        yield log, await log.find_replayed()
+    if log.unusable:
+        sys.stderr.write(f"gpuledger: {log.unusable} records of {log.topic} are no dead letters\n")
+
+
+def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        # As text: what a record says is no markup of ours.
+        table.add_row(*(Text(" ".join(cell.split())) for cell in row))
+    # A file has no width of its own, and Rich's default of 80 columns would cut the names.
+    Console(width=None if sys.stdout.isatty() else _WIDTH_IN_FILES).print(table)
+
+
+def _print_line(line: str) -> None:
+    sys.stdout.write(f"{line}\n")

@@ -1,0 +1,249 @@
+"""Letters as people and programs read them: rows, counts, and one letter in full. Pure.
+
+What a letter quotes is anybody's: nothing of it reaches a terminal that is no character to print.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+import orjson
+
+from gpuledger.clock import NS_PER_MS
+from gpuledger.codec import decoder_of
+from gpuledger.errors import UndecodableError, UserError
+from gpuledger.keys import split_key
+from gpuledger.texts import readable, shorten
+from gpuledger.topics import Topics
+from gpuledger_cli.dead_letters.letter_log import KeptLetter, parse_position
+from gpuledger_cli.replay.range_plan import write_moment
+
+Countable = Literal["consumer", "reason", "topic", "partition", "node"]
+COUNTABLE: Final[tuple[Countable, ...]] = ("consumer", "reason", "topic", "partition", "node")
+_DETAIL_CHARACTERS: Final = 100
+_DUMPED_BYTES: Final = 256
+_DUMP_WIDTH: Final = 16
+_PRINTABLE: Final = range(0x20, 0x7F)
+"""Of ASCII."""
+_MAX_GROUPS: Final = 100_000
+
+
+class LetterRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What `list` shows of a letter; with its fields' names as JSON and as CSV."""
+
+    position: str
+    """Where the letter lies itself, by which `show` and `replay` take it."""
+    time: str
+    """When it was put aside, in UTC."""
+    time_ns: int
+    """The same, nanoseconds since the epoch."""
+    consumer: str
+    reason: str
+    topic: str
+    """The topic of the record that it stands for."""
+    partition: int
+    offset: int
+    last_offset: int | None
+    """The last record's offset, where it stands for a batch that cannot be unpacked."""
+    key: str
+    """The record's key; empty where none is known."""
+    size_bytes: int | None
+    """Bytes of the record's value; absent where the letter has none."""
+    is_replayed: bool
+    """Whether it was replayed before."""
+    detail: str
+
+    def __lt__(self, other: "LetterRow") -> bool:
+        """Return whether it was put aside before another one, or lies before it."""
+        mine, others = ((row.time_ns, parse_position(row.position)) for row in (self, other))
+        return mine < others
+
+
+def row_of(letter: KeptLetter, *, is_replayed: bool) -> LetterRow:
+    """Return what `list` shows of a letter."""
+    content = letter.content
+    return LetterRow(
+        position=str(letter.position),
+        time=write_moment(content.time_ns // NS_PER_MS),
+        time_ns=content.time_ns,
+        consumer=readable(content.consumer),
+        reason=readable(content.reason),
+        topic=readable(content.topic),
+        partition=content.partition,
+        offset=content.offset,
+        last_offset=content.last_offset,
+        key=readable(letter.key_text),
+        size_bytes=None if letter.value is None else len(letter.value),
+        is_replayed=is_replayed,
+        detail=readable(content.detail),
+    )
+
+
+TABLE_COLUMNS: Final = (
+    "position",
+    "when",
+    "consumer",
+    "reason",
+    "record",
+    "key",
+    "bytes",
+    "replayed",
+    "detail",
+)
+
+
+def cells_of(row: LetterRow) -> tuple[str, ...]:
+    """Return a row of the table for people, by `TABLE_COLUMNS`."""
+    last = f"-{row.last_offset}" if row.last_offset is not None else ""
+    return (
+        row.position,
+        row.time,
+        row.consumer,
+        row.reason,
+        f"{row.topic}[{row.partition}]@{row.offset}{last}",
+        row.key or "-",
+        "-" if row.size_bytes is None else str(row.size_bytes),
+        "yes" if row.is_replayed else "-",
+        shorten(" ".join(row.detail.split()), _DETAIL_CHARACTERS),
+    )
+
+
+def json_line(row: msgspec.Struct) -> str:
+    """Return a row as one line of JSON."""
+    return msgspec.json.encode(row).decode()
+
+
+def csv_line(cells: Iterable[object]) -> str:
+    """Return a line of CSV, without its end."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(cells)
+    return text.getvalue()
+
+
+class LetterCount(msgspec.Struct, frozen=True, kw_only=True):
+    """How many letters have the same values in the fields that are counted by."""
+
+    group: dict[str, str]
+    """Those values, by the fields' names."""
+    count: int
+    first_time: str
+    """When the earliest of them was put aside."""
+    last_time: str
+
+
+class _Group(NamedTuple):
+    letters: int
+    first_ms: int
+    last_ms: int
+
+
+class LetterCounts:
+    """Counts letters by what some of their fields say."""
+
+    def __init__(self, fields: Sequence[Countable]) -> None:
+        """Take by what to count."""
+        self.fields = fields
+        self._groups: dict[tuple[str, ...], _Group] = {}
+
+    def add(self, letter: KeptLetter) -> None:
+        """Count a letter; raises UserError where there are too many values to count by."""
+        time_ms = letter.content.time_ns // NS_PER_MS
+        group = tuple(_value_of(letter, field) for field in self.fields)
+        if group not in self._groups and len(self._groups) >= _MAX_GROUPS:
+            raise UserError(f"--count-by: more than {_MAX_GROUPS} rows; count by fewer fields")
+        letters, first_ms, last_ms = self._groups.get(group, _Group(0, time_ms, time_ms))
+        self._groups[group] = _Group(letters + 1, min(first_ms, time_ms), max(last_ms, time_ms))
+
+    def rows(self) -> Iterator[LetterCount]:
+        """Yield a row for each combination of values, the largest count first."""
+        for values, group in sorted(
+            self._groups.items(), key=lambda item: (-item[1].letters, item[0])
+        ):
+            yield LetterCount(
+                group=dict(zip(self.fields, values, strict=True)),
+                count=group.letters,
+                first_time=write_moment(group.first_ms),
+                last_time=write_moment(group.last_ms),
+            )
+
+
+def parse_count_by(text: str) -> tuple[Countable, ...]:
+    """Return the fields that are named, separated by commas; raises UserError."""
+    known = {str(field): field for field in COUNTABLE}
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UserError(f"--count-by: {unknown[0]!r} is none of {', '.join(COUNTABLE)}")
+    return tuple(dict.fromkeys(known[name] for name in names))
+
+
+def _value_of(letter: KeptLetter, field: Countable) -> str:
+    if field == "node":
+        key = readable(letter.key_text)
+        return key if split_key(key)[1] else "-"
+    return readable(str(getattr(letter.content, field)))
+
+
+def full_text(letter: KeptLetter, topics: Topics, *, is_replayed: bool) -> str:
+    """Return everything that a letter says."""
+    content = letter.content
+    last = f" to {content.last_offset}" if content.last_offset is not None else ""
+    key = "none" if letter.key is None else readable(letter.key)
+    when = write_moment(content.time_ns // NS_PER_MS)
+    facts = {
+        "dead letter": str(letter.position),
+        "put aside": f"{when} by {readable(content.consumer)}",
+        "reason": readable(content.reason),
+        "record": f"{readable(content.topic)}, partition {content.partition},"
+        f" offset {content.offset}{last}",
+        "key": key,
+        "replayed": "yes" if is_replayed else "no",
+    }
+    lines = [f"{name:<12} {text}" for name, text in facts.items()]
+    return "\n".join([*lines, "", "detail, word for word:", readable(content.detail), ""]) + (
+        _value_text(letter, topics)
+    )
+
+
+def _value_text(letter: KeptLetter, topics: Topics) -> str:
+    content, value = letter.content, letter.value
+    if value is None:
+        if content.last_offset is not None:
+            return "\nno bytes: the batch cannot be unpacked\n"
+        return (
+            "\nno bytes: the record had none, or more than a letter has room for;"
+            f" it lies at {readable(content.topic)}[{content.partition}]@{content.offset} for as"
+            " long as its topic keeps it\n"
+        )
+    said = _said_of_record(content.topic, value, topics)
+    try:
+        # Escaped: what is no character to print would be, and what is may steer a terminal.
+        shown = json.dumps(orjson.loads(value), indent=2)
+    except (orjson.JSONDecodeError, RecursionError):
+        shown = hex_dump(value)
+    return f"\nvalue, {len(value)} bytes, {said}:\n{shown}\n"
+
+
+def _said_of_record(name: str, value: bytes, topics: Topics) -> str:
+    topic = topics.by_name.get(name)
+    if topic is None:
+        return "of a topic that is none of this installation's"
+    try:
+        decoder_of(topic.name, topic.record).decode(value)
+    except UndecodableError as error:
+        return f"no record of its topic ({readable(str(error))})"
+    return f"a {topic.record.__name__} of {topic.name}"
+
+
+def hex_dump(value: bytes) -> str:
+    """Return the first bytes of a value by number and, where they are such, as ASCII."""
+    lines = []
+    for at in range(0, min(len(value), _DUMPED_BYTES), _DUMP_WIDTH):
+        part = value[at : at + _DUMP_WIDTH]
+        text = "".join(chr(byte) if byte in _PRINTABLE else "." for byte in part)
+        lines.append(f"{at:08x}  {part.hex(' '):<{3 * _DUMP_WIDTH - 1}}  {text}")
+    left = len(value) - _DUMPED_BYTES
+    return "\n".join(lines) + (f"\n… {left} bytes more" if left > 0 else "")

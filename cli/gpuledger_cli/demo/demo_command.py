@@ -1,0 +1,319 @@
+"""`gpuledger demo`: options in, a live table or one JSON object out."""
+
+import asyncio
+import io
+import logging
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+from msgspec.structs import replace
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+from typing_extensions import override
+
+from gpuledger.codec import encode
+from gpuledger.errors import BusError, UserError
+from gpuledger.programs import end_process
+from gpuledger.records.base import DEFAULT_CLUSTER
+from gpuledger.runtime import configure_logs
+from gpuledger.runtime.tasks import end_tasks
+from gpuledger.settings import LogSettings
+from gpuledger.store.query import count_rows
+from gpuledger_cli.demo.bus import open_bus
+from gpuledger_cli.demo.pipeline import Run, drain, running
+from gpuledger_cli.demo.plan import (
+    DemoPlan,
+    Source,
+    check_cluster,
+    check_url,
+    find_scenario,
+    find_store,
+    parse_bus,
+)
+from gpuledger_cli.demo.run_bill import bill_run, write_last_marks
+from gpuledger_cli.demo.screen import ScreenHeader, ScreenLine, draw, standstill
+from gpuledger_cli.demo.sending import problem
+from gpuledger_cli.demo.source import find_machine
+from gpuledger_cli.demo.stage_tasks import INTERRUPTED, unless_stopped
+from gpuledger_cli.demo.summary import (
+    StoreLine,
+    Summary,
+    draw_summary,
+    exit_code,
+    incident_lines,
+    pod_lines,
+    truth_error_ratio,
+)
+from gpuledger_cli.demo.totals import as_line
+
+WIDTH_IN_FILES: Final = 160
+_REDRAW_SECONDS: Final = 0.25
+_MAX_LOG_LINES: Final = 100
+
+Draw = Callable[[int, int, float], Sequence[ScreenLine]]
+"""Returns the lines of a frame for a width, a height and the seconds since the first one."""
+
+
+def demo(  # one parameter an option
+    *,
+    for_: Annotated[
+        float | None,
+        Parameter(name="--for", validator=Number(gt=0)),
+    ] = None,
+    scenario: Path | None = None,
+    source: Source = "auto",
+    cluster: str = DEFAULT_CLUSTER,
+    bus: str = "memory",
+    store: Path | None = None,
+    format: Literal["table", "json"] = "table",  # noqa: A002  # the option's name
+    remote_write_url: str | None = None,
+    alertmanager_url: str | None = None,
+    reuse_topics: Annotated[bool, Parameter(negative="")] = False,
+) -> int:
+    """Run the whole pipeline in one process and show who uses each GPU.
+
+    Agents, podwatch, join and all sinks run on a bus in memory, or on a real Kafka. GPUs are this
+    machine's own where NVML answers, else those of a scenario. Ends on Ctrl-C.
+
+    Parameters
+    ----------
+    for_
+        How many seconds to run; without it, until Ctrl-C.
+    scenario
+        The scenario to play, a YAML file; by default 2 nodes, 7 GPUs, 7 pods, and what goes wrong.
+    source
+        `nvml` for this machine's GPUs, `simulated` for the scenario's, `auto` for the first that
+        is there.
+    cluster
+        Name of the cluster in whose name nodes and pods are published, a DNS label; with another
+        one, a second demo's nodes of equal names are others.
+    bus
+        `memory`, or `kafka://host:port[,host:port…]`; topics that are missing are created, topics
+        that hold records are refused.
+    store
+        Folder of the store; by default a new one, which is named at the end.
+    format
+        A live table, or one JSON object at the end.
+    remote_write_url
+        A Prometheus to write to; by default a receiver built in, which counts.
+    alertmanager_url
+        An Alertmanager to alert; by default a receiver built in. Alerts are shown either way.
+    reuse_topics
+        Write into topics that hold an earlier demo's records, of which this run reads and counts
+        none; topics that hold records of anybody else, or that anybody else reads, are refused all
+        the same.
+
+    """
+    began_seconds = _process_start_seconds()
+    configure_logs(LogSettings(level="error", format="text"))
+    leave_out_of_logs("incident_seen")  # a warning of the agent's; the screen has it as an alert
+    plan = DemoPlan(
+        scenario=find_scenario(scenario),
+        source=source,
+        cluster=check_cluster(cluster),
+        kafka=parse_bus(bus),
+        reuse_topics=reuse_topics,
+        store=find_store(store),
+        seconds=for_,
+        remote_write_url=check_url("--remote-write-url", remote_write_url),
+        alertmanager_url=check_url("--alertmanager-url", alertmanager_url),
+    )
+    return asyncio.run(_show(plan, as_json=format == "json", began_seconds=began_seconds))
+
+
+async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
+    console = Console(highlight=False)
+    is_live = not as_json and can_be_live(console)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with AsyncExitStack() as stack:
+        run = await unless_stopped(_start(plan, stack), stop)
+        if run is None:
+            # What the start waits for may never answer, so that leaving the stack would wait too.
+            end_process(INTERRUPTED)
+        began_ns = run.machine.clock.time_ns()
+        if plan.seconds is not None:
+            asyncio.get_running_loop().call_later(plan.seconds, stop.set)
+
+        def frame(width: int, height: int, seconds: float) -> Sequence[ScreenLine]:
+            header = _header(run, plan)
+            return draw(run.tally, header, width=width, height=height, seconds=seconds)
+
+        async with live(console, frame, stop=stop) if is_live else nullcontext():
+            await run.stages.wait(stop)
+        await drain(run)
+    summary = _summarise(run, plan, began_seconds=began_seconds)
+    # Of a bus of brokers others may go on to write; a run that lost something is not complete.
+    if plan.kafka is None and run.ending.is_closed and exit_code(summary) == 0:
+        write_last_marks(plan.store)
+    summary = replace(
+        summary,
+        bill=bill_run(plan.store, began_ns=began_ns, ended_ns=run.machine.clock.time_ns()),
+    )
+    if as_json:
+        sys.stdout.write(encode(summary).decode() + "\n")
+    else:
+        width = width_of(console)
+        if not is_live:
+            last = _header(run, plan, is_over=True)
+            show(console, [*draw(run.tally, last, width=width), ScreenLine("")])
+        show(console, draw_summary(summary, width=width))
+    if not run.ending.is_closed:
+        # What is left waits for who does not answer: the event loop would wait for it.
+        end_process(exit_code(summary))
+    return exit_code(summary)
+
+
+async def _start(plan: DemoPlan, stack: AsyncExitStack) -> Run:
+    """Return the run once it is at work; the stack ends it."""
+    machine = await find_machine(plan)
+    try:
+        bus = await open_bus(plan)
+        return await stack.enter_async_context(running(plan, bus=bus, machine=machine))
+    except BusError as error:
+        if plan.kafka is None:
+            raise
+        raise UserError(f"--bus kafka://{plan.kafka.bootstrap_servers}: {error}") from error
+
+
+def _header(run: Run, plan: DemoPlan, *, is_over: bool = False) -> ScreenHeader:
+    bus = f"bus: {plan.kafka.bootstrap_servers}" if plan.kafka else ""
+    writes = "" if plan.remote_write_url else f"{run.received.writes} remote writes"
+    now_ns = run.machine.clock.time_ns()
+    problems = [
+        None if is_over else standstill(run.tally, now_ns=now_ns),
+        *(problem(sink.line(), events=0) for sink in run.sinks),
+    ]
+    counts = (f"{run.tally.events} events", writes)
+    facts = ("gpuledger demo", run.machine.headline, bus, *counts, "" if is_over else "Ctrl-C ends")
+    return ScreenHeader(
+        facts=[fact for fact in facts if fact],
+        problems=[problem for problem in problems if problem],
+        alerts=[as_line(alert) for alert in run.alerts.firing()],
+    )
+
+
+def _summarise(run: Run, plan: DemoPlan, *, began_seconds: float) -> Summary:
+    tally, ending = run.tally, run.ending
+    servers, named = plan.kafka and plan.kafka.bootstrap_servers, tally.first_named_seconds
+    # Where the bus is away, no sink could hand over what it had left: it is the bus's fault alone.
+    is_cut_off = ending.is_bus_away or bool(ending.missing_topics)
+    truth = run.machine.truth(tally)
+    return Summary(
+        ticks=ending.ticks,
+        events=tally.events,
+        entries=tally.entries,
+        pods=pod_lines(tally.pods, truth, tally.unused_ns, tally.held_ns),
+        without_pod_gpu_seconds=tally.without_pod_ns / 10**9,
+        free_gpu_seconds=tally.free_ns / 10**9,
+        gap_gpu_seconds=tally.gap_ns / 10**9,
+        other_gpu_seconds={name: ns / 10**9 for name, ns in tally.other_ns.items()},
+        incidents=incident_lines(tally.presence.incidents),
+        conservation_error_max_ratio=tally.conservation_error_max_ratio,
+        truth_error_ratio=None if truth is None else truth_error_ratio(tally.pods, truth),
+        store=StoreLine(path=str(plan.store), rows=count_rows(str(plan.store))),
+        dead_letters=run.reader.dead_letters,
+        remote_write_requests=None if plan.remote_write_url else run.received.writes,
+        alerts=run.alerts.fired(),
+        sinks=[sink.line([] if is_cut_off else run.reader.newest) for sink in run.sinks],
+        bus_away=(servers or "memory") if ending.is_bus_away else None,
+        missing_topics=tuple(ending.missing_topics),
+        failures=tuple(run.stages.failures(known=BusError if is_cut_off else None)),
+        first_attributed_seconds=None if named is None else round(named - began_seconds, 3),
+    )
+
+
+def _process_start_seconds() -> float:
+    """Return when this process started, on the clock of `time.clock_gettime(CLOCK_BOOTTIME)`."""
+    # Behind the last bracket: a program's name may hold blanks and brackets itself.
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def can_be_live(console: Console) -> bool:
+    """Return whether frames can replace each other there."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def width_of(console: Console) -> int:
+    """Return how wide lines may be: as wide as the terminal, or as a file bears."""
+    return console.width if console.is_terminal else WIDTH_IN_FILES
+
+
+def show(console: Console, lines: Sequence[ScreenLine]) -> None:
+    """Print lines, each of them whole."""
+    for text, style in lines:
+        console.print(Text(text, style=style), soft_wrap=True)
+
+
+@asynccontextmanager
+async def live(console: Console, draw: Draw, *, stop: asyncio.Event) -> AsyncIterator[None]:
+    """Show frames while the context is open; one that cannot be drawn sets `stop`, and raises."""
+    with logs_held_back(), Live(console=console, auto_refresh=False, screen=True) as screen:
+        task = asyncio.create_task(_redraw(screen, console, draw))
+        task.add_done_callback(lambda _: stop.set())
+        try:
+            yield
+        finally:
+            await end_tasks(task)
+            if not task.cancelled():
+                task.result()
+
+
+async def _redraw(screen: Live, console: Console, draw: Draw) -> None:
+    began_seconds = time.monotonic()
+    while True:
+        lines = draw(console.width, console.height, time.monotonic() - began_seconds)
+        texts = (Text(text, style=style, no_wrap=True, overflow="crop") for text, style in lines)
+        screen.update(Group(*texts), refresh=True)
+        await asyncio.sleep(_REDRAW_SECONDS)
+
+
+@contextmanager
+def logs_held_back() -> Iterator[None]:
+    """Keep log lines off the screen while the context is open, and write the last ones after it."""
+    held = _LastLines()
+    handlers = [
+        handler
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler)
+    ]
+    streams = [handler.setStream(held) for handler in handlers]
+    try:
+        yield
+    finally:
+        for handler, stream in zip(handlers, streams, strict=True):
+            if stream is not None:
+                handler.setStream(stream)
+        sys.stderr.write("".join(held.lines))
+
+
+def leave_out_of_logs(event: str) -> None:
+    """Keep the log lines of an event away: it is shown otherwise."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(
+            lambda record: not (isinstance(record.msg, dict) and record.msg.get("event") == event)
+        )
+
+
+class _LastLines(io.TextIOBase):
+    """Keeps what was written last."""
+
+    def __init__(self) -> None:
+        self.lines: deque[str] = deque(maxlen=_MAX_LOG_LINES)
+
+    @override
+    def write(self, text: str) -> int:
+        self.lines.append(text)
+        return len(text)

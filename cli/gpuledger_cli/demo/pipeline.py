@@ -1,0 +1,244 @@
+"""The whole pipeline in one process: agents, podwatch, join and all sinks on one bus.
+
+Here the stages are started, watched and ended in their order. What they do is theirs; what is
+shown is the caller's.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from gpuledger.errors import BusError, TopicsError
+from gpuledger.runtime import Readiness
+from gpuledger.settings.secret import shown_url
+from gpuledger_cli.demo.bus import DemoBus, hold_all, refuse_changes
+from gpuledger_cli.demo.plan import DemoPlan
+from gpuledger_cli.demo.run_bus import (
+    EventReader,
+    Offsets,
+    RunBus,
+    find_beginning,
+    own_group,
+    subscription,
+)
+from gpuledger_cli.demo.sending import Received, SinkWatch, serve_receivers
+from gpuledger_cli.demo.source import DemoSource
+from gpuledger_cli.demo.stage_tasks import Stages
+from gpuledger_cli.demo.totals import RunAlerts, Tally
+from gpuledger_enricher.join.join_command import run_join
+from gpuledger_enricher.join.join_settings import GROUP as JOIN_GROUP
+from gpuledger_enricher.join.join_settings import JoinSettings, JoinTuning
+from gpuledger_sinks.loop import run_sink
+from gpuledger_sinks.registry import ALERTS, REMOTE_WRITE, STORE, SinkKind
+from gpuledger_sinks.settings import (
+    AlertsSettings,
+    BusyWithoutPodSettings,
+    RemoteWriteSettings,
+    StoreSettings,
+)
+
+_ANSWER_SECONDS: Final = 2.0
+_DRAIN_SECONDS: Final = 10.0
+_CLOSING_SECONDS: Final = 15.0
+_CLOSING_WITHOUT_BUS_SECONDS: Final = 3.0
+_STORE_FLUSH_SECONDS: Final = 10.0
+_ALERT_FOR_SECONDS: Final = 5.0
+_SEND_TIMEOUT_SECONDS: Final = 5.0
+
+
+@dataclass
+class Ending:
+    """How a run came to its end."""
+
+    ticks: int | None = None
+    """Ticks that the nodes published; `None` where the bus could not be asked."""
+    is_bus_away: bool = False
+    """Whether the bus did not answer any more."""
+    missing_topics: list[str] = field(default_factory=list)
+    """Topics that are not there any more."""
+    is_closed: bool = True
+    """Whether every stage has ended; one that waits for a bus that is away may not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A pipeline at work."""
+
+    bus: DemoBus
+    """What it runs on."""
+    machine: DemoSource
+    """Whose GPUs are read."""
+    tally: Tally
+    """What the events add up to so far."""
+    alerts: RunAlerts
+    """What fires, and what has fired."""
+    reader: EventReader
+    """Who fills both."""
+    received: Received
+    """What came in at the built-in receivers."""
+    stages: Stages
+    """The tasks."""
+    sinks: list[SinkWatch]
+    """What becomes of the sinks' sends."""
+    ending: Ending
+    """How it came to its end."""
+
+
+@asynccontextmanager
+async def running(plan: DemoPlan, *, bus: DemoBus, machine: DemoSource) -> AsyncIterator[Run]:
+    """Run the pipeline while the context is open; leaving it ends every stage cleanly.
+
+    What has not ended in its time is left, as `Ending.is_closed` says. Raises `BusError` where
+    the brokers do not answer, or another run reads the same topics.
+    """
+    beginning = await find_beginning(bus)
+    ending = Ending()
+    async with _closed_in_time(ending) as stack:
+        received = await stack.enter_async_context(serve_receivers())
+        tally = Tally()
+        alerting = AlertsSettings(
+            urls=[plan.alertmanager_url or received.url],
+            timeout_seconds=_SEND_TIMEOUT_SECONDS,
+            # Somebody watches for a minute: an alert that takes ten would never be seen.
+            busy_without_pod=BusyWithoutPodSettings(for_seconds=_ALERT_FOR_SECONDS),
+        )
+        alerts = RunAlerts(settings=alerting, clock=machine.clock)
+        read_bus = RunBus(bus, beginning=beginning, once=True)
+        reader = EventReader(
+            consumer=await stack.enter_async_context(read_bus.consumer(subscription(bus.topics))),
+            tally=tally,
+            alerts=alerts,
+            beginning=beginning,
+            nodes=machine.nodes,
+            topics=bus.topics,
+        )
+        stages = Stages()
+        stack.push_async_callback(stages.end)
+        stages.start("the reader of events", reader.follow())
+        sinks = _watch_sinks(plan, alerting, bus=bus, beginning=beginning, received=received)
+        for sink in sinks:
+            stages.start(sink.sink, sink.run(machine.clock))
+        join_bus = RunBus(bus, beginning=beginning)
+        stages.start("join", run_join(bus=join_bus, settings=_JOIN, readiness=Readiness()))
+        # All consumers hold their partitions before the first tick: none of it is missed.
+        await hold_all(bus, stages, [read_bus, join_bus, *(sink.bus for sink in sinks)])
+        refuse_changes(beginning, await find_beginning(bus), samples=bus.topics.samples)
+        await machine.start(stages, bus=bus, stack=stack)
+        yield Run(
+            bus=bus,
+            machine=machine,
+            tally=tally,
+            alerts=alerts,
+            reader=reader,
+            received=received,
+            stages=stages,
+            sinks=sinks,
+            ending=ending,
+        )
+
+
+@asynccontextmanager
+async def _closed_in_time(ending: Ending) -> AsyncIterator[AsyncExitStack]:
+    stack = AsyncExitStack()
+    try:
+        yield stack
+    except BusError:
+        ending.is_bus_away = True
+        raise
+    finally:
+        # As a task, so that a stage which waits for brokers keeps nobody from the summary.
+        closing = asyncio.create_task(stack.aclose())
+        seconds = _CLOSING_WITHOUT_BUS_SECONDS if ending.is_bus_away else _CLOSING_SECONDS
+        await asyncio.wait({closing}, timeout=seconds)
+        ending.is_closed = closing.done()
+        if ending.is_closed:
+            try:
+                closing.result()
+            except BusError:
+                ending.is_bus_away |= not ending.missing_topics
+
+
+async def drain(run: Run) -> None:
+    """Let what was sampled reach the sinks: end the agents, then wait for the last events.
+
+    A bus that does not answer is not waited for.
+    """
+    ending = run.ending
+    with suppress(BusError, TimeoutError):
+        # Asked before the agents end, which would wait for brokers that are away.
+        await _count_ticks(run)
+        await run.stages.end_agents()
+        ending.ticks = await _count_ticks(run)
+        # What is missing afterwards is said in the summary.
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            while not await _is_drained(run, ticks=ending.ticks):  # noqa: ASYNC110 - the bus has no event for this
+                await asyncio.sleep(0.05)
+    if ending.ticks is None or run.tally.events < ending.ticks:
+        await _find_reason(run)
+
+
+async def _is_drained(run: Run, *, ticks: int) -> bool:
+    """Return whether the reader has all there is, and the sinks have what it has."""
+    if run.tally.events < ticks or not await run.reader.has_read_all():
+        return False
+    return all(sink.may_end(run.reader.newest) for sink in run.sinks)
+
+
+async def _count_ticks(run: Run) -> int:
+    async with asyncio.timeout(_ANSWER_SECONDS):
+        return await run.reader.count_ticks()
+
+
+async def _find_reason(run: Run) -> None:
+    """Record whether the brokers are away, or a topic is gone."""
+    ending = run.ending
+    try:
+        for topic in run.bus.topics:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                try:
+                    await run.bus.partitions(topic.name)
+                except TopicsError:
+                    ending.missing_topics.append(topic.name)
+    except (BusError, TimeoutError):
+        ending.is_bus_away = True
+    if ending.ticks is None and not ending.missing_topics:
+        ending.is_bus_away = True
+
+
+_JOIN: Final = JoinSettings(join=JoinTuning(group=own_group(JOIN_GROUP), poll_timeout_seconds=0.2))
+
+
+def _watch_sinks(
+    plan: DemoPlan,
+    alerting: AlertsSettings,
+    *,
+    bus: DemoBus,
+    beginning: Offsets,
+    received: Received,
+) -> list[SinkWatch]:
+    write = RemoteWriteSettings(
+        url=plan.remote_write_url or f"{received.url}/api/v1/write",
+        # The stand-in counts requests and not what is in them, which is all that 1.0 needs.
+        protocol="auto" if plan.remote_write_url else "1.0",
+        timeout_seconds=_SEND_TIMEOUT_SECONDS,
+        interval_seconds=0,  # a run of half a minute is looked at while it lasts
+    )
+    store = StoreSettings(uri=str(plan.store), entries=True, flush_seconds=_STORE_FLUSH_SECONDS)
+    sinks: tuple[tuple[SinkKind, str, Any], ...] = (
+        (REMOTE_WRITE, write.url, write),
+        (ALERTS, alerting.urls[0], alerting),
+        (STORE, store.uri, store),
+    )
+    return [
+        SinkWatch(
+            sink=kind.name,
+            receiver=shown_url(receiver),
+            bus=RunBus(bus, beginning=beginning),
+            work=partial(run_sink, kind, settings=settings, group=own_group(kind.group)),
+            gathers=kind is STORE,  # it writes the rows that it holds when it ends
+        )
+        for kind, receiver, settings in sinks
+    ]

@@ -1,0 +1,181 @@
+"""What became of each sink's sends, by its own counters and checks: as an operator sees it."""
+
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+from prometheus_client.registry import Collector
+
+from gpuledger.bus.protocol import TopicPartition
+from gpuledger.clock import Clock
+from gpuledger.records.base import BaseRecord
+from gpuledger.runtime import Readiness
+from gpuledger_cli.demo.run_bus import RunBus
+from gpuledger_cli.demo.tables import elide
+from gpuledger_sinks.metrics import DROPPED_TOTAL, RETRIES_TOTAL, SENT_TOTAL
+
+Work = Callable[..., Coroutine[Any, Any, None]]
+"""Runs a sink until cancelled; takes its bus, readiness and clock by keyword."""
+_SENDS_EVERY_EVENT: Final = frozenset({"remote_write", "store"})
+_MAX_CHARACTERS: Final = 200
+
+
+class SinkLine(BaseRecord, frozen=True, kw_only=True):
+    """What one sink has handed over."""
+
+    sink: str
+    """The kind of sink."""
+    receiver: str
+    """Where it sends, without user, password and query."""
+    sent: int
+    """What the receiver has acknowledged: samples, alerts or rows."""
+    retries: int
+    """Attempts that it did not answer."""
+    rejected: int
+    """What it refused for good."""
+    failing: str | None = None
+    """What the sink's checks said last, where they failed."""
+    missing: int = 0
+    """Events and incidents of the run that it had not handed over at the end."""
+
+
+class SinkWatch:
+    """Counts what a sink of this process sends from now on."""
+
+    def __init__(
+        self, *, sink: str, receiver: str, bus: RunBus, work: Work, gathers: bool = False
+    ) -> None:
+        """Take the sink's parts; one that `gathers` hands over what it holds when it ends."""
+        self.sink = sink
+        self.bus = bus
+        self._work = work
+        self._gathers = gathers
+        self._readiness = Readiness()
+        self._receiver = receiver
+        self._before = self._counts()
+
+    async def run(self, clock: Clock) -> None:
+        """Run the sink until cancelled."""
+        await self._work(bus=self.bus, readiness=self._readiness, clock=clock)
+
+    def may_end(self, records: Sequence[tuple[TopicPartition, int]]) -> bool:
+        """Return whether nothing of these is lost where the sink ends now.
+
+        One whose receiver is away hands over nothing more.
+        """
+        done = self.bus.taken if self._gathers else self.bus.delivered
+        return not self.bus.count_behind(done, records) or bool(self.line().failing)
+
+    def line(self, records: Sequence[tuple[TopicPartition, int]] = ()) -> SinkLine:
+        """Return what was counted so far, and how many of these records are missing."""
+        sent, retries, rejected = (
+            round(now - before) for now, before in zip(self._counts(), self._before, strict=True)
+        )
+        return SinkLine(
+            sink=self.sink,
+            receiver=self._receiver,
+            sent=sent,
+            retries=retries,
+            rejected=rejected,
+            failing=self._failing() if retries or rejected else None,
+            missing=self.bus.count_behind(self.bus.delivered, records),
+        )
+
+    def _counts(self) -> tuple[float, float, float]:
+        return (
+            _count(SENT_TOTAL, sink=self.sink),
+            _count(RETRIES_TOTAL, sink=self.sink),
+            _count(DROPPED_TOTAL, sink=self.sink, reason="rejected"),
+        )
+
+    def _failing(self) -> str | None:
+        checks = self._readiness.report()["checks"]
+        assert isinstance(checks, dict)  # noqa: S101 - the report's own form
+        details = (str(check["detail"]) for check in checks.values() if not check["ok"])
+        # Several checks may say the same of the one receiver.
+        texts = dict.fromkeys(detail.removeprefix(f"{self._receiver}: ") for detail in details)
+        return elide("; ".join(texts), width=_MAX_CHARACTERS) or None
+
+
+def has_failed(line: SinkLine, *, events: int) -> bool:
+    """Return whether a sink had something to send, and nothing of it has arrived."""
+    if line.sent:
+        return False
+    is_due = events > 0 and line.sink in _SENDS_EVERY_EVENT
+    return bool(line.retries or line.rejected or is_due)
+
+
+def problem(line: SinkLine, *, events: int) -> str | None:
+    """Return the sentence that says what is wrong with a sink's sends; `None` where nothing is."""
+    detail = (line.failing or "").removeprefix(f"{line.receiver}: ")
+    why = f": {detail}" if detail else ""
+    if has_failed(line, events=events):
+        if line.retries:
+            failure = f"nothing has reached {line.receiver} in {line.retries} tries"
+        elif line.rejected:
+            failure = f"{line.receiver} has refused all {line.rejected} that it was sent"
+        else:
+            failure = f"nothing had reached {line.receiver} at the end"
+        return f"{line.sink}: {failure}{why}"
+    if line.failing:
+        return f"{line.sink}: {line.receiver} is no longer reached{why}"
+    if line.missing:
+        return (
+            f"{line.sink}: {line.missing} of the events had not reached {line.receiver} at the end"
+        )
+    if line.rejected:
+        return f"{line.sink}: {line.receiver} has refused {line.rejected}"
+    return None
+
+
+def _count(counter: Collector, **labels: str) -> float:
+    return sum(
+        sample.value
+        for family in counter.collect()
+        for sample in family.samples
+        if sample.name.endswith("_total") and sample.labels == labels
+    )
+
+
+@dataclass
+class Received:
+    """What has come in so far."""
+
+    url: str
+    """Where the receivers listen."""
+    writes: int = 0
+    """Remote-write requests."""
+
+
+@asynccontextmanager
+async def serve_receivers() -> AsyncIterator[Received]:
+    """Serve stand-ins for Prometheus and Alertmanager, which count what the sinks send.
+
+    They are on a free port of this machine while the context is open, for a demo that needs
+    nothing but Python: a wrong request is answered as any other.
+    """
+
+    async def take_write(request: web.Request) -> web.Response:
+        received.writes += 1
+        await request.read()
+        return web.Response(status=204)
+
+    async def take_alerts(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(status=200)
+
+    app = web.Application(client_max_size=32 * 2**20)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    received = Received(url="")
+    app.router.add_post("/api/v1/write", take_write)
+    app.router.add_post("/api/v2/alerts", take_alerts)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        received.url = f"http://{host}:{port}"
+        yield received
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,157 @@
+"""Whose GPUs the demo reads: those of a scenario, or this machine's own.
+
+Here the two are made to look the same to the pipeline: nodes, a clock, what to start, and the
+truth where there is one.
+"""
+
+import os
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final, Protocol
+
+from gpuledger.clock import Clock
+from gpuledger.errors import UserError
+from gpuledger.keys import key_in, split_key
+from gpuledger.runtime import Readiness
+from gpuledger_agent.context import Host, run_agent
+from gpuledger_agent.settings import AgentSettings, SpoolSettings, name_node
+from gpuledger_agent.source_selection import open_source, play
+from gpuledger_cli.demo.bus import DemoBus
+from gpuledger_cli.demo.plan import DemoPlan
+from gpuledger_cli.demo.stage_tasks import Stages
+from gpuledger_cli.demo.totals import Tally
+from gpuledger_enricher.podwatch.api import open_api
+from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
+from gpuledger_enricher.podwatch.pod_watch import run_podwatch
+from gpuledger_simulator.kube import serve_kube_api
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.simulation import Simulation
+
+_IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
+# The bus in memory is never away, and what a real agent left on this machine is not for it.
+_NO_SPOOL: Final = SpoolSettings(folder="")
+
+
+class DemoSource(Protocol):
+    """Nodes with GPUs, and the API server that knows their pods."""
+
+    headline: str
+    """What it is, in one line for people."""
+    nodes: set[str]
+    """Keys of its nodes."""
+    clock: Clock
+    """The clock by which its events are timed."""
+
+    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
+        """Start its agents and the pod watch."""
+
+    def truth(self, tally: Tally) -> dict[str, float] | None:
+        """Return the true busy seconds in the covered time, by the pods' keys; None if unknown."""
+
+
+class SimulatedMachine:
+    """The nodes of a scenario that begins now."""
+
+    def __init__(self, scenario: Path, *, cluster: str) -> None:
+        self._cluster = cluster
+        loaded = load_scenario(scenario)
+        self._simulation = Simulation(loaded, epoch_ns=time.time_ns())
+        self.headline = f"scenario {loaded.name}"
+        self.nodes = {key_in(cluster, name) for name in self._simulation.nodes}
+        self.clock: Clock = self._simulation.clock
+
+    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
+        """Start an agent for each node, and podwatch on the simulator's own API server."""
+        for node in self._simulation.nodes.values():
+            stages.start_agent(
+                f"the agent of {node.name}",
+                run_agent(
+                    host=play(node),
+                    bus=bus,
+                    settings=AgentSettings(
+                        cluster=self._cluster, node_name=node.name, spool=_NO_SPOOL
+                    ),
+                    readiness=Readiness(),
+                ),
+            )
+        url = await stack.enter_async_context(serve_kube_api(self._simulation))
+        settings = PodwatchSettings(cluster=self._cluster, kubernetes=KubernetesSettings(url=url))
+        await _start_podwatch(stages, settings, bus=bus, stack=stack, clock=self.clock)
+
+    def truth(self, tally: Tally) -> dict[str, float]:
+        """Sum the scenario's truth over the stretches of time that each node's ticks cover."""
+        found: dict[str, float] = {}
+        for node, stretches in tally.covered_ns.items():
+            name = split_key(node)[1]
+            for start, end in stretches:
+                for usage in self._simulation.truth(start, end, name):
+                    pod = key_in(self._cluster, usage.uid)
+                    found[pod] = found.get(pod, 0.0) + usage.busy_seconds
+        return found
+
+
+class OwnMachine:
+    """This machine and the GPUs in it."""
+
+    def __init__(self, machine: Host, *, cluster: str) -> None:
+        self._machine = machine
+        self._settings = name_node(AgentSettings(cluster=cluster, spool=_NO_SPOOL), os.environ)
+        self.headline = f"the GPUs of {self._settings.node_name}"
+        self.nodes = {key_in(*self._settings.node)}
+        self.clock: Clock = machine.clock
+
+    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
+        """Start the agent; and podwatch, where an API server is configured."""
+        stages.start_agent(
+            "the agent",
+            run_agent(
+                host=self._machine,
+                bus=bus,
+                settings=self._settings,
+                readiness=Readiness(),
+            ),
+        )
+        # Without an API server pods stay without names, and all else is as it would be.
+        if os.environ.get("KUBECONFIG") or os.environ.get(_IN_CLUSTER):
+            await _start_podwatch(
+                stages,
+                PodwatchSettings(cluster=self._settings.cluster),
+                bus=bus,
+                stack=stack,
+                clock=self.clock,
+            )
+
+    def truth(self, tally: Tally) -> None:
+        """Nobody knows."""
+
+
+async def find_machine(plan: DemoPlan) -> DemoSource:
+    """Return the machine that the plan asks for; raises `UserError` where there is none."""
+    if plan.source == "simulated":
+        return SimulatedMachine(plan.scenario, cluster=plan.cluster)
+    try:
+        return OwnMachine(await open_source(AgentSettings(source="auto")), cluster=plan.cluster)
+    except UserError as error:
+        # Whoever asked for real GPUs must not be shown played ones.
+        if plan.source == "auto":
+            return SimulatedMachine(plan.scenario, cluster=plan.cluster)
+        raise UserError(
+            "--source nvml: NVML does not answer on this machine (is the driver installed?);"
+            " --source simulated plays a scenario"
+        ) from error
+
+
+async def _start_podwatch(
+    stages: Stages,
+    settings: PodwatchSettings,
+    *,
+    bus: DemoBus,
+    stack: AsyncExitStack,
+    clock: Clock,
+) -> None:
+    api = await stack.enter_async_context(open_api(settings.kubernetes))
+    stages.start(
+        "podwatch",
+        run_podwatch(api=api, bus=bus, settings=settings, readiness=Readiness(), clock=clock),
+    )

@@ -1,0 +1,308 @@
+"""`gpuledger record-nvml`: writes down what this machine's NVML and `/proc` answer to the agent.
+
+The agent itself is run, without a bus. What it never asks but somebody wants to
+know of the hardware is asked afterwards; see `gpuledger_cli.nvml_probes`.
+"""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from dataclasses import replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Final, TypeVar, cast
+
+import pynvml
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from gpuledger.errors import UnavailableError, UserError
+from gpuledger.runtime import Readiness, configure_logs
+from gpuledger.runtime.tasks import end_tasks
+from gpuledger.settings import LogSettings
+from gpuledger_agent.context import Host, run_agent
+from gpuledger_agent.gpu.nvidia.device_client import call_nvml
+from gpuledger_agent.gpu.nvidia.library import NvmlLibrary
+from gpuledger_agent.gpu.nvidia.session import NvmlSession
+from gpuledger_agent.gpu.nvidia.system_library import SystemNvml, with_own_lists
+from gpuledger_agent.gpu.threads import CallThread
+from gpuledger_agent.recording.format import RecordingHeader
+from gpuledger_agent.recording.recorder import (
+    Recorder,
+    RecordingFile,
+    RecordingLibrary,
+    RecordingProcfs,
+    Redactor,
+)
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_agent.source_selection import find_only_node, find_source
+from gpuledger_cli.nvml_probes import CallHangsError, probe_all
+
+_OUT: Final = Path("nvml-recording.jsonl.gz")
+_NODE: Final = "recorded"
+# A GPU that nobody uses may have to be woken up first, which takes seconds.
+_HANG_SECONDS: Final = 30.0
+_WAIT_SECONDS: Final = 0.2
+T = TypeVar("T")
+
+
+def record_nvml(
+    *,
+    seconds: Annotated[float, Parameter(validator=Number(gte=1, lte=86_400))] = 60.0,
+    interval: Annotated[float, Parameter(validator=Number(gte=0.25, lte=60))] = 1.0,
+    out: Path = _OUT,
+    redact: bool = False,
+    probes: bool = True,
+    source: str = "auto",
+    node: str | None = None,
+) -> None:
+    """Write down what this machine's NVML answers, with its return codes, to play it elsewhere.
+
+    The agent reads the GPUs as it always does and every call of it is kept: function, arguments,
+    answer or error code, and time; so are the files of /proc that it reads. Then some calls are
+    asked that the agent does not need, to learn how this driver behaves. Nothing is sent away and
+    nothing on the machine is changed.
+
+    Play the file on any machine: gpuledger-agent --source recorded:FILE
+
+    Parameters
+    ----------
+    seconds
+        For how long to record.
+    interval
+        Seconds from one tick to the next.
+    out
+        The file to write; a name that ends in .gz is compressed.
+    redact
+        Replace UUIDs, serial numbers, PCI addresses, container and pod ids and program names by
+        pseudonyms, so that the file can be given to others.
+    probes
+        Ask the additional calls.
+    source
+        As the agent's: auto, nvml or simulated:FILE.
+    node
+        The node to play, where the source is a scenario; its only one by itself.
+
+    """
+    configure_logs(LogSettings(level="error"))
+    try:
+        named = node or find_only_node(source) or _NODE
+        settings = AgentSettings(source=source, tick_seconds=interval, node_name=named)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if source.startswith("recorded:"):
+        raise UserError("--source: a recording of a recording tells nothing new")
+    found = find_source(settings)
+    if not isinstance(found.gpus, NvmlSession):
+        raise UserError(f"--source {source}: it has no NVML to record")
+    nvml = found.gpus.library
+    write = Redactor().write if redact else None
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(_stopped_by_sigterm())
+        try:
+            header = _header(found, nvml, settings, stop, is_redacted=redact)
+        except _StoppedError:
+            return
+        tape = stack.enter_context(contextlib.closing(RecordingFile(out, header, redact=write)))
+        recorder = Recorder(tape, found.clock, began_monotonic_ns=header.monotonic_ns)
+        library = RecordingLibrary(with_own_lists(nvml), recorder)
+        # The agent itself asks, so that the recording has what an agent needs, in its order.
+        recorded = replace(
+            found,
+            gpus=NvmlSession(library, monotonic_ns=found.clock.monotonic_ns),
+            procfs=RecordingProcfs(found.procfs, recorder),
+        )
+        # The agent before the probes: a call that this driver does not survive costs no tick.
+        asyncio.run(_run(recorded, settings, tape, seconds, stop))
+        tape.flush()
+        if probes and not tape.has_failed:
+            tape.is_probing = True
+            _probe(library, stop)
+    _say(f"{out}: {tape.lines} calls, {out.stat().st_size} bytes; play it with:")
+    _say(f"  gpuledger-agent --source recorded:{out}")
+
+
+class _StoppedError(Exception):
+    """The process was told to end."""
+
+
+class _Stop:
+    """Whether the process was told to end."""
+
+    has_come = False
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm() -> Iterator[_Stop]:
+    """Yield what tells whether SIGTERM has come, so that the file is ended between two lines."""
+    stop = _Stop()
+
+    def take(*_: object) -> None:
+        stop.has_come = True
+
+    before = signal.signal(signal.SIGTERM, take)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _WatchedLibrary:
+    """Has the functions of the library behind it, until the process is told to end.
+
+    What calls them is done by `run`, in a thread that is left to itself where a call hangs.
+    """
+
+    def __init__(self, library: object, stop: _Stop) -> None:
+        self._library = library
+        self._stop = stop
+        self._calling: tuple[str, float] | None = None
+        """The call that has not returned yet, and since when."""
+
+    def __getattr__(self, name: str) -> object:
+        # Between two calls of a probe, as one that has begun cannot be taken back.
+        if self._stop.has_come:
+            raise _StoppedError
+        found = getattr(self._library, name)
+
+        def call(*arguments: object) -> object:
+            calling = self._calling = name, time.monotonic()
+            try:
+                return found(*arguments)
+            finally:
+                # One that was left behind returns while another is made.
+                if self._calling is calling:
+                    self._calling = None
+
+        return call
+
+    def run(self, do: Callable[[], T], /) -> T:
+        """Return what it returns; raises CallHangsError, and _StoppedError at SIGTERM."""
+        thread = CallThread("probe")
+        doing = thread.start(do)
+        thread.end()
+        while not doing.done():
+            wait([doing], timeout=_WAIT_SECONDS)
+            calling = self._calling
+            if doing.done():
+                break
+            if self._stop.has_come:
+                raise _StoppedError
+            if calling and time.monotonic() - calling[1] > _HANG_SECONDS:
+                self._calling = None
+                raise CallHangsError(f"{calling[0]} has not returned for {_HANG_SECONDS:.0f} s")
+        return doing.result()
+
+
+def _probe(library: object, stop: _Stop) -> None:
+    """Ask what the agent does not, and say what was found; a call that hangs ends it."""
+    watched = _WatchedLibrary(library, stop)
+    with contextlib.suppress(_StoppedError):
+        try:
+            findings = probe_all(watched, say=_say, run=watched.run)
+        except CallHangsError as error:
+            findings = [str(error)]
+        for finding in findings:
+            _say(f"found: {finding}")
+
+
+def _header(
+    source: Host,
+    nvml: object,
+    settings: AgentSettings,
+    stop: _Stop,
+    *,
+    is_redacted: bool,
+) -> RecordingHeader:
+    driver, library, gpus = _describe(nvml, stop)
+    return RecordingHeader(
+        time_ns=source.clock.time_ns(),
+        monotonic_ns=source.clock.monotonic_ns(),
+        boottime_ns=source.clock.boottime_ns(),
+        tick_seconds=settings.tick_seconds,
+        is_simulated=not isinstance(nvml, SystemNvml),
+        is_redacted=is_redacted,
+        driver_version=driver,
+        nvml_version=library,
+        nvidia_ml_py_version=metadata.version("nvidia-ml-py"),
+        gpus=gpus,
+    )
+
+
+def _describe(nvml: object, stop: _Stop) -> tuple[str | None, str | None, list[str]]:
+    """Return driver, library and products; raises UserError where NVML does not start."""
+    watched = _WatchedLibrary(nvml, stop)
+    try:
+        watched.run(cast("NvmlLibrary", watched).nvmlInit)
+    except (pynvml.NVMLError, CallHangsError) as error:
+        raise UserError(f"NVML does not start: {error}; is the NVIDIA driver loaded?") from error
+    driver = watched.run(partial(_version, watched, NvmlLibrary.nvmlSystemGetDriverVersion))
+    version = watched.run(partial(_version, watched, NvmlLibrary.nvmlSystemGetNVMLVersion))
+    names: list[str] = []
+    hangs = False
+    for index in range(watched.run(cast("NvmlLibrary", watched).nvmlDeviceGetCount)):
+        try:
+            names.append(watched.run(partial(_name, watched, index)))
+        except CallHangsError as error:
+            names.append("?")
+            _say(f"GPU {index}: {error}")
+            hangs = True
+    if not hangs:
+        watched.run(cast("NvmlLibrary", watched).nvmlShutdown)
+    return driver, version, names
+
+
+def _name(nvml: object, index: int) -> str:
+    """Return a GPU's product, `?` where the driver does not give it."""
+    with contextlib.suppress(UnavailableError):
+        handle = call_nvml(nvml, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
+        return call_nvml(nvml, NvmlLibrary.nvmlDeviceGetName, handle) or "?"
+    return "?"
+
+
+def _version(nvml: object, function: Callable[[NvmlLibrary], str]) -> str | None:
+    """Return a version, `None` where the driver does not give it."""
+    with contextlib.suppress(UnavailableError):
+        return call_nvml(nvml, function)
+    return None
+
+
+async def _run(
+    source: Host, settings: AgentSettings, tape: RecordingFile, seconds: float, stop: _Stop
+) -> None:
+    """Run the agent for a while, and say how far it is."""
+    agent = asyncio.create_task(
+        run_agent(
+            host=source,
+            bus=None,
+            settings=settings,
+            readiness=Readiness(),
+        )
+    )
+    end = time.monotonic() + seconds
+    try:
+        while (left := end - time.monotonic()) > 0 and not (
+            agent.done() or stop.has_come or tape.has_failed
+        ):
+            _say(f"recording: {left:.0f} s left, {tape.lines} calls", is_progress=True)
+            await asyncio.wait([agent], timeout=min(left, 1.0))
+        if agent.done():
+            agent.result()
+    finally:
+        await end_tasks(agent)
+        _say(f"recording: done, {tape.lines} calls")
+
+
+def _say(line: str, *, is_progress: bool = False) -> None:
+    """Write a line on stderr, or the same line again on a terminal."""
+    if is_progress and not sys.stderr.isatty():
+        return
+    # On a terminal the line of the progress is wiped first, as it may be longer.
+    fresh = "\r\033[K" if sys.stderr.isatty() else ""
+    sys.stderr.write(f"{fresh}{line}" if is_progress else f"{fresh}{line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,245 @@
+"""`gpuledger replay`: options in; a file, a topic or a comparison out."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
+
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Bus, History
+from gpuledger.clock import NS_PER_MS
+from gpuledger.errors import UserError
+from gpuledger.keys import show_node
+from gpuledger.runtime import configure_logs
+from gpuledger.settings import LogSettings
+from gpuledger_cli.long_work import printing_progress, run_cancellable
+from gpuledger_cli.replay.range_plan import (
+    ReplayRequest,
+    TimeRange,
+    make_plan,
+    parse_duration,
+    parse_moment,
+    write_moment,
+)
+from gpuledger_cli.replay.run import (
+    Replaying,
+    ReplayOutcome,
+    Write,
+    count_ticks,
+    refuse_nothing,
+    to_file,
+    to_nowhere,
+    to_topic,
+)
+from gpuledger_cli.topics import kafka_settings
+from gpuledger_enricher.join.replay_diff import Comparison, Counts, Difference
+
+OpenOutput = Callable[[Bus], AbstractAsyncContextManager[Write]]
+_Moment = Parameter(allow_leading_hyphen=True)
+# The command's own text would be hidden behind the one that the list of commands shows.
+_HELP: Final = """
+Reads gpuledger.namespaces.v1, gpuledger.pods.v1, gpuledger.nodes.v1 and gpuledger.samples.v1 as far
+as they are kept, outside any consumer group: the running join notices nothing. Of each partition
+all pods are read first, then the ticks whose end lies in the range, so a pod that the first run did
+not know yet is known.
+
+With --compare the events are held against those of the first run, in gpuledger.events.v1. The books
+(all of an event but the description and late) must be the same to the byte. The description (pods,
+namespaces, node) must be the same or more complete: a pod pending then may be known now, and what
+was absent may be there. The mark late tells how a tick came and is only counted. What differs is
+listed; the last line counts.
+
+Exit codes: 0 all agrees; 1 something differs, is missing or is extra; 2 a mistake, or Kafka is
+away; 130 interrupted.
+
+- The last hour into a file: gpuledger replay --from -1h --output events.jsonl.gz
+- Does the ledger hold? gpuledger replay --from -2h --to -1h --compare
+- Into a topic of its own: gpuledger replay --from 2026-11-21T14:00:00Z --topic events-again
+"""
+app = App(name="replay", help_epilogue=_HELP, help_format="markdown")
+
+
+@app.default
+def replay(  # one parameter an option
+    *,
+    from_: Annotated[str, Parameter(name="--from", allow_leading_hyphen=True)],
+    to: Annotated[str, _Moment] = "now",
+    output: Path | None = None,
+    topic: str | None = None,
+    compare: bool = False,
+    show: Annotated[int, Parameter(validator=Number(gte=0))] = 20,
+    lead_in: str = "5m",
+    lateness: str = "10m",
+    accept_gaps: bool = False,
+    bootstrap_servers: str | None = None,
+    config: Path | None = None,
+) -> int:
+    """Join the ticks of a time range again, and compare with the first run.
+
+    Parameters
+    ----------
+    from_
+        First moment of the range: RFC 3339 (2026-11-21T14:00:00Z), or how long ago (-90s, -15m,
+        -1h30m, -1d).
+    to
+        End of the range, itself left out; by default now.
+    output
+        File to write, one event as JSON a line; a name that ends in .gz is compressed.
+    topic
+        Topic to publish to, other than the project's own; it needs as many partitions as
+        gpuledger.events.v1 has.
+    compare
+        Compare with the first run.
+    show
+        How many differing fields to show, at most.
+    lead_in
+        How much before the range to begin reading, for what a tick says of the one before it
+        (repeated, gap).
+    lateness
+        How much later than its time a tick may have come, after an outage of Kafka; later ones are
+        left out, of the comparison too.
+    accept_gaps
+        Replay what is kept where retention has removed a part of the range.
+    bootstrap_servers
+        Brokers to ask first, host:port, separated by commas.
+    config
+        Settings file (YAML); its kafka section is read.
+
+    """
+    configure_logs(LogSettings(level="error", format="text"))
+    now_ms = time.time_ns() // NS_PER_MS
+    request = ReplayRequest(
+        wanted=_range(from_, to, now_ms=now_ms),
+        lead_in_ms=parse_duration(lead_in, option="--lead-in"),
+        lateness_ms=parse_duration(lateness, option="--lateness"),
+        accept_gaps=accept_gaps,
+        compare=compare,
+    )
+    open_output = choose_output(output, topic, compare=compare)
+    comparison = Comparison(shown=show) if compare else None
+    bus = KafkaBus(kafka_settings(bootstrap_servers=bootstrap_servers, config=config))
+    # By cancelling, so that an output's context is left by an error, and leaves no half of a file.
+    outcome = run_cancellable(
+        replay_range(bus, bus, request=request, open_output=open_output, comparison=comparison)
+    )
+    print_outcome(outcome, request.wanted, where=str(output or topic or "") or None)
+    return print_comparison(comparison) if comparison else 0
+
+
+def choose_output(output: Path | None, topic: str | None, *, compare: bool) -> OpenOutput:
+    """Return what opens the output that was named; raises `UserError` for none, or for two."""
+    if output is not None and topic is not None:
+        raise UserError("--output and --topic: give one of them")
+    if output is not None:
+        return lambda _bus: to_file(output)
+    if topic is not None:
+        return lambda bus: to_topic(bus, topic)
+    if not compare:
+        raise UserError("nowhere to put the events: give --output FILE, --topic NAME or --compare")
+    return lambda _bus: to_nowhere()
+
+
+async def replay_range(
+    bus: Bus,
+    history: History,
+    *,
+    request: ReplayRequest,
+    open_output: OpenOutput,
+    comparison: Comparison | None,
+) -> ReplayOutcome:
+    """Replay a range from the bus; raises `UserError` where there is nothing, or not all of it."""
+    async with history.reader() as reader:
+        plan = await make_plan(reader, request, topics=history.topics)
+    begin, end = map(write_moment, request.wanted)
+    refuse_nothing(plan, request, shown=f"from {begin} to {end}")
+    for warning in plan.warnings:
+        sys.stderr.write(f"gpuledger: {warning}\n")
+    # Opened only now, so that a range without ticks leaves no empty file.
+    with printing_progress(count_ticks(plan), what="ticks", done="replayed") as advance:
+        async with open_output(bus) as write:
+            replaying = Replaying(
+                wanted=request.wanted,
+                partitions=plan.partitions,
+                topics=history.topics,
+                write=write,
+                comparison=comparison,
+                advance=advance,
+            )
+            return await replaying.run(history, plan)
+
+
+def _range(from_: str, to: str, *, now_ms: int) -> TimeRange:
+    begin_ms = parse_moment(from_, option="--from", now_ms=now_ms)
+    end_ms = parse_moment(to, option="--to", now_ms=now_ms)
+    if begin_ms >= end_ms:
+        raise UserError(
+            f"--from {write_moment(begin_ms)} is not before --to {write_moment(end_ms)}"
+        )
+    return TimeRange(begin_ms, end_ms)
+
+
+_SHOWN_CHARACTERS: Final = 200
+DIFFERENT: Final = 1
+
+
+def print_outcome(outcome: ReplayOutcome, wanted: TimeRange, *, where: str | None) -> None:
+    """Return how many events there were, and what could not be used."""
+    begin, end = map(write_moment, wanted)
+    into = f", into {where}" if where else ""
+    sys.stderr.write(f"gpuledger: replayed {outcome.events} events, {begin} to {end}{into}\n")
+    if outcome.unusable:
+        sys.stderr.write(
+            f"gpuledger: {outcome.unusable} records could not be used, the first:"
+            f" {outcome.first_detail}\n"
+        )
+
+
+def print_comparison(comparison: Comparison) -> int:
+    """Print what differs, then the verdict; return the exit code."""
+    for difference in comparison.differences:
+        print_line(show_difference(difference))
+    hidden = comparison.changes - len(comparison.differences)
+    if hidden:
+        print_line(f"and {hidden} more differences, {comparison.changes} in all")
+    counts = comparison.counts
+    if counts.repeated:
+        print_line(f"the first run has {counts.repeated} events more than once")
+    if counts.late_otherwise:
+        print_line(f"{counts.late_otherwise} events are marked late in one run only")
+    print_line(verdict(counts))
+    return 0 if counts.is_agreed else DIFFERENT
+
+
+def verdict(counts: Counts) -> str:
+    """Return the one line that counts."""
+    return (
+        f"compared {counts.compared} events: {counts.equal} equal,"
+        f" {counts.more_complete} more complete, {counts.different} differ,"
+        f" {counts.missing} missing, {counts.extra} extra"
+    )
+
+
+def show_difference(difference: Difference) -> str:
+    """Return the line of one field."""
+    event, change = difference
+    node = show_node(event.cluster, event.node)
+    return (
+        f"node {node} boot {event.boot_id} seq {event.seq} {change.field}:"
+        f" first {_shown(change.first)}, replayed {_shown(change.replayed)}"
+    )
+
+
+def print_line(line: str) -> None:
+    """Print one line."""
+    sys.stdout.write(f"{line}\n")
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -1,0 +1,256 @@
+"""`gpuledger-join`: joins ticks with pods into events. The only wiring of the join."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from gpuledger.bus.gaps import GapCheck
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import (
+    Bus,
+    History,
+    TransactionalBus,
+    WholeBus,
+)
+from gpuledger.bus.transactional_writers import TransactionalWriters
+from gpuledger.clock import SystemClock
+from gpuledger.completeness import name_publisher
+from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger.errors import BusError
+from gpuledger.lag import Lag
+from gpuledger.runtime import (
+    Backoff,
+    Check,
+    CheckSeverity,
+    Readiness,
+    RetryingCaller,
+    end_where_stalled,
+    explain_user_errors,
+    run_service,
+)
+from gpuledger.settings import load_settings
+from gpuledger.topics import Topics, agreed_partitions
+from gpuledger_enricher.join import join_metrics as metrics
+from gpuledger_enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
+from gpuledger_enricher.join.join_settings import JoinSettings
+from gpuledger_enricher.join.polling import bus_retry
+from gpuledger_enricher.join.progress.announcing import Announcer
+from gpuledger_enricher.join.restore import (
+    NamespaceFollower,
+    NamespaceLetters,
+    StateRestorer,
+    input_names,
+    state_names,
+)
+from gpuledger_enricher.join.stage import JoinStage
+from gpuledger_enricher.join.validation import placement_rule
+from gpuledger_enricher.join.worker import JoinWorker
+
+# Each has its own, as it grows with the failures of what it waits for.
+_new_backoff: Final = partial(Backoff, first_seconds=0.2, max_seconds=10.0)
+_FINISH_SECONDS: Final = 0.0
+"""The group takes partitions back between deliveries: no commit is under way that could end."""
+
+
+@explain_user_errors
+def main() -> int:
+    """Run the join until it is told to stop; return the exit code."""
+    settings = load_settings(
+        JoinSettings,
+        prog="gpuledger-join",
+        description="Join nodes' ticks with their pods into events whose entries sum to the GPU.",
+    )
+    topics = Topics(settings.kafka.topic_prefix)
+    about = {
+        "group": topics.group(settings.join.group),
+        "group_instance_id": settings.kafka.group_instance_id or None,
+        "guarantee": settings.join.processing_guarantee,
+        "brokers": settings.kafka.bootstrap_servers,
+    }
+
+    async def join(settings: JoinSettings, readiness: Readiness) -> None:
+        bus = KafkaBus(settings.kafka, readiness=readiness)
+        await run_join(bus=bus, settings=settings, readiness=readiness)
+
+    return run_service(join, settings=settings, about=about)
+
+
+async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readiness) -> None:
+    """Join until cancelled; brokers, topics and rights that are missing are waited for.
+
+    Raises `FreshStartError` where no call to Kafka has ended for ten minutes. The checks are
+    `kafka`, ok while the brokers answer, `pods`, ok once those of the assigned partitions are read
+    back, `delivery`, ok while what is made can be published, and `namespaces`, a warning, ok while
+    those can be followed.
+    """
+    settings = _in_group_of(bus.topics, settings)
+    metrics.count_topics_from_zero(bus.topics)
+    stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
+    retry = bus_retry(check=readiness.check("kafka"), backoff=_new_backoff)
+    # What was published and cannot be committed is not delivered: the delivery passes the check.
+    publishing = bus_retry(check=delivery_check, backoff=_new_backoff, passes_check=False)
+    following = bus_retry(
+        check=readiness.check("namespaces", severity=CheckSeverity.WARNING), backoff=_new_backoff
+    )
+
+    def attempts() -> int:
+        return retry.attempts + publishing.attempts + following.attempts
+
+    async with asyncio.TaskGroup() as tasks:
+        watch = tasks.create_task(end_where_stalled(attempts, what="the join"))
+        inputs, letters = await retry(lambda: _count_partitions(bus))
+        watermarks_from = await retry(lambda: _find_watermarks_end(bus))
+        stage_check.waits("joining the group")
+        delivery_check.ok("nothing to deliver yet")
+        async with bus.producer() as producer:
+            dead_letters = DeadLetterQueue(
+                consumer=settings.join.group,
+                producer=producer,
+                topic=bus.topics.dead_letters,
+                partitions=letters,
+                state_topics=state_names(bus.topics),
+            )
+            namespace_letters = NamespaceLetters(
+                consumer=settings.join.group,
+                producer=producer,
+                topic=bus.topics.dead_letters,
+                partitions=letters,
+            )
+            stage = JoinStage(
+                dead_letters=dead_letters,
+                namespace_letters=namespace_letters,
+                is_placed=placement_rule(partitions=inputs),
+                topics=bus.topics,
+                watermarks_from=watermarks_from,
+                pending_pod_timeout_seconds=settings.join.pending_pod_timeout_seconds,
+            )
+            follower = NamespaceFollower(
+                stage=stage, letters=namespace_letters, history=bus, retry=following
+            )
+            # Before the first tick is described, and before the group gives any: they are all.
+            await follower.read_up()
+            followed = tasks.create_task(follower.follow())
+            opening = _open_delivery(
+                AtLeastOnce(
+                    producer=producer,
+                    dead_letters=dead_letters,
+                    retry=publishing,
+                    check=delivery_check,
+                ),
+                bus=bus,
+                dead_letters=dead_letters,
+                check=delivery_check,
+                settings=settings,
+            )
+            async with opening as delivery:
+                worker = _make_worker(
+                    bus=bus,
+                    settings=settings,
+                    readiness=readiness,
+                    stage=stage,
+                    dead_letters=dead_letters,
+                    delivery=delivery,
+                    retry=retry,
+                )
+                instance = settings.kafka.group_instance_id or None
+                await worker.run(bus=bus, group_instance_id=instance)
+        watch.cancel()
+        followed.cancel()
+
+
+def _in_group_of(topics: Topics, settings: JoinSettings) -> JoinSettings:
+    """Return the settings with the consumer group of this installation."""
+    tuning = msgspec.structs.replace(settings.join, group=topics.group(settings.join.group))
+    return msgspec.structs.replace(settings, join=tuning)
+
+
+@asynccontextmanager
+async def _open_delivery(
+    at_least_once: AtLeastOnce,
+    *,
+    bus: TransactionalBus,
+    dead_letters: DeadLetterQueue,
+    check: Check,
+    settings: JoinSettings,
+) -> AsyncIterator[Delivery]:
+    if settings.join.processing_guarantee == "at_least_once":
+        yield at_least_once
+        return
+    group = settings.join.group
+    async with TransactionalWriters(
+        bus=bus, group=group, finish_seconds=_FINISH_SECONDS
+    ) as writers:
+        yield ExactlyOnce(
+            writers=writers,
+            dead_letters=dead_letters,
+            check=check,
+            fenced_seconds=settings.kafka.heartbeat_seconds,
+        )
+
+
+def _make_worker(
+    *,
+    bus: WholeBus,
+    settings: JoinSettings,
+    readiness: Readiness,
+    stage: JoinStage,
+    dead_letters: DeadLetterQueue,
+    delivery: Delivery,
+    retry: RetryingCaller[BusError],
+) -> JoinWorker:
+    publisher = name_publisher(settings.kafka.client_id)
+    announcer = Announcer(topic=bus.topics.events.name, publisher=publisher)
+    restorer = StateRestorer(
+        stage=stage,
+        delivery=delivery,
+        retry=retry,
+        tuning=settings.join,
+        check=readiness.check("pods"),
+        backoff=_new_backoff(),
+        history=bus,
+        announcer=announcer,
+    )
+    return JoinWorker(
+        lag=Lag(clock=SystemClock()),
+        stage=stage,
+        dead_letters=dead_letters,
+        delivery=delivery,
+        restorer=restorer,
+        retry=retry,
+        tuning=settings.join,
+        gaps=GapCheck(readiness.check("gaps", severity=CheckSeverity.WARNING)),
+        announcer=announcer,
+        topics=bus.topics,
+    )
+
+
+async def _find_watermarks_end(bus: History) -> Mapping[int, int]:
+    """Return where the watermarks' partitions end now: what comes behind is newer than our start.
+
+    By offsets, as podwatch's clock and ours may differ.
+    """
+    async with bus.reader() as reader:
+        spans = await reader.spans(bus.topics.watermarks.name)
+    return {partition.partition: span.end for partition, span in spans.items()}
+
+
+async def _count_partitions(bus: Bus) -> tuple[int, int]:
+    """Return the numbers of input and of dead-letter partitions; input and output must match.
+
+    Raises `TopicsError` where a topic is missing, or input and output differ in partitions.
+    """
+    topics = bus.topics
+    by_node = (
+        *input_names(topics),
+        *state_names(topics),
+        topics.progress.name,
+        topics.events.name,
+        topics.attributed_incidents.name,
+    )
+    # A node's pods, ticks and progress must lie in one partition number, or no worker has them all.
+    counts = {name: await bus.partitions(name) for name in by_node}
+    return agreed_partitions(counts), await bus.partitions(topics.dead_letters.name)

@@ -1,0 +1,362 @@
+"""What shows of a worker's ticks and pods in its metrics and its log; nothing follows from it.
+
+Here lateness, gaps, pending pods and clocks are counted, and the books are checked against the
+devices. What an event says of them is decided elsewhere.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from gpuledger.bus.protocol import Record
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
+from gpuledger.keys import node_key, split_key
+from gpuledger.ledger.quantities import imbalances
+from gpuledger.records import GpuEvent, NodeSample, PodRecord
+from gpuledger.runtime.logs import Repeats
+from gpuledger.texts import shorten
+from gpuledger_enricher.join import join_metrics as metrics
+from gpuledger_enricher.join.booking.settlement import settled_ns
+from gpuledger_enricher.join.pods.describe import PodDescriptions
+from gpuledger_enricher.join.pods.pending import PendingPods
+from gpuledger_enricher.join.progress.passage import NodeWatermark
+
+# Checking costs about as much as booking: this is less than a hundredth of the work.
+TICKS_PER_CHECK: Final = 200
+NAMES_SHOWN: Final = 4
+"""Of a pod: its UID and a few of its containers; a line is no place for all that a tick may say."""
+NAME_CHARACTERS: Final = 100
+# Longer than the pause between two scrapes, so that no extreme falls between them.
+_WINDOW_NS: Final = 300 * NS_PER_SECOND
+_log = structlog.get_logger(__name__)
+UNBOOKED_AFTER_NS: Final = 60 * NS_PER_SECOND
+"""For how long new ticks must have come of which none was booked; who reads again what others have
+booked is through by then."""
+FRESH_NS: Final = 60 * NS_PER_SECOND
+"""A tick that was written longer ago may be one that is sent, or read, again."""
+
+
+@dataclass(kw_only=True)
+class _NodeHistory:
+    partition: int
+    first_ns: int
+    """When the first tick was read that was not booked, since the last one that was."""
+    last_ns: int
+    """When the last one was."""
+    is_reported: bool = False
+
+    @property
+    def is_unbooked(self) -> bool:
+        return self.last_ns - self.first_ns >= UNBOOKED_AFTER_NS
+
+
+class UnbookedNodes:
+    """The nodes of whose new ticks none is booked, by their keys.
+
+    Each tick counts as booked before, or runs ahead.
+
+    A node's `seq` never falls within a boot, so what is sent twice is old. New ticks below the
+    highest `seq` say that this one was never the node's: a tick has run ahead, and by how much is
+    known. Where all new ticks run ahead themselves, so far that they are refused, what was booked
+    of the boot was never the node's. Which ticks are new is found by when their record was written
+    and read, whatever the node says of its own time. Memory is bounded by the nodes that have a
+    watermark.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _NodeHistory] = {}
+
+    def see_duplicate(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> bool:
+        """Record that a tick counts as booked before; return whether the node is to be reported.
+
+        It is reported once, until a tick is booked again.
+        """
+        found = self._see(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
+        if found is None:
+            return False
+        is_new, found.is_reported = not found.is_reported, found.is_unbooked
+        return is_new and found.is_reported
+
+    def see_refused(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> None:
+        """Record that a tick was put aside, as it runs ahead: that is reported of each."""
+        self._see(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
+
+    def _see(
+        self, node: str, *, partition: int, written_ns: int, now_ns: int
+    ) -> _NodeHistory | None:
+        """Record that a tick was not booked; `None` where it may be one that comes again."""
+        if abs(now_ns - written_ns) > FRESH_NS:
+            return None
+        found = self._nodes.get(node)
+        # A node that was silent in between begins anew: a minute of silence is no minute of ticks.
+        if found is None or now_ns - found.last_ns > FRESH_NS:
+            found = _NodeHistory(partition=partition, first_ns=now_ns, last_ns=now_ns)
+            self._nodes[node] = found
+        found.last_ns = now_ns
+        return found
+
+    def see_booked(self, node: str) -> None:
+        """Record that a tick of the node was booked."""
+        self._nodes.pop(node, None)
+
+    def show(self, now_ns: int) -> None:
+        """Count the pods that there are; one that has gone silent is none."""
+        gone = [
+            name for name, history in self._nodes.items() if now_ns - history.last_ns > FRESH_NS
+        ]
+        for name in gone:
+            del self._nodes[name]
+        metrics.NODES_UNBOOKED.set(sum(history.is_unbooked for history in self._nodes.values()))
+
+    def forget(self, partition: int) -> None:
+        """Forget the nodes of a partition that is no longer held."""
+        self._nodes = {
+            name: history for name, history in self._nodes.items() if history.partition != partition
+        }
+        metrics.NODES_UNBOOKED.set(sum(history.is_unbooked for history in self._nodes.values()))
+
+
+class ClockSkew:
+    """How far the clocks of nodes, API server and this machine are apart, as far as that shows.
+
+    Nothing is corrected by it. A clock that is behind looks like a way that is slow, so of each
+    pair only one direction can be known: what is seen before it can have happened.
+    """
+
+    def __init__(self) -> None:
+        self._ages_ns = WindowedMin()
+        self._leads_ns = WindowedMin()
+        self._steps = Repeats()
+
+    def see_ticks(self, newest_ns: int, *, now_ns: int) -> None:
+        """Record how new the newest of some ticks is: from the future, a node's clock is ahead."""
+        if self._ages_ns.add(now_ns - newest_ns, now_ns=now_ns):
+            metrics.MIN_AGE_SECONDS.set(self._ages_ns.minimum / NS_PER_SECOND)
+
+    def see_pod(self, pod: PodRecord, *, now_ns: int) -> None:
+        """Record a pod: that its node had it before it was made shows the node's clock behind.
+
+        A static pod's node has it before the API server knows of it.
+        """
+        if pod.started_time_ns is None or pod.config_hash is not None:
+            return
+        if self._leads_ns.add(pod.started_time_ns - pod.created_time_ns, now_ns=now_ns):
+            metrics.NODE_BEHIND_SECONDS.set(max(0.0, -self._leads_ns.minimum / NS_PER_SECOND))
+
+    def see_step(self, node: str, seconds: float) -> None:
+        """Record that a node's clock was set; what it stamps from now on is of a new timeline.
+
+        It is logged at once, as no tick may come after it. A clock that is set to and fro, tick by
+        tick, is one state and not a line each: a line a minute for each node and direction.
+        """
+        direction = "ahead" if seconds > 0 else "back"
+        metrics.CLOCK_STEPS_TOTAL.labels(direction=direction).inc()
+        if count := self._steps.count((node, direction)):
+            _log.warning(
+                "node_clock_set", **_names(node), by_seconds=round(seconds, 3), count=count
+            )
+
+
+class WindowedMin:
+    """The minimum of the values of this window of five minutes and of the one before.
+
+    In constant memory, so it is not the least of exactly the last five minutes.
+    """
+
+    def __init__(self) -> None:
+        self._begun_ns = 0
+        self._now = self._before = math.inf
+
+    def add(self, value: float, *, now_ns: int) -> bool:
+        """Record a value; say whether the least may be another than before."""
+        since_ns = now_ns - self._begun_ns
+        is_over = not 0 <= since_ns < _WINDOW_NS
+        if is_over:
+            self._before = self._now if since_ns < 2 * _WINDOW_NS else math.inf
+            self._now, self._begun_ns = math.inf, now_ns
+        if value < self._now:
+            self._now = value
+            return True
+        return is_over
+
+    @property
+    def minimum(self) -> float:
+        """The least value; infinite where there was none."""
+        return min(self._now, self._before)
+
+
+def _names(node: str) -> dict[str, str]:
+    """Return how a log line names the node of a key."""
+    cluster, name = split_key(node)
+    return {"cluster": cluster, "node": name}
+
+
+class JoinObserver:
+    """Follows a worker's work; memory is bounded by the pods that are waited for."""
+
+    def __init__(self, *, pending_pod_timeout_seconds: float) -> None:
+        self._pending = PendingPods(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
+        self._skew = ClockSkew()
+        self._ticks_to_check = 1
+        self._overlaps = Repeats()
+        self._newest_ns = 0
+        self._ahead = Repeats()
+        self._unbooked = UnbookedNodes()
+        self._foreign = Repeats()
+        self._unbalanced = Repeats()
+
+    def see_pod(self, pod: PodRecord, *, now_ns: int) -> Iterable[str]:
+        """Record that a pod's record has come; yield the nodes that named it before."""
+        self._skew.see_pod(pod, now_ns=now_ns)
+        for waiting in self._pending.resolve(pod):
+            metrics.PENDING_DELAY_SECONDS.observe(max(0, now_ns - waiting.first_ns) / NS_PER_SECOND)
+            yield waiting.node
+
+    def see_overlap(self, node: str, overlap_ns: int) -> None:
+        """Record that a tick covers time that the one before it covers; a line a minute a node."""
+        metrics.OVERLAPPING_TOTAL.inc()
+        if count := self._overlaps.count(node):
+            seconds = round(overlap_ns / NS_PER_SECOND, 3)
+            _log.warning("ticks_overlapped", **_names(node), overlap_seconds=seconds, count=count)
+
+    def see_event(
+        self,
+        event: GpuEvent,
+        sample: NodeSample,
+        descriptions: PodDescriptions,
+        *,
+        partition: int,
+        now_ns: int,
+    ) -> None:
+        """Record that a tick was booked."""
+        node = node_key(event)
+        # One tick for all of a poll: the newest shows best what the way takes at least.
+        if sample.time_ns > self._newest_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
+            self._newest_ns = sample.time_ns
+        self._unbooked.see_booked(node)
+        if event.late:
+            metrics.LATE_TOTAL.inc()
+        if event.gap_ns is not None:
+            metrics.GAPS_TOTAL.inc()
+            metrics.GAP_SECONDS_TOTAL.inc(event.gap_ns / NS_PER_SECOND)
+        if event.settlements:
+            metrics.SETTLED_SECONDS_TOTAL.inc(settled_ns(event.settlements) / 1e9)
+        if descriptions.pending:
+            metrics.PENDING_TOTAL.inc(len(descriptions.pending))
+            self._pending.record(
+                descriptions.pending, node=node, partition=partition, now_ns=now_ns
+            )
+        if descriptions.foreign:
+            self.see_foreign(node, descriptions.foreign)
+        if descriptions.named:
+            metrics.NAMED_TOTAL.inc(descriptions.named)
+        if descriptions.foreign_holders:
+            metrics.NAMES_REFUSED_TOTAL.labels(reason=metrics.FOREIGN_HOLDER).inc(
+                descriptions.foreign_holders
+            )
+        self._ticks_to_check -= 1
+        if not self._ticks_to_check:
+            self._ticks_to_check = TICKS_PER_CHECK
+            self._check(event, interval_ns=sample.interval_ns)
+
+    def _check(self, event: GpuEvent, *, interval_ns: int) -> None:
+        """Hold the entries of a tick to what its devices read."""
+        wrong = next(imbalances(event.gpus, interval_ns), None)
+        if wrong is None:
+            return
+        metrics.UNBALANCED_TOTAL.inc()
+        if count := self._unbalanced.count(wrong.quantity):
+            _log.error(
+                "tick_unbalanced",
+                cluster=event.cluster,
+                node=event.node,
+                boot_id=event.boot_id,
+                seq=event.seq,
+                gpu_uuid=wrong.gpu_uuid,
+                quantity=wrong.quantity,
+                total=wrong.total,
+                booked=wrong.booked,
+                count=count,
+            )
+
+    def see_foreign(self, node: str, pods: Iterable[PodRecord]) -> None:
+        """Record that a node named pods that the API server has placed on other nodes."""
+        pods = list(pods)
+        if not pods:
+            return
+        metrics.NAMES_REFUSED_TOTAL.labels(reason=metrics.FOREIGN_POD).inc(len(pods))
+        if count := self._foreign.count(node, more=len(pods)):
+            _log.warning(
+                "pod_names_refused",
+                **_names(node),
+                reason=metrics.FOREIGN_POD,
+                pods=[f"{pods[0].namespace}/{pods[0].name}"],
+                pod_uid=pods[0].uid,
+                pod_node=pods[0].node,
+                count=count,
+            )
+
+    def see_step(self, node: str, seconds: float) -> None:
+        """Record that a node's clock was set since the tick before."""
+        self._skew.see_step(node, seconds)
+
+    def see_seq_ahead(self, node: str, seconds: float) -> None:
+        """Record that a tick of a node runs ahead of its boot, be it booked or put aside."""
+        metrics.SEQ_AHEAD_TOTAL.inc()
+        if count := self._ahead.count(node):
+            _log.warning(
+                "node_seq_leapt", **_names(node), by_seconds=round(seconds, 3), count=count
+            )
+
+    def see_refused(self, record: Record, sample: NodeSample, *, now_ns: int) -> None:
+        """Record that a tick was put aside, as its `seq` runs ahead by more than can be."""
+        written_ns = record.timestamp_ms * NS_PER_MS
+        self._unbooked.see_refused(
+            node_key(sample), partition=record.partition, written_ns=written_ns, now_ns=now_ns
+        )
+
+    def see_duplicate(
+        self, record: Record, sample: NodeSample, watermark: NodeWatermark | None, *, now_ns: int
+    ) -> None:
+        """Record that a tick counts as booked before; report a node whose ticks all do."""
+        metrics.DUPLICATES_TOTAL.inc()
+        seq = watermark.seq_of(sample.boot_id) if watermark else None
+        written_ns = record.timestamp_ms * NS_PER_MS
+        is_unbooked = self._unbooked.see_duplicate(
+            node_key(sample), partition=record.partition, written_ns=written_ns, now_ns=now_ns
+        )
+        if is_unbooked and seq is not None:
+            by_seconds = (seq - sample.seq) / 1e3
+            _log.warning(
+                "node_seq_leapt",
+                **_names(node_key(sample)),
+                by_seconds=by_seconds,
+                count=1,
+            )
+
+    def report(self, now_ns: int) -> None:
+        """Report the clocks, and the pods that are waited for.
+
+        Of those that did not come in time one is logged for all.
+        """
+        if self._newest_ns:
+            self._skew.see_ticks(self._newest_ns, now_ns=now_ns)
+            self._newest_ns = 0
+        self._unbooked.show(now_ns)
+        expired = self._pending.expire(now_ns)
+        metrics.PENDING.set(len(self._pending))
+        if expired:
+            metrics.UNKNOWN_TOTAL.inc(len(expired))
+            first = expired[0]
+            shown = [
+                shorten(split_key(name)[1], NAME_CHARACTERS) for name in first.names[:NAMES_SHOWN]
+            ]
+            _log.warning("pods_not_found", count=len(expired), **_names(first.node), example=shown)
+
+    def forget(self, partition: int) -> None:
+        """Forget what belongs to a partition that is no longer held."""
+        self._pending.forget(partition)
+        self._unbooked.forget(partition)

@@ -1,0 +1,565 @@
+"""Describes the pods of an event, from the pod cache.
+
+Here lives the description's part of an event and of an attributed incident: the pods, their
+namespaces, and the node. Books live elsewhere
+and do not change with what is known here. A node speaks for the pods that the API server has placed
+on it: names come only from their records, and of another node's pod nothing is told but what the
+node said of it. All are described by the version that was in force
+at the tick's time, as far as it was read: a tick that comes late, or is joined again, is described
+as it would have been in time. Its deletion shows on ticks after it only.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gpuledger.codec import encode
+from gpuledger.keys import key_in, node_key
+from gpuledger.ledger.holders import (
+    DeviceKey,
+    HoldingContainer,
+    device_of,
+    devices_named_by,
+    holding_containers,
+)
+from gpuledger.recent import Budget, Recent
+from gpuledger.records import (
+    AttributedIncident,
+    ContainerRef,
+    DeviceAllocation,
+    EventContainer,
+    EventHolder,
+    Incident,
+    IncidentProcess,
+    NamespaceDescription,
+    NodeDescription,
+    NodeSample,
+    PodDescription,
+    PodRecord,
+    PodState,
+)
+from gpuledger.records.bounds import MAX_NAMESPACES_BYTES
+from gpuledger_enricher.join.pods.pods import (
+    ClusterObjects,
+    ClusterPods,
+    KnownPod,
+    PodCache,
+    nearest,
+)
+
+MAX_DESCRIPTIONS_BYTES: Final = 128 * 2**20
+"""What is remembered of what was said, of all nodes together: some 6 kB of each node that has eight
+pods on its GPUs, so that it is enough for 20,000 of them."""
+_CONTAINER_BYTES: Final = 250
+_ALLOCATION_BYTES: Final = 850
+"""Bytes of a container and of an allocation in memory, beside their texts."""
+_NAMESPACE_BYTES: Final = 330
+"""Bytes of what is remembered of a namespace: a tuple, its key of 130 characters at most, a number.
+"""
+_EVER_NS: Final = 2**63
+Identity = tuple[str | None, str | None]
+_HOST: Final[Identity] = (None, None)
+PodName = tuple[str, str]
+"""The namespace and the name of a pod."""
+_NO_NAME: Final[PodName] = ("", "")
+
+
+_NOTHING: Final[Mapping[Identity, PodName]] = MappingProxyType({})
+
+
+def name_by_allocation(
+    sample: NodeSample, pending: Collection[Identity], pods: PodCache
+) -> dict[Identity, PodName]:
+    """Return the names of pods without a record, as far as the tick's allocations name them.
+
+    A cgroup has UIDs and the kubelet's answer names, and only their device is the same: so that a
+    name is told where one pod alone holds each device on which the container's processes are, where
+    no other container without a record is there that could be meant, and where no record of a pod
+    of that name is known that still lives, on this node, so that it would be that pod, or on
+    another.
+    """
+    if not pending or not sample.allocations:
+        return {}
+    waiting = set(pending)
+    holders: dict[DeviceKey, set[PodName]] = {}
+    for allocation in sample.allocations:
+        holders.setdefault(device_of(allocation), set()).add((allocation.namespace, allocation.pod))
+    # For each pod that is pending, by its UID or by its container: who may hold what it is on.
+    meant: dict[str, set[PodName]] = {}
+    identities = list(map(identity_of, sample.containers))
+    for process in sample.processes:
+        if process.container is None or process.container >= len(identities):
+            continue
+        identity = identities[process.container]
+        if identity in waiting and process.gpu < len(sample.gpus):
+            devices = devices_named_by(sample.gpus[process.gpu])
+            there = set().union(*(holders.get(device, ()) for device in devices))
+            # More than one, or none, is written as what no pod can be called.
+            name = there.pop() if len(there) == 1 else _NO_NAME
+            meant.setdefault(identity[0] or identity[1] or "", set()).add(name)
+    claimed = Counter(name for names in meant.values() for name in names)
+    here = pods.named_on(sample.node)
+    name_of: dict[str, PodName] = {}
+    for pod, names in meant.items():
+        (name,) = names if len(names) == 1 else (_NO_NAME,)
+        if name == _NO_NAME or claimed[name] > 1:
+            continue
+        time_ns = sample.time_ns
+        lives_here = any(not known.is_gone(time_ns) for known in here.get(name, ()))
+        if not lives_here and not pods.is_placed_elsewhere(
+            *name, node=sample.node, time_ns=time_ns
+        ):
+            name_of[pod] = name
+    return {
+        identity: name_of[pod]
+        for identity in pending
+        if (pod := identity[0] or identity[1] or "") in name_of
+    }
+
+
+class EncodedDescriptions(NamedTuple):
+    """The fields of an event that its description is, encoded."""
+
+    pods: msgspec.Raw
+    """The pods, each once."""
+    containers: msgspec.Raw
+    """The containers on which entries are booked."""
+    holders: msgspec.Raw
+    """The containers that hold GPUs."""
+    namespaces: msgspec.Raw | None
+    """The pods' namespaces; absent where nothing is known of them."""
+    node_description: msgspec.Raw | None
+    """The node; absent where nothing is known of it."""
+
+
+class PodDescriptions(NamedTuple):
+    """The descriptions of a node's pods, and what they were made from."""
+
+    version: int
+    """The version of the node's pods at that time."""
+    from_ns: int
+    """From which event time on it holds."""
+    until_ns: int
+    """Up to which event time."""
+    containers: list[ContainerRef]
+    """The containers that were described."""
+    allocations: list[DeviceAllocation]
+    """The allocations whose holders were looked up."""
+    encoded: EncodedDescriptions
+    """What the event says of them: from tick to tick it is the same bytes."""
+    foreign_holders: int
+    """How many pods are said to hold something here that are placed on another node."""
+    pending: Collection[Identity]
+    """Those of the containers that lack the pod's record."""
+    named: int
+    """How many pods have a name by the tick's allocations alone."""
+    foreign: Collection[PodRecord]
+    """The pods among them that the API server has placed on another node."""
+    node_version: int
+    """The version of the node's own record."""
+    namespaces: Sequence[tuple[str, int]]
+    """The keys of the pods' namespaces, and the versions of their records."""
+    namespaces_left_out: int
+    """How many namespaces are known and not described, as they are too much for an event."""
+
+
+class DescriptionCache:
+    """Caches the descriptions of a node's pods until a pod, or which pods are there, changes.
+
+    From tick to tick the same containers are on a node's GPUs; saying anew who they are would be a
+    third of the join's work. Memory is bounded by `max_bytes`: beyond, what was said of the nodes
+    goes that were heard of longest ago, as of those whose names somebody makes up.
+    """
+
+    def __init__(
+        self,
+        pods: ClusterPods,
+        cluster_objects: ClusterObjects | None = None,
+        *,
+        max_bytes: int = MAX_DESCRIPTIONS_BYTES,
+    ) -> None:
+        self._pods = pods
+        self._cluster_objects = cluster_objects or ClusterObjects()
+        self._known: Recent[str, PodDescriptions] = Recent(
+            budget=Budget(max_bytes=max_bytes), size_bytes=_size_bytes
+        )
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def clear(self) -> None:
+        """Forget everything: after a partition was given up, only its own nodes are asked again."""
+        self._known.clear()
+
+    def forget(self, node: str) -> None:
+        """Forget the descriptions of the node of a key."""
+        self._known.pop(node)
+
+    def describe(self, sample: NodeSample) -> PodDescriptions:
+        """Describe the pods of a tick's containers."""
+        node, pods = node_key(sample), self._pods.of(sample.cluster)
+        descriptions = self._known.get(node)
+        if (
+            descriptions is None
+            or descriptions.version != pods.version_of(sample.node)
+            or not descriptions.from_ns <= sample.time_ns < descriptions.until_ns
+            or descriptions.containers != sample.containers
+            or descriptions.allocations != sample.allocations
+            or descriptions.node_version != self._cluster_objects.nodes.version_of(node)
+            or any(
+                self._cluster_objects.namespaces.version_of(key) != version
+                for key, version in descriptions.namespaces
+            )
+        ):
+            descriptions = describe_tick(sample, pods, self._cluster_objects)
+            # What becomes of another node's pod does not show in ours; nor on which GPUs processes
+            # are, by which those without a record may have a name.
+            if not (
+                descriptions.foreign
+                or descriptions.foreign_holders
+                or descriptions.named
+                or (descriptions.pending and sample.allocations)
+            ):
+                self._known[node] = descriptions
+        return descriptions
+
+
+def describe_tick(
+    sample: NodeSample, pods: PodCache, cluster_objects: ClusterObjects
+) -> PodDescriptions:
+    """Return the descriptions of the pods of a tick, of their namespaces, and of the node.
+
+    The pods are those that use GPUs and those that hold some.
+    """
+    node, time_ns = sample.node, sample.time_ns
+    identities = list(map(identity_of, sample.containers))
+    found = [pods.find(*identity, node=node, time_ns=time_ns) for identity in identities]
+    foreign = find_foreign_pods(identities, pods, node=node)
+    pending = [
+        identity
+        for identity, pod in zip(identities, found, strict=True)
+        if pod is None and identity != _HOST and identity not in foreign
+    ]
+    event_pods = EventPods(pods, node=node, time_ns=time_ns)
+    event_pods.add_users(
+        identities, named=name_by_allocation(sample, pending, pods), foreign=foreign
+    )
+    holders = event_pods.add_holders(sample.allocations)
+    containers = [
+        EventContainer(
+            container_id=container.container_id,
+            pod=event_pods.position_of(identity),
+            name=event_pods.container_name(identity),
+        )
+        for container, identity in zip(sample.containers, identities, strict=True)
+    ]
+    descriptions, key = event_pods.descriptions(), node_key(sample)
+    names = sorted({pod.namespace for pod in descriptions if pod.namespace is not None})
+    namespaces = [key_in(sample.cluster, name) for name in names]
+    changes_ns = event_pods.changes_ns + cluster_objects.nodes.changes_ns(key)
+    for namespace in namespaces:
+        changes_ns += cluster_objects.namespaces.changes_ns(namespace)
+    at_time = (cluster_objects.namespaces.at(namespace, time_ns) for namespace in namespaces)
+    known = [version for version in at_time if version is not None]
+    described = _fitting(known)
+    node_description = cluster_objects.nodes.at(key, time_ns)
+    return PodDescriptions(
+        version=pods.version_of(node),
+        from_ns=max((at for at in changes_ns if at <= time_ns), default=0),
+        until_ns=min((at for at in changes_ns if at > time_ns), default=_EVER_NS),
+        containers=sample.containers,
+        allocations=sample.allocations,
+        encoded=EncodedDescriptions(
+            pods=msgspec.Raw(encode(descriptions)),
+            containers=msgspec.Raw(encode(containers)),
+            holders=msgspec.Raw(encode(holders)),
+            namespaces=msgspec.Raw(encode(described)) if described else None,
+            node_description=None
+            if node_description in (None, NodeDescription())
+            else msgspec.Raw(encode(node_description)),
+        ),
+        foreign_holders=event_pods.foreign_holders,
+        pending=pending,
+        named=event_pods.named,
+        # Several containers of one pod lead to it; it is counted and logged once.
+        foreign=list({pod.uid: pod for pod in foreign.values()}.values()),
+        node_version=cluster_objects.nodes.version_of(key),
+        namespaces=[
+            (namespace, cluster_objects.namespaces.version_of(namespace))
+            for namespace in namespaces
+        ],
+        namespaces_left_out=len(known) - len(described),
+    )
+
+
+def _fitting(namespaces: Sequence[NamespaceDescription]) -> list[NamespaceDescription]:
+    """Return as many of them, from the first on, as there is room for in an event."""
+    fitting, size_bytes = [], 0
+    for namespace in namespaces:
+        size_bytes += len(encode(namespace))
+        if size_bytes > MAX_NAMESPACES_BYTES:
+            break
+        fitting.append(namespace)
+    return fitting
+
+
+def _size_bytes(descriptions: PodDescriptions) -> int:
+    """Return about how much memory it takes."""
+    texts = sum(
+        len(container.container_id or "")
+        + len(container.pod_uid or "")
+        + len(container.job_id or "")
+        for container in descriptions.containers
+    )
+    texts += sum(
+        len(allocation.gpu_uuid)
+        + len(allocation.device_id)
+        + len(allocation.resource_name)
+        + len(allocation.namespace)
+        + len(allocation.pod)
+        + len(allocation.container)
+        + len(allocation.replica or "")
+        + len(allocation.claim or "")
+        for allocation in descriptions.allocations
+    )
+    rows = _CONTAINER_BYTES * len(descriptions.containers) + _ALLOCATION_BYTES * len(
+        descriptions.allocations
+    )
+    rows += _NAMESPACE_BYTES * len(descriptions.namespaces)
+    encoded = (encoded_pod for encoded_pod in descriptions.encoded if encoded_pod is not None)
+    return rows + 2 * texts + sum(len(memoryview(part)) for part in encoded)
+
+
+def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
+    """Return the pair by which the pod of a container is found; a job's container has none."""
+    if container.pod_uid is None and container.job_id is not None:
+        return _HOST
+    return container.pod_uid, container.container_id
+
+
+def find_foreign_pods(
+    identities: Iterable[Identity], pods: PodCache, *, node: str
+) -> dict[Identity, PodRecord]:
+    """Return the pods among these that the API server has placed on another node.
+
+    A pod never moves: its record names its node for good. One whose record this worker has not read
+    is no foreign one but pending, and so is every pod of partitions that other workers hold. A node
+    that was registered anew under another name is another node: what it still runs of the old one's
+    pods is foreign, until that has ended.
+    """
+    found = {identity: pods.find_pod_of_other_node(*identity, node=node) for identity in identities}
+    return {identity: pod for identity, pod in found.items() if pod is not None}
+
+
+class _NamelessPod(NamedTuple):
+    """A pod of which no record on this node is known."""
+
+    uid: str | None
+    state: PodState
+    name: PodName | None = None
+
+
+class EventPods:
+    """The pods of one event: each stands in it once, and is pointed to by its position.
+
+    Users come first, in an order that depends on their identities alone, then those that hold
+    something without using it, by their names.
+    """
+
+    def __init__(self, pods: PodCache, *, node: str, time_ns: int) -> None:
+        self._pods = pods
+        self._node = node
+        self._time_ns = time_ns
+        self._listed: list[KnownPod | _NamelessPod] = []
+        self._containers: list[set[str]] = []
+        """Of each pod the names of its containers that are on the event."""
+        self._positions: dict[str | PodName, int] = {}
+        """By UID, by a container's id where no UID is known, and by name where holders have it."""
+        self._users: dict[Identity, int] = {}
+        self._named_here: Mapping[PodName, Sequence[KnownPod]] | None = None
+        self.changes_ns: list[int] = []
+        """When a description changes, or a name passes from one pod to the next."""
+        self.foreign_holders = 0
+        """How many holders are placed on another node."""
+
+    @property
+    def named(self) -> int:
+        """How many pods have a name by the tick's allocations alone."""
+        return sum(
+            isinstance(pod, _NamelessPod) and pod.state is PodState.NAMED for pod in self._listed
+        )
+
+    def add_users(
+        self,
+        identities: Iterable[Identity],
+        *,
+        foreign: Collection[Identity],
+        named: Mapping[Identity, PodName] = _NOTHING,
+    ) -> None:
+        """Add the pods of containers; `named` has those known by name without a record."""
+        wanted = set(identities) - {_HOST}
+        for identity in sorted(wanted, key=lambda identity: (identity[0] or "", identity[1] or "")):
+            known = self._pods.find(*identity, node=self._node, time_ns=self._time_ns)
+            self.changes_ns += self._pods.name_changes_ns(*identity, node=self._node)
+            if known is not None:
+                position = self._add_known(known)
+                if name := known.container_name(identity[1]):
+                    self._containers[position].add(name)
+            else:
+                position = self._add_nameless(
+                    identity, is_foreign=identity in foreign, name=named.get(identity)
+                )
+            self._users[identity] = position
+
+    def add_holders(self, allocations: Sequence[DeviceAllocation]) -> list[EventHolder]:
+        """Add the pods of allocations; return who holds, in the order of their positions.
+
+        The kubelet's response names pods and has no UIDs. A pod record of this very node says who
+        has the name; where none does, it is the node's word, unless the pod of that name is placed
+        on another node: otherwise a node could put what is idle there on any pod.
+        """
+        if not allocations:
+            return []
+        resources: dict[HoldingContainer, set[str]] = {}
+        claims: dict[HoldingContainer, set[str]] = {}
+        for allocation in allocations:
+            if allocation.admin_access:
+                continue
+            holder = HoldingContainer(allocation.namespace, allocation.pod, allocation.container)
+            resources.setdefault(holder, set()).add(allocation.resource_name)
+            if allocation.claim is not None:
+                claims.setdefault(holder, set()).add(allocation.claim)
+        holders = []
+        for holder in holding_containers(allocations):
+            position = self.add_holder((holder.namespace, holder.pod))
+            self._containers[position].add(holder.container)
+            holders.append(
+                EventHolder(
+                    pod=position,
+                    container=holder.container,
+                    resources=sorted(resources[holder]),
+                    claims=sorted(claims[holder]) if holder in claims else None,
+                )
+            )
+        return holders
+
+    def add_holder(self, name: PodName) -> int:
+        """Add a pod that holds something, by its name; return its position."""
+        position = self._positions.get(name)
+        if position is not None:
+            return position
+        if self._named_here is None:
+            # Once: all of the node's pods are gone through for it.
+            self._named_here = self._pods.named_on(self._node)
+        candidates = self._named_here.get(name, ())
+        for candidate in candidates:
+            self.changes_ns += candidate.holder_changes_ns()
+            if len(candidates) > 1:
+                self.changes_ns += [candidate.record.created_time_ns, *candidate.changes_ns()]
+        known = nearest(candidates, time_ns=self._time_ns)
+        # One that was not there has its name from another one, whose record is still to come.
+        if known is not None and known.may_hold(self._time_ns):
+            position = self._positions[name] = self._add_known(known)
+            return position
+        is_foreign = self._pods.is_placed_elsewhere(*name, node=self._node, time_ns=self._time_ns)
+        self.foreign_holders += is_foreign
+        state = PodState.FOREIGN if is_foreign else PodState.NAMED
+        return self._add(name, _NamelessPod(None, state, None if is_foreign else name))
+
+    def position_of(self, identity: Identity) -> int | None:
+        """Return the position of a container's pod; `None` of what runs in none."""
+        return self._users.get(identity)
+
+    def container_name(self, identity: Identity) -> str | None:
+        """Return the name of a container, where its pod's record has it."""
+        position = self._users.get(identity)
+        pod = None if position is None else self._listed[position]
+        return pod.container_name(identity[1]) if isinstance(pod, KnownPod) else None
+
+    def descriptions(self) -> list[PodDescription]:
+        """Return the description of each pod, by position."""
+        return [
+            describe_known(pod, containers, time_ns=self._time_ns)
+            if isinstance(pod, KnownPod)
+            else _describe_nameless(pod)
+            for pod, containers in zip(self._listed, self._containers, strict=True)
+        ]
+
+    def _add_known(self, known: KnownPod) -> int:
+        uid = known.record.uid
+        if uid in self._positions:
+            return self._positions[uid]
+        self.changes_ns += known.changes_ns()
+        return self._add(uid, known)
+
+    def _add_nameless(self, identity: Identity, *, is_foreign: bool, name: PodName | None) -> int:
+        uid, container_id = identity
+        key = uid or container_id or ""
+        if key in self._positions:
+            return self._positions[key]
+        state = PodState.FOREIGN if is_foreign else PodState.NAMED if name else PodState.PENDING
+        position = self._add(key, _NamelessPod(uid, state, name))
+        if name is not None:
+            self._positions[name] = position
+        return position
+
+    def _add(self, key: str | PodName, pod: KnownPod | _NamelessPod) -> int:
+        position = self._positions[key] = len(self._listed)
+        self._listed.append(pod)
+        self._containers.append(set())
+        return position
+
+
+def _describe_nameless(pod: _NamelessPod) -> PodDescription:
+    """Return a pod's description from what the node's tick says alone."""
+    namespace, name = pod.name or (None, None)
+    return PodDescription(uid=pod.uid, state=pod.state, namespace=namespace, name=name)
+
+
+def describe_known(known: KnownPod, containers: Collection[str], *, time_ns: int) -> PodDescription:
+    """Describe a pod by the version of it that was in force at a time.
+
+    `containers` are the names of those of its containers of which it is said what they ask for.
+    """
+    pod, facts, deleted_ns = known.record, known.at(time_ns), known.record.deleted_time_ns
+    requested = {
+        container.name: container.requested
+        for container in pod.containers
+        if container.requested is not None and container.name in containers
+    }
+    return PodDescription(
+        uid=pod.uid,
+        state=PodState.KNOWN,
+        namespace=pod.namespace,
+        name=pod.name,
+        owner_kind=facts.owner_kind,
+        owner_name=facts.owner_name,
+        labels=facts.labels,
+        requested=requested or None,
+        deleted_time_ns=deleted_ns if deleted_ns is None or deleted_ns <= time_ns else None,
+    )
+
+
+def attribute_incident(incident: Incident, pods: PodCache) -> AttributedIncident:
+    """Return an incident with the pods that were on the GPU, by processes or holding it.
+
+    Each is looked up as those of an event are, so that no node speaks for another one's.
+    """
+    identities = list(map(identity_of, incident.processes))
+    event_pods = EventPods(pods, node=incident.node, time_ns=incident.time_ns)
+    event_pods.add_users(
+        identities, foreign=find_foreign_pods(identities, pods, node=incident.node)
+    )
+    held = incident.allocations
+    event_pods.add_holders(held or ())
+    return AttributedIncident(
+        incident=incident,
+        pods=event_pods.descriptions(),
+        process_pods=[event_pods.position_of(identity) for identity in identities] or None,
+        allocation_pods=None
+        if held is None
+        else [event_pods.add_holder((allocation.namespace, allocation.pod)) for allocation in held],
+    )

@@ -1,0 +1,640 @@
+"""The pods of a worker's nodes, the nodes, and all namespaces, from the compacted topics.
+
+Here live the caches: of pods by UID, by container id and by the hash of static pods, of nodes and
+namespaces by name. They are filled record by record and know no bus. What an event says is made in
+`describe`. Of each object the versions are kept that were in force before the newest one, the same
+way for every kind (`KnownObject`).
+
+Each kind of name has a mapping of its own, since who writes one kind of name could else write one
+of another; and whichever of them has led to a pod, it is a node's where its record says so.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import msgspec
+from typing_extensions import override
+
+from gpuledger.clock import NS_PER_HOUR, NS_PER_MINUTE, NS_PER_SECOND
+from gpuledger.keys import key_in, split_key
+from gpuledger.records import (
+    NamespaceDescription,
+    NamespaceRecord,
+    NodeDescription,
+    NodeRecord,
+    PodRecord,
+)
+from gpuledger_enricher.watched_records import WatchedRecord, is_older
+
+# A container that is started again and again waits five minutes each time, and ticks are kept for
+# six hours, in which they can be joined again.
+MAX_FORMER_CONTAINERS: Final = 100
+PAST_VERSIONS_NS: Final = 8 * NS_PER_HOUR
+"""For how long before a pod's newest version its versions are kept: as long as ticks are, and the
+hours for which they may have lain on their node."""
+MAX_PAST_VERSIONS: Final = 4_096
+"""Of one pod; somebody who changes its labels all the time has one of them every few seconds."""
+SKEW_NS: Final = NS_PER_MINUTE
+"""So far the clocks of a node and of the API server may be apart: a pod holds once it is made."""
+LINGER_NS: Final = 5 * NS_PER_SECOND
+"""How long a kubelet may list what a pod holds that the API server has no more."""
+_NONE: Final[dict[str, str]] = {}
+_NOW_NS: Final = 2**63
+"""Behind all that is known: nothing was deleted after that."""
+N = TypeVar("N", str, tuple[str, str])
+OnNode = tuple[str, str]
+"""A node, and what is a name on it alone."""
+
+
+RecordOf = TypeVar("RecordOf", bound=WatchedRecord)
+FactsT = TypeVar("FactsT")
+DescriptionT = TypeVar("DescriptionT", bound=NodeDescription | NamespaceDescription)
+
+
+class PastVersion(NamedTuple, Generic[FactsT]):
+    """What an object's versions had in common until a version changed it."""
+
+    until_ns: int
+    """When the pod watch saw the version that changed it."""
+    resource_version: str
+    """The last of these versions."""
+    facts: FactsT
+    """What they said, as far as descriptions tell it."""
+
+
+class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
+    """What is known of one object; a Struct, because a hundred thousand of them are kept."""
+
+    record: RecordOf
+    """The newest version."""
+    partition: int
+    """Where it was read."""
+    past: tuple[PastVersion[FactsT], ...] = ()
+    """What earlier versions said otherwise, the oldest first, each until a later time."""
+
+    def facts(self) -> FactsT:
+        """Return the facts of the newest version that descriptions have."""
+        raise NotImplementedError
+
+    def at(self, time_ns: int) -> FactsT:
+        """Return the facts of the version that was in force at a time.
+
+        That is the newest one that the pod watch had seen by then; before the first one, that one.
+        """
+        for past in self.past:
+            if time_ns < past.until_ns:
+                return past.facts
+        return self.facts()
+
+    def follow(self, before: "KnownObject[RecordOf, FactsT]", *, seen_time_ns: int) -> None:
+        """Take over the history of the older version that this one replaces.
+
+        `seen_time_ns` is when the pod watch saw this version. Versions follow one another by their
+        `resourceVersion`, and as they were written where that cannot be compared, and not by these
+        times, which fall where the pod watch's clock is set back: then what it had seen at later
+        times was in force until this one came.
+        """
+        now, version = self.facts(), self.record.resource_version
+        earlier = PastVersion(seen_time_ns, before.record.resource_version, before.facts())
+        self.past = before.past
+        if earlier.facts == now and not (self.past and self.past[-1].until_ns > seen_time_ns):
+            return  # nothing that a description says has changed
+        if version == earlier.resource_version and earlier.facts == now:
+            return  # the same version, read once more
+        for index, past in enumerate(self.past):
+            if past.resource_version == version and past.facts == now:
+                # The topic is read again, of versions that cannot be compared: what is known behind
+                # this one is still to come.
+                self.past = self.past[:index]
+                return
+        known = [*self.past, earlier]
+        while len(known) > 1 and known[-2].until_ns >= seen_time_ns:
+            known.pop()  # seen at a later time than this newer version: never in force for itself
+        last = known.pop()
+        if last.facts != now:
+            known.append(last._replace(until_ns=seen_time_ns))
+        eldest_ns = seen_time_ns - PAST_VERSIONS_NS
+        self.past = tuple(version for version in known if version.until_ns > eldest_ns)[
+            -MAX_PAST_VERSIONS:
+        ]
+
+
+class PodFacts(NamedTuple):
+    """The fields of a pod's description that may change from version to version."""
+
+    owner_kind: str | None
+    owner_name: str | None
+    labels: dict[str, str]
+
+
+class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
+    """What is known of one pod. Its deletion is told by its own time."""
+
+    previous_containers: dict[str, str] = msgspec.field(default_factory=dict)
+    """Containers that earlier versions named, by id: the container's name."""
+
+    @override
+    def facts(self) -> PodFacts:
+        return PodFacts(self.record.owner_kind, self.record.owner_name, self.record.labels)
+
+    def changes_ns(self) -> list[int]:
+        """Return the times at which the pod's description changes."""
+        deleted_ns = self.record.deleted_time_ns
+        changes = [past.until_ns for past in self.past]
+        return changes if deleted_ns is None else [*changes, deleted_ns]
+
+    def is_gone(self, time_ns: int) -> bool:
+        """Return whether the pod was gone from the API server at a time."""
+        deleted_ns = self.record.deleted_time_ns
+        return deleted_ns is not None and deleted_ns <= time_ns
+
+    def was_there(self, time_ns: int) -> bool:
+        """Return whether the API server had the pod at a time."""
+        return self.record.created_time_ns <= time_ns and not self.is_gone(time_ns)
+
+    def may_hold(self, time_ns: int) -> bool:
+        """Return whether the pod was there at a time, as far as clocks and kubelets are exact."""
+        is_made = self.record.created_time_ns <= time_ns + SKEW_NS
+        return is_made and not self.is_gone(time_ns - LINGER_NS)
+
+    def holder_changes_ns(self) -> list[int]:
+        """Return the times at which it begins and ends to be one that may hold something."""
+        deleted_ns = self.record.deleted_time_ns
+        made_ns = self.record.created_time_ns - SKEW_NS
+        return [made_ns] if deleted_ns is None else [made_ns, deleted_ns + LINGER_NS]
+
+    def rank_at(self, time_ns: int) -> tuple[bool, bool, int, str]:
+        """Rank it among pods of one name: there already, there still, and then the newest first."""
+        created_ns, deleted_ns = self.record.created_time_ns, self.record.deleted_time_ns
+        is_there_still = deleted_ns is None or time_ns < deleted_ns
+        return created_ns <= time_ns, is_there_still, created_ns, self.record.uid
+
+    def container_ids(self) -> list[str]:
+        """Return the containers that the pod has or had, by id."""
+        return [*self.previous_containers, *ids_of(self.record)]
+
+    def replace_version(self, before: "KnownPod", *, seen_time_ns: int) -> None:
+        """Take over the history of an older version (`follow`), with its containers' names."""
+        self.follow(before, seen_time_ns=seen_time_ns)
+        self.previous_containers = _former(
+            before.previous_containers | ids_of(before.record), self.record
+        )
+
+    def add_older(self, pod: PodRecord) -> None:
+        """Take the containers' names from a version that comes behind this newer one."""
+        self.previous_containers = _former(ids_of(pod) | self.previous_containers, self.record)
+
+    def container_name(self, container_id: str | None) -> str | None:
+        """Return the name of a container that the pod has or had; `None` of any other."""
+        names = self.previous_containers | ids_of(self.record)
+        return names.get(container_id or "")
+
+
+class Existence(NamedTuple, Generic[DescriptionT]):
+    """A version of an object: its description, and from when to when the object was there."""
+
+    description: DescriptionT
+    """What events tell of it."""
+    created_time_ns: int
+    """Since when the object is there: one of that name before it was another one."""
+    deleted_time_ns: int | None
+    """Until when it was there, where it is gone."""
+
+    def changes_ns(self) -> list[int]:
+        """Return when it came and went."""
+        created_ns, deleted_ns = self.created_time_ns, self.deleted_time_ns
+        return [created_ns] if deleted_ns is None else [created_ns, deleted_ns]
+
+
+class KnownNode(KnownObject[NodeRecord, Existence[NodeDescription]], gc=False):
+    """What is known of one node."""
+
+    @override
+    def facts(self) -> Existence[NodeDescription]:
+        node = self.record
+        description = NodeDescription(
+            pool=node.pool,
+            instance_type=node.instance_type,
+            zone=node.zone,
+            region=node.region,
+            capacity_type=node.capacity_type,
+            labels=node.labels or None,
+        )
+        return Existence(description, node.created_time_ns, node.deleted_time_ns)
+
+
+class KnownNamespace(KnownObject[NamespaceRecord, Existence[NamespaceDescription]], gc=False):
+    """What is known of one namespace."""
+
+    @override
+    def facts(self) -> Existence[NamespaceDescription]:
+        namespace = self.record
+        description = NamespaceDescription(
+            name=namespace.name,
+            labels=namespace.labels or None,
+            annotations=namespace.annotations or None,
+        )
+        return Existence(description, namespace.created_time_ns, namespace.deleted_time_ns)
+
+
+class NamedObjects(Generic[DescriptionT]):
+    """The nodes or the namespaces known to a worker, by cluster and name.
+
+    Memory is bounded by the objects of its partitions, and of each by its versions of some hours.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Any, int], KnownObject[Any, Existence[DescriptionT]]],
+    ) -> None:
+        """`make` makes what is kept of a record and its partition."""
+        self._make: Callable[[Any, int], KnownObject[Any, Existence[DescriptionT]]] = make
+        self._objects: dict[str, KnownObject[Any, Existence[DescriptionT]]] = {}
+        self._changed: dict[str, int] = {}
+        self._changes = 0
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def version_of(self, key: str) -> int:
+        """Return the number of the last change of an object; 0 of one that is not known."""
+        return self._changed.get(key, 0)
+
+    def at(self, key: str, time_ns: int) -> DescriptionT | None:
+        """Return the description in force at a time; `None` where nothing was there, or known."""
+        known = self._objects.get(key)
+        if known is None:
+            return None
+        description, created_ns, deleted_ns = known.at(time_ns)
+        is_there = created_ns <= time_ns and (deleted_ns is None or time_ns < deleted_ns)
+        return description if is_there else None
+
+    def changes_ns(self, key: str) -> list[int]:
+        """Return the times at which an object's description may change."""
+        known = self._objects.get(key)
+        if known is None:
+            return []
+        changes: list[int] = []
+        for until_ns, _, facts in known.past:
+            changes += [until_ns, *facts.changes_ns()]
+        return changes + known.facts().changes_ns()
+
+    def put(
+        self, record: NodeRecord | NamespaceRecord, *, partition: int, seen_time_ns: int
+    ) -> None:
+        """Store a record; it replaces an older version, and never a newer one."""
+        key = key_in(record.cluster, record.name)
+        before = self._objects.get(key)
+        if before and _is_former(record, than=before.record):
+            return
+        known: KnownObject[Any, Existence[DescriptionT]] = self._make(record, partition)
+        if before:
+            known.follow(before, seen_time_ns=seen_time_ns)
+        self._objects[key] = known
+        self._changes += 1
+        self._changed[key] = self._changes
+
+    def remove(self, key: str, *, partition: int) -> None:
+        """Forget an object of a partition; one that is not known, or is another's, is no error."""
+        known = self._objects.get(key)
+        if known is not None and known.partition == partition:
+            del self._objects[key], self._changed[key]
+
+    def remove_partition(self, partition: int) -> None:
+        """Forget the objects of a partition that is no longer held."""
+        for key in [
+            key for key, watched in self._objects.items() if watched.partition == partition
+        ]:
+            self.remove(key, partition=partition)
+
+
+def _is_former(record: NodeRecord | NamespaceRecord, *, than: NodeRecord | NamespaceRecord) -> bool:
+    """Return whether a record is of an earlier version, or of an object that had the name before.
+
+    Versions are compared within one object: a cluster that is built anew counts them from 1 again.
+    """
+    if record.uid == than.uid:
+        return is_older(record, than=than)
+    return record.created_time_ns < than.created_time_ns
+
+
+class ClusterObjects:
+    """What is known beside pods: the nodes of a worker's partitions, and all namespaces."""
+
+    def __init__(self) -> None:
+        self.nodes: NamedObjects[NodeDescription] = NamedObjects(KnownNode)
+        self.namespaces: NamedObjects[NamespaceDescription] = NamedObjects(KnownNamespace)
+
+
+class NodePods:
+    """Which pods a node has, by UID, and the number of its last change."""
+
+    __slots__ = ("uids", "version")
+
+    def __init__(self) -> None:
+        self.uids: set[str] = set()
+        self.version = 0
+
+
+class Names(Generic[N]):
+    """Which pod has a name of one kind, and which other pods claim it.
+
+    A name that a pod has is not taken over by a younger one while the older one lives: who may
+    make pods could so put their own name on another one's use. A static pod keeps its hash when its
+    object in the API server is made anew, and then the old object is gone: what is of a time of
+    before that is the old one's. The order in which records come changes nothing.
+    """
+
+    def __init__(self, pods: Mapping[str, KnownPod]) -> None:
+        self._pods = pods
+        self._uid_of: dict[N, str] = {}
+        self._rivals: dict[N, set[str]] = {}
+        """The pods that claim a name, where they are several: the one that has it is among them."""
+
+    def holder(self, name: N) -> KnownPod | None:
+        """Return the pod that has a name."""
+        return self._pods.get(self._uid_of.get(name, ""))
+
+    def holder_at(self, name: N, time_ns: int) -> KnownPod | None:
+        """Return the pod that had a name at a time: the oldest that was there, else its holder."""
+        there = [
+            known
+            for uid in self._rivals.get(name, ())
+            if (known := self._pods[uid]).was_there(time_ns)
+        ]
+        if not there:
+            return self.holder(name)
+        return min(there, key=lambda known: (known.record.created_time_ns, known.record.uid))
+
+    def changes_ns(self, name: N) -> list[int]:
+        """Return the times at which a name may pass from one pod to another."""
+        changes: list[int] = []
+        for uid in self._rivals.get(name, ()):
+            pod = self._pods[uid].record
+            changes.append(pod.created_time_ns)
+            if pod.deleted_time_ns is not None:
+                changes.append(pod.deleted_time_ns)
+        return changes
+
+    def claim(self, name: N, pod: PodRecord) -> None:
+        """Let a name mean this pod, unless another pod has the better claim."""
+        holder = self.holder(name)
+        if holder is None:
+            self._uid_of[name] = pod.uid
+        elif holder.record.uid != pod.uid:
+            self._rivals.setdefault(name, {holder.record.uid}).add(pod.uid)
+            if _right_to_name(pod) < _right_to_name(holder.record):
+                self._uid_of[name] = pod.uid
+
+    def disclaim(self, name: N, uid: str) -> None:
+        """Withdraw a removed pod's claim on a name; no error where it has none."""
+        rivals = self._rivals.get(name)
+        if rivals is None:
+            if self._uid_of.get(name) == uid:
+                del self._uid_of[name]
+        elif uid in rivals:
+            rivals.remove(uid)
+            if self._uid_of[name] == uid:
+                left = (self._pods[key].record for key in rivals)
+                self._uid_of[name] = min(left, key=_right_to_name).uid
+            if len(rivals) == 1:
+                del self._rivals[name]
+
+
+class PodCache:
+    """The pods of one cluster known to a worker; bounded by the pods of its partitions."""
+
+    def __init__(self, changes: Iterator[int] | None = None) -> None:
+        """Take what numbers the changes, where another cache of the cluster may come after this."""
+        self._pods: dict[str, KnownPod] = {}
+        self._by_container: Names[str] = Names(self._pods)
+        """By the container's id, of pods of the node whose pod was the first to have it."""
+        self._by_container_on_node: Names[OnNode] = Names(self._pods)
+        """The same for pods of further nodes: a status is its kubelet's, and may name any id."""
+        self._by_hash: Names[OnNode] = Names(self._pods)
+        self._nodes: dict[str, NodePods] = {}
+        # By the name alone, which the record has: another object for each pod would be 100 bytes.
+        self._uids_by_name: dict[str, str | set[str]] = {}
+        self._changes = changes or count(1)
+
+    def __len__(self) -> int:
+        return len(self._pods)
+
+    def version_of(self, node: str) -> int:
+        """Return the number of the last change of a node's pods: what was derived holds until then.
+
+        A node without pods has 0.
+        """
+        known = self._nodes.get(node)
+        return known.version if known else 0
+
+    def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
+        """Store a pod's record; it replaces an older one, and never a newer one.
+
+        `seen_time_ns` is when the pod watch saw this version: until then the one before is in
+        force. Of a version that comes behind a newer one only its containers' names are taken.
+        """
+        before = self._pods.get(pod.uid)
+        self._remove(pod.uid)
+        known = KnownPod(pod, partition, previous_containers=_NONE)
+        if before and is_older(pod, than=before.record):
+            known = before
+            known.add_older(pod)
+        elif before:
+            known.replace_version(before, seen_time_ns=seen_time_ns)
+        self._pods[pod.uid] = known
+        self._claim(known)
+        node = self._nodes.setdefault(known.record.node, NodePods())
+        node.uids.add(pod.uid)
+        self._touch(node)
+
+    def remove(self, uid: str, *, partition: int) -> None:
+        """Forget a pod of a partition; one that is not known, or is another's, is no error."""
+        known = self._pods.get(uid)
+        if known is not None and known.partition == partition:
+            self._remove(uid)
+
+    def _remove(self, uid: str) -> None:
+        known = self._pods.pop(uid, None)
+        if known is None:
+            return
+        self._disclaim(known)
+        node = self._nodes[known.record.node]
+        node.uids.discard(uid)
+        self._touch(node)
+        if not node.uids:
+            del self._nodes[known.record.node]
+
+    def remove_partition(self, partition: int) -> None:
+        """Forget the pods of a partition that is no longer held."""
+        for uid in [uid for uid, known in self._pods.items() if known.partition == partition]:
+            self._remove(uid)
+
+    def find(
+        self, uid: str | None, container_id: str | None, *, node: str, time_ns: int = _NOW_NS
+    ) -> KnownPod | None:
+        """Return a node's pod by what a cgroup shows: by the container id first, never reused.
+
+        `None` where no pod of this node is known by it, whatever the pods of other nodes say. The
+        UID of a cgroup path may also be a static pod's configuration hash, which is the node's own:
+        nodes that take their manifests from one address call their pods by the same hash. Where
+        several objects of the API server were a static pod one after the other, it is the one that
+        was there at `time_ns`.
+        """
+        found: list[KnownPod | None] = []
+        if container_id is not None:
+            found.append(self._by_container.holder_at(container_id, time_ns))
+            found.append(self._by_container_on_node.holder_at((node, container_id), time_ns))
+        if uid is not None:
+            found.append(self._pods.get(uid))
+            found.append(self._by_hash.holder_at((node, uid), time_ns))
+        # A name may lead to another node's pod, which is nobody here: the next one is tried.
+        return next((known for known in found if known and known.record.node == node), None)
+
+    def name_changes_ns(
+        self, uid: str | None, container_id: str | None, *, node: str
+    ) -> Iterator[int]:
+        """Yield the times at which `find` may begin to lead to another pod."""
+        if container_id is not None:
+            yield from self._by_container.changes_ns(container_id)
+            yield from self._by_container_on_node.changes_ns((node, container_id))
+        if uid is not None:
+            yield from self._by_hash.changes_ns((node, uid))
+
+    def find_pod_of_other_node(
+        self, uid: str | None, container_id: str | None, *, node: str
+    ) -> PodRecord | None:
+        """Return the record of the pod of another node by what a cgroup shows on this one.
+
+        `None` where `find` knows a pod of this node by it, and where no record that this worker
+        holds names it: of what other workers hold nothing is known.
+        """
+        if self.find(uid, container_id, node=node) is not None:
+            return None
+        known = self._pods.get(uid or "") or self._by_container.holder(container_id or "")
+        return known.record if known else None
+
+    def is_placed_elsewhere(self, namespace: str, name: str, *, node: str, time_ns: int) -> bool:
+        """Return whether a pod of that name is on another node, as far as it is known here.
+
+        One that was gone by then is not: who has its name next may be anywhere.
+        """
+        uids = self._uids_by_name.get(name, ())
+        for uid in (uids,) if isinstance(uids, str) else uids:
+            known = self._pods[uid]
+            is_meant = known.record.namespace == namespace and known.record.node != node
+            if is_meant and not known.is_gone(time_ns):
+                return True
+        return False
+
+    def named_on(self, node: str) -> dict[tuple[str, str], list[KnownPod]]:
+        """Return the pods of a node by namespace and name; several pods may have had a name."""
+        here = self._nodes.get(node)
+        named: dict[tuple[str, str], list[KnownPod]] = {}
+        for known in map(self._pods.__getitem__, here.uids if here else ()):
+            named.setdefault((known.record.namespace, known.record.name), []).append(known)
+        return named
+
+    def _claim(self, known: KnownPod) -> None:
+        """Have a pod's names lead to it; one of one node takes none from one of another."""
+        pod = known.record
+        for name in known.container_ids():
+            holder = self._by_container.holder(name)
+            if holder is None or holder.record.node == pod.node:
+                self._by_container.claim(name, pod)
+            else:
+                self._by_container_on_node.claim((pod.node, name), pod)
+        if pod.config_hash is not None:
+            self._by_hash.claim((pod.node, pod.config_hash), pod)
+        uids = self._uids_by_name.setdefault(pod.name, pod.uid)
+        if isinstance(uids, set):
+            uids.add(pod.uid)
+        elif uids != pod.uid:
+            self._uids_by_name[pod.name] = {uids, pod.uid}
+
+    def _disclaim(self, known: KnownPod) -> None:
+        pod = known.record
+        for name in known.container_ids():
+            self._by_container.disclaim(name, pod.uid)
+            self._by_container_on_node.disclaim((pod.node, name), pod.uid)
+        if pod.config_hash is not None:
+            self._by_hash.disclaim((pod.node, pod.config_hash), pod.uid)
+        uids = self._uids_by_name[pod.name]
+        if isinstance(uids, set):
+            uids.discard(pod.uid)
+        if not isinstance(uids, set) or not uids:
+            del self._uids_by_name[pod.name]
+
+    def _touch(self, node: NodePods) -> None:
+        node.version = next(self._changes)
+
+
+class ClusterPods:
+    """The pods known to a worker, by cluster: names, UIDs and ids lead to none of another cluster.
+
+    Memory is bounded by the pods of its partitions: a cluster without pods is not kept.
+    """
+
+    def __init__(self) -> None:
+        self._clusters: dict[str, PodCache] = {}
+        # Never again from 1: a description is kept until the number of its node is another one.
+        self._changes = count(1)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._clusters.values()))
+
+    def of(self, cluster: str) -> PodCache:
+        """Return the pods of a cluster; of one that is not known an empty cache."""
+        return self._clusters.get(cluster) or PodCache()
+
+    def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
+        """Store a pod's record among those of its cluster (`PodCache.put`)."""
+        pods = self._clusters.setdefault(pod.cluster, PodCache(self._changes))
+        pods.put(pod, partition=partition, seen_time_ns=seen_time_ns)
+
+    def remove(self, key: str, *, partition: int) -> None:
+        """Forget the pod of a key; none that is known of this partition is no error."""
+        cluster, uid = split_key(key)
+        if pods := self._clusters.get(cluster):
+            pods.remove(uid, partition=partition)
+            self._drop_empty()
+
+    def remove_partition(self, partition: int) -> None:
+        """Forget the pods of a partition that is no longer held."""
+        for pods in self._clusters.values():
+            pods.remove_partition(partition)
+        self._drop_empty()
+
+    def _drop_empty(self) -> None:
+        self._clusters = {cluster: pods for cluster, pods in self._clusters.items() if len(pods)}
+
+
+def nearest(pods: Iterable[KnownPod], *, time_ns: int) -> KnownPod | None:
+    """Return which of the pods of one name has it at a time; `None` where there is none."""
+    return max(pods, key=lambda known: known.rank_at(time_ns), default=None)
+
+
+def ids_of(pod: PodRecord) -> dict[str, str]:
+    """Return the pod's containers by id: the ones that run, and the ones that ran before them."""
+    names = {}
+    for container in pod.containers:
+        if container.previous_container_id is not None:
+            names[container.previous_container_id] = container.name
+        if container.container_id is not None:
+            names[container.container_id] = container.name
+    return names
+
+
+def _right_to_name(pod: PodRecord) -> tuple[bool, int, str]:
+    """Rank the pods that claim a name: the oldest that lives, else the last one that did."""
+    if pod.deleted_time_ns is None:
+        return False, pod.created_time_ns, pod.uid
+    return True, -pod.created_time_ns, pod.uid
+
+
+def _former(earlier: dict[str, str], pod: PodRecord) -> dict[str, str]:
+    """Return the containers that only earlier versions name, the newest ones of them."""
+    named = ids_of(pod)
+    previous_containers = [item for item in earlier.items() if item[0] not in named]
+    return dict(previous_containers[-MAX_FORMER_CONTAINERS:]) if previous_containers else _NONE

@@ -1,0 +1,113 @@
+"""Which partitions a worker calls complete, when, and up to where. Pure.
+
+A watermark speaks of what was delivered before, so it goes out with a later delivery than the one
+of the ticks that it speaks of: what is drawn from the nodes with one batch holds once that batch
+is acknowledged, and is published with the next one. In between stands how far the events reached.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from gpuledger.bus.protocol import Message
+from gpuledger.completeness import JOIN, RENEWED_AFTER_SECONDS, message_of
+from gpuledger.keys import split_key
+from gpuledger.records import SilentNode, Watermark
+from gpuledger.records.bounds import MAX_SILENT_NODES
+from gpuledger_enricher.join.progress.passage import Reached
+
+
+class _Partition(msgspec.Struct):
+    next_offset: int | None
+    """The offset behind the events that were acknowledged; `None` while nobody knows it."""
+    due_seconds: float
+    """When the next watermark is due, in seconds of the worker's clock."""
+    drawn: Mapping[str, Reached] | None = None
+    """How far it is with the batch that is under way, by cluster."""
+    acknowledged: Mapping[str, Reached] | None = None
+    """How far it is with the batches that were acknowledged, where that is still to be said."""
+
+
+class Announcer:
+    """The watermarks of a worker's partitions: for each cluster there, one every few seconds."""
+
+    def __init__(self, *, topic: str, publisher: str) -> None:
+        """Make watermarks of this topic of events, from this publisher."""
+        self._topic = topic
+        self._publisher = publisher
+        self._partitions: dict[int, _Partition] = {}
+        self.published_until_ns: dict[int, int] = {}
+        """Up to which time each partition was called complete last."""
+
+    def begin(self, partition: int, *, next_offset: int, now_seconds: float) -> None:
+        """Begin with a partition that was taken over, whose events end at that offset."""
+        self._partitions[partition] = _Partition(next_offset, now_seconds)
+
+    def forget(self, partitions: Iterable[int]) -> None:
+        """Forget partitions that are given up, or begun with anew."""
+        for partition in partitions:
+            self._partitions.pop(partition, None)
+            self.published_until_ns.pop(partition, None)
+
+    def due(self, *, now_seconds: float) -> list[int]:
+        """Return the partitions whose watermark is to be computed or published by now."""
+        return [
+            number for number, state in self._partitions.items() if state.due_seconds <= now_seconds
+        ]
+
+    def is_to_be_drawn(self, partition: int, *, now_seconds: float) -> bool:
+        """Return whether a partition's watermark is to be computed by now."""
+        state = self._partitions.get(partition)
+        return state is not None and state.due_seconds <= now_seconds and state.acknowledged is None
+
+    def draw(self, partition: int, reached: Mapping[str, Reached], *, now_seconds: float) -> None:
+        """Record how far each cluster of a partition is with the batch that goes out now."""
+        if state := self._partitions.get(partition):
+            state.drawn = reached or None
+            if not reached:
+                state.due_seconds = now_seconds + RENEWED_AFTER_SECONDS
+
+    def publish(self, partition: int, *, next_offset: int | None) -> None:
+        """Record where a partition's events end; `None` where the bus did not say it."""
+        if state := self._partitions.get(partition):
+            state.next_offset = next_offset
+
+    def commit(self, partition: int) -> None:
+        """Record that all of a partition is delivered and committed that was made of it so far."""
+        if state := self._partitions.get(partition):
+            state.acknowledged, state.drawn = state.drawn or state.acknowledged, None
+
+    def drain(self, partition: int, *, now_seconds: float, time_ns: int) -> list[Message]:
+        """Return the watermarks of a partition, one for each cluster of which something is new."""
+        state = self._partitions.get(partition)
+        if state is None or state.acknowledged is None:
+            return []
+        state.due_seconds = now_seconds + RENEWED_AFTER_SECONDS
+        if state.next_offset is None:
+            return []
+        reached, state.acknowledged = state.acknowledged, None
+        self.published_until_ns[partition] = min(
+            reached_cluster.until_ns for reached_cluster in reached.values()
+        )
+        return [
+            message_of(
+                Watermark(
+                    stage=JOIN,
+                    cluster=cluster,
+                    partition=partition,
+                    complete_until_ns=reached_cluster.until_ns,
+                    topic=self._topic,
+                    next_offset=state.next_offset,
+                    publisher=self._publisher,
+                    node_count=reached_cluster.node_count,
+                    silent_count=len(reached_cluster.silent) or None,
+                    silent=[
+                        SilentNode(node=split_key(key)[1], since_time_ns=since_ns)
+                        for key, since_ns in reached_cluster.silent[:MAX_SILENT_NODES]
+                    ]
+                    or None,
+                ),
+                time_ns=time_ns,
+            )
+            for cluster, reached_cluster in reached.items()
+        ]

@@ -1,0 +1,287 @@
+"""How far each node is booked, so that a tick that comes twice is booked once, by whomever.
+
+Here lives the state of a worker's partitions; it is written beside the events (`NodeProgress`),
+read back by who takes a partition over, and forgotten with the partition. It knows no bus.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import Final
+
+from gpuledger.clock import NS_PER_DAY, NS_PER_MS
+from gpuledger.completeness import MAX_AHEAD_NS, MAX_CLUSTERS
+from gpuledger.keys import node_key, split_key
+from gpuledger.records import NodeProgress, NodeSample
+from gpuledger.records.base import DEFAULT_CLUSTER
+from gpuledger_enricher.join.progress.passage import (
+    SILENT_NS,
+    BootWatermark,
+    NodeWatermark,
+    Reached,
+    begin_of,
+    find_reached,
+    partition_watermark,
+)
+
+# Longer than samples are kept: what was booked before can come again no more.
+FORGOTTEN_AFTER_NS: Final = NS_PER_DAY
+NEWEST_BOOTS: Final = 4
+"""A batch that is sent twice may hold ticks of several boots, where a node rebooted unsent."""
+LONGEST_BOOTS: Final = 4
+"""The boot that a node is really in is among those that have been booked for longest, however many
+were made up since."""
+MAX_NODES: Final = 20_000
+"""Nodes of one partition: several times those of the largest clusters in all of them."""
+
+
+class NodeWatermarks:
+    """The watermarks of one partition's nodes, and which of them are not published yet.
+
+    Memory is bounded by the nodes that were heard of within a day.
+    """
+
+    def __init__(self) -> None:
+        self._watermarks: dict[str, NodeWatermark] = {}
+        self._advanced: dict[str, None] = {}
+        self._reached_ns: int | None = None
+        self._left_of_sweep = 0
+        self._complete_until_ns: dict[str, int] = {}
+        self._since_ns: int | None = None
+        """Since when the partition is read here, by our own clock."""
+
+    def __len__(self) -> int:
+        return len(self._watermarks)
+
+    def of(self, node: str) -> NodeWatermark | None:
+        """Return the watermark of the node of a key, `None` where none of its ticks was booked."""
+        return self._watermarks.get(node)
+
+    def advance(self, sample: NodeSample, *, offset: int, written_ms: int, now_ns: int) -> None:
+        """Remember that this tick is booked, whose record bears the time `written_ms`."""
+        node = node_key(sample)
+        begun_ns = begin_of(sample.seq, time_ns=min(written_ms * NS_PER_MS, now_ns))
+        watermark = NodeWatermark(
+            sample.boot_id, sample.seq, sample.time_ns, offset, now_ns, begun_ns, now_ns, now_ns
+        )
+        if known := self._watermarks.get(node):
+            watermark = _after(known, watermark)
+        elif len(self._watermarks) >= MAX_NODES:
+            self._make_room()
+        self._watermarks[node] = watermark
+        self._advanced[node] = None
+        self._left_of_sweep -= 1
+
+    def reached_ns(self, now_ns: int) -> int | None:
+        """Return the time that the partition has reached; `None` before its first tick.
+
+        It is found anew once in as many ticks as there are nodes: a round costs as much as they.
+        """
+        if self._left_of_sweep <= 0 and self._watermarks:
+            self._reached_ns = partition_watermark(
+                (watermark.time_ns for watermark in self._watermarks.values()), now_ns=now_ns
+            )
+            eldest_ns = now_ns - FORGOTTEN_AFTER_NS
+            self._forget(
+                [node for node, known in self._watermarks.items() if known.heard_ns < eldest_ns]
+            )
+            self._left_of_sweep = len(self._watermarks)
+        return self._reached_ns
+
+    def complete_until_ns(self, cluster: str) -> int:
+        """Return up to which time the partition was called complete: a tick of before is late."""
+        return self._complete_until_ns.get(cluster, 0)
+
+    def call_complete(self, cluster: str, until_ns: int) -> None:
+        """Record that the partition was called complete of a cluster's nodes."""
+        if cluster in self._complete_until_ns or len(self._complete_until_ns) < MAX_CLUSTERS:
+            known_ns = self.complete_until_ns(cluster)
+            self._complete_until_ns[cluster] = max(known_ns, until_ns)
+
+    def find_complete(self, *, now_ns: int, is_at_end: bool) -> dict[str, Reached]:
+        """Return how far the partition is complete of each cluster, never less than it was.
+
+        A cluster that has no node here is as far as the partition is, and where none is known that
+        is said of the default one: an empty partition is complete, too. So is one whose nodes are
+        all silent, as of a cluster that is gone, while others of the partition are heard. It costs
+        as much as there are nodes. `is_at_end` says that nothing is left to be read.
+        """
+        if self._since_ns is None:
+            self._since_ns = now_ns
+        how = {"now_ns": now_ns, "since_ns": self._since_ns}
+        overall = find_reached(self._watermarks, is_at_end=is_at_end, **how)
+        if overall is None:
+            return {}
+        nodes: dict[str, dict[str, NodeWatermark]] = {
+            cluster: {} for cluster in self._complete_until_ns
+        }
+        for key, watermark in self._watermarks.items():
+            nodes.setdefault(split_key(key)[0], {})[key] = watermark
+        complete: dict[str, Reached] = {}
+        newest_ns = max((each.heard_ns for each in self._watermarks.values()), default=0)
+        for cluster, known in (nodes or {DEFAULT_CLUSTER: {}}).items():
+            heard_ns = max((each.heard_ns for each in known.values()), default=0)
+            is_heard = newest_ns - max(heard_ns, self._since_ns) < SILENT_NS
+            found = None
+            if known and (is_heard or is_at_end):
+                found = find_reached(known, is_at_end=is_at_end, **how)
+            found = found or _all_silent(known, until_ns=overall.until_ns)
+            if self.complete_until_ns(cluster) > now_ns + MAX_AHEAD_NS:
+                # Said by a clock that ran ahead, or by nobody who knew: it was never so.
+                del self._complete_until_ns[cluster]
+            self.call_complete(cluster, found.until_ns)
+            until_ns = max(found.until_ns, self.complete_until_ns(cluster))
+            complete[cluster] = found.raised_to(until_ns, known)
+        return complete
+
+    def listen_anew(self, now_ns: int) -> None:
+        """Begin to listen: who was not heard before, as we had no brokers, was not silent."""
+        self._since_ns = now_ns
+
+    def _make_room(self) -> None:
+        """Forget the tenth of the nodes that have been booked for the shortest time.
+
+        Names are anybody's, and thousands of them come in a second: whoever goes by when they were
+        heard last is the node that ticks every second. For how long a name has been booked, by our
+        own clock, nobody can make up: a node has a start over all that come after it.
+        """
+        left = sorted(self._watermarks, key=lambda node: self._watermarks[node].known_for())
+        self._forget(left[: MAX_NODES // 10])
+
+    def _forget(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            del self._watermarks[node]
+            # So that a tombstone is written: whoever reads the progress back forgets it too.
+            self._advanced[node] = None
+
+    def take(self, written: NodeProgress, *, heard_ns: int) -> None:
+        """Restore what was published before; what is known to be further stays."""
+        before = tuple(
+            BootWatermark(
+                boot.boot_id,
+                boot.seq,
+                boot.begun_time_ns or 0,
+                boot.first_booked_time_ns or heard_ns,
+                boot.last_booked_time_ns or heard_ns,
+                bool(boot.is_single),
+            )
+            for boot in written.boots_before or ()
+        )
+        watermark = NodeWatermark(
+            written.boot_id,
+            written.seq,
+            written.time_ns,
+            written.offset,
+            heard_ns,
+            written.begun_time_ns or 0,
+            written.first_booked_time_ns or heard_ns,
+            heard_ns,
+            single_time_ns=written.single_time_ns,
+        )
+        key = node_key(written)
+        known = self._watermarks.get(key)
+        # A compacted topic may still hold older records of a node behind each other: the highest
+        # `seq` of a boot counts, and a boot that is not known yet is the newer one.
+        if known is None or watermark.seq >= (known.seq_of(watermark.boot_id) or 0):
+            known_boots = (known.newest(), *known.before) if known else ()
+            for boot in known_boots:
+                if boot.boot_id == watermark.boot_id:
+                    watermark.begun_ns = max(watermark.begun_ns, boot.begun_ns)
+                    watermark.first_ns = min(watermark.first_ns, boot.first_ns)
+            watermark.before = _kept(watermark, before, known_boots, now_ns=heard_ns)
+            self._watermarks[key] = watermark
+            # The next tick is judged late or not by all that were read back, not by the first one.
+            self._left_of_sweep = 0
+
+    def remove(self, node: str) -> None:
+        """Forget the node of a key; one that is not known is no error."""
+        self._watermarks.pop(node, None)
+        self._advanced.pop(node, None)
+
+    def drain(self) -> list[tuple[str, NodeProgress | None]]:
+        """Return the changes since the last call: a watermark, None for a forgotten node."""
+        advanced, self._advanced = self._advanced, {}
+        return [
+            (node, watermark.progress_of(node) if watermark else None)
+            for node in advanced
+            for watermark in (self._watermarks.get(node),)
+        ]
+
+
+def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
+    """Return a node's watermark after a tick was booked; that of another boot may move it alone.
+
+    A boot of which nothing was booked is the newest one, whatever the node's clock says, once a
+    second tick of it comes: a tick that anybody made up, or a broken agent, says nothing of how far
+    the node is. A late tick of an earlier boot moves that alone. Only where the node's boot was not
+    heard for two minutes, any other is taken for it.
+    """
+    if tick.boot_id == known.boot_id:
+        tick.before = known.before
+        if known.begun_ns > tick.begun_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
+            tick.begun_ns = known.begun_ns
+        tick.first_ns = known.first_ns
+        return tick
+    other = next((boot for boot in known.before if boot.boot_id == tick.boot_id), None)
+    goes_on = other is not None and other.is_single
+    if goes_on or tick.heard_ns - known.last_ns >= SILENT_NS:
+        if other is not None:
+            tick.begun_ns = max(tick.begun_ns, other.begun_ns)
+            tick.first_ns = min(tick.first_ns, other.first_ns)
+        # Single ticks came after the boot that was the node's, and stay in front of it: of boots
+        # that were booked for equally long the eldest is kept.
+        went_on = [not boot.is_single for boot in known.before]
+        place = went_on.index(True) if any(went_on) else len(went_on)
+        boots = (*known.before[:place], known.newest(), *known.before[place:])
+        tick.before = _kept(tick, boots, now_ns=tick.heard_ns)
+        return tick
+    moved = tick.newest()
+    # A boot of which nothing was booked is the first of them, an earlier one keeps its place.
+    if other is None:
+        boots = (moved._replace(is_single=True), *known.before)
+        known.single_time_ns = tick.time_ns
+    else:
+        boots = (*known.before, moved)
+    known.before = _kept(known, boots, now_ns=tick.heard_ns)
+    known.heard_ns = tick.heard_ns
+    return known
+
+
+def _all_silent(nodes: Mapping[str, NodeWatermark], *, until_ns: int) -> Reached:
+    """Return how far a cluster is none of whose nodes is waited for."""
+    silent = sorted(((key, each.time_ns) for key, each in nodes.items()), key=lambda one: -one[1])
+    return Reached(until_ns, len(nodes), silent)
+
+
+def _kept(
+    newest: NodeWatermark, *known_boots: Iterable[BootWatermark], now_ns: int
+) -> tuple[BootWatermark, ...]:
+    """Return how far boots before the newest are booked, by all that is known of them.
+
+    Of many the newest ones are kept, and of the others those that were booked for longest. Whoever
+    may write ticks may make up boots at will, and by then a small `seq` of a boot that nothing
+    is known of would be taken for its begin. What cannot be made up is for how long a boot has been
+    booked by our own clock: the boot that a node is in has a start over all that come after it.
+    """
+    boots: dict[str, BootWatermark] = {}
+    for boot in chain(*known_boots):
+        other = boots.get(boot.boot_id, boot)
+        boots[boot.boot_id] = BootWatermark(
+            boot.boot_id,
+            max(boot.seq, other.seq),
+            max(boot.begun_ns, other.begun_ns),
+            min(boot.first_ns, other.first_ns),
+            max(boot.last_ns, other.last_ns),
+            boot.is_single and other.is_single,
+        )
+    boots.pop(newest.boot_id, None)
+    eldest_ns = now_ns - FORGOTTEN_AFTER_NS
+    left = [boot for boot in boots.values() if boot.last_ns >= eldest_ns]
+    if len(left) > NEWEST_BOOTS + LONGEST_BOOTS:
+        older = sorted(left[NEWEST_BOOTS:], key=lambda boot: boot.booked_for_ns(now_ns))
+        longest = {boot.boot_id for boot in older[-LONGEST_BOOTS:]}
+        left = [
+            boot
+            for index, boot in enumerate(left)
+            if index < NEWEST_BOOTS or boot.boot_id in longest
+        ]
+    return tuple(left)

@@ -1,0 +1,436 @@
+"""Records in, messages out: what the join makes of each topic's records.
+
+Here live the pods, the nodes and namespaces, and the watermarks of a worker, and the three
+transforms over them.
+No asyncio, no bus client: the shell around it is `worker`.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from msgspec.structs import replace
+
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
+from gpuledger.bus.protocol import Message, Record, TopicPartition
+from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS, NS_PER_SECOND
+from gpuledger.codec import Decoder, encode
+from gpuledger.completeness import JOIN, PODWATCH, Completeness, key_of
+from gpuledger.completeness import MAX_AHEAD_NS as COMPLETE_AHEAD_NS
+from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
+from gpuledger.keys import key_in, node_key
+from gpuledger.ledger.holders import TooManyEntriesError
+from gpuledger.records import (
+    GpuBooks,
+    GpuEvent,
+    Incident,
+    NamespaceRecord,
+    NodeProgress,
+    NodeRecord,
+    NodeSample,
+    PodRecord,
+    ProcessRecord,
+    Settlement,
+    Watermark,
+)
+from gpuledger.records.bounds import MAX_DESCRIPTION_BYTES
+from gpuledger.records.incidents import INCIDENT_KINDS
+from gpuledger.topics import Topics
+from gpuledger_enricher.join import join_metrics as metrics
+from gpuledger_enricher.join.observer import JoinObserver
+from gpuledger_enricher.join.pods.describe import (
+    DescriptionCache,
+    PodDescriptions,
+    attribute_incident,
+    find_foreign_pods,
+    identity_of,
+)
+from gpuledger_enricher.join.pods.pods import ClusterObjects, ClusterPods
+from gpuledger_enricher.join.progress.passage import (
+    MAX_AHEAD_NS,
+    Reached,
+    clock_step_seconds,
+    gap_before_ns,
+    is_duplicate,
+    is_late,
+    overlap_before_ns,
+    seq_ahead_seconds,
+)
+from gpuledger_enricher.join.progress.watermarks import NodeWatermarks
+from gpuledger_enricher.join.validation import (
+    InvalidTickError,
+    IsPlaced,
+    book_valid_tick,
+    explain_misplaced,
+    settle_valid_ends,
+)
+from gpuledger_enricher.watched_records import PodSharing
+
+SPEAKING_NS: Final = NS_PER_MINUTE
+"""A podwatch that has said something within that time is at work: it does so every five seconds."""
+PlaceT = TypeVar("PlaceT", NodeRecord, NamespaceRecord)
+NOWHERE: Final[Mapping[int, int]] = MappingProxyType({})
+
+
+class JoinStage:
+    """The state of a worker, and what it makes of records; memory is bounded by its partitions."""
+
+    def __init__(
+        self,
+        *,
+        dead_letters: DeadLetterQueue,
+        is_placed: IsPlaced,
+        topics: Topics,
+        time_ns: Callable[[], int] = time.time_ns,
+        watermarks_from: Mapping[int, int] = NOWHERE,
+        pending_pod_timeout_seconds: float = 120.0,
+        namespace_letters: DeadLetterQueue | None = None,
+    ) -> None:
+        """`watermarks_from` says from which offset on podwatch's watermarks count, by partition.
+
+        `namespace_letters` takes the records of namespaces that are put aside, whose partition is
+        no worker's own; `dead_letters`, where none is given.
+        """
+        self.pods = ClusterPods()
+        self.cluster_objects = ClusterObjects()
+        self._namespace_letters = namespace_letters or dead_letters
+        self._node_decoder = Decoder(topic=topics.nodes.name, record=NodeRecord)
+        self._namespace_decoder = Decoder(topic=topics.namespaces.name, record=NamespaceRecord)
+        self.pods_completeness = Completeness(stage=PODWATCH, topic=topics.pods.name)
+        self._watermarks_from = watermarks_from
+        self._watermark_decoder = Decoder(topic=topics.watermarks.name, record=Watermark)
+        self._is_placed = is_placed
+        self._sample_decoder = Decoder(topic=topics.samples.name, record=NodeSample)
+        self._pod_decoder = Decoder(topic=topics.pods.name, record=PodRecord)
+        self._progress_decoder = Decoder(topic=topics.progress.name, record=NodeProgress)
+        self._process_decoder = Decoder(topic=topics.processes.name, record=ProcessRecord)
+        self._incident_decoder = Decoder(topic=topics.incidents.name, record=Incident)
+        self._time_ns = time_ns
+        self._observer = JoinObserver(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
+        self._sharing = PodSharing()
+        self._dead_letters = dead_letters
+        self._watermarks: defaultdict[int, NodeWatermarks] = defaultdict(NodeWatermarks)
+        self._descriptions = DescriptionCache(self.pods, self.cluster_objects)
+
+    def take_pods(self, records: Sequence[Record]) -> None:
+        """Apply records of pods; a tombstone takes one out."""
+        now_ns = self._time_ns()
+        for record in records:
+            if record.value is None and record.key is not None:
+                # Only from its own partition: whoever may write elsewhere could take out any pod.
+                key = record.key.decode(errors="replace")
+                self.pods.remove(key, partition=record.partition)
+                continue
+            for _, decoded in self._dead_letters.decode(self._pod_decoder, [record]):
+                if not self._is_at_home(
+                    record, node=node_key(decoded), key=key_in(decoded.cluster, decoded.uid)
+                ):
+                    continue
+                pod = self._sharing.share(decoded)
+                seen_time_ns = record.timestamp_ms * NS_PER_MS
+                self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
+                # What was described as pending has a name now; `version_of` tells of the pod's own
+                # node alone, and another node may have named it.
+                for node in self._observer.see_pod(pod, now_ns=now_ns):
+                    self._descriptions.forget(node)
+
+    def take_nodes(self, records: Sequence[Record]) -> None:
+        """Apply records of nodes; a tombstone takes one out."""
+        for record in records:
+            if record.value is None and record.key is not None:
+                key = record.key.decode(errors="replace")
+                self.cluster_objects.nodes.remove(key, partition=record.partition)
+                continue
+            for _, node in self._dead_letters.decode(self._node_decoder, [record]):
+                if self._is_at_home(record, node=key_in(node.cluster, node.name)):
+                    self.cluster_objects.nodes.put(
+                        _bounded(node, what="node", lists=({"labels": {}},)),
+                        partition=record.partition,
+                        seen_time_ns=record.timestamp_ms * NS_PER_MS,
+                    )
+
+    def take_namespaces(self, records: Sequence[Record]) -> None:
+        """Apply records of namespaces, of any partition; a tombstone takes one out."""
+        for record in records:
+            if record.value is None and record.key is not None:
+                key = record.key.decode(errors="replace")
+                self.cluster_objects.namespaces.remove(key, partition=record.partition)
+                continue
+            for _, found in self._namespace_letters.decode(self._namespace_decoder, [record]):
+                if record.key != (key := key_in(found.cluster, found.name)).encode():
+                    detail = f"{record.topic}: the record of {key} under key"
+                    detail += f" {show_key(record.key)}"
+                    self._namespace_letters.reject(record, reason="misplaced", detail=detail)
+                    continue
+                self.cluster_objects.namespaces.put(
+                    _bounded(
+                        found, what="namespace", lists=({"annotations": None}, {"labels": {}})
+                    ),
+                    partition=record.partition,
+                    seen_time_ns=record.timestamp_ms * NS_PER_MS,
+                )
+
+    def take_watermarks(self, records: Sequence[Record]) -> None:
+        """Apply watermarks: podwatch's, and those of this worker's own partitions."""
+        for record in records:
+            if record.value is None and record.unreadable is None:
+                # Of a cluster that was retired.
+                self.pods_completeness.take_back(record.key or b"", record.partition)
+                continue
+            for _, found in self._dead_letters.decode(self._watermark_decoder, [record]):
+                if (record.key, record.partition) != (key_of(found), found.partition):
+                    detail = f"{record.topic}: a watermark of partition {found.partition} under"
+                    detail += f" key {show_key(record.key)} in partition {record.partition}"
+                    self._dead_letters.reject(record, reason="misplaced", detail=detail)
+                    continue
+                if found.complete_until_ns > self._time_ns() + COMPLETE_AHEAD_NS:
+                    detail = f"{record.topic}: complete_until_ns {found.complete_until_ns} is ahead"
+                    detail += " of this machine's clock: nothing is complete up to there"
+                    self._dead_letters.reject(record, reason="invalid", detail=detail)
+                    continue
+                if found.stage == JOIN:
+                    known = self._watermarks[record.partition]
+                    known.call_complete(found.cluster, found.complete_until_ns)
+                    continue
+                # The cluster is there, also where none of its nodes lies in this partition.
+                self._watermarks[record.partition].call_complete(found.cluster, 0)
+                if record.offset >= self._watermarks_from.get(record.partition, 0):
+                    self.pods_completeness.take(found)
+                elif self._time_ns() - found.complete_until_ns < SPEAKING_NS:
+                    # Each cluster that has a podwatch at work is waited for, not the first alone.
+                    self.pods_completeness.expect(found)
+
+    def skip_letters(self, partition: TopicPartition, *, before: int) -> None:
+        """Put no record of a partition aside that lies before an offset: it was put aside."""
+        self._dead_letters.skip_before(partition, before)
+
+    def listen_anew(self) -> None:
+        """Begin to listen to all nodes, after the brokers were away."""
+        for known in self._watermarks.values():
+            known.listen_anew(self._time_ns())
+
+    def find_complete(self, partition: int, *, is_at_end: bool) -> dict[str, Reached]:
+        """Return up to which event time each cluster is complete by what was booked of it."""
+        return self._watermarks[partition].find_complete(
+            now_ns=self._time_ns(), is_at_end=is_at_end
+        )
+
+    def restore_progress(self, records: Sequence[Record]) -> None:
+        """Restore how far nodes are booked, before any of their ticks; a tombstone forgets one."""
+        for record in records:
+            watermarks = self._watermarks[record.partition]
+            if record.value is None and record.key is not None:
+                watermarks.remove(record.key.decode(errors="replace"))
+                continue
+            for _, watermark in self._dead_letters.decode(self._progress_decoder, [record]):
+                if not self._is_at_home(record, node=node_key(watermark)):
+                    continue
+                watermarks.take(watermark, heard_ns=record.timestamp_ms * NS_PER_MS)
+
+    def drain_progress(self, partition: int) -> list[Message]:
+        """Return the progress of the nodes that were booked since the last call.
+
+        Their timestamp is this machine's time: the ticks' own could be one that no broker takes.
+        """
+        now_ms = self._time_ns() // NS_PER_MS
+        drained = self._watermarks[partition].drain()
+        for key in [key for key, watermark in drained if watermark is None]:
+            self._descriptions.forget(key)
+        return [
+            Message(
+                key=key.encode(),
+                value=encode(watermark) if watermark else None,
+                timestamp_ms=now_ms,
+            )
+            for key, watermark in drained
+        ]
+
+    def take_samples(self, records: Sequence[Record]) -> list[Message]:
+        """Book ticks: one event for each that is new and whole, in the order of the ticks."""
+        events: list[Message] = []
+        now_ns = self._time_ns()
+        for record, sample in self._dead_letters.decode(self._sample_decoder, records):
+            if not self._is_at_home(record, node=node_key(sample)):
+                continue
+            try:
+                events += self._take_sample(record, sample, now_ns=now_ns)
+            except InvalidTickError as error:
+                detail = f"{record.topic}: {error}"
+                self._dead_letters.reject(record, reason="invalid", detail=detail)
+            except TooManyEntriesError as error:
+                detail = f"{record.topic}: its event would be too large: {error}"
+                self._dead_letters.reject(record, reason="too_large", detail=detail)
+        metrics.TICKS_TOTAL.inc(len(records))
+        self._observer.report(now_ns)
+        return events
+
+    def take_processes(self, records: Sequence[Record]) -> None:
+        """Count process records; the ticks carry what is booked, ends included."""
+        for record, process in self._dead_letters.decode(self._process_decoder, records):
+            if not self._is_at_home(record, node=node_key(process)):
+                continue
+            metrics.PROCESS_RECORDS_TOTAL.labels(change=process.change).inc()
+
+    def take_incidents(self, records: Sequence[Record]) -> list[Message]:
+        """Attribute incidents to the pods that were on the GPU: with processes, or holding it."""
+        found: list[Message] = []
+        for record, incident in self._dead_letters.decode(self._incident_decoder, records):
+            if not self._is_at_home(record, node=node_key(incident)):
+                continue
+            kind = incident.kind if incident.kind in INCIDENT_KINDS else metrics.OTHER_KIND
+            metrics.INCIDENTS_TOTAL.labels(kind=kind).inc()
+            identities = map(identity_of, incident.processes)
+            known = self.pods.of(incident.cluster)
+            foreign = find_foreign_pods(identities, known, node=incident.node)
+            self._observer.see_foreign(node_key(incident), foreign.values())
+            attributed = attribute_incident(incident, known)
+            found += self._publishable(record, attributed, what="attributed incident")
+        return found
+
+    def forget(self, partition: int) -> None:
+        """Forget what belongs to a partition that is no longer held."""
+        self.pods.remove_partition(partition)
+        self.cluster_objects.nodes.remove_partition(partition)
+        self.pods_completeness.forget(partition)
+        self._watermarks.pop(partition, None)
+        self._observer.forget(partition)
+        # Whose description it was is not kept by partition; the others are made again in a tick.
+        self._descriptions.clear()
+
+    def _take_sample(
+        self, record: Record, sample: NodeSample, *, now_ns: int
+    ) -> tuple[Message, ...]:
+        """Book a tick that is new; what cannot be booked is none that was, so its time is a gap."""
+        watermarks = self._watermarks[record.partition]
+        node = node_key(sample)
+        watermark = watermarks.of(node)
+        if is_duplicate(sample, watermark):
+            self._observer.see_duplicate(record, sample, watermark, now_ns=now_ns)
+            return ()
+        ahead_seconds = seq_ahead_seconds(
+            sample, watermark, written_ms=record.timestamp_ms, now_ns=now_ns
+        )
+        if ahead_seconds is not None:
+            # Up to two days it can be a clock's error: it is booked, and reported. Beyond that no
+            # clock explains it, and to book it would cost the node's ticks until that `seq`.
+            self._observer.see_seq_ahead(node, ahead_seconds)
+            if ahead_seconds * NS_PER_SECOND > MAX_AHEAD_NS:
+                self._observer.see_refused(record, sample, now_ns=now_ns)
+                return self._refuse_seq(record, sample, ahead_seconds)
+        descriptions = self._descriptions.describe(sample)
+        reached_ns = watermarks.reached_ns(now_ns)
+        event = make_event(
+            sample,
+            book_valid_tick(sample),
+            descriptions,
+            late=sample.late or is_late(sample.time_ns, reached_ns),
+            gap_ns=gap_before_ns(sample, watermark),
+            settlements=settle_valid_ends(sample) if sample.ended_processes else None,
+        )
+        events = self._publishable(record, event, what="event")
+        # What was put aside is not booked: the next tick reports its time as uncovered.
+        if events:
+            if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
+                self._observer.see_step(node, step_seconds)
+            if (overlap_ns := overlap_before_ns(sample, watermark)) is not None:
+                self._observer.see_overlap(node, overlap_ns)
+            watermarks.advance(
+                sample, offset=record.offset, written_ms=record.timestamp_ms, now_ns=now_ns
+            )
+            if descriptions.namespaces_left_out:
+                metrics.PLACES_CUT_TOTAL.labels(what="namespaces").inc()
+            self._observer.see_event(
+                event, sample, descriptions, partition=record.partition, now_ns=now_ns
+            )
+            if sample.time_ns <= watermarks.complete_until_ns(sample.cluster):
+                metrics.BEHIND_WATERMARK_TOTAL.inc()
+        return events
+
+    def _publishable(self, record: Record, made: object, *, what: str) -> tuple[Message, ...]:
+        """Reject the record where what is made of it is too large for a message.
+
+        The timestamp is the record's own, which the broker has taken before: one too far ahead of
+        its clock would be refused for ever, and stop the partition.
+        """
+        value = encode(made)
+        if size_bytes(record.key, value) > MAX_MESSAGE_BYTES and isinstance(made, GpuEvent):
+            # What is booked must not depend on what is said of the node and the namespaces.
+            metrics.PLACES_CUT_TOTAL.labels(what="event").inc()
+            value = encode(replace(made, namespaces=None, node_description=None))
+        size = size_bytes(record.key, value)
+        if size <= MAX_MESSAGE_BYTES:
+            return (Message(record.key, value, record.timestamp_ms),)
+        detail = (
+            f"{record.topic}: the {what} of {show_key(record.key)} has {size} bytes, of"
+            f" {MAX_MESSAGE_BYTES} allowed"
+        )
+        self._dead_letters.reject(record, reason="too_large", detail=detail)
+        return ()
+
+    def _refuse_seq(self, record: Record, sample: NodeSample, ahead_seconds: float) -> tuple[()]:
+        """Put aside a tick by which all ticks of its node until then would pass for booked."""
+        detail = (
+            f"{record.topic}: field seq: {sample.seq} of node {node_key(sample)} is"
+            f" {ahead_seconds:.0f} s more than can have passed since its boot, by its earlier ticks"
+        )
+        self._dead_letters.reject(record, reason="seq_ahead", detail=detail)
+        return ()
+
+    def _is_at_home(self, record: Record, *, node: str, key: str | None = None) -> bool:
+        """Return whether the record of a node, by its key, is in that node's partition.
+
+        And under its own key, which is the node's where no other is given. What does not is put
+        aside: others write there.
+        """
+        key = key or node
+        if record.key == key.encode() and self._is_placed(node, record.partition):
+            return True
+        detail = explain_misplaced(record, node=node, key=key, is_placed=self._is_placed)
+        self._dead_letters.reject(record, reason="misplaced", detail=detail)
+        return False
+
+
+def _bounded(record: PlaceT, *, what: str, lists: Sequence[Mapping[str, Any]]) -> PlaceT:
+    """Return a record with no more than an event has room for, without lists where needed.
+
+    Anybody who may label a namespace could else have its pods' events be as large as they like.
+    """
+    for emptied in lists:
+        if len(encode(record)) <= MAX_DESCRIPTION_BYTES:
+            break
+        metrics.PLACES_CUT_TOTAL.labels(what=what).inc()
+        record = replace(record, **emptied)
+    return record
+
+
+def make_event(
+    sample: NodeSample,
+    books: list[GpuBooks],
+    descriptions: PodDescriptions,
+    *,
+    late: bool = False,
+    gap_ns: int | None = None,
+    settlements: list[Settlement] | None = None,
+) -> GpuEvent:
+    """Return the event of a tick, ready for `encode`; its descriptions are encoded already."""
+    # Raw bytes where the record says lists: they are encoded as they are.
+    encoded: Any = descriptions.encoded
+    return GpuEvent(
+        cluster=sample.cluster,
+        node=sample.node,
+        boot_id=sample.boot_id,
+        seq=sample.seq,
+        time_ns=sample.time_ns,
+        interval_ns=sample.interval_ns,
+        late=True if late else None,
+        gap_ns=gap_ns,
+        gpus=books,
+        pods=encoded.pods,
+        containers=encoded.containers,
+        holders=encoded.holders,
+        namespaces=encoded.namespaces,
+        node_description=encoded.node_description,
+        settlements=settlements,
+    )

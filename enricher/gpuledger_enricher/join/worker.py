@@ -1,0 +1,251 @@
+"""The join's loop: poll, hand to the stage, gather, deliver; pods and progress first.
+
+Here live the loop and what changes with the group's assignments. What the records mean is the
+stage's business; how their work is delivered, and restored, stands in modules of their own.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from gpuledger.bus.gaps import GapCheck
+from gpuledger.bus.protocol import (
+    Bus,
+    Consumer,
+    Gap,
+    IsolationLevel,
+    Message,
+    Polled,
+    Record,
+    Subscription,
+    TopicPartition,
+)
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.completeness import JOIN
+from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger.errors import BusError, NotAssignedError
+from gpuledger.lag import Lag
+from gpuledger.runtime import RetryingCaller
+from gpuledger.topics import Topics
+from gpuledger_enricher.join import join_metrics as metrics
+from gpuledger_enricher.join.delivery import CommitBatches, Delivery
+from gpuledger_enricher.join.join_settings import JoinTuning
+from gpuledger_enricher.join.polling import poll, step_through
+from gpuledger_enricher.join.progress.announcing import Announcer
+from gpuledger_enricher.join.restore import StalledError, StateRestorer, input_names, state_names
+from gpuledger_enricher.join.stage import JoinStage
+
+_LISTENING_SECONDS: Final = 30.0
+"""A poll that comes so much later than the one before had no brokers, or a join that hung."""
+_log = structlog.get_logger(__name__)
+
+
+class JoinWorker:
+    """One member of the join's group: its consumer, and what is to be done with a batch."""
+
+    def __init__(
+        self,
+        *,
+        lag: Lag,
+        stage: JoinStage,
+        dead_letters: DeadLetterQueue,
+        delivery: Delivery,
+        restorer: StateRestorer,
+        retry: RetryingCaller[BusError],
+        tuning: JoinTuning,
+        gaps: GapCheck,
+        announcer: Announcer,
+        topics: Topics,
+    ) -> None:
+        self._topics = topics
+        self._announcer = announcer
+        self._at_end: set[int] = set()
+        self._polled_at = time.monotonic()
+        self._inputs = input_names(topics)
+        self._gaps = gaps
+        self._lag = lag
+        metrics.LAG_SECONDS.set_function(self._lag.seconds)
+        self._stage = stage
+        self._dead_letters = dead_letters
+        self._delivery = delivery
+        self._restorer = restorer
+        self._retry = retry
+        self._tuning = tuning
+        self._batches = CommitBatches(
+            topics=topics,
+            max_records=tuning.records_per_commit,
+            max_seconds=tuning.commit_interval_seconds,
+        )
+
+    async def run(self, *, bus: Bus, group_instance_id: str | None) -> None:
+        """Work through the group's partitions until cancelled."""
+        subscription = Subscription(
+            group=self._tuning.group,
+            stage=JOIN,
+            topics=(*self._inputs, *state_names(self._topics)),
+            group_instance_id=group_instance_id,
+            # Agents and podwatch write no transactions: one that is open there is somebody else's,
+            # and would withhold from us what lies behind it for as long as it pleases him.
+            isolation_level=IsolationLevel.READ_UNCOMMITTED,
+            on_assigned=self._on_assigned,
+            on_revoked=self._on_revoked,
+            on_gap=self._on_gap,
+        )
+        while True:
+            # Left only by the two errors after which the group is joined anew.
+            with suppress(StalledError, NotAssignedError):
+                async with bus.consumer(subscription) as consumer:
+                    while True:
+                        await self._step(consumer)
+
+    async def _step(self, consumer: Consumer) -> None:
+        # Delivered between polls alone, so that a rebalance finds nothing under way.
+        left_seconds = self._batches.seconds_left(now=time.monotonic())
+        if left_seconds == 0:
+            await self._deliver(consumer)
+            left_seconds = None
+        max_seconds = math.inf if left_seconds is None else left_seconds
+        batch = await poll(
+            consumer, retry=self._retry, tuning=self._tuning, max_seconds=max_seconds
+        )
+        # Silent is who was not heard while we listened.
+        now, before = time.monotonic(), self._polled_at
+        self._polled_at = now
+        if now - before > _LISTENING_SECONDS:
+            self._stage.listen_anew()
+        # What this poll brought of partitions that are restored now comes again after that.
+        restored = await self._restorer.run(consumer)
+        held = consumer.assignment()
+        known = {
+            partition: records
+            for partition, records in batch.items()
+            if partition in held and partition.partition not in restored
+        }
+        await self._restorer.take_state(known)  # pods come before the ticks of the same batch
+        await self._work(known)
+        await self._renew_watermarks(consumer)
+
+    async def _renew_watermarks(self, consumer: Consumer) -> None:
+        """Have something delivered of partitions of which no tick comes: that is news, too."""
+        now = time.monotonic()
+        due = [
+            partition
+            for partition in self._announcer.due(now_seconds=now)
+            if partition not in self._batches
+        ]
+        if not due:
+            return
+        for number in due:
+            self._batches.at(number, now=now)
+        samples = [
+            TopicPartition(self._topics.samples.name, number)
+            for number in due
+            if self._announcer.is_to_be_drawn(number, now_seconds=now)
+        ]
+        self._at_end.clear()
+        if not samples:
+            return
+        with suppress(TimeoutError, BusError, NotAssignedError):
+            async with asyncio.timeout(self._tuning.poll_timeout_seconds):
+                ends = await consumer.end_offsets(samples)
+                for partition in samples:
+                    if await consumer.position(partition) >= ends[partition]:
+                        self._at_end.add(partition.partition)
+
+    async def _on_gap(self, gap: Gap) -> None:
+        self._gaps.add(gap)
+
+    async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        held = sorted(
+            partition.partition
+            for partition in partitions
+            if partition.topic == self._topics.samples.name
+        )
+        self._restorer.require(held)
+        if not held:
+            self._restorer.stand_by()
+        metrics.PARTITIONS.set(len(held))
+        _log.info("partitions_assigned", partitions=held)
+
+    async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        revoked = {partition.partition for partition in partitions}
+        await self._restorer.cancel(revoked)
+        # Before anything is awaited for the delivery: a batch that is left here would be published
+        # by this worker beside the one that has the partition now.
+        self._forget(revoked)
+        await self._delivery.give_up(revoked)
+
+    def _forget(self, partitions: set[int]) -> None:
+        """Forget partitions with what came of their records: it comes again from the commit on."""
+        self._batches.drop(partitions)
+        self._announcer.forget(partitions)
+        self._lag.drop(partitions)
+        for partition in partitions:
+            self._stage.forget(partition)
+            self._dead_letters.drop(partition)
+
+    async def _work(self, batch: Polled) -> None:
+        """Work through what was polled, step by step, so that heartbeats and pages live."""
+        now = time.monotonic()
+        self._lag.polled(
+            {at: records for at, records in batch.items() if at.topic == self._topics.samples.name}
+        )
+        for at, records in batch.items():
+            if at.topic not in self._inputs:
+                continue
+            async for step in step_through(records):
+                into = self._batches.at(at.partition, now=now)
+                topic, messages = self._make(at, step)
+                into.add(TopicPartition(topic, at.partition), messages)
+                into.count(at, step)
+        # Where all that came was put aside there is no batch yet to deliver the dead letters with.
+        for partition in self._dead_letters.waiting():
+            self._batches.at(partition, now=now)
+
+    def _make(
+        self, partition: TopicPartition, records: Sequence[Record]
+    ) -> tuple[str, Sequence[Message]]:
+        """Return what is to be published for these records, and where."""
+        if partition.topic == self._topics.processes.name:
+            # Nothing is published: the audit trail is counted, and its offsets are committed.
+            self._stage.take_processes(records)
+            return self._topics.events.name, ()
+        if partition.topic == self._topics.incidents.name:
+            return self._topics.attributed_incidents.name, self._stage.take_incidents(records)
+        return self._topics.events.name, self._stage.take_samples(records)
+
+    async def _deliver(self, consumer: Consumer) -> None:
+        """Deliver what is gathered; partitions whose delivery was undone are begun with anew."""
+        batches = self._batches.take()
+        now, time_ns = time.monotonic(), time.time_ns()
+        for made in batches:
+            made.progress = self._stage.drain_progress(made.partition)
+            # Before it is drawn how far it is by now: that holds with this delivery, and not yet.
+            made.watermarks = self._announcer.drain(
+                made.partition, now_seconds=now, time_ns=time_ns
+            )
+            if self._announcer.is_to_be_drawn(made.partition, now_seconds=now):
+                is_at_end = made.partition in self._at_end and not made.records
+                reached = self._stage.find_complete(made.partition, is_at_end=is_at_end)
+                self._announcer.draw(made.partition, reached, now_seconds=now)
+        undone = set(await self._delivery.deliver(consumer, batches))
+        for made in batches:
+            if made.partition in undone:
+                continue
+            if made.events_partition in made.messages:
+                self._announcer.publish(made.partition, next_offset=made.next_offset)
+            if made.is_committed:
+                self._announcer.commit(made.partition)
+            for partition, next_offset in made.offsets.items():
+                if partition.topic == self._topics.samples.name:
+                    self._lag.done(partition, next_offset, time_ms=made.last_tick_ms)
+        if undone:
+            self._forget(undone)
+            self._restorer.require(undone)
+        until_ns = self._announcer.published_until_ns.values()
+        metrics.WATERMARK_TIMESTAMP.set(min(until_ns, default=0) / NS_PER_SECOND)

@@ -1,0 +1,15 @@
+"""`gpuledger-podwatch`: heeds signals, then imports and runs `gpuledger_enricher.podwatch.pod_watch`."""
+
+from gpuledger.programs import end_on_signals, end_process
+
+
+def main() -> None:
+    """Run podwatch until a signal, and end the process."""
+    end_on_signals()
+    from gpuledger_enricher.podwatch.pod_watch import main as run  # noqa: PLC0415  # takes long enough for a signal to come
+
+    end_process(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,390 @@
+"""From the API server's bytes to a slim record. Pure; an odd object is an error, never a guess.
+
+Records are small and the garbage collector never visits them, so that a hundred thousand of them
+can be kept. What many have in common is kept once: nobody changes a record, so records can hold the
+same dictionary, and pods of a workload have the same labels and requests. That, and times read
+once, saves a quarter of the memory.
+
+Here are, in this order, what is shared, the readers of pods, nodes and namespaces, and what is done
+with bytes that they cannot read: JSON that is nested too deep is cut, and of any other object at
+least its name is found.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from sys import intern
+from typing import Annotated, Any, ClassVar, Final, Generic, NamedTuple, TypeVar, cast
+
+import msgspec
+from msgspec import Meta, Raw
+from typing_extensions import override
+
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.errors import UndecodableError
+from gpuledger.records import NamespaceRecord, NodeRecord, PodRecord
+from gpuledger.records.base import NodeName
+from gpuledger.records.bounds import Label
+from gpuledger_enricher.podwatch.node_facts import (
+    INSTANCE_TYPE_LABELS,
+    POOL_LABELS,
+    REGION_LABELS,
+    ZONE_LABELS,
+    capacity_type_of,
+    first_of,
+)
+from gpuledger_enricher.podwatch.objects import (
+    Annotations,
+    ApiPod,
+    IdentityMeta,
+    IdentityOnly,
+    MetadataOnly,
+    ObjectEvent,
+    PodAnnotations,
+    PodSpec,
+    PodStatus,
+)
+from gpuledger_enricher.podwatch.pod_facts import (
+    ChosenAnnotations,
+    ContainerReader,
+    known_owner,
+    last_end_ns,
+    mirrored_hash,
+)
+from gpuledger_enricher.podwatch.pod_settings import ALL_LABELS
+from gpuledger_enricher.watched_records import RecordT, Shared, same
+
+T = TypeVar("T")
+# When it is full it is emptied: what is in use is read again.
+_MAX_TIMES: Final = 2_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# A grace period may be centuries; a record's times end in the year 2262.
+_LAST_NS: Final = 2**63 - 1
+_Time = Annotated[datetime, Meta(tz=True)]
+
+
+class Times:
+    """Reads the API server's times; they have whole seconds, so many are the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int | None] = {}
+
+    def nanoseconds(self, text: str | None) -> int | None:
+        """Return nanoseconds since the epoch; `msgspec.ValidationError` for what is no time.
+
+        The epoch itself is what the kubelet writes where the runtime knows no time.
+        """
+        if not text:
+            return None
+        if text not in self._known:
+            if len(self._known) >= _MAX_TIMES:
+                self._known.clear()
+            # In integers: a float has no nanoseconds of today.
+            since = msgspec.convert(text, _Time) - _EPOCH
+            time_ns = (
+                since.days * 86_400 + since.seconds
+            ) * NS_PER_SECOND + since.microseconds * 1000
+            self._known[text] = min(time_ns, _LAST_NS) if time_ns > 0 else None
+        return self._known[text]
+
+
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
+_NO_SPEC: Final = PodSpec()
+_NO_STATUS: Final = PodStatus()
+_OVER: Final = frozenset({"Succeeded", "Failed"})
+
+
+class ObjectOfEvent(NamedTuple, Generic[RecordT]):
+    """A line of a watch about an object; `record` is `None` for a pod without a node."""
+
+    kind: str
+    record: RecordT | None
+    version: str
+
+
+class ObjectReader(ABC, Generic[RecordT]):
+    """Reads objects of one kind, with the labels and annotations that the settings ask for."""
+
+    what: ClassVar[str]
+    """One of them, for error messages."""
+
+    def __init__(
+        self,
+        struct: type[MetadataOnly[Any]],
+        *,
+        cluster: str,
+        labels: Iterable[str],
+        annotations: Iterable[str] = (),
+        fixed_annotations: type[Annotations] = Annotations,
+    ) -> None:
+        self.cluster = intern(cluster)
+        """The cluster of what is read."""
+        self._labels = tuple(labels)
+        self._all_labels = ALL_LABELS in self._labels
+        self._annotations = ChosenAnnotations(annotations, base=fixed_annotations)
+        self._shared_labels: Shared[str] = Shared()
+        self._shared_annotations: Shared[str] = Shared()
+        self.nanoseconds = Times().nanoseconds
+        chosen = cast("Any", struct)[self._annotations.struct]
+        self._decode = msgspec.json.Decoder(chosen).decode
+        self._decode_event = msgspec.json.Decoder(cast("Any", ObjectEvent)[chosen]).decode
+
+    @abstractmethod
+    def record(self, found: Any) -> RecordT | None:  # noqa: ANN401  # the struct that was given
+        """Return the record of an object, `None` for a pod without a node.
+
+        Raises `msgspec.MsgspecError` for what is none.
+        """
+
+    def read(self, data: bytes | Raw) -> RecordT | None:
+        """Return the record of an object, `None` for a pod without a node.
+
+        Raises `UndecodableError` for what is no such object.
+        """
+        try:
+            return self._named(decode_cut(self._decode, data))
+        except _UNREADABLE as error:
+            raise UndecodableError(
+                f"not {self.what} as the API server describes it: {error}"
+            ) from error
+
+    def read_event(self, line: bytes) -> ObjectOfEvent[RecordT]:
+        """Read the line of a watch about an object, in one pass over its bytes.
+
+        Raises `UndecodableError` for what is no such line.
+        """
+        try:
+            event = decode_cut(self._decode_event, line)
+            record = self._named(event.object)
+        except _UNREADABLE as error:
+            raise UndecodableError(f"not {self.what} in an event: {error}") from error
+        return ObjectOfEvent(event.type, record, event.object.metadata.resource_version)
+
+    def labels_of(self, labels: Mapping[str, str]) -> dict[str, str]:
+        """Return those labels of an object that are asked for, shared with others of its kind."""
+        wanted = labels if self._all_labels else [name for name in self._labels if name in labels]
+        return self._shared_labels.of({intern(name): intern(labels[name]) for name in wanted})
+
+    def annotations_of(self, annotations: Annotations | None) -> dict[str, str] | None:
+        """Return those annotations that are asked for; `None` where none of them is there."""
+        # Most objects have none: then no empty dictionary either.
+        chosen = self._annotations.of(annotations) if annotations else None
+        return self._shared_annotations.of(chosen) if chosen else None
+
+    def _named(self, found: MetadataOnly[Any]) -> RecordT | None:
+        if not found.metadata.uid:
+            raise msgspec.ValidationError("metadata.uid is empty")
+        return self.record(found)
+
+
+class PodReader(ObjectReader[PodRecord]):
+    """Reads pods, with what they ask for of the GPU resources that the settings name."""
+
+    what = "a pod"
+
+    def __init__(
+        self,
+        *,
+        cluster: str,
+        labels: Iterable[str],
+        gpu_resource_prefixes: Iterable[str],
+        annotations: Iterable[str] = (),
+    ) -> None:
+        super().__init__(
+            ApiPod,
+            cluster=cluster,
+            labels=labels,
+            annotations=annotations,
+            fixed_annotations=PodAnnotations,
+        )
+        self._containers = ContainerReader(
+            nanoseconds=self.nanoseconds, gpu_resource_prefixes=gpu_resource_prefixes
+        )
+
+    @override
+    def record(self, found: ApiPod[PodAnnotations]) -> PodRecord | None:
+        meta, spec, status = found.metadata, found.spec or _NO_SPEC, found.status or _NO_STATUS
+        if not spec.node_name:
+            return None
+        labels, notes = meta.labels or {}, meta.annotations
+        created_time_ns = self.nanoseconds(meta.creation_timestamp) or 0
+        owner_kind, owner_name = known_owner(
+            meta.owner_references, labels, created_time_ns=created_time_ns
+        )
+        containers = self._containers.read(spec, status)
+        # Else a container may be started again, and the pod has not ended with its last one.
+        is_over = status.phase in _OVER or meta.deletion_timestamp is not None
+        return PodRecord(
+            cluster=self.cluster,
+            uid=meta.uid,
+            namespace=intern(meta.namespace),
+            name=meta.name,
+            node=intern(spec.node_name),
+            owner_kind=owner_kind and intern(owner_kind),
+            owner_name=owner_name and intern(owner_name),
+            labels=self.labels_of(labels),
+            annotations=self.annotations_of(notes),
+            containers=containers,
+            config_hash=mirrored_hash(notes, spec, meta.owner_references) if notes else None,
+            phase=intern(status.phase or "Unknown"),
+            qos_class=intern(status.qos_class) if status.qos_class else None,
+            priority=same(spec.priority),
+            priority_class=intern(spec.priority_class_name) if spec.priority_class_name else None,
+            created_time_ns=created_time_ns,
+            started_time_ns=self.nanoseconds(status.start_time),
+            ended_time_ns=last_end_ns(containers) if is_over else None,
+            deletion_time_ns=self.nanoseconds(meta.deletion_timestamp),
+            resource_version=meta.resource_version,
+        )
+
+
+class NodeReader(ObjectReader[NodeRecord]):
+    """Reads nodes, with what the labels of their providers say of them."""
+
+    what = "a node"
+
+    def __init__(
+        self,
+        *,
+        cluster: str,
+        labels: Iterable[str] = (),
+        pool_labels: Iterable[str] = (),
+        instance_type_labels: Iterable[str] = (),
+        zone_labels: Iterable[str] = (),
+        region_labels: Iterable[str] = (),
+        capacity_type_labels: Iterable[str] = (),
+    ) -> None:
+        """Take the labels to carry, and of each fact those to look at before the known ones."""
+        super().__init__(MetadataOnly, cluster=cluster, labels=labels)
+        self._pool_labels = (*pool_labels, *POOL_LABELS)
+        self._instance_type_labels = (*instance_type_labels, *INSTANCE_TYPE_LABELS)
+        self._zone_labels = (*zone_labels, *ZONE_LABELS)
+        self._region_labels = (*region_labels, *REGION_LABELS)
+        self._capacity_type_labels = tuple(capacity_type_labels)
+
+    @override
+    def record(self, found: MetadataOnly[Annotations]) -> NodeRecord:
+        meta = found.metadata
+        labels = meta.labels or {}
+
+        def one_of(names: Iterable[str]) -> str | None:
+            value = first_of(labels, names)
+            return value and intern(value)
+
+        capacity_type = capacity_type_of(labels, self._capacity_type_labels)
+        return NodeRecord(
+            cluster=self.cluster,
+            uid=meta.uid,
+            # Held to the rule of a node's name, by which its record is placed.
+            name=intern(msgspec.convert(meta.name, NodeName)),
+            pool=one_of(self._pool_labels),
+            instance_type=one_of(self._instance_type_labels),
+            zone=one_of(self._zone_labels),
+            region=one_of(self._region_labels),
+            capacity_type=capacity_type and intern(capacity_type),
+            labels=self.labels_of(labels),
+            created_time_ns=self.nanoseconds(meta.creation_timestamp) or 0,
+            deletion_time_ns=self.nanoseconds(meta.deletion_timestamp),
+            resource_version=meta.resource_version,
+        )
+
+
+class NamespaceReader(ObjectReader[NamespaceRecord]):
+    """Reads namespaces."""
+
+    what = "a namespace"
+
+    def __init__(
+        self, *, cluster: str, labels: Iterable[str] = (), annotations: Iterable[str] = ()
+    ) -> None:
+        super().__init__(MetadataOnly, cluster=cluster, labels=labels, annotations=annotations)
+
+    @override
+    def record(self, found: MetadataOnly[Annotations]) -> NamespaceRecord:
+        meta = found.metadata
+        return NamespaceRecord(
+            cluster=self.cluster,
+            uid=meta.uid,
+            name=intern(msgspec.convert(meta.name, Label)),
+            labels=self.labels_of(meta.labels or {}),
+            annotations=self.annotations_of(meta.annotations),
+            created_time_ns=self.nanoseconds(meta.creation_timestamp) or 0,
+            deletion_time_ns=self.nanoseconds(meta.deletion_timestamp),
+            resource_version=meta.resource_version,
+        )
+
+
+# JSON nested deeper than a decoder follows, cut where nobody reads. Pure.
+#
+# A decoder parses also what it steps over, and gives up at Python's recursion limit. The API
+# server stores some 10,000 levels (of `managedFields`, which any tenant may write); of all that is
+# read here nothing lies deeper than ten.
+
+MAX_DEPTH: Final = 64
+# A string, whose brackets are none, a bracket, or the begin of a string without end. Possessive, so
+# that no input is looked at twice.
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]|"', re.DOTALL)
+_OPENING: Final = b"[{"
+_CLOSING: Final = b"]}"
+
+
+def decode_cut(decode: Callable[[bytes | Raw], T], data: bytes | Raw) -> T:
+    """Return what `decode` makes of JSON, cut first where it is too deep for it."""
+    try:
+        return decode(data)
+    except RecursionError:
+        return decode(cut(bytes(data)))
+
+
+def cut(data: bytes, *, max_depth: int = MAX_DEPTH) -> bytes:
+    """Return JSON with `null` for each array or object that lies deeper than `max_depth`.
+
+    What is no JSON is none afterwards.
+    """
+    parts = []
+    kept_to = depth = 0
+    for token in _TOKEN.finditer(data):
+        bracket = data[token.start()]
+        if bracket in _OPENING:
+            depth += 1
+            if depth == max_depth + 1:
+                parts.append(data[kept_to : token.start()])
+        elif bracket in _CLOSING:
+            if depth == max_depth + 1:
+                parts.append(b"null")
+                kept_to = token.end()
+            depth -= 1
+        elif token.end() - token.start() == 1:
+            break
+    return b"".join(parts) if depth > max_depth else b"".join([*parts, data[kept_to:]])
+
+
+# Which object it is that cannot be read: by decoding that alone, else by its begin. Pure.
+#
+# The API server writes name, namespace, UID and version first, before anything that a tenant
+# writes.
+
+HEAD_BYTES: Final = 4096
+_decode_identity: Final = msgspec.json.Decoder(IdentityOnly).decode
+_METADATA: Final = b'"metadata"'
+
+
+def identity_of(data: bytes | Raw) -> IdentityMeta:
+    """Return what can be found of which object it is in JSON; what cannot is empty."""
+    try:
+        return decode_cut(_decode_identity, data).metadata
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        metadata = bytes(data)[:HEAD_BYTES].partition(_METADATA)[2]
+
+    def find(name: bytes) -> str:
+        # The characters of names, UIDs and versions alone: it goes into logs and checks.
+        found = re.search(rb'"' + name + rb'":\s*"([A-Za-z0-9.-]{1,253})"', metadata)
+        return found[1].decode() if found else ""
+
+    return IdentityMeta(
+        uid=find(b"uid"),
+        name=find(b"name"),
+        namespace=find(b"namespace"),
+        resource_version=find(b"resourceVersion"),
+    )

@@ -1,0 +1,342 @@
+"""Podwatch put together: the reflector's steps into the table, what is due in it onto the bus.
+
+`main` is `gpuledger-podwatch`: it makes settings, bus and API server, and runs it with them.
+
+With a Lease this begins anew each time that it is won: what was published meanwhile is read back
+from the topic, because another podwatch has published and this one's table is of before.
+"""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Self
+
+import structlog
+
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.clock import NS_PER_HOUR, Clock, SystemClock
+from gpuledger.completeness import name_publisher
+from gpuledger.runtime import explain_user_errors, run_service
+from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
+from gpuledger.settings import load_settings
+from gpuledger.settings.secret import shown_url
+from gpuledger_enricher.podwatch import pod_metrics
+from gpuledger_enricher.podwatch.api import Api, open_api
+from gpuledger_enricher.podwatch.election import Elector, LeaseClient, identity_of, namespace_of
+from gpuledger_enricher.podwatch.events import (
+    Deleted,
+    Interrupted,
+    Phase,
+    Skipped,
+    Step,
+    UnreadableObjects,
+    Upserted,
+)
+from gpuledger_enricher.podwatch.kinds import KINDS, ObjectKind
+from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
+from gpuledger_enricher.podwatch.publish import (
+    Fence,
+    RecordPublisher,
+    WatchBus,
+    let_pass,
+    read_known,
+)
+from gpuledger_enricher.podwatch.reflector import Reflector
+from gpuledger_enricher.podwatch.table import ObjectTable
+from gpuledger_enricher.watched_records import RecordT
+
+_EXPIRY_SECONDS: Final = 5.0
+_BRIDGED_NS: Final = NS_PER_HOUR
+_log = structlog.get_logger(__name__)
+
+
+async def run_podwatch(
+    *, api: Api, bus: WatchBus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
+) -> None:
+    """Publish what is watched until cancelled; with a Lease, while it is held.
+
+    Brokers, topics and rights that are missing are waited for. Raises `UserError` where the Lease
+    has no namespace.
+    The checks are those of `KindChecks`, for each kind, and with a Lease `lease`; all are ok while
+    another one leads.
+    """
+    pod_metrics.count_cluster_from_zero(settings.cluster)
+    podwatch = PodWatch(api=api, bus=bus, settings=settings, readiness=readiness, clock=clock)
+    if not settings.lease.enabled:
+        pod_metrics.LEADING.labels(cluster=settings.cluster).set(1)
+        await podwatch.publish()
+        return
+    elector = Elector(
+        cluster=settings.cluster,
+        client=LeaseClient(
+            api=api, namespace=namespace_of(settings.lease), name=settings.lease.name
+        ),
+        settings=settings.lease,
+        identity=identity_of(settings.lease),
+        check=readiness.check("lease"),
+        clock=clock,
+    )
+    while True:
+        podwatch.stand_by()
+        await elector.acquire()
+        await elector.lead(podwatch.publish(fence=elector.must_hold))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodWatch:
+    """What publishes; each time anew, for another one may have published meanwhile."""
+
+    api: Api
+    bus: WatchBus
+    settings: PodwatchSettings
+    readiness: Readiness
+    clock: Clock
+
+    def stand_by(self) -> None:
+        """Report that there is nothing to be done for the moment."""
+        for kind in KINDS:
+            KindChecks.of(kind, self.readiness).stand_by()
+            # Another one counts the same objects, and a sum over both would have them twice.
+            pod_metrics.OBJECTS.labels(kind=kind.name).set(0)
+            pod_metrics.UNPUBLISHED.labels(kind=kind.name).set(0)
+            if kind.watermark_stage is not None:
+                pod_metrics.WATERMARK_TIMESTAMP.labels(
+                    cluster=self.settings.cluster, kind=kind.name
+                ).set(0)
+
+    async def publish(self, *, fence: Fence = let_pass) -> None:
+        """Read what is known, then list, watch and publish until cancelled.
+
+        Each kind by itself: where the right to one is missing, the others go on.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            for kind in KINDS:
+                tasks.create_task(self._publish_kind(kind, fence=fence))
+
+    async def _publish_kind(self, kind: ObjectKind[RecordT], *, fence: Fence) -> None:
+        settings, clock = self.settings, self.clock
+        checks = KindChecks.of(kind, self.readiness)
+        checks.begin()
+        # Before the first list, which says of all that is known and not in it that it is gone.
+        known = await read_known(
+            kind=kind, cluster=settings.cluster, bus=self.bus, check=checks.known, clock=clock
+        )
+        table = ObjectTable(
+            tombstone_after_seconds=settings.tombstone_after_seconds,
+            max_tombstones=settings.max_tombstones,
+            node_of=kind.node_of,
+            identity_of=kind.identity_of,
+        )
+        table.restore(known.by_identity.values())
+        table.repeat(known.overtaken, time_ns=clock.time_ns())
+        publisher = RecordPublisher(
+            kind=kind,
+            cluster=settings.cluster,
+            bus=self.bus,
+            table=table,
+            check=checks.kafka,
+            clock=clock,
+            batch_max=settings.publish_batch,
+            topic_id=known.topic_id,
+            next_offsets=known.next_offsets,
+            publisher=name_publisher(settings.kafka.client_id),
+            fence=fence,
+        )
+        follower = Follower(
+            kind=kind,
+            table=table,
+            publisher=publisher,
+            checks=checks,
+            clock=clock,
+            newest_ns=known.newest_ns,
+        )
+        reflector = Reflector(
+            kind=kind,
+            api=self.api,
+            reader=kind.reader(settings),
+            settings=settings.kubernetes,
+            clock=clock,
+        )
+        # What was read is in the table now, and would be kept beside it for ever.
+        del known
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(follower.run(reflector))
+            tasks.create_task(publisher.run())
+            tasks.create_task(run_expiry(kind, table, publisher, clock))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindChecks:
+    """The checks of one kind of object."""
+
+    known: Check
+    """Whether it was read what Kafka knows."""
+    api: Check
+    """Whether the objects were listed, and are watched."""
+    kafka: Check
+    """Whether Kafka takes what is published."""
+    objects: Check
+    """Whether every object can be read; a warning."""
+
+    @classmethod
+    def of(cls, kind: ObjectKind[Any], readiness: Readiness) -> Self:
+        """Return the checks of a kind, the same ones each time."""
+        return cls(
+            known=readiness.check(f"{kind.plural}.known"),
+            api=readiness.check(f"{kind.plural}.api"),
+            kafka=readiness.check(f"{kind.plural}.kafka"),
+            objects=readiness.check(f"{kind.plural}.objects", severity=CheckSeverity.WARNING),
+        )
+
+    def stand_by(self) -> None:
+        """Pass all of them: standing by is all that there is to do."""
+        for check in (self.known, self.api, self.kafka, self.objects):
+            check.ok("standing by")
+
+    def begin(self) -> None:
+        """Report that work begins."""
+        for check in (self.known, self.api, self.kafka):
+            check.waits("starting")
+
+
+class Stamps:
+    """When changes of objects are seen: a clock that is set back by up to an hour goes on in it.
+
+    The join describes a tick by the versions that were seen by its time. A version whose stamp lies
+    before those of ticks that were described without it would describe them otherwise when they are
+    joined again. A clock that is set back by more was wrong before, and is followed.
+    """
+
+    def __init__(self, clock: Clock, *, newest_ns: int = 0) -> None:
+        """Take the clock, and the newest stamp that was written before."""
+        self._clock = clock
+        self._last_ns = newest_ns
+        self._read_ns = clock.monotonic_ns()
+
+    def next_ns(self) -> int:
+        """Return the time of what is seen now."""
+        time_ns, read_ns = self._clock.time_ns(), self._clock.monotonic_ns()
+        expected_ns = self._last_ns + read_ns - self._read_ns
+        is_set_back = 0 < expected_ns - time_ns <= _BRIDGED_NS
+        self._last_ns, self._read_ns = expected_ns if is_set_back else time_ns, read_ns
+        return self._last_ns
+
+
+class Follower(Generic[RecordT]):
+    """Applies the reflector's steps to the table, and reports the API server's state as a check."""
+
+    def __init__(
+        self,
+        *,
+        kind: ObjectKind[RecordT],
+        table: ObjectTable[RecordT],
+        publisher: RecordPublisher[RecordT],
+        checks: KindChecks,
+        clock: Clock,
+        newest_ns: int = 0,
+    ) -> None:
+        """Take the parts; `newest_ns` is the newest stamp that Kafka has from before."""
+        self._kind = kind
+        self._unreadable = UnreadableObjects(checks.objects)
+        self._table = table
+        self._publisher = publisher
+        self._check = checks.api
+        self._stamps = Stamps(clock, newest_ns=newest_ns)
+
+    async def run(self, reflector: Reflector[RecordT]) -> None:
+        """Apply the steps, for ever."""
+        async with aclosing(reflector.run()) as steps:
+            async for step in steps:
+                self.apply(step, version=reflector.version)
+
+    def apply(self, step: Step[RecordT], *, version: str | None = None) -> None:
+        """Apply one step, with the version that the reflector has reached."""
+        time_ns = self._stamps.next_ns()
+        match step:
+            case Upserted(record):
+                self._unreadable.discard(self._kind.identity_of(record))
+                self._table.upsert(record, time_ns=time_ns)
+            case Deleted(record):
+                self._unreadable.discard(self._kind.identity_of(record))
+                self._table.delete(record, time_ns=time_ns)
+            case Skipped(is_deleted=True):
+                self._unreadable.add(self._kind.identity_of(step), step)
+                self._table.delete_known(
+                    self._kind.identity_of(step), version=step.version, time_ns=time_ns
+                )
+            case Skipped():
+                self._unreadable.add(self._kind.identity_of(step), step)
+                # It is there: a list without it would delete it.
+                self._table.keep(self._kind.identity_of(step))
+            case Phase.LISTING:
+                self._unreadable.begin_list()
+                self._table.begin_list()
+            case Phase.LISTED:
+                gone = self._table.end_list(time_ns=time_ns, version=version)
+                self._check.ok(self.describe_table)
+                self._unreadable.end_list()
+                self._publisher.measure()
+                _log.info(
+                    "objects_listed",
+                    kind=self._kind.name,
+                    count=len(self._table),
+                    gone_count=gone,
+                )
+            case Phase.WATCHING:
+                # After a watch that failed the check recovers here, without a list.
+                self._check.ok(self.describe_table)
+            case Interrupted(error):
+                self._check.failed(str(error))
+        self._publisher.watermarks.follow(step)
+        self._publisher.wake()
+
+    def describe_table(self) -> str:
+        """Return how many objects there are, for the check."""
+        return f"{len(self._table)} {self._kind.plural}"
+
+
+async def run_expiry(
+    kind: ObjectKind[RecordT],
+    table: ObjectTable[RecordT],
+    publisher: RecordPublisher[RecordT],
+    clock: Clock,
+) -> None:
+    """Let tombstones fall due, for ever."""
+    while True:
+        await clock.sleep(_EXPIRY_SECONDS)
+        pod_metrics.EARLY_TOMBSTONES.labels(kind=kind.name).inc(
+            table.expire(time_ns=clock.time_ns())
+        )
+        publisher.wake()
+
+
+@explain_user_errors
+def main() -> int:
+    """Run podwatch until a signal; return the exit code."""
+    settings = load_settings(
+        PodwatchSettings,
+        prog="gpuledger-podwatch",
+        description="Watches the Kubernetes API server and publishes slim pod records to Kafka.",
+    )
+    kubernetes = settings.kubernetes
+    about = {
+        "url": shown_url(kubernetes.url) or None,
+        "kubeconfig": kubernetes.kubeconfig or None,
+        "lease": settings.lease.name if settings.lease.enabled else None,
+        "brokers": settings.kafka.bootstrap_servers,
+    }
+
+    async def watch(settings: PodwatchSettings, readiness: Readiness) -> None:
+        # Without a critical check it would be ready as soon as its credentials are read.
+        readiness.check("pods.api").waits("starting")
+        credentials = readiness.check("credentials", severity=CheckSeverity.WARNING)
+        async with open_api(settings.kubernetes, check=credentials) as api:
+            await run_podwatch(
+                api=api,
+                bus=KafkaBus(settings.kafka, readiness=readiness),
+                settings=settings,
+                readiness=readiness,
+                clock=SystemClock(),
+            )
+
+    return run_service(watch, settings=settings, about=about)

@@ -1,0 +1,421 @@
+"""A topic of podwatch: read to its end after a start, then published to, for ever.
+
+Nobody is in a consumer group for that and nothing is committed: the topic itself is the state. What
+it has already is not published again, and what left the API server while no podwatch ran is found.
+While Kafka is away, what is due waits in the table.
+
+Two podwatches may publish at once: one that lost the Lease while it was stopped sends the rest of
+its batch when it wakes. So order is by `resourceVersion` and never by offset (`is_older`), and what
+has an older record behind its newest one is published again: compaction keeps the last.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Final, Generic, Protocol
+
+import structlog
+
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
+from gpuledger.bus.protocol import (
+    History,
+    Message,
+    Producer,
+    Record,
+    TopicDescription,
+    is_other_topic,
+)
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
+from gpuledger.codec import encode
+from gpuledger.completeness import PODWATCH, RENEWED_AFTER_SECONDS, message_of
+from gpuledger.dead_letter_queue import count_unreadable, describe_unreadable
+from gpuledger.errors import BusError, UndecodableError
+from gpuledger.keys import key_in, split_key
+from gpuledger.records import PodRecord, Watermark
+from gpuledger.records.fitting import fit
+from gpuledger.runtime.logs import Repeats
+from gpuledger.runtime.readiness import Check
+from gpuledger.runtime.retry import Backoff, RetryingCaller
+from gpuledger.runtime.tasks import wait_event
+from gpuledger.topics import Topics, partition_of_node
+from gpuledger_enricher.podwatch import pod_metrics
+from gpuledger_enricher.podwatch.kinds import ObjectKind
+from gpuledger_enricher.podwatch.table import ObjectTable, ObjectWatermarks, PendingMessage
+from gpuledger_enricher.watched_records import RecordT, WatchedRecord, is_older
+
+POLL_INTERVAL_SECONDS: Final = 10.0
+"""How often the topic is looked at: whether it is there, and still the one that was published to.
+"""
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
+Fence = Callable[[], None]
+"""Called before each publish; raises where another one may publish now."""
+
+
+def let_pass() -> None:
+    """Let everything pass: there is nobody else, or others do no harm."""
+
+
+class WatchBus(History, Protocol):
+    """What podwatch needs of a bus: to publish, and to read back what it published."""
+
+    def producer(self) -> AbstractAsyncContextManager[Producer]:
+        """Open a producer."""
+
+    async def describe(self, topic: str) -> TopicDescription:
+        """Return what is known of a topic now; `TopicsError` where it does not exist."""
+
+
+class KnownRecords(Generic[RecordT]):
+    """The newest record of each object; memory is bounded by those without a tombstone."""
+
+    def __init__(
+        self,
+        *,
+        kind: ObjectKind[RecordT],
+        topics: Topics,
+        cluster: str,
+        topic_id: str | None = None,
+    ) -> None:
+        """Take whose objects they are: those of other clusters are left to their podwatches."""
+        self._cluster = cluster
+        self._kind = kind
+        self._decoder = kind.decoder(topics)
+        self.topic_id = topic_id
+        """The identity of the topic that was read, as of before."""
+        self.next_offsets: dict[int, int | None] = {}
+        """Where each of its partitions ended."""
+        self.newest_ns = 0
+        """The newest stamp of its records."""
+        self.by_identity: dict[str, RecordT] = {}
+        self.overtaken: set[str] = set()
+        """Objects behind whose newest record stands an older one."""
+        self.undecodable = 0
+        """How many records were none; what has one of them for its newest is unknown."""
+        self._share = kind.sharing()
+
+    def ingest(self, records: Iterable[Record]) -> None:
+        """Record these records of the topic, in the order of their partition."""
+        for record in records:
+            if record.unreadable is not None:
+                count_unreadable(record)
+                self._count_undecodable(describe_unreadable(record, record.unreadable))
+                continue
+            key = (record.key or b"").decode(errors="replace")
+            cluster, identity = split_key(key)
+            if identity and cluster != self._cluster:
+                continue
+            self.newest_ns = max(self.newest_ns, record.timestamp_ms * NS_PER_MS)
+            found = self._read(key, record.value) if record.value is not None else None
+            if found is None:
+                # A tombstone, or a record that is none: compaction has let go of what was before.
+                self.by_identity.pop(identity, None)
+                self.overtaken.discard(identity)
+                continue
+            known = self.by_identity.get(identity)
+            if known and is_older(found, than=known):
+                self.overtaken.add(identity)
+                continue
+            self.overtaken.discard(identity)
+            # Not under the record's key, which would be kept beside its own texts.
+            self.by_identity[self._kind.identity_of(found)] = self._share(found)
+
+    def _read(self, key: str, value: bytes) -> RecordT | None:
+        try:
+            found = self._decoder.decode(value)
+        except UndecodableError as error:
+            self._count_undecodable(str(error))
+            return None
+        own = key_in(found.cluster, self._kind.identity_of(found))
+        if own != key:
+            # Compaction goes by the key: this record has replaced another object's.
+            self._count_undecodable(f"{self._decoder.topic}: {own!r} under the key {key!r}")
+            return None
+        return found
+
+    def _count_undecodable(self, error: str) -> None:
+        self.undecodable += 1
+        pod_metrics.UNDECODABLE_RECORDS.labels(kind=self._kind.name).inc()
+        if count := _repeats.count("record"):
+            _log.warning("record_skipped", error=error, count=count)
+
+
+async def read_known(
+    *, kind: ObjectKind[RecordT], cluster: str, bus: WatchBus, check: Check, clock: Clock
+) -> KnownRecords[RecordT]:
+    """Read the topic to its end, as often as it takes; a missing topic or right is waited for."""
+
+    async def read_once() -> KnownRecords[RecordT]:
+        name = kind.topic(bus.topics).name
+        # The identity first: a topic that is deleted and made anew while it is read is then found
+        # to be another one by the publisher.
+        topic_id = (await bus.describe(name)).topic_id
+        known = KnownRecords(kind=kind, topics=bus.topics, cluster=cluster, topic_id=topic_id)
+        async with bus.reader() as reader:
+            for partition, span in (await reader.spans(name)).items():
+                known.next_offsets[partition.partition] = span.end
+                async for records in reader.read(partition, span):
+                    known.ingest(records)
+        return known
+
+    retry = RetryingCaller(
+        on=BusError,
+        check=check,
+        passes_check=False,
+        counter=pod_metrics.READ_FAILURES.labels(kind=kind.name),
+        clock=clock,
+        describe=lambda error: f"reading which {kind.plural} are known: {error}",
+    )
+    check.waits(f"reading which {kind.plural} are known")
+    known = await retry(read_once)
+    count = len(known.by_identity)
+    deleted = sum(each.deleted_time_ns is not None for each in known.by_identity.values())
+    check.ok(f"{count} {kind.plural} were known, {deleted} of them deleted")
+    _log.info(
+        "known_objects_read",
+        kind=kind.name,
+        count=count,
+        deleted_count=deleted,
+        undecodable_count=known.undecodable,
+    )
+    return known
+
+
+class RecordPublisher(Generic[RecordT]):
+    """Sends batches of records to their partitions."""
+
+    def __init__(
+        self,
+        *,
+        kind: ObjectKind[RecordT],
+        cluster: str,
+        bus: WatchBus,
+        table: ObjectTable[RecordT],
+        check: Check,
+        clock: Clock,
+        batch_max: int,
+        topic_id: str | None,
+        next_offsets: dict[int, int | None] | None = None,
+        publisher: str = PODWATCH,
+        fence: Fence = let_pass,
+        poll_interval_seconds: float = POLL_INTERVAL_SECONDS,
+    ) -> None:
+        """Take the parts; `topic_id` is the identity of the topic that has what is not due.
+
+        `next_offsets` are the ends of its partitions, and `publisher` is who the watermarks say
+        that they are from.
+        """
+        self.watermarks = ObjectWatermarks(table=table, clock=clock)
+        self._next_offsets = next_offsets or {}
+        self._publisher = publisher
+        self._bus = bus
+        self._kind = kind
+        self._cluster = cluster
+        self._topic = kind.topic(bus.topics).name
+        self._fence = fence
+        self._table = table
+        self._check = check
+        self._clock = clock
+        self._batch_max = batch_max
+        self._topic_id = topic_id
+        self._poll_interval_seconds = poll_interval_seconds
+        self._looked_at_ns = 0
+        # Not a `RetryingCaller`: the table changes between two attempts, so each sends what is due
+        # then, and parts of a batch succeed by themselves.
+        self._backoff = Backoff()
+        self._changed = asyncio.Event()
+
+    def wake(self) -> None:
+        """Report that the table may have something due."""
+        self._changed.set()
+
+    def measure(self) -> None:
+        """Set the gauges: after batches and lists, not for each object."""
+        pod_metrics.OBJECTS.labels(kind=self._kind.name).set(len(self._table))
+        pod_metrics.UNPUBLISHED.labels(kind=self._kind.name).set(self._table.unpublished)
+
+    async def run(self) -> None:
+        """Publish what comes; a producer that failed is replaced after a pause."""
+        while True:
+            try:
+                await self._with_one_producer()
+            except BusError as error:
+                pod_metrics.PUBLISH_FAILURES.labels(kind=self._kind.name).inc()
+                self._check.failed(partial(self.describe_unpublished, behind=str(error)))
+                await self._clock.sleep(self._backoff.next_seconds())
+
+    def describe_unpublished(self, *, behind: str | None = None) -> str:
+        """Return how much is to be published, for the check, `behind` what it waits for."""
+        count = f"{self._table.unpublished} {self._kind.plural} are to be published"
+        return count if behind is None else f"{behind}; {count}"
+
+    async def _with_one_producer(self) -> None:
+        """Publish until the topic is another one; raises `BusError`."""
+        topic = await self._look()
+        self.watermarks.reset()
+        async with self._bus.producer() as producer:
+            # A producer that opens says nothing of those that failed to publish: while something
+            # is due the check recovers only with an acknowledgement.
+            if not self._check.has_failed or not self._table.unpublished:
+                self._check.ok(self.describe_unpublished)
+            while True:
+                if self._kind.watermark_stage is not None:
+                    self.watermarks.begin()
+                if batch := self._table.batch(self._batch_max):
+                    await self._send(producer, batch, topic.partitions)
+                    self.watermarks.acknowledge(batch)
+                else:
+                    # Cleared before waiting and without an await since the table was empty, so
+                    # that no wake is missed.
+                    self._changed.clear()
+                    if self.watermarks.complete_until_ns() is None:
+                        seconds = min(self._poll_interval_seconds, RENEWED_AFTER_SECONDS)
+                        await wait_event(self._changed, seconds)
+                await self._renew_watermarks(producer, topic.partitions)
+                passed_ns = self._clock.monotonic_ns() - self._looked_at_ns
+                if (
+                    passed_ns >= self._poll_interval_seconds * NS_PER_SECOND
+                    and await self._look() != topic
+                ):
+                    return  # the producer knows the topic as it was
+
+    async def _look(self) -> TopicDescription:
+        """Return what the topic is now; have all published again where it is another one.
+
+        Without it nobody would hear, while nothing changes, that the brokers are away or that the
+        topic was deleted.
+        """
+        found = await self._bus.describe(self._topic)
+        self._looked_at_ns = self._clock.monotonic_ns()
+        if is_other_topic(self._topic_id, found.topic_id):
+            self._table.repeat_all(time_ns=self._clock.time_ns())
+            self._next_offsets.clear()
+            self.measure()
+            _log.warning("topic_recreated", topic=self._topic, count=self._table.unpublished)
+        self._topic_id = found.topic_id or self._topic_id
+        return found
+
+    async def _send(
+        self, producer: Producer, batch: Sequence[PendingMessage[RecordT]], partitions: int
+    ) -> None:
+        """Send each partition its part; what arrived counts even if others failed."""
+        parts: dict[int, list[PendingMessage[RecordT]]] = defaultdict(list)
+        for message in batch:
+            node = key_in(self._cluster, message.node)
+            parts[partition_of_node(node, partitions=partitions)].append(message)
+        try:
+            await _all_of(
+                self._send_part(producer, partition, part) for partition, part in parts.items()
+            )
+        finally:
+            self.measure()
+        self._backoff.reset()
+        self._check.ok(self.describe_unpublished)
+
+    async def _send_part(
+        self, producer: Producer, partition: int, part: list[PendingMessage[RecordT]]
+    ) -> None:
+        # Before each part and not once a batch: a part may wait for long, and the Lease be lost.
+        self._fence()
+        messages = [
+            Message(
+                key=key_in(self._cluster, message.identity).encode(),
+                value=encode_bounded(message.record, kind=self._kind, topics=self._bus.topics)
+                if message.record
+                else None,
+                timestamp_ms=message.seen_time_ns // NS_PER_MS,
+            )
+            for message in part
+        ]
+        self._next_offsets[partition] = await producer.publish(self._topic, partition, messages)
+        self._table.acknowledge(part)
+        tombstones = sum(message.record is None for message in part)
+        of_kind = {"kind": self._kind.name}
+        pod_metrics.PUBLISHED.labels(**of_kind, type="tombstone").inc(tombstones)
+        pod_metrics.PUBLISHED.labels(**of_kind, type="record").inc(len(part) - tombstones)
+        # The first is the oldest. Never negative, though the clock may have been set back.
+        pod_metrics.LAG.labels(**of_kind).observe(
+            max(0, self._clock.time_ns() - part[0].seen_time_ns) / NS_PER_SECOND
+        )
+
+    async def _renew_watermarks(self, producer: Producer, partitions: int) -> None:
+        """Say of each partition up to when it is complete, where that is due and known.
+
+        By what this kind's list and watch brought alone, of its own topic.
+        """
+        stage, complete_until_ns = self._kind.watermark_stage, self.watermarks.complete_until_ns()
+        if stage is None or complete_until_ns is None:
+            return
+        self._fence()
+        topic, time_ns = self._bus.topics.watermarks.name, self._clock.time_ns()
+        ends = {each: self._next_offsets.get(each, 0) for each in range(partitions)}
+        watermarks = [
+            Watermark(
+                stage=stage,
+                cluster=self._cluster,
+                partition=partition,
+                complete_until_ns=complete_until_ns,
+                topic=self._topic,
+                next_offset=next_offset,
+                publisher=self._publisher,
+            )
+            for partition, next_offset in ends.items()
+            # The brokers do not tell it of a batch that they had already.
+            if next_offset is not None
+        ]
+        await _all_of(
+            producer.publish(topic, each.partition, [message_of(each, time_ns=time_ns)])
+            for each in watermarks
+        )
+        self.watermarks.told()
+        timestamp = pod_metrics.WATERMARK_TIMESTAMP.labels(
+            cluster=self._cluster, kind=self._kind.name
+        )
+        timestamp.set(complete_until_ns / NS_PER_SECOND)
+
+
+async def _all_of(publications: Iterable[Awaitable[object]]) -> None:
+    """Wait until all of them have ended, then raise the first failure.
+
+    One that is left behind would publish with a producer that is closed by then.
+    """
+    for result in await asyncio.gather(*publications, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+
+
+def encode_bounded(record: RecordT, *, kind: ObjectKind[RecordT], topics: Topics) -> bytes:
+    """Encode a record; what nobody would decode, or take as one message, is cut.
+
+    A record that a broker refuses would be sent again and again, and hold up its whole partition.
+    """
+    key, value = key_in(record.cluster, kind.identity_of(record)).encode(), encode(record)
+    try:
+        kind.decoder(topics).decode(value)
+    except UndecodableError as error:
+        _report_cut(record, kind, str(error))
+        record, _ = fit(record)
+        value = encode(record)
+    if (size := size_bytes(key, value)) > MAX_MESSAGE_BYTES:
+        _report_cut(record, kind, f"its record has {size} bytes, of {MAX_MESSAGE_BYTES} allowed")
+        value = encode(kind.bare(record))
+    return value
+
+
+def _report_cut(record: RecordT, kind: ObjectKind[RecordT], detail: str) -> None:
+    pod_metrics.CUT.labels(kind=kind.name).inc()
+    if count := _repeats.count(kind.name):
+        _log.warning(
+            "record_shortened",
+            kind=kind.name,
+            object=full_name(record),
+            detail=detail,
+            count=count,
+        )
+
+
+def full_name(record: WatchedRecord) -> str:
+    """Return an object's name, with its namespace where it is in one."""
+    return f"{record.namespace}/{record.name}" if isinstance(record, PodRecord) else record.name

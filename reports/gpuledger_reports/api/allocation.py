@@ -1,0 +1,316 @@
+"""Makes OpenCost's allocations of a bill: what each one had of GPUs, and what that costs. Pure.
+
+A bill by more dimensions than are asked for is folded: idle first, as it is shared among those who
+had GPUs of the same cluster or node, then what all share, then everything by the names asked for.
+Costs are fractions until a set is whole; then they are rounded once, together, so that they sum to
+the set's cost. What is no GPU's (processors, memory, volumes, network) is 0.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Final, NamedTuple
+
+from gpuledger_reports.api.filters import passes
+from gpuledger_reports.api.questions import (
+    CONTROLLER_KINDS,
+    AllocationQuestion,
+    Split,
+    dimensions_of,
+)
+from gpuledger_reports.bill_output import time_text
+from gpuledger_reports.billing import Bill, BillLine
+from gpuledger_reports.charging_sql import HOUR_UNITS
+from gpuledger_reports.money import quantize_together, rounded
+from gpuledger_reports.policy import is_of_device
+from gpuledger_reports.tenants import ABSENT, IDLE, NONE, SILENT, SYSTEM, UNALLOCATED, UNCOVERED
+from gpuledger_reports.times import Window
+
+COST_DIGITS: Final = 5
+"""As many as OpenCost has."""
+_MINUTE_US: Final = 60_000_000
+_COSTLESS: Final = (
+    "cpuCores", "cpuCoreRequestAverage", "cpuCoreLimitAverage", "cpuCoreUsageAverage",
+    "cpuCoreHours", "cpuCost", "cpuCostAdjustment", "cpuCostIdle", "cpuEfficiency",
+    "networkTransferBytes", "networkReceiveBytes", "networkCost", "networkCrossZoneCost",
+    "networkCrossRegionCost", "networkInternetCost", "networkCostAdjustment",
+    "loadBalancerCost", "loadBalancerCostAdjustment", "pvBytes", "pvByteHours", "pvCost",
+    "pvCostAdjustment", "ramBytes", "ramByteRequestAverage", "ramByteLimitAverage",
+    "ramByteUsageAverage", "ramByteHours", "ramCost", "ramCostAdjustment", "ramCostIdle",
+    "ramEfficiency", "externalCost",
+)  # fmt: skip
+"""What an allocation of OpenCost has and no GPU does."""
+_NOBODY: Final = ABSENT | {IDLE, SILENT, SYSTEM, UNALLOCATED, UNCOVERED}
+"""What stands for a tenant on lines of idle that nobody was given."""
+Values = Mapping[str, str]
+"""A line's dimensions, by name."""
+
+
+@dataclass(kw_only=True)
+class _Share:
+    """What somebody has in a cluster or on a node, or in all of them."""
+
+    charged: int = 0
+    held: int = 0
+    used: int = 0
+    gpu_cost: Fraction = Fraction(0)
+    idle_cost: Fraction = Fraction(0)
+    """Idle of others that it pays for."""
+    shared_cost: Fraction = Fraction(0)
+    models: set[str] = field(default_factory=set)
+    properties: dict[str, Any] | None = None
+    """Absent where nothing was added yet."""
+
+    @property
+    def cost(self) -> Fraction:
+        return self.gpu_cost + self.idle_cost + self.shared_cost
+
+    def add(self, other: "_Share") -> None:
+        # What differs among those that are put together is nothing of the whole.
+        theirs = other.properties or {}
+        mine = theirs if self.properties is None else self.properties
+        self.properties = {k: v for k, v in mine.items() if theirs.get(k) == v}
+        self.charged += other.charged
+        self.held += other.held
+        self.used += other.used
+        self.gpu_cost += other.gpu_cost
+        self.idle_cost += other.idle_cost
+        self.shared_cost += other.shared_cost
+        self.models |= other.models
+
+
+class _Name(NamedTuple):
+    """Of an allocation, and whether it is asked for; what is not has its part of what is shared."""
+
+    is_asked: bool
+    text: str
+
+
+_Scope = tuple[str, ...]
+_Key = tuple[_Scope, _Name]
+
+
+def dimensions_for(
+    question: AllocationQuestion, *, find: Callable[[str], tuple[str, ...]] = dimensions_of
+) -> tuple[str, ...]:
+    """Return the dimensions of the bill that the question's answer is made of."""
+    fields = [name for asked in question.aggregate for name in find(asked)]
+    # The model is on every line: an allocation says which one it is of.
+    asked = ["cluster", "model", *(["node"] if question.idle_by_node else []), *fields]
+    shared = ["namespace"] if question.share_namespaces else []
+    labels = [f"label:{key}" for key, _ in question.share_labels]
+    filtered = [term.dimension for term in question.filters]
+    return tuple(dict.fromkeys([*asked, *shared, *labels, *filtered]))
+
+
+def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[str, Any]]:
+    """Return the allocations of one set by their names; none where there was no usage."""
+    tenants: dict[_Key, _Share] = defaultdict(_Share)
+    idle: dict[tuple[_Scope, bool], _Share] = defaultdict(_Share)
+    shared: dict[_Name, _Share] = defaultdict(_Share)
+    for line in bill.lines:
+        values = dict(zip(bill.by, line.values, strict=True))
+        scope = (values["cluster"], *([values["node"]] if question.idle_by_node else []))
+        if _is_nobodys(line, values, is_of_device=bill.policy.policy.is_of_device):
+            # What is of tenants has a word for idle there, which is nobody's name.
+            is_asked = passes(values, question.filters, is_absent=lambda n: not is_of_device(n))
+            idle[scope, is_asked].add(_share_of(line, _scope_properties(scope)))
+        elif _is_shared(values, question):
+            shared[_name(question, values)].add(_share_of(line, _properties(question, values)))
+        else:
+            share = _share_of(line, _properties(question, values), model=values["model"])
+            tenants[scope, _name(question, values)].add(share)
+    if question.share_idle:
+        _share_idle(tenants, idle, question.share_idle)
+    named = _fold((name, share) for (_, name), share in tenants.items())
+    _share_among(named, shared, question.share_split)
+    if question.has_idle or question.share_idle:
+        for (scope, is_asked), share in idle.items():
+            # What was shared has left nothing; where nobody could take it, it stays.
+            if share.cost or share.charged:
+                named[_Name(is_asked, _idle_name(scope, question))].add(share)
+    return _written({name.text: share for name, share in named.items() if name.is_asked}, bill)
+
+
+def _is_nobodys(line: BillLine, values: Values, *, is_of_device: Callable[[str], bool]) -> bool:
+    """Return whether a line is idle that nobody is charged: a policy's table may name who is."""
+    return line.idle_kind is not None and all(
+        value in _NOBODY for name, value in values.items() if not is_of_device(name)
+    )
+
+
+def _share_of(line: BillLine, properties: dict[str, Any], *, model: str | None = None) -> _Share:
+    return _Share(
+        charged=line.charged,
+        held=line.held,
+        used=line.used,
+        gpu_cost=line.gpu_cost + line.energy_cost,
+        shared_cost=line.shared_cost,
+        models={model} if model else set(),
+        properties=properties,
+    )
+
+
+def _scope_properties(scope: _Scope) -> dict[str, Any]:
+    return dict(zip(("cluster", "node"), scope, strict=False))
+
+
+def _is_shared(values: Values, question: AllocationQuestion) -> bool:
+    if values.get("namespace") in question.share_namespaces:
+        return True
+    return any(values[f"label:{key}"] == value for key, value in question.share_labels)
+
+
+def _name(question: AllocationQuestion, values: Values) -> _Name:
+    """Return the name of the allocation that a tenant's line belongs to."""
+    text = "/".join(_part(asked, values) for asked in question.aggregate)
+    return _Name(passes(values, question.filters, is_absent=lambda _: False), text)
+
+
+def _part(asked: str, values: Values) -> str:
+    if asked in ("controller", *CONTROLLER_KINDS):
+        kind, name = values["owner_kind"], values["owner_name"]
+        if ABSENT & {kind, name} or CONTROLLER_KINDS.get(asked, kind) != kind:
+            return UNALLOCATED
+        return f"{kind.lower()}:{name}" if asked == "controller" else name
+    if asked == "controllerKind":
+        kind = values["owner_kind"]
+        return UNALLOCATED if kind in ABSENT else kind.lower()
+    value = values[asked]
+    if value in _NOBODY:
+        return UNALLOCATED
+    return f"{asked.removeprefix('label:')}={value}" if asked.startswith("label:") else value
+
+
+def _properties(question: AllocationQuestion, values: Values) -> dict[str, Any]:
+    """Return what is known of an allocation, by OpenCost's names."""
+    found: dict[str, Any] = {"cluster": values["cluster"]}
+    labels = {}
+    for asked in question.aggregate:
+        if asked in ("controller", *CONTROLLER_KINDS):
+            found |= {"controllerKind": values["owner_kind"].lower()}
+            found |= {"controller": values["owner_name"]}
+        elif asked.startswith("label:"):
+            labels[asked.removeprefix("label:")] = values[asked]
+        elif asked in ("cluster", "node", "namespace", "pod"):
+            found[asked] = values[asked]
+    kept = {name: value for name, value in found.items() if value not in (*ABSENT, None)}
+    known = {name: value for name, value in labels.items() if value not in ABSENT}
+    return {**kept, "labels": known} if known else kept
+
+
+def _idle_name(scope: _Scope, question: AllocationQuestion) -> str:
+    return "/".join((*scope, IDLE)) if question.splits_idle else IDLE
+
+
+def _share_idle(
+    tenants: dict[_Key, _Share], idle: dict[tuple[_Scope, bool], _Share], split: Split
+) -> None:
+    """Let those who had GPUs of a cluster or node pay for its idle."""
+    # All weights before the first is given out, or the second would go by what the first has added.
+    by_scope = {
+        scope: [share for (of, _), share in tenants.items() if of == scope] for scope, _ in idle
+    }
+    weights_of = {scope: _weights(takers, split) for scope, takers in by_scope.items()}
+    for (scope, is_asked), unused in idle.items():
+        weights = weights_of[scope]
+        for taker, weight in zip(by_scope[scope], weights, strict=True):
+            taker.idle_cost += unused.cost * weight
+        if any(weights):
+            idle[scope, is_asked] = _Share(properties=unused.properties)
+
+
+def _share_among(named: dict[_Name, _Share], shared: Mapping[_Name, _Share], split: Split) -> None:
+    takers = list(named.values())
+    weights = _weights(takers, split)
+    if not any(weights):
+        # Nobody else is there: they pay for themselves.
+        for name, share in shared.items():
+            named[name].add(share)
+        return
+    total = sum((share.cost for share in shared.values()), Fraction(0))
+    for taker, weight in zip(takers, weights, strict=True):
+        taker.shared_cost += total * weight
+
+
+def _weights(takers: Sequence[_Share], split: Split) -> list[Fraction]:
+    """Return which part each one takes: all parts sum to 1, or are 0 where nobody can take."""
+    if split == "even":
+        return [Fraction(1, len(takers)) for _ in takers]
+    costs = [taker.cost for taker in takers]
+    total = sum(costs, Fraction(0))
+    return [cost / total for cost in costs] if total else [Fraction(0) for _ in takers]
+
+
+def _fold(shares: Iterable[tuple[_Name, _Share]]) -> dict[_Name, _Share]:
+    found: dict[_Name, _Share] = defaultdict(_Share)
+    for name, share in shares:
+        found[name].add(share)
+    return found
+
+
+def _written(named: Mapping[str, _Share], bill: Bill) -> dict[str, dict[str, Any]]:
+    ordered = sorted(named.items())
+    parts = [
+        part
+        for _, share in ordered
+        for part in (share.gpu_cost, share.idle_cost, share.shared_cost)
+    ]
+    costs = quantize_together(parts, digits=COST_DIGITS)
+    return {
+        name: _allocation(name, share, costs[3 * at : 3 * at + 3], bill)
+        for at, (name, share) in enumerate(ordered)
+    }
+
+
+def _allocation(name: str, share: _Share, costs: Sequence[Decimal], bill: Bill) -> dict[str, Any]:
+    gpu_cost, idle_cost, shared_cost = costs
+    window = Window(bill.window.begin_us, max(bill.window.begin_us, bill.end_us))
+    minutes = Fraction(window.end_us - window.begin_us, _MINUTE_US)
+    hours = Fraction(share.charged, HOUR_UNITS)
+    efficiency = _efficiency(share)
+    return {
+        "name": name,
+        "properties": share.properties or {},
+        "window": {"start": time_text(bill.window.begin_us), "end": time_text(bill.window.end_us)},
+        "start": time_text(window.begin_us),
+        "end": time_text(window.end_us),
+        "minutes": _number(minutes),
+        **dict.fromkeys(_COSTLESS, 0),
+        "gpuCount": _number(hours * 60 / minutes if minutes else Fraction(0)),
+        "gpuHours": _number(hours),
+        "gpuCost": gpu_cost + idle_cost,
+        "gpuCostAdjustment": 0,
+        "gpuCostIdle": idle_cost,
+        "gpuEfficiency": _number(efficiency),
+        "pvs": None,
+        "lbAllocations": None,
+        "sharedCost": shared_cost,
+        "totalCost": gpu_cost + idle_cost + shared_cost,
+        "totalEfficiency": _number(efficiency),
+        "gpuAllocation": _gpu_allocation(share, minutes),
+    }
+
+
+def _efficiency(share: _Share) -> Fraction:
+    """Return used time per held time; 1 for who uses what nobody gave to it, as OpenCost says."""
+    if share.held:
+        return Fraction(share.used, share.held)
+    return Fraction(1 if share.used and share.cost else 0)
+
+
+def _gpu_allocation(share: _Share, minutes: Fraction) -> dict[str, Any] | None:
+    if not share.models or not minutes:
+        return None
+    held, used = (Fraction(units * 60, HOUR_UNITS) / minutes for units in (share.held, share.used))
+    known = share.models - {NONE}
+    model = {"gpuModel": next(iter(known))} if len(share.models) == len(known) == 1 else {}
+    averages = {"gpuUsageAverage": _number(used), "gpuRequestAverage": _number(held)}
+    # Whether others had the same GPU at the time is not on a bill.
+    return {**model, "isGPUShared": None, **averages}
+
+
+def _number(amount: Fraction) -> Decimal:
+    return rounded(amount, digits=COST_DIGITS)

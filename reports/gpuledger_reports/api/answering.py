@@ -1,0 +1,195 @@
+"""Answers one question from the store, as a process of the service does; what asks is not known.
+
+The store is only read: Delta's logs, and their files by DuckDB in memory, which spills nothing.
+"""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import msgspec
+
+from gpuledger.errors import UserError
+from gpuledger.store.bill_table import BILL_LINES
+from gpuledger.store.query import version_of
+from gpuledger_reports.api.allocation import allocation_set, dimensions_for
+from gpuledger_reports.api.parameters import ParameterError, shown
+from gpuledger_reports.api.questions import (
+    AllocationQuestion,
+    BillQuestion,
+    ExplainQuestion,
+    LookQuestion,
+    Question,
+    dimensions_of,
+)
+from gpuledger_reports.asked import AskedError
+from gpuledger_reports.bill_output import as_json
+from gpuledger_reports.billing import Bill, BillMaker, gpu_seconds
+from gpuledger_reports.closing import ClosedLine, closed_lines, standing_bill
+from gpuledger_reports.explaining import explanation_of
+from gpuledger_reports.periods import month_of
+from gpuledger_reports.policy import BillPolicy, dimension_names
+from gpuledger_reports.policy_file import read_policy
+from gpuledger_reports.times import Window
+from gpuledger_reports.usage_sums import StoreReadError, UsageReader, table_versions
+
+MAX_LINES: Final = 100_000
+"""How many allocations one answer may have; each is some 2 KB of JSON."""
+
+
+class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process is told before it is asked anything."""
+
+    store_uri: str
+    storage_options: dict[str, str]
+    prices: str | None
+    memory_bytes: int
+
+
+class ReportAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a question, as it is sent."""
+
+    body: bytes
+    status: int = 200
+
+
+def error_body(status: int, message: str, *, parameter: str | None = None) -> bytes:
+    """Return the JSON that says why there is no answer, in OpenCost's form."""
+    named = {} if parameter is None else {"parameter": parameter}
+    content = {"code": status, "status": "error", "message": message, **named}
+    return msgspec.json.encode(content) + b"\n"
+
+
+def answer_to(question: Question, settings: AnswerSettings) -> ReportAnswer:
+    """Return the answer to a question; mistakes in it, and of the store, are answers too."""
+    try:
+        return ReportAnswer(body=_body(question, settings))
+    except ParameterError as error:
+        return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.parameter)
+    except (StoreReadError, OSError) as error:
+        # A file that a compaction has replaced meanwhile, or an object store that is away. Which
+        # one it is, and where, is none of whoever asks.
+        name = type(error).__name__
+        return _error(HTTPStatus.SERVICE_UNAVAILABLE, f"the store cannot be read: {name}")
+    except UserError as error:
+        # The store or the prices: nothing that whoever asks could put right.
+        return _error(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+    except (duckdb.OutOfMemoryException, MemoryError):
+        asked = "window" if isinstance(question, AllocationQuestion) else "period"
+        problem = f"takes more memory than {settings.memory_bytes} bytes; ask for less at a time"
+        return _error(HTTPStatus.BAD_REQUEST, f"{asked}: {problem}", parameter=asked)
+
+
+def _error(status: HTTPStatus, message: str, *, parameter: str | None = None) -> ReportAnswer:
+    return ReportAnswer(status=status, body=error_body(status, message, parameter=parameter))
+
+
+def _body(question: Question, settings: AnswerSettings) -> bytes:
+    read = read_policy(Path(settings.prices) if settings.prices else None)
+    match question:
+        case LookQuestion():
+            uri, options = settings.store_uri, settings.storage_options
+            # Explanations show what was closed, too.
+            closed = version_of(uri, BILL_LINES.name, options)
+            versions = {**table_versions(uri, options), BILL_LINES.name: closed}
+            return msgspec.json.encode({"tables": versions, "prices": read.sha256})
+        case AllocationQuestion():
+            by = dimensions_for(question, find=lambda field: _dimensions(field, read.policy))
+            maker = BillMaker(_reader(settings, by), read, by=by)
+            return _allocations(question, maker)
+        case BillQuestion():
+            return as_json(_shown_bill(question, settings)).encode()
+        case ExplainQuestion():
+            return _explanation(question, settings)
+
+
+def _reader(settings: AnswerSettings, by: tuple[str, ...]) -> UsageReader:
+    return UsageReader(
+        settings.store_uri,
+        storage_options=settings.storage_options,
+        distinguishes_gpus="gpu" in by,
+        memory_bytes=settings.memory_bytes,
+    )
+
+
+def _dimensions(field: str, policy: BillPolicy) -> tuple[str, ...]:
+    # A dimension of the file's own counts as well.
+    if found := dimensions_of(field) or ((field,) if policy.knows(field) else ()):
+        return found
+    known = f"controller, controllerKind, deployment, statefulset, daemonset, {dimension_names()}"
+    raise ParameterError(
+        "aggregate", f"{shown(field)} is nothing to aggregate by; there are {known}"
+    )
+
+
+def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
+    sets, unpriced, count = [], dict[str, int](), 0
+    for bill in maker.make_each(question.sets):
+        sets.append(allocation_set(bill, question))
+        unpriced |= bill.unpriced
+        count += len(sets[-1])
+        if count > MAX_LINES:
+            problem = f"the answer has more than {MAX_LINES} allocations; ask for fewer"
+            raise ParameterError("aggregate", problem)
+    content: dict[str, Any] = {"code": 200, "status": "success", "data": sets}
+    if unpriced:
+        models = ", ".join(sorted(unpriced))
+        content["warning"] = f"no price for {models}: they cost nothing"
+    # Decimals as numbers, digit by digit as they are.
+    return msgspec.json.Encoder(decimal_format="number").encode(content) + b"\n"
+
+
+def _shown_bill(question: BillQuestion, settings: AnswerSettings) -> Bill:
+    """Return the bill as it was closed; as it is now where it never was."""
+    maker, window, policy = _maker(question, settings)
+    by = tuple(dict.fromkeys(question.by))
+    if closed := _closed(window, by, settings):
+        return standing_bill(closed, window=window, by=by, policy=policy)
+    return maker.make(window)
+
+
+def _closed(window: Window, by: tuple[str, ...], settings: AnswerSettings) -> list[ClosedLine]:
+    uri, options = settings.store_uri, settings.storage_options
+    return closed_lines(uri, window, by, options, memory_bytes=settings.memory_bytes)
+
+
+def _bill(question: BillQuestion, settings: AnswerSettings) -> tuple[Bill, BillMaker]:
+    maker, window, _ = _maker(question, settings)
+    return maker.make(window), maker
+
+
+def _maker(
+    question: BillQuestion, settings: AnswerSettings
+) -> tuple[BillMaker, Window, BillPolicy]:
+    read = read_policy(Path(settings.prices) if settings.prices else None)
+    for name in question.by:
+        if not read.policy.knows(name):
+            problem = f"{shown(name)} is no dimension; there are {dimension_names()}"
+            raise ParameterError("by", problem)
+    reader = _reader(settings, question.by)
+    maker = BillMaker(reader, read, by=question.by)
+    return maker, question.window or month_of(reader.usage_end_us), read.policy
+
+
+def _explanation(question: ExplainQuestion, settings: AnswerSettings) -> bytes:
+    bill, maker = _bill(question.bill, settings)
+    closed = _closed(bill.window, bill.by, settings)
+    try:
+        line, texts = explanation_of(
+            bill, question.line, maker=maker, closed=closed, max_rows=question.rows
+        )
+    except AskedError as error:
+        problem = f"{error.problem}; give the `line` of a line of /bill with the same parameters"
+        raise ParameterError(error.about, problem) from error
+    content: Mapping[str, Any] = {
+        "line": line.id,
+        **dict(zip(bill.by, line.values, strict=True)),
+        "idle_kind": line.idle_kind,
+        "cost": f"{line.cost:f}",
+        "currency": bill.currency,
+        "charged_gpu_seconds": f"{gpu_seconds(line.charged):f}",
+        "explanation": list(texts),
+    }
+    return msgspec.json.encode(content) + b"\n"

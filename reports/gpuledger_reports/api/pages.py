@@ -1,0 +1,162 @@
+"""The pages of `gpuledger-reports`: which question a request asks, and how its answer is sent.
+
+An answer is kept for as long as the store's tables and the prices are what they were: whoever asks
+the same again is answered without a process.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import yaml
+
+from gpuledger.runtime.http.exchange import HttpRequest, Response
+from gpuledger_reports.api.answering import ReportAnswer, error_body
+from gpuledger_reports.api.parameters import ParameterError
+from gpuledger_reports.api.processes import AnswererPool, BusyError, LateError, ProcessEndedError
+from gpuledger_reports.api.questions import PAGES, Question
+from gpuledger_reports.api.store_state import StoreState
+from gpuledger_reports.metrics import (
+    CACHE_BYTES,
+    CACHE_HITS_TOTAL,
+    REQUEST_SECONDS,
+    REQUESTS_TOTAL,
+)
+
+DESCRIPTION_FILE: Final = Path(__file__).with_name("openapi.yaml")
+DESCRIPTION_PAGE: Final = "/openapi.json"
+_JSON: Final = "application/json"
+_RETRY_SECONDS: Final = {HTTPStatus.SERVICE_UNAVAILABLE: "5"}
+
+
+@cache
+def description() -> bytes:
+    """Return the service's OpenAPI description as JSON."""
+    return msgspec.json.encode(yaml.safe_load(DESCRIPTION_FILE.read_text(encoding="utf-8")))
+
+
+class AnswerCache:
+    """The newest answers, up to so many bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._answers: OrderedDict[bytes, ReportAnswer] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, key: bytes) -> ReportAnswer | None:
+        """Return the answer that is kept under a key, which is wanted still."""
+        found = self._answers.get(key)
+        if found is not None:
+            self._answers.move_to_end(key)
+        return found
+
+    def put(self, key: bytes, answer: ReportAnswer) -> None:
+        """Keep an answer; those that nobody has wanted for longest go."""
+        if len(key) + len(answer.body) > self._max_bytes or key in self._answers:
+            return
+        self._answers[key] = answer
+        self._bytes += len(key) + len(answer.body)
+        while self._bytes > self._max_bytes:
+            oldest, gone = self._answers.popitem(last=False)
+            self._bytes -= len(oldest) + len(gone.body)
+        CACHE_BYTES.set(self._bytes)
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._answers.clear()
+        self._bytes = 0
+        CACHE_BYTES.set(0)
+
+
+class ReportPages:
+    """All pages but those of health and metrics."""
+
+    def __init__(self, *, cache_bytes: int, now: Callable[[], float] = time.time) -> None:
+        self._cache = AnswerCache(cache_bytes)
+        self._now = now
+        self._pool: AnswererPool | None = None
+        self._store: StoreState | None = None
+        self._cached_state: bytes | None = None
+
+    async def show(self, request: HttpRequest) -> Response:
+        """Return the answer to a request; no path has another effect than its answer."""
+        if request.path == DESCRIPTION_PAGE:
+            return Response(body=description(), content_type=_JSON)
+        if request.path not in PAGES:
+            listed = ", ".join([*PAGES, DESCRIPTION_PAGE, "/livez", "/readyz", "/metrics"])
+            return _error(HTTPStatus.NOT_FOUND, f"there are {listed}")
+        begin_seconds = time.monotonic()
+        response = await self._report(request)
+        seconds = time.monotonic() - begin_seconds
+        REQUEST_SECONDS.labels(page=request.path).observe(seconds)
+        REQUESTS_TOTAL.labels(page=request.path, status=str(response.status)).inc()
+        return response
+
+    async def run(self, pool: AnswererPool, store: StoreState) -> None:
+        """Answer with a pool until cancelled, and follow what the store has."""
+        self._pool, self._store = pool, store
+        try:
+            await store.follow()
+        finally:
+            self._pool = self._store = None
+            await pool.close()
+
+    async def _report(self, request: HttpRequest) -> Response:
+        try:
+            question = PAGES[request.path](request.query, int(self._now()) * 10**6)
+        except ParameterError as error:
+            return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.parameter)
+        # Two forms of a question that mean the same, and two pages, have one answer.
+        state, key = self._followed_state(), msgspec.msgpack.encode(question)
+        if found := self._cache.get(key):
+            CACHE_HITS_TOTAL.inc()
+            return _response(found)
+        answer = await self._answer(question)
+        # Where the store has changed meanwhile it may be of before.
+        is_same = state is not None and state == self._followed_state()
+        if answer.status == HTTPStatus.OK and is_same:
+            self._cache.put(key, answer)
+        return _response(answer)
+
+    def _followed_state(self) -> bytes | None:
+        """Return what answers depend on now; what is kept of another state is none of its own."""
+        state = self._store.current() if self._store else None
+        if state != self._cached_state:
+            self._cache.clear()
+            self._cached_state = state
+        return state
+
+    async def _answer(self, question: Question) -> ReportAnswer:
+        unavailable, late = HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT
+        if self._pool is None:
+            return _error_answer(unavailable, "the service starts or ends")
+        try:
+            return await self._pool.ask(question)
+        except BusyError as error:
+            return _error_answer(unavailable, str(error))
+        except LateError as error:
+            return _error_answer(late, f"{error}; ask for less at a time")
+        except ProcessEndedError as error:
+            problem = f"{error}, perhaps for want of memory; ask for less at a time"
+            return _error_answer(unavailable, problem)
+
+
+def _response(answer: ReportAnswer) -> Response:
+    retry = _RETRY_SECONDS.get(HTTPStatus(answer.status))
+    headers = {"Retry-After": retry} if retry else {}
+    return Response(status=answer.status, body=answer.body, content_type=_JSON, headers=headers)
+
+
+def _error_answer(
+    status: HTTPStatus, message: str, *, parameter: str | None = None
+) -> ReportAnswer:
+    return ReportAnswer(status=status, body=error_body(status, message, parameter=parameter))
+
+
+def _error(status: HTTPStatus, message: str, *, parameter: str | None = None) -> Response:
+    return _response(_error_answer(status, message, parameter=parameter))

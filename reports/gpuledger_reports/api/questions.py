@@ -1,0 +1,214 @@
+"""What is asked of the service: parameters as one record, which a process answers. Pure."""
+
+from collections.abc import Callable, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from gpuledger_reports.api.filters import FilterTerm, parse_filter
+from gpuledger_reports.api.parameters import (
+    ParameterError,
+    flag,
+    listed,
+    moment_us,
+    read_query,
+    shown,
+    whole_number,
+)
+from gpuledger_reports.api.windows import MAX_DAYS, parse_accumulate, parse_window, sets_of
+from gpuledger_reports.asked import AskedError
+from gpuledger_reports.periods import parse_period
+from gpuledger_reports.policy import is_dimension
+from gpuledger_reports.times import DAY_US, HOUR_US, Window
+
+Split = Literal["weighted", "even"]
+MAX_DIMENSIONS: Final = 12
+MAX_SHARED: Final = 100
+MAX_ROWS: Final = 100_000
+_DEFAULT_ROWS: Final = 20
+CONTROLLER_KINDS: Final = {
+    "deployment": "Deployment",
+    "statefulset": "StatefulSet",
+    "daemonset": "DaemonSet",
+    "job": "Job",
+}
+"""What OpenCost takes for the controllers of one kind."""
+WITHOUT_EFFECT: Final = frozenset(
+    {
+        "resolution",  # there is no sampling: the store has every tick
+        "includeAggregatedMetadata",
+        "includeProportionalAssetResourceCosts",
+        "sharelb",  # no cost here is a load balancer's
+    }
+)
+_REFUSED: Final = {
+    "shareCost": "is not offered; a cost of your own belongs into the file of prices",
+    "shareTenancyCosts": "is not offered; no cost here is a cluster's management",
+}
+_ALLOCATION: Final = frozenset(
+    {
+        *WITHOUT_EFFECT,
+        *_REFUSED,
+        *("window", "aggregate", "step", "accumulate", "accumulateBy"),
+        *("idle", "includeIdle", "idleByNode", "splitIdle", "shareIdle"),
+        *("shareNamespaces", "shareLabels", "shareSplit", "filter"),
+    }
+)
+_BILL: Final = frozenset({"period", "from", "to", "by"})
+_EXPLAIN: Final = _BILL | {"line", "rows"}
+
+
+class AllocationQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="allocation"):
+    """What `/allocation` is asked."""
+
+    sets: tuple[Window, ...]
+    aggregate: tuple[str, ...]
+    """As OpenCost calls them: namespace, controller, label:app."""
+    has_idle: bool = False
+    """Whether idle has a line."""
+    idle_by_node: bool = False
+    """Whether idle is a node's rather than a cluster's."""
+    splits_idle: bool = False
+    """Whether the idle of each cluster or node has a line of its own."""
+    share_idle: Split | None = None
+    """How those who had GPUs share idle; absent where they do not."""
+    share_namespaces: tuple[str, ...] = ()
+    share_labels: tuple[tuple[str, str], ...] = ()
+    """Key and value of each label whose pods' costs all others share."""
+    share_split: Split = "weighted"
+    filters: tuple[FilterTerm, ...] = ()
+    """What allocations must have to be in the answer; what they share is shared before."""
+
+
+class BillQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="bill"):
+    """What `/bill` is asked; without a window the month of the newest usage."""
+
+    window: Window | None
+    by: tuple[str, ...]
+
+
+class ExplainQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="explain"):
+    """What `/bill/explain` is asked."""
+
+    bill: BillQuestion
+    line: str
+    rows: int
+
+
+class LookQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
+    """Which versions the tables have, and what the prices are: what answers depend on."""
+
+
+Question = AllocationQuestion | BillQuestion | ExplainQuestion | LookQuestion
+
+
+def allocation_question(query: str, now_us: int) -> AllocationQuestion:
+    """Return what a request for allocations asks; raises `ParameterError`."""
+    given = read_query(query, known=_ALLOCATION)
+    for name, problem in _REFUSED.items():
+        if given.get(name, "") not in ("", "0", "false"):
+            raise ParameterError(name, problem)
+    if "window" not in given:
+        raise ParameterError("window", "is missing; give such as 7d, today, lastweek or month")
+    window = parse_window(given["window"], now_us=now_us)
+    accumulate = parse_accumulate(given.get("accumulateBy") or given.get("accumulate", ""))
+    # OpenCost's own lines are containers; what the store knows least of here are pods.
+    fields = listed(given, "aggregate", maximum=MAX_DIMENSIONS)
+    return AllocationQuestion(
+        sets=sets_of(window, step=given.get("step") or None, accumulate=accumulate),
+        aggregate=fields or ("cluster", "node", "namespace", "pod"),
+        has_idle=flag(given, "includeIdle") or flag(given, "idle"),
+        idle_by_node=flag(given, "idleByNode"),
+        splits_idle=flag(given, "splitIdle"),
+        share_idle=_split(given, "shareIdle"),
+        share_namespaces=listed(given, "shareNamespaces", maximum=MAX_SHARED),
+        share_labels=_labels(given, "shareLabels"),
+        share_split=_split(given, "shareSplit") or "weighted",
+        filters=parse_filter(given.get("filter", "")),
+    )
+
+
+def bill_question(query: str, _now_us: int = 0) -> BillQuestion:
+    """Return what a request for a bill asks; raises `ParameterError`."""
+    return _bill(read_query(query, known=_BILL))
+
+
+def explain_question(query: str, _now_us: int = 0) -> ExplainQuestion:
+    """Return what a request for an explanation asks; raises `ParameterError`."""
+    given = read_query(query, known=_EXPLAIN)
+    if not given.get("line"):
+        raise ParameterError("line", "is missing; give the `line` of a line of /bill")
+    rows = whole_number(given, "rows", default=_DEFAULT_ROWS, maximum=MAX_ROWS)
+    return ExplainQuestion(bill=_bill(given), line=given["line"], rows=rows)
+
+
+PAGES: Final[Mapping[str, Callable[[str, int], Question]]] = {
+    "/allocation": allocation_question,
+    "/allocation/compute": allocation_question,
+    "/bill": bill_question,
+    "/bill/explain": explain_question,
+}
+"""Each page with what reads its parameters: the query, and the time in microseconds."""
+
+
+def dimensions_of(field: str) -> tuple[str, ...]:
+    """Return the bill's dimensions of which OpenCost's field is made; none where it is unknown."""
+    if field == "controller":
+        return ("owner_kind", "owner_name")
+    if field == "controllerKind":
+        return ("owner_kind",)
+    if field in CONTROLLER_KINDS:
+        return ("owner_kind", "owner_name")
+    return (field,) if is_dimension(field) else ()
+
+
+def _bill(given: Mapping[str, str]) -> BillQuestion:
+    by = listed(given, "by", maximum=MAX_DIMENSIONS) or ("namespace",)
+    return BillQuestion(window=_bill_window(given), by=by)
+
+
+def _bill_window(given: Mapping[str, str]) -> Window | None:
+    named = [name for name in ("from", "to") if name in given]
+    if "period" in given:
+        if named:
+            raise ParameterError(named[0], "belongs in the place of period; give one of both")
+        return _period(given["period"])
+    if not named:
+        return None
+    for name in ("from", "to"):
+        if name not in given:
+            raise ParameterError(name, "is missing; from and to belong together")
+    window = Window(*(_whole_hour(given[name], name) for name in ("from", "to")))
+    if not 0 < window.end_us - window.begin_us <= MAX_DAYS * DAY_US:
+        raise ParameterError("to", f"must be later than from, by at most {MAX_DAYS} days")
+    return window
+
+
+def _period(text: str) -> Window:
+    try:
+        return parse_period(text)
+    except AskedError as error:
+        problem = f"{shown(text)} is no month such as 2026-10, no day and no year"
+        raise ParameterError("period", problem) from error
+
+
+def _whole_hour(text: str, name: str) -> int:
+    time_us = moment_us(text, name)
+    if time_us % HOUR_US:
+        raise ParameterError(name, "bills are of whole hours; give 2026-10-01T14:00:00Z")
+    return time_us
+
+
+def _split(given: Mapping[str, str], name: str) -> Split | None:
+    value = given.get(name, "")
+    if value == "even":
+        return "even"
+    return "weighted" if value == "weighted" or flag(given, name) else None
+
+
+def _labels(given: Mapping[str, str], name: str) -> tuple[tuple[str, str], ...]:
+    pairs = [label.partition(":") for label in listed(given, name, maximum=MAX_SHARED)]
+    for key, colon, value in pairs:
+        if not (key and colon and value):
+            raise ParameterError(name, f"{shown(key)} is no KEY:VALUE")
+    return tuple((key, value) for key, _, value in pairs)

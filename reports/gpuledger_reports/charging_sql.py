@@ -1,0 +1,493 @@
+"""Charges of device-hours in SQL, in whole units: whose each part of an hour is.
+
+Time is counted in units of a board-nanosecond divided by `UNITS`, so that an instance's slices of
+its board are whole numbers too. Of each board and hour the parts sum to the time for which the
+board was in the inventory, whatever ticks say:
+
+1. Where ticks cover more than that (a clock was set, or slewed), held time is scaled down to it.
+2. Of each device what did not answer is overhead. Who held the rest has a claim by the tenant's
+   basis; who used it without holding has one by used time, all of them no more than nobody held.
+3. Claims of more than the device are scaled down to it. What they leave is idle: held and left
+   over, or held by nobody.
+4. What no device of the board covers is uncovered.
+
+Every scaling is by largest remainder, ties by device and tenant, so that nothing depends on the
+order of rows. Most hours are plain: nobody used what another did not hold, and each holder pays
+what was held, scaled down by a clock that was slewed or not. Those are sums over rows, which is why
+a month takes seconds; the others (`is_odd`) are taken out of the sums and go through all of it.
+"""
+
+from typing import Final, NamedTuple
+
+from gpuledger_reports.times import HOUR_US
+
+UNITS: Final = 27_720
+"""Divisible by the slices of any board, as far as there are at most twelve."""
+HOUR_UNITS: Final = HOUR_US * 1000 * UNITS
+_LONGEST_NS: Final = 1000 * HOUR_US * 1000
+"""What a party can have of a device in an hour, clocks that are set included: else it is made up,
+and all that is more says nothing."""
+
+FACTOR: Final = (
+    f"CASE WHEN s > 0 AND {UNITS} % s = 0 THEN coalesce(w, 0) * ({UNITS} // s)"
+    f" WHEN s IS NULL AND parent_uuid IS NULL THEN {UNITS} ELSE 0 END"
+)
+"""Units of a nanosecond of a device. Of an instance without known slices nobody knows."""
+
+COLUMNS: Final = """
+    cluster, node, gpu_uuid, model, parent_uuid, mig_profile,
+    compute_slices AS w, board_compute_slices AS s, account = 'idle' AS is_holding,
+    CASE account WHEN 'idle' THEN
+            CASE WHEN holder_state IS NOT NULL THEN 'pod'
+                WHEN holder_job_id IS NOT NULL THEN 'job' ELSE 'nobody' END
+        WHEN 'pod' THEN 'pod' WHEN 'job' THEN 'job' WHEN 'host' THEN 'host'
+        ELSE 'unattributed' END AS kind,
+    CASE WHEN account = 'idle' THEN holder_uid ELSE pod_uid END AS uid,
+    CASE WHEN account = 'idle' THEN holder_namespace ELSE namespace END AS namespace,
+    CASE WHEN account = 'idle' THEN holder_pod ELSE pod END AS pod,
+    CASE WHEN account = 'idle' THEN holder_job_id WHEN account = 'job' THEN job_id END AS job,
+    CASE WHEN account = 'idle' THEN holder_state ELSE pod_state END = 'known' AS is_named_by_row,
+    held_ns, silent_ns, busy_ns, measured_busy_ns, energy_millijoules, memory_byte_ns,
+    kafka_partition, first_offset, last_offset
+"""
+"""Of a table of usage what bills are made of. Holder and user are one column each."""
+
+
+def rows_sql(relation: str, *, period: str, slices: str) -> str:
+    """Return the SQL of a table's rows, with the hour that each is of.
+
+    By `slices`, compute or memory, an instance is counted: `compute_slices` are these from here on.
+    """
+    # Whole hours since the epoch are hours of UTC, and cost less than date_trunc in a time zone.
+    hour = f"epoch_us({period})" + ("" if period == "hour" else f" // {HOUR_US} * {HOUR_US}")
+    counted = (
+        f"{slices}_slices AS compute_slices",
+        f"board_{slices}_slices AS board_compute_slices",
+    )
+    w_and_s = f"{slices}_slices AS w, board_{slices}_slices AS s"
+    return f"SELECT * REPLACE ({', '.join(counted)}), {w_and_s}, {hour} AS hour_us FROM {relation}"  # noqa: S608  # quoted files
+
+
+SILENT_FLAG: Final = 1
+FREE_FLAG: Final = 2
+USED_FLAG: Final = 4
+ROWS: Final = f"""
+CREATE OR REPLACE TEMP VIEW usage_rows AS SELECT hour_us, {COLUMNS},
+    CASE WHEN silent_ns > 0 THEN {SILENT_FLAG} ELSE 0 END | CASE
+        WHEN account <> 'idle' THEN CASE WHEN busy_ns > 0 THEN {USED_FLAG} ELSE 0 END
+        WHEN holder_state IS NULL AND holder_job_id IS NULL AND held_ns > 0 THEN {FREE_FLAG}
+        ELSE 0 END AS flags,
+    CASE WHEN account = 'idle' THEN 1 END AS idle_row
+FROM usage_raw
+"""  # noqa: S608  # our own names
+"""The day's rows, as bills look at them."""
+
+
+# Whose a row is: a pod by its UID, else by its name in that hour.
+PARTY_NAMES: Final = (
+    "CASE WHEN uid IS NULL THEN namespace END AS named_namespace,"
+    " CASE WHEN uid IS NULL THEN pod END AS named_pod"
+)
+PARTY: Final = f"kind, uid, {PARTY_NAMES}, job"
+_SAME_PARTY: Final = " AND ".join(
+    f"each.{column} IS NOT DISTINCT FROM parties.{column}"
+    for column in (
+        "cluster",
+        "node",
+        "kind",
+        "uid",
+        "named_namespace",
+        "named_pod",
+        "job",
+        "named_us",
+        "since_us",
+    )
+)
+NAMED_US: Final = "CASE WHEN uid IS NULL AND pod IS NOT NULL THEN hour_us END"
+
+
+class Detail(NamedTuple):
+    """How finely rows are told apart: as finely as the bill needs, for time."""
+
+    since: str
+    """SQL of the time from which what is known of a row holds."""
+    gpu: str = "NULL::VARCHAR"
+    """SQL of the GPU's UUID, where GPUs are told apart."""
+    board: str = "NULL::VARCHAR"
+    """The same of the board."""
+    by_names: bool = False
+    """Whether a pod that the row names is known enough by its name; else it is by its UID."""
+    names_pods: bool = True
+    """Whether pods and jobs of a namespace are told apart, by names."""
+    by_hour: bool = False
+    """Whether `since` is of each hour, somewhere."""
+
+    @property
+    def node(self) -> str:
+        """SQL of the node, or of another one that is like it where nobody has to know which."""
+        unnamed = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
+        return f"CASE WHEN {unnamed} THEN node ELSE class_node END"
+
+    @property
+    def party(self) -> str:
+        """SQL of whose a row is: kind, UID, namespace, pod, job, whether the names are enough."""
+        if not self.by_names:
+            return (
+                f"{PARTY}, false AS is_named_by_row, max(namespace) AS namespace, max(pod) AS pod"
+            )
+        named = "coalesce(is_named_by_row, false)"
+        unnamed = f"NOT {named}"
+        jobs = "job" if self.names_pods else "NULL::VARCHAR"
+        pods = "true" if self.names_pods else unnamed
+        return f"""kind, CASE WHEN {unnamed} THEN uid END AS uid,
+    CASE WHEN {named} OR uid IS NULL THEN namespace END AS named_namespace,
+    CASE WHEN {pods} AND ({named} OR uid IS NULL) THEN pod END AS named_pod,
+    {jobs} AS job, {named} AS is_named_by_row,
+    max(CASE WHEN {unnamed} THEN namespace END) AS namespace,
+    max(CASE WHEN {unnamed} THEN pod END) AS pod"""
+
+    @property
+    def since_us(self) -> str:
+        """SQL of the time from which a row's names and facts hold."""
+        named = (
+            f"CASE WHEN is_named_by_row THEN NULL ELSE {NAMED_US} END"
+            if self.by_names
+            else NAMED_US
+        )
+        return f"coalesce({named}, {self.since})"
+
+
+DEVICES: Final = f"""
+CREATE OR REPLACE TEMP TABLE devices AS
+WITH seen AS (
+    SELECT cluster, node, gpu_uuid, parent_uuid, model, mig_profile, w, s
+    FROM usage_rows GROUP BY ALL
+), boards AS (
+    SELECT cluster, node, coalesce(parent_uuid, gpu_uuid) AS board,
+        row_number() OVER (ORDER BY cluster, node, coalesce(parent_uuid, gpu_uuid))::INTEGER
+            AS board_id,
+        max(model) AS model, count(*) > 1 AS is_cut
+    FROM seen GROUP BY cluster, node, board
+), stayed AS (
+    SELECT cluster, node, board,
+        coalesce(max(model) FILTER (begin_us < $end_us AND end_us > $begin_us), max(model))
+            AS model,
+        count(DISTINCT model) FILTER (begin_us < $end_us AND end_us > $begin_us) > 1 AS changes,
+        bool_or(begin_us <= $begin_us AND end_us >= $end_us) AS is_whole
+    FROM stays GROUP BY cluster, node, board
+)
+SELECT row_number() OVER (
+        ORDER BY seen.cluster, seen.node, gpu_uuid, mig_profile, w, s, seen.model
+    )::INTEGER AS device,
+    seen.*, class_node, {FACTOR} AS factor, board_id,
+    coalesce(stayed.model, boards.model) AS board_model, coalesce(changes, false) AS changes_model,
+    is_cut, is_whole IS NOT NULL AS is_known, coalesce(is_whole, false) AS is_whole
+FROM (SELECT *, coalesce(parent_uuid, gpu_uuid) AS board FROM seen) AS seen
+JOIN node_classes USING (cluster, node)
+JOIN boards USING (cluster, node, board) LEFT JOIN stayed USING (cluster, node, board)
+"""  # noqa: S608  # our own names
+"""The devices of a day. One that was cut anew, or that has another model, is another one then."""
+
+OTHER_MODELS: Final = (
+    "SELECT count(*) FROM devices WHERE changes_model OR model IS DISTINCT FROM board_model"
+)
+"""How many devices have rows that do not say the model that their board has by the inventory."""
+BOARD_MODELS: Final = f"""
+CREATE OR REPLACE TEMP TABLE board_models AS
+WITH named AS (
+    SELECT DISTINCT cluster, node, board, board_model FROM devices
+    WHERE changes_model OR model IS DISTINCT FROM board_model
+), staying AS (
+    SELECT cluster, node, board, hours.hour_us, arg_min(model, begin_us) AS model
+    FROM (SELECT DISTINCT hour_us FROM usage_raw) AS hours JOIN stays
+        ON begin_us < hours.hour_us + {HOUR_US} AND end_us > hours.hour_us
+    SEMI JOIN named USING (cluster, node, board)
+    GROUP BY ALL
+)
+SELECT cluster, node, board, hours.hour_us, coalesce(staying.model, board_model) AS model
+FROM named CROSS JOIN (SELECT DISTINCT hour_us FROM usage_raw) AS hours
+LEFT JOIN staying USING (cluster, node, board, hour_us)
+"""  # noqa: S608  # our own names
+"""Of boards of which rows say another model: the one by which row, board and price agree.
+
+The inventory's of that hour, where that knows it; else what the day's rows say.
+"""
+
+
+def with_models_sql(rows: str) -> str:
+    """Return the SQL of rows with the models of `board_models`."""
+    return f"""
+SELECT each.* REPLACE (CASE WHEN named.board IS NULL THEN each.model ELSE named.model END AS model)
+FROM ({rows}) AS each LEFT JOIN board_models AS named ON named.cluster = each.cluster
+    AND named.node = each.node AND named.hour_us = each.hour_us
+    AND named.board = coalesce(each.parent_uuid, each.gpu_uuid)
+"""  # noqa: S608  # quoted files
+
+
+BY_UUID: Final = "each.gpu_uuid = devices.gpu_uuid"
+"""How a row's device is found where each UUID is of one device."""
+BY_ALL: Final = BY_UUID + "".join(
+    f" AND each.{column} IS NOT DISTINCT FROM devices.{column}"
+    for column in ("cluster", "node", "parent_uuid", "model", "mig_profile", "w", "s")
+)
+
+
+def hours_sql(*, same_device: str) -> str:
+    """Return the SQL that makes `device_hours`.
+
+    They say of each device and hour what ticks cover of its board, for how long that was there
+    (both in units), and whether the hour is odd.
+    """
+    return f"""
+CREATE OR REPLACE TEMP TABLE device_hours AS
+WITH summed AS (
+    -- One number for all that may be so of a row: an aggregate the less for each.
+    SELECT device, hour_us, coalesce(sum(held_ns), 0) AS held_ns, bit_or(flags) AS flags,
+        count(idle_row) AS idle_rows
+    FROM usage_rows AS each JOIN devices ON {same_device}
+    GROUP BY device, hour_us
+), cut AS (
+    SELECT board_id, hour_us, sum(held_ns * factor) AS held
+    FROM summed JOIN devices USING (device) WHERE is_cut GROUP BY ALL
+), partly AS (
+    -- Of boards that came or went in the day: for how long they were there in each hour.
+    SELECT board_id, hour_us,
+        sum(greatest(0, least(end_us, hour_us + {HOUR_US}, $end_us)
+            - greatest(begin_us, hour_us, $begin_us)))::HUGEINT * {1000 * UNITS} AS there
+    FROM (SELECT DISTINCT cluster, node, board, board_id FROM devices
+            WHERE is_known AND NOT is_whole)
+    JOIN stays USING (cluster, node, board)
+    CROSS JOIN (SELECT DISTINCT hour_us FROM summed)
+    GROUP BY ALL
+), placed AS (
+    SELECT summed.*, board_id, is_cut, is_known, coalesce(cut.held, held_ns * factor) AS covered,
+        CASE WHEN is_whole OR NOT is_known
+            THEN (least(hour_us + {HOUR_US}, $end_us) - greatest(hour_us, $begin_us))::HUGEINT
+                * {1000 * UNITS}
+            ELSE coalesce(partly.there, 0) END AS there
+    FROM summed JOIN devices USING (device)
+    LEFT JOIN cut USING (board_id, hour_us) LEFT JOIN partly USING (board_id, hour_us)
+)
+SELECT device, hour_us, board_id, is_cut, is_known, covered,
+    CASE WHEN is_known THEN there ELSE least(there, covered) END AS there,
+    -- What is held of a whole GPU that answers is scaled down to its time, and that is all.
+    flags & {FREE_FLAG | USED_FLAG} = {FREE_FLAG | USED_FLAG}
+        OR (covered > there AND (flags & {SILENT_FLAG} <> 0 OR is_cut))
+        OR covered > {_LONGEST_NS * UNITS} AS is_odd,
+    idle_rows > 1 AS is_shared
+FROM placed
+"""  # noqa: S608  # our own names
+
+
+# Only rows of holders are looked at: who uses without holding is charged by use, by any basis.
+def mark_special_sql(detail: Detail, *, same_device: str) -> str:
+    """Return the SQL that makes hours odd in which somebody holds who is not charged by that."""
+    return f"""
+UPDATE device_hours SET is_odd = true
+FROM (
+    SELECT DISTINCT device, hour_us
+    FROM (
+        SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES}, {detail.since} AS since_us
+        FROM usage_rows WHERE is_holding
+    ) AS each
+    JOIN devices ON {same_device} JOIN parties ON {_SAME_PARTY}
+    WHERE basis <> 'held'
+) AS special
+WHERE device_hours.device = special.device AND device_hours.hour_us = special.hour_us
+"""  # noqa: S608  # our own names
+
+
+class CoveredRow(NamedTuple):
+    """A row of `covered_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    since_us: int
+    gpu: str | None
+    known: int
+    covered: int
+    excess: int
+
+
+# A cut board's hours are one each, though every device of it has one: any of them says it.
+def covered_sql(detail: Detail) -> str:
+    """Return the SQL of what ticks cover of boards, and of what is more than the boards' time."""
+    return f"""
+SELECT cluster, class_node AS node, model, {detail.since} AS since_us, {detail.board} AS gpu,
+    coalesce(sum(least(covered, there)) FILTER (hours.is_known), 0) AS known,
+    sum(least(covered, there)) AS covered, sum(greatest(0, covered - there)) AS excess
+FROM (
+    SELECT board_id, hour_us, any_value(covered) AS covered, any_value(there) AS there,
+        any_value(is_known) AS is_known, min(device) AS device
+    FROM device_hours WHERE is_cut GROUP BY board_id, hour_us
+    UNION ALL SELECT board_id, hour_us, covered, there, is_known, device
+    FROM device_hours WHERE NOT is_cut
+) AS hours JOIN devices USING (device)
+GROUP BY ALL
+"""  # noqa: S608  # our own names
+
+
+WANTED: Final = (
+    "cluster", "node", "model", "mig_profile", "w", "s", "gpu", "since_us",
+    "kind", "uid", "named_namespace", "named_pod", "job", "is_holding",
+)  # fmt: skip
+"""What tells the rows of a sum."""
+
+
+def rows_in_sql(*, since: str, gpu: str) -> str:
+    """Return the SQL of the rows of which the class, time and party stand in `wanted`."""
+    same = " AND ".join(f"each.{key} IS NOT DISTINCT FROM wanted.{key}" for key in WANTED)
+    return f"""
+SELECT hour_us, each.node, gpu_uuid, pod, coalesce(held_ns, 0), coalesce(silent_ns, 0),
+    coalesce(busy_ns, 0), each.is_holding, kafka_partition, first_offset, last_offset
+FROM (
+    SELECT *, {gpu} AS gpu, coalesce({NAMED_US}, {since}) AS since_us, {PARTY_NAMES}
+    FROM usage_rows
+) AS each JOIN wanted ON {same}
+ORDER BY ALL
+"""  # noqa: S608  # our own names
+
+
+def rows_of_hours(condition: str, *, same_device: str, of: str = "usage_rows") -> str:
+    """Return the SQL of the rows of some device-hours, for `parts_sql`.
+
+    Beside each row stand its device, what of it is held in units, and what is `covered` of its
+    board in the hour, for which that was `there`.
+    """
+    return f"""(
+    SELECT each.*, device, covered, there, coalesce(held_ns, 0) * factor AS held
+    FROM {of} AS each JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us)
+    WHERE {condition}
+)"""  # noqa: S608  # our own names
+
+
+def _bounded(sum_ns: str) -> str:
+    return f"least(coalesce({sum_ns}, 0), {_LONGEST_NS})"
+
+
+# The products stay below 2^127: an hour of a board is 10^17 units, and times a thousand 10^37.
+def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
+    """Return the SQL of an amount scaled such that all of a partition sum to `to`.
+
+    By largest remainder, and only where their total is more than that.
+    """
+    return f"""CASE WHEN {total} > {to} THEN {amount} * {to} // {total}
+        + CASE WHEN row_number() OVER (
+                PARTITION BY {partition} ORDER BY {amount} * {to} % nullif({total}, 0) DESC, {order}
+            ) <= {to} - sum({amount} * {to} // nullif({total}, 0)) OVER (PARTITION BY {partition})
+            THEN 1 ELSE 0 END
+        ELSE {amount} END"""
+
+
+def odd_sql(detail: Detail, *, same_device: str) -> str:
+    """Return the SQL that makes `odd_charges`: all rules of this module, for odd hours alone."""
+    hour, device_hour = "board_id, hour_us", "device, hour_us"
+    return f"""
+CREATE OR REPLACE TEMP TABLE odd_charges AS
+WITH parted AS (
+    -- Party 0 is nobody.
+    SELECT device, board_id, hour_us, covered, there, coalesce(party, 0) AS party,
+        any_value(coalesce(basis, 'held')) AS basis, any_value(coalesce(weight, 0)) AS weight,
+        any_value(coalesce(weight_of, 1)) AS weight_of,
+        {_bounded("sum(held_ns)")} * any_value(factor) AS held,
+        {_bounded("sum(silent_ns)")} * any_value(factor) AS silent,
+        greatest(0, {_bounded("sum(busy_ns) FILTER (NOT is_holding)")}) * any_value(factor) AS used
+    FROM (
+        SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES}, {detail.since} AS since_us
+        FROM usage_rows
+    ) AS each
+    JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us, board_id)
+    LEFT JOIN parties ON {_SAME_PARTY}
+    WHERE is_odd GROUP BY ALL
+), bounded AS (
+    SELECT * REPLACE (sum(held) OVER (PARTITION BY {hour}) AS covered) FROM parted
+), fitted AS (
+    SELECT * REPLACE (
+        {scaled("held", "there", "covered", hour, "device, party")} AS held,
+        CASE WHEN covered > there THEN silent * there // covered ELSE silent END AS silent,
+        CASE WHEN covered > there THEN used * there // covered ELSE used END AS used
+    ) FROM bounded
+), usable AS (
+    SELECT *, least(silent, held) AS silent_part, held - least(silent, held) AS own FROM fitted
+), wished AS (
+    SELECT *,
+        CASE WHEN party = 0 OR own = 0 THEN 0 ELSE CASE basis
+            WHEN 'held' THEN own WHEN 'used' THEN used WHEN 'greater' THEN greatest(own, used)
+            ELSE (weight * own + (weight_of - weight) * used) // weight_of END END AS claim,
+        CASE WHEN party <> 0 AND own = 0 THEN used ELSE 0 END AS wish,
+        coalesce(sum(own) FILTER (party = 0) OVER (PARTITION BY {device_hour}), 0) AS free,
+        sum(own) OVER (PARTITION BY {device_hour}) AS all_own
+    FROM usable
+), totals AS (
+    SELECT *, sum(wish) OVER (PARTITION BY {device_hour}) AS wishes FROM wished
+), granted AS (
+    SELECT *, {scaled("wish", "free", "wishes", device_hour, "party")} AS grant_ FROM totals
+), claimed AS (
+    SELECT *, claim + grant_ AS asked,
+        sum(claim + grant_) OVER (PARTITION BY {device_hour}) AS all_asked
+    FROM granted
+)
+SELECT device, hour_us, party, silent_part, own, all_own - free AS all_held,
+    {scaled("asked", "all_own", "all_asked", device_hour, "party")} AS charged,
+    own > 0 AND party <> 0 AS is_holder
+FROM claimed
+"""  # noqa: S608  # our own names
+
+
+class OddPartyRow(NamedTuple):
+    """A row of `odd_parties_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    mig_profile: str | None
+    w: int | None
+    s: int | None
+    gpu: str | None
+    since_us: int
+    party: int
+    units: int
+
+
+def odd_parties_sql(detail: Detail) -> str:
+    """Return the SQL of what parties are charged of odd hours, by device class and time."""
+    return f"""
+SELECT cluster, class_node AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
+    {detail.since} AS since_us, party, sum(charged) AS units
+FROM odd_charges JOIN devices USING (device) WHERE party <> 0 AND charged <> 0
+GROUP BY ALL
+"""  # noqa: S608  # our own names
+
+
+class OddIdleRow(NamedTuple):
+    """A row of `odd_idle_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    mig_profile: str | None
+    w: int | None
+    s: int | None
+    gpu: str | None
+    since_us: int
+    silent: int
+    held_idle: int
+    unallocated: int
+
+
+# Left over is first what holders were given and not charged for, then what nobody held.
+def odd_idle_sql(detail: Detail) -> str:
+    """Return the SQL of what odd hours leave: silent, held and left over, and unallocated."""
+    return f"""
+WITH by_hour AS (
+    SELECT device, hour_us, sum(silent_part) AS silent, sum(own) - sum(charged) AS left_over,
+        greatest(0, any_value(all_held) - sum(CASE WHEN is_holder THEN charged ELSE 0 END)) AS held
+    FROM odd_charges GROUP BY device, hour_us
+)
+SELECT cluster, class_node AS node, model, mig_profile, w, s, {detail.gpu} AS gpu,
+    {detail.since} AS since_us, sum(silent) AS silent, sum(least(left_over, held)) AS held_idle,
+    sum(left_over - least(left_over, held)) AS unallocated
+FROM by_hour JOIN devices USING (device)
+GROUP BY ALL
+"""  # noqa: S608  # our own names

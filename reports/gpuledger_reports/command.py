@@ -1,0 +1,62 @@
+"""`gpuledger-reports`: the wiring of the HTTP service. No decision about any bill."""
+
+from functools import partial
+from typing import Final
+
+from gpuledger.runtime import Readiness, explain_user_errors, run_service
+from gpuledger.settings import load_settings
+from gpuledger.settings.secret import mask_address
+from gpuledger_reports.api.answering import AnswerSettings
+from gpuledger_reports.api.pages import ReportPages, description
+from gpuledger_reports.api.processes import AnswererPool, BillProcess
+from gpuledger_reports.api.store_state import StoreState
+from gpuledger_reports.policy_file import read_policy
+from gpuledger_reports.settings import ReportsSettings
+
+_DESCRIPTION: Final = """Answer over HTTP what GPUs cost, by whom, from the store.
+
+  GPULEDGER_STORE__URI=gpuledger-store gpuledger-reports
+  curl 'http://localhost:9824/allocation?window=7d&aggregate=namespace'
+  curl 'http://localhost:9824/bill?period=2026-10&by=team'
+
+/allocation is OpenCost's. /openapi.json describes all pages. It only reads. Ctrl-C ends it."""
+
+
+@explain_user_errors
+def main() -> int:
+    """Serve reports until a signal; return the exit code."""
+    settings = load_settings(ReportsSettings, prog="gpuledger-reports", description=_DESCRIPTION)
+    # Before anything is served: mistakes in the file are whose who starts this.
+    read = read_policy(settings.prices)
+    description()
+    pages = ReportPages(cache_bytes=settings.requests.cache_bytes)
+    about = {"store": mask_address(settings.store.uri), "prices": read.name}
+    return run_service(
+        partial(serve, pages=pages), settings=settings, others=pages.show, about=about
+    )
+
+
+async def serve(settings: ReportsSettings, readiness: Readiness, *, pages: ReportPages) -> None:
+    """Make the answers to the pages' questions, until cancelled."""
+    told = AnswerSettings(
+        store_uri=settings.store.uri,
+        storage_options=settings.store.storage_options,
+        prices=None if settings.prices is None else str(settings.prices),
+        memory_bytes=settings.requests.memory_bytes,
+    )
+    asked = settings.requests
+    pool = AnswererPool(
+        partial(BillProcess, told),
+        count=asked.max_concurrent,
+        max_waiting=asked.max_waiting,
+        timeout_seconds=asked.timeout_seconds,
+    )
+    check = readiness.check("store")
+    check.waits("the store was not read yet")
+    store = StoreState(
+        BillProcess(told),
+        check=check,
+        interval_seconds=asked.store_poll_interval_seconds,
+        timeout_seconds=asked.timeout_seconds,
+    )
+    await pages.run(pool, store)

@@ -1,0 +1,368 @@
+"""What GPUs are made of: products, their generations, and the instances that they are cut into.
+
+Here live product facts and the geometry of MIG alone. Which GPU sits in which node is the
+scenario's business, what runs in an instance `gpuledger_simulator.device`'s.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.errors import UserError
+from gpuledger_simulator import identities
+from gpuledger_simulator.scenario.schema import ScenarioMigLayout
+
+_GIB: Final = 1 << 30
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuModel:
+    """What a product is made of."""
+
+    memory_bytes: int
+    """Size of the device memory, the driver's reserve included."""
+    reserved_bytes: int
+    """What the driver and the firmware keep for themselves."""
+    idle_watts: float
+    """Draw of the board while no kernel runs."""
+    max_watts: float
+    """Draw of the board while kernels run without a pause."""
+    sm_clock_megahertz: int
+    """Clock of the multiprocessors under load."""
+    memory_clock_megahertz: int
+    """Clock of the device memory."""
+    architecture: str = "hopper"
+    """Its generation, one of `ARCHITECTURES`."""
+    nvlinks: int = 0
+    """Links to other GPUs."""
+    pcie_generation: int = 5
+    """The PCIe generation that it can do."""
+    has_hbm: bool = True
+    """Whether its memory tells its own temperature."""
+
+
+MODELS: Final = {
+    "NVIDIA B200": GpuModel(
+        memory_bytes=183_359 * _MIB,
+        reserved_bytes=712 * _MIB,
+        idle_watts=140,
+        max_watts=1000,
+        sm_clock_megahertz=1965,
+        memory_clock_megahertz=3996,
+        architecture="blackwell",
+        nvlinks=18,
+    ),
+    "NVIDIA H200": GpuModel(
+        memory_bytes=143_771 * _MIB,
+        reserved_bytes=620 * _MIB,
+        idle_watts=76,
+        max_watts=700,
+        sm_clock_megahertz=1980,
+        memory_clock_megahertz=3201,
+        nvlinks=18,
+    ),
+    "NVIDIA H100 80GB HBM3": GpuModel(
+        memory_bytes=81_559 * _MIB,
+        reserved_bytes=571 * _MIB,
+        idle_watts=70,
+        max_watts=700,
+        sm_clock_megahertz=1980,
+        memory_clock_megahertz=2619,
+        nvlinks=18,
+    ),
+    "NVIDIA A100-SXM4-80GB": GpuModel(
+        memory_bytes=81_920 * _MIB,
+        reserved_bytes=696 * _MIB,
+        idle_watts=55,
+        max_watts=400,
+        sm_clock_megahertz=1410,
+        memory_clock_megahertz=1593,
+        architecture="ampere",
+        nvlinks=12,
+        pcie_generation=4,
+    ),
+    "NVIDIA A30": GpuModel(
+        memory_bytes=24_576 * _MIB,
+        reserved_bytes=451 * _MIB,
+        idle_watts=28,
+        max_watts=165,
+        sm_clock_megahertz=1440,
+        memory_clock_megahertz=1215,
+        architecture="ampere",
+        nvlinks=4,
+        pcie_generation=4,
+    ),
+    "NVIDIA L4": GpuModel(
+        memory_bytes=23_034 * _MIB,
+        reserved_bytes=565 * _MIB,
+        idle_watts=16,
+        max_watts=72,
+        sm_clock_megahertz=2040,
+        memory_clock_megahertz=6251,
+        architecture="ada",
+        pcie_generation=4,
+        has_hbm=False,
+    ),
+    "Tesla T4": GpuModel(
+        memory_bytes=15 * _GIB,
+        reserved_bytes=446 * _MIB,
+        idle_watts=10,
+        max_watts=70,
+        sm_clock_megahertz=1590,
+        memory_clock_megahertz=5001,
+        architecture="turing",
+        pcie_generation=3,
+        has_hbm=False,
+    ),
+}
+
+UNLISTED: Final = GpuModel(
+    memory_bytes=16 * _GIB,
+    reserved_bytes=512 * _MIB,
+    idle_watts=30,
+    max_watts=300,
+    sm_clock_megahertz=1500,
+    memory_clock_megahertz=1500,
+    architecture="ampere",
+    pcie_generation=4,
+    has_hbm=False,
+)
+"""What a scenario's own model is made of where the scenario does not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A generation of GPUs."""
+
+    number: int
+    """NVML's number of it."""
+    compute_capability: tuple[int, int]
+    """CUDA's version of its data centre chip."""
+    has_profiling: bool = False
+    """Whether the chip's own counters can be read without a profiler (GPM)."""
+    remaps_rows: bool = True
+    """Whether it replaces rows of memory; older ones retire pages."""
+    has_thresholds: bool = True
+    """Whether its temperature limits are told as temperatures; newer ones tell margins."""
+    has_margins: bool = False
+    """Whether it tells how far its temperature is from the limit."""
+    has_instant_power: bool = True
+    """Whether the draw of the instant is told beside the average."""
+    nvlink_generation: int = 3
+    """Of its NVLinks; each counts errors by fields of its own."""
+
+
+ARCHITECTURES: Final = {
+    "turing": Architecture(
+        number=6, compute_capability=(7, 5), remaps_rows=False, has_instant_power=False
+    ),
+    "ampere": Architecture(number=7, compute_capability=(8, 0)),
+    "ada": Architecture(
+        number=8, compute_capability=(8, 9), has_thresholds=False, has_margins=True
+    ),
+    "hopper": Architecture(
+        number=9,
+        compute_capability=(9, 0),
+        has_profiling=True,
+        has_margins=True,
+        nvlink_generation=4,
+    ),
+    "blackwell": Architecture(
+        number=10,
+        compute_capability=(10, 0),
+        has_profiling=True,
+        has_thresholds=False,
+        has_margins=True,
+        nvlink_generation=5,
+    ),
+}
+
+
+class MigSlices(NamedTuple):
+    """What a GPU instance, or a board, has."""
+
+    compute: int
+    """Compute slices."""
+    memory: int
+    """Memory slices."""
+
+
+# Of each board the profiles in this order; the last one is the whole board.
+_SEVENTHS: Final = (
+    MigSlices(1, 1),
+    MigSlices(1, 2),
+    MigSlices(2, 2),
+    MigSlices(3, 4),
+    MigSlices(4, 4),
+    MigSlices(7, 8),
+)
+_FOURTHS: Final = (MigSlices(1, 1), MigSlices(2, 2), MigSlices(4, 4))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigBoard:
+    """Into what a product can be cut."""
+
+    product: str
+    """A word of the product's name."""
+    gigabytes: int
+    """Its memory, by which products of one name are told apart."""
+    profiles: Mapping[str, MigSlices]
+    """What a GPU instance of each profile has; of the media extensions' none is played."""
+
+    @property
+    def whole(self) -> MigSlices:
+        """What all of it has."""
+        return max(self.profiles.values())
+
+
+def _board(product: str, gigabytes: int, names: str) -> MigBoard:
+    shapes = _FOURTHS if names.count(" ") + 1 == len(_FOURTHS) else _SEVENTHS
+    profiles = dict(zip(names.split(), shapes, strict=True))
+    return MigBoard(product=product, gigabytes=gigabytes, profiles=profiles)
+
+
+MIG_BOARDS: Final = (
+    _board("A30", 24, "1g.6gb 2g.12gb 4g.24gb"),
+    _board("A100", 40, "1g.5gb 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb"),
+    _board("A100", 80, "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
+    _board("H100", 80, "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
+    _board("H100", 94, "1g.12gb 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb"),
+    _board("H100", 96, "1g.12gb 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb"),
+    _board("GH200", 96, "1g.12gb 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb"),
+    _board("H200", 141, "1g.18gb 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"),
+    _board("B200", 180, "1g.23gb 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"),
+)
+"""The boards that can be cut, as NVIDIA's "Multi-Instance GPU User Guide" has them in its chapter
+"Supported MIG Profiles". The larger profile of one compute slice has two memory slices: by
+`nvidia-smi mig -lgipp` its places are two wide, and there is room for four."""
+
+
+def board_of(name: str, *, memory_bytes: int) -> MigBoard | None:
+    """Return into what a product can be cut; `None` where it cannot be."""
+    words = re.split(r"[\s-]+", name)
+    boards = [board for board in MIG_BOARDS if board.product in words]
+    return min(boards, key=lambda board: abs(board.gigabytes * _GIB - memory_bytes), default=None)
+
+
+_PROFILE: Final = re.compile(r"(?:(\d)c\.)?(.+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedInstance:
+    """One instance of a cut."""
+
+    uuid: str
+    """Its UUID as NVML writes it."""
+    device_index: int
+    """NVML's index of it; a cut with room for more leaves a hole at 0."""
+    gpu_instance: int
+    """NVML's id of its GPU instance."""
+    compute_instance: int
+    """NVML's id of it in the GPU instance."""
+    profile: str
+    """Its profile."""
+    board: MigSlices
+    """What the GPU has."""
+    gpu_slices: int
+    """Compute slices of its GPU instance."""
+    compute_slices: int
+    """Those of them that it has."""
+    memory_bytes: int
+    """Memory of its GPU instance."""
+    start: int
+    """Where its GPU instance begins on the GPU, in memory slices."""
+    slices: int
+    """Memory slices of its GPU instance."""
+
+    @property
+    def share(self) -> float:
+        """Return its share of the GPU's multiprocessors."""
+        return self.compute_slices / self.board.compute
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """A GPU's instances from a time on."""
+
+    start_ns: int
+    """From when on."""
+    instances: tuple[SimulatedInstance, ...]
+    """In the scenario's order."""
+
+
+def plan_cuts(
+    layouts: Sequence[ScenarioMigLayout], *, gpu_uuid: str, board: MigBoard | None, room_bytes: int
+) -> list[Cut]:
+    """Lay out a GPU's cuts; `room_bytes` is its memory without the driver's reserve.
+
+    Raises UserError where the board cannot be cut like that.
+    """
+    if layouts and board is None:
+        raise UserError("gpus.mig: a GPU of this model cannot be cut into instances; leave it out")
+    return [
+        Cut(
+            start_ns=round(layout.start_seconds * NS_PER_SECOND),
+            instances=tuple(_instances(layout, board, f"{gpu_uuid}/{number}", room_bytes)),
+        )
+        for number, layout in enumerate(layouts)
+        if board
+    ]
+
+
+def cut_at(cuts: Sequence[Cut], time_ns: int) -> Cut | None:
+    """Return the cut at a time; `None` while the GPU is whole."""
+    found = [cut for cut in cuts if cut.start_ns <= time_ns]
+    return found[-1] if found else None
+
+
+def _instances(
+    layout: ScenarioMigLayout, board: MigBoard, layout_id: str, room_bytes: int
+) -> Iterator[SimulatedInstance]:
+    """Yield a layout's instances; their GPU instances lie one behind the other."""
+    listed = [[given] if isinstance(given, str) else given for given in layout.instances]
+    whole = board.whole
+    # Where the GPU has room for more, the driver leaves index 0 free, as it does after a GPU
+    # instance was destroyed: whoever stops at the first hole sees nothing at all.
+    device_index = 1 if sum(map(len, listed)) < whole.compute else 0
+    taken = MigSlices(0, 0)
+    for gpu_instance, profiles in enumerate(listed, start=1):
+        start = taken.memory
+        for compute_instance, profile in enumerate(profiles):
+            own, compute_slices = _read_profile(profile, board)
+            yield SimulatedInstance(
+                uuid=identities.instance_uuid(f"{layout_id}/{gpu_instance}/{compute_instance}"),
+                device_index=device_index,
+                gpu_instance=gpu_instance,
+                compute_instance=compute_instance,
+                profile=profile,
+                board=whole,
+                gpu_slices=own.compute,
+                compute_slices=compute_slices,
+                memory_bytes=room_bytes * own.memory // whole.memory,
+                start=start,
+                slices=own.memory,
+            )
+            device_index += 1
+        own, _ = _read_profile(profiles[0], board)
+        taken = MigSlices(taken.compute + own.compute, start + own.memory)
+    if taken.compute > whole.compute or taken.memory > whole.memory:
+        raise UserError(
+            f"gpus.mig: instances: they have {taken.compute} compute slices and {taken.memory}"
+            f" memory slices, and the board has {whole.compute} and {whole.memory}; leave some out"
+        )
+
+
+def _read_profile(profile: str, board: MigBoard) -> tuple[MigSlices, int]:
+    """Return what the GPU instance of a profile has, and the compute slices of the profile's."""
+    found = _PROFILE.fullmatch(profile)
+    own = board.profiles.get(found[2]) if found else None
+    if found is None or own is None:
+        raise UserError(
+            f"gpus.mig: instances: {profile!r} is no profile of {board.product} with"
+            f" {board.gigabytes} GB; it has {', '.join(board.profiles)}"
+        )
+    return own, int(found[1] or own.compute)

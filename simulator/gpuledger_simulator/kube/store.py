@@ -1,0 +1,296 @@
+"""The API server's memory: objects, their versions, and the changes that watchers can still read.
+
+Here live, in this order, the errors as a real API server words them (`Status` objects), what etcd
+does for it, and the rules of a write: the server makes the UID, and a grace period keeps a pod.
+Objects are replaced and never altered, so a page of a list and a watcher may hold on to one. No
+HTTP.
+
+All kinds share one count of writes, as in etcd: the version of a list of pods may be that of a
+write to a node, and a watch of pods from a version that no pod ever had is in order.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import uuid4
+
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger_simulator.kube.objects import Json, kube_time
+
+
+class ApiError(Exception):
+    """An answer of kind `Status`."""
+
+    def __init__(self, *, code: int, reason: str, message: str, details: Any = None) -> None:  # noqa: ANN401  # any JSON
+        super().__init__(message)
+        self.code = code
+        self.status = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": message,
+            "reason": reason,
+            **({"details": details} if details else {}),
+            "code": code,
+        }
+
+
+def not_found(plural: str, name: str) -> ApiError:
+    """404 for an object that is not there."""
+    message = f'{plural} "{name}" not found'
+    details = {"name": name, "kind": plural}
+    return ApiError(code=404, reason="NotFound", message=message, details=details)
+
+
+def already_exists(plural: str, name: str) -> ApiError:
+    """409 for an object that is there already."""
+    message = f'{plural} "{name}" already exists'
+    details = {"name": name, "kind": plural}
+    return ApiError(code=409, reason="AlreadyExists", message=message, details=details)
+
+
+def expired(message: str) -> ApiError:
+    """410 for a version that is no longer kept."""
+    return ApiError(code=410, reason="Expired", message=message)
+
+
+def too_new(version: int, current: int) -> ApiError:
+    """504 for a version that is not there yet."""
+    return ApiError(
+        code=504,
+        reason="Timeout",
+        message=f"Timeout: Too large resource version: {version}, current: {current}",
+        details={
+            "causes": [
+                {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
+            ],
+            "retryAfterSeconds": 1,
+        },
+    )
+
+
+def bad_request(message: str) -> ApiError:
+    """400 for a parameter that makes no sense."""
+    return ApiError(code=400, reason="BadRequest", message=message)
+
+
+def unworded(message: str) -> ApiError:
+    """500 without a reason, as a real server answers what it did not foresee."""
+    return ApiError(code=500, reason="", message=message)
+
+
+def invalid(message: str) -> ApiError:
+    """422 for an object or options that break a rule."""
+    return ApiError(code=422, reason="Invalid", message=message)
+
+
+Key = tuple[str, str]
+
+MAX_CHANGES: Final = 10_000
+MAX_SNAPSHOTS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StoredChange:
+    """One write: what an object was and what it is."""
+
+    version: int
+    before: Json | None
+    after: Json | None
+
+
+class Versions:
+    """Counts the writes of a server and wakes those who wait for one."""
+
+    def __init__(self) -> None:
+        self.current = 1000
+        self._news = asyncio.Event()
+
+    def next(self) -> int:
+        """Count a write and wake all who wait."""
+        self.current += 1
+        # A new event for each write: one that is set and cleared again would be missed by those who
+        # have a ticket and do not wait yet.
+        self._news.set()
+        self._news = asyncio.Event()
+        return self.current
+
+    def ticket(self) -> asyncio.Event:
+        """Return what the next write will set; take it before reading, and no write is missed."""
+        return self._news
+
+    @staticmethod
+    async def wait(ticket: asyncio.Event, seconds: float) -> None:
+        """Wait for the first write after the ticket was taken, for `seconds` at most."""
+        try:
+            await asyncio.wait_for(ticket.wait(), seconds)
+        except TimeoutError:
+            return
+
+
+class Collection:
+    """All objects of one kind."""
+
+    def __init__(self, plural: str, kind: str, api_version: str, versions: Versions) -> None:
+        self.plural = plural
+        self.kind = kind
+        self.api_version = api_version
+        self.versions = versions
+        self._objects: dict[Key, Json] = {}
+        self._changes: deque[StoredChange] = deque()
+        self._snapshots: OrderedDict[int, list[Json]] = OrderedDict()
+        self._compacted = versions.current
+
+    def get(self, key: Key) -> Json:
+        """Return an object; raises ApiError 404."""
+        if key not in self._objects:
+            raise not_found(self.plural, key[1])
+        return self._objects[key]
+
+    def create(self, item: Json) -> Json:
+        """Add an object; raises ApiError 409 where its name is taken."""
+        key = key_of(item)
+        if key in self._objects:
+            raise already_exists(self.plural, key[1])
+        return self._write(key, item)
+
+    def replace(self, item: Json) -> Json:
+        """Write an object anew; raises ApiError 404."""
+        key = key_of(item)
+        self.get(key)
+        return self._write(key, item)
+
+    def delete(self, key: Key) -> Json:
+        """Remove an object and return its last state; raises ApiError 404."""
+        before = self.get(key)
+        # A deletion is a write of its own version, and the last state carries it.
+        last = _with_version(before, self.versions.current + 1)
+        del self._objects[key]
+        self._log(before, None)
+        return last
+
+    def items(self) -> list[Json]:
+        """Return all objects in the order of their keys."""
+        return [self._objects[key] for key in sorted(self._objects)]
+
+    def snapshot(self) -> tuple[int, list[Json]]:
+        """Return the current version and its objects, and keep them for the pages that follow."""
+        version = self.versions.current
+        self._snapshots[version] = self.items()
+        while len(self._snapshots) > MAX_SNAPSHOTS:
+            self._snapshots.popitem(last=False)
+        return version, self._snapshots[version]
+
+    def snapshot_at(self, version: int) -> list[Json]:
+        """Return the objects of an earlier snapshot; raises ApiError 410."""
+        if version not in self._snapshots:
+            raise expired("The provided continue parameter is too old to display a "
+                                   "consistent list result.")  # fmt: skip
+        return self._snapshots[version]
+
+    def is_kept(self, version: int) -> bool:
+        """Whether all changes after `version` can still be read."""
+        return version >= self._compacted
+
+    def changes_after(self, version: int) -> Iterable[StoredChange]:
+        """Return the changes after `version`; raises ApiError 410 where some are forgotten."""
+        if not self.is_kept(version):
+            raise expired(f"too old resource version: {version} ({self._compacted})")
+        return [change for change in self._changes if change.version > version]
+
+    def compact(self) -> None:
+        """Forget all changes up to now, and the pages of lists that were begun."""
+        self._changes.clear()
+        self._snapshots.clear()
+        self._compacted = self.versions.current
+
+    def _write(self, key: Key, item: Json) -> Json:
+        before = self._objects.get(key)
+        self._objects[key] = _with_version(item, self.versions.current + 1)
+        self._log(before, self._objects[key])
+        return self._objects[key]
+
+    def _log(self, before: Json | None, after: Json | None) -> None:
+        self._changes.append(StoredChange(self.versions.next(), before, after))
+        while len(self._changes) > MAX_CHANGES:
+            self._compacted = self._changes.popleft().version
+
+
+def key_of(item: Json) -> Key:
+    """Return an object's namespace, empty where it has none, and its name."""
+    return item["metadata"].get("namespace", ""), item["metadata"]["name"]
+
+
+def _with_version(item: Json, version: int) -> Json:
+    return {**item, "metadata": {**item["metadata"], "resourceVersion": str(version)}}
+
+
+def create_object(collection: Collection, item: Json, *, namespace: str = "") -> Json:
+    """Create what a client sent; the UID and the time of creation are the server's alone."""
+    metadata = item.get("metadata")
+    if not isinstance(metadata, dict) or not metadata.get("name"):
+        raise invalid("metadata.name: Required value: name or generateName is required")
+    owned = {"uid": str(uuid4()), "creationTimestamp": kube_time(time.time_ns())}
+    # The path's namespace, whatever the body says.
+    placed = {"namespace": namespace} if namespace else {}
+    status = {"phase": "Pending"} if collection.kind == "Pod" else {}
+    return collection.create(
+        {
+            **item,
+            "kind": collection.kind,
+            "apiVersion": collection.api_version,
+            "metadata": {**metadata, **placed, **owned},
+            "status": status,
+        }
+    )
+
+
+def patch_status(collection: Collection, key: Key, patch: Json) -> Json:
+    """Merge a patch into an object's status; other parts of the patch are ignored."""
+    before = collection.get(key)
+    status = _merge(before.get("status", {}), patch.get("status", {}))
+    return collection.replace({**before, "status": status})
+
+
+def patch_object(collection: Collection, key: Key, patch: Json) -> Json:
+    """Merge a patch into an object's metadata and spec; its status stays."""
+    before = collection.get(key)
+    merged = _merge(before, {name: patch[name] for name in ("metadata", "spec") if name in patch})
+    return collection.replace(merged)
+
+
+def delete_object(collection: Collection, key: Key, *, grace_seconds: int | None) -> Json:
+    """Delete; a pod on a node is only marked as terminating while its grace period lasts."""
+    item = collection.get(key)
+    if collection.kind != "Pod":
+        return collection.delete(key)
+    spec = item.get("spec", {})
+    # Without a node there is no kubelet that would wait for containers to end.
+    if not spec.get("nodeName"):
+        grace_seconds = 0
+    elif grace_seconds is None:
+        grace_seconds = int(spec.get("terminationGracePeriodSeconds", 30))
+    marks = {
+        "deletionTimestamp": kube_time(time.time_ns() + grace_seconds * NS_PER_SECOND),
+        "deletionGracePeriodSeconds": grace_seconds,
+    }
+    marked = collection.replace({**item, "metadata": {**item["metadata"], **marks}})
+    # A pod is first marked and then removed, as on a real server, even without a grace period.
+    return marked if grace_seconds else collection.delete(key)
+
+
+def _merge(before: Any, patch: Any) -> Any:  # noqa: ANN401  # any JSON
+    """Merge as RFC 7386 says: null removes, objects merge, all else replaces."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(before) if isinstance(before, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merge(merged.get(name), value)
+    return merged

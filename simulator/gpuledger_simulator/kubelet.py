@@ -1,0 +1,340 @@
+"""One node's kubelet at work: its pods now, their devices, and the names of their logs.
+
+The real one lists a pod until it is removed, long after its containers have ended; so does this.
+Which container has which device the scenario may leave open. Then it follows from what runs: a
+container has the GPUs that its processes use, and where several containers use one, each has a
+share of it, as by time-slicing.
+
+A process meets it as it meets the real one: a gRPC server on a Unix socket (`serve_kubelet`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from grpclib.const import Cardinality, Handler
+from grpclib.encoding.base import CodecBase
+from grpclib.server import Server, Stream
+from typing_extensions import override
+
+from gpuledger.clock import NS_PER_SECOND, Clock
+from gpuledger.runtime.tasks import end_tasks
+from gpuledger_simulator.device import SimulatedGpu
+from gpuledger_simulator.gpu_models import SimulatedInstance
+from gpuledger_simulator.plan import PlannedPod
+from gpuledger_simulator.scenario.schema import PluginDevice, ScenarioContainer
+
+CLAIM_DRIVER: Final = "gpu.nvidia.com"
+
+
+class SimulatedKubelet:
+    """The kubelet of one node."""
+
+    def __init__(
+        self,
+        pods: Sequence[PlannedPod],
+        gpus: Sequence[SimulatedGpu],
+        *,
+        node: str,
+        clock: Clock,
+        epoch_ns: int,
+        uid_of: Callable[[PlannedPod], str | None],
+        ended_seconds: float,
+    ) -> None:
+        """Play the node's kubelet; it lists a pod for `ended_seconds` after its end."""
+        self._ended_ns = round(ended_seconds * NS_PER_SECOND)
+        self._pods = [pod for pod in pods if pod.spec.node == node]
+        self._devices = assign_devices(self._pods, gpus)
+        # What nobody ever holds is left out: of no replica would anybody ask.
+        self._allocatable = sorted(
+            {
+                (device.resource, device.device_id)
+                for held in self._devices.values()
+                for device in held
+                if device.claim is None
+            }
+        )
+        self._node = node
+        self._clock = clock
+        self._epoch_ns = epoch_ns
+        self._uid_of = uid_of
+
+    def listed_pods(self) -> list[PlannedPod]:
+        """Return the pods that the kubelet has at this time."""
+        now_ns = self._clock.time_ns() - self._epoch_ns
+        return [
+            pod
+            for pod in self._pods
+            if pod.start_ns <= now_ns < pod.end_ns + self._ended_ns
+            # Before the API server has given it one, no kubelet can have heard of it.
+            and self._uid_of(pod) is not None
+        ]
+
+    async def list_pods(self) -> bytes:
+        """Return the answer to `v1.PodResourcesLister/List` at this time."""
+        return b"".join(
+            _field(1, write_pod(pod, self._devices, node=self._node)) for pod in self.listed_pods()
+        )
+
+    async def list_allocatable(self) -> bytes:
+        """Return the answer to `v1.PodResourcesLister/GetAllocatableResources`."""
+        return b"".join(
+            _field(1, _text(1, resource) + _text(2, device_id))
+            for resource, device_id in self._allocatable
+        )
+
+    def pod_folders(self) -> list[str]:
+        """Return the names of the folders in `/var/log/pods` at this time."""
+        return [
+            f"{pod.spec.namespace}_{pod.spec.name}_{self._uid_of(pod)}"
+            for pod in self.listed_pods()
+        ]
+
+    def has_cgroup(self, uid: str) -> bool:
+        """Return whether a pod has a cgroup at this time: until its end, however long listed."""
+        return f"pod{uid}" in self.pod_cgroups()
+
+    def pod_cgroups(self) -> list[str]:
+        """Return the names of the pods' cgroups at this time."""
+        now_ns = self._clock.time_ns() - self._epoch_ns
+        return [f"pod{self._uid_of(pod)}" for pod in self.listed_pods() if now_ns < pod.end_ns]
+
+    def log_names(self) -> list[str]:
+        """Return the names of the links in `/var/log/containers` at this time."""
+        return [
+            f"{pod.spec.name}_{pod.spec.namespace}_{name}-{container_id}.log"
+            for pod in self.listed_pods()
+            for name, container_id in pod.container_ids.items()
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssignedDevice:
+    """A device of a container, as the kubelet names it."""
+
+    resource: str
+    """The resource; of a claim, the driver."""
+    device_id: str
+    """The id."""
+    claim: str | None
+    """The claim's name, where one assigned it."""
+
+
+Container = tuple[str, str]
+"""A pod's key, and the name of a container of it."""
+Device = tuple[int, int | None]
+"""A GPU's index, and an instance's position in its MIG layout."""
+
+
+def assign_devices(
+    pods: Sequence[PlannedPod], gpus: Sequence[SimulatedGpu]
+) -> dict[Container, list[AssignedDevice]]:
+    """Return the devices of a node's containers."""
+    users: dict[Device, list[tuple[PlannedPod, str]]] = {}
+    for pod in pods:
+        for container in pod.spec.containers:
+            for device in used_devices(container):
+                users.setdefault(device, []).append((pod, container.name))
+    return {
+        (pod.key, container.name): [
+            name_device(device, gpus[device.gpu], start_ns=pod.start_ns)
+            for device in _devices_of(container, pod, users)
+        ]
+        for pod in pods
+        for container in pod.spec.containers
+    }
+
+
+def used_devices(container: ScenarioContainer) -> list[Device]:
+    """Return the GPUs and instances that a container's processes use, in order."""
+    return sorted(
+        {(gpu, process.instance) for process in container.processes for gpu in process.gpus},
+        key=lambda device: (device[0], device[1] or 0),
+    )
+
+
+def _devices_of(
+    container: ScenarioContainer,
+    pod: PlannedPod,
+    users: Mapping[Device, Sequence[tuple[PlannedPod, str]]],
+) -> list[PluginDevice]:
+    if container.devices is not None:
+        return container.devices
+    devices = []
+    for gpu, instance in used_devices(container):
+        sharers = users[gpu, instance]
+        # Pods one after the other do not share; a plug-in without time-slicing has no replicas.
+        is_shared = (
+            sum(other.start_ns < pod.end_ns and pod.start_ns < other.end_ns for other, _ in sharers)
+            > 1
+        )
+        replica = sharers.index((pod, container.name)) if is_shared else None
+        devices.append(PluginDevice(gpu=gpu, instance=instance, replica=replica))
+    return devices
+
+
+def name_device(device: PluginDevice, gpu: SimulatedGpu, *, start_ns: int) -> AssignedDevice:
+    """Return a device as the plug-in or the driver of claims names it to a pod of that start."""
+    layout = gpu.cut(start_ns)
+    # Of a whole GPU the scenario names none; without a layout there is none to name.
+    number = device.instance
+    instance = layout.instances[number] if layout and number is not None else None
+    if device.claim:
+        name = f"gpu-{gpu.facts.index}"
+        if instance:
+            # NVIDIA's number of the profile is not played.
+            name += f"-mig-{instance.profile.replace('.', '')}-0-{instance.start}"
+        return AssignedDevice(resource=CLAIM_DRIVER, device_id=name, claim=device.claim)
+    default = f"nvidia.com/mig-{instance.profile}" if instance else "nvidia.com/gpu"
+    device_id = plugin_id(device, gpu, instance)
+    return AssignedDevice(resource=device.resource or default, device_id=device_id, claim=None)
+
+
+def plugin_id(device: PluginDevice, gpu: SimulatedGpu, instance: SimulatedInstance | None) -> str:
+    """Return a device's id in the form of the plug-in that the scenario names."""
+    uuid, replica = gpu.facts.uuid, device.replica
+    if device.ids == "gke":
+        part = f"/gi{instance.gpu_instance}" if instance else ""
+        return f"nvidia{gpu.facts.index}{part}" + ("" if replica is None else f"/vgpu{replica}")
+    if device.ids in ("hami", "gpu-mem"):
+        return f"{uuid}{'-_' if device.ids == 'gpu-mem' else ''}-{replica or 0}"
+    if instance and device.ids == "old-mig":
+        # As drivers before 470 named instances.
+        uuid = f"MIG-{uuid}/{instance.gpu_instance}/{instance.compute_instance}"
+    elif instance:
+        uuid = instance.uuid
+    return uuid if replica is None else f"{uuid}::{replica}"
+
+
+_LENGTH_DELIMITED: Final = 2
+_SEVEN_BITS: Final = 0x7F
+
+
+def write_pod(
+    pod: PlannedPod, devices: Mapping[Container, Sequence[AssignedDevice]], *, node: str
+) -> bytes:
+    """Return a `PodResources` with its containers, in Protocol Buffers' wire form.
+
+    Written by hand, as much as the answer needs of Kubernetes' `podresources/v1/api.proto`: a
+    message is a row of fields, each with its number, its length and its bytes.
+    """
+    name, namespace = pod.spec.name, pod.spec.namespace
+    parts = [_text(1, name), _text(2, namespace)]
+    for container in pod.spec.containers:
+        assigned = devices[pod.key, container.name]
+        plugged = [
+            _field(2, _text(1, device.resource) + _text(2, device.device_id))
+            for device in assigned
+            if device.claim is None
+        ]
+        claimed = [
+            _field(5, write_claim(device, device.claim, namespace=namespace, node=node))
+            for device in assigned
+            if device.claim
+        ]
+        parts.append(_field(3, b"".join((_text(1, container.name), *plugged, *claimed))))
+    return b"".join(parts)
+
+
+def write_claim(device: AssignedDevice, claim: str, *, namespace: str, node: str) -> bytes:
+    """Return a `DynamicResource` with one device, by its CDI name and by its driver's."""
+    cdi = _text(1, f"k8s.{device.resource}/claim={claim}-{device.device_id}")
+    names = _text(2, device.resource) + _text(3, node) + _text(4, device.device_id)
+    return _text(2, claim) + _text(3, namespace) + _field(4, _field(1, cdi) + names)
+
+
+def _text(number: int, text: str) -> bytes:
+    return _field(number, text.encode())
+
+
+def _field(number: int, value: bytes) -> bytes:
+    return _varint(number << 3 | _LENGTH_DELIMITED) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    # Seven bits a byte, the lowest first; the eighth says that another byte follows.
+    written = bytearray()
+    while value > _SEVEN_BITS:
+        written.append(value & _SEVEN_BITS | 0x80)
+        value >>= 7
+    written.append(value)
+    return bytes(written)
+
+
+_METHOD = "/v1.PodResourcesLister/List"
+_ALLOCATABLE_METHOD = "/v1.PodResourcesLister/GetAllocatableResources"
+_LINK_SECONDS = 1.0
+
+
+class _Bytes(CodecBase):
+    """Passes messages on as the bytes that they are: they are written by hand in `kubelet`."""
+
+    __content_subtype__ = "proto"
+
+    @override
+    def encode(self, message: bytes, message_type: type[bytes]) -> bytes:
+        return message
+
+    @override
+    def decode(self, data: bytes, message_type: type[bytes]) -> bytes:
+        return data
+
+
+class _Lister:
+    def __init__(self, kubelet: SimulatedKubelet) -> None:
+        self._kubelet = kubelet
+
+    def __mapping__(self) -> Mapping[str, Handler]:
+        async def list_pods(stream: Stream[Any, Any]) -> None:
+            # Read though it has no field: the protocol has a message here.
+            await stream.recv_message()
+            await stream.send_message(await self._kubelet.list_pods())
+
+        async def list_allocatable(stream: Stream[Any, Any]) -> None:
+            await stream.recv_message()
+            await stream.send_message(await self._kubelet.list_allocatable())
+
+        return {
+            _METHOD: Handler(list_pods, Cardinality.UNARY_UNARY, bytes, bytes),
+            _ALLOCATABLE_METHOD: Handler(list_allocatable, Cardinality.UNARY_UNARY, bytes, bytes),
+        }
+
+
+@asynccontextmanager
+async def serve_kubelet(
+    kubelet: SimulatedKubelet, socket: Path, *, logs: Path | None = None
+) -> AsyncIterator[None]:
+    """Serve on `socket`, and keep the links in `logs` as they are now, while the block lasts.
+
+    The socket's file stays behind, as that of a kubelet that was killed.
+    """
+
+    async def keep_links(logs: Path) -> None:
+        while True:
+            link_logs(kubelet, logs)
+            await asyncio.sleep(_LINK_SECONDS)
+
+    server = Server([_Lister(kubelet)], codec=_Bytes())
+    await server.start(path=str(socket))
+    linking = asyncio.create_task(keep_links(logs)) if logs else None
+    try:
+        yield
+    finally:
+        await end_tasks(linking)
+        server.close()
+        await server.wait_closed()
+
+
+def link_logs(kubelet: SimulatedKubelet, logs: Path) -> None:
+    """Make the folder hold one entry a container, by its name alone."""
+    logs.mkdir(parents=True, exist_ok=True)
+    wanted = set(kubelet.log_names())
+    existing = {path.name for path in logs.glob("*.log")}
+    for name in wanted - existing:
+        # No link and no log behind it: readers of the folder go by the names.
+        (logs / name).touch()
+    for name in existing - wanted:
+        (logs / name).unlink()

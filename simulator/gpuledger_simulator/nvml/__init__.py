@@ -1,0 +1,86 @@
+"""Plays NVML for one node: the functions of `pynvml` that the agent calls, with NVML's limits.
+
+Here the library is put together from its subjects, each function from the one that has it. The
+modules beside it hold NVML's forms: its names, structs, units and errors, a module a subject. What
+is true of the devices comes from `gpuledger_simulator.device`, how the driver samples it from
+`gpuledger_simulator.sampling_windows`. Parameters are named as in nvidia-ml-py.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from typing_extensions import override
+
+from gpuledger.clock import Clock
+from gpuledger_simulator.device import SimulatedGpu
+from gpuledger_simulator.nvml.events import Events, SystemEventCalls
+from gpuledger_simulator.nvml.gpm import Profiling
+from gpuledger_simulator.nvml.health import FieldValues, Health
+from gpuledger_simulator.nvml.mig import Mig, Processes
+from gpuledger_simulator.nvml.readings import AccountingCalls, Readings, Utilization
+from gpuledger_simulator.nvml.session import Board, Identity, Session
+from gpuledger_simulator.plan import PlannedIncident
+from gpuledger_simulator.scenario.drivers import DriverModel
+from gpuledger_simulator.scenario.schema import EventSupport
+
+NvmlFunction = Callable[..., Any]
+
+
+class SimulatedNvml:
+    """The NVML library of one node. A function raises the `pynvml.NVMLError` that NVML would."""
+
+    def __init__(
+        self, gpus: Sequence[SimulatedGpu], *, clock: Clock, epoch_ns: int, uptime_ns: int,
+        sample_period_ns: int, incidents: Sequence[PlannedIncident] = (),
+        event_support: EventSupport = EventSupport(),  # noqa: B008  # frozen, so one for all does no harm
+        shown_ns: Callable[[int], int] = lambda time_ns: time_ns,
+        system_events: Sequence[tuple[int, int]] = (),
+        driver: DriverModel = DriverModel(),  # noqa: B008  # as above
+    ) -> None:  # fmt: skip
+        self.session = session = Session(
+            gpus, clock=clock, epoch_ns=epoch_ns, uptime_ns=uptime_ns,
+            sample_period_ns=sample_period_ns, incidents=incidents, event_support=event_support,
+            shown_ns=shown_ns, driver=driver,
+        )  # fmt: skip
+        identity, readings, utilization = Identity(session), Readings(session), Utilization(session)
+        mig = Mig(session, identity=identity, readings=readings, utilization=utilization)
+        self.events = Events(session)
+        processes = Processes(session, mig)
+        if not driver.has_plain_lists:
+            # Such a driver is read right below nvidia-ml-py alone, where it has these functions.
+            self._nvmlGetFunctionPointer = processes.find_function
+        self._functions = _functions_of(
+            [
+                session, identity, readings, utilization, Board(session), Health(session),
+                FieldValues(session), processes, Profiling(session, mig),
+                AccountingCalls(session), self.events, SystemEventCalls(session, system_events),
+            ],
+            narrowed_by=mig,
+        )  # fmt: skip
+
+    def __getattr__(self, name: str) -> NvmlFunction:
+        # By the dictionary: while an unpickled or half-made object has no functions yet, asking for
+        # the attribute would come back here without an end.
+        function = self.__dict__.get("_functions", {}).get(name)
+        if function is None:
+            raise AttributeError(f"the simulated library has no {name}")
+        return cast("NvmlFunction", function)
+
+    @override
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._functions]
+
+
+def _functions_of(subjects: Iterable[object], *, narrowed_by: Mig) -> Mapping[str, NvmlFunction]:
+    """Return every function by its name; raises ValueError where two subjects have one.
+
+    `narrowed_by` alone may have those of others: of an instance much is not answered.
+    """
+    found: dict[str, NvmlFunction] = {}
+    for subject in (*subjects, narrowed_by):
+        functions = {name: getattr(subject, name) for name in dir(subject) if name[:4] == "nvml"}
+        twice = functions.keys() & found.keys()
+        if twice and subject is not narrowed_by:
+            raise ValueError(f"two subjects have {', '.join(sorted(twice))}")
+        found |= functions
+    return found

@@ -1,0 +1,214 @@
+"""Event sets: what the driver tells of by itself.
+
+A wait lasts as long on the machine as it says, whatever the scenario's clock does; what happened
+meanwhile in scenario time is told.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pynvml
+
+from gpuledger_simulator.nvml.session import Handle, Session, Subject
+from gpuledger_simulator.plan import PlannedIncident
+
+# ruff: noqa: N802, N803  # NVML's own names
+
+
+_POLL_INTERVAL_SECONDS: Final = 0.05
+_NO_INSTANCE: Final = 0xFFFFFFFF
+_TYPES: Final = {
+    "xid": pynvml.nvmlEventTypeXidCriticalError,
+    "double_bit_error": pynvml.nvmlEventTypeDoubleBitEccError,
+    "single_bit_storm": pynvml.nvmlEventTypeSingleBitEccErrorStorm,
+    "memory_retirement": pynvml.nvmlEventTypeDramRetirementEvent,
+    "memory_retirement_failure": pynvml.nvmlEventTypeDramRetirementFailure,
+    "nonfatal_poison": pynvml.nvmlEventTypeNonFatalPoisonError,
+    "fatal_poison": pynvml.nvmlEventTypeFatalPoisonError,
+    "unavailable": pynvml.nvmlEventTypeGpuUnavailableError,
+    "recovery_action": pynvml.nvmlEventTypeGpuRecoveryAction,
+    "mig_change": pynvml.nvmlEventMigConfigChange,
+}
+
+
+@dataclass(eq=False)
+class EventSet:
+    """A set of events that its owner waits for."""
+
+    masks: dict[int, int] = field(default_factory=dict)
+    """By GPU, the events that are registered."""
+    since_ns: dict[int, int] = field(default_factory=dict)
+    """By GPU, when they were registered, since the scenario's start."""
+    reported: int = 0
+    """How many of the node's incidents are behind it."""
+    is_free: bool = False
+    """Whether it was freed."""
+
+
+class Events(Subject):
+    """The functions around event sets."""
+
+    pause: Callable[[float], None] = staticmethod(time.sleep)
+    """How a wait waits."""
+
+    def nvmlEventSetCreate(self) -> EventSet:
+        """Return a new set."""
+        self._session.check_open()
+        self._check_events()
+        return EventSet()
+
+    def nvmlEventSetFree(self, eventSet: EventSet) -> None:
+        """Forget a set."""
+        self._session.check_open()
+        eventSet.is_free = True
+
+    def nvmlDeviceGetSupportedEventTypes(self, handle: Handle) -> int:
+        """Return the bits of the events that a GPU tells of."""
+        self._session.gpu(handle)
+        self._check_events()
+        return self._session.event_support.types
+
+    def nvmlDeviceRegisterEvents(self, handle: Handle, eventTypes: int, eventSet: EventSet) -> None:
+        """Have a GPU's events told to a set from now on; NotSupported for others than it has."""
+        index = self._session.gpu(handle).facts.index
+        self._check_events()
+        if eventTypes & ~self._session.event_support.types:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        eventSet.masks[index] = eventSet.masks.get(index, 0) | eventTypes
+        eventSet.since_ns.setdefault(index, self._session.since_epoch_ns())
+
+    def nvmlEventSetWait_v2(self, eventSet: EventSet, timeoutms: int) -> Any:  # noqa: ANN401  # a struct of ctypes
+        """Return the next event, without its time; NVMLError_Timeout if none comes in time."""
+        found = self._wait(eventSet, timeoutms)
+        return pynvml.nvmlFriendlyObject(
+            {
+                "device": Handle(found.spec.gpu, self._session.number),
+                "eventType": _TYPES[found.spec.event],
+                "eventData": found.spec.xid or 0,  # events of other kinds carry nothing
+                "gpuInstanceId": _instance(found.spec.gpu_instance),
+                "computeInstanceId": _instance(found.spec.compute_instance),
+            }
+        )
+
+    def nvmlEventSetWait_v3(self, eventSet: EventSet, params: Any) -> None:  # noqa: ANN401  # a struct of ctypes
+        """Fill in the next event with its time; NVMLError_Timeout where there is none in time."""
+        if self._session.event_support.version != "v3":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        found = self._wait(eventSet, params.timeoutMs)
+        params.dataType = pynvml.NVML_EVENT_DATA_TYPE_NVML_EVENT
+        params.uuid = self._session.gpus[found.spec.gpu].facts.uuid.encode()
+        params.eventType = _TYPES[found.spec.event]
+        params.eventData = found.spec.xid or 0
+        params.timestampUsec = self._session.stamp_us(found.time_ns)
+        params.gpuInstanceId = _instance(found.spec.gpu_instance)
+        params.computeInstanceId = _instance(found.spec.compute_instance)
+
+    def _wait(self, events: EventSet, timeout_ms: int) -> PlannedIncident:
+        session, give_up = self._session.number, time.monotonic() + timeout_ms / 1000
+        while True:
+            # A shutdown, or the set's release by another thread, ends a wait as the driver ends it.
+            if not self._session.users or session != self._session.number or events.is_free:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+            if found := self._next(events):
+                return found
+            if time.monotonic() >= give_up:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+            self.pause(min(_POLL_INTERVAL_SECONDS, timeout_ms / 1000))
+
+    def _next(self, events: EventSet) -> PlannedIncident | None:
+        now_ns = self._session.since_epoch_ns()
+        while events.reported < len(self._session.incidents):
+            incident = self._session.incidents[events.reported]
+            if incident.time_ns > now_ns:
+                return None
+            # Also one that the set is not told of: what was not registered then never comes later.
+            events.reported += 1
+            gpu = incident.spec.gpu
+            if (
+                incident.spec.told_by != "kmsg"
+                and events.masks.get(gpu, 0) & _TYPES[incident.spec.event]
+                and incident.time_ns >= events.since_ns[gpu]
+            ):
+                return incident
+        return None
+
+    def _check_events(self) -> None:
+        if self._session.event_support.version == "none":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+def _instance(number: int | None) -> int:
+    return _NO_INSTANCE if number is None else number
+
+
+_MS_PER_SECOND = 1000
+
+
+@dataclass(eq=False)
+class SystemEventSet:
+    """A set of events of the driver that its owner waits for."""
+
+    mask: int
+    """What is registered."""
+    reported_ns: int
+    """Until when it was told what happened, since the scenario's start."""
+
+
+class SystemEventCalls(Subject):
+    """The functions that tell of the driver itself."""
+
+    def __init__(self, session: Session, happened: Sequence[tuple[int, int]] = ()) -> None:
+        """Take what happens to the driver: when, since the scenario's start, and what."""
+        super().__init__(session)
+        self._system_events = happened
+
+    def nvmlSystemEventSetCreate(self, version: int) -> SystemEventSet:
+        """Return a set that nothing is registered in."""
+        self._check_request(version, pynvml.nvmlSystemEventSetCreateRequest_v1)
+        return SystemEventSet(mask=0, reported_ns=self._session.since_epoch_ns())
+
+    def nvmlSystemEventSetFree(self, version: int, setHandle: SystemEventSet) -> None:
+        """Let a set go."""
+        self._check_request(version, pynvml.nvmlSystemEventSetFreeRequest_v1)
+        setHandle.mask = 0
+
+    def nvmlSystemRegisterEvents(
+        self, version: int, eventTypes: int, setHandle: SystemEventSet
+    ) -> None:
+        """Register for kinds of events."""
+        self._check_request(version, pynvml.nvmlSystemRegisterEventRequest_v1)
+        setHandle.mask |= eventTypes
+
+    def nvmlSystemEventSetWait(
+        self,
+        version: int,
+        setHandle: SystemEventSet,
+        timeoutMs: int,
+        eventData: Any,  # noqa: ANN401  # an array of ctypes
+        eventDataSize: int,
+    ) -> list[dict[str, int]]:
+        """Return what happened since the wait before; nothing after `timeoutMs` of machine time."""
+        self._check_request(version, pynvml.nvmlSystemEventSetWaitRequest_v1)
+        end = time.monotonic() + timeoutMs / _MS_PER_SECOND
+        while True:
+            since_ns, setHandle.reported_ns = setHandle.reported_ns, self._session.since_epoch_ns()
+            happened = [
+                kind
+                for at_ns, kind in self._system_events
+                if since_ns < at_ns <= setHandle.reported_ns and kind & setHandle.mask
+            ][:eventDataSize]
+            # The scenario's clock may run faster than the machine's, so the end of the wait is the
+            # machine's: a caller's thread waits as long as it said.
+            if happened or time.monotonic() >= end:
+                break
+            time.sleep(min(0.02, timeoutMs / _MS_PER_SECOND))
+        for index, kind in enumerate(happened):
+            eventData[index].eventType = kind
+        return [{"eventType": kind, "gpuId": 0} for kind in happened]
+
+    def _check_request(self, version: int, expected: int) -> None:
+        self._session.check_open()
+        if version != expected:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)

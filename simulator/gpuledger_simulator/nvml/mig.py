@@ -1,0 +1,290 @@
+"""GPUs that are cut into instances: their handles, and what is asked of an instance or not at all.
+
+Here the functions of other subjects are narrowed to what NVML gives under MIG.
+"""
+
+import ctypes
+from collections.abc import Callable
+from struct import Struct
+from typing import Any, Final
+
+import pynvml
+
+from gpuledger_simulator.gpu_models import Cut, MigBoard, MigSlices, SimulatedInstance
+from gpuledger_simulator.nvml.readings import Readings, Utilization
+from gpuledger_simulator.nvml.session import Handle, Identity, MigHandle, Session, Subject
+
+# ruff: noqa: N802, N803  # NVML's own names
+
+
+_MIB: Final = 1 << 20
+_MULTIPROCESSORS_PER_SLICE: Final = 16
+# What a GPU instance has by NVML's number of its profile; others are not played.
+_PROFILES: Final = {
+    pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE: MigSlices(1, 1),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2: MigSlices(1, 2),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE: MigSlices(2, 2),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_3_SLICE: MigSlices(3, 4),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_4_SLICE: MigSlices(4, 4),
+    pynvml.NVML_GPU_INSTANCE_PROFILE_7_SLICE: MigSlices(7, 8),
+}
+
+
+class Mig(Subject):
+    """The functions of MIG, and what it narrows: they answer of an instance, or not at all."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        identity: Identity,
+        readings: Readings,
+        utilization: Utilization,
+    ) -> None:
+        super().__init__(session)
+        self._identity, self._readings, self._utilization = identity, readings, utilization
+
+    def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
+        """Return whether MIG is on, and whether it will be after a reset."""
+        self._board(device)
+        mode = int(self._cut(device) is not None)
+        return [mode, mode]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int:
+        """Return the number of indices to look at."""
+        return self._board(device).whole.compute if any(self.nvmlDeviceGetMigMode(device)) else 0
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
+        """Return the handle of an instance; NotFound at an index without one."""
+        self.check_permission(device)
+        return self._handle(device, lambda one: one.device_index == index)
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: Handle) -> Handle:
+        """Return the handle of the GPU on which an instance is."""
+        self.instance_of(migDevice)
+        return Handle(migDevice.index, migDevice.session)
+
+    def nvmlDeviceGetGpuInstanceId(self, device: Handle) -> int:
+        """Return the id of an instance's GPU instance."""
+        return self.instance_of(device).gpu_instance
+
+    def nvmlDeviceGetGpuInstanceById(self, device: Handle, gpuInstanceId: int) -> Handle:
+        """Return the handle of a GPU instance."""
+        self.check_permission(device)
+        return self._handle(device, lambda one: one.gpu_instance == gpuInstanceId)
+
+    def nvmlGpuInstanceGetInfo(self, gpuInstance: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return where a GPU instance is on the GPU; the profile's number is not played."""
+        instance = self.instance_of(gpuInstance)
+        info = pynvml.c_nvmlGpuInstanceInfo_t()
+        info.id = instance.gpu_instance
+        info.placement.start, info.placement.size = instance.start, instance.slices
+        return info
+
+    def nvmlDeviceGetGpuInstanceProfileInfo(
+        self, device: Handle, profile: int, version: int = 2
+    ) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return what a GPU instance of a profile has; NotSupported of others, or without MIG."""
+        board, slices = self._board(device), _PROFILES.get(profile)
+        if slices is None or slices not in board.profiles.values() or version != 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        facts = self._session.gpu(device).facts
+        room_bytes = facts.memory_bytes - facts.model.reserved_bytes
+        info = pynvml.c_nvmlGpuInstanceProfileInfo_t()
+        info.id, info.sliceCount = profile, slices.compute
+        info.memorySizeMB = room_bytes * slices.memory // board.whole.memory // _MIB
+        return info
+
+    def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int:
+        """Return the id of an instance in its GPU instance."""
+        return self.instance_of(device).compute_instance
+
+    def nvmlDeviceGetAttributes_v2(self, device: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return what an instance has of the GPU."""
+        instance = self.instance_of(device)
+        attributes = pynvml.c_nvmlDeviceAttributes()
+        attributes.multiprocessorCount = instance.compute_slices * _MULTIPROCESSORS_PER_SLICE
+        attributes.gpuInstanceSliceCount = instance.gpu_slices
+        attributes.computeInstanceSliceCount = instance.compute_slices
+        attributes.memorySizeMB = instance.memory_bytes // _MIB
+        return attributes
+
+    def nvmlDeviceGetUUID(self, handle: Handle) -> str:
+        """Return the UUID of a GPU or of an instance."""
+        if isinstance(handle, MigHandle):
+            return self.instance_of(handle).uuid
+        return self._identity.nvmlDeviceGetUUID(handle)
+
+    def nvmlDeviceGetName(self, handle: Handle) -> str:
+        """Return the product's name; that of an instance ends with its profile."""
+        if isinstance(handle, MigHandle):
+            instance = self.instance_of(handle)
+            return f"{self._session.whole_gpu(handle).facts.name} MIG {instance.profile}"
+        return self._identity.nvmlDeviceGetName(handle)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return the memory of a GPU, or of an instance's GPU instance."""
+        if not isinstance(handle, MigHandle):
+            self.check_permission(handle)
+            return self._readings.nvmlDeviceGetMemoryInfo(handle, version)
+        instance, gpu = self.instance_of(handle), self._session.whole_gpu(handle)
+        # Compute instances of one GPU instance share its memory, so all of them count.
+        used = sum(
+            process.spec.memory_bytes
+            for process in gpu.users(self._session.since_epoch_ns())
+            if (own := gpu.instance_of(process)) and own.gpu_instance == instance.gpu_instance
+        )
+        memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
+        memory.total, memory.used = instance.memory_bytes, used
+        memory.free = instance.memory_bytes - used
+        if version:
+            memory.version = version
+        return memory
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return whole percents of the newest window; not under MIG."""
+        self._check_whole(handle)
+        return self._utilization.nvmlDeviceGetUtilizationRates(handle)
+
+    def nvmlDeviceGetSamples(
+        self, device: Handle, sampling_type: int, timeStamp: int
+    ) -> tuple[int, list[Any]]:
+        """Return the ring buffer's samples; under MIG only those of power."""
+        if sampling_type != pynvml.NVML_TOTAL_POWER_SAMPLES:
+            self._check_whole(device)
+        return self._utilization.nvmlDeviceGetSamples(device, sampling_type, timeStamp)
+
+    def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[Any]:
+        """Return each buffered sample; not under MIG."""
+        self._check_whole(handle)
+        return self._utilization.nvmlDeviceGetProcessUtilization(handle, timeStamp)
+
+    def _handle(self, device: Handle, is_meant: Callable[[SimulatedInstance], bool]) -> MigHandle:
+        for instance in filter(is_meant, self._instances(device)):
+            return MigHandle(device.index, device.session, instance.uuid)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def instance_of(self, handle: Handle) -> SimulatedInstance:
+        """Return the instance of a handle; InvalidArgument for a GPU's, or after a new cut."""
+        if not isinstance(handle, MigHandle):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        # By its UUID: after a new cut another instance may have the index.
+        for instance in self._instances(handle):
+            if instance.uuid == handle.uuid:
+                return instance
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    def check_permission(self, handle: Handle) -> None:
+        """Raise NoPermission where a GPU is cut, and its instances are hidden."""
+        if self._cut(handle) and not self._session.driver.mig_monitor:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+
+    def _instances(self, handle: Handle) -> tuple[SimulatedInstance, ...]:
+        cut = self._cut(handle)
+        return cut.instances if cut else ()
+
+    def _check_whole(self, handle: Handle) -> None:
+        # Of a GPU that is cut, and of its instances, the driver measures no utilization at all.
+        if self._cut(handle):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    def _board(self, device: Handle) -> MigBoard:
+        board = self._session.gpu(device).facts.mig_board
+        if board is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return board
+
+    def _cut(self, handle: Handle) -> Cut | None:
+        return self._session.whole_gpu(handle).cut(self._session.since_epoch_ns())
+
+
+_NO_INSTANCE: Final = 0xFFFFFFFF
+_NO_BYTES: Final = (1 << 64) - 1
+_ROW: Final = Struct("@IQII")
+"""Pid, bytes of memory, GPU instance and compute instance."""
+_LISTS: Final = {
+    "nvmlDeviceGetComputeRunningProcesses_v3": "compute",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3": "graphics",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3": "mps",
+}
+
+
+class Processes(Subject):
+    """The functions that list processes."""
+
+    def __init__(self, session: Session, mig: Mig) -> None:
+        super().__init__(session)
+        self._mig = mig
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]:
+        """Return the processes with a compute context."""
+        return self._running(handle, "compute")
+
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Handle) -> list[Any]:
+        """Return the processes with a graphics context."""
+        return self._running(handle, "graphics")
+
+    def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]:
+        """Return the processes that compute through the multi-process service."""
+        return self._running(handle, "mps")
+
+    def find_function(self, name: str) -> Callable[..., int]:
+        """Return the driver's function below one of nvidia-ml-py's; FunctionNotFound of others."""
+        kind = _LISTS.get(name)
+        if kind is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+        def fill(handle: Handle, count: Any, rows: Any) -> int:  # noqa: ANN401  # a reference, and a buffer
+            try:
+                written = self._write(handle, kind)
+            except pynvml.NVMLError as error:
+                return int(error.value)
+            size = count._obj  # noqa: SLF001  # what ctypes.byref refers to
+            room, size.value = size.value, len(written)
+            if rows is None and self._session.driver.process_size_answer == "success":
+                size.value = 0
+                return int(pynvml.NVML_SUCCESS)
+            if written and (rows is None or room < len(written)):
+                return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+            ctypes.memmove(rows, b"".join(written), sum(map(len, written)))
+            return int(pynvml.NVML_SUCCESS)
+
+        return fill
+
+    def _running(self, handle: Handle, kind: str) -> list[Any]:
+        """Return a list as nvidia-ml-py reads it: what the driver writes as rows of 24 bytes."""
+        written = self._write(handle, kind)
+        if self._session.driver.process_size_answer == "success":
+            return []
+        read = b"".join(written)[: _ROW.size * len(written)]
+        names = ("pid", "usedGpuMemory", "gpuInstanceId", "computeInstanceId")
+        processes = [dict(zip(names, row, strict=True)) for row in _ROW.iter_unpack(read)]
+        for process in processes:
+            if process["usedGpuMemory"] == _NO_BYTES:
+                process["usedGpuMemory"] = None
+        return [pynvml.nvmlFriendlyObject(process) for process in processes]
+
+    def _write(self, handle: Handle, kind: str) -> list[bytes]:
+        """Return the rows of a list as the driver writes them."""
+        self._mig.check_permission(handle)
+        gpu = self._session.whole_gpu(handle)
+        listed = [
+            (process, gpu.instance_of(process))
+            for process in gpu.users(self._session.since_epoch_ns())
+            if kind in process.spec.kinds
+        ]
+        if isinstance(handle, MigHandle):
+            own = self._mig.instance_of(handle)
+            listed = [(process, instance) for process, instance in listed if instance == own]
+        # Nothing of what is played is protected.
+        behind = bytes(self._session.driver.process_row_bytes - _ROW.size)
+        return [
+            _ROW.pack(
+                process.pid,
+                process.spec.memory_bytes if process.spec.memory_visible else _NO_BYTES,
+                instance.gpu_instance if instance else _NO_INSTANCE,
+                instance.compute_instance if instance else _NO_INSTANCE,
+            )
+            + behind
+            for process, instance in listed
+        ]

@@ -1,0 +1,285 @@
+"""The readings of an instant, of the driver's windows, and of its accounts of processes.
+
+Gauges and counters are asked of the physics at once; utilization comes in whole percents of the
+windows of `gpuledger_simulator.sampling_windows`, as the driver gives it.
+"""
+
+from functools import reduce
+from operator import or_
+from typing import Any, Final
+
+import pynvml
+
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
+from gpuledger_simulator.nvml.session import Handle, Subject
+from gpuledger_simulator.plan import PlannedProcess
+
+# ruff: noqa: N802, N803, A002  # NVML's own names
+
+
+_IDLE_SM_MEGAHERTZ: Final = 345
+_COOL_CELSIUS: Final = 31
+_WARMING_CELSIUS: Final = 42
+_MAX_CELSIUS: Final = 87
+_WARMING_NS: Final = 20 * NS_PER_SECOND
+_POWER_STEP_NS: Final = 100 * NS_PER_MS
+_POWER_WINDOW_NS: Final = 25 * NS_PER_MS
+_ENGINE_NS: Final = 167_000_000
+_IDLE_PERFORMANCE_STATE: Final = 8
+_IDLE_REASON: Final = 0x1
+_REASONS: Final = {
+    "power": 0x4,
+    "sync_boost": 0x10,
+    "software_thermal": 0x20,
+    "hardware_thermal": 0x48,
+    "power_brake": 0x88,
+}
+"""By the scenario's name; the hardware's slowdowns set a bit in common."""
+
+
+class Readings(Subject):
+    """The functions that read a device's gauges and counters."""
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return the memory at this instant; only version 2 tells the driver's reserve apart."""
+        gpu = self._session.gpu(handle)
+        if gpu.facts.unified_memory:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        used = gpu.used_bytes(self._session.since_epoch_ns())
+        reserved = gpu.facts.model.reserved_bytes
+        memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
+        memory.total = gpu.facts.memory_bytes
+        memory.free = gpu.facts.memory_bytes - reserved - used
+        # The first version counts the driver's reserve as used.
+        memory.used = used if version else used + reserved
+        if version:
+            memory.version = version
+            memory.reserved = reserved
+        return memory
+
+    def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
+        """Return the draw in milliwatts, averaged over the last second, or a part of a tenth."""
+        gpu, end_ns = self._session.gpu(handle), self._session.since_epoch_ns()
+        length_ns = NS_PER_SECOND
+        if gpu.facts.power_mean == "quarter":
+            end_ns, length_ns = end_ns - end_ns % _POWER_STEP_NS, _POWER_WINDOW_NS
+        joules = gpu.joules(end_ns - length_ns, end_ns)
+        return round(joules * 1000 * NS_PER_SECOND / length_ns)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle) -> int:
+        """Return the energy since the driver was loaded, in millijoules."""
+        gpu = self._session.gpu(handle)
+        loaded_ns, now_ns = self._session.driver_loaded_ns, self._session.since_epoch_ns()
+        if gpu.facts.energy_counter == "absent":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        if gpu.facts.energy_counter == "frozen":
+            now_ns = max(0, loaded_ns)
+        elif gpu.facts.energy_step_ns:
+            now_ns -= (now_ns - loaded_ns) % gpu.facts.energy_step_ns
+        return int(gpu.joules(loaded_ns, now_ns) * 1000)
+
+    def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
+        """Return the die's temperature in degrees Celsius, which follows the last 20 s of work."""
+        if sensor != pynvml.NVML_TEMPERATURE_GPU:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        now_ns = self._session.since_epoch_ns()
+        busy_ns = self._session.gpu(handle).device_busy_ns(now_ns - _WARMING_NS, now_ns)
+        return round(_COOL_CELSIUS + _WARMING_CELSIUS * busy_ns / _WARMING_NS)
+
+    def nvmlDeviceGetClockInfo(self, handle: Handle, type: int) -> int:
+        """Return a clock in megahertz; the multiprocessors' falls while no process is there."""
+        gpu = self._session.gpu(handle)
+        if type == pynvml.NVML_CLOCK_MEM:
+            return gpu.facts.model.memory_clock_megahertz
+        if type not in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_GRAPHICS):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        working = gpu.users(self._session.since_epoch_ns())
+        return gpu.facts.model.sm_clock_megahertz if working else _IDLE_SM_MEGAHERTZ
+
+    def nvmlDeviceGetPerformanceState(self, handle: Handle) -> int:
+        """Return 0 while a process is there, else 8."""
+        is_used = self._session.gpu(handle).users(self._session.since_epoch_ns())
+        return 0 if is_used else _IDLE_PERFORMANCE_STATE
+
+    def nvmlDeviceGetEncoderUtilization(self, handle: Handle) -> list[int]:
+        """Return whole percents of the last window, and its length in microseconds."""
+        return self._engine(handle, "encoder_ratio")
+
+    def nvmlDeviceGetDecoderUtilization(self, handle: Handle) -> list[int]:
+        """Return whole percents of the last window, and its length in microseconds."""
+        return self._engine(handle, "decoder_ratio")
+
+    def nvmlDeviceGetJpgUtilization(self, handle: Handle) -> list[int]:
+        """Return whole percents of the last window, and its length in microseconds."""
+        return self._engine(handle, "jpeg_ratio")
+
+    def nvmlDeviceGetOfaUtilization(self, handle: Handle) -> list[int]:
+        """Return whole percents of the last window, and its length in microseconds."""
+        return self._engine(handle, "optical_flow_ratio")
+
+    def nvmlDeviceGetMarginTemperature(self, handle: Handle) -> int:
+        """Return how much hotter the GPU may become; older ones tell thresholds instead."""
+        if not self._session.gpu(handle).facts.architecture.has_margins:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return _MAX_CELSIUS - self.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: Handle, type: int) -> int:
+        """Return the highest clock in megahertz, which is that under load."""
+        model = self._session.gpu(handle).facts.model
+        clocks = {
+            pynvml.NVML_CLOCK_SM: model.sm_clock_megahertz,
+            pynvml.NVML_CLOCK_GRAPHICS: model.sm_clock_megahertz,
+            pynvml.NVML_CLOCK_MEM: model.memory_clock_megahertz,
+        }
+        if type not in clocks:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return clocks[type]
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
+        """Return why the clocks are not higher, as bits."""
+        gpu, now_ns = self._session.gpu(handle), self._session.since_epoch_ns()
+        idle = 0 if gpu.users(now_ns) else _IDLE_REASON
+        throttles = gpu.facts.ailments.throttles(now_ns)
+        return reduce(or_, (_REASONS.get(one, 0) for one in throttles), idle)
+
+    def _engine(self, handle: Handle, what: str) -> list[int]:
+        now_ns = self._session.since_epoch_ns()
+        worked_ns = self._session.gpu(handle).mixed_ns(what, now_ns - _ENGINE_NS, now_ns)
+        return [round(100 * worked_ns / _ENGINE_NS), _ENGINE_NS // 1000]
+
+
+class Utilization(Subject):
+    """The functions that tell of the driver's sampling windows."""
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return whole percents of the newest completed window."""
+        windows = self._session.windows_of(handle)
+        window = windows.latest(self._session.since_epoch_ns())
+        rates = pynvml.c_nvmlUtilization_t()
+        rates.gpu = windows.gpu_percent(window)
+        rates.memory = windows.memory_percent(window)
+        return rates
+
+    def nvmlDeviceGetSamples(
+        self, device: Handle, sampling_type: int, timeStamp: int
+    ) -> tuple[int, list[Any]]:
+        """Return the ring buffer's samples newer than `timeStamp`; NotFound when there are none."""
+        windows = self._session.windows_of(device)
+        values = {
+            pynvml.NVML_TOTAL_POWER_SAMPLES: windows.milliwatts,
+            pynvml.NVML_GPU_UTILIZATION_SAMPLES: windows.gpu_percent,
+            pynvml.NVML_MEMORY_UTILIZATION_SAMPLES: windows.memory_percent,
+        }
+        if sampling_type not in values:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        value = values[sampling_type]
+        newer = windows.newer_than(timeStamp, now_ns=self._session.since_epoch_ns())
+        if not newer and self._empty_code:
+            raise pynvml.NVMLError(self._empty_code)
+        samples = []
+        for window in newer:
+            sample = pynvml.c_nvmlSample_t()
+            sample.timeStamp = window.timestamp_us
+            sample.sampleValue.uiVal = value(window)
+            samples.append(sample)
+        return pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples
+
+    def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[Any]:
+        """Return each buffered sample newer than `timeStamp`; NotFound when there are none."""
+        found = []
+        windows, now_ns = self._session.windows_of(handle), self._session.since_epoch_ns()
+        for sample in windows.tell_processes(timeStamp, now_ns=now_ns):
+            struct = pynvml.c_nvmlProcessUtilizationSample_t()
+            struct.pid = sample.pid
+            struct.timeStamp = sample.timestamp_us
+            struct.smUtil = sample.sm_percent
+            struct.memUtil = sample.memory_percent
+            found.append(struct)
+        if not found:
+            # nvidia-ml-py raises an "error" of value 0 where the driver's size call succeeds.
+            raise pynvml.NVMLError(self._empty_code)
+        self._fill_video(found, handle)
+        return found
+
+    @property
+    def _empty_code(self) -> int:
+        is_error = self._session.driver.empty_answer == "not_found"
+        return int(pynvml.NVML_ERROR_NOT_FOUND if is_error else pynvml.NVML_SUCCESS)
+
+    def _fill_video(self, samples: list[Any], handle: Handle) -> None:
+        """Write into process samples what the video engines did while the kernels ran."""
+        mixes = {one.pid: one.spec.load.mix for one in self._session.gpu(handle).processes}
+        for struct in samples:
+            if mix := mixes.get(struct.pid):
+                struct.encUtil = round(struct.smUtil * mix.encoder_ratio)
+                struct.decUtil = round(struct.smUtil * mix.decoder_ratio)
+
+
+_BUFFER_PROCESSES: Final = 4000
+_NS_PER_SAMPLE: Final = 20_000_000
+_PERCENT: Final = 100
+
+
+class AccountingCalls(Subject):
+    """The functions of the accounting mode."""
+
+    def nvmlDeviceGetAccountingMode(self, handle: Handle) -> int:
+        """Return whether accounts are kept."""
+        return int(self._session.gpu(handle).facts.accounting != "off")
+
+    def nvmlDeviceGetAccountingBufferSize(self, handle: Handle) -> int:
+        """Return the most processes that are remembered."""
+        self._session.gpu(handle)
+        return _BUFFER_PROCESSES
+
+    def nvmlDeviceGetAccountingPids(self, handle: Handle) -> list[int]:
+        """Return the pids of the processes that are remembered."""
+        # A ring: the oldest accounts make room for new ones.
+        return [process.pid for process in self._accounted(handle)[-_BUFFER_PROCESSES:]]
+
+    def nvmlDeviceGetAccountingStats(self, handle: Handle, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return a process's account, in whole percents of its life."""
+        return self._fill(pynvml.c_nvmlAccountingStats_t(), handle, pid)
+
+    def nvmlDeviceGetAccountingStats_v2(self, handle: Handle, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return a process's account with the sums of its samples."""
+        gpu = self._session.gpu(handle)
+        if gpu.facts.accounting != "v2":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        stats = self._fill(pynvml.c_nvmlAccountingStats_v2_t(), handle, pid)
+        process, start_ns, end_ns = self._find(handle, pid)
+        lived_ns, busy_ns = end_ns - start_ns, gpu.busy_ns(process, start_ns, end_ns)
+        stats.pid = pid
+        stats.sampleCount = max(1, round(lived_ns / _NS_PER_SAMPLE))
+        sum_percent = _PERCENT * _PERCENT * stats.sampleCount * busy_ns / lived_ns
+        stats.sumGpuUtil = round(sum_percent)
+        stats.sumFbUtil = round(sum_percent * process.spec.load.memory_ratio)
+        return stats
+
+    def _fill(self, stats: Any, handle: Handle, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
+        gpu, (process, start_ns, end_ns) = self._session.gpu(handle), self._find(handle, pid)
+        lived_ns, is_running = end_ns - start_ns, process.is_on_gpu(self._session.since_epoch_ns())
+        percent = _PERCENT * gpu.busy_ns(process, start_ns, end_ns) / lived_ns
+        stats.gpuUtilization = round(percent)
+        stats.memoryUtilization = round(percent * process.spec.load.memory_ratio)
+        stats.maxMemoryUsage = process.spec.memory_bytes
+        # The driver says for how long a process was there only once it is gone.
+        stats.time = 0 if is_running else lived_ns // NS_PER_MS
+        stats.startTime = self._session.stamp_us(start_ns)
+        stats.isRunning = int(is_running)
+        return stats
+
+    def _find(self, handle: Handle, pid: int) -> tuple[PlannedProcess, int, int]:
+        """Return a process with the begin of its latest visit to the GPU, and the end so far."""
+        now_ns = self._session.since_epoch_ns()
+        for process in self._accounted(handle):
+            visit = process.visit_at(now_ns)
+            if process.pid == pid and visit:
+                return process, visit[0], max(visit[0] + 1, min(visit[1], now_ns))
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def _accounted(self, handle: Handle) -> list[PlannedProcess]:
+        gpu = self._session.gpu(handle)
+        if gpu.facts.accounting == "off":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [one for one in gpu.processes if one.visit_at(self._session.since_epoch_ns())]

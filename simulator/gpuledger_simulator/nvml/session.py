@@ -1,0 +1,304 @@
+"""An open library: its users, its handles, its time; and what never changes of its GPUs.
+
+What a device answers of its state lives in the modules beside it, each a `Subject`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import NAMESPACE_OID, uuid5
+
+import pynvml
+
+from gpuledger.clock import NS_PER_SECOND, Clock
+from gpuledger_simulator.device import SimulatedGpu
+from gpuledger_simulator.identities import pci_bus_id
+from gpuledger_simulator.plan import PlannedIncident
+from gpuledger_simulator.sampling_windows import SamplingWindows
+from gpuledger_simulator.scenario.drivers import DriverModel
+from gpuledger_simulator.scenario.schema import EventSupport
+
+# ruff: noqa: N802, N803  # NVML's own names
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A device handle, good until the library is shut down."""
+
+    index: int
+    session: int
+
+
+@dataclass(frozen=True)
+class MigHandle(Handle):
+    """The handle of an instance, good until the GPU is cut anew."""
+
+    uuid: str
+
+
+class Session:
+    """What every function of the library needs; each raises the error that NVML would."""
+
+    def __init__(
+        self, gpus: Sequence[SimulatedGpu], *, clock: Clock, epoch_ns: int, uptime_ns: int,
+        sample_period_ns: int, incidents: Sequence[PlannedIncident] = (),
+        event_support: EventSupport = EventSupport(),  # noqa: B008  # frozen, so one for all does no harm
+        shown_ns: Callable[[int], int] = lambda time_ns: time_ns,
+        driver: DriverModel = DriverModel(),  # noqa: B008  # as above
+    ) -> None:  # fmt: skip
+        self.gpus = gpus
+        self.clock = clock
+        self.epoch_ns = epoch_ns
+        self.driver_loaded_ns = -uptime_ns
+        self.shown_ns = shown_ns
+        self.driver = driver
+        if driver.window_seconds is not None:
+            sample_period_ns = round(driver.window_seconds * NS_PER_SECOND)
+        stamp_us = self.stamp_us if driver.stamps == "wall" else self._stamp_since_boot_us
+        self._windows = [
+            SamplingWindows(gpu, period_ns=sample_period_ns, stamp_us=stamp_us, driver=driver)
+            for gpu in gpus
+        ]
+        self.incidents = incidents
+        self.event_support = event_support
+        self.users = 0
+        self.number = 0
+
+    def nvmlInit(self) -> None:
+        """Open the library; each call needs a shutdown of its own."""
+        self.users += 1
+
+    def nvmlShutdown(self) -> None:
+        """Close the library; the last call makes all handles invalid."""
+        self.check_open()
+        self.users -= 1
+        # Handles carry the number of their session, so that those of an earlier one are refused.
+        if not self.users:
+            self.number += 1
+
+    def gpu(self, handle: Handle) -> SimulatedGpu:
+        """Return the GPU of a handle; NotSupported for an instance's, as of most functions."""
+        if isinstance(handle, MigHandle):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return self.whole_gpu(handle)
+
+    def whole_gpu(self, handle: Handle) -> SimulatedGpu:
+        """Return the GPU of a handle, or the one on which an instance is."""
+        self.check_open()
+        if handle.session != self.number:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return self.gpus[handle.index]
+
+    def windows_of(self, handle: Handle) -> SamplingWindows:
+        """Return the driver's sampling windows of a GPU."""
+        return self._windows[self.gpu(handle).facts.index]
+
+    def check_open(self) -> None:
+        """Raise the error that NVML raises before the library is open."""
+        if not self.users:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+
+    def stamp_us(self, since_epoch_ns: int) -> int:
+        """Return an instant as the driver stamps it: by the node's wall clock as it was then."""
+        return self.shown_ns(self.epoch_ns + since_epoch_ns) // 1000
+
+    def _stamp_since_boot_us(self, since_epoch_ns: int) -> int:
+        """Return an instant as a driver stamps it that goes by the time since boot."""
+        # The driver is loaded as the machine starts.
+        return (since_epoch_ns - self.driver_loaded_ns) // 1000
+
+    def since_epoch_ns(self) -> int:
+        """Return the time since the scenario's start."""
+        return self.clock.time_ns() - self.epoch_ns
+
+
+class Subject:
+    """Functions of one subject of the library, over what its session knows."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+
+class Identity(Subject):
+    """The functions that say which device is which."""
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        """Return the driver's version."""
+        self._session.check_open()
+        return self._session.driver.version
+
+    def nvmlDeviceGetCount(self) -> int:
+        """Return the number of GPUs."""
+        self._session.check_open()
+        return len(self._session.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
+        """Return the handle of a GPU."""
+        self._session.check_open()
+        if not 0 <= index < len(self._session.gpus):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return Handle(index, self._session.number)
+
+    def nvmlDeviceGetUUID(self, handle: Handle) -> str:
+        """Return the GPU's UUID."""
+        return self._session.gpu(handle).facts.uuid
+
+    def nvmlDeviceGetName(self, handle: Handle) -> str:
+        """Return the product's name."""
+        return self._session.gpu(handle).facts.name
+
+
+_LANES: Final = 16
+_SERIAL_DIGITS: Final = 13
+_INFOROM: Final = {
+    pynvml.NVML_INFOROM_OEM: "2.1",
+    pynvml.NVML_INFOROM_ECC: "7.16",
+}
+
+
+class Board(Subject):
+    """The functions that describe a board."""
+
+    def nvmlSystemGetNVMLVersion(self) -> str:
+        """Return the library's version."""
+        self._session.check_open()
+        return f"13.{self._session.driver.version}"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        """Return the newest CUDA that the driver can run."""
+        self._session.check_open()
+        return 13_000
+
+    def nvmlSystemGetConfComputeState(self) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return whether confidential computing is on; NotSupported before Hopper."""
+        mode = self._confidential_mode()
+        state = pynvml.c_nvmlConfComputeSystemState_t()
+        state.environment = (
+            pynvml.NVML_CC_SYSTEM_ENVIRONMENT_UNAVAILABLE
+            if mode == "off"
+            else pynvml.NVML_CC_SYSTEM_ENVIRONMENT_PROD
+        )
+        state.ccFeature, state.devToolsMode = int(mode != "off"), int(mode == "devtools")
+        return state
+
+    def nvmlSystemGetConfComputeSettings(self, settings: Any) -> int:  # noqa: ANN401  # a reference to a struct
+        """Fill in the same and how GPUs reach each other; of errors the binding returns the code.
+
+        Several GPUs of one confidential machine have a protected PCIe.
+        """
+        try:
+            state = self.nvmlSystemGetConfComputeState()
+        except pynvml.NVMLError as error:
+            return int(error.value)
+        struct = settings._obj  # noqa: SLF001  # what ctypes.byref refers to
+        for name in ("environment", "ccFeature", "devToolsMode"):
+            setattr(struct, name, getattr(state, name))
+        is_protected = state.ccFeature and len(self._session.gpus) > 1
+        struct.multiGpuMode = (
+            pynvml.NVML_CC_SYSTEM_MULTIGPU_PROTECTED_PCIE
+            if is_protected
+            else pynvml.NVML_CC_SYSTEM_MULTIGPU_NONE
+        )
+        return int(pynvml.NVML_SUCCESS)
+
+    def nvmlDeviceGetPlatformInfo(self, device: Handle, platformInfo: Any) -> int:  # noqa: ANN401  # a reference to a struct
+        """Fill in where a GPU is in its rack; NotSupported where it is in none."""
+        facts = self._session.gpu(device).facts
+        struct = platformInfo._obj  # noqa: SLF001  # what ctypes.byref refers to
+        if facts.rack is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        struct.chassisSerialNumber = facts.rack.chassis_serial_number.encode()
+        struct.slotNumber, struct.trayIndex = bytes([facts.rack.slot]), bytes([facts.rack.tray])
+        struct.hostId, struct.moduleId = bytes([facts.rack.host]), bytes([facts.index + 1])
+        return int(pynvml.NVML_SUCCESS)
+
+    def _confidential_mode(self) -> str:
+        """Return the node's mode, which is that of its GPUs."""
+        self._session.check_open()
+        modes = [
+            gpu.facts.confidential
+            for gpu in self._session.gpus
+            if gpu.facts.architecture.has_profiling
+        ]
+        if not modes:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return next((mode for mode in modes if mode != "off"), "off")
+
+    def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int:
+        """Return the number in the device file."""
+        return self._session.gpu(handle).facts.index
+
+    def nvmlDeviceGetSerial(self, handle: Handle) -> str:
+        """Return the board's serial number."""
+        drawn = uuid5(NAMESPACE_OID, self._session.gpu(handle).facts.uuid).int
+        return str(drawn)[:_SERIAL_DIGITS]
+
+    def nvmlDeviceGetPciInfo_v3(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
+        """Return where the board is plugged in."""
+        pci = pynvml.nvmlPciInfo_t()
+        address = pci_bus_id(self._session.gpu(handle).facts.index)
+        pci.bus = int(address.split(":")[1], 16)
+        pci.busId = address.encode()
+        return pci
+
+    def nvmlDeviceGetBrand(self, handle: Handle) -> int:
+        """Return the product line."""
+        tesla = self._session.gpu(handle).facts.name.startswith("Tesla")
+        return int(pynvml.NVML_BRAND_TESLA if tesla else pynvml.NVML_BRAND_NVIDIA)
+
+    def nvmlDeviceGetArchitecture(self, device: Handle) -> int:
+        """Return the generation."""
+        return self._session.gpu(device).facts.architecture.number
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> tuple[int, int]:
+        """Return CUDA's version of the chip."""
+        return self._session.gpu(handle).facts.architecture.compute_capability
+
+    def nvmlDeviceGetVbiosVersion(self, handle: Handle) -> str:
+        """Return the board's firmware."""
+        self._session.gpu(handle)
+        return "96.00.A5.00.01"
+
+    def nvmlDeviceGetInforomImageVersion(self, handle: Handle) -> str:
+        """Return the version of the board's store of facts."""
+        self._session.gpu(handle)
+        return "G520.0200.00.05"
+
+    def nvmlDeviceGetInforomVersion(self, handle: Handle, infoRomObject: int) -> str:
+        """Return the version of an object in it."""
+        self._session.gpu(handle)
+        if infoRomObject not in _INFOROM:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return _INFOROM[infoRomObject]
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Handle) -> int:
+        """Return the PCIe generation that card and slot can do."""
+        return self._session.gpu(handle).facts.model.pcie_generation
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Handle) -> int:
+        """Return the PCIe lanes that card and slot can do."""
+        self._session.gpu(handle)
+        return _LANES
+
+    def nvmlDeviceGetEccMode(self, handle: Handle) -> list[int]:
+        """Return whether errors are corrected, now and after the next start."""
+        self._session.gpu(handle)
+        return [pynvml.NVML_FEATURE_ENABLED, pynvml.NVML_FEATURE_ENABLED]
+
+    def nvmlDeviceGetPersistenceMode(self, handle: Handle) -> int:
+        """Return whether the driver keeps the GPU up without users."""
+        self._session.gpu(handle)
+        return int(pynvml.NVML_FEATURE_ENABLED)
+
+    def nvmlDeviceGetComputeMode(self, handle: Handle) -> int:
+        """Return who may compute."""
+        self._session.gpu(handle)
+        return int(pynvml.NVML_COMPUTEMODE_DEFAULT)
+
+    def nvmlDeviceGetP2PStatus(self, device1: Handle, device2: Handle, p2pIndex: int) -> int:
+        """Return whether one GPU reaches another: by NVLink where both have links."""
+        if p2pIndex != pynvml.NVML_P2P_CAPS_INDEX_NVLINK:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        linked = all(self._session.gpu(one).facts.model.nvlinks for one in (device1, device2))
+        status = pynvml.NVML_P2P_STATUS_OK if linked else pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
+        return int(status)

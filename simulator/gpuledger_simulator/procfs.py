@@ -1,0 +1,176 @@
+"""Plays a node's files: `/proc` of the processes that run now, and a scheduler's of its jobs.
+
+Here live the few files that are read, in the kernel's own form. Paths are as on the node.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from gpuledger.clock import NS_PER_SECOND, NS_PER_US, Clock
+from gpuledger_simulator.identities import pci_bus_id
+from gpuledger_simulator.plan import PlannedIncident, PlannedPod, PlannedProcess
+from gpuledger_simulator.scenario.schema import ScenarioJob
+
+_TICK_NS: Final = 10_000_000
+_KTHREADD: Final = b"2 (kthreadd) S 0 0 0 0 -1 2129984 " + b"0 " * 8 + b"20 0 1 0 1 0 0\n"
+_V1_CONTROLLERS: Final = (
+    "12:pids",
+    "11:memory",
+    "10:devices",
+    "9:cpu,cpuacct",
+    "8:freezer",
+    "1:name=systemd",
+)
+
+
+class SimulatedProcfs:
+    """The files of one node's `/proc`."""
+
+    def __init__(
+        self,
+        processes: Iterable[PlannedProcess],
+        *,
+        clock: Clock,
+        epoch_ns: int,
+        boot_id: str,
+        cgroup_driver: str,
+        uid_of: Callable[[PlannedPod], str | None],
+        host_pid: bool = True,
+        memory_bytes: int,
+    ) -> None:
+        # In a container's own namespace the machine's processes have no numbers at all.
+        self._processes = {process.pid: process for process in processes} if host_pid else {}
+        self._host_pid = host_pid
+        self._memory_bytes = memory_bytes
+        self._clock = clock
+        self._epoch_ns = epoch_ns
+        self._boot_id = boot_id
+        self._cgroup_driver = cgroup_driver
+        self._uid_of = uid_of
+        self._files: dict[str, Callable[[PlannedProcess], str]] = {
+            "cgroup": self._cgroup,
+            "comm": lambda process: f"{process.comm}\n",
+            "stat": self._stat,
+            "cmdline": lambda process: process.spec.command.replace(" ", "\0") + "\0",
+        }
+
+    def read(self, path: str) -> bytes:
+        """Return a file's bytes; raises FileNotFoundError where there is none at this time."""
+        if path == "/proc/sys/kernel/random/boot_id":
+            return f"{self._boot_id}\n".encode()
+        if path == "/proc/meminfo":
+            # In whichever namespace, it is the machine's.
+            return f"MemTotal:       {self._memory_bytes >> 10} kB\nMemFree: 1024 kB\n".encode()
+        if path == "/proc/2/stat" and self._host_pid:
+            return _KTHREADD
+        parts = path.split("/")
+        if len(parts) != 4 or parts[1] != "proc" or not parts[2].isdigit():  # noqa: PLR2004  # "/proc/PID/FILE"
+            raise FileNotFoundError(path)
+        process = self._processes.get(int(parts[2]))
+        write = self._files.get(parts[3])
+        since_ns = self._clock.time_ns() - self._epoch_ns
+        if process is None or write is None or not process.alive(since_ns):
+            raise FileNotFoundError(path)
+        return write(process).encode()
+
+    def _stat(self, process: PlannedProcess) -> str:
+        started_ns = (
+            process.start_ns + self._epoch_ns - (self._clock.time_ns() - self._clock.boottime_ns())
+        )
+        before = f"{process.pid} ({process.comm}) S 1 {process.pid} {process.pid} 0 -1 4194560"
+        return f"{before} {'0 ' * 8}20 0 1 0 {started_ns // _TICK_NS} {'0 ' * 29}0\n"
+
+    def _cgroup(self, process: PlannedProcess) -> str:
+        path = process.host_cgroup or self._pod_path(process)
+        if self._cgroup_driver != "v1":
+            return f"0::{path}\n"
+        return "".join(f"{controller}:{path}\n" for controller in _V1_CONTROLLERS)
+
+    def _pod_path(self, process: PlannedProcess) -> str:
+        pod = process.pod
+        uid = self._uid_of(pod) if pod else None
+        if pod is None or uid is None:
+            # The API server has not given the pod its UID, so no kubelet can have started it yet.
+            raise FileNotFoundError(f"/proc/{process.pid}/cgroup")
+        # A guaranteed pod lies in the root of all pods, without a folder of its class.
+        is_guaranteed, qos = pod.spec.qos == "guaranteed", pod.spec.qos
+        if self._cgroup_driver != "systemd":
+            parent = "/kubepods" if is_guaranteed else f"/kubepods/{qos}"
+            return f"{parent}/pod{uid}/{process.container_id}"
+        # systemd nests slices by the dashes of their names, so a UID's own become underscores.
+        name = "kubepods" if is_guaranteed else f"kubepods-{qos}"
+        parent = "/kubepods.slice" if is_guaranteed else f"/kubepods.slice/{name}.slice"
+        pod_slice = f"{name}-pod{uid.replace('-', '_')}.slice"
+        return f"{parent}/{pod_slice}/cri-containerd-{process.container_id}.scope"
+
+
+class SimulatedJobFiles:
+    """The directory in which a scheduler's prolog and epilog say which jobs hold which GPUs."""
+
+    def __init__(self, jobs: Sequence[ScenarioJob], *, clock: Clock, epoch_ns: int) -> None:
+        self._jobs = jobs
+        self._clock = clock
+        self._epoch_ns = epoch_ns
+
+    def read(self) -> dict[str, bytes]:
+        """Return the contents of the files of this time, by their names."""
+        since_seconds = (self._clock.time_ns() - self._epoch_ns) / NS_PER_SECOND
+        files: dict[str, bytes] = {}
+        for job in self._jobs:
+            end_seconds = job.end_seconds
+            if since_seconds < job.start_seconds or (
+                end_seconds is not None and since_seconds >= end_seconds
+            ):
+                continue
+            instance = "" if job.gpu_instance is None else f".{job.gpu_instance}"
+            for gpu in job.gpus:
+                name = f"{gpu}{instance}"
+                files[name] = files.get(name, b"") + f"{job.id}\n".encode()
+        return files
+
+
+_KERNEL_WARNING: Final = 4
+
+
+class SimulatedKmsg:
+    """An open `/dev/kmsg` with the driver's lines about XIDs: each read gives one record.
+
+    Reading starts at the log's end, as after a seek to it.
+    """
+
+    def __init__(
+        self, incidents: Sequence[PlannedIncident], *, clock: Clock, epoch_ns: int
+    ) -> None:
+        self._clock = clock
+        self._epoch_ns = epoch_ns
+        now_ns = clock.time_ns() - epoch_ns
+        self._boot_ns = now_ns - clock.boottime_ns()
+        self._incidents = [
+            incident
+            for incident in incidents
+            if incident.spec.told_by != "nvml" and incident.spec.xid is not None
+        ]
+        self._read = sum(incident.time_ns < now_ns for incident in self._incidents)
+
+    def read(self) -> bytes:
+        """Return the next record; raises BlockingIOError where there is none yet."""
+        now_ns = self._clock.time_ns() - self._epoch_ns
+        if self._read >= len(self._incidents) or self._incidents[self._read].time_ns > now_ns:
+            raise BlockingIOError
+        incident = self._incidents[self._read]
+        self._read += 1
+        # The log's stamps are of the time since boot, which nobody can set.
+        stamp_us = (incident.time_ns - self._boot_ns) // NS_PER_US
+        spec = incident.spec
+        bus = pci_bus_id(spec.gpu)[
+            4:-2
+        ].lower()  # as the driver prints it: a short domain, no function
+        instance = "" if spec.gpu_instance is None else f" GPU-I:{spec.gpu_instance:02d}"
+        if spec.compute_instance is not None:
+            instance += f" GPU-CI:{spec.compute_instance:02d}"
+        pid = "'<unknown>'" if spec.pid is None else str(spec.pid)
+        line = f"Xid (PCI:{bus}{instance}): {spec.xid}, pid={pid}, name=<unknown>, {spec.text}"
+        return f"{_KERNEL_WARNING},{1000 + self._read},{stamp_us},-;NVRM: {line}\n".encode()
+
+    def close(self) -> None:
+        """Let go of the log."""

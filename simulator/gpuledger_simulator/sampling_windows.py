@@ -1,0 +1,239 @@
+"""The driver's sampling: utilization in whole percents over windows on a fixed grid.
+
+Here the truth is blurred as a driver blurs it, in the forms of `DriverModel`. The ring buffer is
+not stored: any of its samples can be worked out again from the truth.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+import pynvml
+
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger_simulator.device import SimulatedGpu
+from gpuledger_simulator.plan import PlannedProcess
+from gpuledger_simulator.scenario.drivers import DriverModel
+
+_PERCENT: Final = 100
+_MPS_SERVER: Final = "nvidia-cuda-mps"
+_NOT_SUPPORTED: Final = pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+@dataclass(frozen=True, slots=True)
+class DriverWindow:
+    """One completed window, in nanoseconds since the scenario's start."""
+
+    start_ns: int
+    end_ns: int
+    timestamp_us: int
+    """Its end in microseconds of the machine's clock, as the driver stamps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedProcessSample:
+    """What the driver says of one process in one window, or in several."""
+
+    pid: int
+    timestamp_us: int
+    sm_percent: int
+    memory_percent: int
+
+
+class SamplingWindows:
+    """The windows of one GPU that its ring buffer still holds."""
+
+    def __init__(
+        self,
+        gpu: SimulatedGpu,
+        *,
+        period_ns: int,
+        stamp_us: Callable[[int], int],
+        driver: DriverModel = DriverModel(),  # noqa: B008  # frozen, so one for all does no harm
+    ) -> None:
+        self._gpu = gpu
+        self._period_ns = period_ns
+        self._stamp_us = stamp_us
+        self._driver = driver
+        self._used: dict[int, bool] = {}
+        """Of completed windows of late, by number: a ring is asked for the same ones many times."""
+        self._ring: deque[int] = deque(maxlen=driver.ring_samples)
+        """Of `skipped`: the numbers of the latest windows of use, up to window `_filled_until`."""
+        self._filled_until = 0
+        self._lock = Lock()
+
+    def newer_than(self, last_seen_us: int, *, now_ns: int) -> list[DriverWindow]:
+        """Return the windows in the ring buffer with a newer stamp, oldest first.
+
+        The driver has sampled since before the scenario's start: those windows are idle.
+        """
+        driver, newest = self._driver, now_ns // self._period_ns
+        # Older windows are lost to who asks late, as in the driver's ring buffer.
+        oldest = newest - driver.ring_samples + 1
+        if driver.ring_idle == "skipped":
+            numbers = self._fill_ring(newest)
+        elif driver.ring_idle == "dry":
+            numbers = range(newest, max(oldest, self._refilled_at(newest, oldest)) - 1, -1)
+        else:
+            numbers = range(newest, oldest - 1, -1)
+        found: list[DriverWindow] = []
+        for number in numbers:
+            if self._stamp_us(number * self._period_ns) > last_seen_us:
+                found.append(self._window(number))
+            elif driver.ring_idle == "skipped":
+                break  # hours may be behind it
+        return found[::-1]
+
+    def latest(self, now_ns: int) -> DriverWindow:
+        """Return the newest completed window."""
+        return self._window(now_ns // self._period_ns)
+
+    def gpu_percent(self, window: DriverWindow) -> int:
+        """Share of the window in which a kernel ran."""
+        busy_ns = self._gpu.device_busy_ns(window.start_ns, window.end_ns)
+        return self._percent(busy_ns, window)
+
+    def memory_percent(self, window: DriverWindow) -> int:
+        """Share of the window in which the memory controller was busy."""
+        busy_ns = sum(
+            self._gpu.memory_busy_ns(process, window.start_ns, window.end_ns)
+            for process in self._gpu.processes
+        )
+        return self._percent(busy_ns, window)
+
+    def milliwatts(self, window: DriverWindow) -> int:
+        """Mean draw over the window."""
+        joules = self._gpu.joules(window.start_ns, window.end_ns)
+        return round(joules * NS_PER_SECOND * 1000 / (window.end_ns - window.start_ns))
+
+    def process_samples(self, window: DriverWindow) -> Iterator[SimulatedProcessSample]:
+        """Yield a sample of each process that used the GPU and outlived the window."""
+        for pid, processes in self._sampled_by_pid().items():
+            # What ends within a window is in none of the driver's samples: only its accounts know.
+            there = [process for process in processes if process.is_on_gpu(window.end_ns)]
+            used_ns = [self._counted_ns(process, window) for process in there]
+            # The driver leaves out who rounds to nothing.
+            if sm_percent := self._percent(sum(used_ns), window):
+                memory_ns = sum(
+                    own * process.spec.load.memory_ratio
+                    for own, process in zip(used_ns, there, strict=True)
+                )
+                yield SimulatedProcessSample(
+                    pid=pid,
+                    timestamp_us=window.timestamp_us,
+                    sm_percent=sm_percent,
+                    memory_percent=self._percent(memory_ns, window),
+                )
+
+    def tell_processes(self, last_seen_us: int, *, now_ns: int) -> list[SimulatedProcessSample]:
+        """Return the process samples newer than a stamp, in the driver's form.
+
+        Raises `pynvml.NVMLError` where the driver has none.
+        """
+        form = self._driver.processes
+        if form == "absent":
+            raise pynvml.NVMLError(_NOT_SUPPORTED)
+        if form == "zero":
+            newest = self.latest(now_ns)
+            return [
+                SimulatedProcessSample(process.pid, newest.timestamp_us, 0, 0)
+                for process in self._gpu.users(newest.end_ns)
+                if newest.timestamp_us > last_seen_us
+            ]
+        windows = self.newer_than(last_seen_us, now_ns=now_ns)
+        samples = [one for window in windows for one in self.process_samples(window)]
+        if form == "windows":
+            return samples
+        own: dict[int, list[SimulatedProcessSample]] = {}
+        for sample in samples:
+            own.setdefault(sample.pid, []).append(sample)
+        return [self._join(of_one, windows) for of_one in own.values()]
+
+    def _join(
+        self, samples: Sequence[SimulatedProcessSample], windows: Sequence[DriverWindow]
+    ) -> SimulatedProcessSample:
+        """Return the one sample of a process for all these windows."""
+        newest, form = samples[-1], self._driver.processes
+        if form == "newest":
+            return newest
+        # A mean over all windows is of the time up to the last of them, whoever rested in it.
+        is_of_all = form == "mean"
+        count = len(windows) if is_of_all else len(samples)
+        return SimulatedProcessSample(
+            pid=newest.pid,
+            timestamp_us=windows[-1].timestamp_us if is_of_all else newest.timestamp_us,
+            sm_percent=self._whole(sum(one.sm_percent for one in samples) / count),
+            memory_percent=self._whole(sum(one.memory_percent for one in samples) / count),
+        )
+
+    def _sampled_by_pid(self) -> dict[int, list[PlannedProcess]]:
+        """Return whose kernels are sampled under which pid."""
+        server = None
+        if self._driver.mps_samples == "server":
+            servers = (one for one in self._gpu.processes if one.comm.startswith(_MPS_SERVER))
+            server = next(servers, None)
+        found: dict[int, list[PlannedProcess]] = {}
+        for process in self._gpu.processes:
+            is_client = server is not None and process.spec.kind == "mps"
+            pid = server.pid if server is not None and is_client else process.pid
+            found.setdefault(pid, []).append(process)
+        return found
+
+    def _counted_ns(self, process: PlannedProcess, window: DriverWindow) -> int:
+        """Return what a window counts as the process's time."""
+        if self._driver.process_time == "submitted":
+            return self._gpu.pending_ns(process, window.start_ns, window.end_ns)
+        return self._gpu.busy_ns(process, window.start_ns, window.end_ns)
+
+    def _refilled_at(self, newest: int, oldest: int) -> int:
+        """Return the number of the window with which a ring that had run dry began anew.
+
+        Behind the newest where it is dry now.
+        """
+        idle, windows = 0, self._driver.dry_after_seconds * NS_PER_SECOND / self._period_ns
+        if len(self._used) > 2 * self._driver.ring_samples:
+            self._used = {number: used for number, used in self._used.items() if number >= oldest}
+        for number in range(newest, oldest - 1, -1):
+            idle = 0 if self._is_used(number) else idle + 1
+            if idle > windows:
+                return number + idle if number + idle <= newest else newest + 1
+        return oldest
+
+    def _fill_ring(self, newest: int) -> Sequence[int]:
+        """Return the numbers of the windows in a ring that leaves idle ones out, newest first.
+
+        Before the scenario's start there are none.
+        """
+        with self._lock:
+            for number in range(self._filled_until + 1, newest + 1):
+                if self._has_kernel(number):
+                    self._ring.append(number)
+            self._filled_until = max(newest, self._filled_until)
+            return [number for number in reversed(self._ring) if number <= newest]
+
+    def _is_used(self, number: int) -> bool:
+        """Return whether a kernel ran in a completed window."""
+        if number not in self._used:
+            self._used[number] = self._has_kernel(number)
+        return self._used[number]
+
+    def _has_kernel(self, number: int) -> bool:
+        window = self._window(number)
+        return self._gpu.device_busy_ns(window.start_ns, window.end_ns) > 0
+
+    def _window(self, number: int) -> DriverWindow:
+        end_ns = number * self._period_ns
+        return DriverWindow(
+            start_ns=end_ns - self._period_ns,
+            end_ns=end_ns,
+            timestamp_us=self._stamp_us(end_ns),
+        )
+
+    def _percent(self, busy_ns: float, window: DriverWindow) -> int:
+        percent = self._whole(_PERCENT * busy_ns / (window.end_ns - window.start_ns))
+        return min(_PERCENT, percent)
+
+    def _whole(self, percent: float) -> int:
+        return int(percent) if self._driver.rounding == "down" else round(percent)

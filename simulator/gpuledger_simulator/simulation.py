@@ -1,0 +1,270 @@
+"""One run of a scenario: its nodes, its clock and its truth.
+
+Here the parts are put together. Two processes that start from the same scenario and the same epoch
+hold the same simulation, so they need not talk to one another.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gpuledger.clock import NS_PER_SECOND, Clock
+from gpuledger.errors import UserError
+from gpuledger.small_files import read_small_file
+from gpuledger_simulator import identities
+from gpuledger_simulator.clock import NodeClock, ScaledClock, SetClock
+from gpuledger_simulator.device import SimulatedGpu, describe_gpu
+from gpuledger_simulator.ground_truth import (
+    InstanceUsage,
+    PodUsage,
+    Usage,
+    instance_usages,
+    pod_usage,
+    sum_usage,
+)
+from gpuledger_simulator.identities import DerivedUids, FileUids, Uids
+from gpuledger_simulator.kubelet import SimulatedKubelet
+from gpuledger_simulator.nvml import SimulatedNvml
+from gpuledger_simulator.nvml.faults import make_nvml
+from gpuledger_simulator.plan import (
+    PlannedPod,
+    PlannedProcess,
+    gpu_groups,
+    plan_faults,
+    plan_incidents,
+    plan_pods,
+    plan_processes,
+)
+from gpuledger_simulator.procfs import SimulatedJobFiles, SimulatedKmsg, SimulatedProcfs
+from gpuledger_simulator.scenario.load import load_scenario
+from gpuledger_simulator.scenario.schema import Node, Scenario
+
+if TYPE_CHECKING:
+    from gpuledger_simulator.kube.objects import SimulatedPodList
+
+DEFAULT_SCENARIO: Final = Path(__file__).with_name("default.yaml")
+"""A scenario of one node, for who has none of his own."""
+
+
+_MACHINE_BYTES: Final = 512 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedNode:
+    """What an agent on the node meets."""
+
+    name: str
+    """The node's name."""
+    nvml: SimulatedNvml
+    """Its NVML library."""
+    procfs: SimulatedProcfs
+    """Its `/proc`."""
+    clock: NodeClock
+    """Its clock."""
+    gpus: list[SimulatedGpu]
+    """The truth behind its GPUs."""
+    kubelet: SimulatedKubelet
+    """Its kubelet."""
+    pod_list: "SimulatedPodList"
+    """Its kubelet's list of pods as objects of the API."""
+    open_kmsg: Callable[[], SimulatedKmsg]
+    """Opens its kernel's log at the end."""
+    job_files: Callable[[], Mapping[str, bytes]] | None = None
+    """Reads its scheduler's directory of jobs; `None` where the scenario has no job there."""
+
+
+class Simulation:
+    """A scenario at work: scenario second s happens at `epoch_ns + s * 1e9`."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        epoch_ns: int,
+        clock: Clock | None = None,
+        uids: Uids | None = None,
+    ) -> None:
+        self.scenario = scenario
+        self.epoch_ns = epoch_ns
+        self.clock = clock or ScaledClock(epoch_ns=epoch_ns, speed=scenario.speed)
+        self._drawn_uids = DerivedUids(seed=scenario.seed, epoch_ns=epoch_ns)
+        self.uids = uids or self._drawn_uids
+        self.pods = plan_pods(scenario, epoch_ns=epoch_ns)
+        self.processes = plan_processes(scenario, self.pods)
+        self.nodes = {node.name: self._make_node(node) for node in scenario.nodes}
+
+    def node(self, name: str) -> SimulatedNode:
+        """Return the node of that name; raises UserError where the scenario has none."""
+        if name not in self.nodes:
+            known = ", ".join(self.nodes)
+            raise UserError(f"scenario {self.scenario.name} has no node {name!r}; it has {known}")
+        return self.nodes[name]
+
+    def uid(self, pod: PlannedPod) -> str:
+        """Return the UID of a pod, a drawn one where the API server has given none."""
+        return self.given_uid(pod) or self._drawn_uids.uid(pod.key)
+
+    def given_uid(self, pod: PlannedPod) -> str | None:
+        """Return the UID of a pod as its node knows it; None before the API server gave one."""
+        return (self.uids if pod.spec.in_api else self._drawn_uids).uid(pod.key)
+
+    def truth(self, start_ns: int, end_ns: int, node: str | None = None) -> list[PodUsage]:
+        """Return what each pod that lived within [start, end) used, in the scenario's order.
+
+        Times are nanoseconds since the Unix epoch.
+        """
+        start, end = start_ns - self.epoch_ns, end_ns - self.epoch_ns
+        return [
+            pod_usage(
+                pod,
+                sum_usage(self.node(pod.spec.node).gpus, start, end, of=pod),
+                uid=self.uid(pod),
+            )
+            for pod in self.pods
+            if node in (None, pod.spec.node) and pod.start_ns < end and pod.end_ns > start
+        ]
+
+    def host_truth(self, start_ns: int, end_ns: int, node: str | None = None) -> Usage:
+        """Return what processes outside every pod used within [start, end)."""
+        gpus = [
+            gpu
+            for simulated in self.nodes.values()
+            if node in (None, simulated.name)
+            for gpu in simulated.gpus
+        ]
+        start, end = start_ns - self.epoch_ns, end_ns - self.epoch_ns
+        return sum_usage(gpus, start, end, of=None)
+
+    def instance_truth(self, start_ns: int, end_ns: int, node: str) -> list[InstanceUsage]:
+        """Return what ran in each MIG instance of a node within [start, end)."""
+        start, end = start_ns - self.epoch_ns, end_ns - self.epoch_ns
+        return instance_usages(self.node(node).gpus, start, end)
+
+    def _make_node(self, node: Node) -> SimulatedNode:
+        from gpuledger_simulator.kube.objects import SimulatedPodList  # noqa: PLC0415  # that knows this one
+
+        seed, uptime_ns = self.scenario.seed, round(node.uptime_seconds * NS_PER_SECOND)
+        processes = [process for process in self.processes if process.node == node.name]
+        gpus = self._make_gpus(node, processes)
+        incidents = plan_incidents(self.scenario, node)
+        boot_time_ns = self.epoch_ns - uptime_ns
+        jobs = [job for job in self.scenario.jobs if job.node == node.name]
+        # By which the node's parts work, and what the node shows.
+        truth = NodeClock(self.clock, boot_time_ns=boot_time_ns)
+        steps = [
+            SetClock(
+                self.epoch_ns + round(step.at_seconds * NS_PER_SECOND),
+                round(step.by_seconds * NS_PER_SECOND),
+            )
+            for step in node.clock_steps
+        ]
+        clock = NodeClock(self.clock, boot_time_ns=boot_time_ns, steps=steps)
+        kubelet = SimulatedKubelet(
+            self.pods,
+            gpus,
+            node=node.name,
+            clock=truth,
+            epoch_ns=self.epoch_ns,
+            uid_of=self.given_uid,
+            ended_seconds=node.ended_pods_listed_seconds,
+        )
+        return SimulatedNode(
+            name=node.name,
+            nvml=make_nvml(
+                gpus,
+                faults=plan_faults(self.scenario.faults, node.name),
+                clock=truth,
+                shown_ns=clock.shown_ns,
+                epoch_ns=self.epoch_ns,
+                uptime_ns=uptime_ns,
+                sample_period_ns=round(self.scenario.sample_period_seconds * NS_PER_SECOND),
+                incidents=incidents,
+                event_support=node.events,
+                driver=node.driver,
+            ),
+            procfs=SimulatedProcfs(
+                processes,
+                clock=truth,
+                epoch_ns=self.epoch_ns,
+                boot_id=identities.run_uuid(seed, self.epoch_ns, f"boot/{node.name}"),
+                cgroup_driver=node.cgroup_driver,
+                uid_of=self.given_uid,
+                host_pid=node.host_pid,
+                memory_bytes=_machine_bytes(gpus),
+            ),
+            clock=clock,
+            gpus=gpus,
+            kubelet=kubelet,
+            pod_list=SimulatedPodList(self, kubelet, node=node.name),
+            open_kmsg=partial(SimulatedKmsg, incidents, clock=truth, epoch_ns=self.epoch_ns),
+            job_files=SimulatedJobFiles(jobs, clock=truth, epoch_ns=self.epoch_ns).read
+            if jobs
+            else None,
+        )
+
+    def _make_gpus(self, node: Node, processes: list[PlannedProcess]) -> list[SimulatedGpu]:
+        seed = self.scenario.seed
+        return [
+            SimulatedGpu(
+                describe_gpu(group, uuid=identities.gpu_uuid(seed, node.name, index), index=index),
+                [process for process in processes if index in process.spec.gpus],
+                seed=seed,
+                time_slice_ns=round(self.scenario.time_slice_seconds * NS_PER_SECOND),
+            )
+            for index, group in enumerate(gpu_groups(node))
+        ]
+
+
+def _machine_bytes(gpus: Sequence[SimulatedGpu]) -> int:
+    """Return the size of a node's own memory: that of its GPUs where one has it in common."""
+    unified = (gpu.facts.memory_bytes for gpu in gpus if gpu.facts.unified_memory)
+    return next(unified, _MACHINE_BYTES)
+
+
+def open_simulation(
+    scenario: Path,
+    *,
+    epoch_ns: int = 0,
+    epoch_file: Path | None = None,
+    uids_file: Path | None = None,
+) -> Simulation:
+    """Read a scenario and start or join its run; raises UserError.
+
+    The epoch is `epoch_ns`, else what `epoch_file` holds, else now. With `uids_file` the pods have
+    the UIDs that a driven API server gave them.
+    """
+    read = load_scenario(scenario)
+    epoch_ns = choose_epoch_ns(epoch_ns, file=epoch_file)
+    uids = FileUids(uids_file, epoch_ns=epoch_ns) if uids_file else None
+    return Simulation(read, epoch_ns=epoch_ns, uids=uids)
+
+
+def choose_epoch_ns(epoch_ns: int, *, file: Path | None = None) -> int:
+    """Return the epoch: `epoch_ns` unless it is 0, else the one in `file`, else now.
+
+    The first process that finds no file writes it, so that those that start later agree with it.
+    Raises UserError where the file holds no epoch or cannot be written.
+    """
+    if epoch_ns:
+        return epoch_ns
+    now_ns = time.time_ns()
+    if file is None:
+        return now_ns
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        draft.write_text(f"{now_ns}\n")
+        try:
+            file.hardlink_to(draft)  # succeeds for one process alone, and with the whole content
+        except FileExistsError:
+            return int(read_small_file(file).decode())
+        finally:
+            draft.unlink()
+    except OSError as error:
+        raise UserError(f"{file}: cannot keep the epoch: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{file}: no epoch in nanoseconds; delete it to begin anew") from error
+    return now_ns

@@ -1,5 +1,0 @@
-"""Plays a Kubernetes API server from a scenario, over real HTTP."""
-
-from simulator.kube.server import KubeApi, serve_kube_api, write_kubeconfig
-
-__all__ = ["KubeApi", "serve_kube_api", "write_kubeconfig"]

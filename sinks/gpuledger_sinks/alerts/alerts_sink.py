@@ -1,0 +1,344 @@
+"""The alerts sink's shell: events and incidents in, alerts out to every Alertmanager.
+
+What is an alert is decided in `rules` and `engine`, sending is `receivers`'; the consume loop is
+`gpuledger_sinks.loop`'s, and calls `handle` at least twice a second, with or without records. When what was
+polled is acknowledged is `unacknowledged`'s.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Final
+
+import structlog
+from typing_extensions import override
+
+from gpuledger.bus.protocol import HistoryReader, Span, TopicPartition, WholeBus
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
+from gpuledger.codec import Decoder
+from gpuledger.errors import BusError, UndecodableError
+from gpuledger.keys import split_key
+from gpuledger.records import AttributedIncident
+from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.runtime.http.client import open_http
+from gpuledger.runtime.logs import Repeats
+from gpuledger.runtime.process_metrics import count_from_zero
+from gpuledger.settings.secret import shown_url
+from gpuledger.topics import Topics
+from gpuledger_sinks.alerts.active_alerts import Now
+from gpuledger_sinks.alerts.condition_state import ConditionState
+from gpuledger_sinks.alerts.engine import RuleEvaluator
+from gpuledger_sinks.alerts.posted_alert import AlertPosting
+from gpuledger_sinks.alerts.receivers import (
+    HEADERS,
+    NAME,
+    AlertmanagerClient,
+    CheckedClient,
+    Receivers,
+)
+from gpuledger_sinks.alerts.rules import IncidentWords, rules_of
+from gpuledger_sinks.alerts.slots import AlertSlots
+from gpuledger_sinks.alerts.unacknowledged import Unacknowledged
+from gpuledger_sinks.credentials import watch_credentials
+from gpuledger_sinks.metrics import ALERTMANAGER_ANSWERS_TOTAL, ALERTMANAGER_STATUSES, count_dropped
+from gpuledger_sinks.protocol import Batch, Partitions, Sink, SinkContext
+from gpuledger_sinks.settings import AlertsSettings
+from gpuledger_sinks.timelines import TickOrder
+
+_NOT_EVALUATED: Final = {TickOrder.REPEATED: "duplicate", TickOrder.SUPERSEDED: "superseded"}
+"""Why an event is not held against the rules, by where it stands."""
+_ANSWER_TIMEOUT_SECONDS: Final = 0.5
+"""How long a poll waits for the answer to what the one before it brought."""
+_RELEASE_SECONDS: Final = 2.0
+"""How long conditions of partitions that are given up may take to be written."""
+_MAX_UNACKNOWLEDGED: Final = 2_000
+"""So many alerts may wait for their first answer while polling goes on."""
+_log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def open_sink(
+    *,
+    bus: WholeBus,
+    settings: AlertsSettings,
+    readiness: Readiness,
+    clock: Clock,
+    group: str,
+) -> AsyncIterator["AlertsSink"]:
+    """Open the sink that holds the rules against every event and reports to the Alertmanagers."""
+    check = readiness.check("alerts.receiver", severity=CheckSeverity.WARNING)
+    credentials = watch_credentials(settings, section=NAME, readiness=readiness)
+    shown = [shown_url(url) for url in settings.urls]
+    count_from_zero(ALERTMANAGER_ANSWERS_TOTAL, alertmanager=shown, status=ALERTMANAGER_STATUSES)
+    async with (
+        bus.reader() as history,
+        bus.producer() as producer,
+        open_http(
+            headers={**settings.headers, **HEADERS}, timeout_seconds=settings.timeout_seconds
+        ) as http,
+    ):
+        receivers = [
+            CheckedClient(
+                client=AlertmanagerClient(http=http, url=url, credentials=credentials),
+                check=readiness.check(
+                    f"alerts.alertmanager {shown_url(url)}", severity=CheckSeverity.WARNING
+                ),
+            )
+            for url in settings.urls
+        ]
+        sink = AlertsSink(
+            receivers=receivers,
+            settings=settings,
+            clock=clock,
+            check=check,
+            topics=bus.topics,
+            history=history,
+            conditions=ConditionState(
+                topic=bus.topics.conditions.name,
+                group=group,
+                history=history,
+                producer=producer,
+                clock=clock,
+            ),
+            conditions_check=readiness.check("alerts.conditions", severity=CheckSeverity.WARNING),
+        )
+        try:
+            yield sink
+        finally:
+            await sink.close()
+
+
+class AlertsSink(Sink):
+    """Evaluates the events of each partition and sends every Alertmanager its alerts."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        *,
+        receivers: Sequence[CheckedClient],
+        settings: AlertsSettings,
+        clock: Clock,
+        check: Check,
+        topics: Topics,
+        history: HistoryReader,
+        conditions: ConditionState,
+        conditions_check: Check,
+    ) -> None:
+        self._conditions, self._conditions_check = conditions, conditions_check
+        self._writing = asyncio.Lock()
+        self._settings, self._clock = settings, clock
+        self._events = topics.events.name
+        self._incidents = topics.attributed_incidents.name
+        self._history = history
+        self._decoder = Decoder(topic=self._incidents, record=AttributedIncident)
+        self._kept_ns = (topics.attributed_incidents.retention_ms or 0) * NS_PER_MS
+        self.receiver = ", ".join(map(shown_url, settings.urls))
+        self._rules = rules_of(settings)
+        self._words = IncidentWords(settings)
+        self._evaluators: dict[int, RuleEvaluator] = {}
+        self._held: Partitions = frozenset()
+        self._unrestored: Partitions = frozenset()
+        """Partitions whose states or conditions are still to be read back."""
+        self._slots = AlertSlots()
+        self._repeats = Repeats()
+        self._unacknowledged = Unacknowledged()
+        resend_ns = round(settings.resend_seconds * NS_PER_SECOND)
+        self._receivers = Receivers(
+            receivers,
+            active=lambda: [evaluator.alerts for evaluator in self._evaluators.values()],
+            check=check,
+            clock=clock,
+            resend_ns=resend_ns,
+            posting=AlertPosting(settings, resend_ns=resend_ns),
+        )
+
+    @override
+    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
+        """Begin anew: conditions and states are read back by `prepare`."""
+        self._held |= partitions
+        self._unrestored |= partitions
+
+    @override
+    async def prepare(self, context: SinkContext) -> Partitions:
+        """Read back the states and conditions of new partitions; raises BusError."""
+        for partition in sorted(self._unrestored):
+            if partition.topic == self._incidents:
+                await self._restore_states(partition, context)
+            else:
+                await self._restore_conditions(partition)
+            self._unrestored -= {partition}
+        return frozenset()
+
+    async def _restore_conditions(self, partition: TopicPartition) -> None:
+        """Read for how long the conditions of the partition's nodes have held."""
+        known = await self._conditions.read(partition.partition)
+        if partition in self._held:
+            for conditions in known:
+                self._evaluator_of(partition).restore_conditions(conditions)
+
+    async def _restore_states(self, partition: TopicPartition, context: SinkContext) -> None:
+        """Read what is kept of the incidents before those that come now."""
+        next_offset = await context.consumer.committed(partition)
+        span = (await self._history.spans(partition.topic)).get(partition)
+        if not next_offset or span is None:
+            return
+        before = Span(span.first, min(next_offset, span.end))
+        # Closed here, and not when the collector comes.
+        async with aclosing(self._history.read(partition, before)) as chunks:
+            async for records in chunks:
+                if partition not in self._held:
+                    return  # it was given up meanwhile
+                for record in records:
+                    # Its dead letter was written when it was read first.
+                    with suppress(UndecodableError):
+                        attributed = self._decoder.decode(record.value)
+                        evaluator = self._evaluator_of(partition)
+                        evaluator.restore_incident(attributed, now=Now.of(self._clock))
+
+    @override
+    async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
+        """Evaluate what was polled, and begin to send what is due.
+
+        Returns once all is sent that has to be sent before something is acknowledged, or soon
+        where an Alertmanager answers and there is room: a slow one holds up no poll. Where none
+        answers it waits.
+        """
+        unacknowledged_before = self._unacknowledged.count()
+        for batch in batches:
+            self._evaluate(batch, context)
+        self._count_left_out()
+        self._forget_silent()
+        if self._unacknowledged.count() > unacknowledged_before:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ANSWER_TIMEOUT_SECONDS):
+                    await self._until(lambda: not self._unacknowledged.count())
+
+        def has_room() -> bool:
+            # While none of them answers there is nobody for whom to go on reading, and what was
+            # read would only wait here.
+            unacknowledged = self._unacknowledged.count()
+            return not unacknowledged or (
+                unacknowledged < _MAX_UNACKNOWLEDGED and not self._receivers.are_away
+            )
+
+        await self._until(has_room)
+        await self._write_conditions(self._unacknowledged.to_write.keys())
+        # Not with each that is written: another may wait. Also where one was given up meanwhile.
+        if not self._unacknowledged.to_write:
+            self._conditions_check.ok("nothing waits to be written")
+
+    async def _write_conditions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Write the conditions of what is answered, and acknowledge it then."""
+        # One after the other: what is given up is written beside `handle`, and an older state of a
+        # node that came behind a newer one would count.
+        async with self._writing:
+            answered = [at for at in partitions if at in self._unacknowledged.to_write]
+            await asyncio.gather(*map(self._write_conditions_of, answered))
+
+    async def _write_conditions_of(self, partition: TopicPartition) -> None:
+        answered = self._unacknowledged.to_write[partition]
+        try:
+            await self._conditions.write(partition.partition, answered.states)
+        except BusError as error:
+            # Nothing is acknowledged until they are there; the next call writes them again.
+            self._conditions_check.failed(str(error))
+            return
+        self._unacknowledged.acknowledge_written(partition, answered)
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        """Send what is due, and acknowledge what is answered, until it is so."""
+        while True:
+            self._receivers.begin()
+            self._unacknowledged.acknowledge_answered()
+            if is_so():
+                return
+            await self._receivers.change()
+
+    @override
+    async def release(self, partitions: Partitions, context: SinkContext) -> None:
+        """Forget these without ending their alerts: the next owner goes on, or they end."""
+        # What is answered by now counts while the partitions are still ours.
+        self._unacknowledged.acknowledge_answered()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                await self._write_conditions(partitions)
+        self._unacknowledged.drop(partitions)
+        self._held -= partitions
+        self._unrestored -= partitions
+        held = {partition.partition for partition in self._held}
+        for partition in self._evaluators.keys() - held:
+            self._evaluators.pop(partition).alerts.drop_all()
+        self._receivers.wake()
+
+    async def close(self) -> None:
+        """End what is on its way to the Alertmanagers."""
+        await self._receivers.close()
+
+    def _evaluate(self, batch: Batch, context: SinkContext) -> None:
+        newest_ns: int | None = None
+        now = Now.of(self._clock)
+        # Equally numbered partitions of both topics come to the same consumer.
+        evaluator = self._evaluator_of(batch.partition)
+        for _, value in batch.items:
+            if batch.partition.topic == self._events:
+                newest_ns = value.time_ns
+                if reason := _NOT_EVALUATED.get(evaluator.evaluate(value, now=now)):
+                    count_dropped(NAME, reason)
+            else:
+                self._add_incident(evaluator, value, now)
+        self._unacknowledged.add(
+            batch.partition,
+            context=context,
+            next_offset=batch.next_offset,
+            time_ns=newest_ns,
+            alerts=evaluator.alerts.not_awaited(),
+            states=evaluator.take_changed(self._conditions.group),
+        )
+
+    def _evaluator_of(self, partition: TopicPartition) -> RuleEvaluator:
+        """Return what is known of a partition, of the events or of the incidents."""
+        if (evaluator := self._evaluators.get(partition.partition)) is None:
+            evaluator = self._evaluators[partition.partition] = RuleEvaluator(
+                rules=self._rules,
+                slots=self._slots,
+                words=self._words,
+                state_silent_ns=round(self._settings.state_stale_after_seconds * NS_PER_SECOND),
+            )
+        return evaluator
+
+    def _add_incident(
+        self, evaluator: RuleEvaluator, attributed: AttributedIncident, now: Now
+    ) -> None:
+        """Alert of an incident, unless it is long past.
+
+        One that is older than the topic keeps records has not waited there: its node's clock is
+        wrong, as one in 1970, and when it happened is not known.
+        """
+        age_ns = evaluator.age_ns(attributed, now=now)
+        if self._settings.incident_age_seconds * NS_PER_SECOND < age_ns <= self._kept_ns:
+            # A state may be so still, and one that has ended is to end here too.
+            if not evaluator.restore_incident(attributed, now=now):
+                count_dropped(NAME, "too_old")
+            return
+        hold_ns = round(self._settings.incident_hold_seconds * NS_PER_SECOND)
+        evaluator.add_incident(attributed, hold_ns=hold_ns, now=now)
+
+    def _count_left_out(self) -> None:
+        """Count and report alerts that do not stand, as too many do."""
+        left_out = self._slots.take_left_out()
+        if not left_out.number:
+            return
+        count_dropped(NAME, "too_many", left_out.number)
+        if count := self._repeats.count(NAME, more=left_out.number):
+            cluster, node = split_key(left_out.node)
+            _log.warning("alerts_dropped", cluster=cluster, node=node, count=count)
+
+    def _forget_silent(self) -> None:
+        """Drop alerts of GPUs of which nothing comes any more."""
+        silent_ns = round(self._settings.stale_after_seconds * NS_PER_SECOND)
+        for evaluator in self._evaluators.values():
+            silent = evaluator.forget(now=Now.of(self._clock), silent_ns=silent_ns)
+            if silent:
+                # They end at the Alertmanagers by themselves, without being resolved by us.
+                _log.warning("silent_alerts_dropped", count=silent)

@@ -1,0 +1,376 @@
+"""The alerts that incidents make: which incidents are one alert, and until when it stands.
+
+An event stands for a hold, and equal ones within it are one alert. XIDs of one fault are one alert
+(`bursts`). A state stands until its end is told or proven (`states`). An alert's labels are those
+of the incident that it began with: what is known later goes into its words. Pure.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
+
+from msgspec.structs import replace
+
+from gpuledger.clock import NS_PER_DAY, NS_PER_MINUTE
+from gpuledger.keys import node_key
+from gpuledger.records import (
+    AttributedIncident,
+    GpuBooks,
+    GpuEvent,
+    Incident,
+    PodDescription,
+    PodState,
+)
+from gpuledger_sinks.alerts.active_alerts import ActiveAlerts, Now
+from gpuledger_sinks.alerts.bursts import is_context, is_of_an_app, is_same_burst, rank_of
+from gpuledger_sinks.alerts.rules import IncidentWords, known_pod
+from gpuledger_sinks.alerts.slots import Labels
+from gpuledger_sinks.alerts.states import (
+    State,
+    ended_by,
+    recovery_action_of,
+    state_of,
+    tells_an_end_alone,
+)
+
+_XID: Final = "xid"
+_OF_GPU: Final = ""
+_MAX_XIDS: Final = 32
+"""Of one burst, codes that are named; a GPU has fewer at a time."""
+_MAX_UNCONFIRMED: Final = 10_000
+"""Of what is read back: names of GPUs are anybody's."""
+_CONFIRMED_AFTER_NS: Final = 2 * NS_PER_MINUTE
+"""A state that was read back stands without a tick of its GPU after so long: before the alert that
+an Alertmanager may have of it ends by itself."""
+_SKEW_NS: Final = NS_PER_MINUTE
+"""By so much a node's clock may be ahead of this machine's as others are."""
+STATE_SILENT_NS: Final = NS_PER_DAY
+"""How long a state stands of a GPU that no tick names, where nothing else is set."""
+
+_Gpu = tuple[str, str]
+_Subject = tuple[str, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Standing:
+    """What one alert is about."""
+
+    root: AttributedIncident
+    """The incident whose labels it has."""
+    labels: Labels
+    last_ns: int
+    """When the newest of its incidents was, by the node's clock."""
+    xids: dict[int, int] = field(default_factory=dict)
+    """How often each XID came, in the order in which they came first."""
+    action: str | None = None
+    """What the driver itself asks for."""
+    states: dict[str, State] = field(default_factory=dict)
+    """What it stands for until that ends, by kind."""
+    unconfirmed_since_ns: int | None = None
+    """Since when it was read back and is not sent, by the monotonic clock."""
+
+    def count(self, incident: Incident) -> None:
+        """Count an incident that this alert is about."""
+        self.last_ns = max(self.last_ns, incident.time_ns)
+        if incident.xid is not None and (incident.xid in self.xids or len(self.xids) < _MAX_XIDS):
+            self.xids[incident.xid] = self.xids.get(incident.xid, 0) + 1
+        self.action = recovery_action_of(incident) or self.action
+        if state := state_of(incident):
+            self.states[state.kind] = state
+
+    def name_pods(self, pods: Iterable[PodDescription]) -> bool:
+        """Fill in the names of pods that were not known; return whether there were any."""
+        by_uid = {pod.uid: pod for pod in pods if pod.uid and pod.state is PodState.KNOWN}
+        named = [
+            by_uid.get(pod.uid, pod) if pod.uid and pod.state is not PodState.KNOWN else pod
+            for pod in self.root.pods
+        ]
+        is_news = named != self.root.pods
+        if is_news:
+            self.root = replace(self.root, pods=named)
+        return is_news
+
+
+class IncidentAlerts:
+    """The alerts of the incidents of one partition."""
+
+    def __init__(
+        self,
+        alerts: ActiveAlerts,
+        *,
+        words: IncidentWords | None = None,
+        state_silent_ns: int = STATE_SILENT_NS,
+    ) -> None:
+        """Take where alerts stand, and how long a state does of a GPU that no tick names."""
+        self._alerts, self._words = alerts, words or IncidentWords()
+        self._state_silent_ns = state_silent_ns
+        self._standing: dict[_Gpu, dict[_Subject, _Standing]] = {}
+        self._unconfirmed = 0
+
+    def add(self, attributed: AttributedIncident, *, hold_ns: int, now: Now) -> None:
+        """Let an incident's alert stand from now on, for `hold_ns` at least."""
+        incident = attributed.incident
+        self._end_told(incident, now=now)
+        if tells_an_end_alone(incident):
+            return
+        subject, known = self._find(attributed)
+        if known is None or self._is_another(known, attributed, now=now):
+            known = self._begin(subject, attributed)
+        elif incident.kind == _XID and rank_of(incident) > rank_of(known.root.incident):
+            # The alert of a lesser root goes; its XIDs and its states are this one's.
+            self._alerts.end(known.labels, at_ns=incident.time_ns, now=now)
+            self._replace_root(known, subject, attributed)
+        else:
+            known.name_pods(attributed.pods)
+        known.count(incident)
+        known.unconfirmed_since_ns = None
+        self._stand(known, at_ns=incident.time_ns, hold_ns=hold_ns, now=now)
+
+    def restore(self, attributed: AttributedIncident, *, now: Now) -> bool:
+        """Read an incident back that is no news; return whether a state begins or ends with it.
+
+        What it says is sent once a tick says that it is still so, or none has come for a while.
+        """
+        incident = attributed.incident
+        self._end_told(incident, now=now)
+        if tells_an_end_alone(incident):
+            return True
+        subject, known = self._find(attributed)
+        if known is None:
+            if state_of(incident) is None and incident.kind != _XID:
+                return False
+            if self._unconfirmed >= _MAX_UNCONFIRMED:
+                self._alerts.leave_out(node_key(incident))
+                return False
+            known = self._begin(subject, attributed)
+            known.unconfirmed_since_ns = now.monotonic_ns
+            self._unconfirmed += 1
+        elif known.unconfirmed_since_ns is None:
+            return state_of(incident) is not None
+        elif incident.kind == _XID and rank_of(incident) > rank_of(known.root.incident):
+            self._replace_root(known, subject, attributed)
+        known.count(incident)
+        return state_of(incident) is not None
+
+    def see(self, event: GpuEvent, *, now: Now) -> None:
+        """Hold what stands against a tick that is its node's newest."""
+        self._words.see(event)
+        node = node_key(event)
+        for books in event.gpus:
+            for subject, standing in list(
+                self._standing.get((node, books.reading.uuid), {}).items()
+            ):
+                self._see_gpu(subject, standing, event, books, now=now)
+
+    def forget(self, *, now: Now) -> None:
+        """Drop what stands no more, and let stand what no tick has spoken of for a while."""
+        self._unconfirmed = 0
+        for gpu, subjects in list(self._standing.items()):
+            for subject, standing in list(subjects.items()):
+                if standing.unconfirmed_since_ns is not None:
+                    self._unconfirmed += 1
+                    self._confirm_late(gpu, subject, standing, now=now)
+                elif not self._alerts.stands(standing.labels):
+                    self._drop(gpu, subject)
+
+    def _is_another(self, standing: _Standing, attributed: AttributedIncident, *, now: Now) -> bool:
+        """Return whether an event is apart from an equal one: that is over, or of another pod."""
+        if standing.states or attributed.incident.kind == _XID:
+            return False
+        pods = (known_pod(standing.root), known_pod(attributed))
+        is_elsewhere = None not in pods and pods[0] != pods[1]
+        return is_elsewhere or not self._alerts.fires(standing.labels, now=now)
+
+    def _begin(self, subject: _Subject, attributed: AttributedIncident) -> _Standing:
+        standing = _Standing(
+            root=attributed,
+            labels=self._alerts.identity_of(self._words.labels_of(attributed)),
+            last_ns=attributed.incident.time_ns,
+        )
+        self._put(_gpu_of(attributed.incident), subject, standing)
+        return standing
+
+    def _put(self, gpu: _Gpu, subject: _Subject, standing: _Standing) -> None:
+        """Let this be what stands of a subject; what stood there for a state does so still.
+
+        A burst is over after minutes, and a state that came with it may go on for days.
+        """
+        subjects = self._standing.setdefault(gpu, {})
+        before = subjects.pop(subject, None)
+        # What has the same labels is this alert once more: it ends when all that it stands for has.
+        keys = [key for key, other in subjects.items() if other.labels == standing.labels]
+        same = [subjects.pop(key) for key in keys]
+        if before is not None and before.labels == standing.labels:
+            same.append(before)
+        elif before is not None and before.states:
+            subjects[(*subject, *chain.from_iterable(before.labels))] = before
+        for other in same:
+            standing.states = other.states | standing.states
+        subjects[subject] = standing
+
+    def _replace_root(
+        self, standing: _Standing, subject: _Subject, attributed: AttributedIncident
+    ) -> None:
+        """Make a burst the burst of another XID, and of whom that one concerns."""
+        subjects = self._standing[_gpu_of(attributed.incident)]
+        for before in [before for before, known in subjects.items() if known is standing]:
+            del subjects[before]
+        standing.root = attributed
+        standing.labels = self._alerts.identity_of(self._words.labels_of(attributed))
+        self._put(_gpu_of(attributed.incident), subject, standing)
+
+    def _find(self, attributed: AttributedIncident) -> tuple[_Subject, _Standing | None]:
+        """Return what an incident is about, and what stands of that."""
+        incident = attributed.incident
+        subjects = self._standing.get(_gpu_of(incident), {})
+        if incident.kind != _XID:
+            severity, instance = incident.severity.value, str(incident.gpu_instance)
+            subject: _Subject = (incident.kind, severity, instance)
+            return subject, subjects.get(subject)
+        bursts = {
+            subject: standing
+            for subject, standing in subjects.items()
+            if subject[0] == _XID and is_same_burst(incident, last_ns=standing.last_ns)
+        }
+        subject = _burst_of(attributed)
+        known = bursts.get(subject)
+        of_gpu = bursts.get((_XID, _OF_GPU))
+        if known is None and is_context(incident):
+            return subject, next(iter(bursts.values()), None)
+        if known is None and of_gpu is not None and is_context(of_gpu.root.incident):
+            # What only goes with another one came before that one.
+            return subject, of_gpu
+        return subject, known
+
+    def _stand(self, standing: _Standing, *, at_ns: int, hold_ns: int, now: Now) -> None:
+        labels, words = dict(standing.labels), self._describe(standing)
+        if standing.states:
+            self._alerts.stand(
+                labels,
+                words,
+                at_ns=min(state.time_ns for state in standing.states.values()),
+                hold_ns=hold_ns,
+                silent_ns=self._state_silent_ns,
+                now=now,
+            )
+        else:
+            self._alerts.hold(labels, words, at_ns=at_ns, hold_ns=hold_ns, now=now)
+
+    def _describe(self, standing: _Standing) -> dict[str, str]:
+        words = self._words.annotations_of(standing.root)
+        if standing.action is not None:
+            words["action"] = standing.action
+        if others := _show_others(standing):
+            words["other_xids"] = others
+        return words
+
+    def _end_told(self, incident: Incident, *, now: Now) -> None:
+        """End the states of which an incident tells the end."""
+        if not (ended := ended_by(incident)):
+            return
+        gpu = _gpu_of(incident)
+        for subject, standing in list(self._standing.get(gpu, {}).items()):
+            self._end(gpu, subject, standing, ended, at_ns=incident.time_ns, now=now)
+
+    def _end(
+        self,
+        gpu: _Gpu,
+        subject: _Subject,
+        standing: _Standing,
+        ended: Iterable[str],
+        *,
+        at_ns: int,
+        now: Now,
+    ) -> None:
+        """End states; with the last of them the alert ends."""
+        ended = [kind for kind in ended if kind in standing.states]
+        for kind in ended:
+            del standing.states[kind]
+        if not ended or standing.states:
+            return
+        if standing.unconfirmed_since_ns is not None:
+            # An Alertmanager may have it from before.
+            self._stand_restored(standing, now=now)
+        self._alerts.end_state(standing.labels, at_ns=at_ns, now=now)
+        if subject[0] != _XID:
+            self._drop(gpu, subject)
+
+    def _see_gpu(
+        self,
+        subject: _Subject,
+        standing: _Standing,
+        event: GpuEvent,
+        books: GpuBooks,
+        *,
+        now: Now,
+    ) -> None:
+        if standing.name_pods(event.pods):
+            self._alerts.reword(standing.labels, self._describe(standing))
+        if not standing.states:
+            return
+        latest_ns = now.time_ns + _SKEW_NS
+        ended = [
+            kind
+            for kind, state in standing.states.items()
+            if state.observe(event, books, latest_ns=latest_ns)
+        ]
+        gpu = (node_key(event), books.reading.uuid)
+        self._end(gpu, subject, standing, ended, at_ns=event.time_ns, now=now)
+        is_undecided = any(state.answers for state in standing.states.values())
+        if standing.states and standing.unconfirmed_since_ns is not None and not is_undecided:
+            self._stand_restored(standing, now=now)
+        elif standing.states:
+            self._alerts.confirm(standing.labels, now=now)
+
+    def _stand_restored(self, standing: _Standing, *, now: Now) -> None:
+        standing.unconfirmed_since_ns = None
+        self._alerts.stand(
+            dict(standing.labels),
+            self._describe(standing),
+            at_ns=min(
+                (state.time_ns for state in standing.states.values()), default=standing.last_ns
+            ),
+            hold_ns=0,  # it stood before: it need not stand for longer than it is so
+            silent_ns=self._state_silent_ns,
+            now=now,
+        )
+
+    def _confirm_late(self, gpu: _Gpu, subject: _Subject, standing: _Standing, *, now: Now) -> None:
+        """Let a state stand of which no tick speaks, unless it is too long ago."""
+        since_ns = standing.unconfirmed_since_ns or 0
+        if now.monotonic_ns - since_ns < _CONFIRMED_AFTER_NS:
+            return
+        if standing.states and now.time_ns - standing.last_ns < self._state_silent_ns:
+            self._stand_restored(standing, now=now)
+        else:
+            self._drop(gpu, subject)
+
+    def _drop(self, gpu: _Gpu, subject: _Subject) -> None:
+        subjects = self._standing[gpu]
+        del subjects[subject]
+        if not subjects:
+            del self._standing[gpu]
+
+
+def _gpu_of(incident: Incident) -> _Gpu:
+    return node_key(incident), incident.gpu_uuid
+
+
+def _burst_of(attributed: AttributedIncident) -> _Subject:
+    """Return whom a burst concerns: those who run the node, or the owner of one pod."""
+    incident = attributed.incident
+    if not is_of_an_app(incident):
+        return (_XID, _OF_GPU)
+    pod: PodDescription | None = next(iter(attributed.pods), None)
+    return (_XID, str(incident.gpu_instance), (pod and (pod.uid or pod.name)) or _OF_GPU)
+
+
+def _show_others(standing: _Standing) -> str:
+    """Return the XIDs of a burst beside its root, as `45, 154 (3 times)`."""
+    others: Sequence[str] = [
+        f"{xid} ({times} times)" if times > 1 else str(xid)
+        for xid, times in standing.xids.items()
+        if xid != standing.root.incident.xid
+    ]
+    return ", ".join(others)

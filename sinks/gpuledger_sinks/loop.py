@@ -1,0 +1,434 @@
+"""The one consume loop of all sinks: poll, decode, hand over, put aside, commit.
+
+`run_sink` opens a sink of a kind and feeds it; `consume` is the loop.
+
+Offsets are committed after the sink has acknowledged them and after the dead letters before them
+lie on the bus. While a receiver is slow or away the partitions are paused and polling goes on, so
+that the group keeps its member and memory stays bounded by one poll. What is sent, and to whom, is
+the sink's business.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any, Final
+
+import structlog
+
+from gpuledger.bus.gaps import GapCheck, known_time_ms
+from gpuledger.bus.protocol import (
+    Bus,
+    Consumer,
+    Gap,
+    GapReason,
+    Polled,
+    Record,
+    Subscription,
+    TopicPartition,
+)
+from gpuledger.clock import Clock, SystemClock
+from gpuledger.codec import Decoder
+from gpuledger.dead_letter_queue import DeadLetterQueue
+from gpuledger.errors import BusError, NotAssignedError, UnavailableError
+from gpuledger.lag import Lag
+from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
+from gpuledger.runtime.tasks import end_tasks
+from gpuledger_sinks.metrics import ACKNOWLEDGED_TIMESTAMP_SECONDS, LAG_SECONDS, count_dropped
+from gpuledger_sinks.protocol import (
+    AcknowledgedOffsets,
+    Batch,
+    ConsumerConfig,
+    Partitions,
+    Sink,
+    SinkContext,
+)
+from gpuledger_sinks.registry import SinkKind
+
+RELEASE_SECONDS: Final = 4.0
+"""How long a sink may take to finish what it holds of partitions that are being given up."""
+_GRACE_SECONDS: Final = 1.5
+"""How long a sink may go on with what was polled when the loop ends: what is on its way to the
+receiver is answered by then, or comes twice."""
+_FULL_POLL_SECONDS: Final = 0.05
+_MAX_FAILURES: Final = 8
+"""After so many failures of the bus in a row the consumer is closed and opened anew."""
+_log = structlog.get_logger(__name__)
+
+
+async def run_sink(
+    kind: SinkKind,
+    *,
+    bus: Bus,
+    settings: Any,  # noqa: ANN401  # the kind's section
+    readiness: Readiness,
+    group_instance_id: str | None = None,
+    group: str | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Open a sink of this kind and feed it until cancelled, by default as its own group.
+
+    A sink that writes to Kafka or to the store needs a `WholeBus`. Raises UserError for settings
+    that cannot be used, and where a receiver has what cannot be gone on from.
+    """
+    clock, group = clock or SystemClock(), bus.topics.group(group or kind.group)
+    async with kind.load()(
+        bus=bus, settings=settings, readiness=readiness, clock=clock, group=group
+    ) as sink:
+        await consume(
+            bus=bus,
+            sink=sink,
+            config=ConsumerConfig(
+                group=group,
+                group_instance_id=group_instance_id,
+                decoders={
+                    topic.name: Decoder(topic=topic.name, record=topic.record)
+                    for topic in kind.topics(bus.topics)
+                },
+                max_poll_records=settings.max_poll_records,
+            ),
+            check=readiness.check(f"{kind.name}.kafka"),
+            gaps=readiness.check(f"{kind.name}.gaps", severity=CheckSeverity.WARNING),
+            clock=clock,
+        )
+
+
+async def consume(
+    *,
+    bus: Bus,
+    sink: Sink,
+    config: ConsumerConfig,
+    check: Check,
+    clock: Clock,
+    gaps: Check | None = None,
+) -> None:
+    """Feed the sink until cancelled; wait for brokers, topics and rights with growing pauses."""
+    _log.info(
+        "sink_started",
+        sink=sink.name,
+        receiver=sink.receiver,
+        group=config.group,
+        group_instance_id=config.group_instance_id,
+        topics=sorted(config.decoders),
+    )
+    lag = Lag(clock=clock)
+    LAG_SECONDS.labels(sink=sink.name).set_function(lag.seconds)
+    ACKNOWLEDGED_TIMESTAMP_SECONDS.labels(sink=sink.name).set_function(lag.newest_seconds)
+    gap_check = GapCheck(gaps or Check())
+    # Not a `RetryingCaller`: a session has no end, so that the first poll that succeeds resets the
+    # waits; within it, streaks of failures decide when the group is joined anew.
+    backoff = Backoff()
+    while True:
+        session = _Session(
+            sink=sink, config=config, check=check, clock=clock, lag=lag, gap_check=gap_check
+        )
+        try:
+            await session.run(bus)
+        except NotAssignedError:
+            # A rebalance came between the sink's question and the answer: join anew.
+            continue
+        except BusError as error:
+            # Brokers that were there in between: this is another outage, not the same one still.
+            if session.has_polled:
+                backoff.reset()
+            check.failed(str(error))
+            await clock.sleep(backoff.next_seconds())
+
+
+@dataclass
+class _Streak:
+    """Failures in a row of one kind of call: a poll that succeeds says nothing of the commits."""
+
+    failures: int = 0
+    backoff: Backoff = field(default_factory=Backoff)
+
+    def end(self) -> None:
+        self.failures = 0
+        self.backoff.reset()
+
+
+class _Session:
+    """One opened consumer with its producer of dead letters."""
+
+    consumer: Consumer
+    """Opened by `run` and not given: whom it tells of partitions and gaps is this very session."""
+    dead_letters: DeadLetterQueue
+    """Opened by `run`, with a producer of its own for each consumer."""
+
+    def __init__(
+        self,
+        *,
+        sink: Sink,
+        config: ConsumerConfig,
+        check: Check,
+        clock: Clock,
+        lag: Lag,
+        gap_check: GapCheck,
+    ) -> None:
+        self._sink, self._config, self._check, self._clock = sink, config, check, clock
+        self._lag, self._gap_check = lag, gap_check
+        self._progress = AcknowledgedOffsets()
+        self._committing_lock = asyncio.Lock()
+        self._polling, self._committing = _Streak(), _Streak()
+        self.has_polled = False
+        self._is_member = False
+        self._hands_out_nothing = False
+        self._is_newly_assigned = False
+        self._is_preparing = False
+
+    async def run(self, bus: Bus) -> None:
+        subscription = Subscription(
+            group=self._config.group,
+            stage=self._sink.name,
+            topics=tuple(self._config.decoders),
+            group_instance_id=self._config.group_instance_id,
+            on_assigned=self.on_assigned,
+            on_revoked=self.on_revoked,
+            on_gap=self.on_gap,
+        )
+        async with AsyncExitStack() as stack:
+            # Before the consumer, which may report a gap, or bring what does not decode, at once.
+            self.dead_letters = DeadLetterQueue(
+                consumer=self._config.group,
+                producer=await stack.enter_async_context(bus.producer()),
+                topic=bus.topics.dead_letters,
+                partitions=await bus.partitions(bus.topics.dead_letters.name),
+                time_ns=self._clock.time_ns,
+                count=partial(count_dropped, self._sink.name),
+            )
+            self.consumer = await stack.enter_async_context(bus.consumer(subscription))
+            self._lag.follow(self.consumer.withheld_seconds)
+            while True:
+                seconds = self._pause_full()
+                polled = await self._poll(self._config.max_poll_records, timeout_seconds=seconds)
+                if self._is_newly_assigned and not polled:
+                    # What waits in partitions that have just come takes a moment to be fetched, and
+                    # is lag from before the sink prepares, which may take long.
+                    polled = await self._poll(self._config.max_poll_records)
+                self._is_newly_assigned = False
+                await self._handle(polled)
+                await self._commit_done()
+
+    def _context(self) -> SinkContext:
+        """Return the context for what is polled, or given up, in the epochs of now."""
+        return SinkContext(
+            consumer=self.consumer,
+            dead_letters=self.dead_letters,
+            progress=self._progress,
+            lag=self._lag,
+            epochs=self._progress.epochs,
+        )
+
+    async def on_gap(self, gap: Gap) -> None:
+        """Show a gap that the consumer has found, and have the sink record it."""
+        self._gap_check.add(gap)
+        await self._sink.handle_gap(gap)
+
+    async def on_assigned(self, partitions: Partitions) -> None:
+        """Begin an epoch of partitions that the group has assigned."""
+        self._is_member = self._is_newly_assigned = True
+        _log.info(
+            "partitions_assigned",
+            sink=self._sink.name,
+            group=self._config.group,
+            partitions={
+                topic: sorted(partition for name, partition in partitions if name == topic)
+                for topic in sorted({partition.topic for partition in partitions})
+            },
+        )
+        if self._hands_out_nothing:
+            # This came with a poll for the membership alone: nothing may be handed out by it.
+            self.consumer.pause(partitions)
+        # Before the sink knows of it: what it acknowledges from now on is of the new epoch.
+        self._progress.begin(partitions)
+        await self._sink.assign(partitions, self._context())
+
+    async def on_revoked(self, partitions: Partitions) -> None:
+        """Commit what the receiver has; what it does not have is the next owner's to send."""
+        try:
+            # The group waits for this: who takes longer is taken for dead, and loses all it holds.
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self._sink.release(partitions, self._context())
+                await self._commit_done_once()
+        except (TimeoutError, UnavailableError, BusError, NotAssignedError) as error:
+            _log.warning("commit_skipped", sink=self._sink.name, error=repr(error))
+        finally:
+            # What was read of them and not committed is the next owner's to read and to report.
+            self._progress.end(partitions)
+            for topic, partition in partitions:
+                self.dead_letters.drop(partition, topic=topic)
+            self._lag.keep(self._progress.epochs)
+
+    def _pause_full(self) -> float:
+        """Have nothing handed out of what the sink has enough of; return how long a poll may wait.
+
+        Where something is paused that is not long: there may be room in a moment.
+        """
+        held, full = self.consumer.assignment(), self._sink.full()
+        if full:
+            self.consumer.pause(full & held)
+            self.consumer.resume(held - full)
+            return min(_FULL_POLL_SECONDS, self._config.poll_seconds)
+        return self._config.poll_seconds
+
+    async def _poll(self, max_records: int, *, timeout_seconds: float | None = None) -> Polled:
+        """Poll; wait and return nothing where that fails."""
+        if timeout_seconds is None:
+            timeout_seconds = self._config.poll_seconds
+        try:
+            polled = await self.consumer.poll(
+                timeout_seconds=timeout_seconds, max_records=max_records
+            )
+        except BusError as error:
+            await self._endure(error, self._polling)
+            return {}
+        self._polling.end()
+        self.has_polled = True
+        self._report_membership()
+        return polled
+
+    def _report_membership(self) -> None:
+        """Pass the check once the group has answered, even with no partition for this member.
+
+        Where polls are answered and commits are not, or the other way round, it goes on failing.
+        """
+
+        def describe_assignment() -> str:
+            held = len(self.consumer.assignment())
+            if not held:
+                return "no partition: the group has members enough"
+            return f"{held} partitions held, {self._lag.seconds():.0f} s behind"
+
+        if self._polling.failures or self._committing.failures:
+            return
+        if self._is_member:
+            self._check.ok(describe_assignment)
+        elif not self._check.has_failed:
+            self._check.waits(f"joining the group {self._config.group}")
+
+    async def _endure(self, error: BusError, streak: _Streak) -> None:
+        """Wait before the next attempt; a consumer that fails again and again is opened anew."""
+        streak.failures += 1
+        if streak.failures >= _MAX_FAILURES:
+            raise error
+        self._check.failed(str(error))
+        await self._clock.sleep(streak.backoff.next_seconds())
+
+    async def _work(self, polled: Polled, context: SinkContext) -> None:
+        """Let the sink catch up, and hand over what was polled of what it still holds."""
+        self._lag.polled(polled)
+        self._is_preparing = True
+        try:
+            voided = await self._sink.prepare(context)
+        finally:
+            self._is_preparing = False
+        # Those were set back: what was polled of them is polled again, and is no lag until then.
+        self._lag.forget(voided)
+        # A partition may also have been given up meanwhile, or given up and come back.
+        kept = {
+            at: records
+            for at, records in polled.items()
+            if records and at not in voided and context.is_current(at)
+        }
+        for record in chain.from_iterable(kept.values()):
+            if record.unreadable is not None:
+                await self._sink.handle_gap(_gap_of(record))
+        batches = [
+            Batch(
+                partition=at,
+                items=list(self.dead_letters.decode(self._config.decoders[at.topic], records)),
+                # Of the records, not of what was decoded: the last one may have become a letter.
+                next_offset=records[-1].offset + 1,
+            )
+            for at, records in kept.items()
+        ]
+        await self._sink.handle(batches, context)
+
+    async def _handle(self, polled: Polled) -> None:
+        """Let the sink work; where that takes long, keep the membership of the group alive.
+
+        Where this is cancelled, or the bus fails meanwhile, the work has a moment, so that what is
+        on its way is answered, and is ended.
+        """
+        context = self._context()
+        work = asyncio.create_task(self._work(polled, context))
+        try:
+            try:
+                await asyncio.wait({work}, timeout=self._config.poll_seconds)
+                # A receiver that is away may take hours: a member that does not poll for
+                # `max.poll.interval.ms` is shut out of its group, and its partitions go round.
+                while not work.done():
+                    await self._poll_paused()
+                    self._drop_late_letters(polled, context)
+                    if self._is_preparing and not polled:
+                        await self._look_at_ends()
+                    await self._commit_done()
+                await work
+            finally:
+                await end_tasks(work, grace_seconds=_GRACE_SECONDS)
+        finally:
+            self._drop_late_letters(polled, context)
+            self.consumer.resume(self.consumer.assignment())
+
+    def _drop_late_letters(self, polled: Polled, context: SinkContext) -> None:
+        """Forget what the sink put aside after its partition was given up."""
+        for at in polled:
+            if not context.is_current(at):
+                self.dead_letters.drop(at.partition, topic=at.topic)
+
+    async def _look_at_ends(self) -> None:
+        """Look whether anything has come: the sink takes nothing, so none of it is polled."""
+        try:
+            ends = await self.consumer.end_offsets(self.consumer.assignment())
+        except (BusError, NotAssignedError):
+            return  # polls say so
+        # It may have begun to take records while the brokers were queried: then they are polled.
+        if self._is_preparing:
+            self._lag.ends(ends)
+
+    async def _poll_paused(self) -> None:
+        """Poll for the group's sake alone: nothing is handed out, nor of what comes in by this."""
+        self._hands_out_nothing = True
+        try:
+            self.consumer.pause(self.consumer.assignment())
+            await self._poll(1)
+        finally:
+            self._hands_out_nothing = False
+
+    async def _commit_done(self) -> None:
+        """Publish the dead letters and commit what is done; nothing more is taken before that."""
+        while True:
+            try:
+                await self._commit_done_once()
+            except BusError as error:
+                await self._endure(error, self._committing)
+                # One that the group gave up is refused until it has polled.
+                await self._poll_paused()
+            else:
+                break
+        if self._committing.failures:
+            self._committing.end()
+            self._report_membership()
+
+    async def _commit_done_once(self) -> None:
+        # A rebalance may come in the midst of a commit and commit as well.
+        async with self._committing_lock:
+            offsets = self._progress.uncommitted()
+            # Letters first: a record that is committed and not yet put aside would be lost by a
+            # crash in between. The offsets were taken before, so that none of them is ahead of it.
+            await self.dead_letters.flush()
+            if offsets:
+                await self.consumer.commit(offsets)
+                self._progress.committed(offsets)
+
+
+def _gap_of(record: Record) -> Gap:
+    """Return what is missing for good where records cannot be unpacked."""
+    return Gap(
+        partition=TopicPartition(record.topic, record.partition),
+        first_offset=record.first_offset,
+        next_offset=record.offset + 1,
+        reason=GapReason.UNREADABLE,
+        time_after_ms=known_time_ms(record.timestamp_ms),
+    )

@@ -1,0 +1,545 @@
+"""The series that are active: which a tick begins, goes on with and ends.
+
+Here lives what a partition's sender remembers: of each node that was heard of within a day the
+latest time that was sent, and the labels of each of its series, encoded once. A series that the
+next tick does not have ends with a stale marker at that tick's time. Which tick is the next is
+decided elsewhere: after a clock was set back it is stamped earlier than what was sent before. How
+samples look on the wire is `wire`'s. Pure; nothing is sent.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from itertools import chain, compress
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Final
+
+from gpuledger.clock import NS_PER_MS
+from gpuledger.keys import split_key
+from gpuledger.ledger.families import Family
+from gpuledger.ledger.series import SeriesGroup, SeriesValues, absent_in
+from gpuledger.recent import Budget, Recent
+from gpuledger_sinks.remote_write.namespace_budgets import (
+    NamespaceBudgets,
+    OverBudget,
+    PartitionNamespaces,
+    namespace_of,
+)
+from gpuledger_sinks.remote_write.node_intervals import IntervalSamples
+from gpuledger_sinks.remote_write.tenants import ONE_TENANT, Tenants
+from gpuledger_sinks.remote_write.wire import (
+    NO_START,
+    STALE_VALUE,
+    LabelSet,
+    Metric,
+    MetricSet,
+    SampleGroup,
+    TimedSamples,
+    Version,
+    encode_request,
+    encode_start,
+    encode_time,
+    encode_value,
+    is_encodable,
+)
+
+_LabelPairs = tuple[tuple[str, str], ...]
+_NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
+MAX_SERIES_BYTES: Final = 128 * 2**20
+_GROUP_BYTES: Final = 450
+"""Bytes of a group in memory beside its labels: in all that is kept of its node."""
+_LABEL_COPIES: Final = 2
+"""How often a label's text is there: as it was told, and as it is sent in 1.0."""
+
+
+def series_budget(max_bytes: int = MAX_SERIES_BYTES) -> Budget:
+    """Return the bytes that the series of all partitions may take together."""
+    return Budget(max_bytes=max_bytes)
+
+
+@cache
+def metrics_of(family: Family) -> tuple[Metric, ...]:
+    """Return a family's metrics as they are sent."""
+    return tuple(Metric(name=one.name, kind=one.kind, help=one.help) for one in family.metrics)
+
+
+@lru_cache(maxsize=4096)
+def _metric_set(family: Family, bits: int) -> MetricSet:
+    """Return the metrics of a family whose bit is set, the first one's being the lowest."""
+    metrics = enumerate(metrics_of(family))
+    return MetricSet((metric for number, metric in metrics if bits >> number & 1), bits=bits)
+
+
+_ZERO: Final = encode_value(0.0)
+
+
+# Most counters of a node begin together: these bytes are there once, whatever has them.
+@lru_cache(maxsize=4096)
+def _starts(starts_ms: tuple[int | None, ...]) -> tuple[bytes, ...]:
+    return tuple(
+        [
+            encode_start(start_ms) if start_ms is not None and is_encodable(start_ms) else NO_START
+            for start_ms in starts_ms
+        ]
+    )
+
+
+@lru_cache(maxsize=4096)
+def _chosen(starts: tuple[bytes, ...], bits: int) -> tuple[bytes, ...]:
+    """Return those of a group's starts whose bit is set."""
+    return tuple([start for number, start in enumerate(starts) if bits >> number & 1])
+
+
+class _Samples:
+    """The samples of one time, as they are put together."""
+
+    __slots__ = ("groups", "has_parted", "has_stale", "values")
+
+    def __init__(self) -> None:
+        self.groups: list[SampleGroup] = []
+        self.values: list[bytes] = []
+        self.has_stale = False
+        self.has_parted = False
+        """Whether a group's values are not in the order of its metrics: some have starts alone."""
+
+    def go_on(
+        self,
+        last: SampleGroup,
+        family: Family,
+        values: SeriesValues,
+        starts_ms: Sequence[int | None] = (),
+    ) -> SampleGroup:
+        """Add the samples of a group's tick, and the ends of series that it has no value of.
+
+        `last` says which of its metrics had a value in the tick before; return what says it of this
+        one.
+        """
+        bit, has, had = 1, 0, last.metrics.bits
+        encoded: list[bytes | None] = []
+        for value in values:
+            if value is not None:
+                has |= bit
+                encoded.append(encode_value(value))
+            else:
+                # The protocol asks for a stale marker: without it a receiver goes on showing the
+                # last value for five minutes.
+                encoded.append(STALE_VALUE if had & bit else None)
+            bit <<= 1
+        self.has_stale = self.has_stale or bool(had & ~has)
+        added = self.add(last.labels, family, encoded, _starts(tuple(starts_ms)))
+        if added is not None and added.metrics.bits == has:
+            # Most ticks are like the last: what was sent is what is remembered.
+            return added
+        return SampleGroup(last.labels, _metric_set(family, has))
+
+    def end(self, group: SeriesGroup, last: SampleGroup) -> None:
+        """Add the ends of all series of a group that had a value last."""
+        self.go_on(last, group.family, (None,) * len(group.family.metrics))
+
+    def add(
+        self,
+        labels: LabelSet,
+        family: Family,
+        values: Sequence[bytes | None],
+        starts: tuple[bytes, ...] = (),
+    ) -> SampleGroup | None:
+        """Add values of a group, in the order of its family's metrics; `None` is no sample.
+
+        Return the last that was added of it.
+        """
+        with_start = sum(1 << number for number, start in enumerate(starts) if start)
+        present = sum(1 << number for number, value in enumerate(values) if value is not None)
+        # Most groups have starts for all of their metrics or for none, and are one group here, too.
+        self.has_parted = self.has_parted or bool(present & ~with_start and present & with_start)
+        added: SampleGroup | None = None
+        for bits, has_start in ((present & ~with_start, False), (present & with_start, True)):
+            if not bits:
+                continue
+            chosen = [bits >> number & 1 for number in range(len(values))]
+            added = SampleGroup(
+                labels, _metric_set(family, bits), _chosen(starts, bits) if has_start else None
+            )
+            self.groups.append(added)
+            self.values += filter(None, compress(values, chosen))
+        return added
+
+    def at(self, time: bytes) -> TimedSamples:
+        """Return them, of that time."""
+        return TimedSamples(time, self.groups, self.values)
+
+
+def _count(values: SeriesValues) -> int:
+    """Count the series of a group that have a value."""
+    return len(values) - values.count(None)
+
+
+def _begun(
+    last: SampleGroup,
+    family: Family,
+    which: Iterable[int],
+    starts_ms: Sequence[int | None],
+    *,
+    before_ms: int,
+) -> Iterator[TimedSamples]:
+    """Yield a 0 of each counter that begins: so that what it begins with is an increase."""
+    for number in which:
+        start_ms = starts_ms[number]
+        # A tick may be shorter than a millisecond, and a node's clock stand anywhere.
+        if start_ms is not None and is_encodable(start_ms) and start_ms < before_ms:
+            zeros: list[bytes | None] = [None] * len(starts_ms)
+            zeros[number] = _ZERO
+            samples = _Samples()
+            samples.add(last.labels, family, zeros, _starts(tuple(starts_ms)))
+            yield samples.at(encode_time(start_ms))
+
+
+def _size_bytes(of_group: SampleGroup) -> int:
+    """Return what the series of a group take of memory."""
+    return _GROUP_BYTES + _LABEL_COPIES * of_group.labels.size_bytes
+
+
+def _no_samples(
+    node: str, group: SeriesGroup, external_labels: _LabelPairs, tenants: Tenants
+) -> SampleGroup:
+    """Return a group as it is before its first sample."""
+    family, (cluster, name) = group.family, split_key(node)
+    of_node = (*external_labels, ("cluster", cluster), ("node", name))
+    tenant = tenants.tenant_of(cluster, group)
+    labels = _labels_of(of_node, family.labels, group.label_values, tenant)
+    return SampleGroup(labels, _metric_set(family, 0))
+
+
+# The means and the maxima of a thing begin together and have the same labels.
+@lru_cache(maxsize=64)
+def _labels_of(
+    of_node: _LabelPairs, names: tuple[str, ...], values: tuple[str, ...], tenant: str
+) -> LabelSet:
+    return LabelSet([*of_node, *zip(names, values, strict=True)], tenant=tenant)
+
+
+class _Frame:
+    """What was sent of a node's last tick, but for time and values: most ticks are like the last.
+
+    A tick that fits begins and ends nothing, so that its values are all that is encoded of it. Its
+    groups are those that the node has, in their order.
+    """
+
+    __slots__ = ("_absent", "_starts", "is_whole")
+
+    def __init__(
+        self, samples: "IntervalSamples", values: Sequence[float | None], *, is_whole: bool
+    ) -> None:
+        """Take a tick of which nothing was left out; `values` are those of all groups."""
+        self._absent, self._starts = absent_in(values), _flat(samples.starts_ms)
+        self.is_whole = is_whole
+        """Whether each group had a value."""
+
+    def fits(self, samples: "IntervalSamples", values: Sequence[float | None]) -> bool:
+        """Return whether a tick has the same starts, and values of the same metrics."""
+        return (
+            absent_in(values) == self._absent
+            # Mostly the same objects, which compares them at once.
+            and _flat(samples.starts_ms) == self._starts
+        )
+
+
+def _flat(starts_ms: Mapping[SeriesGroup, Sequence[int | None]]) -> list[object]:
+    # Half of what a mapping takes.
+    return [*starts_ms, *starts_ms.values()]
+
+
+@dataclass(slots=True)
+class _Node:
+    latest_ms: int = -1
+    """The latest time that was encoded."""
+    seen_ns: int = 0
+    """When its last tick came, by the monotonic clock."""
+    groups: dict[SeriesGroup, SampleGroup] = field(default_factory=dict)
+    """Of each group that is active the samples of the last tick: which metrics had a value."""
+    counted: dict[SeriesGroup, int] = field(default_factory=dict)
+    """As how many series groups count for their namespaces, where these are bounded."""
+    known_bytes: int = 0
+    """What else is kept of it, as it is counted in `size_bytes`."""
+    size_bytes: int = 0
+    """What its groups take of memory."""
+    frame: _Frame | None = None
+    """That of its last tick; `None` where the next one may not be like it."""
+
+    def fits(self, samples: IntervalSamples, values: Sequence[float | None]) -> bool:
+        """Return whether a tick is sent like the last one; `values` are those of all groups."""
+        return (
+            self.frame is not None
+            and [*samples.values] == [*self.groups]
+            and self.frame.fits(samples, values)
+        )
+
+    def sent(self) -> list[SampleGroup]:
+        """Return what is sent of a tick that fits."""
+        if self.frame is not None and self.frame.is_whole:
+            return [*self.groups.values()]
+        return [last for last in self.groups.values() if last.metrics.bits]
+
+    def go_to(self, time_ms: int) -> bool:
+        """Remember a time; return whether it or a later one was encoded before."""
+        is_behind = time_ms <= self.latest_ms
+        self.latest_ms = max(self.latest_ms, time_ms)
+        return is_behind
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedTick:
+    """The samples of one node's tick, of which requests are put together."""
+
+    timed: tuple[TimedSamples, ...]
+    """What begins first: a series' samples are in the order of their times."""
+    samples: int
+    is_behind: bool = False
+    """Whether its node has sent a tick of this time or a later one: not every receiver takes it."""
+    tenant: str = ONE_TENANT
+    """To whom it goes, where the receiver has tenants; it is of several until it is divided."""
+
+    @classmethod
+    def of(
+        cls,
+        samples: TimedSamples,
+        *,
+        begun: Sequence[TimedSamples] = (),
+        is_behind: bool = False,
+    ) -> "EncodedTick":
+        """Return the samples of one time, behind what has begun before it."""
+        return cls(
+            timed=(*begun, samples),
+            samples=len(samples.values) + len(begun),
+            is_behind=is_behind,
+        )
+
+    def by_tenant(self) -> "Iterator[EncodedTick]":
+        """Yield what goes to each tenant."""
+        found: dict[str, list[TimedSamples]] = {}
+        for timed in self.timed:
+            for tenant, of_tenant in timed.by_tenant().items():
+                found.setdefault(tenant, []).append(of_tenant)
+        for tenant, parts in found.items():
+            yield EncodedTick(
+                timed=tuple(parts),
+                samples=sum(len(part.values) for part in parts),
+                is_behind=self.is_behind,
+                tenant=tenant,
+            )
+
+    def encode(self, version: Version) -> bytes:
+        """Return the body of a request with these samples alone."""
+        return encode_request(version, self.timed)
+
+
+class ActiveSeries:
+    """The series of the nodes of one partition; `budget` is what those of all may take.
+
+    Each series has the `external_labels` too.
+    """
+
+    def __init__(
+        self,
+        *,
+        budget: Budget | None = None,
+        external_labels: Mapping[str, str] = _NO_LABELS,
+        namespaces: NamespaceBudgets | None = None,
+        tenants: Tenants | None = None,
+    ) -> None:
+        self._tenants = tenants or Tenants()
+        self._namespaces = PartitionNamespaces(namespaces or NamespaceBudgets())
+        self._nodes_before = (0, 0)
+        self._external_labels = tuple(external_labels.items())
+        self._nodes: Recent[str, _Node] = Recent(
+            budget=budget or series_budget(), size_bytes=attrgetter("size_bytes")
+        )
+
+    @property
+    def forgotten(self) -> int:
+        """How many nodes were forgotten for want of room."""
+        return self._nodes.forgotten
+
+    def clear(self) -> None:
+        """Forget all series without ending them."""
+        self._nodes.clear()
+        self._namespaces.recount([])
+
+    def take_left_out(self) -> Mapping[OverBudget, int]:
+        """Return how many samples of whom were left out since this was asked last."""
+        return self._namespaces.take_left_out()
+
+    def restore(self, samples: IntervalSamples, *, now_ns: int = 0) -> None:
+        """Go on from what a former owner has sent of a node: what the next samples lack ends."""
+        # Encoded and not sent: their owner has sent them, and what is missing next ends by that.
+        if samples.values:
+            self.encode(samples, now_ns=now_ns)
+
+    def encode(self, samples: IntervalSamples, *, now_ns: int = 0) -> EncodedTick:
+        """Encode the next samples of a node, and the ends of series.
+
+        `now_ns` is the monotonic clock's time, for `end_silent`. Raises ValueError, and changes
+        no series, for a time that the wire cannot carry.
+        """
+        if samples.is_past:
+            return self._encode_past(samples, now_ns=now_ns)
+        # What may raise comes first: what is put aside has changed nothing.
+        time_ms = samples.time_ns // NS_PER_MS
+        time = encode_time(time_ms)
+        node = self._node(samples.node, now_ns)
+        node.seen_ns = now_ns
+        before_bytes = node.size_bytes
+        node.size_bytes += samples.known_bytes - node.known_bytes
+        node.known_bytes = samples.known_bytes
+        begun: list[TimedSamples] = []
+        values = list(chain.from_iterable(samples.values.values()))
+        if node.fits(samples, values):
+            encoded = [encode_value(value) for value in values if value is not None]
+            timed = TimedSamples(time, node.sent(), encoded)
+        else:
+            sent = self._go_on(node, samples, begun)
+            timed = sent.at(time)
+            # Where something was left out or has ended, the next tick is not sent like this one.
+            is_all = len(node.groups) == len(samples.values) and not sent.has_stale
+            node.frame = None
+            if is_all and not sent.has_parted:
+                # In the order in which they were sent; and by the objects by which the node's
+                # values are made now, which are the same in the next tick.
+                node.groups = {group: node.groups[group] for group in samples.values}
+                is_whole = len(sent.groups) == len(node.groups)
+                node.frame = _Frame(samples, values, is_whole=is_whole)
+        if node.size_bytes != before_bytes:
+            # This may forget other nodes, whose series took too much together with these.
+            self._nodes.grow(samples.node, node.size_bytes - before_bytes)
+        self._recount_forgotten()
+        return EncodedTick.of(timed, begun=begun, is_behind=node.go_to(time_ms))
+
+    def _go_on(self, node: _Node, samples: IntervalSamples, begun: list[TimedSamples]) -> _Samples:
+        """Return what a tick sends of its node, whatever begins and ends by it.
+
+        The zeros of counters that begin are added to `begun`.
+        """
+        # First, as what begins may have its room.
+        ended = self._take_ended(node, samples)
+        left_out = self._leave_out(samples, node)
+        sent = _Samples()
+        for group, values in samples.values.items():
+            if group in left_out:
+                continue
+            last = node.groups.get(group)
+            if last is None:
+                last = self._begin(node, samples.node, group, values)
+            starts_ms = samples.starts_ms.get(group, ())
+            if group in samples.begun:
+                before_ms = samples.time_ns // NS_PER_MS
+                which = samples.begun[group]
+                begun += _begun(last, group.family, which, starts_ms, before_ms=before_ms)
+            node.groups[group] = sent.go_on(last, group.family, values, starts_ms)
+        for group, last in ended.items():
+            sent.end(group, last)
+        return sent
+
+    def _encode_past(self, samples: IntervalSamples, *, now_ns: int) -> EncodedTick:
+        """Encode the samples of a tick that others have followed: it begins and ends no series."""
+        time_ms = samples.time_ns // NS_PER_MS
+        time = encode_time(time_ms)
+        node = self._node(samples.node, now_ns)
+        # What goes on has its part of the budget; what is past needs room, and takes none.
+        left_out = self._leave_out(samples, node, is_counted=False)
+        sent = _Samples()
+        for group, values in samples.values.items():
+            if group not in left_out:
+                # Of nothing that was sent before, so that nothing ends.
+                past = _no_samples(samples.node, group, self._external_labels, self._tenants)
+                sent.go_on(past, group.family, values, samples.starts_ms.get(group, ()))
+        return EncodedTick.of(sent.at(time), is_behind=node.go_to(time_ms))
+
+    def _take_ended(
+        self, node: _Node, samples: IntervalSamples
+    ) -> Mapping[SeriesGroup, SampleGroup]:
+        """Take out what a tick ends: of a pod that has ended, a lost GPU, a label that changed."""
+        ended = [group for group in node.groups if group not in samples.values]
+        found = {group: node.groups.pop(group) for group in ended}
+        for group, last in found.items():
+            node.size_bytes -= _size_bytes(last)
+            self._end_counted(node, samples.node, group)
+        return found
+
+    def _end_counted(self, node: _Node, name: str, group: SeriesGroup) -> None:
+        """Have a group that has ended count for its namespace no more."""
+        if counted := node.counted.pop(group, 0):
+            cluster, _ = split_key(name)
+            self._namespaces.end(namespace_of(cluster, group), counted)
+
+    def _leave_out(
+        self, samples: IntervalSamples, node: _Node, *, is_counted: bool = True
+    ) -> Collection[SeriesGroup]:
+        """Return the groups that begin and for which their namespace has no room."""
+        if not self._namespaces.are_bounded:
+            return ()
+        cluster, _ = split_key(samples.node)
+        begun = {
+            group: _count(values)
+            for group, values in samples.values.items()
+            if group not in node.groups
+        }
+        return self._namespaces.leave_out(cluster, begun, active=node.groups, is_counted=is_counted)
+
+    def _begin(
+        self, node: _Node, name: str, group: SeriesGroup, values: SeriesValues
+    ) -> SampleGroup:
+        begun = _no_samples(name, group, self._external_labels, self._tenants)
+        node.size_bytes += _size_bytes(begun)
+        cluster, _ = split_key(name)
+        if self._namespaces.are_bounded and namespace_of(cluster, group) is not None:
+            node.counted[group] = _count(values)
+        return begun
+
+    def _recount_forgotten(self) -> None:
+        """Have nodes that were forgotten have nothing of a budget any more."""
+        forgotten_before, nodes_before = self._nodes_before
+        self._nodes_before = (self.forgotten, len(self._nodes))
+        if self.forgotten == forgotten_before and len(self._nodes) >= nodes_before:
+            return
+        self._namespaces.recount(
+            (namespace_of(split_key(name)[0], group), counted)
+            for name, node in self._nodes.items()
+            for group, counted in node.counted.items()
+        )
+
+    def see(self, node: str, *, now_ns: int) -> None:
+        """Remember that a tick of a node came, whatever is sent of it, and when."""
+        if (known := self._nodes.get(node)) is not None:
+            known.seen_ns = now_ns
+
+    def has_silent(self, before_ns: int) -> bool:
+        """Return whether there is something for `end_silent` to end."""
+        return any(node.groups and node.seen_ns < before_ns for node in self._nodes.values())
+
+    def end_silent(self, *, before_ns: int) -> Iterator[EncodedTick]:
+        """End, node by node, all series of those whose last tick came before `before_ns`."""
+        for name, node in self._nodes.items():
+            if node.groups and node.seen_ns < before_ns:
+                # Behind the last sample, and as close to it as can be: the node's own time may
+                # not have come so far yet, and a time of this machine could be behind it.
+                node.latest_ms += 1
+                sent = _Samples()
+                for group, last in node.groups.items():
+                    sent.end(group, last)
+                    self._end_counted(node, name, group)
+                node.groups.clear()
+                node.frame = None
+                self._nodes.grow(name, -node.size_bytes)
+                node.size_bytes = node.known_bytes = 0
+                yield EncodedTick.of(sent.at(encode_time(node.latest_ms)))
+
+    def _node(self, name: str, now_ns: int) -> _Node:
+        self._nodes.go_on(now_ns)
+        if (node := self._nodes.get(name)) is None:
+            node = self._nodes[name] = _Node()
+        return node
+
+    def __len__(self) -> int:
+        """Count the series that are alive."""
+        last = (of_group for node in self._nodes.values() for of_group in node.groups.values())
+        return sum(of_group.metrics.bits.bit_count() for of_group in last)

@@ -1,0 +1,132 @@
+"""The state topic of counters: read when a partition is taken over, written with its offsets.
+
+What a group has counted of a node lies in `counters.v1`, in the partition of the node's events,
+under `<group>/<cluster>/<node>`. A commit writes the counters that have changed and the group's
+offsets in one transaction: of use after the receiver has answered for what was sent of it, of
+incidents before anything of them is sent. So a sink that goes on from there counts each tick and
+each incident once. Whoever opens a partition's transactions shuts out who had it before, so that of
+two sinks that take themselves for its owner one alone moves it.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+
+from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
+from gpuledger.bus.protocol import HistoryReader, Message, TopicPartition, WholeBus
+from gpuledger.bus.transactional_writers import TransactionalWriters
+from gpuledger.clock import NS_PER_DAY, NS_PER_MS, Clock
+from gpuledger.codec import encode
+from gpuledger.errors import UndecodableError
+from gpuledger.keys import group_key, node_key
+from gpuledger.records import NodeCounters
+from gpuledger.runtime.logs import Repeats
+from gpuledger_sinks.group_state import read_states
+from gpuledger_sinks.remote_write.node_intervals import NodeIntervals
+
+_KEPT_NS: Final = 2 * NS_PER_DAY
+"""Counters of a node that were written so long before the newest of its partition are not kept."""
+_FINISH_SECONDS: Final = 2.5
+"""How long a commit that is under way may go on when its partition is given up."""
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
+
+
+class CounterState:
+    """What the sinks of one group have counted, as the state topic has it."""
+
+    def __init__(
+        self, *, bus: WholeBus, group: str, writers: TransactionalWriters, clock: Clock
+    ) -> None:
+        self._bus, self._group, self._writers, self._clock = bus, group, writers, clock
+        self._topic = bus.topics.counters
+        self._outdated: dict[int, list[str]] = {}
+
+    async def take_over(self, numbers: Iterable[int]) -> Mapping[int, Mapping[str, NodeCounters]]:
+        """Shut out who had these partitions, and return what was counted, by node's key.
+
+        Raises `BusError`: the partitions are to be taken over again then.
+        """
+        wanted = list(numbers)
+        await self._writers.open(wanted)
+        async with self._bus.reader() as reader:
+            return {number: await self._read(reader, number) for number in wanted}
+
+    def __contains__(self, number: int) -> bool:
+        """Return whether the partition is held, so that something can be committed."""
+        return number in self._writers
+
+    async def commit(
+        self,
+        number: int,
+        changed: Iterable[NodeIntervals],
+        *,
+        offsets: Mapping[TopicPartition, int],
+    ) -> None:
+        """Write the counters of nodes and offsets of partitions of that number, or nothing.
+
+        Raises `BusError` and `FencedError`, after which the partition must be taken over again.
+        """
+        written_ms = self._clock.time_ns() // NS_PER_MS
+        gone = (
+            Message(key=key.encode(), value=None, timestamp_ms=written_ms)
+            for key in self._outdated.pop(number, ())
+        )
+        # A node that has come back is not gone: of each key the last one.
+        of_keys = {message.key: message for message in (*gone, *map(self._message, changed))}
+        target = TopicPartition(self._topic.name, number)
+        messages = {target: list(of_keys.values())} if of_keys else {}
+        await self._writers.commit(number, messages, offsets=offsets)
+
+    async def close(self, numbers: Iterable[int]) -> None:
+        """Release partitions; a commit under way may end."""
+        await self._writers.close(numbers)
+
+    async def _read(self, reader: HistoryReader, number: int) -> dict[str, NodeCounters]:
+        """Return the newest counters of each node of the partition that are this group's.
+
+        Those of nodes that are gone are removed by the next commit.
+        """
+        found = await read_states(
+            reader,
+            TopicPartition(self._topic.name, number),
+            NodeCounters,
+            group=self._group,
+            kept_ns=_KEPT_NS,
+            skip=_skip,
+        )
+        self._outdated[number] = [group_key(self._group, node) for node in found.outdated]
+        return found.states
+
+    def _message(self, node: NodeIntervals) -> Message:
+        while True:
+            counted = node.take_record(self._group)
+            message = Message(
+                key=group_key(self._group, node_key(counted)).encode(),
+                value=encode(counted),
+                timestamp_ms=self._clock.time_ns() // NS_PER_MS,
+            )
+            # Names may be long: one that does not fit would undo every commit. That ends: what is
+            # neither waiting nor a series is a fraction of it.
+            if size_bytes(message.key, message.value) <= MAX_MESSAGE_BYTES // 2:
+                return message
+            node.shrink()
+
+
+def _skip(key: str, error: UndecodableError) -> None:
+    # Its counters begin anew, which readers take for a reset.
+    if count := _repeats.count("counters"):
+        _log.warning("counters_skipped", key=key, count=count, error=str(error))
+
+
+@asynccontextmanager
+async def open_counter_state(
+    *, bus: WholeBus, group: str, clock: Clock
+) -> AsyncIterator[CounterState]:
+    """Open the state of a group; leaving the context gives its partitions up."""
+    async with TransactionalWriters(
+        bus=bus, group=group, finish_seconds=_FINISH_SECONDS
+    ) as writers:
+        yield CounterState(bus=bus, group=group, writers=writers, clock=clock)

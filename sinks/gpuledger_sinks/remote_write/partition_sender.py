@@ -1,0 +1,533 @@
+"""One partition of the remote-write sink: what waits to be sent of it, and the task that sends it.
+
+A partition has at most one request on its way, so that no two of a series overtake each other; the
+partitions go side by side, and one that is held up holds up no other.
+
+A receiver of remote-write 1.0 may take a request whole or not at all, so one bad sample costs all
+that travel with it. What is refused is divided until the refused tick is alone; the others are
+delivered. What becomes of the refused ones is `refused_ticks`'.
+
+**Incidents** are in the partition of their own topic with the same number, and counted in the state
+of the nodes' events: both come through one queue, and what an incident adds is committed before any
+of it is sent (`node_incidents`).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from gpuledger.bus.protocol import Record, TopicPartition
+from gpuledger.clock import NS_PER_HOUR, NS_PER_MS, NS_PER_SECOND, Clock
+from gpuledger.errors import BusError, FencedError
+from gpuledger.keys import node_key
+from gpuledger.recent import Budget, Recent
+from gpuledger.records import Incident, NodeCounters, NodeReadings
+from gpuledger.runtime import Check
+from gpuledger.runtime.logs import Repeats
+from gpuledger.runtime.tasks import end_tasks
+from gpuledger.settings.secret import shown_url
+from gpuledger_sinks.errors import PartialWriteError, RejectedError
+from gpuledger_sinks.metrics import (
+    COUNTERS_ENDED_TOTAL,
+    OVER_BUDGET_TOTAL,
+    SENT_TOTAL,
+    SERIES_FORGOTTEN_TOTAL,
+    UNWRITTEN_SAMPLES_TOTAL,
+    count_dropped,
+)
+from gpuledger_sinks.protocol import Batch, LargeTurns, SinkContext
+from gpuledger_sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.remote_write.active_series import ActiveSeries, EncodedTick
+from gpuledger_sinks.remote_write.counter_state import CounterState
+from gpuledger_sinks.remote_write.namespace_budgets import NamespaceBudgets, OverBudget
+from gpuledger_sinks.remote_write.node_intervals import (
+    HealthOfNode,
+    IntervalSamples,
+    NodeIntervals,
+    TickValues,
+)
+from gpuledger_sinks.remote_write.refused_ticks import RefusedTicks
+from gpuledger_sinks.remote_write.request_writer import Writer
+from gpuledger_sinks.remote_write.tenants import Tenants
+from gpuledger_sinks.remote_write.wire import encode_time
+from gpuledger_sinks.remote_write.write_requests import (
+    DUPLICATE,
+    FUTURE,
+    TOO_OLD,
+    AgeLimits,
+    WriteRequest,
+    WrittenTick,
+    admit,
+    split_into_requests,
+)
+from gpuledger_sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.timelines import TickOrder, TickRecord, Timelines
+
+NAME: Final = REMOTE_WRITE.name
+_MAX_NODES: Final = 5_000
+"""Of a partition: an installation of 10,000 nodes has a fifth of that on twelve partitions."""
+_LATE_NS: Final = 2 * NS_PER_SECOND
+"""How long after an interval could be over at the latest it is closed without another tick."""
+_OLD_INCIDENT_NS: Final = NS_PER_HOUR
+"""What is older where a group begins to count would be told as new."""
+_RELEASE_SECONDS: Final = 3.0
+_CANCEL_SECONDS: Final = 0.5  # both together within `loop.RELEASE_SECONDS`
+_log = structlog.get_logger(__name__)
+_repeats: Final = Repeats()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PolledBatch:
+    batch: Batch
+    context: SinkContext
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenOver:
+    """Where a partition is gone on from."""
+
+    counted: Mapping[str, NodeCounters]
+    """What was counted of the ticks of each node, by its key."""
+    repeated_before: int
+    """The offset before which records may have been delivered by a former owner."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncidentsTakenOver:
+    """Where the incidents of a partition are gone on from."""
+
+    at: TopicPartition
+    old_before: int
+    """The offset before which an incident may be of long ago, as the group has counted none so far;
+    0 where it has."""
+    next_offset: int | None = None
+    """The offset to commit before there is any incident; absent where some wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SenderParts:
+    """What the senders of all partitions share."""
+
+    writer: Writer
+    state: CounterState
+    settings: RemoteWriteSettings
+    clock: Clock
+    check: Check
+    budget: Budget
+    """What the labels of all series may take of memory."""
+    namespaces: NamespaceBudgets
+    """How many series of each namespace there may be."""
+    tenants: Tenants
+    """To which tenant of the receiver the series of a namespace go."""
+    values: TickValues
+    """What makes the values of a tick."""
+    turns: LargeTurns
+
+
+class PartitionSender:
+    """Sends what it is given of one partition, in order, for as long as that takes."""
+
+    def __init__(self, at: TopicPartition, *, shared: SenderParts, taken_over: TakenOver) -> None:
+        """Go on from what was counted of the partition's nodes."""
+        self._at, self._shared, self._settings = at, shared, shared.settings
+        self._clock, self._interval_ns = shared.clock, interval_ns_of(shared.settings)
+        self._series = ActiveSeries(
+            budget=shared.budget,
+            external_labels=shared.settings.external_labels,
+            namespaces=shared.namespaces,
+            tenants=shared.tenants,
+        )
+        self._timelines = Timelines()
+        self._nodes: Recent[str, NodeIntervals] = Recent(max_a_day=_MAX_NODES)
+        self._incident_series = ActiveSeries(
+            budget=shared.budget,
+            external_labels=shared.settings.external_labels,
+            tenants=shared.tenants,
+        )
+        self._incidents: IncidentsTakenOver | None = None
+        self._incidents_offset: int | None = None
+        self._health: Recent[str, HealthOfNode] = Recent(max_a_day=_MAX_NODES)
+        self._health_ns = round(shared.settings.health_interval_seconds * NS_PER_SECOND)
+        self._former: set[str] = set()
+        """Nodes whose series a former owner has sent, and of which nothing has come since."""
+        for node, counted in taken_over.counted.items():
+            self._restore(node, counted)
+        self._waiting: deque[_PolledBatch] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._is_ending = False
+        self._refused = RefusedTicks(
+            receiver=shown_url(shared.settings.url),
+            check=shared.check,
+            clock=shared.clock,
+            repeated_before=taken_over.repeated_before,
+        )
+        self._sent_offset: int | None = None
+        self._committed_offsets: Mapping[TopicPartition, int] = {}
+        self._commit_ns = round(shared.settings.commit_interval_seconds * NS_PER_SECOND)
+        self._committed_ns = self._clock.monotonic_ns() - self._commit_ns
+        self._is_uncommitted = False
+        self.waiting_bytes = 0
+        """How many bytes of records are held that were not sent yet."""
+        self.undone: BusError | FencedError | None = None
+        """Why what was sent could not be committed: the partition is to be taken over again."""
+
+    def add_incidents(self, taken_over: IncidentsTakenOver) -> None:
+        """Count the incidents of this partition, too, from where it was taken over."""
+        self._incidents, self._incidents_offset = taken_over, taken_over.next_offset
+
+    def add(self, batch: Batch, context: SinkContext) -> None:
+        """Take what was polled, to be sent behind what waits."""
+        if self.undone is not None:
+            return  # it is polled again
+        size_bytes = sum(len(record.value or b"") for record, _ in batch.items)
+        self._waiting.append(_PolledBatch(batch=batch, context=context, size_bytes=size_bytes))
+        self.waiting_bytes += size_bytes
+        if self._task is None:
+            self._task = asyncio.create_task(self._send_waiting())
+
+    def check(self) -> None:
+        """Raise what has ended the task: a defect must end the sink."""
+        if self._task is not None and self._task.done():
+            self._task.result()
+            self._task = asyncio.create_task(self._send_waiting()) if self._waiting else None
+
+    def has_silent(self, *, silent_ns: int, now_ns: int) -> bool:
+        """Return whether nothing waits, and there is something for `end_silent` to do.
+
+        That may be a commit alone.
+        """
+        if self._task is not None or self.undone is not None:
+            return False
+        if self._is_uncommitted and self._is_due(now_ns):
+            return True
+        # Incidents have series of their own, which fall silent with their node's.
+        before_ns = now_ns - silent_ns
+        return any(series.has_silent(before_ns) for series in self._all_series) or any(
+            self._overdue(now_ns)
+        )
+
+    def end_silent(self, context: SinkContext, *, silent_ns: int, now_ns: int) -> None:
+        """Begin to send the intervals of nodes of which nothing has come for long; none may wait.
+
+        The series of those that are silent for `silent_ns` end.
+        """
+        self._task = asyncio.create_task(self._send_silent(context, now_ns - silent_ns, now_ns))
+
+    async def end(self, context: SinkContext) -> None:
+        """Let the request on its way be answered, and forget all else, without ending series.
+
+        A request that is cancelled on its way may have been taken: its ticks come twice. Where all
+        that was begun is answered, it is committed.
+        """
+        # Asked first: it is by what waits that a batch which was begun is known.
+        is_idle = not self._waiting and (self._task is None or self._task.done())
+        self._forget_waiting()
+        if is_idle and self._is_uncommitted and self.undone is None:
+            self._task = asyncio.create_task(self._commit(context))
+        await end_tasks(self._task, grace_seconds=_RELEASE_SECONDS, seconds=_CANCEL_SECONDS)
+        self._clear()
+
+    def abandon(self) -> None:
+        """End without waiting: the partition was lost, and has come back already."""
+        self._forget_waiting()
+        if self._task is not None:
+            self._task.cancel()
+        self._clear()
+
+    @property
+    def _all_series(self) -> tuple[ActiveSeries, ActiveSeries]:
+        return self._series, self._incident_series
+
+    def _clear(self) -> None:
+        for series in self._all_series:
+            series.clear()
+
+    def _restore(self, node: str, counted: NodeCounters) -> None:
+        try:
+            intervals = self._new_node(node, counted)
+        except ValueError as error:
+            # Its counters begin anew, which readers take for a reset.
+            if count := _repeats.count("counters"):
+                _log.warning("counters_skipped", key=node, count=count, error=str(error))
+            return
+        self._nodes[node] = intervals
+        self._timelines.restore(
+            node,
+            intervals.boots,
+            time_ns=counted.time_ns,
+            received_ns=self._clock.monotonic_ns(),
+        )
+        self._former.add(node)
+
+    def _new_node(self, node: str, counted: NodeCounters | None = None) -> NodeIntervals:
+        return NodeIntervals(
+            node,
+            values=self._shared.values,
+            interval_ns=self._interval_ns,
+            incidents_ns=self._health_ns,
+            counted=counted,
+        )
+
+    def _forget_waiting(self) -> None:
+        self._is_ending = True
+        self._waiting.clear()
+        self.waiting_bytes = 0
+
+    async def _send_waiting(self) -> None:
+        while self._waiting and self.undone is None:
+            polled = self._waiting[0]
+            if not await self._work_on(polled):
+                return
+            self._is_uncommitted = True
+            # Given up while its last request was on its way: all that is counted was answered.
+            if self._is_ending:
+                await self._commit(polled.context)
+                return
+            self._waiting.popleft()
+            self.waiting_bytes -= polled.size_bytes
+            if self._is_due(self._clock.monotonic_ns()):
+                await self._commit(polled.context)
+
+    async def _work_on(self, polled: _PolledBatch) -> bool:
+        """Send ticks or count incidents; return whether all of it is done."""
+        if self._incidents is not None and polled.batch.partition == self._incidents.at:
+            await self._count_incidents(polled.batch, polled.context, self._incidents)
+            return True
+        return await self._send_batch(polled.batch, polled.context)
+
+    async def _send_batch(self, batch: Batch, context: SinkContext) -> bool:
+        """Return whether all of it was sent: given up in between, more is counted than was sent."""
+        async with self._shared.turns.enter(batch):
+            # Ticks are encoded as requests are sent, so that few of them are held.
+            requests = split_into_requests(
+                self._ticks(batch, context),
+                max_samples=self._settings.samples_per_request,
+                is_apart=self._refused.is_apart,
+            )
+            for request in requests:
+                if self._is_ending:
+                    return False
+                await self._send(request, context)
+                context.acknowledge(
+                    self._at, request.sent_before, time_ns=request.newest_ns, commits_itself=True
+                )
+            # What came behind the last request is of intervals that are open, or was put aside.
+            self._sent_offset = batch.next_offset
+            context.acknowledge(self._at, batch.next_offset, commits_itself=True)
+        return True
+
+    async def _count_incidents(
+        self, batch: Batch, context: SinkContext, taken_over: IncidentsTakenOver
+    ) -> None:
+        """Count incidents and commit that, so that they may be sent."""
+        now_ns = self._clock.monotonic_ns()
+        too_old_ns = self._clock.time_ns() - _OLD_INCIDENT_NS
+        for record, attributed in batch.items:
+            incident: Incident = attributed.incident
+            if record.offset < taken_over.old_before and incident.time_ns < too_old_ns:
+                count_dropped(NAME, TOO_OLD)
+            elif not self._node(node_key(incident), now_ns).count_incident(incident):
+                count_dropped(NAME, DUPLICATE)
+        self._incidents_offset = batch.next_offset
+        await self._commit(context)
+        if self.undone is None:
+            context.acknowledge(batch.partition, batch.next_offset, commits_itself=True)
+
+    def _node(self, key: str, now_ns: int) -> NodeIntervals:
+        self._nodes.go_on(now_ns)
+        if (node := self._nodes.get(key)) is None:
+            node = self._nodes[key] = self._new_node(key)
+        return node
+
+    def _is_due(self, now_ns: int) -> bool:
+        return now_ns - self._committed_ns >= self._commit_ns
+
+    async def _commit(self, context: SinkContext) -> None:
+        """Commit the counters that have changed with the offset from which the rest is read again.
+
+        Nothing may be on its way: the counters are those of what was sent and answered.
+        """
+        offsets = self._next_offsets()
+        changed = [node for node in self._nodes.values() if node.has_changed]
+        self._committed_ns, self._is_uncommitted = self._clock.monotonic_ns(), False
+        if not offsets or (not changed and offsets == self._committed_offsets):
+            return
+        try:
+            # Letters first: a record that is committed and not yet put aside would be lost by a
+            # crash in between.
+            await context.dead_letters.flush()
+            await self._shared.state.commit(self._at.partition, changed, offsets=offsets)
+        except (BusError, FencedError) as error:
+            self.undone = error
+        else:
+            self._committed_offsets = offsets
+        COUNTERS_ENDED_TOTAL.inc(sum(node.take_ended_early() for node in changed))
+
+    def _next_offsets(self) -> Mapping[TopicPartition, int]:
+        """Return of each partition the offset before the first record that is in no counter yet."""
+        offsets: dict[TopicPartition, int] = {}
+        if (offset := self._next_offset()) is not None:
+            offsets[self._at] = offset
+        if self._incidents is not None and self._incidents_offset is not None:
+            offsets[self._incidents.at] = self._incidents_offset
+        return offsets
+
+    def _next_offset(self) -> int | None:
+        """Return the offset before the first tick that is in no counter yet."""
+        opened = [
+            offset for node in self._nodes.values() if (offset := node.first_offset) is not None
+        ]
+        return min(opened, default=self._sent_offset)
+
+    def _ticks(self, batch: Batch, context: SinkContext) -> Iterator[WrittenTick]:
+        forgotten_before = self._forgotten
+        time_ns, now_ns = self._clock.time_ns(), self._clock.monotonic_ns()
+        for record, event, order, refusal in admit(
+            batch.items,
+            self._timelines,
+            time_ns=time_ns,
+            monotonic_ns=now_ns,
+            limits=AgeLimits.of(self._settings),
+        ):
+            if refusal in {FUTURE, TOO_OLD}:
+                detail = _explain_age(event.time_ns - time_ns, time_ns=event.time_ns)
+                context.dead_letters.reject(record, reason=refusal or "", detail=detail)
+                continue
+            if refusal is not None:
+                count_dropped(NAME, refusal)
+                continue
+            is_past = order is TickOrder.SUPERSEDED
+            try:
+                # Held against the wire first: what is put aside is not counted.
+                encode_time(event.time_ns // NS_PER_MS)
+                closed = self._add(event, record, is_past=is_past, now_ns=now_ns)
+                yield from self._written(closed, now_ns)
+            except ValueError as error:
+                context.dead_letters.reject(record, reason="invalid", detail=str(error))
+        SERIES_FORGOTTEN_TOTAL.inc(self._forgotten - forgotten_before)
+        _tell_left_out(self._series.take_left_out())
+
+    @property
+    def _forgotten(self) -> int:
+        return sum(series.forgotten for series in self._all_series)
+
+    def _add(
+        self, event: TickRecord, record: Record, *, is_past: bool, now_ns: int
+    ) -> Iterator[IntervalSamples]:
+        """Add a tick to its node; yield what is sent by it."""
+        key = node_key(event)
+        # Not when something is sent: that may be longer after than a node may be silent.
+        for series in self._all_series:
+            series.see(key, now_ns=now_ns)
+        if isinstance(event, NodeReadings):
+            self._health.go_on(now_ns)
+            if (health := self._health.get(key)) is None:
+                health = self._health[key] = HealthOfNode(
+                    key, every_ns=self._health_ns, has_hw_names=self._settings.hw_names
+                )
+            return health.add(event, record, is_past=is_past)
+        node = self._node(key, now_ns)
+        if key in self._former:
+            # With the node's first tick, as a partition may have thousands of nodes.
+            self._former.discard(key)
+            self._series.restore(node.sent_before(record), now_ns=now_ns)
+        node.received_ns = now_ns
+        return node.add(event, record, is_past=is_past)
+
+    def _written(self, closed: Iterable[IntervalSamples], now_ns: int) -> Iterator[WrittenTick]:
+        for samples in closed:
+            series = self._incident_series if samples.is_of_incidents else self._series
+            for encoded in self._parts(series.encode(samples, now_ns=now_ns)):
+                yield WrittenTick(
+                    node=samples.node,
+                    time_ns=samples.time_ns,
+                    record=samples.record,
+                    encoded=encoded,
+                    is_late=samples.is_late,
+                    is_said_again=samples.is_said_again,
+                )
+
+    def _parts(self, encoded: EncodedTick) -> Iterable[EncodedTick]:
+        """Return what goes to each tenant of what was encoded; nothing where it has no sample."""
+        if self._shared.tenants.are_several:
+            return encoded.by_tenant()
+        return (encoded,) if encoded.samples else ()
+
+    async def _send(self, request: WriteRequest, context: SinkContext) -> None:
+        try:
+            written = await self._shared.writer.write(request, ticks=len(request.ticks))
+        except PartialWriteError as error:
+            _count_written(error.written, of=request.samples)
+            self._refused.put_part_aside(request, error, context.dead_letters)
+        except RejectedError as error:
+            if len(request.ticks) > 1:
+                for part in request.halves():
+                    await self._send(part, context)
+            else:
+                self._refused.put_aside(request.ticks[0], error, context.dead_letters)
+        else:
+            _count_written(written, of=request.samples)
+            self._refused.record_taken(request)
+
+    def _overdue(self, now_ns: int) -> Iterator[NodeIntervals]:
+        """Yield the nodes whose open interval is over by now, and of which nothing has come."""
+        before_ns = now_ns - 2 * self._interval_ns - _LATE_NS
+        for node in self._nodes.values():
+            if node.first_offset is not None and node.received_ns < before_ns:
+                yield node
+
+    async def _send_silent(self, context: SinkContext, before_ns: int, now_ns: int) -> None:
+        """Send the open intervals that are over, and the ends of the series of silent nodes."""
+        for node in list(self._overdue(now_ns)):
+            for tick in self._written(node.close(), now_ns):
+                await self._send(WriteRequest(ticks=(tick,)), context)
+        for series in self._all_series:
+            for ends in series.end_silent(before_ns=before_ns):
+                if self._is_ending:
+                    return
+                for part in self._parts(ends):
+                    await self._send_ends(part)
+        if not self._is_ending:
+            await self._commit(context)
+
+    async def _send_ends(self, ends: EncodedTick) -> None:
+        try:
+            written = await self._shared.writer.write(ends, ticks=1)
+        except RejectedError as error:
+            if number := _repeats.count("stale_markers", more=ends.samples):
+                _log.warning("stale_markers_rejected", count=number, error=str(error))
+        else:
+            _count_written(written, of=ends.samples)
+
+
+def _count_written(written: int, *, of: int) -> None:
+    SENT_TOTAL.labels(sink=NAME).inc(written)
+    UNWRITTEN_SAMPLES_TOTAL.labels(sink=NAME).inc(of - written)
+
+
+def interval_ns_of(settings: RemoteWriteSettings) -> int:
+    """Return the length of an interval; 0 where each tick is one."""
+    return round(settings.interval_seconds * NS_PER_SECOND)
+
+
+def _tell_left_out(left_out: Mapping[OverBudget, int]) -> None:
+    for one, samples in left_out.items():
+        # The page names nobody: who may read it is not who may know of all pods.
+        OVER_BUDGET_TOTAL.labels(rule=one.rule).inc(samples)
+        if number := _repeats.count(one, more=samples):
+            _log.warning("namespace_samples_dropped", count=number, **one._asdict())
+
+
+def _explain_age(ahead_ns: int, *, time_ns: int) -> str:
+    seconds = ahead_ns / NS_PER_SECOND
+    if seconds < 0:
+        return f"time_ns {time_ns} is {-seconds:.0f} s old, more than remote_write.max_age_seconds"
+    return (
+        f"time_ns {time_ns} is {seconds:.0f} s ahead of this machine's clock,"
+        " or of the ticks behind it: its series would take nothing more until then"
+    )

@@ -1,0 +1,293 @@
+"""The remote-write sink's shell: events in, samples out, one request a partition at a time.
+
+Here lives which partitions there are, and how much may wait of each. How one is sent, and what
+becomes of what a receiver refuses, is `partition_sender`'s; the consume loop is `gpuledger_sinks.loop`'s.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from typing_extensions import override
+
+from gpuledger.bus.protocol import Consumer, TopicPartition, WholeBus
+from gpuledger.bus.transactional_writers import pause_seconds_after
+from gpuledger.clock import NS_PER_SECOND, Clock
+from gpuledger.errors import BusError, FencedError, NotAssignedError
+from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
+from gpuledger.runtime.process_metrics import count_from_zero
+from gpuledger.settings.secret import shown_url
+from gpuledger.topics import Topics
+from gpuledger_sinks.errors import retry_receiver
+from gpuledger_sinks.metrics import OVER_BUDGET_TOTAL, RETRIES_TOTAL, WAITING_BYTES
+from gpuledger_sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
+from gpuledger_sinks.registry import REMOTE_WRITE
+from gpuledger_sinks.remote_write.active_series import series_budget
+from gpuledger_sinks.remote_write.counter_state import CounterState, open_counter_state
+from gpuledger_sinks.remote_write.namespace_budgets import NamespaceBudgets
+from gpuledger_sinks.remote_write.node_intervals import TickValues
+from gpuledger_sinks.remote_write.partition_sender import (
+    IncidentsTakenOver,
+    PartitionSender,
+    SenderParts,
+    TakenOver,
+)
+from gpuledger_sinks.remote_write.request_writer import Writer
+from gpuledger_sinks.remote_write.tenants import Tenants
+from gpuledger_sinks.remote_write.write_client import RemoteWriteClient, open_client
+from gpuledger_sinks.settings import RemoteWriteSettings
+
+NAME: Final = REMOTE_WRITE.name
+
+
+_FENCED_SECONDS: Final = 3.0
+"""A heartbeat of any group: by then it has said who has a partition now."""
+
+
+@asynccontextmanager
+async def open_sink(
+    *,
+    bus: WholeBus,
+    settings: RemoteWriteSettings,
+    readiness: Readiness,
+    clock: Clock,
+    group: str,
+) -> AsyncIterator["RemoteWriteSink"]:
+    """Open the sink that sends every event's samples to the receiver."""
+    check = readiness.check("remote_write.receiver", severity=CheckSeverity.WARNING)
+    check.ok("nothing sent yet")
+    counters = readiness.check("remote_write.counters")
+    # A member to which the group gives no partition has nothing to take over.
+    counters.ok("no partition taken over yet")
+    async with (
+        open_client(settings, readiness=readiness) as client,
+        open_counter_state(bus=bus, group=group, clock=clock) as state,
+    ):
+        sink = RemoteWriteSink(
+            client=client,
+            state=state,
+            settings=settings,
+            clock=clock,
+            check=check,
+            counters=counters,
+            topics=bus.topics,
+        )
+        try:
+            yield sink
+        finally:
+            sink.close()
+
+
+class RemoteWriteSink(Sink):
+    """Has the samples of each partition sent in order; one that is held up holds up no other."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        *,
+        client: RemoteWriteClient,
+        state: CounterState,
+        settings: RemoteWriteSettings,
+        clock: Clock,
+        check: Check,
+        counters: Check,
+        topics: Topics,
+    ) -> None:
+        """Take the receiver and its check, the state of counters and its own, and the topics."""
+        self._settings, self._clock, self._state = settings, clock, state
+        self._events = topics.events.name
+        self._incidents = topics.attributed_incidents.name
+        self._counters_check = counters
+        self.receiver = shown_url(settings.url)
+        self._shared = SenderParts(
+            writer=Writer(
+                client=client,
+                retry=retry_receiver(sink=NAME, check=check, clock=clock, receiver=self.receiver),
+                clock=clock,
+                poison_seconds=settings.poison_seconds,
+            ),
+            state=state,
+            settings=settings,
+            clock=clock,
+            check=check,
+            budget=series_budget(settings.max_series_bytes),
+            namespaces=NamespaceBudgets(settings.max_series_per_namespace),
+            tenants=Tenants(settings.tenants),
+            values=TickValues(sent=settings.sent_labels, aliases=settings.aliases),
+            turns=LargeTurns(),
+        )
+        count_from_zero(OVER_BUDGET_TOTAL, rule=settings.max_series_per_namespace)
+        # Not a `RetryingCaller`: what was undone is polled again, not sent again.
+        self._backoff = Backoff()
+        self._unopened: set[TopicPartition] = set()
+        # One for incidents and events of one number: what both add is in the same counters.
+        self._senders: dict[TopicPartition, PartitionSender] = {}
+        WAITING_BYTES.labels(sink=NAME).set_function(self._waiting_bytes)
+
+    @override
+    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
+        """Remember that these have yet to be taken over."""
+        for partition in partitions:
+            if (former := self._senders.pop(partition, None)) is not None:
+                former.abandon()
+        self._unopened |= partitions
+
+    @override
+    async def prepare(self, context: SinkContext) -> Partitions:
+        """Take over what is newly held, and what was undone, and go to where that is committed."""
+        undone = {
+            at.partition: error for at, sender in self._senders.items() if (error := sender.undone)
+        }
+        # With all topics of that number, which have their transactions in common.
+        for at in [at for at in self._senders if at.partition in undone]:
+            self._senders.pop(at).abandon()
+            self._unopened.add(at)
+        if undone:
+            await self._pause(list(undone.values()))
+        held = context.consumer.assignment()
+        # While members of several versions are in the group, its incidents may lie apart from its
+        # events: who has not both counts none.
+        wanted = frozenset(
+            at
+            for at in held & self._unopened
+            if at.topic != self._incidents or self._events_beside(at) in held
+        )
+        if not wanted:
+            return frozenset()
+        try:
+            await self._take_over(wanted, context)
+        except BusError as error:
+            # What was polled of these is let go, and what is left of them is taken over next time.
+            await self._pause([error])
+        except NotAssignedError:
+            pass  # a rebalance came between: what is held then is taken over next time
+        else:
+            self._backoff.reset()
+            self._counters_check.ok("counters go on where they were")
+        return wanted
+
+    @override
+    def full(self) -> Partitions:
+        """Return the partitions of which enough waits: each has an equal part of what may."""
+        part = max(1, self._settings.queue_bytes // max(1, len(self._distinct_senders())))
+        return frozenset(at for at, sender in self._senders.items() if sender.waiting_bytes >= part)
+
+    @override
+    async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
+        """Have what was polled sent behind what waits of its partition; do not wait for it."""
+        for batch in batches:
+            # Given up since it was polled, it is somebody else's.
+            if (sender := self._senders.get(batch.partition)) is not None:
+                sender.add(batch, context)
+        for sender in self._distinct_senders():
+            sender.check()
+        await self._end_silent(context)
+
+    @override
+    async def release(self, partitions: Partitions, context: SinkContext) -> None:
+        """Let requests on their way be answered, then forget the series without ending them."""
+        # Before anything is awaited: `handle` goes on meanwhile, and may end no series that the
+        # next owner goes on with.
+        self._unopened -= partitions
+        released = {self._senders.pop(at) for at in partitions if at in self._senders}
+        await asyncio.gather(*(sender.end(context) for sender in released))
+        await self._state.close({at.partition for at in partitions})
+
+    def close(self) -> None:
+        """End what is left, as after a consumer that gave nothing up."""
+        for sender in self._senders.values():
+            sender.abandon()
+        self._senders.clear()
+
+    async def _take_over(self, wanted: Partitions, context: SinkContext) -> None:
+        counted = await self._state.take_over({at.partition for at in wanted})
+        # What lies there by now may have been sent by who held them before, and not been committed.
+        ends = await context.consumer.end_offsets(wanted)
+        still_held = wanted & context.consumer.assignment()
+        # Incidents last: they go to the sender of the events.
+        for at in sorted(still_held, key=lambda at: at.topic == self._incidents):
+            # Only now: until its id was taken, somebody else could have committed for a partition.
+            committed = await context.consumer.committed(at)
+            await context.consumer.seek(at, committed or 0)
+            # Given up meanwhile it has no writer, and may have come back since.
+            if at.partition not in self._state or at not in self._unopened:
+                continue
+            if at.topic != self._incidents:
+                self._senders[at] = PartitionSender(
+                    at,
+                    shared=self._shared,
+                    taken_over=TakenOver(
+                        # Readings are in no counter, and may be behind the ticks that are.
+                        counted=counted[at.partition] if at.topic == self._events else {},
+                        repeated_before=ends[at],
+                    ),
+                )
+            elif (sender := self._senders.get(self._events_beside(at))) is not None:
+                sender.add_incidents(_taken_over(at, committed=committed, end=ends[at]))
+                self._senders[at] = sender
+            else:
+                continue
+            self._unopened.discard(at)
+
+    def _events_beside(self, at: TopicPartition) -> TopicPartition:
+        return TopicPartition(self._events, at.partition)
+
+    def _distinct_senders(self) -> Collection[PartitionSender]:
+        return set(self._senders.values())
+
+    async def _pause(self, errors: Sequence[Exception]) -> None:
+        RETRIES_TOTAL.labels(sink=NAME).inc(len(errors))
+        for error in errors:
+            # Being shut out is how a partition changes hands, and no failure of the brokers.
+            if not isinstance(error, FencedError):
+                self._counters_check.failed(str(error))
+        await self._clock.sleep(
+            pause_seconds_after(
+                errors, backoff_seconds=self._backoff.next_seconds(), fenced_seconds=_FENCED_SECONDS
+            )
+        )
+
+    async def _end_silent(self, context: SinkContext) -> None:
+        """End what is over of nodes of which nothing has come for long.
+
+        What waits on the bus, as after an outage of the receiver, has come too: a node is silent
+        where its partition is read to its end, and all that was read is sent.
+        """
+        silent_ns = round(self._settings.stale_after_seconds * NS_PER_SECOND)
+        now_ns = self._clock.monotonic_ns()
+        silent = {
+            at
+            for at, sender in self._senders.items()
+            if at.topic != self._incidents and sender.has_silent(silent_ns=silent_ns, now_ns=now_ns)
+        }
+        for at in await _read_to_the_end(silent, context.consumer):
+            # It may have been given up meanwhile.
+            if (sender := self._senders.get(at)) is not None:
+                sender.end_silent(context, silent_ns=silent_ns, now_ns=now_ns)
+
+    def _waiting_bytes(self) -> int:
+        return sum(sender.waiting_bytes for sender in self._distinct_senders())
+
+
+def _taken_over(at: TopicPartition, *, committed: int | None, end: int) -> IncidentsTakenOver:
+    """Return where the incidents of a partition are gone on from."""
+    if committed is not None:
+        return IncidentsTakenOver(at=at, old_before=0)
+    # Where there is none yet, that is committed: the first one that comes is then of a group that
+    # has begun, however late it is read.
+    return IncidentsTakenOver(at=at, old_before=end, next_offset=None if end else 0)
+
+
+async def _read_to_the_end(
+    partitions: Collection[TopicPartition], consumer: Consumer
+) -> list[TopicPartition]:
+    """Return those of which there is nothing left to poll; none where the brokers do not answer."""
+    if not partitions:
+        return []
+    try:
+        ends = await consumer.end_offsets(partitions)
+        return [at for at in sorted(partitions) if await consumer.position(at) >= ends[at]]
+    except (BusError, NotAssignedError):
+        return []

@@ -1,0 +1,210 @@
+"""From what was polled to write requests: which ticks are sent, and which travel together. Pure.
+
+**Admission** (`admit`). A receiver that takes a sample from the future refuses all that follow
+until time has caught up (unless it takes samples out of order). So a tick is left out where it is
+further ahead of this machine's clock than the settings allow; and where the node's clock has just
+leapt ahead and there is a sign that it will be set back: it is ahead of this machine's clock, or
+the poll itself brings an earlier tick behind it. A clock that stays ahead is believed after a
+minute.
+
+A tick that is older than the settings allow is left out, too: a receiver may answer it with 5xx for
+ever.
+
+**Requests** (`split_into_requests`). Ticks travel in their order, several of a node as well: each
+is later than the one before it. What is stamped no later than something that its node has sent, and
+what is of a node that was refused a while ago, goes alone: a receiver that refuses one sample
+refuses the whole request. A request goes to one tenant of the receiver, so that a tick may be in
+several.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, NamedTuple
+
+from gpuledger.bus.protocol import Record
+from gpuledger.clock import NS_PER_SECOND
+from gpuledger.keys import node_key
+from gpuledger_sinks.remote_write.active_series import EncodedTick
+from gpuledger_sinks.remote_write.wire import Version, encode_request
+from gpuledger_sinks.settings import RemoteWriteSettings
+from gpuledger_sinks.timelines import LEAP_NS, Arrival, TickOrder, TickRecord, Timelines
+
+FUTURE: Final = "future"
+TOO_OLD: Final = "too_old"
+DUPLICATE: Final = "duplicate"
+
+
+class Admitted(NamedTuple):
+    """A tick of a poll, and whether it is to be sent."""
+
+    record: Record
+    event: TickRecord
+    order: TickOrder
+    """Where it stands in its node's time."""
+    refusal: str | None
+    """Why it is not sent, in a word; `None` where it is."""
+
+
+class AgeLimits(NamedTuple):
+    """How far from this machine's clock a tick may be that is sent, in nanoseconds."""
+
+    max_ahead_ns: int
+    max_age_ns: int | None
+    """`None` where no age is too much."""
+
+    @classmethod
+    def of(cls, settings: RemoteWriteSettings) -> "AgeLimits":
+        """Return what the settings say."""
+        max_age_ns = round(settings.max_age_seconds * NS_PER_SECOND)
+        return cls(round(settings.max_future_seconds * NS_PER_SECOND), max_age_ns or None)
+
+
+def admit(
+    items: Sequence[tuple[Record, TickRecord]],
+    timelines: Timelines,
+    *,
+    time_ns: int,
+    monotonic_ns: int,
+    limits: AgeLimits,
+) -> Iterator[Admitted]:
+    """Yield the ticks of a poll in their order; the times are those of this machine's clocks."""
+    arrivals = [timelines.observe(event, received_ns=monotonic_ns) for _, event in items]
+    overtaken = _overtaken(items, arrivals)
+    for (record, event), arrival, is_overtaken in zip(items, arrivals, overtaken, strict=True):
+        ahead_ns = event.time_ns - time_ns
+        will_be_set_back = arrival.has_leapt and (ahead_ns > LEAP_NS or is_overtaken)
+        refusal = None
+        if arrival.order is TickOrder.REPEATED:
+            refusal = DUPLICATE
+        elif ahead_ns > limits.max_ahead_ns or will_be_set_back:
+            refusal = FUTURE
+        elif limits.max_age_ns is not None and -ahead_ns > limits.max_age_ns:
+            refusal = TOO_OLD
+        yield Admitted(record, event, arrival.order, refusal)
+
+
+def _overtaken(
+    items: Sequence[tuple[Record, TickRecord]], arrivals: Sequence[Arrival]
+) -> list[bool]:
+    """Return for each tick whether a later one of its boot is stamped no later."""
+    # From behind, so that one pass knows the earliest time of all that follow.
+    overtaken = [False] * len(items)
+    earliest_ns: dict[tuple[str, str], int] = {}
+    for index in reversed(range(len(items))):
+        if arrivals[index].order is TickOrder.CURRENT:
+            event = items[index][1]
+            boot = (node_key(event), event.boot_id)
+            later_ns = earliest_ns.get(boot, event.time_ns + 1)
+            overtaken[index] = later_ns <= event.time_ns
+            earliest_ns[boot] = min(later_ns, event.time_ns)
+    return overtaken
+
+
+class TenantStream(NamedTuple):
+    """A node's ticks as one tenant of the receiver gets them, and takes or refuses them."""
+
+    tenant: str
+    node: str
+    """The node's key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenTick:
+    """An encoded tick and the record it came in."""
+
+    node: str
+    """The key of its node."""
+    time_ns: int
+    record: Record
+    encoded: EncodedTick
+    is_late: bool = False
+    """Whether the join says that it came behind others: it may be older than what was sent."""
+    is_said_again: bool = False
+    """Whether the node's next samples say all that these do."""
+
+    @property
+    def stream(self) -> "TenantStream":
+        """What it is a part of: of that it is the next."""
+        return TenantStream(self.encoded.tenant, self.node)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteRequest:
+    """Ticks that travel together, to one tenant."""
+
+    ticks: tuple[WrittenTick, ...]
+    sent_before: int = 0
+    """The offset before which all is sent once this is."""
+
+    @property
+    def tenant(self) -> str:
+        """To whom it goes."""
+        return self.ticks[0].encoded.tenant
+
+    def encode(self, version: Version) -> bytes:
+        """Return the body, not compressed."""
+        return encode_request(
+            version, chain.from_iterable(tick.encoded.timed for tick in self.ticks)
+        )
+
+    @property
+    def samples(self) -> int:
+        """How many samples it holds."""
+        return sum(tick.encoded.samples for tick in self.ticks)
+
+    @property
+    def newest_ns(self) -> int:
+        """Time of its newest tick."""
+        return max(tick.time_ns for tick in self.ticks)
+
+    def halves(self) -> "tuple[WriteRequest, WriteRequest]":
+        """Return the first and the second half of at least two ticks."""
+        half = len(self.ticks) // 2
+        return WriteRequest(ticks=self.ticks[:half]), WriteRequest(ticks=self.ticks[half:])
+
+
+class _TicksOfTenant:
+    """The ticks of one tenant that are not in a request yet."""
+
+    def __init__(self) -> None:
+        self.ticks: list[WrittenTick] = []
+        self.samples = 0
+        self.is_full = False
+
+    def add(self, tick: WrittenTick, *, is_alone: bool) -> None:
+        self.ticks.append(tick)
+        self.samples += tick.encoded.samples
+        self.is_full = is_alone
+
+
+def split_into_requests(
+    ticks: Iterable[WrittenTick], *, max_samples: int, is_apart: Callable[[TenantStream], bool]
+) -> Iterator[WriteRequest]:
+    """Split the ticks of one partition into requests, those of each tenant in their order.
+
+    `is_apart` says whose ticks travel alone; it is asked of each as it is due.
+    """
+    tenants: dict[str, _TicksOfTenant] = {}
+
+    def request(of: _TicksOfTenant, next_offset: int) -> WriteRequest:
+        sent, of.ticks, of.samples = tuple(of.ticks), [], 0
+        # Of the others nothing may be passed over that waits.
+        waiting = [other.ticks[0].record.offset for other in tenants.values() if other.ticks]
+        return WriteRequest(ticks=sent, sent_before=min([*waiting, next_offset]))
+
+    next_offset = 0
+    for tick in ticks:
+        tenant = tenants.setdefault(tick.encoded.tenant, _TicksOfTenant())
+        # Prometheus rolls a whole request of remote-write 1.0 back for one old sample in it,
+        # wherever it stands, and answers 400, which must not be sent again.
+        is_alone = tick.encoded.is_behind or is_apart(tick.stream)
+        is_large = tenant.samples + tick.encoded.samples > max_samples
+        if tenant.ticks and (tenant.is_full or is_alone or is_large):
+            # This tick itself is not sent by that.
+            yield request(tenant, min(next_offset, tick.record.offset))
+        tenant.add(tick, is_alone=is_alone)
+        next_offset = tick.record.offset + 1
+    for tenant in tenants.values():
+        if tenant.ticks:
+            yield request(tenant, next_offset)

@@ -1,0 +1,84 @@
+"""An event to flat rows: one JSON object for each entry, with all that the event says of it.
+
+Here lives how the values of `gpuledger.ledger.rows` are written to the topic. Pure; the rows are a
+function of the event and of when it was read.
+"""
+
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime, timedelta
+from typing import Final
+
+from gpuledger.bus.protocol import Bus, WholeBus
+from gpuledger.clock import NS_PER_US, Clock
+from gpuledger.codec import encode
+from gpuledger.ledger.entries import Origin, booked_entries
+from gpuledger.ledger.rows import TOPIC_COLUMNS, ColumnType, EntryRow, row_maker
+from gpuledger.records import GpuEvent
+from gpuledger.runtime import Readiness
+from gpuledger_sinks.kafka_redelivery import KafkaRedelivery, open_kafka_redelivery
+from gpuledger_sinks.kafka_sink import KafkaSink, open_kafka_sink
+from gpuledger_sinks.registry import ROWS
+from gpuledger_sinks.settings import RowsSettings
+
+_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001  # its zone would be written as +00:00, not as Z
+
+
+def encoded_rows_of(event: GpuEvent, *, ingested_time_ns: int) -> list[bytes]:
+    """Return one row for each entry of each GPU of the event, and of each settlement, numbered.
+
+    Raises ValueError where `booked_entries` does.
+    """
+    origin = Origin(None, ingested_time_ns)
+    return [encode(_make_row(*booked)) for booked in booked_entries(event, origin)]
+
+
+def _as_text(time_ns: int) -> str:
+    at = _EPOCH + timedelta(microseconds=time_ns // NS_PER_US)
+    return f"{at.isoformat(timespec='microseconds')}Z"
+
+
+_make_row: Final = row_maker(
+    TOPIC_COLUMNS,
+    {
+        ColumnType.TIME: "as_text({})",
+        ColumnType.FLAG: "bool({})",
+    },
+    {"as_text": _as_text},
+    make=EntryRow,
+)
+
+
+def open_sink(
+    *,
+    bus: WholeBus,
+    settings: RowsSettings,
+    readiness: Readiness,
+    clock: Clock,
+    group: str,
+) -> AbstractAsyncContextManager[KafkaSink]:
+    """Return the sink that writes the flat rows of every event."""
+    return open_kafka_sink(
+        ROWS,
+        bus=bus,
+        settings=settings.in_installation(bus.topics),
+        values_of=lambda event: encoded_rows_of(event, ingested_time_ns=clock.time_ns()),
+        readiness=readiness,
+        clock=clock,
+        group=group,
+    )
+
+
+def open_redelivery(
+    *,
+    bus: Bus,
+    settings: RowsSettings,
+    readiness: Readiness,  # noqa: ARG001  # as OpenRedelivery has it
+    clock: Clock,
+) -> AbstractAsyncContextManager[KafkaRedelivery]:
+    """Return what writes the flat rows of refused events."""
+    return open_kafka_redelivery(
+        bus=bus,
+        settings=settings.in_installation(bus.topics),
+        values_of=lambda event: encoded_rows_of(event, ingested_time_ns=clock.time_ns()),
+        clock=clock,
+    )

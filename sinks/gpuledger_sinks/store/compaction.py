@@ -1,0 +1,96 @@
+"""Merges the small files of a day into few; rows stay as they are.
+
+It is refused where deltalake would accept it twice from two who do not know of one another
+(`is_compaction_safe`): versions that do have been released, and each row would be there twice.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+from arro3.core import Array, DataType, Field, Schema, Table
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+
+from gpuledger.settings.secret import shown_url
+from gpuledger.store.schema import PARTITION_COLUMN, TableSchema
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.store.damage import storage_errors
+from gpuledger_sinks.store.table import StreamTable
+
+_SMALL_BYTES: Final = 32 * 2**20
+_MIN_FILES: Final = 8
+"""Small files of a day, or of a table without days, from which on they are merged."""
+_SCRATCH: Final = ("/dev/shm", None)  # noqa: S108  # a folder of its own is made there
+"""Memory first: a container may have nothing else to write to, and of a kill nothing is left."""
+_log = structlog.get_logger(__name__)
+
+
+def is_compaction_safe(folders: Sequence[str | None] = _SCRATCH) -> bool:
+    """Return whether deltalake refuses the second of two compactions of the same files.
+
+    It is tried in the first of these folders that can be written to, `None` being where the system
+    has its temporary files. Where there is none, nobody knows, and it is not safe.
+    """
+    for folder in folders:
+        try:
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                return _is_refused_twice(scratch)
+        except OSError as error:
+            _log.info("compaction_untried", folder=folder, error=str(error))
+    return False
+
+
+def _is_refused_twice(folder: str) -> bool:
+    schema = Schema([Field("number", DataType.int64(), nullable=False)])
+    for number in range(4):
+        column = Array([number], type=DataType.int64())
+        write_deltalake(folder, Table.from_arrays([column], schema=schema), mode="append")
+    # Both know the same files; the second one does not hear of what the first one does.
+    first, second = DeltaTable(folder), DeltaTable(folder)
+    first.optimize.compact()
+    try:
+        second.optimize.compact()
+    except CommitFailedError:
+        return True
+    counts = DeltaTable(folder).get_add_actions(flatten=True)["num_records"].to_pylist()
+    return bool(sum(counts) == 4)  # noqa: PLR2004  # the rows that were written above
+
+
+def small_files(table: StreamTable, schema: TableSchema) -> dict[str | None, int]:
+    """Return the days with many small files, and how many; `None` for a table without days.
+
+    Raises ReceiverUnavailableError where the storage does not answer.
+    """
+    with storage_errors(table.uri):
+        actions = table.open().get_add_actions(flatten=True)
+    sizes = actions["size_bytes"].to_pylist()
+    days = (
+        [str(day) for day in actions[f"partition.{PARTITION_COLUMN}"].to_pylist()]
+        if schema.partition_by
+        else [None] * len(sizes)
+    )
+    counts = Counter(day for day, size in zip(days, sizes, strict=True) if size < _SMALL_BYTES)
+    return {day: count for day, count in counts.items() if count >= _MIN_FILES}
+
+
+def compact(table: StreamTable, day: str | None) -> int:
+    """Merge the small files of a day; return how many went. Where another was faster, none.
+
+    The table is loaded right before: of what it was a while ago, files may be merged already.
+    """
+    with storage_errors(table.uri):
+        opened = table.open()
+        try:
+            merged = opened.optimize.compact(
+                partition_filters=None if day is None else [(PARTITION_COLUMN, "=", day)],
+                writer_properties=table.writer,
+            )
+        except CommitFailedError as error:
+            _log.info("compaction_withdrawn", url=shown_url(table.uri), error=str(error))
+            return 0
+        except DeltaError as error:
+            raise ReceiverUnavailableError(f"store {table.uri}: {error}") from error
+    return int(merged["numFilesRemoved"])

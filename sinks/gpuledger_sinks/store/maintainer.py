@@ -1,0 +1,285 @@
+"""What a store needs beside new rows, by one who does it at a time (`gpuledger_sinks.store.lease`).
+
+`Maintainer` goes through steps, each of one table: it sums up hours and days, removes rows that are
+older than their retention, merges small files, and removes files that no reader or writer needs any
+more. Each step is whole in itself: one who is killed between two, or within one, leaves a store
+that the next one goes on with.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import structlog
+
+from gpuledger.clock import NS_PER_DAY, NS_PER_MS, Clock
+from gpuledger.settings.secret import shown_url
+from gpuledger.store.bill_table import BILL_LINES
+from gpuledger.store.schema import ENTRIES, GAPS, LEASES, PODS, SEEN_TICKS, TableSchema
+from gpuledger.store.usage_schema import (
+    INCIDENTS,
+    INVENTORY,
+    NAMESPACES,
+    NODES,
+    USAGE,
+    USAGE_DAILY,
+    USAGE_HOURLY,
+)
+from gpuledger_sinks.settings import StoreSettings
+from gpuledger_sinks.store.compaction import compact, is_compaction_safe, small_files
+from gpuledger_sinks.store.lease import HeldLease, MaintenanceLease
+from gpuledger_sinks.store.rollups import DAILY, HOURLY, Rollup
+from gpuledger_sinks.store.table import StaleTableError, StreamTable
+
+PARTITIONED: Final = (USAGE, USAGE_HOURLY, USAGE_DAILY, ENTRIES)
+_OTHERS: Final = (PODS, NODES, NAMESPACES, INVENTORY, INCIDENTS, GAPS)
+_OWN: Final = (BILL_LINES, SEEN_TICKS, LEASES)
+"""Tables whose files are few, or are merged by nobody."""
+ALL_TABLES: Final = (*PARTITIONED, *_OTHERS, *_OWN)
+"""All that a store may have, also what its sinks write no more."""
+SUM_UP: Final = "sum up"
+REMOVE_OLD_ROWS: Final = "remove old rows"
+MERGE: Final = "merge small files"
+VACUUM: Final = "vacuum"
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceStep:
+    """One thing to do with one table."""
+
+    action: str
+    table: str
+    unit: str
+    """What is counted."""
+    do: Callable[[], int] = field(repr=False)
+    """Do it, and return how many of the unit that were."""
+    look: Callable[[], int] = field(repr=False)
+    """Return how many that would be, and change nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDone:
+    """What came of a step."""
+
+    action: str
+    table: str
+    unit: str
+    count: int
+
+
+Reporter = Callable[[int, int, MaintenanceStep], None]
+"""Is told of each step right before it: its number from 1 on, how many there are, and which."""
+
+
+@dataclass
+class MaintenanceDone:
+    """What a run of the maintainer did, or would do."""
+
+    steps: list[StepDone] = field(default_factory=list)
+    held: HeldLease | None = None
+    """The lease of who is at it; then nothing was done."""
+    lost_to_another: str | None = None
+    """How somebody else was seen to be at it too, who goes on in place of this run."""
+
+    @property
+    def is_held_by_another(self) -> bool:
+        """Whether nothing was done, as somebody else is at it."""
+        return self.held is not None
+
+    @property
+    def hours(self) -> int:
+        """How many hours were summed up."""
+        return self._count(SUM_UP, USAGE_HOURLY.name)
+
+    @property
+    def days(self) -> int:
+        """How many days were summed up."""
+        return self._count(SUM_UP, USAGE_DAILY.name)
+
+    @property
+    def purged_files(self) -> int:
+        """How many files had rows that went for their age."""
+        return self._count(REMOVE_OLD_ROWS)
+
+    @property
+    def compacted_files(self) -> int:
+        """How many small files went into larger ones."""
+        return self._count(MERGE)
+
+    @property
+    def vacuumed_files(self) -> int:
+        """How many files went that nobody needs any more."""
+        return self._count(VACUUM)
+
+    def _count(self, action: str, table: str | None = None) -> int:
+        return sum(
+            step.count
+            for step in self.steps
+            if step.action == action and table in {None, step.table}
+        )
+
+
+def report_nothing(number: int, total: int, step: MaintenanceStep) -> None:
+    """Tell nobody of a step."""
+
+
+class Maintainer:
+    """Maintains the tables of a store. All of it blocks, and belongs in a thread."""
+
+    def __init__(self, settings: StoreSettings, *, clock: Clock, vacuums: bool = False) -> None:
+        """Take what to maintain; `vacuums` where nobody else removes files that are not needed."""
+        self._settings, self._clock, self._vacuums = settings, clock, vacuums
+        self._where: dict[str, Any] = {
+            "store_uri": settings.uri,
+            "storage_options": settings.storage_options,
+        }
+        # Two of one machine are told apart, and so is one that is started anew.
+        holder = f"{socket.gethostname()}/{os.getpid()}/{clock.monotonic_ns()}/{id(self)}"
+        self._lease = MaintenanceLease(**self._where, holder=holder, clock=clock)
+        self._hourly = Rollup(HOURLY, **self._where)
+        self._daily = Rollup(DAILY, **self._where)
+        self._is_safe: bool | None = None
+        self._is_stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Have a run that is under way end behind its step, or its day; from any thread."""
+        self._is_stopping.set()
+
+    def run(self, report: Reporter = report_nothing) -> MaintenanceDone:
+        """Do what is due, and return what that was.
+
+        Raises ReceiverUnavailableError where the storage does not answer.
+        """
+        done = MaintenanceDone()
+        if not self._lease.acquire():
+            # Whoever let it go since then had it a moment ago.
+            done.held = self._lease.held_by_another() or HeldLease(holder="somebody", until_us=0)
+            return done
+        try:
+            # Listed before the first one is done, so that it can be said how many there are. Tables
+            # that the steps make are new, and need neither merging nor a vacuum.
+            steps = list(self._steps())
+            for number, step in enumerate(steps, start=1):
+                if self._is_stopping.is_set():
+                    break
+                # Here a long run hears that another one has taken over.
+                self._lease.renew()
+                report(number, len(steps), step)
+                done.steps.append(_done(step, step.do()))
+        # What the storage refuses goes to who asked for the run; the lease is let go all the same,
+        # where the storage lets it.
+        except StaleTableError as error:
+            # Whoever took the lease when ours had ended does the same; the next run goes on.
+            done.lost_to_another = str(error)
+            _log.info("maintenance_withdrawn", error=str(error))
+        finally:
+            self._lease.release()
+        return done
+
+    def plan(self, report: Reporter = report_nothing) -> MaintenanceDone:
+        """Return what a run would do now, and change nothing.
+
+        Each step is of the store as it is: what earlier ones would change is not foreseen, but that
+        days are summed up of hours. Raises ReceiverUnavailableError where the storage does not
+        answer.
+        """
+        done = MaintenanceDone(held=self._lease.held_by_another())
+        steps = list(self._steps())
+        for number, step in enumerate(steps, start=1):
+            report(number, len(steps), step)
+            done.steps.append(_done(step, step.look()))
+        return done
+
+    def _steps(self) -> Iterator[MaintenanceStep]:
+        # In this order: days are made of hours, and rows go once they are summed up.
+        yield from self._sums()
+        yield from self._retention()
+        yield from self._merges()
+        if self._vacuums:
+            yield from self._vacuum()
+
+    def _sums(self) -> Iterator[MaintenanceStep]:
+        hourly, daily = self._hourly, self._daily
+        for rollup, table, unit, look in (
+            (hourly, USAGE_HOURLY, "hours", lambda: len(hourly.pending())),
+            (daily, USAGE_DAILY, "days", lambda: len(daily.pending(hourly.pending()))),
+        ):
+            do = partial(rollup.run, time_ms=self._clock.time_ns() // NS_PER_MS)
+            yield MaintenanceStep(action=SUM_UP, table=table.name, unit=unit, do=do, look=look)
+
+    def _retention(self) -> Iterator[MaintenanceStep]:
+        """Yield the removal of what is too old; of what is summed up, only once it is."""
+        retention, now_ns = self._settings.retention, self._clock.time_ns()
+        today, time_ms = now_ns // NS_PER_DAY, now_ns // NS_PER_MS
+        for schema, days, rollup in (
+            (USAGE, retention.usage_days, self._hourly),
+            (USAGE_HOURLY, retention.usage_hourly_days, self._daily),
+            (USAGE_DAILY, retention.usage_daily_days, None),
+            (ENTRIES, retention.entries_days, None),
+        ):
+            if not days:
+                continue
+            table, bound = StreamTable(schema, **self._where), today - days
+            yield MaintenanceStep(
+                action=REMOVE_OLD_ROWS,
+                table=schema.name,
+                unit="files",
+                do=partial(table.remove_days_before, bound)
+                if rollup is None
+                else partial(rollup.purge, bound, time_ms=time_ms),
+                look=partial(table.count_files_before, bound),
+            )
+
+    def _merges(self) -> Iterator[MaintenanceStep]:
+        # Once a life: the library does not change beneath a process.
+        if self._is_safe is None:
+            self._is_safe = is_compaction_safe()
+        if not self._is_safe:
+            _log.warning("compaction_refused", url=shown_url(self._settings.uri))
+            return
+        for schema in (*PARTITIONED, *_OTHERS):
+            table = StreamTable(schema, **self._where)
+            if table.exists():
+                yield MaintenanceStep(
+                    action=MERGE,
+                    table=schema.name,
+                    unit="files",
+                    do=partial(self._merge, table, schema),
+                    look=partial(_count_small_files, table, schema),
+                )
+
+    def _merge(self, table: StreamTable, schema: TableSchema) -> int:
+        merged = 0
+        for day in small_files(table, schema):
+            if self._is_stopping.is_set():
+                break
+            # Each takes a while: whoever lost the lease meanwhile leaves the rest.
+            self._lease.renew()
+            merged += compact(table, day)
+        return merged
+
+    def _vacuum(self) -> Iterator[MaintenanceStep]:
+        hours = self._settings.orphan_age_hours
+        for schema in ALL_TABLES:
+            table = StreamTable(schema, **self._where)
+            if table.exists():
+                yield MaintenanceStep(
+                    action=VACUUM,
+                    table=schema.name,
+                    unit="files",
+                    do=partial(table.remove_orphans, older_than_hours=hours),
+                    look=partial(table.count_orphans, older_than_hours=hours),
+                )
+
+
+def _done(step: MaintenanceStep, count: int) -> StepDone:
+    return StepDone(action=step.action, table=step.table, unit=step.unit, count=count)
+
+
+def _count_small_files(table: StreamTable, schema: TableSchema) -> int:
+    return sum(small_files(table, schema).values())

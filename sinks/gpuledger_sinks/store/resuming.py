@@ -1,0 +1,325 @@
+"""Going on where the table ends: of the topic of which the table is, with its gaps recorded.
+
+`Resuming` holds the partitions that were not set there yet, and refuses to go on with another
+topic. Offsets and identities are compared in `gpuledger_sinks.store.stored`.
+
+The table `gaps` has what was gone, or unreadable, before it could be stored, each once. A gap is
+written before any row behind it. Its stream's number is the offset up to which gaps are recorded,
+in the commit of the row itself: whoever finds the same gap again, after a crash or on another
+machine, writes what is left of it. What a row says is computed first (`gap_row_of`, pure), then
+`GapRecorder` queries both tables and writes.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+
+from gpuledger.bus.protocol import Consumer, Gap, GapReason, TopicPartition
+from gpuledger.clock import NS_PER_MS, NS_PER_US, Clock
+from gpuledger.errors import BusUnavailableError
+from gpuledger.runtime import RetryingCaller
+from gpuledger.runtime.tasks import in_daemon_thread
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.protocol import Partitions
+from gpuledger_sinks.store.seen import NodeTicks, SeenTable
+from gpuledger_sinks.store.stored import (
+    Stored,
+    Target,
+    other_topic,
+    position_of,
+    refuse_shorter_topic,
+)
+from gpuledger_sinks.store.table import GapsTable, StaleTableError, TimedTable
+
+_log = structlog.get_logger(__name__)
+
+
+def stream_of(stream: str, gap: Gap) -> str:
+    """Return the stream of a gap: that of its partition, and of its kind."""
+    return f"{stream}|{gap.reason.value}"
+
+
+def recorded_up_to(gap: Gap) -> int:
+    """Return the number that the gap's row leaves in its stream."""
+    return gap.next_offset if gap.has_end else gap.first_offset
+
+
+def gap_row_of(
+    gap: Gap,
+    *,
+    stored: int | None,
+    recorded: int | None,
+    topic_id: str | None,
+    time_before_us: int | None,
+    detected_us: int,
+) -> tuple[Any, ...] | None:
+    """Return the row of a gap, in the columns' order, or `None` where all of it is known.
+
+    `stored` is the last offset that the table has, `recorded` the number of the gap's stream.
+    """
+    first = gap.first_offset if stored is None else max(gap.first_offset, stored + 1)
+    if recorded is not None:
+        if recorded >= recorded_up_to(gap):
+            return None
+        first = max(first, recorded) if gap.has_end else first
+    next_offset = gap.next_offset if gap.has_end else None
+    if next_offset is not None and first >= next_offset:
+        return None
+    return (
+        *gap.partition,
+        gap.reason.value,
+        first,
+        next_offset,
+        None if next_offset is None else next_offset - first,
+        time_before_us,
+        None if gap.time_after_ms is None else gap.time_after_ms * 1000,
+        detected_us,
+        topic_id,
+    )
+
+
+class GapRecorder:
+    """Gaps that were not looked up in the table yet.
+
+    A consumer reports a gap once, so that of a partition that is given up waits here: it may come
+    back before anybody recorded it.
+    """
+
+    def __init__(self, *, gaps: GapsTable, rows: TimedTable, stored: Stored, clock: Clock) -> None:
+        """Take the table whose rows say when the last one before a gap was."""
+        self._table, self._rows = gaps, rows
+        self._stored, self._clock = stored, clock
+        self._waiting: list[Gap] = []
+
+    def add(self, gap: Gap) -> None:
+        """Remember a gap until it has its row."""
+        self._waiting.append(gap)
+
+    def of(self, partitions: Collection[TopicPartition]) -> list[Gap]:
+        """Return the gaps of these partitions that wait for their rows."""
+        return [gap for gap in self._waiting if gap.partition in partitions]
+
+    async def record_once(self, gaps: Sequence[Gap]) -> None:
+        """Return each gap its row; where another consumer does the same, look again.
+
+        Raises ReceiverUnavailableError where that is to be tried again.
+        """
+        by_stream: dict[str, list[Gap]] = {}
+        for gap in gaps:
+            stream = stream_of(self._stored.streams.of(gap.partition), gap)
+            by_stream.setdefault(stream, []).append(gap)
+        for stream, alike in by_stream.items():
+            try:
+                await in_daemon_thread(partial(self._record, stream, alike))
+            except StaleTableError as error:
+                # Another consumer has written to the stream: the next attempt loads what it wrote.
+                raise ReceiverUnavailableError(str(error)) from error
+            self._waiting = [gap for gap in self._waiting if gap not in alike]
+
+    def _record(self, stream: str, gaps: Sequence[Gap]) -> None:
+        """Write the rows of one stream in one commit: a poll may bring many gaps."""
+        recorded = self._table.load([stream]).get(stream)
+        time_ns = self._clock.time_ns()
+        rows = []
+        for gap in gaps:
+            # The time of the last record before it: by Kafka, else of the newest row.
+            time_before_us = None if gap.time_before_ms is None else gap.time_before_ms * 1000
+            if time_before_us is None:
+                newest = self._rows.newest_time(gap.partition.partition)
+                time_before_us = None if newest is None else round(newest.timestamp() * 1e6)
+            row = gap_row_of(
+                gap,
+                stored=self._stored.last_offsets.get(gap.partition),
+                recorded=recorded,
+                topic_id=self._stored.topic_id if gap.has_end else None,
+                time_before_us=time_before_us,
+                detected_us=time_ns // NS_PER_US,
+            )
+            if row is not None:
+                rows.append(row)
+                recorded = recorded_up_to(gap)
+        if rows and recorded is not None:
+            self._table.append(rows, {stream: recorded}, time_ms=time_ns // NS_PER_MS)
+
+
+class Resuming:
+    """The partitions that have yet to be set to where the table ends."""
+
+    def __init__(
+        self,
+        *,
+        targets: Sequence[Target],
+        seen: SeenTable,
+        gaps: GapsTable,
+        recorder: GapRecorder,
+        topic: str,
+        retrying: RetryingCaller[ReceiverUnavailableError],
+        asking_brokers: RetryingCaller[ReceiverUnavailableError],
+    ) -> None:
+        self._targets, self._seen, self._gaps_table = targets, seen, gaps
+        # Gaps are those of the table that there always is.
+        self._stored = targets[0].stored
+        self._recorder, self._retrying = recorder, retrying
+        self._topic = topic
+        self._asking_brokers = asking_brokers
+        self._unsought: set[TopicPartition] = set()
+        self._others: list[TopicPartition] = []
+        """Partitions of which a table was found to be of another topic."""
+
+    @property
+    def topic_id(self) -> str | None:
+        """The identity of the topic in which partitions were sought."""
+        return self._stored.topic_id
+
+    def require(self, partitions: Collection[TopicPartition]) -> None:
+        """Have these set to where the table ends before any more is taken of them."""
+        self._unsought.update(partitions)
+
+    def cancel(self, partitions: Collection[TopicPartition]) -> None:
+        """Leave these to whoever gets them."""
+        self._unsought.difference_update(partitions)
+
+    def is_due(self, consumer: Consumer) -> bool:
+        """Return whether there are any among what is held."""
+        return bool(consumer.assignment() & self._unsought)
+
+    def is_needed(self, partition: TopicPartition) -> bool:
+        """Return whether this has yet to be set to where the table ends."""
+        return partition in self._unsought
+
+    def ready(self, consumer: Consumer) -> Partitions:
+        """Return what is held and of which it is known what is stored."""
+        return consumer.assignment() - self._unsought
+
+    async def seek(self, consumer: Consumer) -> dict[TopicPartition, NodeTicks]:
+        """Set what is needed to where the tables end; return it with the ticks seen up to there.
+
+        Raises UserError where a table is of another topic than the one that is read.
+        """
+        topic_id = await consumer.topic_id(self._topic)
+        if topic_id != self._stored.topic_id:
+            # Whatever is held was sought in another topic.
+            self.require(consumer.assignment())
+        for target in self._targets:
+            target.stored.topic_id = topic_id
+        wanted = consumer.assignment() & self._unsought
+        seen = await self._look_up(wanted)
+        ends = await consumer.end_offsets(wanted)
+        positions = {at: position_of(self._targets, at) for at in wanted}
+        for partition in wanted:
+            for target in self._targets:
+                last_offset = target.stored.last_offsets.get(partition, -1)
+                refuse_shorter_topic(partition, last_offset=last_offset, end=ends[partition])
+        for partition, position in positions.items():
+            # The tables' word alone: the group's offset is committed after the rows, and may be
+            # behind them, or ahead where a table was restored from a copy.
+            await consumer.seek(partition, position + 1)
+        self.cancel(wanted)
+        return seen
+
+    async def topic_id_now(self, consumer: Consumer) -> str | None:
+        """Return the identity of the topic as of now, once the brokers have answered.
+
+        Where they know of none, it is not queried.
+        """
+        if self._stored.topic_id is None:
+            return None
+
+        async def query() -> str | None:
+            try:
+                return await consumer.topic_id(self._topic)
+            except BusUnavailableError as error:
+                raise ReceiverUnavailableError(str(error)) from error
+
+        # Brokers that do not answer are no failure of the table. Polls go on meanwhile, and say so.
+        return await self._asking_brokers(query)
+
+    async def record(self, gaps: Sequence[Gap]) -> None:
+        """Write each gap its row, once the table answers."""
+
+        async def record_once() -> None:
+            with self._retrying.awaiting():
+                await self._recorder.record_once(gaps)
+
+        await self._retrying(record_once)
+
+    async def refuse_rows(
+        self, partitions: Collection[TopicPartition], *, topic_id: str | None
+    ) -> None:
+        """Raise what says that rows of these partitions may be of another topic than was sought.
+
+        StaleTableError where the table has nothing of them, so that they can be read again.
+        """
+        stored = sorted(self._stored.last_offsets.keys() & partitions)
+        if not stored:
+            raise StaleTableError(f"the topic {self._topic} was made anew before a row was stored")
+        await self._refuse_other_topic(stored, topic_id=topic_id)
+
+    async def _look_up(self, wanted: Partitions) -> dict[TopicPartition, NodeTicks]:
+        """Load what the tables have of partitions; return the ticks seen with that.
+
+        Raises UserError where they are not of the topic that there is now.
+        """
+
+        def load() -> list[dict[str, int]]:
+            # A reader of `gaps` shall find it empty, not absent.
+            self._gaps_table.load([])
+            found = [target.table.load(target.stored.names_of(wanted)) for target in self._targets]
+            for target in self._targets:
+                target.stored.complete_through = target.table.complete_through()
+            return found
+
+        async def query() -> dict[str, tuple[int, NodeTicks]]:
+            with self._retrying.awaiting():
+                found = await in_daemon_thread(load)
+                others = self._learn(wanted, found)
+                offsets = {} if others else self._offsets_of(wanted)
+                return await in_daemon_thread(partial(self._seen.read, offsets))
+
+        found = await self._retrying(query)
+        if others := self._others:
+            await self._refuse_other_topic(others, topic_id=self._stored.topic_id)
+        for stream, last in self._offsets_of(wanted).items():
+            if found.get(stream, (None, {}))[0] != last:
+                # Of a store that was copied in parts: what is not known counts as not seen.
+                _log.warning("seen_ticks_lost", stream=stream, offset=last)
+        return {at: found.get(self._stored.streams.of(at), (-1, {}))[1] for at in wanted}
+
+    def _learn(
+        self, wanted: Partitions, found: Sequence[Mapping[str, int]]
+    ) -> list[TopicPartition]:
+        """Take what the tables say of partitions; return those that are of another topic."""
+        self._others = sorted(
+            {
+                at
+                for target, numbers in zip(self._targets, found, strict=True)
+                for at in wanted
+                if not target.stored.learn(at, numbers)
+            }
+        )
+        return self._others
+
+    def _offsets_of(self, wanted: Partitions) -> dict[str, int]:
+        """Return by its stream up to where all tables have each partition, where they have any."""
+        positions = {self._stored.streams.of(at): position_of(self._targets, at) for at in wanted}
+        return {stream: last for stream, last in positions.items() if last >= 0}
+
+    async def _refuse_other_topic(
+        self, partitions: Sequence[TopicPartition], *, topic_id: str | None
+    ) -> None:
+        """Raise UserError, once it is recorded that the rest of the old topic is not known."""
+        last_offsets = {at: self._stored.last_offsets.get(at, -1) for at in partitions}
+        gaps = [
+            Gap(
+                partition=partition,
+                first_offset=last_offset + 1,
+                next_offset=0,
+                reason=GapReason.TOPIC_RECREATED,
+            )
+            for partition, last_offset in last_offsets.items()
+        ]
+        await self.record(gaps)
+        first = partitions[0]
+        raise other_topic(first, last_offset=last_offsets[first], topic_id=topic_id)

@@ -1,0 +1,413 @@
+"""The store sink's shell: events in, rows appended, exactly once.
+
+Here live the wiring, when what was read is written, and when what killed writers have left in the
+store is removed beside it (`upkeep`). Where reading goes on and what becomes of gaps is
+`resuming`'s, how rows are written beside it `stored`'s; the consume loop is `gpuledger_sinks.loop`'s.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+from typing_extensions import override
+
+from gpuledger.bus.protocol import Gap, Record, TopicPartition, WholeBus
+from gpuledger.clock import NS_PER_SECOND, NS_PER_US, Clock
+from gpuledger.errors import NotAssignedError
+from gpuledger.records import GpuEvent
+from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
+from gpuledger.settings.secret import shown_url
+from gpuledger_sinks.errors import ReceiverUnavailableError, retry_receiver
+from gpuledger_sinks.metrics import SENT_TOTAL, count_dropped
+from gpuledger_sinks.protocol import Batch, Partitions, Sink, SinkContext
+from gpuledger_sinks.registry import STORE
+from gpuledger_sinks.settings import StoreSettings
+from gpuledger_sinks.store.buffer import DayWindow, RowBuffer, rows_of
+from gpuledger_sinks.store.dimensions import DIMENSIONS, FollowedTopic, open_followed
+from gpuledger_sinks.store.minute_sums import Row, TooManyRowsError, bookings_days, bookings_of
+from gpuledger_sinks.store.resuming import GapRecorder, Resuming
+from gpuledger_sinks.store.seen import SeenTable
+from gpuledger_sinks.store.stored import Appending, Stored, Streams, Target
+from gpuledger_sinks.store.table import (
+    EntriesTable,
+    GapsTable,
+    StaleTableError,
+    StreamTable,
+    UsageTable,
+)
+from gpuledger_sinks.store.upkeep import MaintainerTask, OrphanRemoval, open_upkeep
+from gpuledger_sinks.timelines import SeenTicks
+from gpuledger_sinks.watermarks import WatermarkRelay, open_relay
+
+NAME: Final = STORE.name
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreTables:
+    """The tables of a store, as a sink writes them."""
+
+    usage: UsageTable
+    entries: EntriesTable | None
+    """Absent where ticks are not stored by themselves."""
+    gaps: GapsTable
+    seen: SeenTable
+    dimensions: Mapping[str, StreamTable]
+    """The tables that are joined with the rows, by their names."""
+
+    @classmethod
+    def of(cls, settings: StoreSettings) -> "StoreTables":
+        """Return the tables that these settings ask for; nothing is opened yet."""
+        where: dict[str, Any] = {
+            "store_uri": settings.uri,
+            "storage_options": settings.storage_options,
+        }
+        return cls(
+            usage=UsageTable(**where),
+            entries=EntriesTable(**where) if settings.entries else None,
+            gaps=GapsTable(**where),
+            seen=SeenTable(**where),
+            dimensions={each.schema.name: StreamTable(each.schema, **where) for each in DIMENSIONS},
+        )
+
+
+@asynccontextmanager
+async def open_sink(
+    *,
+    bus: WholeBus,
+    settings: StoreSettings,
+    readiness: Readiness,
+    clock: Clock,
+    group: str,  # noqa: ARG001  # as OpenSink has it
+) -> AsyncIterator["StoreSink"]:
+    """Open the sink that appends what every event comes to to the store.
+
+    It raises UserError where a table is of another topic than the one that is read.
+    """
+    tables = StoreTables.of(settings)
+    async with open_store(
+        tables, bus=bus, settings=settings, readiness=readiness, clock=clock
+    ) as sink:
+        yield sink
+
+
+@asynccontextmanager
+async def open_store(
+    tables: StoreTables,
+    *,
+    bus: WholeBus,
+    settings: StoreSettings,
+    readiness: Readiness,
+    clock: Clock,
+) -> AsyncIterator["StoreSink"]:
+    """Open the sink that appends to these tables."""
+    check = readiness.check("store.receiver", severity=CheckSeverity.WARNING)
+    retrying = retry_receiver(sink=NAME, check=check, clock=clock, receiver=shown_url(settings.uri))
+    # Whatever group reads: the tables have one sequence of offsets.
+    streams = Streams(group=bus.topics.group(STORE.group), generation=settings.generation)
+    targets = targets_of(tables.usage, tables.entries, streams=streams)
+    recorder = GapRecorder(
+        gaps=tables.gaps, rows=targets[-1].table, stored=targets[0].stored, clock=clock
+    )
+    async with (
+        open_relay(NAME, bus=bus, readiness=readiness, clock=clock) as relay,
+        open_followed(
+            tables.dimensions,
+            bus=bus,
+            streams=streams,
+            readiness=readiness,
+            clock=clock,
+            settings=settings,
+        ) as dimensions,
+        open_upkeep(settings, clock=clock) as (orphan_removal, maintainer_task),
+    ):
+        yield StoreSink(
+            relay=relay,
+            dimensions=dimensions,
+            settings=settings,
+            clock=clock,
+            retrying=retrying,
+            recorder=recorder,
+            targets=targets,
+            resuming=Resuming(
+                targets=targets,
+                seen=tables.seen,
+                gaps=tables.gaps,
+                recorder=recorder,
+                retrying=retrying,
+                topic=bus.topics.events.name,
+                asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
+            ),
+            appending=Appending(targets=targets, seen=tables.seen, clock=clock),
+            orphan_removal=orphan_removal,
+            maintainer_task=maintainer_task,
+        )
+
+
+def targets_of(
+    usage: UsageTable, entries: EntriesTable | None, *, streams: Streams
+) -> list[Target]:
+    """Return the tables that have rows of events, `usage` first."""
+    targets = [
+        Target(
+            table=usage,
+            stored=Stored(streams=streams),
+            rows_of=lambda pending: list(pending.sums.rows()),
+            announces_hours=True,
+        )
+    ]
+    if entries is not None:
+        stored = Stored(streams=streams)
+        targets.append(Target(table=entries, stored=stored, rows_of=lambda pending: pending.rows))
+    return targets
+
+
+class StoreSink(Sink):
+    """Collects rows and appends them with the offsets up to which they were read."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        *,
+        settings: StoreSettings,
+        clock: Clock,
+        retrying: RetryingCaller[ReceiverUnavailableError],
+        recorder: GapRecorder,
+        targets: Sequence[Target],
+        resuming: Resuming,
+        appending: Appending,
+        orphan_removal: OrphanRemoval,
+        maintainer_task: MaintainerTask,
+        relay: WatermarkRelay,
+        dimensions: Sequence[FollowedTopic],
+    ) -> None:
+        self._settings, self._clock, self._retrying = settings, clock, retrying
+        self.receiver = shown_url(settings.uri)
+        self._recorder, self._resuming, self._appending = recorder, resuming, appending
+        self._orphan_removal, self._maintainer_task = orphan_removal, maintainer_task
+        self._relay = relay
+        self._dimensions = dimensions
+        self._usage, *others = targets
+        self._entries = others[0] if others else None
+        self._pending = RowBuffer()
+        self._window = DayWindow(
+            max_age_seconds=settings.max_age_seconds,
+            max_future_seconds=settings.max_future_seconds,
+        )
+        self._seen = SeenTicks(clock=clock)
+        self._lock = asyncio.Lock()
+
+    @override
+    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
+        """Remember that these have yet to be set to where the table ends."""
+        self._resuming.require(partitions)
+
+    @override
+    async def handle_gap(self, gap: Gap) -> None:
+        """Remember a gap until it has its row, which it gets before any event behind it."""
+        self._recorder.add(gap)
+
+    @override
+    async def prepare(self, context: SinkContext) -> Partitions:
+        """Set partitions newly held to where the table ends."""
+        async with self._lock:
+            if not self._resuming.is_due(context.consumer):
+                return frozenset()
+            # A write that outlived its waiting moves the offsets that are looked up here.
+            await self._appending.end()
+            # The flush may find other partitions in need of it.
+            await self._flush(context)
+            seen = await self._resuming.seek(context.consumer)
+            # What was seen since is of records that are read again now.
+            for partition, ticks in seen.items():
+                self._seen.restore(partition, ticks)
+            sought = frozenset(seen)
+            self._relay.follow(sought)
+            for each in self._dimensions:
+                each.follow(sought)
+            return sought
+
+    @override
+    async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
+        """Collect the rows of a poll and write when it is time."""
+        async with self._lock:
+            self._orphan_removal.begin_if_due()
+            self._maintainer_task.begin_if_due()
+            for each in self._dimensions:
+                each.begin_if_due()
+            if self._recorder.of(self._resuming.ready(context.consumer)):
+                # Rows of before the gap first: what the table has says where the gap begins. That
+                # may find other partitions in need of being set, whose gaps wait with them.
+                await self._flush(context)
+                ready = self._resuming.ready(context.consumer)
+                await self._resuming.record(self._recorder.of(ready))
+            ready = self._resuming.ready(context.consumer)
+            for batch in batches:
+                # A flush in the midst of an earlier batch may have had them set back.
+                if batch.partition in ready and not self._resuming.is_needed(batch.partition):
+                    await self._collect(batch, context)
+                else:
+                    # It is read again behind what is stored, and its letters come again with it.
+                    context.dead_letters.drop(
+                        batch.partition.partition, topic=batch.partition.topic
+                    )
+            if self._is_full() or self._pending.is_due(
+                now_ns=self._clock.monotonic_ns(),
+                after_ns=round(self._settings.flush_seconds * NS_PER_SECOND),
+                max_rows=self._settings.flush_rows,
+            ):
+                await self._flush(context)
+            await self._record_done(context)
+
+    async def _record_done(self, context: SinkContext) -> None:
+        """Record how far those partitions are done of which nothing waits to be written."""
+        self._relay.begin_if_due()
+        for at in self._resuming.ready(context.consumer) - self._pending.last_offsets.keys():
+            if self._recorder.of([at]):
+                continue
+            # Given up a moment ago: its next owner records it.
+            with suppress(NotAssignedError):
+                self._relay.record_done(at.partition, await context.consumer.position(at))
+
+    @override
+    async def release(self, partitions: Partitions, context: SinkContext) -> None:
+        """Write what is held, in one attempt; the next owner begins where the table ends."""
+        async with self._lock:
+            try:
+                await self._flush_once(context)
+            finally:
+                # What could not be written is read again by whoever holds its partitions then, and
+                # its dead letters are written then.
+                for topic, partition in self._pending.last_offsets:
+                    context.dead_letters.drop(partition, topic=topic)
+                self._resuming.require(self._pending.last_offsets)
+                self._resuming.cancel(partitions)
+                self._pending = RowBuffer()
+                self._seen.forget(partitions)
+                self._relay.forget(partitions)
+                for each in self._dimensions:
+                    each.forget(partitions)
+
+    async def _collect(self, batch: Batch, context: SinkContext) -> None:
+        """Collect the rows of a batch, and write in its midst where they are too many."""
+        partition, clock = batch.partition, self._clock
+        for record, event in batch.items:
+            if self._is_full():
+                await self._flush(context)
+                if partition not in self._resuming.ready(context.consumer):
+                    context.dead_letters.drop(partition.partition, topic=partition.topic)
+                    return
+            self._add_event(partition, record, event, context)
+            self._pending.read_to(partition, record.offset, now_ns=clock.monotonic_ns())
+        # Also what did not decode at the end: it is a dead letter, and done.
+        self._pending.read_to(partition, batch.next_offset - 1, now_ns=clock.monotonic_ns())
+
+    def _add_event(
+        self, partition: TopicPartition, record: Record, event: GpuEvent, context: SinkContext
+    ) -> None:
+        if not self._seen.is_new(partition, event):
+            count_dropped(NAME, "duplicate")
+            return
+        now_ns = self._clock.time_ns()
+        try:
+            bookings = bookings_of(event)
+            rows: list[Row] = []
+            if self._entries is not None and self._entries.lacks(partition, record.offset):
+                rows = list(rows_of(event, record, ingested_time_ns=now_ns))
+        except TooManyRowsError as error:
+            context.dead_letters.reject(record, reason="too_large", detail=str(error))
+            return
+        except ValueError as error:
+            context.dead_letters.reject(record, reason="invalid", detail=str(error))
+            return
+        if refusal := self._window.refusal_of(bookings_days(bookings), now_ns=now_ns):
+            context.dead_letters.reject(record, reason=refusal.reason, detail=refusal.detail)
+            return
+        # Behind a kill between two commits one table is ahead of the other, and waits for it.
+        if self._usage.lacks(partition, record.offset):
+            self._pending.add_sums(event, bookings, record, ingested_time_ns=now_ns)
+        if rows:
+            self._pending.add(rows, time_ns=event.time_ns)
+
+    def _is_full(self) -> bool:
+        return self._pending.is_full(max_bytes=self._settings.flush_bytes)
+
+    async def _flush(self, context: SinkContext) -> None:
+        if self._pending.row_count:
+            await self._retrying(lambda: self._flush_once(context))
+        else:
+            # The table is not queried, so this says nothing of whether it answers.
+            await self._flush_once(context)
+
+    async def _flush_once(self, context: SinkContext) -> None:
+        pending = self._pending
+        try:
+            if pending.row_count:
+                # The rows take the offsets with them: what was put aside would not be read again.
+                await context.dead_letters.flush()
+                self._must_be_held(pending, context)
+                await self._must_still_be_of_topic(context)
+                # Last of all, as it cannot be taken back: rows and offsets in one commit.
+                with self._retrying.awaiting():
+                    await self._appending.append(
+                        pending,
+                        seen={at: self._seen.state_of(at) for at in pending.last_offsets},
+                        valid_through=self._valid_through(pending, context),
+                    )
+        except StaleTableError as error:
+            # Never written again as they are: somebody else may have stored some of them. All are
+            # read again behind what the table has by then.
+            _log.warning("rows_withdrawn", error=str(error), count=pending.row_count)
+            self._resuming.require(context.consumer.assignment())
+        else:
+            SENT_TOTAL.labels(sink=NAME).inc(pending.row_count)
+            for partition, last_offset in pending.last_offsets.items():
+                context.acknowledge(partition, last_offset + 1, time_ns=pending.newest_ns)
+            if pending.row_count:
+                partitions = len(pending.last_offsets)
+                _log.info("rows_stored", count=pending.row_count, partition_count=partitions)
+        self._pending = RowBuffer()
+
+    def _valid_through(self, pending: RowBuffer, context: SinkContext) -> dict[str, int]:
+        """Return up to when each partition that is held is complete with what is to be written.
+
+        Also those of which nothing is written: one whose last node is gone would hold back for ever
+        what the store as a whole is complete to.
+        """
+        found: dict[str, int] = {}
+        for at in self._resuming.ready(context.consumer):
+            last = pending.last_offsets.get(at)
+            until_ns = (
+                self._relay.complete_until_ns(at.partition)
+                if last is None
+                else self._relay.complete_with_ns(at.partition, last + 1)
+            )
+            if until_ns is not None:
+                found[str(at.partition)] = until_ns // NS_PER_US
+        return found
+
+    def _must_be_held(self, pending: RowBuffer, context: SinkContext) -> None:
+        """Raise StaleTableError where a partition was given up since it was read.
+
+        The letters of its records were dropped, and the rows would take the offsets with them.
+        """
+        for at in pending.last_offsets:
+            if not context.is_current(at) or self._resuming.is_needed(at):
+                raise StaleTableError(f"{at} was given up before its rows were stored")
+
+    async def _must_still_be_of_topic(self, context: SinkContext) -> None:
+        """Raise UserError where what was collected may be another topic's than it began with.
+
+        Asked after the last row was read and before any is written: a topic that has its identity
+        now has had it all the time.
+        """
+        topic_id = await self._resuming.topic_id_now(context.consumer)
+        if topic_id == self._resuming.topic_id:
+            return
+        # Nothing of it is written: no row says which topic it is of.
+        read, self._pending = self._pending.last_offsets, RowBuffer()
+        await self._resuming.refuse_rows(read, topic_id=topic_id)

@@ -1,0 +1,395 @@
+"""The seam to deltalake: open a table, read what it has of a stream, append with the offsets.
+
+Everything here blocks and belongs in a thread. deltalake's exceptions stop here. The rule that
+makes an append happen exactly once: it goes through the very table object from which the versions
+were read, so that the commit fails if anybody else has appended of the same stream since.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import date, datetime
+from typing import Any, Final
+
+import structlog
+from arro3.core import Schema
+from deltalake import (
+    ColumnProperties,
+    CommitProperties,
+    DeltaTable,
+    QueryBuilder,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
+from deltalake import Field as DeltaField
+from deltalake import Schema as DeltaSchema
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from gpuledger.errors import GpuledgerError, UserError
+from gpuledger.store.commits import complete_through_us
+from gpuledger.store.object_files import resolve_options
+from gpuledger.store.schema import ENTRIES, GAPS, PARTITION_COLUMN, TableSchema, table_uri
+from gpuledger.store.usage_schema import USAGE
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.store.damage import (
+    ANNOUNCED_COMMITS,
+    announce,
+    explain_incomplete,
+    first_line_of,
+    is_complete,
+    storage_errors,
+)
+
+_log = structlog.get_logger(__name__)
+_EPOCH: Final = date(1970, 1, 1).toordinal()
+_NO_FACTS: Final[Mapping[str, int]] = {}
+_NO_COMMIT_INFO: Final[Mapping[str, str]] = {}
+
+
+class StaleTableError(GpuledgerError):
+    """Somebody else has appended of the same stream since this table was loaded."""
+
+
+class StreamTable:
+    """A Delta table that is appended to from numbered streams, as one writer sees it."""
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        *,
+        store_uri: str,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        self.uri = table_uri(store_uri, schema.name)
+        self._schema = schema
+        self._options = resolve_options(storage_options)
+        # Times, offsets and quantities hardly repeat: by encodings of their own they take a third
+        # fewer bytes than by dictionaries, and less time to write.
+        self.writer = WriterProperties(
+            compression="ZSTD",
+            compression_level=3,
+            column_properties={
+                column.name: ColumnProperties(encoding=column.encoding, dictionary_enabled=False)
+                for column in schema.columns
+                if column.encoding is not None
+            },
+        )
+        self._table: DeltaTable | None = None
+        self._versions: dict[str, int | None] = {}
+
+    def load(self, streams: Iterable[str]) -> dict[str, int]:
+        """Load the table anew, making it where there is none; return each stream's last offset.
+
+        A table of an older version gets the columns that were added since. Raises UserError where
+        another table lies there, ReceiverUnavailableError where the storage does not answer or what
+        lies there is damaged.
+        """
+        with storage_errors(self.uri):
+            table = self.open()
+            history = table.history(ANNOUNCED_COMMITS)
+            # The history may have commits that came after the table was loaded.
+            table.update_incremental()
+            if not is_complete(history, table.transaction_version):
+                damage = explain_incomplete(self.uri)
+                raise ReceiverUnavailableError(f"store {self.uri}: {damage}")
+            self._add_columns(table)
+            versions = {stream: table.transaction_version(stream) for stream in streams}
+        self._table = table
+        self._versions.update(versions)
+        return {stream: version for stream, version in versions.items() if version is not None}
+
+    def append(
+        self,
+        rows: Sequence[tuple[Any, ...]],
+        offsets: Mapping[str, int],
+        *,
+        time_ms: int,
+        facts: Mapping[str, int] = _NO_FACTS,
+        commit_info: Mapping[str, str] = _NO_COMMIT_INFO,
+    ) -> None:
+        """Append rows together with the last offset of each stream, in one commit.
+
+        `facts` are numbers that are kept beside the offsets and may be anything; `commit_info` is
+        what the commit says of itself beside them (`gpuledger.store.commits`). Raises
+        StaleTableError where another consumer was faster, ReceiverUnavailableError where the
+        storage does not answer.
+        """
+        with storage_errors(self.uri):
+            table = self._unchanged(offsets)
+        numbers = {**offsets, **facts}
+        transactions = [
+            Transaction(name, number, time_ms) for name, number in sorted(numbers.items())
+        ]
+        with storage_errors(self.uri):
+            data = self._schema.table_of(rows)
+            try:
+                write_deltalake(
+                    table,
+                    data,
+                    mode="append",
+                    writer_properties=self.writer,
+                    commit_properties=CommitProperties(
+                        app_transactions=transactions,
+                        custom_metadata=announce(offsets) | {**commit_info},
+                    ),
+                )
+            except CommitFailedError as error:
+                # A commit of the same stream since this table was loaded: another sink has the
+                # partition. Through a table that is loaded anew the same rows would be accepted,
+                # and stored twice.
+                raise StaleTableError(f"store {self.uri}: {error}") from error
+        self._versions.update(offsets)
+
+    def complete_through(self) -> dict[str, int]:
+        """Return up to when each partition is complete, as commits up to the loaded one say.
+
+        In microseconds since 1970, by the partition's number. Raises ReceiverUnavailableError where
+        the storage does not answer.
+        """
+        if self._table is None:
+            return {}
+        with storage_errors(self.uri):
+            return complete_through_us(self._table)
+
+    def exists(self) -> bool:
+        """Return whether there is such a table; raises ReceiverUnavailableError."""
+        with storage_errors(self.uri):
+            return DeltaTable.is_deltatable(self.uri, storage_options=self._options)
+
+    def newest_row(self, column: str, columns: Sequence[str]) -> tuple[Any, ...] | None:
+        """Return these columns of the row in which another one is greatest, as last loaded."""
+        if self._table is None:
+            return None
+        with storage_errors(self.uri):
+            query = QueryBuilder().register("rows", self._table)
+            found = query.execute(
+                f"SELECT {', '.join(columns)} FROM rows ORDER BY {column} DESC LIMIT 1"  # noqa: S608  # no user's text
+            ).read_all()
+        values = [found[name].to_pylist() for name in columns]
+        return tuple(value[0] for value in values) if values[0] else None
+
+    def remove_rows(self, predicate: str) -> int:
+        """Remove the rows of which this SQL is true; return how many files had some.
+
+        Where somebody else has changed what is there in between, nothing is removed. Raises
+        ReceiverUnavailableError where the storage does not answer.
+        """
+        with storage_errors(self.uri):
+            try:
+                return int(self.open().delete(predicate)["num_removed_files"])
+            except CommitFailedError:
+                return 0
+
+    def remove_days_before(self, day: int) -> int:
+        """Remove the rows of days before this one, since 1970; return how many files had some."""
+        if not self.exists():
+            return 0
+        bound = str(date.fromordinal(_EPOCH + day))
+        with storage_errors(self.uri):
+            days = {part[PARTITION_COLUMN] for part in self.open().partitions()}
+        old = sorted(each for each in days if each < bound)
+        if not old:
+            return 0
+        return self.remove_rows(" OR ".join(f"{PARTITION_COLUMN} = '{each}'" for each in old))
+
+    def count_files_before(self, day: int) -> int:
+        """Return how many files have rows of days before this one, since 1970.
+
+        Raises ReceiverUnavailableError where the storage does not answer.
+        """
+        if not self.exists():
+            return 0
+        bound = str(date.fromordinal(_EPOCH + day))
+        # From the log alone, as each file is of one day: no row is read.
+        with storage_errors(self.uri):
+            actions = self.open().get_add_actions(flatten=True)
+        days = actions[f"partition.{PARTITION_COLUMN}"].to_pylist()
+        return sum(str(each) < bound for each in days)
+
+    def remove_orphans(self, *, older_than_hours: int) -> int:
+        """Remove files that no commit names and that are older than that; return how many.
+
+        They are what is left of writers that were killed before their commit. Files that a
+        compaction has replaced go as well, once that is as long ago. Raises
+        ReceiverUnavailableError where the storage does not answer.
+        """
+        return self._vacuum(older_than_hours, dry_run=False)
+
+    def count_orphans(self, *, older_than_hours: int) -> int:
+        """Return how many files `remove_orphans` would remove; raises as it does."""
+        return self._vacuum(older_than_hours, dry_run=True)
+
+    def _vacuum(self, older_than_hours: int, *, dry_run: bool) -> int:
+        with storage_errors(self.uri):
+            try:
+                table = DeltaTable(self.uri, storage_options=self._options)
+            except TableNotFoundError:
+                return 0
+            removed = table.vacuum(
+                retention_hours=older_than_hours,
+                dry_run=dry_run,
+                # deltalake would not go below a week, however the table is written.
+                enforce_retention_duration=False,
+                # The other mode knows only files that once were part of the table.
+                full=True,
+            )
+        return len(removed)
+
+    def _unchanged(self, offsets: Mapping[str, int]) -> DeltaTable:
+        """Return the table if it stands where we left it: a commit may succeed and still raise."""
+        if self._table is None:
+            raise StaleTableError(f"store {self.uri}: not loaded yet")
+        for stream, offset in offsets.items():
+            # Delta compares no numbers of a stream, so a lower one would be taken as well: that
+            # offsets only grow is held here, and by the commit that nobody wrote in between.
+            stored, known = self._table.transaction_version(stream), self._versions.get(stream)
+            if stored != known or (stored is not None and offset <= stored):
+                raise StaleTableError(f"store {self.uri}: {stream} is at {stored}, not at {known}")
+        return self._table
+
+    def open(self, *, version: int | None = None) -> DeltaTable:
+        """Return the table as it is now, made where there is none, or as it was at a version.
+
+        Raises what deltalake does: it belongs in `storage_errors`.
+        """
+        try:
+            return DeltaTable(self.uri, version=version, storage_options=self._options)
+        except TableNotFoundError:
+            pass
+        schema = self._schema
+        try:
+            return DeltaTable.create(
+                self.uri,
+                schema=schema.arrow,
+                partition_by=list(schema.partition_by),
+                name=schema.name,
+                description=schema.description,
+                # Each column's least and greatest value would stand in the log of every commit.
+                configuration={
+                    "delta.dataSkippingNumIndexedCols": str(schema.statistics_columns),
+                    **schema.configuration,
+                },
+                storage_options=self._options,
+            )
+        except (DeltaError, OSError):
+            # Another consumer of the group may have made it in the meantime.
+            return DeltaTable(self.uri, storage_options=self._options)
+
+    def _add_columns(self, table: DeltaTable) -> None:
+        """Add the columns that the table has not got yet; none of the others may differ.
+
+        Where another sink adds them at the same time, this one loads what that one made.
+        """
+        missing = self._missing(table)
+        if not missing:
+            return
+        try:
+            table.alter.add_columns(missing)
+        except CommitFailedError:
+            table.update_incremental()
+            if self._missing(table):
+                raise
+
+    def _missing(self, table: DeltaTable) -> list[DeltaField]:
+        schema, columns = self._schema.arrow, self._schema.columns
+        # By type as well: a value of another one would be converted without a word, 2.5 to 2.
+        found, wanted = (
+            {(field.name, str(field.type)) for field in map(columns_of.field, columns_of.names)}
+            for columns_of in (Schema.from_arrow(table.schema().to_arrow()), schema)
+        )
+        names = {name for name, _ in found}
+        missing = [
+            column.name for column in columns if column.nullable and column.name not in names
+        ]
+        differs = sorted({name for name, _ in found ^ wanted}.difference(missing))
+        if differs:
+            raise UserError(
+                f"store {self.uri}: the table there differs in column {', '.join(differs)}; "
+                "name another store.uri"
+            )
+        return [field for field in DeltaSchema.from_arrow(schema).fields if field.name in missing]
+
+
+class TimedTable(StreamTable):
+    """A table whose rows have a time and the partition of their events."""
+
+    time_column: str
+    """When it was."""
+    offset_columns: Sequence[str]
+    """The first and the last offset of its events."""
+
+    def single_events(
+        self, places: Collection[tuple[int, int]], *, days: Iterable[int]
+    ) -> set[tuple[int, int]]:
+        """Return those partitions and offsets of which there are rows of that one event.
+
+        Looks at these days, since 1970, alone. Raises ReceiverUnavailableError where the storage
+        does not answer.
+        """
+        if self._table is None or not places:
+            return set()
+        first, last = self.offset_columns
+        listed = ", ".join(f"'{date.fromordinal(_EPOCH + day)}'" for day in sorted(days))
+        offsets = ", ".join(str(offset) for _, offset in sorted(places))
+        with storage_errors(self.uri):
+            query = QueryBuilder().register(self._schema.name, self._table)
+            found = query.execute(
+                f"SELECT DISTINCT kafka_partition, {first} AS first FROM {self._schema.name}"  # noqa: S608  # no user's text
+                f" WHERE {PARTITION_COLUMN} IN ({listed}) AND {first} = {last}"
+                f" AND {first} IN ({offsets})"
+            ).read_all()
+        columns = (found["kafka_partition"].to_pylist(), found["first"].to_pylist())
+        return set(zip(*columns, strict=True)) & set(places)
+
+    def newest_time(self, kafka_partition: int) -> datetime | None:
+        """Return the time of the newest row from a partition; `None` where there is none.
+
+        Looks at the newest days first. Also `None`, with a log line, where the rows cannot be read,
+        as those of a damaged data file: deltalake has one error for all failures of a query. Raises
+        ReceiverUnavailableError where the table's log cannot be read.
+        """
+        if self._table is None:
+            return None
+        with storage_errors(self.uri):
+            days = {part[PARTITION_COLUMN] for part in self._table.partitions()}
+        try:
+            query = QueryBuilder().register(self._schema.name, self._table)
+            for day in sorted(days, reverse=True):
+                found = query.execute(
+                    f"SELECT max({self.time_column}) AS newest FROM {self._schema.name}"  # noqa: S608  # no user's text
+                    f" WHERE {PARTITION_COLUMN} = '{day}' AND kafka_partition = {kafka_partition}"
+                )
+                newest: datetime | None = found.read_all()["newest"].to_pylist()[0]
+                if newest is not None:
+                    return newest
+        except Exception as error:  # noqa: BLE001  # DataFusion's errors have no class of their own
+            _log.warning(
+                "time_lookup_failed", partition=kafka_partition, error=first_line_of(error)
+            )
+        return None
+
+
+class EntriesTable(TimedTable):
+    """The table `entries` of a store."""
+
+    time_column = "time"
+    offset_columns = ("kafka_offset", "kafka_offset")
+
+    def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+        super().__init__(ENTRIES, store_uri=store_uri, storage_options=storage_options)
+
+
+class UsageTable(TimedTable):
+    """The table `usage` of a store."""
+
+    time_column = "minute"
+    offset_columns = ("first_offset", "last_offset")
+
+    def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+        super().__init__(USAGE, store_uri=store_uri, storage_options=storage_options)
+
+
+class GapsTable(StreamTable):
+    """The table `gaps` of a store."""
+
+    def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
+        super().__init__(GAPS, store_uri=store_uri, storage_options=storage_options)

@@ -1,0 +1,214 @@
+"""Up to when a sink is complete: what the join says of its events, once the sink has done them.
+
+A sink records how far each of its partitions is done, which is after its own commit. Beside that,
+`WatermarkRelay` reads what the join says of the same partitions, and publishes as the sink's own
+what holds of what is done. So no watermark is ahead of what it speaks of: a sink that is killed
+between the two has only said less. What was said stays true, whoever has the partition by then.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+import structlog
+from msgspec.structs import replace
+
+from gpuledger.bus.protocol import (
+    HistoryReader,
+    Producer,
+    Record,
+    Span,
+    TopicPartition,
+    WholeBus,
+)
+from gpuledger.clock import NS_PER_SECOND, Clock
+from gpuledger.codec import Decoder
+from gpuledger.completeness import (
+    JOIN,
+    MAX_AHEAD_NS,
+    Completeness,
+    key_of,
+    message_of,
+    name_publisher,
+)
+from gpuledger.errors import BusError, UndecodableError
+from gpuledger.records import Watermark
+from gpuledger.runtime import Check, CheckSeverity, Readiness
+from gpuledger.runtime.tasks import end_tasks
+from gpuledger_sinks.metrics import WATERMARK_TIMESTAMP
+
+LOOKED_AFTER_SECONDS: Final = 2.0
+"""How long a look at the join's watermarks is apart from the next: they come every 5 s."""
+_log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def open_relay(
+    stage: str,
+    *,
+    bus: WholeBus,
+    readiness: Readiness,
+    clock: Clock,
+    output: str | None = None,
+) -> AsyncIterator["WatermarkRelay"]:
+    """Open what says up to when `stage` is complete.
+
+    Its watermarks speak of the topic `output`, where the stage writes to one, else of the events
+    themselves: of those before the watermark's offset.
+    """
+    check = readiness.check(f"{stage}.watermarks", severity=CheckSeverity.WARNING)
+    async with bus.reader() as reader:
+        relay = WatermarkRelay(
+            stage, bus=bus, reader=reader, check=check, clock=clock, output=output
+        )
+        try:
+            yield relay
+        finally:
+            await relay.end()
+
+
+class WatermarkRelay:
+    """Follows the join's watermarks of the partitions that a sink holds, and hands them on."""
+
+    def __init__(
+        self,
+        stage: str,
+        *,
+        bus: WholeBus,
+        reader: HistoryReader,
+        check: Check,
+        clock: Clock,
+        output: str | None,
+    ) -> None:
+        """Take the stage whose name the watermarks bear, and what nobody else reads by."""
+        self._stage, self._bus, self._reader = stage, bus, reader
+        self._check, self._clock, self._output = check, clock, output
+        self._topic = bus.topics.watermarks.name
+        self._decoder = Decoder(topic=self._topic, record=Watermark)
+        self._completeness = Completeness(stage=JOIN, topic=bus.topics.events.name)
+        self._positions: dict[int, int] = {}
+        """The offset of the next watermark of each partition that is held."""
+        self._told: dict[tuple[int, str], Watermark] = {}
+        """What of the join was handed on last, by partition and cluster."""
+        self._producing = AsyncExitStack()
+        self._producer: Producer | None = None
+        self._next_ns: int | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    def follow(self, partitions: Iterable[TopicPartition]) -> None:
+        """Follow partitions that were taken over."""
+        for at in partitions:
+            self._positions.setdefault(at.partition, 0)
+
+    def record_done(self, partition: int, next_offset: int) -> None:
+        """Record that all events of a partition before this offset are done, and committed.
+
+        Not heard of a partition that was given up: what was read of it may not be done.
+        """
+        if partition in self._positions:
+            self._completeness.read_to(partition, next_offset)
+
+    def complete_with_ns(self, partition: int, next_offset: int) -> int | None:
+        """Return up to when the sink is complete once all before this offset is committed."""
+        return self._completeness.complete_with_ns(partition, next_offset)
+
+    def complete_until_ns(self, partition: int) -> int | None:
+        """Return up to when the sink is complete with what was recorded as done."""
+        return self._completeness.complete_until_ns([partition])
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget partitions that somebody else has."""
+        for at in partitions:
+            self._positions.pop(at.partition, None)
+            self._completeness.forget(at.partition)
+            for origin in [origin for origin in self._told if origin[0] == at.partition]:
+                del self._told[origin]
+
+    def begin_if_due(self) -> None:
+        """Look at the join's watermarks where it is time, beside the sink's own work."""
+        now_ns = self._clock.monotonic_ns()
+        if self._next_ns is not None and now_ns < self._next_ns:
+            return
+        if self._running is not None and not self._running.done():
+            return
+        self._next_ns = now_ns + round(LOOKED_AFTER_SECONDS * NS_PER_SECOND)
+        self._running = asyncio.create_task(self._relay())
+
+    async def end(self) -> None:
+        """End what is under way."""
+        await end_tasks(self._running)
+        await self._close()
+
+    async def _relay(self) -> None:
+        """Read what is new, and publish what holds of what is done; the next turn tries again."""
+        try:
+            partition_count = await self._read()
+            # Before the ends are looked up: what is said of now is before them.
+            reached = [each for at in self._positions for each in self._completeness.of(at)]
+            ends: Mapping[TopicPartition, Span] = {}
+            if self._output is not None:
+                ends = await self._reader.spans(self._output)
+                if len(ends) < partition_count:
+                    reached = []  # what two partitions make lies in one there
+            await self._publish(reached, ends)
+        except BusError as error:
+            self._check.failed(str(error))
+            await self._close()
+            return
+        until_ns = self._completeness.complete_until_ns(self._positions)
+        WATERMARK_TIMESTAMP.labels(sink=self._stage).set((until_ns or 0) / NS_PER_SECOND)
+        self._check.ok()
+
+    async def _read(self) -> int:
+        """Read what is new of the partitions that are held; return how many there are in all."""
+        spans = await self._reader.spans(self._topic)
+        for at, span in spans.items():
+            known = self._positions.get(at.partition)
+            if known is None:
+                continue
+            # Not where compaction has taken what was there, or the topic is another one now.
+            first = known if span.first <= known <= span.end else span.first
+            async for records in self._reader.read(at, Span(first, span.end)):
+                for record in records:
+                    self._take(record)
+            if at.partition in self._positions:
+                self._positions[at.partition] = span.end
+        return len(spans)
+
+    def _take(self, record: Record) -> None:
+        if record.value is None:
+            return  # a watermark that was taken back, or a batch that cannot be unpacked
+        try:
+            watermark = self._decoder.decode(record.value)
+        except UndecodableError as error:
+            _log.warning("watermark_ignored", sink=self._stage, error=str(error))
+            return
+        if watermark.complete_until_ns > self._clock.time_ns() + MAX_AHEAD_NS:
+            ahead = f"complete_until_ns {watermark.complete_until_ns} is ahead of our clock"
+            _log.warning("watermark_ignored", sink=self._stage, error=ahead)
+        elif record.key == key_of(watermark) and record.partition == watermark.partition:
+            self._completeness.take(watermark)
+
+    async def _publish(
+        self, reached: Iterable[Watermark], ends: Mapping[TopicPartition, Span]
+    ) -> None:
+        for watermark in reached:
+            partition, origin = watermark.partition, (watermark.partition, watermark.cluster)
+            if self._told.get(origin) == watermark:
+                continue
+            own = replace(watermark, stage=self._stage, publisher=name_publisher(self._stage))
+            if self._output is not None:
+                end = ends[TopicPartition(self._output, partition)].end
+                own = replace(own, topic=self._output, next_offset=end)
+            if self._producer is None:
+                opening = self._bus.producer()
+                self._producer = await self._producing.enter_async_context(opening)
+            message = message_of(own, time_ns=self._clock.time_ns())
+            await self._producer.publish(self._topic, partition, [message])
+            if partition in self._positions:
+                self._told[origin] = watermark
+
+    async def _close(self) -> None:
+        self._producer = None
+        await self._producing.aclose()
