@@ -1,7 +1,7 @@
 """One node, from what its GPUs answered to its ticks; it waits for nothing.
 
 This module combines the state machines of each GPU and MIG instance
-(`gpuledger_agent.core.gpu_sampler`), of the clocks (`gpuledger_agent.core.node_clock`) and of the
+(`gpuledger_agent.core.gpu_sampler`), of the clocks (`gpuledger_agent.core.tick_clock`) and of the
 processes (`gpuledger_agent.core.processes`):
 
     begin_tick ──▶ query all GPUs (`gpuledger_agent.loop`) ──▶ sample ──▶ fast polls ──▶ begin_tick
@@ -30,12 +30,12 @@ from gpuledger.records import (
 from gpuledger.records.bounds import MAX_INTERVAL_NS
 from gpuledger_agent.core.fast_polls import OthersScope
 from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick
-from gpuledger_agent.core.node_clock import NodeClock, TickInterval
 from gpuledger_agent.core.normalize.windows import USUAL_WINDOW_US
 from gpuledger_agent.core.processes.table import TableUpdate
 from gpuledger_agent.core.processes.tracker import ProcessTracker
 from gpuledger_agent.core.raw import ClockReading, FastPoll, RawGpuSample, SampleCursor
 from gpuledger_agent.core.tick import NodeTick, flatten, read_details, without_measurements
+from gpuledger_agent.core.tick_clock import TickClock, TickInterval
 from gpuledger_agent.host.procfs import ProcessReader, Procfs, read_boot_id, read_memory_bytes
 from gpuledger_agent.metrics import (
     ACCOUNTS_LATE,
@@ -67,7 +67,7 @@ class Sampler:
         )
         self._gpus: dict[str, GpuSampler] = {}
         """The GPUs and MIG instances, by UUID."""
-        self._clock = NodeClock()
+        self._clock = TickClock()
         self._is_asking = False
         """Whether a tick's query has begun, and its answers are not there yet."""
         self._relayouted: list[str] = []

@@ -35,23 +35,25 @@ class FastPoller:
 
     def __init__(self) -> None:
         self._worker: CallThread | None = None  # started with the first fast poll
-        self._round: _Round | None = None
-        self._hanging: dict[str, _Round] = {}
+        self._under_way: _FastPollCall | None = None
+        self._hanging: dict[str, _FastPollCall] = {}
 
     def end(self) -> None:
         """Query no GPU any more, as the source is closed; a call that hangs is left to itself."""
-        if self._round:
-            self._round.is_over = True
-            self._hanging |= {self._round.asking: self._round} if self._round.asking else {}
+        if self._under_way:
+            self._under_way.is_over = True
+            self._hanging |= (
+                {self._under_way.asking: self._under_way} if self._under_way.asking else {}
+            )
         if self._worker:
             self._worker.end()
-        self._worker = self._round = None
+        self._worker = self._under_way = None
 
     @property
     def is_stuck(self) -> bool:
         """Whether a call is not back yet."""
-        rounds = [*self._hanging.values(), self._round]
-        return any(one is not None and not one.future.done() for one in rounds)
+        calls = [*self._hanging.values(), self._under_way]
+        return any(one is not None and not one.future.done() for one in calls)
 
     async def poll(
         self, asked: Sequence[tuple[Gpu, SampleCursor | None]], clocks: Clocks
@@ -61,27 +63,27 @@ class FastPoller:
         What does not come at once comes with a later fast poll, or by `take`.
         """
         self._hanging = {uuid: one for uuid, one in self._hanging.items() if not one.future.done()}
-        if self._round and self._round.hangs(clocks.monotonic_ns()) and self._worker:
-            self._hanging[self._round.asking] = self._round
+        if self._under_way and self._under_way.hangs(clocks.monotonic_ns()) and self._worker:
+            self._hanging[self._under_way.asking] = self._under_way
             self._worker.end()
-            self._worker = self._round = None
-        if self._round is None:
+            self._worker = self._under_way = None
+        if self._under_way is None:
             self._worker = self._worker or CallThread("fast-poll")
             there = [(gpu, cursor) for gpu, cursor in asked if gpu.uuid not in self._hanging]
-            self._round = _Round(there, clocks, self._worker)
-        await wait_at_most(self._round.future, _MAX_WAIT_SECONDS)
-        LOOKS_LATE.inc(not self._round.future.done())
+            self._under_way = _FastPollCall(there, clocks, self._worker)
+        await wait_at_most(self._under_way.future, _MAX_WAIT_SECONDS)
+        LOOKS_LATE.inc(not self._under_way.future.done())
         return self.take()
 
     def take(self) -> Sequence[FastPoll]:
         """Return what has come of a fast poll that was late, without waiting for more of it."""
-        if self._round is None or not self._round.future.done():
+        if self._under_way is None or not self._under_way.future.done():
             return ()
-        done, self._round = self._round, None
+        done, self._under_way = self._under_way, None
         return done.future.result()
 
 
-class _Round:
+class _FastPollCall:
     """One fast poll of some GPUs, in a thread."""
 
     def __init__(

@@ -18,7 +18,6 @@ from gpuledger.records import (
     ProcessRecord,
 )
 from gpuledger_agent.core.gpu_sampler import GpuTick
-from gpuledger_agent.core.node_clock import TickInterval
 from gpuledger_agent.core.normalize.shares import ProcessUsage, share_server
 from gpuledger_agent.core.processes.accounting.exit_matcher import ExitMatcher
 from gpuledger_agent.core.processes.accounting.exit_reporter import ExitReporter
@@ -30,6 +29,7 @@ from gpuledger_agent.core.processes.table import (
     TableUpdate,
 )
 from gpuledger_agent.core.raw import ClockReading, FastPoll
+from gpuledger_agent.core.tick_clock import TickInterval
 
 
 class TickProcesses(NamedTuple):

@@ -21,10 +21,10 @@ import msgspec
 from gpuledger.clock import NS_PER_US
 from gpuledger.records import GpuProcess, GpuReading, ProcessExit
 from gpuledger.records.bounds import MAX_ENDED_PROCESSES
-from gpuledger_agent.core.node_clock import TickInterval
 from gpuledger_agent.core.normalize.windows import USUAL_WINDOW_US
 from gpuledger_agent.core.processes.accounting.exit_matcher import ExitedProcess
 from gpuledger_agent.core.processes.table import Location
+from gpuledger_agent.core.tick_clock import TickInterval
 
 WINDOW_SECONDS: Final = 120
 """For how long it is known what of a GPU's busy time was nobody's."""

@@ -13,11 +13,11 @@ from gpuledger.records import (
     ProcessExit,
     ProcessKind,
 )
-from gpuledger_agent.core.node_clock import TickInterval
 from gpuledger_agent.core.processes.accounting.exit_matcher import ExitedProcess
 from gpuledger_agent.core.processes.accounting.exit_reporter import ExitReporter
 from gpuledger_agent.core.processes.table import UNREADABLE, Location, ProcessFacts
 from gpuledger_agent.core.processes.tracker import ContainerTable
+from gpuledger_agent.core.tick_clock import TickInterval
 from tests.held_objects import count_held
 
 EPOCH_NS = 1_795_000_000 * NS_PER_SECOND

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuProcess, GpuReading, ProcessKind
-from gpuledger_agent.core.node_clock import TickInterval
 from gpuledger_agent.core.processes.accounting.exit_reporter import (
     GpuHistory,
     ProcessInterval,
     split,
 )
+from gpuledger_agent.core.tick_clock import TickInterval
 from tests.held_objects import is_bounded
 
 

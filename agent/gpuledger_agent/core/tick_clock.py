@@ -56,7 +56,7 @@ class TickInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.end_ns - self.begin_ns
 
 
-class NodeClock:
+class TickClock:
     """The intervals of one node's ticks, and whether its wall clock was set back."""
 
     def __init__(self) -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuledger_agent.core.node_clock import NodeClock, TickInterval
 from gpuledger_agent.core.raw import ClockReading
+from gpuledger_agent.core.tick_clock import TickClock, TickInterval
 
 SECOND_NS = 1_000_000_000
 
@@ -20,7 +20,7 @@ def at(seconds: float) -> ClockReading:
 
 def tick(windows_us: list[list[float]], tick_seconds: float = 1.0) -> list[TickInterval]:
     """Return the intervals of ticks, before each of which windows of these lengths are known."""
-    clock, made = NodeClock(), []
+    clock, made = TickClock(), []
     for number, known in enumerate(windows_us):
         now = at((number + 100) * tick_seconds)
         length_ns = clock.follow(now)
@@ -68,7 +68,7 @@ def test_samples_of_both_times_are_expected_until_the_drivers_buffers_are_past_i
     """Whichever comes first: the clock has passed where it was, or the buffers are new."""
     shown = {}
     for back_seconds in (0.01, 5, 3600):
-        clock = NodeClock()
+        clock = TickClock()
         shown[back_seconds] = 0
         for second in range(400):
             back_ns = round(back_seconds * SECOND_NS) if second >= 100 else 0
