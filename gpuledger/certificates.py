@@ -125,14 +125,16 @@ def trusting(*, setting: str, file: Path) -> ssl.SSLContext:
 
     Raises `SettingsError` naming the setting.
     """
+    _require_pem(file, _CERTIFICATE, setting=setting, what="a certificate")
     with naming(setting, file):
-        require_authorities(setting=setting, file=file)
         return ssl.create_default_context(cafile=file)
 
 
-def require_authorities(*, setting: str, file: Path) -> None:
-    """Raise `SettingsError` where a file cannot be read or holds no certificate."""
+def load_authorities(context: ssl.SSLContext, *, setting: str, file: Path) -> None:
+    """Let a context trust the authorities in a file; raises `SettingsError` naming the setting."""
     _require_pem(file, _CERTIFICATE, setting=setting, what="a certificate")
+    with naming(setting, file):
+        context.load_verify_locations(file)
 
 
 def authorities_of(context: ssl.SSLContext, *, setting: str, file: Path) -> list[Validity]:

@@ -15,7 +15,7 @@ from gpuledger_agent.core.incidents import Detection
 from gpuledger_agent.core.raw import (
     CallGroup,
     ClockReading,
-    GpuLook,
+    FastPoll,
     InstanceIdentity,
     ListedProcess,
     ProcessUtilizationSample,
@@ -72,12 +72,12 @@ class DirectGpu:
             return {"readings": {"power_instant_watts": self._milliwatts()}}
         return {"facts": self._facts()} if group is CallGroup.HEALTH else {}
 
-    def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
+    def fast_poll(self, cursor: SampleCursor | None, *, at: ClockReading) -> FastPoll:
         told = self._core(cursor or SampleCursor())
-        names = told.keys() & set(GpuLook.__struct_fields__)
+        names = told.keys() & set(FastPoll.__struct_fields__)
         if cursor is None:
             names &= {"energy_millijoules", "power_milliwatts"}
-        return GpuLook(
+        return FastPoll(
             uuid=self.uuid,
             at=at,
             since_us=cursor.process_us if cursor else 0,

@@ -15,7 +15,6 @@ from gpuledger.certificates import Validity
 from gpuledger.errors import UserError
 from gpuledger.runtime.process_metrics import CERTIFICATE_NOT_AFTER
 from gpuledger.runtime.readiness import Check
-from gpuledger.small_files import stat_in_time
 
 POLL_INTERVAL_SECONDS: Final = 1.0
 """How long after a look the next one is, unless another time is asked for."""
@@ -73,7 +72,7 @@ class FileWatch:
 def stamp_of(file: Path) -> Stamp | None:
     """Return a file's stamp, that of the file a link leads to; `None` where it cannot be had."""
     try:
-        found = stat_in_time(file)
+        found = file.stat()
     except OSError:
         return None
     return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

@@ -1,11 +1,10 @@
-"""The metrics that every deployable has of its checks and health pages, and how counters start."""
+"""The metrics that every deployable has of its checks and certificates, and how counters start."""
 
 from collections.abc import Iterable
-from enum import StrEnum
 from itertools import product
 from typing import Final
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import Gauge
 from prometheus_client.metrics import MetricWrapperBase
 
 CHECK_OK: Final = Gauge(
@@ -22,29 +21,6 @@ CERTIFICATE_NOT_AFTER: Final = Gauge(
 )
 
 
-class Dropped(StrEnum):
-    """Why a connection to the health pages was ended before its client had what it came for."""
-
-    NO_PLACE = "no_place"
-    """All places were taken by connections that are being answered."""
-    DISPLACED = "displaced"
-    """It waited on its client longest when another one needed its place."""
-    HANDSHAKE = "handshake"
-    """No TLS was agreed on, or not in time."""
-    LATE = "late"
-    """A request did not come to its end in time, or an answer was not taken."""
-
-
-CONNECTIONS_DROPPED_TOTAL: Final = Counter(
-    "gpuledger_http_connections_dropped_total",
-    "Connections to the health pages that were ended: `displaced` by a newcomer, `no_place`, "
-    "`handshake` failed, `late`.",
-    ["reason"],
-)
-for _reason in Dropped:
-    CONNECTIONS_DROPPED_TOTAL.labels(reason=_reason.value)
-
-
 def count_from_zero(counter: MetricWrapperBase, **values: Iterable[str]) -> None:
     """Make a series at 0 for each combination of the known values of a counter's labels.
 
@@ -53,8 +29,3 @@ def count_from_zero(counter: MetricWrapperBase, **values: Iterable[str]) -> None
     """
     for combination in product(*values.values()):
         counter.labels(**dict(zip(values, combination, strict=True)))
-
-
-def count_dropped(why: Dropped) -> None:
-    """Count a connection to the health pages that was ended."""
-    CONNECTIONS_DROPPED_TOTAL.labels(reason=why.value).inc()

@@ -20,8 +20,9 @@ import structlog
 
 from gpuledger import __version__
 from gpuledger.errors import FreshStartError, GpuledgerError, UserError
-from gpuledger.runtime.http.exchange import Handler
-from gpuledger.runtime.http.health_pages import Page, WebGuard, serve_health
+from gpuledger.runtime.http.asgi import AsgiApp
+from gpuledger.runtime.http.health_pages import Page, serve_health
+from gpuledger.runtime.http.web_config import WebGuard
 from gpuledger.runtime.logs import configure_logs
 from gpuledger.runtime.readiness import CheckSeverity, Readiness
 from gpuledger.runtime.tasks import run_tasks
@@ -234,7 +235,7 @@ def run_service(
     *,
     settings: S,
     page: Page | None = None,
-    others: Handler | None = None,
+    others: AsgiApp | None = None,
     about: Mapping[str, object] | None = None,
 ) -> int:
     """Run `main` with logs and health pages until a signal; return the exit code.

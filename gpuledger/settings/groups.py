@@ -12,7 +12,7 @@ import msgspec
 from typing_extensions import override
 
 from gpuledger.records.base import MAX_CLUSTER_NAME_LENGTH, ClusterName
-from gpuledger.settings.secret import Secret, may_part_a_login, shown_brokers, shown_mistake
+from gpuledger.settings.secret import MASK, Secret, may_part_a_login, shown_brokers, shown_url
 from gpuledger.texts import shorten
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -23,7 +23,6 @@ _TOPIC_PREFIX: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9._-]{0,98}[a-zA-Z0-9
 # Transactional ids begin with it and keys of records have it; metrics, logs and commands show it.
 _MAX_GROUP_NAME: Final = 200
 _GROUP_NAME: Final = re.compile(rf"[a-zA-Z0-9._-]{{1,{_MAX_GROUP_NAME}}}")
-_DEMOS_PREFIX: Final = "gpuledger-demo"
 _SHOWN_CHARACTERS: Final = 40
 
 
@@ -225,8 +224,6 @@ def require_topic_prefix(prefix: str) -> None:
             f"{said} cannot begin names of topics; give 1 to {_MAX_TOPIC_PREFIX} of the characters"
             " a-z, A-Z, 0-9, '.', '_' and '-', the first and the last a letter or a digit"
         )
-    if prefix == _DEMOS_PREFIX:
-        raise ValueError(f"{said} would begin the demo's consumer groups; give another one")
 
 
 def require_group_name(setting: str, group: str) -> None:
@@ -272,7 +269,8 @@ def require_http_url(url: str) -> None:
 
     Of the value only what cannot be secret is named, and the parser's own words are left out.
     """
-    shown = repr(shown_mistake(url))
+    # Without scheme and port it may be a part of another one, such as of its password.
+    shown = repr(shown_url(url) if ":" in url or not url else MASK)
     if not url.lower().startswith(("http://", "https://")):
         raise ValueError(f"{shown} must begin with http:// or https://")
     try:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from uuid import UUID, uuid5
 
 from gpuledger.errors import UserError
-from gpuledger.small_files import read_small_file, stat_in_time
+from gpuledger.small_files import read_small_file
 
 _SPACE: Final = UUID("a2f1c3de-1b0d-5c57-9d0a-7b3a4c0de001")
 _FIRST_PID: Final = 2_011
@@ -92,7 +92,7 @@ class FileUids:
 
     def _read_again(self) -> None:
         try:
-            found = stat_in_time(self._path)
+            found = self._path.stat()
             # With the inode, as the file is replaced: twice within a tick of the file system's
             # clock it would else look unchanged.
             version = found.st_mtime_ns, found.st_ino, found.st_size

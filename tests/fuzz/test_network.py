@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from structlog.testing import capture_logs
 
-from gpuledger.runtime.http.exchange import HttpRequest, Response
-from gpuledger.runtime.http.server import serve_pages
+from gpuledger.runtime import Readiness
+from gpuledger.runtime.http.health_pages import HealthPages
+from gpuledger.runtime.http.server import serve
 from gpuledger_enricher.podwatch.api import KubernetesError
 from gpuledger_enricher.podwatch.events import Deleted, Upserted, WatchReader
 from gpuledger_enricher.podwatch.kinds import KINDS, ObjectKind
@@ -56,10 +57,6 @@ LINES = [orjson.dumps({"type": kind, "object": OWNED}) for kind in ("ADDED", "DE
 ]
 
 
-async def page(_: HttpRequest) -> Response:
-    return Response(body=b"ok")
-
-
 async def ask(host: str, port: int, data: bytes) -> bytes:
     """Send bytes and the end of them; return what is answered until the other side has ended."""
     reader, writer = await asyncio.open_connection(host, port)
@@ -76,11 +73,11 @@ async def ask(host: str, port: int, data: bytes) -> bytes:
 @given(data=st.lists(changed_bytes(REQUESTS), min_size=1, max_size=5))
 def test_the_pages_answer_the_next_one_whatever_was_asked_before(data: list[bytes]) -> None:
     async def run() -> None:
-        async with serve_pages(page, host="127.0.0.1", port=0, context=None) as (host, port):
+        async with serve(HealthPages(Readiness()), host="127.0.0.1", port=0) as (host, port):
             for one in data:
                 found = await ask(host, port, one)
                 assert found == b"" or found.startswith(b"HTTP/1.1 ")
-                assert not found.startswith(b"HTTP/1.1 5") or found.startswith(b"HTTP/1.1 505 ")
+                assert not found.startswith(b"HTTP/1.1 500 ")
             assert (await ask(host, port, GOOD)).startswith(b"HTTP/1.1 200 ")
 
     with capture_logs() as lines:

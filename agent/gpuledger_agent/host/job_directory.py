@@ -23,7 +23,7 @@ import structlog
 from gpuledger.records import JobAllocation
 from gpuledger.records.bounds import MAX_JOB_ALLOCATIONS, MAX_JOB_ID_LENGTH
 from gpuledger.runtime import Check
-from gpuledger.small_files import answer_in_time, read_open_file
+from gpuledger.small_files import read_small_file
 from gpuledger_agent.host.kubelet.assignments import DeviceIndex
 from gpuledger_agent.metrics import JOB_ALLOCATIONS, JOB_FILES_REJECTED
 
@@ -36,8 +36,6 @@ MAX_SCANNED: Final = 16_384
 MAX_FILE_BYTES: Final = 16 * 1024
 MAX_JOBS: Final = 64
 """Jobs of one file: Slurm shares a GPU among some (`gres/shard`)."""
-_ANSWER_SECONDS: Final = 0.25
-"""How long a tick waits for the file system, which is the node's own memory (`/run`)."""
 _FILE_NAME: Final = re.compile(r"(?P<gpu>\d{1,4})(?:\.(?P<instance>\d{1,4}))?", re.ASCII)
 # What schedulers' ids are made of: `4242`, `4242_7`, `1234[5].server.example.org`. The first one
 # keeps options and paths out, the rest whatever a label or a shell would have to quote.
@@ -61,7 +59,7 @@ ReadJobFiles = Callable[[], JobFiles]
 
 def job_files_in(folder: Path) -> ReadJobFiles:
     """Return what reads the files of a directory that are called as those of GPUs are."""
-    return lambda: answer_in_time(folder, lambda: _read_files(folder), _ANSWER_SECONDS)
+    return lambda: _read_files(folder)
 
 
 def _read_files(folder: Path) -> JobFiles:
@@ -79,7 +77,7 @@ def _read_files(folder: Path) -> JobFiles:
                 continue
             count += 1
             try:
-                contents[item.name] = read_open_file(Path(item.path), max_bytes=MAX_FILE_BYTES)
+                contents[item.name] = read_small_file(Path(item.path), max_bytes=MAX_FILE_BYTES)
             except FileNotFoundError:
                 continue  # the epilog has just taken it away
             except OSError:
@@ -147,7 +145,7 @@ class JobDirectory:
     def current(self, devices: DeviceIndex) -> list[JobAllocation]:
         """Return which jobs hold which devices now; the list is not to be changed.
 
-        None where the directory is not there, or does not answer.
+        None where the directory is not there.
         """
         try:
             files = self._read_files()

@@ -14,19 +14,22 @@ from typing import Final
 
 import msgspec
 import yaml
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from gpuledger.runtime.http.exchange import HttpRequest, Response
+from gpuledger.errors import ArgumentError
 from gpuledger_reports.api.answering import ReportAnswer, error_body
-from gpuledger_reports.api.parameters import ParameterError
-from gpuledger_reports.api.processes import AnswererPool, BusyError, LateError, ProcessEndedError
-from gpuledger_reports.api.questions import PAGES, Question
-from gpuledger_reports.api.store_state import StoreState
-from gpuledger_reports.metrics import (
+from gpuledger_reports.api.metrics import (
     CACHE_BYTES,
     CACHE_HITS_TOTAL,
     REQUEST_SECONDS,
     REQUESTS_TOTAL,
 )
+from gpuledger_reports.api.processes import Ask, BusyError, LateError, ProcessEndedError
+from gpuledger_reports.api.questions import PAGES, Question
+from gpuledger_reports.api.store_state import StoreState
 
 DESCRIPTION_FILE: Final = Path(__file__).with_name("openapi.yaml")
 DESCRIPTION_PAGE: Final = "/openapi.json"
@@ -79,38 +82,36 @@ class ReportPages:
     def __init__(self, *, cache_bytes: int, now: Callable[[], float] = time.time) -> None:
         self._cache = AnswerCache(cache_bytes)
         self._now = now
-        self._pool: AnswererPool | None = None
+        self._ask: Ask | None = None
         self._store: StoreState | None = None
         self._cached_state: bytes | None = None
 
-    async def show(self, request: HttpRequest) -> Response:
-        """Return the answer to a request; no path has another effect than its answer."""
-        if request.path == DESCRIPTION_PAGE:
-            return Response(body=description(), content_type=_JSON)
-        if request.path not in PAGES:
-            listed = ", ".join([*PAGES, DESCRIPTION_PAGE, "/livez", "/readyz", "/metrics"])
-            return _error(HTTPStatus.NOT_FOUND, f"there are {listed}")
-        begin_seconds = time.monotonic()
-        response = await self._report(request)
-        seconds = time.monotonic() - begin_seconds
-        REQUEST_SECONDS.labels(page=request.path).observe(seconds)
-        REQUESTS_TOTAL.labels(page=request.path, status=str(response.status)).inc()
+    def app(self) -> Starlette:
+        """Return the application that routes requests to the pages."""
+        pages = [Route(path, self._show) for path in PAGES]
+        described = Route(DESCRIPTION_PAGE, _show_description)
+        return Starlette(routes=[*pages, described, Route("/{path:path}", _list_pages)])
+
+    async def _show(self, request: Request) -> Response:
+        page, begin_seconds = request.scope["path"], time.monotonic()
+        response = await self._report(page, request.scope["query_string"].decode())
+        REQUEST_SECONDS.labels(page=page).observe(time.monotonic() - begin_seconds)
+        REQUESTS_TOTAL.labels(page=page, status=str(response.status_code)).inc()
         return response
 
-    async def run(self, pool: AnswererPool, store: StoreState) -> None:
-        """Answer with a pool until cancelled, and follow what the store has."""
-        self._pool, self._store = pool, store
+    async def run(self, ask: Ask, store: StoreState) -> None:
+        """Answer until cancelled, and follow what the store has."""
+        self._ask, self._store = ask, store
         try:
             await store.follow()
         finally:
-            self._pool = self._store = None
-            await pool.close()
+            self._ask = self._store = None
 
-    async def _report(self, request: HttpRequest) -> Response:
+    async def _report(self, page: str, query: str) -> Response:
         try:
-            question = PAGES[request.path](request.query, int(self._now()) * 10**6)
-        except ParameterError as error:
-            return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.parameter)
+            question = PAGES[page](query, int(self._now()) * 10**6)
+        except ArgumentError as error:
+            return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.name)
         # Two forms of a question that mean the same, and two pages, have one answer.
         state, key = self._followed_state(), msgspec.msgpack.encode(question)
         if found := self._cache.get(key):
@@ -133,10 +134,10 @@ class ReportPages:
 
     async def _answer(self, question: Question) -> ReportAnswer:
         unavailable, late = HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT
-        if self._pool is None:
+        if self._ask is None:
             return _error_answer(unavailable, "the service starts or ends")
         try:
-            return await self._pool.ask(question)
+            return await self._ask(question)
         except BusyError as error:
             return _error_answer(unavailable, str(error))
         except LateError as error:
@@ -146,10 +147,19 @@ class ReportPages:
             return _error_answer(unavailable, problem)
 
 
+async def _show_description(_: Request) -> Response:
+    return Response(description(), media_type=_JSON)
+
+
+async def _list_pages(_: Request) -> Response:
+    listed = ", ".join([*PAGES, DESCRIPTION_PAGE, "/livez", "/readyz", "/metrics"])
+    return _error(HTTPStatus.NOT_FOUND, f"there are {listed}")
+
+
 def _response(answer: ReportAnswer) -> Response:
     retry = _RETRY_SECONDS.get(HTTPStatus(answer.status))
     headers = {"Retry-After": retry} if retry else {}
-    return Response(status=answer.status, body=answer.body, content_type=_JSON, headers=headers)
+    return Response(answer.body, answer.status, headers, media_type=_JSON)
 
 
 def _error_answer(

@@ -1,14 +1,13 @@
-"""What stands in a file's place holds nobody up, and is told for what it is."""
+"""Files are read up to a size limit, and the error names the file that cannot be read."""
 
 import os
 import re
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gpuledger.certificates import require_authorities
+from gpuledger.certificates import trusting
 from gpuledger.errors import SettingsError, UserError
 from gpuledger.runtime.http.web_config import read_web_config
 from gpuledger.settings import Secret
@@ -24,8 +23,6 @@ def sparse(file: Path) -> None:
 
 
 ODD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a FIFO": (os.mkfifo, "it is no regular file"),
-    "a device": (lambda file: file.symlink_to("/dev/zero"), "it is no regular file"),
     "a folder": (Path.mkdir, "Is a directory"),
     "gigabytes": (sparse, "it is larger than"),
     "nothing": (lambda _: None, "No such file or directory"),
@@ -39,7 +36,7 @@ ODD: dict[str, tuple[Callable[[Path], object], str]] = {
     [
         lambda file: Secret.load(file, name="password", is_known=True),
         read_web_config,
-        lambda file: require_authorities(setting="ca_file", file=file),
+        lambda file: trusting(setting="ca_file", file=file),
     ],
     ids=["a secret", "the web configuration", "authorities"],
 )
@@ -62,33 +59,3 @@ def test_a_file_up_to_the_bound_is_read(bytes_: int, tmp_path: Path) -> None:
     with pytest.raises(OSError, check=has_words("64 KiB")):
         read_small_file(file)
     assert len(read_small_file(file, max_bytes=MAX_PEM_BYTES)) == MAX_BYTES + 1
-
-
-class HungMount:
-    """A storage whose server is away until it is let go on."""
-
-    def __init__(self) -> None:
-        self.answers = threading.Event()
-        self.asked = 0
-
-    def open(self, *_: object) -> int:
-        """Stand in the place of `os.open`."""
-        self.asked += 1
-        self.answers.wait()
-        raise FileNotFoundError(2, "No such file or directory")
-
-
-def test_a_storage_that_does_not_answer_is_given_up_and_asked_once(tmp_path: Path) -> None:
-    mount = HungMount()
-    for _ in range(3):
-        with pytest.raises(TimeoutError):
-            read_small_file(tmp_path / "password", answer_seconds=0.05, opening=mount.open)
-    assert mount.asked == 1
-    mount.answers.set()
-    (tmp_path / "password").write_text("back")
-    while True:  # the thread that hung ends now
-        try:
-            assert read_small_file(tmp_path / "password") == b"back"
-        except TimeoutError:
-            continue
-        break

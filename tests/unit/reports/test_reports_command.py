@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from gpuledger.runtime import Readiness
-from gpuledger.runtime.http.exchange import HttpRequest
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger_reports.api.pages import ReportPages
 from gpuledger_reports.command import main, serve
 from gpuledger_reports.settings import ReadStoreSettings, ReportsSettings, RequestSettings
-from tests.unit.reports.api.questions_asked import small_store
+from tests.unit.reports.api.questions_asked import ask, small_store
 
 
 async def test_it_answers_by_its_settings_and_is_ready_when_the_store_was_read(
@@ -29,8 +28,7 @@ async def test_it_answers_by_its_settings_and_is_ready_when_the_store_was_read(
     task = asyncio.create_task(serve(settings, readiness, pages=pages))
     await asyncio.sleep(0)  # it begins
     assert not readiness.is_ready()
-    request = HttpRequest(method="GET", path="/bill", query="by=pod", headers={})
-    response = await pages.show(request)
+    response = await ask(pages.app(), "/bill", "by=pod")
     while not readiness.is_ready():  # noqa: ASYNC110  # another process is asked
         await asyncio.sleep(0.001)
     await end_tasks(task)

@@ -28,7 +28,6 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from stat import S_ISREG
 from struct import Struct
 from typing import Any, Final
 
@@ -63,7 +62,6 @@ FOLDERS: Final = tuple(
 )
 """Where the library is looked for, after the dynamic linker."""
 _MAPS: Final = Path("/proc/self/maps")
-_FIRST_BYTES: Final = 4096
 _ATTEMPTS: Final = 3
 # Of rows; the longest ring buffer that is known has 4,096 samples.
 _FIRST_ROOM: Final = 64
@@ -109,7 +107,6 @@ def load_library(
     refused = []
     for candidate in candidates:
         try:
-            _require_regular(candidate)
             return load(candidate), candidate if "/" in candidate else _path_of(candidate)
         except OSError as error:
             # One that is there and cannot be loaded is what somebody has to look at.
@@ -126,21 +123,6 @@ def load_library(
             f" {', '.join(map(str, folders))}; set nvml_library to its path"
         )
     raise LibraryNotFoundError("; ".join([tried, *refused]))
-
-
-def _require_regular(candidate: str) -> None:
-    """Raise OSError where a path is there and is no file that can be read.
-
-    The linker opens and reads without letting go of the interpreter: at a FIFO, or at a server that
-    does not answer, no other thread would go on and no signal be heard. So Python reads first.
-    """
-    path = Path(candidate)
-    if "/" not in candidate or not path.exists():
-        return
-    if not S_ISREG(path.stat().st_mode):
-        raise OSError("it is no regular file")
-    with path.open("rb") as file:
-        file.read(_FIRST_BYTES)
 
 
 def _path_of(name: str) -> str:

@@ -6,7 +6,6 @@ is the one that plays NVML for the benchmarks.
 # ruff: noqa: ANN401  # ctypes' pointers and structs have no types
 
 import ctypes
-import os
 import shutil
 import time
 from collections.abc import Iterable
@@ -94,17 +93,6 @@ def test_a_library_that_is_there_and_cannot_be_loaded_is_named_with_the_reason(
     empty.touch()
     with pytest.raises(LibraryNotFoundError, match=f"{empty}: .*file too short"):
         load_library(None, folders=[tmp_path], load=no_linker)
-
-
-@pytest.mark.parametrize("is_linked", [False, True])
-def test_a_fifo_is_not_waited_for(tmp_path: Path, *, is_linked: bool) -> None:
-    fifo, link = tmp_path / "fifo", tmp_path / LIBRARY
-    os.mkfifo(fifo)
-    link.symlink_to(fifo)
-    load = Loader(str(fifo), str(link))
-    with pytest.raises(LibraryNotFoundError, match=f"nvml_library: .*{LIBRARY}.*no regular file"):
-        load_library(link if is_linked else fifo, load=load)
-    assert not load.tried
 
 
 def no_linker(name: str) -> Any:

@@ -134,7 +134,7 @@ def test_the_password_of_an_address_is_not_shown() -> None:
     check = Check()
     check.failed("https://ada:hunter2@receiver:9093: refused")
 
-    assert check.detail == "https://********@receiver:9093: refused"
+    assert check.detail == "https://receiver:9093: refused"
 
 
 def test_an_outage_is_two_log_lines_however_often_it_is_said() -> None:

@@ -21,8 +21,8 @@ MISNAMED = [
     ("one:9092,,two:9092", "expected host:port"),
     ("::1:9092", "expected host:port"),
     ("kafka://one:9092", "without a scheme; TLS and login are kafka.security_protocol"),
-    ("http://127.0.0.1:9/w?token=hunter2", "'http://********': expected"),
-    ("http://usr:hunter2@host/x", "'http://********': expected"),
+    ("http://127.0.0.1:9/w?token=hunter2", "'********': expected"),
+    ("http://usr:hunter2@host/x", "'********': expected"),
     ("kafka" * 5000, "expected host:port"),
     ("one:9092,usr:hunter2@two:9092", "user and password are kafka.sasl_username and"),
 ]

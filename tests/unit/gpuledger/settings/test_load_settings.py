@@ -332,7 +332,7 @@ def test_the_printed_settings_mask_passwords_in_addresses_and_the_values_of_head
         )
     shown = yaml.safe_load(capsys.readouterr().out)["watch"]
 
-    assert shown["urls"] == ["http://********@one:9093/x", "http://********@x"]
+    assert shown["urls"] == ["http://one:9093/x", "********"]
     assert shown["headers"] == {"X-Api-Key": "********"}
     assert shown["costs"] == {"gpu": 2.5}
 

@@ -9,9 +9,8 @@ import yaml
 
 from gpuledger.errors import SettingsError
 from gpuledger.settings import KafkaSettings, Secret, load_settings
-from gpuledger.settings.secret import mask_address, mask_addresses
+from gpuledger.settings.secret import MASK, mask_address, mask_addresses
 from tests.errors import has_words
-from tests.tables import for_each
 
 
 class Receiver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -164,17 +163,17 @@ def test_secrets_are_compared_by_their_text() -> None:
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"RECEIVER__URL": "usr:hunter2@host:9090/w"}, "'********@host:9090/w' must begin"),
-        ({"RECEIVER__URL": "usr:hun ter2'@host/w"}, "must begin with http://, not ********@host/w"),
-        ({"RECEIVER__URL": "ftp://usr:a/hunter2@host"}, "'ftp://********@host' must begin"),
-        ({"RECEIVER__URL": "ftp://host/w?token=hunter2"}, "'ftp://host/w?********' must begin"),
-        ({"RECEIVER__URLS": "http://a,usr:hunter2@b"}, "'********@b' must begin"),
+        ({"RECEIVER__URL": "usr:hunter2@host:9090/w"}, "'********' must begin"),
+        ({"RECEIVER__URL": "usr:hun ter2'@host/w"}, "must begin with http://, not ********"),
+        ({"RECEIVER__URL": "ftp://usr:a/hunter2@host"}, "'********' must begin"),
+        ({"RECEIVER__URL": "ftp://host/w?token=hunter2"}, "'ftp://host/w' must begin"),
+        ({"RECEIVER__URLS": "http://a,usr:hunter2@b"}, "'********' must begin"),
         (
             {"RECEIVER__HEADERS": "Authorization=Bearer hunter2"},
             "HEADERS: expected a mapping, {",
         ),
         ({"RECEIVER__HEADERS": "{X: hunter2: x}"}, "HEADERS: expected a mapping, {"),
-        ({"RECEIVER__PORTS": "usr:hunter2@host"}, "got '********@host'"),
+        ({"RECEIVER__PORTS": "usr:hunter2@host"}, "got '********'"),
     ],
 )
 def test_an_error_names_the_setting_and_shows_its_value_masked(
@@ -230,76 +229,34 @@ def test_the_printed_settings_mask_what_is_secret_in_an_address(
 
     assert "hunter2" not in shown
     assert yaml.safe_load(shown)["receiver"]["urls"] == [
-        "http://a/w?********",
-        "http://********",
-        "http://********@x",
+        "http://a/w",
+        "********",
+        "********",
     ]
 
 
-ADDRESSES = [
-    ("http://host:9090/w", "http://host:9090/w"),
-    ("http://usr:hunter2@host:9090/w", "http://********@host:9090/w"),
-    ("http://hunter2@host/w", "http://********@host/w"),
-    ("http://usr:hunter2#pw@host/w", "http://********"),
-    ("http://usr:hunter2?pw@host/w", "http://********"),
-    ("http://usr:hunter2/pw@host/w", "http://********@host/w"),
-    ("http://usr:p@hunter2@host/w", "http://********@host/w"),
-    ("http://host/w?token=hunter2", "http://host/w?********"),
-    ("http://u:hunter2@host?a=hunter2", "http://********@host?********"),
-    ("usr:hunter2@host:9090/w", "********@host:9090/w"),
-    ("http:///usr:hunter2@host/x", "http:///********@host/x"),
-    ("http:///hunter2@host/x", "http:///********@host/x"),
-    ("https:////usr:hunter2@host/x?a=hunter2", "https:////********@host/x?********"),
-    ("s3:/usr:hunter2@host/x", "********@host/x"),
-    ("http://host/w#hunter2", "http://host/w#********"),
-    ("http://host/w;token=hunter2", "http://host/w;********"),
-    ("http://host#hunter2", "http://host#********"),
-    ("http:///w;token=hunter2?a=hunter2", "http:///w;********"),
-    ("host:9090/w?token=hunter2", "host:9090/w?********"),
-    ("127.0.0.1:9;token=hunter2", "127.0.0.1:9;********"),
-    ("http://host/@x", "http://********@x"),
-    ("file:///var/lib/store", "file:///var/lib/store"),
-    ("me@example.org", "********@example.org"),
-    ("localhost:9092,other:9092", "localhost:9092,other:9092"),
-    ("/var/lib/a?b#c", "/var/lib/a?b#c"),
-]
-
-
-@for_each("address, masked", ADDRESSES)
-@for_each("around", ["{}", "at '{}': refused", '{{"url":"{}","to":"x"}}', "a {} b"])
-def test_an_address_is_masked_where_user_password_and_query_stand(
+@pytest.mark.parametrize(
+    ("address", "masked"),
+    [
+        ("http://host:9090/w", "http://host:9090/w"),
+        ("http://usr:hunter2@host:9090/w", "http://host:9090/w"),
+        ("http://hunter2@host/w", "http://host/w"),
+        ("http://u:hunter2@host?a=hunter2", "http://host"),
+        ("http://host/w#hunter2", "http://host/w"),
+        ("http://usr:hunter2#pw@host/w", MASK),
+        ("http://usr:hunter2/pw@host/w", MASK),
+        ("usr:hunter2@host:9090/w", MASK),
+        ("http://a,http://u:hunter2@b", MASK),
+        ("localhost:9092,other:9092", "localhost:9092,other:9092"),
+        ("/var/lib/a?b#c", "/var/lib/a?b#c"),
+    ],
+)
+@pytest.mark.parametrize("around", ["{}", "at '{}': refused", '{{"url":"{}","to":"x"}}', "a {} b"])
+def test_an_address_is_masked_in_a_value_and_in_a_text(
     address: str, masked: str, around: str
 ) -> None:
     assert mask_address(address) == masked
     assert mask_addresses(around.format(address)) == around.format(masked)
-
-
-@pytest.mark.parametrize(
-    ("value", "masked"),
-    [
-        (" s3://usr:hunter2@host/x", " s3://********@host/x"),
-        ("\t http:///usr:hunter2@host/x", "\t http:///********@host/x"),
-        ("//usr:hunter2@host/x?hunter2", "//********@host/x?********"),
-        ("a:1,http:///usr:hunter2@b", "********@b"),
-        ("a, http:///usr:hunter2@b", "********@b"),
-        ("host/w?token=hunter2", "host/w?********"),
-        ("http://usr:hun ter2@host/w ?a b=hunter2", "http://********@host/w ?********"),
-        ("^(kube|istio)-.*;x", "^(kube|istio)-.*;x"),
-        ("/srv/a;b=c?d=e#f", "/srv/a;********"),
-        ("/srv/a;b?d#f", "/srv/a;b?d#f"),
-    ],
-)
-def test_a_value_that_was_mistyped_is_masked_as_the_address_that_was_meant(
-    value: str, masked: str
-) -> None:
-    assert mask_address(value) == masked
-
-
-def test_each_address_of_a_list_is_masked_by_itself_where_a_blank_tells_where_it_ends() -> None:
-    text = "http://a:1, http://u:hunter2@b?c=hunter2,http://d"
-
-    assert mask_addresses(text) == "http://a:1, http://********@b?********"
-    assert mask_addresses("http://a,http://u:hunter2@b") == "http://********@b"
 
 
 def test_no_piece_of_a_secret_that_a_comma_or_a_colon_has_parted_is_shown() -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuledger.runtime import Readiness
-from gpuledger.runtime.http.exchange import HttpRequest, Response
+from gpuledger.runtime.http.asgi import AsgiApp, Message
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger_reports.api.answering import AnswerSettings, ReportAnswer, answer_to
 from gpuledger_reports.api.pages import ReportPages
-from gpuledger_reports.api.processes import AnswererPool
+from gpuledger_reports.api.processes import Ask
 from gpuledger_reports.api.questions import Question
 from gpuledger_reports.api.store_state import StoreState
 from tests.unit.reports.stores import (
@@ -29,6 +29,32 @@ DAY = "2026-10-01T00:00:00Z,2026-10-02T00:00:00Z"
 NOW_SECONDS = (BEGIN_US + 20 * HOUR_US) / 1e6
 INTERVAL_SECONDS = 3600.0
 PRICES = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Response:
+    """An answer to a request."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+async def ask(app: AsgiApp, path: str, query: str = "") -> Response:
+    """Return the answer to a GET of an ASGI application."""
+    told: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        told.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": path, "headers": []}
+    await app({**scope, "query_string": query.encode()}, receive, send)
+    start, body = told
+    headers = {name.decode(): value.decode() for name, value in start["headers"]}
+    return Response(status=start["status"], headers=headers, body=body["body"])
 
 
 def small_store(folder: Path) -> AnswerSettings:
@@ -67,7 +93,6 @@ class InlineAnswerer:
 
     settings: AnswerSettings
     asked: list[Question] = field(default_factory=list)
-    is_closed: bool = False
     waits_for: asyncio.Event | None = None
     """What an answer waits for, as one that takes long."""
 
@@ -76,9 +101,6 @@ class InlineAnswerer:
             await self.waits_for.wait()
         self.asked.append(question)
         return answer_to(question, self.settings)
-
-    async def close(self) -> None:
-        self.is_closed = True
 
 
 class InlinePages:
@@ -91,28 +113,24 @@ class InlinePages:
         self.pages = ReportPages(cache_bytes=cache_bytes, now=lambda: NOW_SECONDS)
         self.clock_seconds = 0.0
         self.store = StoreState(
-            self.looker,
+            lambda question: self.looker.ask(question),  # noqa: PLW0108  # tests replace `ask`
             check=self.check,
             interval_seconds=INTERVAL_SECONDS,
             timeout_seconds=0.05,
             monotonic_seconds=lambda: self.clock_seconds,
         )
-        self.pool = AnswererPool(
-            lambda: self.answerer, count=1, max_waiting=4, timeout_seconds=60.0
-        )
 
     async def get(self, path: str, query: str = "") -> Response:
-        request = HttpRequest(method="GET", path=path, query=query, headers={})
-        return await self.pages.show(request)
+        return await ask(self.pages.app(), path, query)
 
     async def look(self) -> None:
         """Look at the store now."""
         await self.store.look()
 
     @asynccontextmanager
-    async def running(self, pool: AnswererPool | None = None) -> AsyncIterator[None]:
+    async def running(self, ask: Ask | None = None) -> AsyncIterator[None]:
         """Answer while the context is open, once the store was looked at."""
-        task = asyncio.create_task(self.pages.run(pool or self.pool, self.store))
+        task = asyncio.create_task(self.pages.run(ask or self.answerer.ask, self.store))
         try:
             # An inline answerer never waits: one step of the loop is all that a look takes.
             await asyncio.sleep(0)

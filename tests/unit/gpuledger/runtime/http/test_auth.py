@@ -16,8 +16,10 @@ from prometheus_client import REGISTRY
 
 from gpuledger.errors import UserError
 from gpuledger.runtime import CheckSeverity, Readiness, serve_health
-from gpuledger.runtime.http.exchange import HttpRequest, Response
-from gpuledger.runtime.http.health_pages import WebGuard
+from gpuledger.runtime.file_watch import FileWatch
+from gpuledger.runtime.http.asgi import Receive, Scope, Send, respond
+from gpuledger.runtime.http.web_config import WebGuard
+from gpuledger.runtime.readiness import Check
 from tests.errors import has_words
 from tests.fakes.seconds import Seconds
 from tests.real.services.certificates import Authority, KeyPair
@@ -27,7 +29,6 @@ USERS = f"basic_auth_users: {{alice: {HASH}}}\n"
 ALICE = "alice:right"
 TLS = "tls_server_config: {cert_file: server.pem, key_file: server-key.pem%s}\n"
 CLIENTS = ", client_auth_type: RequireAndVerifyClientCert, client_ca_file: ca.pem"
-METRICS = HttpRequest(method="GET", path="/metrics", headers={})
 HANDSHAKE = (aiohttp.ClientError, ssl.SSLError, OSError)
 
 
@@ -38,15 +39,15 @@ def authority(tmp_path: Path) -> Authority:
     return authority
 
 
-async def page(_: HttpRequest) -> Response:
-    return Response(body=b"page")
+async def page(_: Scope, __: Receive, send: Send) -> None:
+    await respond(send, b"page")
 
 
 @asynccontextmanager
 async def serving(folder: Path, text: str) -> AsyncIterator[str]:
     file = folder / "web.yml"
     file.write_text(text)
-    guard = WebGuard(file, poll_interval_seconds=0)
+    guard = WebGuard(file, check=Check(), watch=FileWatch([file], poll_interval_seconds=0))
     scheme = "https" if text.startswith("tls") else "http"
     async with serve_health(
         listen="127.0.0.1:0", readiness=Readiness(), guard=guard, others=page
@@ -132,13 +133,6 @@ async def test_an_odd_login_is_a_wrong_one(tmp_path: Path, login: str) -> None:
         writer.close()
 
 
-async def test_configured_headers_are_on_every_answer(tmp_path: Path) -> None:
-    text = "http_server_config: {headers: {X-Frame-Options: deny}}\n" + USERS
-    async with serving(tmp_path, text) as url:
-        for page in ("/livez", "/metrics"):
-            assert (await get(url + page))[1]["X-Frame-Options"] == "deny"
-
-
 @pytest.mark.parametrize(
     ("offered", "spoken", "is_understood"),
     [
@@ -164,19 +158,6 @@ async def test_the_versions_of_tls_are_those_allowed(
         else:
             with pytest.raises(HANDSHAKE):
                 await asked
-
-
-async def test_a_suite_of_tls_12_is_chosen_by_its_name(
-    tmp_path: Path, authority: Authority
-) -> None:
-    suites = ", cipher_suites: [TLS_AES_128_GCM_SHA256, TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256]"
-    tls = trusting(authority, version=ssl.TLSVersion.TLSv1_2)
-    async with serving(tmp_path, TLS % suites) as url:
-        tls.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
-        assert (await get(url + "/livez", tls=tls))[0] == 200
-        tls.set_ciphers("ECDHE-ECDSA-AES256-GCM-SHA384")
-        with pytest.raises(HANDSHAKE):
-            await get(url + "/livez", tls=tls)
 
 
 async def test_a_client_shows_its_certificate_for_all_but_probes(
@@ -250,17 +231,6 @@ async def test_whether_clients_are_asked_for_a_certificate_counts_without_a_rest
         assert (await get(url + "/metrics", tls=trusting(authority)))[0] == 403
 
 
-@pytest.mark.parametrize("before", [CLIENTS + "}\n" + USERS + "#", CLIENTS])
-async def test_a_change_by_which_nobody_is_asked_any_more_is_refused(
-    tmp_path: Path, authority: Authority, before: str
-) -> None:
-    async with serving(tmp_path, TLS % before) as url:
-        status = (await get(url + "/metrics", tls=trusting(authority)))[0]
-        assert status in (401, 403)
-        (tmp_path / "web.yml").write_text(TLS % "")
-        assert (await get(url + "/metrics", tls=trusting(authority)))[0] == status
-
-
 async def test_a_connection_from_before_a_change_is_ended_where_it_lacks_a_certificate(
     tmp_path: Path, authority: Authority
 ) -> None:
@@ -313,34 +283,21 @@ async def test_new_users_count_without_a_restart(tmp_path: Path) -> None:
         ("tls_server_config: {cert_file: server.pem, key_file: no.pem}", "key_file"),
         ("tls_server_config: {cert_file: server.pem, key_file: ca.pem}", "key_file"),
         (TLS % CLIENTS.replace("ca.pem", "no.pem"), "client_ca_file"),
-        (TLS % ", cipher_suites: [RC4]", "cipher_suites"),
-        (TLS % ", cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]", "cipher_suites"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_by_its_field(
     tmp_path: Path, authority: Authority, text: str, field: str
 ) -> None:
     (tmp_path / "web.yml").write_text(text)
-    with pytest.raises(UserError, check=has_words("web.yml", f"tls_server_config.{field}")):
-        WebGuard(tmp_path / "web.yml")
-
-
-async def test_files_are_looked_at_once_a_second_alone(tmp_path: Path) -> None:
-    file, clock, has_header = tmp_path / "web.yml", Seconds(), []
-    file.write_text(USERS)
-    guard = WebGuard(file, monotonic=clock)
-    file.write_text("http_server_config: {headers: {X-Frame-Options: deny}}\n" + USERS)
-    for _ in range(3):
-        has_header.append("X-Frame-Options" in (await guard.answer(METRICS, page)).headers)
-        clock.advance(0.5)
-    assert has_header == [False, False, True]
+    with pytest.raises(UserError, check=has_words(f"tls_server_config.{field}")):
+        WebGuard(tmp_path / "web.yml", check=Check())
 
 
 def test_a_mistake_is_told_though_nobody_asks_and_so_is_its_end(tmp_path: Path) -> None:
     file, clock = tmp_path / "web.yml", Seconds()
     file.write_text(USERS)
     check = Readiness().check("web_config", severity=CheckSeverity.WARNING)
-    guard = WebGuard(file, check=check, monotonic=clock)
+    guard = WebGuard(file, check=check, watch=FileWatch([file], monotonic=clock))
     assert check.is_ok
     file.write_text("basic_auth_users: {alice: right}\n")
     clock.advance(1)
@@ -359,8 +316,7 @@ def test_the_pages_own_certificate_that_has_expired_is_said_by_name_and_date(
     authority.issue("server", lifetime=dt.timedelta(minutes=-5))
     (tmp_path / "web.yml").write_text(TLS % "")
     check = Readiness().check("web_config", severity=CheckSeverity.WARNING)
-    guard = WebGuard(tmp_path / "web.yml", check=check)
-    assert guard.has_tls
+    assert WebGuard(tmp_path / "web.yml", check=check).context()
     assert check.detail.startswith("tls_server_config.cert_file: the certificate of 'server' in ")
     assert " expired on 20" in check.detail
     labels = {"file": str(tmp_path / "server.pem")}

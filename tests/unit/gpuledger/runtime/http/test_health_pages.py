@@ -11,7 +11,7 @@ from prometheus_client import Counter, Histogram
 
 from gpuledger.errors import UserError
 from gpuledger.runtime import Readiness, serve_health
-from gpuledger.runtime.http.exchange import HttpRequest, Response
+from gpuledger.runtime.http.asgi import Receive, Scope, Send, respond
 from tests.errors import has_words
 
 COUNTER = Counter("gpuledger_test_pages", "Counted by a test of the health pages.")
@@ -47,8 +47,8 @@ async def test_readyz_follows_the_checks() -> None:
 
 
 async def test_a_page_of_the_deployables_own_gets_path_and_query_as_they_were_sent() -> None:
-    async def show(request: HttpRequest) -> Response:
-        return Response(body=f"{request.path} {request.query}".encode())
+    async def show(scope: Scope, _: Receive, send: Send) -> None:
+        await respond(send, scope["path"].encode() + b" " + scope["query_string"])
 
     async with serve_health(listen="127.0.0.1:0", readiness=Readiness(), others=show) as address:
         assert await get(address, "/livez?own") == (200, "text/plain", "ok\n")

@@ -1,0 +1,234 @@
+"""A pod is billed for the GPU that it was given, whoever gave it and whatever it is called."""
+
+import asyncio
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from gpuledger.records import GpuFacts
+from gpuledger.runtime import Readiness
+from gpuledger_agent.context import AgentContext
+from gpuledger_agent.core.raw import CallGroup, SampleCursor
+from gpuledger_agent.host.job_directory import JobFiles, parse_job_files
+from gpuledger_agent.host.kubelet.assignments import DeviceIndex
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_agent.source_selection import play
+from gpuledger_enricher.podwatch.decode import PodReader
+from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
+from tests.unit.cases.billed import Lines, lines_of
+
+ROOT: Final = Path(__file__).parents[3]
+DATA: Final = ROOT / "tests" / "data" / "cases"
+EPOCH_NS: Final = 1_795_000_000_000_000_000
+
+
+def with_cards(scenario: dict[str, Any]) -> dict[str, Any]:
+    """Return the scenario with HAMi's annotations, which name the second card of their node."""
+    simulation = Simulation(parse_scenario(scenario), epoch_ns=EPOCH_NS)
+    card = simulation.node("counted").gpus[1].facts.uuid
+    for pod in scenario["pods"]:
+        if pod["node"] == "counted":
+            pod["annotations"] = {"hami.io/vgpu-devices-allocated": f"{card},NVIDIA,20480,25:;"}
+    return scenario
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Lines:
+    scenario = with_cards(yaml.safe_load((DATA / "holding.yaml").read_text()))
+    return lines_of(scenario, tmp_path_factory.mktemp("holding"))
+
+
+@pytest.mark.xfail(
+    raises=AssertionError, reason="the pod that reserves a GPU for others pays for all of it"
+)
+def test_a_pod_pays_for_its_fraction_of_a_gpu_that_another_pod_reserves(lines: Lines) -> None:
+    reservation = lines["gpu-reservation-placeholder-x7k2p"]
+    fraction = lines["fraction-0"]
+    assert fraction["charged_gpu_seconds"] > 0
+    assert fraction["charged_gpu_seconds"] >= fraction["used_gpu_seconds"]
+    assert float(reservation["held_idle_cost"]) == 0
+
+
+@pytest.mark.xfail(
+    raises=AssertionError, reason="a device counts only under the resource names of a setting"
+)
+def test_a_device_counts_whatever_its_resource_is_called(lines: Lines) -> None:
+    assert "notebook-0" in lines
+    assert lines["notebook-0"]["held_gpu_seconds"] > 0
+
+
+@pytest.mark.xfail(
+    raises=AssertionError, reason="HAMi's ids lead to no card of a node with several"
+)
+@pytest.mark.parametrize("pod", ["quarter-0", "quarter-1"])
+def test_a_share_that_hami_gave_is_held_by_the_annotation(lines: Lines, pod: str) -> None:
+    assert pod in lines
+    assert lines[pod]["held_gpu_seconds"] > 0
+
+
+@pytest.mark.xfail(raises=AssertionError, reason="no column tells use of what another pod holds")
+def test_a_bill_tells_use_of_a_gpu_that_another_pod_holds(lines: Lines) -> None:
+    """On both lines, in a column of any name that has `others` in it."""
+    for pod in ("hitchhiker-0", "payer-0"):
+        told = [value for name, value in lines[pod].items() if "others" in name]
+        assert told == [lines["hitchhiker-0"]["used_gpu_seconds"]], pod
+
+
+@pytest.mark.xfail(raises=AssertionError, reason="no alert compares use with allocations")
+@pytest.mark.parametrize(
+    "name",
+    [
+        r"(Unallocated|NotAllocated|WithoutAllocation|NotGiven)",
+        r"(Deleted|Gone|Orphan).*Pod|Pod(Deleted|Gone)",
+    ],
+    ids=["a GPU that the pod was not given", "a pod that is gone"],
+)
+def test_an_alert_fires_for_use_that_no_allocation_explains(name: str) -> None:
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "gpuledger.rules.yaml").read_text())
+    alerts = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
+    assert [alert for alert in alerts if re.search(name, alert)], alerts
+
+
+POD: Final = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "uid": "4f9c1d2e-0000-4000-8000-000000000001",
+        "name": "nccl-0",
+        "namespace": "ns",
+        "resourceVersion": "5",
+        "creationTimestamp": "2026-11-01T00:00:00Z",
+    },
+    "status": {},
+}
+
+
+def requested(**limits: str) -> Mapping[str, int]:
+    """Return the GPU requests that are read of a container with these limits."""
+    settings = PodwatchSettings()
+    reader = PodReader(
+        cluster="c",
+        labels=settings.labels,
+        gpu_resource_prefixes=settings.gpu_resource_prefixes,
+    )
+    content = POD | {
+        "spec": {
+            "nodeName": "n1",
+            "containers": [{"name": "main", "resources": {"limits": limits}}],
+        }
+    }
+    record = reader.read(json.dumps(content).encode())
+    assert record
+    (container,) = record.containers
+    return container.requested.resources if container.requested else {}
+
+
+@pytest.mark.xfail(raises=AssertionError, reason="all that has NVIDIA's prefix is a GPU")
+@pytest.mark.parametrize("nic", ["nvidia.com/mlnxnics", "nvidia.com/hostdev"])
+def test_a_network_card_is_no_gpu_request(nic: str) -> None:
+    assert requested(**{"nvidia.com/gpu": "1", nic: "2"}) == {"nvidia.com/gpu": 1}
+
+
+@pytest.mark.xfail(raises=AssertionError, reason="the default prefixes lack other schedulers'")
+@pytest.mark.parametrize("share", ["koordinator.sh/gpu-core", "tencent.com/vcuda-core"])
+def test_a_share_of_another_scheduler_is_a_gpu_request(share: str) -> None:
+    assert share in requested(**{share: "50"})
+
+
+def returning(name: str, gpu: int, start: float, end: float | None = None) -> dict[str, Any]:
+    lives = {"start_seconds": start} | ({"end_seconds": end} if end else {})
+    devices = [{"gpu": gpu}] if gpu >= 0 else []
+    containers = [{"name": "main", "devices": devices}]
+    return {"namespace": "web", "name": name, "node": "n", "containers": containers, **lives}
+
+
+async def held_at(scenario: dict[str, Any], seconds: float) -> list[str]:
+    """Return the GPUs that the agent books as held after this time, asked every few seconds."""
+    clock = ManualClock(start_ns=EPOCH_NS)
+    node = Simulation(parse_scenario(scenario), epoch_ns=EPOCH_NS, clock=clock).node("n")
+    host = play(node)
+    index = DeviceIndex.of(
+        [gpu.query(CallGroup.HEALTH, SampleCursor())["facts"] for gpu in host.gpus.open()]
+    )
+    context = AgentContext(host=host, settings=AgentSettings(node_name="n"), readiness=Readiness())
+    allocations = context.allocations()
+    assert allocations
+    task = asyncio.create_task(allocations.run())
+    try:
+        for at in (30.0, 63.0, seconds):
+            clock.advance(at - clock.monotonic_ns() / 1e9)
+            allocations.ask_where_due()
+            await allocations.wait_answer(5)
+        places = {uuid: str(number) for number, uuid in index.by_index.items()}
+        return sorted(places[one.gpu_uuid] for one in allocations.current(index))
+    finally:
+        task.cancel()
+
+
+@pytest.mark.xfail(raises=AssertionError, reason="a pod that has ended is told by its name alone")
+@pytest.mark.parametrize("seconds", [100.0, 600.0])
+async def test_a_pod_does_not_hold_what_an_ended_pod_of_its_name_held(seconds: float) -> None:
+    """As a pod of a StatefulSet that comes again while the kubelet lists the one before."""
+    scenario = {
+        "name": "again",
+        "nodes": [
+            {
+                "name": "n",
+                "ended_pods_listed_seconds": 600,
+                "gpus": {"model": "NVIDIA L4", "count": 2},
+            }
+        ],
+        "pods": [
+            returning("web-0", 0, 0, 60),
+            returning("web-0", 1, 65),
+            returning("agent", -1, 0),
+        ],
+    }
+    assert await held_at(scenario, seconds) == ["1"]
+
+
+def prolog_in(page: str) -> str:
+    """Return the shell script that a page gives as Slurm's prolog."""
+    blocks: list[str] = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    return next(block for block in blocks if "# Prolog" in block)
+
+
+@pytest.mark.xfail(
+    raises=AssertionError, reason="the documented prolog takes Slurm's numbers for the driver's"
+)
+def test_the_documented_prolog_gives_a_job_the_gpu_that_slurm_gave_it(tmp_path: Path) -> None:
+    """On a machine on which the device files are not in the driver's order."""
+    orders = ((0, 4), (6, 0))
+    gpus = [
+        GpuFacts(
+            uuid=f"GPU-{index}", index=index, minor_number=minor, instances=[], capabilities=[]
+        )
+        for index, minor in orders
+    ]
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    smi = programs / "nvidia-smi"
+    rows = "\n".join(f"{index}, GPU-{index}, {minor}" for index, minor in orders)
+    smi.write_text(f"#!/bin/sh\ncat <<'ROWS'\n{rows}\nROWS\n")
+    smi.chmod(0o755)
+    script = prolog_in((ROOT / "docs" / "agent.md").read_text()).replace("/run", str(tmp_path))
+    environment = {
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "4242",
+        "SLURM_JOB_GPUS": "0",
+        # Slurm's cgroup shows the job only the GPU that is its own.
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
+    subprocess.run(["/bin/sh", "-c", script], env=environment, check=True)
+    files = {one.name: one.read_bytes() for one in (tmp_path / "gpu-jobs").iterdir()}
+    held = parse_job_files(JobFiles(files), DeviceIndex.of(gpus)).allocations
+    assert [one.gpu_uuid for one in held] == ["GPU-6"]

@@ -1,0 +1,144 @@
+"""Built-in prices fit products as words, and OpenCost's clients get what they ask for."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import pytest
+
+from gpuledger_reports.pricing.policy_file import DEFAULT_FILE, parse_policy
+from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook
+from tests.unit.reports.api.questions_asked import PRICES, InlinePages, settings_for, small_store
+from tests.unit.reports.stores import held, inventory_row, pod_row, write_store
+
+WINDOW: Final = "2026-10-01T00:00:00Z,2026-10-01T23:59:59Z"
+DAY: Final = "2026-10-01T00:00:00Z,2026-10-02T00:00:00Z"
+
+
+def price_of(model: str) -> str | None:
+    """Return the name of the built-in price of a model."""
+    book = PriceBook(parse_policy(DEFAULT_FILE.read_text()))
+    price = book.rate_of(DeviceTraits("c", "n", model), date(2026, 10, 1)).price
+    return price.name if price else None
+
+
+@pytest.mark.parametrize(
+    ("model", "right"),
+    [
+        pytest.param(
+            model,
+            right,
+            marks=[pytest.mark.xfail(raises=AssertionError, reason="a pattern fits within a word")]
+            * (model in {"NVIDIA GH200 480GB", "NVIDIA GB200", "NVIDIA L40S-48Q"}),
+        )
+        for model, right in {
+            "NVIDIA GH200 480GB": "GH200",
+            "NVIDIA GB200": "GB200",
+            "NVIDIA L40S-48Q": None,
+            "NVIDIA H200 NVL": "H200",
+            "NVIDIA L40": "L40",
+            "NVIDIA A800-SXM4-80GB": "A800",
+            "NVIDIA B300 SXM6 AC": "B300",
+        }.items()
+    ],
+)
+def test_a_built_in_price_is_of_the_product_itself(model: str, right: str | None) -> None:
+    """Or there is none: a price of another product would be wrong unseen."""
+    assert price_of(model) in {right, None}
+
+
+def answer(pages: InlinePages, path: str, **parameters: str) -> tuple[int, dict[str, Any]]:
+    """Return the status and the content of an answer."""
+
+    async def ask() -> tuple[int, dict[str, Any]]:
+        async with pages.running():
+            response = await pages.get(path, urlencode(parameters))
+            return response.status, json.loads(response.body, parse_float=Decimal)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.xfail(
+    raises=AssertionError, reason="a parameter without effect and a level of containers are refused"
+)
+@pytest.mark.parametrize("aggregate", ["namespace,pod,container", "namespace,pod"])
+def test_opencosts_parquet_exporter_is_answered(tmp_path: Path, aggregate: str) -> None:
+    """It asks this with its defaults."""
+    status, content = answer(
+        InlinePages(small_store(tmp_path)),
+        "/allocation/compute",
+        window=WINDOW,
+        includeIdle="false",
+        idleByNode="false",
+        includeProportionalAssetResourceCosts="false",
+        format="json",
+        step="1h",
+        aggregate=aggregate,
+    )
+    assert status == 200, content
+    assert content["data"]
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> InlinePages:
+    folder = tmp_path_factory.mktemp("labelled")
+    labels = {"a": "trainer", "b": "server"}
+    store = write_store(
+        folder / "store",
+        usage_hourly=[held(0, "a"), held(1, "b")],
+        inventory=[inventory_row()],
+        pods=[
+            pod_row(name, labels=json.dumps({"app.kubernetes.io/name": value}))
+            for name, value in labels.items()
+        ],
+    )
+    prices = folder / "prices.yaml"
+    prices.write_text(PRICES)
+    return InlinePages(settings_for(store, prices=prices))
+
+
+def costs(content: Mapping[str, Any]) -> list[Decimal]:
+    return sorted(one["totalCost"] for each in content["data"] for one in each.values())
+
+
+def named(content: Mapping[str, Any]) -> set[str]:
+    return {name.partition("=")[2] or name for each in content["data"] for name in each}
+
+
+def test_a_label_is_known_by_its_own_name(labelled: InlinePages) -> None:
+    _, content = answer(
+        labelled, "/allocation", window=DAY, aggregate="label:app.kubernetes.io/name"
+    )
+    assert named(content) == {"trainer", "server"}
+
+
+@pytest.mark.xfail(raises=AssertionError, reason="a label is known by its own name alone")
+def test_a_label_is_known_by_prometheus_form_of_its_name(labelled: InlinePages) -> None:
+    _, content = answer(
+        labelled, "/allocation", window=DAY, aggregate="label:app_kubernetes_io_name"
+    )
+    assert named(content) == {"trainer", "server"}
+
+
+@pytest.mark.xfail(raises=AssertionError, reason="a label is known by its own name alone")
+def test_a_filter_knows_a_label_by_prometheus_form_of_its_name(labelled: InlinePages) -> None:
+    _, content = answer(
+        labelled,
+        "/allocation",
+        window=DAY,
+        aggregate="namespace",
+        filter='label[app_kubernetes_io_name]:"trainer"',
+    )
+    assert costs(content) == [7]
+
+
+@pytest.mark.xfail(raises=AssertionError, reason="only the command warns of an unknown label")
+def test_an_answer_warns_of_a_label_that_no_line_has(labelled: InlinePages) -> None:
+    status, content = answer(labelled, "/allocation", window=DAY, aggregate="label:no-such-label")
+    assert status == 200
+    assert "no-such-label" in json.dumps(content.get("warnings", content.get("warning", "")))

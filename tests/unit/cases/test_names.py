@@ -1,0 +1,81 @@
+"""Whoever used a GPU keeps the name that they had, and nobody's use becomes the host's unseen."""
+
+from collections import Counter
+from typing import Any, Final
+
+import pytest
+
+from gpuledger.records import Account
+from gpuledger_agent.host.cgroup import locate
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import Simulation
+from tests.ticks import play
+from tests.unit.enricher.join.builders import Given
+from tests.unit.enricher.join.ticks import UIDS, pod, process
+
+EPOCH_NS: Final = 1_795_000_000_000_000_000
+SCOPE: Final = "/system.slice/slurmstepd.scope"
+SLUID: Final = "s4M8TQ2XVB9C01"
+NEW_FORMS: Final = (
+    f"{SCOPE}/{SLUID}/step_0/user/task_0",
+    f"{SCOPE}/{SLUID}/step_batch/user/task_special",
+)
+
+
+def host_process(path: str) -> dict[str, Any]:
+    return {
+        "node": "n",
+        "command": "python train.py",
+        "cgroup": path,
+        "gpus": [0],
+        "load": {"busy_ratio": 0.7, "kernel_seconds": 0.01},
+        "memory_bytes": 2**30,
+    }
+
+
+@pytest.mark.xfail(
+    raises=AssertionError, reason="a job's cgroup is known by job_<id> alone, not by its SLUID"
+)
+@pytest.mark.parametrize("path", NEW_FORMS)
+def test_use_below_slurms_scope_is_never_the_hosts(path: str) -> None:
+    clock = ManualClock(start_ns=EPOCH_NS)
+    scenario = {
+        "name": "slurm",
+        "nodes": [{"name": "n", "gpus": {"model": "NVIDIA L4", "count": 1}}],
+        "pods": [],
+        "host_processes": [host_process(path)],
+    }
+    simulation = Simulation(parse_scenario(scenario), epoch_ns=EPOCH_NS, clock=clock)
+    busy = Counter[str]()
+    for tick in play(simulation.node("n"), clock, [1.0] * 4):
+        for books in book_tick(tick.sample):
+            for entry in books.entries:
+                if entry.account is not Account.IDLE:
+                    busy[entry.account.value] += entry.busy_ns or 0
+    assert busy.total() > 2 * 10**9
+    assert busy["host"] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "job"),
+    [(f"{SCOPE}/job_4243/step_0/user/task_0", "4243"), (f"/user.slice/{SLUID}/step_0", None)],
+)
+def test_a_job_is_named_by_slurms_own_cgroup_alone(path: str, job: str | None) -> None:
+    assert locate(f"0::{path}").job_id == job
+
+
+@pytest.mark.xfail(raises=AssertionError, reason="the join forgets a pod with its record")
+def test_a_pod_that_is_gone_keeps_its_name_while_its_process_works() -> None:
+    """As after a deletion by force of a pod whose process cannot be killed."""
+    given = Given()
+    given.read_pod(pod())
+    used = {"processes": [process(container=0, sm_utilization_ratio=0.5)]}
+    named = given.take(**used)
+    given.read_tombstone(UIDS[0])
+    names = [(one.namespace, one.name) for one in named.pods]
+    for _ in range(3):
+        given.wait(600)
+        event = given.take(time_ns=given.now_ns, **used)
+        assert [(one.namespace, one.name) for one in event.pods] == names

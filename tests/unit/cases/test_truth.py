@@ -1,0 +1,178 @@
+"""Booked time is within 1 % of the truth, or its method says that it is an estimate."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any, Final
+
+import pynvml
+import pytest
+
+from gpuledger_enricher.join.booking.books import book_tick
+from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.nvml.readings import Readings
+from gpuledger_simulator.plan import PlannedProcess
+from gpuledger_simulator.sampling_windows import DriverWindow, SamplingWindows
+from gpuledger_simulator.scenario.load import parse_scenario
+from gpuledger_simulator.simulation import SimulatedNode, Simulation
+from tests import ticks
+from tests.truth_runs import EPOCH_NS, RUN_SECONDS, Played, Use, errors_of, play_use, watch
+
+MEASURED: Final = frozenset({"exclusive", "process_utilization"})
+"""Methods that claim to be right."""
+BOUND: Final = 0.01
+
+
+def drawn(seed: int) -> Random:
+    return Random(seed)  # noqa: S311  # a scenario, no secret
+
+
+def process(load: float, kernel_seconds: float, **more: object) -> dict[str, Any]:
+    return {
+        "command": "python",
+        "gpus": [0],
+        "load": {"busy_ratio": load, "kernel_seconds": kernel_seconds},
+        "memory_bytes": 2**30,
+        **more,
+    }
+
+
+def use_of(*processes: Mapping[str, Any]) -> Use:
+    """Return what pods do on a GPU, each with one of these processes."""
+    return Use([{"processes": [one]} for one in processes])
+
+
+LONG_KERNELS: Final = use_of(process(0.4, 0.8))
+
+
+def hold_to_claim(played: Played, tick_seconds: float) -> None:
+    """Hold GPU-seconds to the bound while a method claims to have measured them."""
+    off = errors_of(played, tick_seconds=tick_seconds).largest.busy_ns
+    methods = {str(books.busy_method) for one in played.samples for books in book_tick(one)}
+    claimed = methods & MEASURED
+    assert off <= BOUND or not claimed, f"off by {off:.1%}, by {claimed}"
+
+
+class RatesOnly:
+    """A driver that has utilization rates and no samples."""
+
+    def __init__(self, nvml: Any) -> None:  # noqa: ANN401  # a module or its stand-in
+        self._nvml = nvml
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # whatever it has
+        return getattr(self._nvml, name)
+
+    def nvmlDeviceGetSamples(self, *_: object) -> None:  # noqa: N802  # NVML's name
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+@pytest.mark.xfail(
+    raises=AssertionError, reason="one window's rate is booked as the whole interval's"
+)
+@pytest.mark.parametrize("tick_seconds", [1.0, 5.0, 10.0])
+def test_rates_without_samples_are_not_taken_for_a_measurement(tick_seconds: float) -> None:
+    def watched(node: SimulatedNode, clock: ManualClock) -> list[Any]:
+        rates_only: Any = RatesOnly(node.nvml)
+        told = replace(node, nvml=rates_only)
+        return watch(told, clock, tick_seconds=tick_seconds, seconds=RUN_SECONDS)
+
+    played = play_use(
+        LONG_KERNELS, {}, tick_seconds=tick_seconds, random=drawn(1), watched_by=watched
+    )
+    hold_to_claim(played, tick_seconds)
+
+
+@pytest.mark.xfail(
+    raises=AssertionError, reason="samples far below the device's are scaled up like rounding"
+)
+def test_process_samples_far_below_the_device_are_not_taken_for_a_measurement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A driver may tell how much of the chip a process fills, and not for how long it ran."""
+    plain = SamplingWindows._counted_ns  # noqa: SLF001  # a form of driver that has no setting
+
+    def filled(self: SamplingWindows, one: PlannedProcess, window: DriverWindow) -> float:
+        first = min(each.pid for each in self._gpu.processes)
+        return plain(self, one, window) * (0.2 if one.pid == first else 1.0)
+
+    monkeypatch.setattr(SamplingWindows, "_counted_ns", filled)
+    use = use_of(process(0.45, 0.005), process(0.45, 0.005))
+    hold_to_claim(play_use(use, {}, tick_seconds=1.0, random=drawn(1)), 1.0)
+
+
+@pytest.mark.xfail(
+    raises=AssertionError, reason="a process that left and came back is not marked as ended"
+)
+@pytest.mark.parametrize("tick_seconds", [1.0, 5.0])
+def test_pods_that_take_turns_faster_than_the_interval_are_told_apart(
+    tick_seconds: float,
+) -> None:
+    length = 0.7
+    turns = [
+        {
+            "first_seconds": length * place,
+            "length_seconds": length,
+            "every_seconds": 2 * length,
+            "count": 300,
+        }
+        for place in range(2)
+    ]
+    use = use_of(*(process(0.9, 0.004, visits=visits) for visits in turns))
+    played = play_use(use, {}, tick_seconds=tick_seconds, random=drawn(0))
+    hold_to_claim(played, tick_seconds)
+
+
+@pytest.mark.xfail(raises=AssertionError, reason="a window that has not come yet is booked as idle")
+@pytest.mark.parametrize("tick_seconds", [1.0, 5.0])
+def test_samples_that_come_seconds_late_are_not_taken_for_idle(
+    monkeypatch: pytest.MonkeyPatch, tick_seconds: float
+) -> None:
+    """They come 2 s after their end, and up to 5 s while the GPU is busy."""
+    newer, latest = SamplingWindows.newer_than, SamplingWindows.latest
+    newest_ns: dict[int, int] = {}
+
+    def shown_ns(windows: SamplingWindows, now_ns: int) -> int:
+        busy_ns = windows._gpu.device_busy_ns(now_ns - 10**9, now_ns)  # noqa: SLF001  # as above
+        due_ns = round(now_ns - 2 * 10**9 - 3 * busy_ns)
+        newest_ns[id(windows)] = max(newest_ns.get(id(windows), 0), due_ns)
+        return newest_ns[id(windows)]
+
+    def late_newer(
+        self: SamplingWindows, last_seen_us: int, *, now_ns: int
+    ) -> Sequence[DriverWindow]:
+        return newer(self, last_seen_us, now_ns=shown_ns(self, now_ns))
+
+    def late_latest(self: SamplingWindows, now_ns: int) -> DriverWindow:
+        return latest(self, shown_ns(self, now_ns))
+
+    monkeypatch.setattr(SamplingWindows, "newer_than", late_newer)
+    monkeypatch.setattr(SamplingWindows, "latest", late_latest)
+    played = play_use(LONG_KERNELS, {}, tick_seconds=tick_seconds, random=drawn(1))
+    hold_to_claim(played, tick_seconds)
+
+
+@pytest.mark.xfail(raises=AssertionError, reason="a total of 0 bytes is shown as a reading")
+def test_a_total_of_no_memory_is_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some drivers of GPUs with unified memory answer with success and zeros."""
+    answer = Readings.nvmlDeviceGetMemoryInfo
+
+    def zeros(self: Readings, handle: Any, version: int | None = None) -> Any:  # noqa: ANN401  # a ctypes struct
+        memory = answer(self, handle, version)
+        memory.total = memory.used = memory.free = 0
+        if version:
+            memory.reserved = 0
+        return memory
+
+    monkeypatch.setattr(Readings, "nvmlDeviceGetMemoryInfo", zeros)
+    clock = ManualClock(start_ns=EPOCH_NS)
+    containers = [{"name": "main", "processes": [process(0.5, 0.005)]}]
+    scenario = {
+        "name": "zeros",
+        "nodes": [{"name": "n", "gpus": {"model": "NVIDIA A100-SXM4-80GB", "count": 1}}],
+        "pods": [{"namespace": "a", "name": "a-0", "node": "n", "containers": containers}],
+    }
+    simulation = Simulation(parse_scenario(scenario), epoch_ns=EPOCH_NS, clock=clock)
+    (tick,) = ticks.play(simulation.node("n"), clock, [1.0])
+    (reading,) = tick.sample.gpus
+    assert reading.memory_total_bytes != 0
+    assert reading.memory_used_bytes != 0
