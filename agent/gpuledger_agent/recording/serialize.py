@@ -149,7 +149,8 @@ def from_json(value: Json, handles: Handles, move: Move) -> Any:  # noqa: ANN401
             return pynvml.nvmlFriendlyObject(parts)
         case {"struct": name, "fields": fields}:
             return _read_struct(name, fields, handles, move)
-    return value
+        case _:
+            return value
 
 
 def _read_struct(name: str, fields: dict[str, Json], handles: Handles, move: Move) -> Any:  # noqa: ANN401  # as above
