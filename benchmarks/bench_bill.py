@@ -19,10 +19,10 @@ from deltalake.transaction import AddAction
 from benchmarks.figure import Figure
 from gpuledger.store.schema import PARTITION_COLUMN, PODS, TableSchema, table_uri
 from gpuledger.store.usage_schema import INVENTORY, NODES, USAGE_HOURLY
-from gpuledger_reports.billing import BillMaker
-from gpuledger_reports.periods import parse_period
-from gpuledger_reports.policy_file import read_policy
-from gpuledger_reports.usage_sums import UsageReader
+from gpuledger_reports.pricing.billing import BillMaker
+from gpuledger_reports.pricing.periods import parse_window
+from gpuledger_reports.pricing.policy_file import read_policy
+from gpuledger_reports.reading.usage_sums import UsageReader
 
 NAME = "bill"
 GPUS: Final = 10_000
@@ -179,7 +179,9 @@ def _measure_bills(store: str, by: tuple[str, ...]) -> _Measured:
 
 def _bill_seconds(store: str, by: tuple[str, ...]) -> tuple[float, float]:
     began, cpu_began = time.monotonic(), time.process_time()
-    bill = BillMaker(UsageReader(store), read_policy(None), by=by).make(parse_period("2026-10"))
+    bill = BillMaker(UsageReader(store), read_policy(None), by=by).make(
+        parse_window("2026-10", option="period", now_us=0)
+    )
     seconds, cpu_seconds = time.monotonic() - began, time.process_time() - cpu_began
     if bill.line_cost != bill.origin_cost or not bill.lines:
         raise AssertionError("the bill does not add up")

@@ -20,7 +20,7 @@ from benchmarks.quix import find_quix, measure_quix
 from benchmarks.ticks import Fleet
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import Bus, Message, Record, Subscription, WholeBus
+from gpuledger.bus.protocol import Bus, Message, Record, Subscription
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import GpuEvent, NodeSample
@@ -30,7 +30,7 @@ from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import KafkaSettings
 from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_enricher.join.join_command import run_join
-from gpuledger_enricher.join.join_settings import Guarantee, JoinSettings, JoinTuning
+from gpuledger_enricher.join.join_settings import JoinSettings, JoinTuning
 from gpuledger_enricher.join.pods.describe import DescriptionCache
 from gpuledger_enricher.join.stage import make_event
 from tests.default_topics import EVENTS, SAMPLES
@@ -44,10 +44,6 @@ _PER_BATCH: Final = 40
 _DEADLINE_SECONDS: Final = 180.0
 _RATE: Final = "ticks/s/core"
 _MICROSECONDS: Final = "microseconds/tick"
-_GUARANTEES: Final[Mapping[Guarantee, str]] = {
-    "at_least_once": "join_ticks_per_core_second",
-    "exactly_once": "join_exactly_once_ticks_per_core_second",
-}
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -63,18 +59,14 @@ def run() -> Iterator[Figure]:
         "codec_floor": 1e6 / (steps["decode"] + steps["encode"]),
         "floor": 1e6 / (steps["decode"] + steps["join"] + steps["encode"]),
     }
-    for guarantee, name in _GUARANTEES.items():
-        with run_kafka() as kafka:  # a broker each: what one join marked, the other would leave out
-            settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
-            joined = asyncio.run(_over_kafka(settings, fleet, ticks, guarantee))
-            if guarantee == "at_least_once":
-                steps["poll"], steps["send"] = asyncio.run(_measure_bus(settings))
-            quix = measure_quix(settings, guarantee, nodes=_CACHED_NODES, ticks=_TICKS)
-        yield Figure(name=name, value=joined, unit=_RATE, reference=quix)
-        for floor, rate in floors.items():
-            yield Figure(
-                name=f"join.{guarantee}_of_{floor}", value=joined, unit=_RATE, reference=rate
-            )
+    with run_kafka() as kafka:
+        settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers)
+        joined = asyncio.run(_over_kafka(settings, fleet, ticks))
+        steps["poll"], steps["send"] = asyncio.run(_measure_bus(settings))
+        quix = measure_quix(settings, nodes=_CACHED_NODES, ticks=_TICKS)
+    yield Figure(name="join_ticks_per_core_second", value=joined, unit=_RATE, reference=quix)
+    for floor, rate in floors.items():
+        yield Figure(name=f"join.of_{floor}", value=joined, unit=_RATE, reference=rate)
     for step in ("poll", "decode", "join", "encode", "send"):
         yield Figure(name=f"join.{step}", value=steps[step], unit=_MICROSECONDS)
     yield Figure(name="join.tick_bytes", value=sum(map(len, ticks)) / _TICKS, unit="bytes/tick")
@@ -110,14 +102,12 @@ def _timed(spent: dict[str, float], step: str, work: Callable[[A], B], thing: A)
     return made
 
 
-async def _over_kafka(
-    settings: KafkaSettings, fleet: Fleet, ticks: Sequence[bytes], guarantee: Guarantee
-) -> float:
+async def _over_kafka(settings: KafkaSettings, fleet: Fleet, ticks: Sequence[bytes]) -> float:
     """Return ticks a second and core of the join."""
     await create_topics(settings)
     await publish_pods(settings, fleet)
     await publish_one_by_one(settings, ticks, nodes=_NODES)
-    tuning = JoinTuning(processing_guarantee=guarantee, podwatch_timeout_seconds=0)
+    tuning = JoinTuning(podwatch_timeout_seconds=0)
     return _TICKS / await _join_all(KafkaBus(settings), JoinSettings(join=tuning))
 
 
@@ -149,8 +139,8 @@ class _PodsRead(Check):
         self.at_cpu_seconds = time.process_time()
 
 
-async def _join_all(bus: WholeBus, settings: JoinSettings) -> float:
-    """Join until all events are acknowledged, and committed where that goes along.
+async def _join_all(bus: Bus, settings: JoinSettings) -> float:
+    """Join until all events are committed.
 
     Gives the CPU seconds from when the pods are read.
     """

@@ -27,7 +27,8 @@ from benchmarks.pods import (
     watch_line,
 )
 from gpuledger.clock import SystemClock
-from gpuledger_enricher.podwatch.api import JSON, Answer, Api, open_api
+from gpuledger_enricher.podwatch.api import JSON, Answer, Api
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.events import Phase, Upserted
 from gpuledger_enricher.podwatch.kinds import NAMESPACE, NODE, POD, ObjectKind
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
@@ -212,7 +213,7 @@ class _Recorded:
         accept: str = JSON,  # noqa: ARG002  # the form of the seam
     ) -> AsyncIterator[Answer]:
         """Yield the same answer to everything."""
-        yield _RecordedAnswer(self._chunks)
+        yield cast("Answer", _RecordedAnswer(self._chunks))
 
 
 class _RecordedAnswer:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from gpuledger.errors import UnavailableError
 from gpuledger.settings import KafkaSettings
-from gpuledger_enricher.join.join_settings import Guarantee
 
 _ROOT = Path(__file__).parents[1]
 _DEADLINE_SECONDS = 180.0
@@ -19,13 +18,13 @@ def find_quix() -> None:
         raise UnavailableError("quixstreams is not installed; `make bench` installs it")
 
 
-def measure_quix(settings: KafkaSettings, guarantee: Guarantee, *, nodes: int, ticks: int) -> float:
+def measure_quix(settings: KafkaSettings, *, nodes: int, ticks: int) -> float:
     """Return ticks a second and core of Quix Streams, over the ticks that lie on the broker.
 
     Raises UnavailableError, with what it said last, where it does not get through them.
     """
     command = [sys.executable, "-m", "benchmarks.quix_join"]
-    command += ["--servers", settings.bootstrap_servers, "--guarantee", guarantee]
+    command += ["--servers", settings.bootstrap_servers]
     command += ["--nodes", str(nodes), "--ticks", str(ticks)]
     ended = subprocess.run(  # noqa: S603  # our own
         command, cwd=_ROOT, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False

@@ -10,7 +10,7 @@ import gc
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from quixstreams import Application
 
@@ -19,7 +19,6 @@ from benchmarks.ticks import Fleet
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import NodeSample
 from gpuledger_enricher.join.booking.books import book_tick
-from gpuledger_enricher.join.join_settings import Guarantee
 from gpuledger_enricher.join.pods.describe import DescriptionCache
 from gpuledger_enricher.join.stage import make_event
 from tests.default_topics import EVENTS, SAMPLES
@@ -41,7 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quix_join", description=__doc__)
     parser.add_argument("--servers", required=True, help="of the broker")
-    parser.add_argument("--guarantee", required=True, choices=get_args(Guarantee))
     parser.add_argument("--nodes", required=True, type=int, help="whose pods are cached")
     parser.add_argument("--ticks", required=True, type=int, help="after how many to end")
     return parser
@@ -80,9 +78,9 @@ def _cpu_seconds(join: Callable[[bytes], bytes], options: argparse.Namespace) ->
 def _application(options: argparse.Namespace, folder: str) -> Application:
     return Application(
         broker_address=options.servers,
-        consumer_group=f"quix-{options.guarantee}",
+        consumer_group="quix",
         auto_offset_reset="earliest",
-        processing_guarantee=options.guarantee.replace("_", "-"),
+        processing_guarantee="exactly-once",
         producer_extra_config={"compression.type": "zstd"},
         auto_create_topics=False,
         state_dir=folder,

@@ -16,9 +16,10 @@ from gpuledger.bus.protocol import Record
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.codec import decoder_of, encode
 from gpuledger.keys import key_in
+from gpuledger.ledger.series import EventSeries
 from gpuledger.records import GpuEvent
 from gpuledger_sinks.remote_write.active_series import ActiveSeries, series_budget
-from gpuledger_sinks.remote_write.node_intervals import NodeIntervals, TickValues
+from gpuledger_sinks.remote_write.node_intervals import NodeIntervals
 from gpuledger_sinks.remote_write.wire import Version, encode_request
 from gpuledger_sinks.settings import RemoteWriteSettings
 
@@ -49,7 +50,7 @@ def measure_memory(version: Version = Version.V2) -> SeriesMemory:
 
 def _measure(connection: Connection, version: Version) -> None:
     decode = decoder_of("events", GpuEvent).decode
-    values, series = TickValues(), ActiveSeries(budget=series_budget(_UNBOUNDED))
+    values, series = EventSeries(), ActiveSeries(budget=series_budget(_UNBOUNDED))
     record = Record("events", 0, 0, 0, None, None)
     interval_ns = (
         round(RemoteWriteSettings(url="http://localhost").interval_seconds) * NS_PER_SECOND

@@ -245,10 +245,6 @@ class DeadLetterQueue:
         messages = {at: [letter.message() for letter in placed[at]] for at in placed}
         return Drained(letters=letters, messages=messages, next_offsets=self._next_offsets(letters))
 
-    def next_offsets(self) -> Mapping[TopicPartition, int]:
-        """Return how far the topics of state have letters once all that wait are published."""
-        return self._next_offsets(self._waiting)
-
     def skip_before(self, partition: TopicPartition, offset: int) -> None:
         """Make no letters of a partition's records before an offset: they have theirs."""
         self._has_letters_before[partition] = offset

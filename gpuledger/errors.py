@@ -3,6 +3,7 @@
     GpuledgerError
     ├── UserError              say it in one line, exit 2
     │   ├── SettingsError
+    │   ├── ArgumentError
     │   ├── TopicsError        (a BusError too)
     │   └── RefusedError       (a BusError too)
     ├── BusError               a service waits and tries again, whoever has to mend it
@@ -33,6 +34,14 @@ class UserError(GpuledgerError):
 
 class SettingsError(UserError):
     """A setting that is unknown, mistyped or missing."""
+
+
+class ArgumentError(UserError):
+    """An option of a command, or a parameter of a request, that is invalid."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name}: {problem}")
+        self.name, self.problem = name, problem
 
 
 class BusError(GpuledgerError):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from gpuledger.topics import Topics
+from gpuledger.topics import Topics, replay_group
 
 Resource = Literal["topic", "group", "transactionalId"]
 
@@ -24,14 +24,15 @@ class TopicUse:
 
 
 _LIST: Final = "dead letters list"
-_PUT_BACK: Final = "dead letters replay"
+_REPLAY: Final = "dead letters replay"
 _SINKS: Final = ("sink remote_write", "sink alerts", "sink store", "sink rows")
+_REPLAYABLE_SINKS: Final = ("sink remote_write", "sink store", "sink rows")
 
 USES: Final = (
-    TopicUse(topic="samples", writers=("agent", _PUT_BACK), readers=("join", "replay")),
+    TopicUse(topic="samples", writers=("agent", _REPLAY), readers=("join", "replay")),
     TopicUse(topic="readings", writers=("agent",), readers=("sink remote_write",)),
-    TopicUse(topic="processes", writers=("agent", _PUT_BACK), readers=("join",)),
-    TopicUse(topic="incidents", writers=("agent", _PUT_BACK), readers=("join",)),
+    TopicUse(topic="processes", writers=("agent", _REPLAY), readers=("join",)),
+    TopicUse(topic="incidents", writers=("agent", _REPLAY), readers=("join",)),
     TopicUse(topic="inventory", writers=("agent",), readers=("sink store",)),
     TopicUse(
         topic="pods", writers=("podwatch",), readers=("podwatch", "join", "sink store", "replay")
@@ -47,7 +48,7 @@ USES: Final = (
         readers=("podwatch", "join", "sink store", "replay"),
     ),
     TopicUse(topic="events", writers=("join",), readers=(*_SINKS, "replay")),
-    TopicUse(topic="progress", writers=("join",), readers=("join", _PUT_BACK)),
+    TopicUse(topic="progress", writers=("join",), readers=("join",)),
     TopicUse(
         topic="watermarks",
         writers=("podwatch", "join", "sink store", "sink rows"),
@@ -58,11 +59,10 @@ USES: Final = (
         writers=("join",),
         readers=("sink remote_write", "sink alerts", "sink store"),
     ),
-    TopicUse(topic="rows", writers=("sink rows", _PUT_BACK)),
+    TopicUse(topic="rows", writers=("sink rows",)),
     TopicUse(topic="counters", writers=("sink remote_write",), readers=("sink remote_write",)),
-    TopicUse(
-        topic="dead_letters", writers=("join", *_SINKS, _PUT_BACK), readers=(_LIST, _PUT_BACK)
-    ),
+    TopicUse(topic="dead_letters", writers=("join", *_SINKS), readers=(_LIST, _REPLAY)),
+    TopicUse(topic="replay", writers=(_REPLAY,), readers=_REPLAYABLE_SINKS),
 )
 """One row a topic, in the order of the topic table. What others read is granted to them."""
 
@@ -124,7 +124,7 @@ DEPLOYABLES: Final = (
         shown="`gpuledger dead-letters list`, `gpuledger dead-letters show`",
     ),
     KafkaUser(
-        name=_PUT_BACK,
+        name=_REPLAY,
         user="gpuledger-dead-letters-replay",
         shown="`gpuledger dead-letters replay`",
     ),
@@ -157,6 +157,8 @@ def grants(who: KafkaUser, topics: Topics) -> Iterator[Grant]:
     if who.group:
         group = topics.group(who.group)
         yield Grant(resource="group", name=group, operations=("Read",))
+        if who.name in _REPLAYABLE_SINKS:
+            yield Grant(resource="group", name=replay_group(group), operations=("Read",))
         if who.is_transactional:
             # Behind the group's name stand the topic and the partition that is worked on.
             yield Grant(

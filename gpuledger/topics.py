@@ -26,6 +26,7 @@ from gpuledger.records import (
     NodeSample,
     PodRecord,
     ProcessRecord,
+    ReplayedEvent,
     Watermark,
 )
 
@@ -223,6 +224,13 @@ class Topics(Collection[Topic]):
             retention_ms=7 * _DAY_MS,
             extra={"retention.bytes": str(2**30), "segment.bytes": str(128 * 2**20)},
         )
+        self.replay = Topic(
+            name=f"{prefix}.replay.v1",
+            record=ReplayedEvent,
+            key="event.cluster/event.node",
+            # As long as the dead letters, so that a sink may be away for as long.
+            retention_ms=7 * _DAY_MS,
+        )
         self._all = (
             self.samples,
             self.readings,
@@ -239,6 +247,7 @@ class Topics(Collection[Topic]):
             self.rows,
             self.counters,
             self.dead_letters,
+            self.replay,
         )
         self.by_name: Mapping[str, Topic] = {topic.name: topic for topic in self._all}
 
@@ -266,6 +275,11 @@ class Topics(Collection[Topic]):
         if not name.startswith(f"{OWN_PREFIX}-"):
             return name
         return self.prefix + name.removeprefix(OWN_PREFIX)
+
+
+def replay_group(group: str) -> str:
+    """Return the consumer group in which a sink of this group reads the replay topic."""
+    return f"{group}-replay"
 
 
 def agreed_partitions(counts: Mapping[str, int]) -> int:

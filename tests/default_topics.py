@@ -20,3 +20,4 @@ WATERMARKS: Final = TOPICS.watermarks
 ATTRIBUTED_INCIDENTS: Final = TOPICS.attributed_incidents
 ROWS: Final = TOPICS.rows
 DEAD_LETTERS: Final = TOPICS.dead_letters
+REPLAY: Final = TOPICS.replay

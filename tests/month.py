@@ -32,10 +32,10 @@ from gpuledger.topics import Topic, partition_of_node
 from gpuledger_agent.context import run_agent
 from gpuledger_agent.settings import AgentSettings, SpoolSettings
 from gpuledger_agent.source_selection import play
-from gpuledger_reports.billing import Bill, BillMaker
-from gpuledger_reports.policy_file import ReadPolicy, parse_policy
-from gpuledger_reports.times import Window
-from gpuledger_reports.usage_sums import UsageReader
+from gpuledger_reports.pricing.billing import Bill, BillMaker
+from gpuledger_reports.pricing.policy_file import ReadPolicy, parse_policy
+from gpuledger_reports.reading.times import Window
+from gpuledger_reports.reading.usage_sums import UsageReader
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.plan import NEVER_NS
 from gpuledger_simulator.simulation import Simulation

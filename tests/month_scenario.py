@@ -17,7 +17,7 @@ from typing import Any, Final
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger_simulator.plan import PlannedPod
 from gpuledger_simulator.scenario.load import parse_scenario
-from gpuledger_simulator.scenario.schema import PluginDevice, Scenario
+from gpuledger_simulator.schema import PluginDevice, Scenario
 from gpuledger_simulator.simulation import Simulation
 
 EPOCH_NS: Final = 1_790_812_800 * NS_PER_SECOND

@@ -18,15 +18,19 @@ from contextlib import (
     suppress,
 )
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal
 from uuid import uuid4
+
+from typing_extensions import override
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import SystemClock
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
-from gpuledger_enricher.podwatch.api import JSON, Answer, Api, open_api
+from gpuledger_enricher.podwatch.api import Answer, Api
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.events import Deleted, Phase, Skipped, Step, Upserted
 from gpuledger_enricher.podwatch.kinds import POD, ObjectKind
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
@@ -37,6 +41,7 @@ from gpuledger_enricher.watched_records import RecordT, WatchedRecord
 
 DEADLINE_SECONDS = 30.0
 MERGE = "application/merge-patch+json"
+NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Cluster(ABC):
@@ -203,31 +208,20 @@ def published(steps: Iterable[Step[Any]], *, kind: ObjectKind[Any] = POD) -> dic
     }
 
 
-class _Noting:
+class _Noting(Api):
     """Passes requests on and keeps what they asked for."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, settings: KubernetesSettings) -> None:
+        super().__init__(settings)
         self._api = api
         self.asked: list[Mapping[str, str]] = []
-        self.send = api.send
 
-    def get(
-        self,
-        path: str,
-        *,
-        query: Mapping[str, str],
-        idle_timeout_seconds: float,
-        total_seconds: float,
-        accept: str = JSON,
+    @override
+    def request(
+        self, method: str, path: str, *, query: Mapping[str, str] = NO_QUERY, **how: Any
     ) -> AbstractAsyncContextManager[Answer]:
         self.asked.append(query)
-        return self._api.get(
-            path,
-            query=query,
-            idle_timeout_seconds=idle_timeout_seconds,
-            total_seconds=total_seconds,
-            accept=accept,
-        )
+        return self._api.request(method, path, query=query, **how)
 
 
 @asynccontextmanager
@@ -254,7 +248,7 @@ async def following(
         labels=["app"], node_labels=["team"], namespace_annotations=["example.com/cost-center"]
     )
     async with open_api(settings) as opened:
-        api = _Noting(opened)
+        api = _Noting(opened, settings)
         reflector = Reflector(
             kind=kind,
             api=api,

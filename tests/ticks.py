@@ -6,8 +6,9 @@ from typing import Final
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.keys import NodeId
 from gpuledger.records import EventContainer, GpuEvent, NodeSample
-from gpuledger_agent.core.node_looks import LookPlan
-from gpuledger_agent.core.raw import ClockReading, SampleCursor
+from gpuledger_agent.core.fast_polls import FastPollPlan
+from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick
+from gpuledger_agent.core.raw import ClockReading, RawGpuSample, SampleCursor
 from gpuledger_agent.core.tick import NodeTick
 from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from gpuledger_agent.sampling import Sampler
@@ -15,35 +16,43 @@ from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.simulation import SimulatedNode
 
-LOOK_PAUSE_NS: Final = NS_PER_SECOND // 10
+FAST_POLL_PAUSE_NS: Final = NS_PER_SECOND // 10
+
+
+def tick_gpu(
+    gpu: GpuSampler, raw: RawGpuSample, *, now_ns: int, interval_ns: int = NS_PER_SECOND
+) -> GpuTick:
+    """Have one GPU tick at a time of the monotonic clock."""
+    at = ClockReading(time_ns=10**18 + now_ns, monotonic_ns=now_ns, boottime_ns=now_ns)
+    return gpu.tick(raw, at=at, interval_ns=interval_ns)
 
 
 def tick_of(sampler: Sampler, gpus: Sequence[NvidiaGpu], clock: Clock) -> NodeTick | None:
     """Ask the GPUs now and give the tick; none where it is the first, which only opens counters."""
-    at, seen = ClockReading.read(clock), sampler.last_seen()
+    at, seen = ClockReading.read(clock), sampler.begin_tick()
     answers = [gpu.query_all(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
     return sampler.sample(answers, at=at)
 
 
-def take_looks(
+def take_fast_polls(
     sampler: Sampler, gpus: Sequence[NvidiaGpu], clock: ManualClock, node_clock: Clock, tick_ns: int
 ) -> None:
-    """Go on by the length of a tick, and look in between as the agent's loop does."""
+    """Advance by a tick's length, with fast polls in between as in the agent's loop."""
     begin_ns = clock.monotonic_ns()
-    plan = LookPlan(
+    plan = FastPollPlan(
         begin_ns=begin_ns,
         end_ns=begin_ns + tick_ns,
         lag_ns=sampler.lag_ns,
-        pause_ns=LOOK_PAUSE_NS,
+        pause_ns=FAST_POLL_PAUSE_NS,
     )
-    while look_time := plan.next(
-        clock.monotonic_ns(), is_close=bool(sampler.looks.watched_closely(clock.monotonic_ns()))
+    while poll_time := plan.next(
+        clock.monotonic_ns(), is_close=bool(sampler.watched_closely(clock.monotonic_ns()))
     ):
-        clock.advance((look_time.at_ns - clock.monotonic_ns()) / NS_PER_SECOND)
+        clock.advance((poll_time.at_ns - clock.monotonic_ns()) / NS_PER_SECOND)
         at = ClockReading.read(node_clock)
-        cursors = sampler.looks.cursors(look_time.others, now_ns=at.monotonic_ns)
+        cursors = sampler.fast_poll_cursors(poll_time.others, now_ns=at.monotonic_ns)
         asked = [gpu for gpu in gpus if gpu.uuid in cursors]
-        sampler.record_looks([gpu.look(cursors[gpu.uuid], at=at) for gpu in asked])
+        sampler.take_fast_polls([gpu.fast_poll(cursors[gpu.uuid], at=at) for gpu in asked])
     clock.advance((plan.end_ns - clock.monotonic_ns()) / NS_PER_SECOND)
 
 
@@ -53,7 +62,7 @@ def play(node: SimulatedNode, clock: ManualClock, lengths: Sequence[float]) -> l
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     made = []
     for seconds in [0.0, *lengths]:
-        take_looks(sampler, gpus, clock, node.clock, round(seconds * NS_PER_SECOND))
+        take_fast_polls(sampler, gpus, clock, node.clock, round(seconds * NS_PER_SECOND))
         if tick := tick_of(sampler, gpus, node.clock):
             made.append(tick)
     return made

@@ -21,7 +21,7 @@ from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import SimulatedNode, Simulation
-from tests.ticks import take_looks, tick_of
+from tests.ticks import take_fast_polls, tick_of
 from tests.unit.owners import pod_of
 
 EPOCH_NS: Final = 1_795_000_000_000_000_000
@@ -369,7 +369,7 @@ def watch(
     while clock.monotonic_ns() < end_ns:
         if tick := tick_of(sampler, gpus, node.clock):
             made.append(tick.sample)
-        take_looks(sampler, gpus, clock, node.clock, tick_ns)
+        take_fast_polls(sampler, gpus, clock, node.clock, tick_ns)
         tick_ns = round(tick_seconds * NS_PER_SECOND)
     return made
 

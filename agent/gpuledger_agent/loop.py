@@ -14,7 +14,7 @@ from gpuledger.records import Incident, Inventory
 from gpuledger.runtime import Check
 from gpuledger.runtime.logs import Repeats
 from gpuledger.topics import Topics
-from gpuledger_agent.core.node_looks import LookPlan, LookTime, OthersScope
+from gpuledger_agent.core.fast_polls import FastPollPlan, FastPollTime
 from gpuledger_agent.core.raw import ClockReading, NodeFacts, RawGpuSample
 from gpuledger_agent.core.tick import NodeTick
 from gpuledger_agent.exposition.node_state import NodeState
@@ -163,49 +163,45 @@ class SampleLoop:
             wait_seconds = schedule.advance(self.clock.monotonic_ns())
 
     async def _wait(self, seconds: float) -> None:
-        """Wait for the next tick, and look meanwhile at the GPUs that need it (`core.looks`)."""
+        """Wait for the next tick, with fast polls of the GPUs that need them in between."""
         begin_ns = self.clock.monotonic_ns()
-        plan = LookPlan(
+        plan = FastPollPlan(
             begin_ns=begin_ns,
             end_ns=begin_ns + round(seconds * NS_PER_SECOND),
             lag_ns=self.sampler.lag_ns,
             pause_ns=round(self.settings.look_seconds * NS_PER_SECOND),
         )
-        while look_time := self._next_look(plan):
-            await self._sleep_until(look_time.at_ns)
-            await self._try_look(look_time.others)
+        while poll_time := self._next_fast_poll(plan):
+            await self._sleep_until(poll_time.at_ns)
+            with self._fast_polling():
+                cursors = self.sampler.fast_poll_cursors(
+                    poll_time.others,
+                    now_ns=self.clock.monotonic_ns(),
+                    accounting_gpus=self.driver.accounting_gpus,
+                )
+                if cursors:
+                    self.sampler.take_fast_polls(await self.driver.fast_poll(cursors))
         await self._sleep_until(plan.end_ns)
 
-    async def _try_look(self, others: OthersScope) -> None:
-        """Look once."""
-        with self._looking():
-            cursors = self.sampler.looks.cursors(
-                others,
-                now_ns=self.clock.monotonic_ns(),
-                accounting_gpus=self.driver.accounting_gpus,
-            )
-            if cursors:
-                self.sampler.record_looks(await self.driver.look(cursors))
-
-    def _take_late_looks(self) -> None:
-        """Take in what came later than a look waits: a tick needs the energy that it read."""
-        with self._looking():
-            self.sampler.record_looks(self.driver.take_looks())
+    def _take_late_polls(self) -> None:
+        """Take in what came later than a fast poll waits: a tick needs the energy that it read."""
+        with self._fast_polling():
+            self.sampler.take_fast_polls(self.driver.take_late_polls())
 
     @contextmanager
-    def _looking(self) -> Iterator[None]:
-        """Have what goes wrong in a look cost what looks told, and log it once."""
+    def _fast_polling(self) -> Iterator[None]:
+        """Limit the cost of a failure to what fast polls told, and log it once."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # the tick to come asks for all of it again
             LOOKS_FAILED.inc()
-            self.sampler.looks.forget()
+            self.sampler.drop_fast_polls()
             if count := _repeats.count(f"look {type(error).__name__}"):
                 _log.exception("look_failed", count=count)
 
-    def _next_look(self, plan: LookPlan) -> LookTime | None:
+    def _next_fast_poll(self, plan: FastPollPlan) -> FastPollTime | None:
         now_ns = self.clock.monotonic_ns()
-        closely = self.driver.accounting_gpus or self.sampler.looks.watched_closely(now_ns)
+        closely = self.driver.accounting_gpus or self.sampler.watched_closely(now_ns)
         return plan.next(now_ns, is_close=bool(closely))
 
     async def _sleep_until(self, at_ns: int) -> None:
@@ -238,8 +234,8 @@ class SampleLoop:
         began_seconds = time.perf_counter()
         if self.allocations:
             self.allocations.ask_where_due()
-        self._take_late_looks()
-        poll = await self.driver.poll(self.sampler.last_seen())
+        self._take_late_polls()
+        poll = await self.driver.poll(self.sampler.begin_tick())
         if poll:
             self._check_mig(poll.samples)
         # Before the tick: its allocations are found among these devices.
@@ -254,7 +250,7 @@ class SampleLoop:
             await self.allocations.wait_answer(
                 self.settings.tick_seconds * _ANSWER_RATIO - spent_seconds
             )
-        self._take_late_looks()
+        self._take_late_polls()
         tick = self.sampler.sample(
             # Where the driver is away, so are all its GPUs: who holds them holds them on.
             poll.samples if poll else (),

@@ -13,54 +13,47 @@ from typing import Annotated, Final, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from gpuledger.clock import NS_PER_MS, NS_PER_US
-from gpuledger.errors import UserError
+from gpuledger.clock import NS_PER_US
+from gpuledger.errors import ArgumentError, UserError
 from gpuledger_cli.bill_table import bill_table
 from gpuledger_cli.long_work import printing_progress
-from gpuledger_cli.replay.range_plan import parse_moment
 from gpuledger_cli.store_arguments import (
     StorageOption,
     require_writable,
     storage_options_of,
     written,
 )
-from gpuledger_reports.asked import AskedError
-from gpuledger_reports.bill_output import (
+from gpuledger_reports.presenting.explanation import explanation_of
+from gpuledger_reports.presenting.focus import focus_columns, focus_rows
+from gpuledger_reports.presenting.output import (
     as_csv,
     as_json,
-    columns_of,
     dimensions_without_value,
     hours_text,
     parquet_columns,
-    row_of,
-    time_text,
     usage_text,
     write_parquet,
 )
-from gpuledger_reports.billing import Bill, BillMaker
-from gpuledger_reports.closing import (
+from gpuledger_reports.pricing.billing import Bill, BillMaker
+from gpuledger_reports.pricing.closing import (
     ClosedLine,
     change_since_close,
     closed_lines,
     refusals_of,
     standing_bill,
 )
-from gpuledger_reports.closing import close as close_bill
-from gpuledger_reports.explaining import explanation_of
-from gpuledger_reports.focus import focus_columns, focus_rows
-from gpuledger_reports.money import money_text
-from gpuledger_reports.periods import last_month, month_of, parse_period, window_of
-from gpuledger_reports.policy_file import PolicyError, read_policy
-from gpuledger_reports.times import DAY_US, HOUR_US, Window
-from gpuledger_reports.usage_sums import UsageReader
+from gpuledger_reports.pricing.closing import close as close_bill
+from gpuledger_reports.pricing.money import money_text
+from gpuledger_reports.pricing.periods import bill_window, month_of
+from gpuledger_reports.pricing.policy_file import PolicyError, read_policy
+from gpuledger_reports.pricing.rows import columns_of, row_of
+from gpuledger_reports.reading.times import DAY_US, Window, time_text
+from gpuledger_reports.reading.usage_sums import UsageReader
 
 MADE: Final = 0
 WRONG: Final = 1
 UNPRICED: Final = 3
 NOTHING: Final = 4
-_HOUR_MS: Final = HOUR_US // 1000
-LAST_MONTH: Final = "last-month"
-"""For who cannot say which, such as a CronJob."""
 _WIDTH_IN_FILES: Final = 160
 _HTML_MODULES: Final = frozenset({"jinja2", "markupsafe", "vl_convert"})
 _HELP: Final = """
@@ -97,8 +90,8 @@ class BillOf:
     period: Annotated[
         str | None,
         Parameter(
-            help="A month such as 2026-10, a day or a year, in UTC, or last-month; absent: the"
-            " month of the newest usage. One that is not over is billed up to where there is usage."
+            help="A month such as 2026-10, a day, a year, lastmonth, 7d or TIME,TIME, in UTC;"
+            " absent: the month of the newest usage. It is billed up to where there is usage."
         ),
     ] = None
     from_: Annotated[
@@ -148,7 +141,7 @@ class BillOf:
         """Raise UserError where the period or the prices are not said."""
         missing = []
         if not (self.period or self.from_ or self.to):
-            missing.append("--period: name what is closed for good, such as 2026-10 or last-month")
+            missing.append("--period: name what is closed for good, such as 2026-10 or lastmonth")
         if self.prices is None:
             missing.append(
                 "--prices: name the file of your prices; the built-in ones are examples, and"
@@ -171,11 +164,8 @@ class BillOf:
     def arguments(self, made: Bill) -> list[str]:
         """Return the arguments by which this very bill is made again; no values of options."""
         times = (time_text(made.window.begin_us), "--to", time_text(made.window.end_us))
-        # What is said of now, as last month, means another time later.
-        is_fixed = self.period is not None and self.period != LAST_MONTH
-        found = ["--store", self.store]
-        found += ["--period", str(self.period)] if is_fixed else ["--from", *times]
-        found += ["--by", ",".join(made.by)]
+        # As times: `lastmonth` means another month later.
+        found = ["--store", self.store, "--from", *times, "--by", ",".join(made.by)]
         found += ["--prices", str(self.prices)] if self.prices else []
         # Keys of object stores are among them: a bill is sent around.
         for key in storage_options_of(self.storage_option):
@@ -193,24 +183,14 @@ class BillOf:
 
     @cached_property
     def _window(self) -> Window:
+        given = {"period": self.period, "from": self.from_, "to": self.to}
         with _naming_options():
-            return self._asked_window()
-
-    def _asked_window(self) -> Window:
-        if self.from_ is None and self.to is not None:
-            raise UserError("--to: needs --from; give both, or --period")
-        if self.from_ is not None:
-            if self.period is not None:
-                raise UserError("--period: give either that or --from and --to")
-            begin_ms, end_ms = _hour_of(self.from_, "--from"), _hour_of(self.to or "now", "--to")
-            if self.to is None:
-                # As far as there is anything to bill, and an hour at least.
-                end_ms = -(-self._reader.usage_end_us // HOUR_US) * _HOUR_MS
-                end_ms = max(begin_ms + _HOUR_MS, end_ms)
-            return window_of(begin_ms, end_ms)
-        if self.period == LAST_MONTH:
-            return last_month(time.time_ns() // NS_PER_US)
-        return parse_period(self.period) if self.period else month_of(self._reader.usage_end_us)
+            window = bill_window(
+                {name: text for name, text in given.items() if text is not None},
+                now_us=time.time_ns() // NS_PER_US,
+                complete_until_us=lambda: self._reader.usage_end_us,
+            )
+        return window or month_of(self._reader.usage_end_us)
 
 
 @contextmanager
@@ -218,8 +198,8 @@ def _naming_options() -> Iterator[None]:
     """Raise what is wrong with a part of what is asked as UserError, by the option's name."""
     try:
         yield
-    except AskedError as error:
-        raise UserError(f"--{error.about}: {error.problem}") from error
+    except ArgumentError as error:
+        raise UserError(f"--{error.name}: {error.problem}") from error
 
 
 Output = Annotated[
@@ -282,10 +262,7 @@ def bill(
 
 @app.command
 def check(file: Path) -> int:
-    """Check a file of prices and policies; exit 1 where it has mistakes, each with its line.
-
-    What is allowed and probably meant otherwise is said on standard error.
-    """
+    """Check a file of prices and policies; exit 1 where it has mistakes, each with its line."""
     try:
         read = read_policy(file)
     except PolicyError as error:
@@ -297,8 +274,6 @@ def check(file: Path) -> int:
     if not (policy.prices or policy.energy):
         sys.stdout.write(f"{file}: line 1: prices: there is none, and GPUs would cost nothing\n")
         return WRONG
-    for doubt in read.doubts:
-        sys.stderr.write(f"gpuledger: {file}: {doubt}\n")
     sys.stdout.write(
         f"{file}: ok: {len(policy.prices)} prices in {policy.currency}, {len(policy.energy)} energy"
         f" prices, {len(policy.teams)} team rows, {len(policy.budgets)} budgets,"
@@ -355,7 +330,7 @@ def explain(
     )
     try:
         found = explanation_of(made, line, maker=maker, closed=closed, max_rows=rows)
-    except AskedError as error:
+    except ArgumentError as error:
         raise UserError(
             f"{error.problem}; give the `line` of `gpuledger bill … --format json`, with the same"
             " --period, --by and --prices"
@@ -369,7 +344,7 @@ def _html_writer() -> Callable[..., str]:
     """Return what writes pages; raises UserError where its libraries are not installed."""
     try:
         # Charts bring 88 MB of an engine, which no other format loads.
-        from gpuledger_reports.bill_html import as_html  # noqa: PLC0415  # see above
+        from gpuledger_reports.presenting.bill_html import as_html  # noqa: PLC0415  # see above
     except ModuleNotFoundError as error:
         if error.name not in _HTML_MODULES:
             raise
@@ -378,23 +353,6 @@ def _html_writer() -> Callable[..., str]:
             " gpuledger with its extra html: pip install 'gpuledger[demo,html]'"
         ) from error
     return as_html
-
-
-def _hour_of(text: str, option: str) -> int:
-    """Return the whole hour that a time means, in milliseconds; raises UserError for half ones.
-
-    Hours counted back from now are whole ones, and `now` is the end of the hour under way; a time
-    that is written out has to be a whole hour, which `window_of` looks at.
-    """
-    now_ms = time.time_ns() // NS_PER_MS
-    moment_ms = parse_moment(text, option=option, now_ms=now_ms)
-    if text == "now":
-        return -(-moment_ms // _HOUR_MS) * _HOUR_MS
-    if not text.startswith("-"):
-        return moment_ms
-    if (now_ms - moment_ms) % _HOUR_MS:
-        raise UserError(f"{option}: bills are of whole hours, and {text} is none; give -2h or -7d")
-    return moment_ms // _HOUR_MS * _HOUR_MS
 
 
 def _write(text: str, output: Path | None) -> None:

@@ -12,9 +12,10 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from gpuledger_reports.bill_output import hours_text, state_of, time_text
-from gpuledger_reports.billing import Bill
-from gpuledger_reports.money import money_text, text_of
+from gpuledger_reports.presenting.output import hours_text, state_of
+from gpuledger_reports.pricing.billing import Bill
+from gpuledger_reports.pricing.money import money_text, text_of
+from gpuledger_reports.reading.times import time_text
 
 # What rich puts around each cell, and once more before the first.
 _AROUND: Final = 3

@@ -20,7 +20,7 @@ import gpuledger.runtime.process_metrics
 import gpuledger_agent.metrics
 import gpuledger_enricher.join.join_metrics
 import gpuledger_enricher.podwatch.pod_metrics
-import gpuledger_reports.metrics
+import gpuledger_reports.api.metrics
 import gpuledger_sinks.metrics
 from gpuledger.codegen import generate
 from gpuledger.errors import UserError
@@ -85,7 +85,7 @@ DEPLOYABLES: Final = {
     "podwatch": gpuledger_enricher.podwatch.pod_metrics,
     "join": gpuledger_enricher.join.join_metrics,
     "sinks": gpuledger_sinks.metrics,
-    "reports": gpuledger_reports.metrics,
+    "reports": gpuledger_reports.api.metrics,
     "join and sinks": gpuledger.dead_letter_queue,
     "every consumer of a topic": gpuledger.bus.gaps,
     "every deployable": gpuledger.runtime.process_metrics,

@@ -18,16 +18,17 @@ import msgspec
 from cyclopts import Parameter
 
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import History, HistoryReader, Message, Span, WholeBus
+from gpuledger.bus.protocol import Bus, HistoryReader, Message, Span
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
 from gpuledger.codec import decoder_of, encode
 from gpuledger.completeness import PODWATCH, key_of
 from gpuledger.errors import UndecodableError, UserError
 from gpuledger.keys import NodeId, node_key
 from gpuledger.records import Inventory, Watermark
+from gpuledger.time_ranges import parse_moment, write_moment
 from gpuledger.topics import partition_of_node
-from gpuledger_cli.replay.range_plan import parse_moment, write_moment
-from gpuledger_cli.topics import BootstrapServers, Config, kafka_settings, read_watermarks
+from gpuledger_cli.kafka_options import BootstrapServers, Config, kafka_settings
+from gpuledger_cli.topics import read_watermarks
 
 _SILENT_NS: Final = 2 * NS_PER_MINUTE
 """After so long the join calls a node silent: one that ticked since is at work."""
@@ -105,7 +106,7 @@ def retire(
 
 
 async def retire_from(
-    bus: WholeBus, cluster: str, node: str | None = None, *, now_ns: int, since_ns: int
+    bus: Bus, cluster: str, node: str | None = None, *, now_ns: int, since_ns: int
 ) -> Retired:
     """Retire a cluster, or one node of it, from a time on; return what was taken back.
 
@@ -189,7 +190,7 @@ def _some(names: Sequence[str]) -> str:
     return (", ".join(names[:_NAMED]) or "none") + more
 
 
-async def read_inventories(bus: History, reader: HistoryReader) -> dict[NodeId, LastWord]:
+async def read_inventories(bus: Bus, reader: HistoryReader) -> dict[NodeId, LastWord]:
     """Return the newest inventory of each node, of those that the store believes."""
     decoder = decoder_of(bus.topics.inventory.name, Inventory)
     found: dict[NodeId, LastWord] = {}
@@ -216,7 +217,7 @@ async def read_inventories(bus: History, reader: HistoryReader) -> dict[NodeId, 
 
 
 async def read_ticked_nodes(
-    bus: History, reader: HistoryReader, partitions: Collection[int], *, since_ms: int
+    bus: Bus, reader: HistoryReader, partitions: Collection[int], *, since_ms: int
 ) -> set[bytes]:
     """Return the keys of the nodes that have ticked in these partitions since then."""
     spans = await reader.spans(bus.topics.samples.name)
@@ -232,7 +233,7 @@ async def read_ticked_nodes(
     }
 
 
-async def publish_ends(bus: WholeBus, told: Told, *, now_ns: int, since_ns: int) -> Retired:
+async def publish_ends(bus: Bus, told: Told, *, now_ns: int, since_ns: int) -> Retired:
     """Publish that it is gone, and return what that was."""
     # A node that has none by its last word, as one that was retired before, has nothing to end.
     ended = [last for last in told.inventories.values() if last.boards]

@@ -20,7 +20,7 @@ from gpuledger.errors import UserError
 from gpuledger.settings.secret import shown_url
 from gpuledger.store.schema import ENTRIES, TableSchema
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
-from gpuledger_cli.replay.range_plan import parse_duration
+from gpuledger.time_ranges import parse_duration
 from gpuledger_cli.store_arguments import StorageOption, StoreUri, storage_options_of
 from gpuledger_sinks.errors import ReceiverUnavailableError
 from gpuledger_sinks.store.maintainer import (

@@ -5,10 +5,8 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
-import msgspec
 import yaml
 from cyclopts import App, Parameter
 from cyclopts.validators import Number
@@ -17,16 +15,16 @@ from rich.table import Table
 
 from gpuledger.bus.administration import TopicLine, check_topics, create_topics
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import History
+from gpuledger.bus.protocol import Bus
 from gpuledger.clock import NS_PER_MS
 from gpuledger.codec import decoder_of
 from gpuledger.completeness import MAX_AHEAD_NS, Completeness, key_of
 from gpuledger.errors import UndecodableError
 from gpuledger.records import Watermark
 from gpuledger.rights import ApiVersion, strimzi_manifests
-from gpuledger.settings import KafkaSettings, Option, load_settings
+from gpuledger.time_ranges import parse_moment, write_moment
 from gpuledger.topics import Topics
-from gpuledger_cli.replay.range_plan import parse_moment, write_moment
+from gpuledger_cli.kafka_options import BootstrapServers, Config, kafka_settings
 
 WIDTH_IN_FILES: Final = 160
 _COLOURS: Final = {"ok": "green", "created": "green"}
@@ -38,25 +36,8 @@ app = App(
 )
 
 
-class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is read from the settings file and the environment."""
-
-    kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-topics")
-    """How to reach the brokers."""
-
-
 Stage = Literal["join", "store", "rows", "podwatch"]
 MAX_OFFSET: Final = 2**63 - 1
-BootstrapServers = Annotated[
-    str | None, Parameter(help="Brokers to ask first, host:port, separated by commas.")
-]
-Config = Annotated[
-    Path | None,
-    Parameter(
-        help="Settings file (YAML) of any deployable; its kafka section is read, which"
-        " `gpuledger-join --help` lists."
-    ),
-]
 Partitions = Annotated[
     int | None,
     Parameter(
@@ -141,7 +122,7 @@ def complete(
     return 0 if lines[0].startswith("complete") else 1
 
 
-async def read_watermarks(history: History, stage: Stage) -> tuple[int, list[Watermark]]:
+async def read_watermarks(history: Bus, stage: Stage) -> tuple[int, list[Watermark]]:
     """Return how many partitions there are, and what holds of them by the stage's word."""
     topics = history.topics
     spoken_of = {"podwatch": topics.pods, "rows": topics.rows}.get(stage, topics.events)
@@ -236,24 +217,6 @@ def strimzi(
         # One by one, as an anchor for what several share is nothing for people.
         yaml.safe_dump(manifest, sys.stdout, sort_keys=False, explicit_start=True)
     return 0
-
-
-def kafka_settings(*, bootstrap_servers: str | None, config: Path | None) -> KafkaSettings:
-    """Read the settings as a deployable does; raises `SettingsError`."""
-    argv = [f"--config={config}"] if config else []
-    argv += [f"--bootstrap-servers={bootstrap_servers}"] if bootstrap_servers else []
-    option = Option(
-        name="--bootstrap-servers", setting="kafka.bootstrap_servers", help="Brokers to ask first."
-    )
-    loaded = load_settings(
-        TopicsSettings,
-        prog="gpuledger topics",
-        description="",
-        options=[option],
-        argv=argv,
-        ignores_other_sections=True,
-    )
-    return loaded.kafka
 
 
 def show(lines: Iterable[TopicLine]) -> None:

@@ -6,7 +6,6 @@ requests, each of them again where a broker is away.
 """
 
 import asyncio
-import struct
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -16,15 +15,13 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import Any, Final, Literal, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
     KafkaError,
@@ -35,7 +32,6 @@ from aiokafka.errors import (
 )
 
 from gpuledger.bus.kafka_connection import KafkaConnection
-from gpuledger.bus.kafka_requests import heed_refused_group_offsets
 from gpuledger.errors import RefusedError, TopicsError
 from gpuledger.settings import KafkaSettings
 from gpuledger.topics import Topic, Topics
@@ -49,9 +45,6 @@ a broker may not have heard yet of one that was just made."""
 _NO_RIGHT: Final = frozenset(
     {TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno}
 )
-# Where things stand in a group that is described, which aiokafka hands over as a bare tuple.
-_MEMBERS: Final = 5
-_METADATA: Final = -2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,27 +111,6 @@ class KafkaAdmin:
             for topic, config in configs.items()
         }
 
-    async def groups(self) -> dict[str, frozenset[str]]:
-        """Return, for each consumer group, the topics it has committed offsets of or subscribes to.
-
-        A group that this user may not describe is not among them.
-        """
-        listed = await self._repeated("listing groups", self._client.list_consumer_groups)
-        found = {}
-        for name, *_ in listed:
-            offsets = await self._repeated(
-                f"reading the offsets of {name}",
-                partial(self._client.list_consumer_group_offsets, name),
-            )
-            # A group that is new has committed nothing, one that ended subscribes to nothing.
-            committed = frozenset(partition.topic for partition in offsets)
-            found[name] = committed | subscribed_topics(await self._members(name))
-        return found
-
-    async def has_members(self, group: str) -> bool:
-        """Return whether a consumer group has a member, or one that the brokers take for alive."""
-        return bool(await self._members(group))
-
     async def create(self, topics: Sequence[WantedTopic]) -> None:
         """Make topics and wait until they can be seen; `TopicsError` where one is refused."""
         made = [
@@ -161,6 +133,17 @@ class KafkaAdmin:
         async with self._connection.asking("waiting for the topics that were created"):
             while len(await self.describe(names)) < len(names):  # noqa: ASYNC110  # brokers send no event
                 await asyncio.sleep(PAUSE_SECONDS)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete topics, those that are there; `TopicsError` where one is refused."""
+        answer = await self._repeated(
+            "deleting topics", lambda: self._client.delete_topics(list(names))
+        )
+        for name, code in answer.topic_error_codes:
+            if code in _NO_RIGHT:
+                raise self._refused("deleting topics", [name], rights="Delete")
+            if code not in (0, UnknownTopicOrPartitionError.errno):
+                raise TopicsError(f"{name} was not deleted: {for_code(code).description}")
 
     async def _partitions(self) -> dict[str, Any]:
         described = await self._repeated("looking up topics", self._client.describe_topics)
@@ -210,14 +193,6 @@ class KafkaAdmin:
             f" grant it {rights} on these topics"
         )
 
-    async def _members(self, group: str) -> list[Sequence[Any]]:
-        # One at a time: aiokafka cannot read an answer on several.
-        answers = await self._repeated(
-            f"describing {group}", lambda: self._client.describe_consumer_groups([group])
-        )
-        members = [described[_MEMBERS] for answer in answers for described in answer.groups]
-        return list(chain.from_iterable(members))
-
     async def _repeated(self, doing: str, ask: Callable[[], Awaitable[T]]) -> T:
         # Not a `RetryingCaller`: a command of a few seconds, within the connection's deadline, that
         # has no check, and asks brokers that choose a controller or come to know a topic.
@@ -232,20 +207,6 @@ class KafkaAdmin:
                 await asyncio.sleep(PAUSE_SECONDS)
 
 
-def subscribed_topics(members: Iterable[Sequence[Any]]) -> frozenset[str]:
-    """Return the topics to which members of a group subscribe, as the brokers describe them.
-
-    A member of a kind that subscribes in another form, or of a group that forms just now, counts
-    for nothing.
-    """
-    found: set[str] = set()
-    for member in members:
-        with suppress(ValueError, struct.error):
-            metadata = ConsumerProtocolMemberMetadata.decode(member[_METADATA])
-            found.update(metadata.subscription)
-    return frozenset(found)
-
-
 @asynccontextmanager
 async def open_admin(connection: KafkaConnection) -> AsyncIterator[KafkaAdmin]:
     """Open an administration client; `BusUnavailableError` where no broker answers."""
@@ -254,7 +215,6 @@ async def open_admin(connection: KafkaConnection) -> AsyncIterator[KafkaAdmin]:
     try:
         async with connection.asking("connecting"):
             await client.start()
-        heed_refused_group_offsets(client)
         yield KafkaAdmin(connection=connection, client=client)
     finally:
         await client.close()
@@ -344,21 +304,10 @@ async def check_topics(
         return await _check(admin, table)
 
 
-async def find_groups(
-    settings: KafkaSettings, topics: Iterable[Topic] | None = None
-) -> dict[str, list[str]]:
-    """Return the consumer groups that read these topics, each with those that it reads, sorted."""
-    table = Topics(settings.topic_prefix) if topics is None else topics
-    names = {topic.name for topic in table}
+async def delete_topics(settings: KafkaSettings) -> None:
+    """Delete the topics of an installation, with all that they hold."""
     async with open_admin(KafkaConnection(settings)) as admin:
-        found = await admin.groups()
-    return {group: sorted(read & names) for group, read in sorted(found.items()) if read & names}
-
-
-async def find_live_groups(settings: KafkaSettings, groups: Iterable[str]) -> list[str]:
-    """Return those of the consumer groups that have members."""
-    async with open_admin(KafkaConnection(settings)) as admin:
-        return [group for group in groups if await admin.has_members(group)]
+        await admin.delete([topic.name for topic in Topics(settings.topic_prefix)])
 
 
 def refuse_other_partitions(lines: Iterable[TopicLine]) -> None:

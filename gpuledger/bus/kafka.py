@@ -11,11 +11,11 @@ from typing import Final
 
 from aiokafka import AIOKafkaConsumer
 
-from gpuledger.bus import kafka_internals
+from gpuledger.bus.aiokafka_patches import consumers
+from gpuledger.bus.aiokafka_patches.requests import fetch_topic_ids
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
 from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.kafka_producer import KafkaProducer, KafkaTransactions
-from gpuledger.bus.kafka_requests import fetch_topic_ids
 from gpuledger.bus.protocol import (
     Consumer,
     HistoryReader,
@@ -110,12 +110,12 @@ class KafkaReader:
         """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
-            await kafka_internals.stop_consumer(client)
+            await consumers.stop_consumer(client)
 
     async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
         """Return what is kept of each partition; `TopicsError` where the topic does not exist."""
         client = await self._opened()
-        inner, servers = kafka_internals.inner_client(client), self._connection.servers
+        inner, servers = consumers.inner_client(client), self._connection.servers
         async with self._connection.asking(f"looking up the offsets of {topic}"):
             count = (await count_partitions(inner, [topic], servers=servers, rights="Read"))[topic]
             partitions = [TopicPartition(topic, number) for number in range(count)]
@@ -130,7 +130,7 @@ class KafkaReader:
         """Return the topic's identity, asked of the brokers now."""
         client = await self._opened()
         async with self._connection.asking(f"looking up the identity of {topic}"):
-            found = await fetch_topic_ids(kafka_internals.inner_client(client), [topic])
+            found = await fetch_topic_ids(consumers.inner_client(client), [topic])
         return (found or {}).get(topic)
 
     async def offsets_at(
@@ -186,7 +186,7 @@ class KafkaReader:
 
     async def _opened(self) -> AIOKafkaConsumer:
         if self._client is None:
-            from gpuledger.bus.kafka_unpacking import install_unpacking  # noqa: PLC0415  # as above
+            from gpuledger.bus.aiokafka_patches.unpacking import install_unpacking  # noqa: PLC0415  # as above
 
             install_unpacking()
             client = AIOKafkaConsumer(
@@ -203,7 +203,7 @@ class KafkaReader:
                 async with self._connection.asking("connecting"):
                     await client.start()
             except BaseException:
-                await kafka_internals.stop_consumer(client)
+                await consumers.stop_consumer(client)
                 raise
             self._client = client
         return self._client

@@ -24,7 +24,8 @@ from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAuthorization
 from aiokafka.protocol.metadata import MetadataRequest
 from typing_extensions import override
 
-from gpuledger.bus import kafka_internals
+from gpuledger.bus.aiokafka_patches import logins
+from gpuledger.bus.aiokafka_patches.requests import fetch_topic_ids
 from gpuledger.bus.kafka_errors import (
     FAILURES,
     RefusedConnections,
@@ -33,7 +34,6 @@ from gpuledger.bus.kafka_errors import (
     remembering,
     translate,
 )
-from gpuledger.bus.kafka_requests import fetch_topic_ids
 from gpuledger.bus.kafka_tokens import TokenFile, TokenProvider
 from gpuledger.bus.protocol import TopicDescription
 from gpuledger.certificates import Validity, authorities_of, load_own, trusting
@@ -272,14 +272,14 @@ class KafkaConnection:
         if settings.security_protocol.endswith("SSL"):
             made["ssl_context"] = CurrentContext(credentials.context)
         if settings.uses_tokens:
-            kafka_internals.hand_logins_to_providers()
+            logins.hand_logins_to_providers()
             made |= {
                 "sasl_mechanism": settings.sasl_mechanism,
                 "sasl_oauth_token_provider": self._tokens(credentials),
             }
         elif settings.security_protocol.startswith("SASL"):
             # Before the first login: PLAIN would join the mask, and not the password.
-            kafka_internals.encode_password_at_login()
+            logins.encode_password_at_login()
             made |= {
                 "sasl_mechanism": settings.sasl_mechanism,
                 "sasl_plain_username": settings.sasl_username,

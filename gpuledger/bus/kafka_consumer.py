@@ -10,13 +10,13 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
-from gpuledger.bus import kafka_internals
+from gpuledger.bus.aiokafka_patches import consumers
+from gpuledger.bus.aiokafka_patches.requests import fetch_topic_ids, heed_refused_offsets
+from gpuledger.bus.aiokafka_patches.unpacking import install_unpacking
 from gpuledger.bus.gaps import Withheld
 from gpuledger.bus.kafka_connection import KafkaConnection, count_partitions
 from gpuledger.bus.kafka_fetch import Rebalances, fetch, named
 from gpuledger.bus.kafka_positions import Positions
-from gpuledger.bus.kafka_requests import fetch_topic_ids, heed_refused_offsets
-from gpuledger.bus.kafka_unpacking import install_unpacking
 from gpuledger.bus.protocol import IsolationLevel, Polled, Subscription, TopicPartition
 from gpuledger.errors import BusUnavailableError, NotAssignedError, RefusedError, TopicsError
 from gpuledger.settings import KafkaSettings
@@ -70,7 +70,7 @@ class KafkaConsumer:
             # Taken out first, so that what is called meanwhile opens no request on it.
             client, self._client = self._client, None
             if client is not None:
-                await kafka_internals.stop_consumer(client)
+                await consumers.stop_consumer(client)
 
     async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
         """Wait for records; take part in a rebalance where one is due."""
@@ -86,13 +86,13 @@ class KafkaConsumer:
                 with self._connection.translating(self._doing("polling")):
                     records = await self._fetch(client, deadline=deadline, max_records=max_records)
                     if not records:
-                        kafka_internals.raise_group_errors(client)
+                        consumers.raise_group_errors(client)
                 if records or loop.time() >= deadline:
                     self._must_have_heard(client, records)
                     self._positions.note(records)
                     if self._withheld:
                         held = map(named, self._rebalances.held)
-                        self._withheld.observe(kafka_internals.observed_offsets(client, held))
+                        self._withheld.observe(consumers.observed_offsets(client, held))
                     return records
         except NotAssignedError:
             return {}  # aiokafka was faster with a rebalance: the next poll takes part in it
@@ -101,7 +101,7 @@ class KafkaConsumer:
             await self._retire(client)
             raise
         finally:
-            kafka_internals.mark_polled(client)
+            consumers.mark_polled(client)
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit offsets of partitions that are held."""
@@ -126,7 +126,7 @@ class KafkaConsumer:
         """Return the topic's identity, asked of the brokers now."""
         client = await self._opened()
         async with self._connection.asking(self._doing("looking up the topic's identity")):
-            found = await fetch_topic_ids(kafka_internals.inner_client(client), [topic])
+            found = await fetch_topic_ids(consumers.inner_client(client), [topic])
         if found is None:
             return None
         if topic not in found:
@@ -155,7 +155,7 @@ class KafkaConsumer:
             if offset > 0:
                 client.seek(named(partition), offset)
             else:
-                kafka_internals.reset_to_beginning(client, named(partition))
+                consumers.reset_to_beginning(client, named(partition))
 
     async def position(self, partition: TopicPartition) -> int:
         """Return the offset of the next record to be polled."""
@@ -190,7 +190,7 @@ class KafkaConsumer:
         except NoOffsetForPartitionError as error:
             # It was said between the assignment and our own seek, which may have come since.
             (partition,) = error.args
-            if kafka_internals.position_or_none(client, partition) is None:
+            if consumers.position_or_none(client, partition) is None:
                 await self.seek(TopicPartition(*partition), 0)
         return {}
 
@@ -210,7 +210,7 @@ class KafkaConsumer:
                 await self._rebalances.give_up()
             finally:
                 await self._retire(client)
-        if self._client is not None and kafka_internals.is_dead(self._client):
+        if self._client is not None and consumers.is_dead(self._client):
             _log.warning("consumer_replaced", group=self._subscription.group)
             await self._retire(self._client)
         return await self._opened()
@@ -218,7 +218,7 @@ class KafkaConsumer:
     async def _retire(self, client: AIOKafkaConsumer) -> None:
         """Close a client; the next call opens another one, once all topics are there."""
         self._client = None
-        await kafka_internals.stop_consumer(client)
+        await consumers.stop_consumer(client)
         await self._rebalances.end()
 
     async def _must_have_topics(self, client: AIOKafkaConsumer) -> None:
@@ -226,7 +226,7 @@ class KafkaConsumer:
         # Before that `_open` has looked, and a group that forms takes as long as it takes.
         if not self._rebalances.has_joined:
             return
-        inner, topics = kafka_internals.inner_client(client), self._subscription.topics
+        inner, topics = consumers.inner_client(client), self._subscription.topics
         if all(inner.cluster.partitions_for_topic(topic) for topic in topics):
             return
         # A broker that has just started may not know of it yet: all are asked.
@@ -252,18 +252,18 @@ class KafkaConsumer:
                 heed_refused_offsets(client)
                 topics = list(self._subscription.topics)
                 servers = self._connection.servers
-                inner = kafka_internals.inner_client(client)
+                inner = consumers.inner_client(client)
                 await count_partitions(inner, topics, servers=servers, rights="Read")
                 # Not before `start`, which would wait for an assignment and so for other members.
                 client.subscribe(topics, listener=self._rebalances)
         except BaseException:
-            await kafka_internals.stop_consumer(client)
+            await consumers.stop_consumer(client)
             raise
         return client
 
     def _must_have_heard(self, client: AIOKafkaConsumer, records: Polled) -> None:
         now = asyncio.get_running_loop().time()
-        if records or kafka_internals.has_coordinator(client):
+        if records or consumers.has_coordinator(client):
             self._heard_at = now
         elif now - self._heard_at > self._silence_seconds:
             raise BusUnavailableError(

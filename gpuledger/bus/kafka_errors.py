@@ -79,6 +79,10 @@ _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
             " that begin with its group"
         ),
     ),
+    vendor.IncompatibleBrokerVersion: (
+        RefusedError,
+        "does not know a request; brokers must support transactions and idempotent producers",
+    ),
     vendor.InvalidTransactionTimeout: (
         RefusedError,
         "has a transaction.max.timeout.ms that is shorter than our transactions may take",

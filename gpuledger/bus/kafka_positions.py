@@ -17,16 +17,15 @@ from typing import Any, Final, NamedTuple
 from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import KafkaError, OffsetOutOfRangeError
 
-from gpuledger.bus import kafka_internals
-from gpuledger.bus.gaps import ReportedGaps, count_from_zero, known_time_ms, report_gap
-from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection
-from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_requests import (
-    TopicIds,
+from gpuledger.bus.aiokafka_patches import consumers
+from gpuledger.bus.aiokafka_patches.requests import (
     committed_offsets,
     fetch_topic_ids,
     stable_offsets,
 )
+from gpuledger.bus.gaps import ReportedGaps, count_from_zero, known_time_ms, report_gap
+from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection
+from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.protocol import (
     Gap,
     GapReason,
@@ -35,6 +34,7 @@ from gpuledger.bus.protocol import (
     TopicPartition,
     is_other_topic,
 )
+from gpuledger.bus.topic_ids import TopicIds
 
 TOPIC_CHECK_SECONDS: Final = 10.0
 """How often the topics' identities are asked for while they are read."""
@@ -87,12 +87,12 @@ class Positions:
             offset, metadata = committed.get(named(partition), (None, ""))
             # Nothing is committed: a new group, or commits that went with a topic that was deleted.
             if offset is None:
-                kafka_internals.seek_or_leave(client, named(partition), None)
+                consumers.seek_or_leave(client, named(partition), None)
             elif self._is_of_other_topic(partition, metadata):
                 await self._report_recreated(partition, offset, metadata.removeprefix(_IDENTITY))
-                kafka_internals.seek_or_leave(client, named(partition), None)
+                consumers.seek_or_leave(client, named(partition), None)
             else:
-                kafka_internals.seek_or_leave(client, named(partition), offset)
+                consumers.seek_or_leave(client, named(partition), offset)
 
     def close(self) -> None:
         """Record that the client is gone; what was read is remembered for the next one."""
@@ -153,7 +153,7 @@ class Positions:
                 # The identity is still the one before: `update` takes over no other one.
                 await self._report_recreated(
                     partition,
-                    kafka_internals.position_or_none(client, named(partition)) or 0,
+                    consumers.position_or_none(client, named(partition)) or 0,
                     self._topic_ids.by_topic.get(partition.topic),
                     time_ms=last and last.time_ms,
                 )
@@ -169,7 +169,7 @@ class Positions:
                 end = (await client.end_offsets([at]))[at]
             # The broker had been behind, as one that has just become the leader: nothing is gone.
             if first <= offset <= end:
-                kafka_internals.seek_or_leave(client, named(partition), offset)
+                consumers.seek_or_leave(client, named(partition), offset)
                 continue
             # An offset that is out of range may be one of a topic that is there no more.
             await self._compare_topics(client, [partition])
@@ -187,10 +187,10 @@ class Positions:
                     time_after_ms=await self._first_time_ms(client, partition),
                 )
             )
-            kafka_internals.seek_or_leave(client, named(partition), first)
+            consumers.seek_or_leave(client, named(partition), first)
 
     async def _fetch_ids(self, client: AIOKafkaConsumer) -> dict[str, str | None] | None:
-        inner = kafka_internals.inner_client(client)
+        inner = consumers.inner_client(client)
         return await fetch_topic_ids(inner, list(self._subscription.topics))
 
     def _is_of_other_topic(self, partition: TopicPartition, metadata: str) -> bool:

@@ -14,16 +14,16 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection, count_partitions
-from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_internals import (
+from gpuledger.bus.aiokafka_patches.packing import pack_at_least_cost
+from gpuledger.bus.aiokafka_patches.producers import (
     abandon_transaction,
     begin_transaction,
     naming_what_failed,
-    pack_at_least_cost,
     send_batch,
     stop_producer,
 )
+from gpuledger.bus.kafka_connection import ABSENT_ANSWERS, KafkaConnection, count_partitions
+from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.kafka_positions import commit_metadata
 from gpuledger.bus.limits import MAX_BATCH_BYTES, MAX_BATCH_RECORDS, refuse_too_large
 from gpuledger.bus.protocol import Message, TopicPartition

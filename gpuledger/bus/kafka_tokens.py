@@ -18,7 +18,7 @@ from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import KafkaError, SaslAuthenticationFailed
 from typing_extensions import override
 
-from gpuledger.bus.kafka_internals import log_in_by_token
+from gpuledger.bus.aiokafka_patches.logins import log_in_by_token
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime import Check
 from gpuledger.runtime.retry import Backoff

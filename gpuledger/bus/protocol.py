@@ -284,35 +284,6 @@ class Consumer(Protocol):
         """
 
 
-class Bus(Protocol):
-    """Opens producers and consumers."""
-
-    @property
-    def topics(self) -> Topics:
-        """The table of topics of the installation that this bus is opened for."""
-
-    def producer(self) -> AbstractAsyncContextManager[Producer]:
-        """Open a producer; leaving the context flushes and closes it."""
-
-    def consumer(self, subscription: Subscription) -> AbstractAsyncContextManager[Consumer]:
-        """Open a consumer; leaving the context revokes its partitions and leaves the group."""
-
-    async def partitions(self, topic: str) -> int:
-        """Return the number of partitions; `TopicsError` where the topic does not exist."""
-
-
-class TransactionalBus(Bus, Protocol):
-    """Opens transactions as well."""
-
-    def transactions(self, transactional_id: str) -> AbstractAsyncContextManager[Transactions]:
-        """Open transactions under an id that one writer has at a time: the last to open it.
-
-        Entering the context shuts out who had the id before, and ends what that one left open: from
-        then on the offsets that its group committed do not change behind the new writer's back.
-        Raises `BusUnavailableError` on entering, and `UserError` where the brokers do not allow it.
-        """
-
-
 class Span(NamedTuple):
     """Offsets of one partition, from `first` up to and without `end`."""
 
@@ -348,16 +319,32 @@ class HistoryReader(Protocol):
         """Return the records of a span in their order, some at a time; one call at a time."""
 
 
-class History(Protocol):
-    """Opens readers."""
+class Bus(Protocol):
+    """Opens producers, transactions, consumers and readers, for one installation."""
 
     @property
     def topics(self) -> Topics:
         """The table of topics of the installation that this bus is opened for."""
 
+    async def partitions(self, topic: str) -> int:
+        """Return the number of partitions; `TopicsError` where the topic does not exist."""
+
+    async def describe(self, topic: str) -> TopicDescription:
+        """Return what is known of a topic now; `TopicsError` where it does not exist."""
+
+    def producer(self) -> AbstractAsyncContextManager[Producer]:
+        """Open a producer; leaving the context flushes and closes it."""
+
+    def transactions(self, transactional_id: str) -> AbstractAsyncContextManager[Transactions]:
+        """Open transactions under an id that one writer has at a time: the last to open it.
+
+        Entering the context shuts out who had the id before, and ends what that one left open: from
+        then on the offsets that its group committed do not change behind the new writer's back.
+        Raises `BusUnavailableError` on entering, and `UserError` where the brokers do not allow it.
+        """
+
+    def consumer(self, subscription: Subscription) -> AbstractAsyncContextManager[Consumer]:
+        """Open a consumer; leaving the context revokes its partitions and leaves the group."""
+
     def reader(self) -> AbstractAsyncContextManager[HistoryReader]:
         """Open a reader; leaving the context closes it."""
-
-
-class WholeBus(TransactionalBus, History, Protocol):
-    """A bus that can be followed, written to at once, and looked back on."""

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Self
 
-from gpuledger.bus.protocol import Message, TopicPartition, TransactionalBus, Transactions
+from gpuledger.bus.protocol import Bus, Message, TopicPartition, Transactions
 from gpuledger.errors import BusUnavailableError, FencedError
 from gpuledger.runtime.tasks import end_tasks
 
@@ -28,7 +28,7 @@ class TransactionalWriters:
     A commit that is under way when its partition is given up may go on for `finish_seconds`.
     """
 
-    def __init__(self, *, bus: TransactionalBus, group: str, finish_seconds: float) -> None:
+    def __init__(self, *, bus: Bus, group: str, finish_seconds: float) -> None:
         self._bus, self._group = bus, group
         self._finish_seconds = finish_seconds
         self._open: dict[int, _Writer] = {}

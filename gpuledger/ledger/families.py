@@ -51,9 +51,6 @@ class FamilyMetric:
     """Its Prometheus type."""
     over_interval: OverInterval = OverInterval.MEAN
     """What it is over an interval."""
-    is_additive: bool = False
-    """Whether OpenTelemetry has it as an UpDownCounter: a gauge whose sum over things says
-    something."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,9 +68,6 @@ class Family:
     identity: tuple[str, ...] | None = None
     """Where it describes a thing: the labels by which that is known, as others may change. Over an
     interval a thing is described once, as it was last."""
-    is_alias: bool = False
-    """Whether it says under others' names what the ledger's own families say. Over an interval it
-    has no maxima, as they have no names there, and the labels of the last tick alone."""
 
 
 BOOKED_OF_USERS: Final = tuple(quantity for quantity in BOOKED if not quantity.is_of_holders)

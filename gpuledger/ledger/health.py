@@ -18,7 +18,6 @@ from operator import attrgetter
 from typing import Final
 
 from gpuledger.ledger.families import Family, FamilyMetric
-from gpuledger.ledger.hardware import ERRORS, GPU_TYPE, TRAFFIC
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.records import (
     GpuDetails,
@@ -245,6 +244,17 @@ _TABLE: Final = (
         ("health.fabric_access_timeout", "access_timeout"),
         labels=("condition",),
     ),
+    _metric(
+        "link_bytes_total",
+        "Bytes on a link; on NVLink data only.",
+        *(
+            (f"traffic.{link}_{direction}_bytes_total", link, direction)
+            for link in ("pcie", "nvlink")
+            for direction in ("sent", "received")
+        ),
+        labels=("link", "direction"),
+        kind="counter",
+    ),
     *(
         _metric(
             f"{engine}_utilization_ratio",
@@ -283,23 +293,6 @@ _TABLE: Final = (
         ("limits.memory_clock_max_hertz",),
     ),
 )
-_HARDWARE: Final = (
-    HealthFamily(
-        family=ERRORS,
-        members=(
-            ((GPU_TYPE, "corrected"), "health.ecc_corrected_volatile_total"),
-            ((GPU_TYPE, "uncorrected"), "health.ecc_uncorrected_volatile_total"),
-        ),
-    ),
-    HealthFamily(
-        family=TRAFFIC,
-        members=(
-            ((GPU_TYPE, "receive"), "traffic.pcie_received_bytes_total"),
-            ((GPU_TYPE, "transmit"), "traffic.pcie_sent_bytes_total"),
-        ),
-    ),
-)
-"""What is told under the names of OpenTelemetry's conventions."""
 _REASON: Final = _metric(
     "throttle_reason",
     "1 where the clocks were held down for the reason when it was asked since the sample before, or"
@@ -331,7 +324,7 @@ class _GpuState:
     """The last readings of one GPU's health, and their times by the node's clock."""
 
     groups: tuple[SeriesGroup, ...]
-    """The groups of its node's `reads`, in their order."""
+    """The groups of `_READS`, in their order."""
     health: GpuHealth | None = None
     health_ns: int = 0
     limits: GpuLimits | None = None
@@ -369,26 +362,16 @@ def _read_at(path: str) -> Callable[[_GpuState], float | None]:
     return read
 
 
-_Reads = tuple[tuple[Family, tuple[str, ...], Callable[[_GpuState], float | None]], ...]
-"""What is told of a GPU: the family, the labels behind the GPU's, and what is read."""
-
-
-def _reads_of(families: tuple[HealthFamily, ...]) -> _Reads:
-    return tuple(
-        (health.family, labels, _read_at(path))
-        for health in families
-        for labels, path in health.members
-    )
-
-
 _OF_DETAILS: Final = tuple(
     path.removeprefix("details.")
     for health in _TABLE
     for _, path in health.members
     if path.startswith("details.")
 )
-_READS: Final = _reads_of(_TABLE)
-_READS_WITH_HARDWARE: Final = (*_READS, *_reads_of(_HARDWARE))
+_READS: Final = tuple(
+    (health.family, labels, _read_at(path)) for health in _TABLE for labels, path in health.members
+)
+"""What is told of a GPU: the family, the labels behind the GPU's, and what is read."""
 
 
 @dataclass(slots=True)
@@ -398,13 +381,6 @@ class NodeHealth:
     due_ns: int | None = None
     """When it is told next, by the node's clock; absent before the first readings."""
     gpus: dict[str, _GpuState] = field(default_factory=dict)
-    has_hw_names: bool = False
-    """Whether it is told under the names of OpenTelemetry's conventions, too."""
-
-    @property
-    def reads(self) -> _Reads:
-        """What is told of each GPU."""
-        return _READS_WITH_HARDWARE if self.has_hw_names else _READS
 
     @property
     def size_bytes(self) -> int:
@@ -445,7 +421,7 @@ def health_values(
             gpu.traffic = None
         if abs(now_ns - gpu.details_ns) > KEPT_NS:
             gpu.details = None
-        values.update(_values_of(uuid, gpu, known.reads))
+        values.update(_values_of(uuid, gpu))
         gpu.reasons = None
     return values
 
@@ -458,7 +434,7 @@ def _remember(details: GpuDetails, known: NodeHealth, now_ns: int) -> None:
         if len(known.gpus) >= MAX_GPUS:
             # The one that was heard of longest ago: no node has so many.
             known.gpus.pop(min(known.gpus, key=lambda uuid: known.gpus[uuid].seen_ns))
-        groups = (SeriesGroup(family, (details.uuid, *labels)) for family, labels, _ in known.reads)
+        groups = (SeriesGroup(family, (details.uuid, *labels)) for family, labels, _ in _READS)
         gpu = known.gpus[details.uuid] = _GpuState(groups=tuple(groups))
     gpu.seen_ns = now_ns
     if any(getattr(details, name) is not None for name in _OF_DETAILS):
@@ -474,10 +450,8 @@ def _remember(details: GpuDetails, known: NodeHealth, now_ns: int) -> None:
         gpu.reasons = (gpu.reasons or 0) | (details.throttling.reasons or 0)
 
 
-def _values_of(
-    uuid: str, gpu: _GpuState, reads: _Reads
-) -> Iterator[tuple[SeriesGroup, SeriesValues]]:
-    for group, (_, _, read) in zip(gpu.groups, reads, strict=True):
+def _values_of(uuid: str, gpu: _GpuState) -> Iterator[tuple[SeriesGroup, SeriesValues]]:
+    for group, (_, _, read) in zip(gpu.groups, _READS, strict=True):
         if (value := read(gpu)) is not None:
             yield group, (value,)
     if gpu.throttling is not None and gpu.throttling.reasons is not None:

@@ -40,7 +40,6 @@ def maximum_name(name: str) -> str:
 @cache
 def maxima_of(family: Family) -> Family:
     """Return the family of the maxima of a family's means; it may have no metric."""
-    means = () if family.is_alias else filter(_is_mean, family.metrics)
     return Family(
         labels=family.labels,
         metrics=tuple(
@@ -48,7 +47,8 @@ def maxima_of(family: Family) -> Family:
                 name=maximum_name(metric.name),
                 help=f"The greatest value of a tick of the interval of {metric.name}.",
             )
-            for metric in means
+            for metric in family.metrics
+            if _is_mean(metric)
         ),
     )
 
@@ -259,10 +259,7 @@ class IntervalValues:
         last = self._last_descriptions()
         for group, totals in self._groups.items():
             family = group.family
-            # A pod whose names came is not told of twice, nor under others' names a device whose
-            # labels say who holds it.
-            if family.is_alias and totals.tick != self._ticks:
-                continue
+            # A pod whose names came is not told of twice.
             if family.identity is not None and last[_thing(group)] != totals.tick:
                 continue
             of_metrics = [*map(totals.of, range(len(family.metrics)))]

@@ -8,6 +8,7 @@ from gpuledger.records.bookkeeping import (
     BootProgress,
     DeadLetter,
     NodeProgress,
+    ReplayedEvent,
     SilentNode,
     Watermark,
 )
@@ -122,6 +123,7 @@ __all__ = [
     "ProcessExit",
     "ProcessKind",
     "ProcessRecord",
+    "ReplayedEvent",
     "Settlement",
     "Severity",
     "SilentNode",

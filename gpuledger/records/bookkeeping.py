@@ -2,7 +2,7 @@
 
 Here live the records of `gpuledger.progress.v1`, a compacted topic keyed by node, which a join that
 takes a node over must know of the one before, of `gpuledger.watermarks.v1`, by which readers know
-how far a topic is complete, and of `gpuledger.dead-letters.v1`.
+how far a topic is complete, of `gpuledger.dead-letters.v1`, and of `gpuledger.replay.v1`.
 """
 
 from typing import Annotated
@@ -24,6 +24,7 @@ from gpuledger.records.bounds import (
     Word,
     at_most,
 )
+from gpuledger.records.events import GpuEvent
 
 
 class BootProgress(BaseRecord, frozen=True, kw_only=True):
@@ -140,3 +141,16 @@ class DeadLetter(BaseRecord, frozen=True, kw_only=True):
     last_offset: Natural | None = None
     """The last one's offset, where the letter stands for all records of a batch that cannot be
     unpacked; absent where it stands for one record."""
+
+
+class ReplayedEvent(BaseRecord, frozen=True, kw_only=True):
+    """An event that one consumer rejected and that an operator sends to it once more."""
+
+    consumer: Sentence
+    """The consumer group that rejected it. Every other group skips the record."""
+    partition: Natural
+    """The event's partition of `gpuledger.events.v1`."""
+    offset: Natural
+    """The event's offset in that partition."""
+    event: GpuEvent
+    """The event itself."""

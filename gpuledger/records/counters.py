@@ -139,10 +139,6 @@ class CountedIncidents(ArrayRecord, frozen=True, kw_only=True):
     begun_time_ns: Natural | None = None
     """Where the series of the kinds began with 0, nanoseconds since the epoch; absent while they
     were not sent."""
-    last_xid: Natural | None = None
-    """The last XID."""
-    last_xid_boot_id: BootId | None = None
-    """The boot in which that was."""
 
 
 class NodeCounters(BaseRecord, frozen=True, kw_only=True):

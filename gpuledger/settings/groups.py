@@ -23,7 +23,6 @@ _TOPIC_PREFIX: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9._-]{0,98}[a-zA-Z0-9
 # Transactional ids begin with it and keys of records have it; metrics, logs and commands show it.
 _MAX_GROUP_NAME: Final = 200
 _GROUP_NAME: Final = re.compile(rf"[a-zA-Z0-9._-]{{1,{_MAX_GROUP_NAME}}}")
-_DEMOS_PREFIX: Final = "gpuledger-demo"
 _SHOWN_CHARACTERS: Final = 40
 
 
@@ -225,8 +224,6 @@ def require_topic_prefix(prefix: str) -> None:
             f"{said} cannot begin names of topics; give 1 to {_MAX_TOPIC_PREFIX} of the characters"
             " a-z, A-Z, 0-9, '.', '_' and '-', the first and the last a letter or a digit"
         )
-    if prefix == _DEMOS_PREFIX:
-        raise ValueError(f"{said} would begin the demo's consumer groups; give another one")
 
 
 def require_group_name(setting: str, group: str) -> None:

@@ -198,7 +198,7 @@ def _with_version(
     # Before the first version was known the first one holds: nobody knows of another. Of what was
     # deleted and made anew the new one holds from the deletion on: an hour in which it was made has
     # usage of that one alone, although the deleted one was in force when the hour began. Bills
-    # have the same rule (`gpuledger_reports.versions`).
+    # have the same rule (`gpuledger_reports.reading.versions`).
     history = f"OVER (PARTITION BY {own} ORDER BY in_force_from, kafka_offset)"
     since = (
         f"CASE WHEN row_number() {history} = 1 THEN TIMESTAMPTZ '0001-01-01 00:00:00+00'"

@@ -8,9 +8,9 @@ from gpuledger.settings import load_settings
 from gpuledger.settings.secret import mask_address
 from gpuledger_reports.api.answering import AnswerSettings
 from gpuledger_reports.api.pages import ReportPages, description
-from gpuledger_reports.api.processes import AnswererPool, BillProcess
+from gpuledger_reports.api.processes import BillProcesses, kill_processes, start_server
 from gpuledger_reports.api.store_state import StoreState
-from gpuledger_reports.policy_file import read_policy
+from gpuledger_reports.pricing.policy_file import read_policy
 from gpuledger_reports.settings import ReportsSettings
 
 _DESCRIPTION: Final = """Answer over HTTP what GPUs cost, by whom, from the store.
@@ -29,6 +29,7 @@ def main() -> int:
     # Before anything is served: mistakes in the file are whose who starts this.
     read = read_policy(settings.prices)
     description()
+    start_server()
     pages = ReportPages(cache_bytes=settings.requests.cache_bytes)
     about = {"store": mask_address(settings.store.uri), "prices": read.name}
     return run_service(
@@ -45,18 +46,22 @@ async def serve(settings: ReportsSettings, readiness: Readiness, *, pages: Repor
         memory_bytes=settings.requests.memory_bytes,
     )
     asked = settings.requests
-    pool = AnswererPool(
-        partial(BillProcess, told),
+    bills = BillProcesses(
+        told,
         count=asked.max_concurrent,
         max_waiting=asked.max_waiting,
         timeout_seconds=asked.timeout_seconds,
     )
+    looks = BillProcesses(told, count=1, max_waiting=0, timeout_seconds=asked.timeout_seconds)
     check = readiness.check("store")
     check.waits("the store was not read yet")
     store = StoreState(
-        BillProcess(told),
+        looks.ask,
         check=check,
         interval_seconds=asked.store_poll_interval_seconds,
         timeout_seconds=asked.timeout_seconds,
     )
-    await pages.run(pool, store)
+    try:
+        await pages.run(bills.ask, store)
+    finally:
+        kill_processes()

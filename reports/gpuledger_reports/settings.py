@@ -25,8 +25,7 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """What requests may cost."""
 
     max_concurrent: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
-    """How many bills are made at once, each in a process of its own of some 110 MB and what
-    memory_bytes allows."""
+    """Maximum number of bills made at the same time, each in a process of its own."""
     max_waiting: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 8
     """How many requests wait for their turn; one more is answered 503."""
     timeout_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=600)] = 30.0

@@ -36,7 +36,7 @@ from gpuledger_simulator.gpu_models import (
     plan_cuts,
 )
 from gpuledger_simulator.plan import NEVER_NS, HealthFaults, PlannedProcess
-from gpuledger_simulator.scenario.schema import GpuGroup, RackPosition
+from gpuledger_simulator.schema import GpuGroup, RackPosition
 
 MAX_INTERVALS: Final = 1 << 17
 """Two megabytes a process and GPU; hours of kernels of 10 ms, and what is older is joined."""

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UserError
 from gpuledger_simulator import identities
-from gpuledger_simulator.scenario.schema import ScenarioMigLayout
+from gpuledger_simulator.schema import ScenarioMigLayout
 
 _GIB: Final = 1 << 30
 _MIB: Final = 1 << 20

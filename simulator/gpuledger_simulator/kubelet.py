@@ -25,7 +25,7 @@ from gpuledger.runtime.tasks import end_tasks
 from gpuledger_simulator.device import SimulatedGpu
 from gpuledger_simulator.gpu_models import SimulatedInstance
 from gpuledger_simulator.plan import PlannedPod
-from gpuledger_simulator.scenario.schema import PluginDevice, ScenarioContainer
+from gpuledger_simulator.schema import PluginDevice, ScenarioContainer
 
 CLAIM_DRIVER: Final = "gpu.nvidia.com"
 

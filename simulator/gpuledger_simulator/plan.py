@@ -16,7 +16,7 @@ from typing import Final
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
 from gpuledger.errors import UserError
 from gpuledger_simulator import identities
-from gpuledger_simulator.scenario.schema import (
+from gpuledger_simulator.schema import (
     Fault,
     GpuGroup,
     GpuIncident,

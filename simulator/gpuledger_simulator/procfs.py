@@ -9,7 +9,7 @@ from typing import Final
 from gpuledger.clock import NS_PER_SECOND, NS_PER_US, Clock
 from gpuledger_simulator.identities import pci_bus_id
 from gpuledger_simulator.plan import PlannedIncident, PlannedPod, PlannedProcess
-from gpuledger_simulator.scenario.schema import ScenarioJob
+from gpuledger_simulator.schema import ScenarioJob
 
 _TICK_NS: Final = 10_000_000
 _KTHREADD: Final = b"2 (kthreadd) S 0 0 0 0 -1 2129984 " + b"0 " * 8 + b"20 0 1 0 1 0 0\n"

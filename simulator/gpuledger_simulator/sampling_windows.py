@@ -14,8 +14,8 @@ import pynvml
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger_simulator.device import SimulatedGpu
+from gpuledger_simulator.drivers import DriverModel
 from gpuledger_simulator.plan import PlannedProcess
-from gpuledger_simulator.scenario.drivers import DriverModel
 
 _PERCENT: Final = 100
 _MPS_SERVER: Final = "nvidia-cuda-mps"

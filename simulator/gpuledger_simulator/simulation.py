@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import UserError
@@ -26,25 +26,22 @@ from gpuledger_simulator.ground_truth import (
     pod_usage,
     sum_usage,
 )
-from gpuledger_simulator.identities import DerivedUids, FileUids, Uids
+from gpuledger_simulator.identities import FileUids, Uids
+from gpuledger_simulator.kube_objects import SimulatedPodList
 from gpuledger_simulator.kubelet import SimulatedKubelet
 from gpuledger_simulator.nvml import SimulatedNvml
 from gpuledger_simulator.nvml.faults import make_nvml
 from gpuledger_simulator.plan import (
-    PlannedPod,
     PlannedProcess,
     gpu_groups,
     plan_faults,
     plan_incidents,
-    plan_pods,
     plan_processes,
 )
+from gpuledger_simulator.planned_run import PlannedRun
 from gpuledger_simulator.procfs import SimulatedJobFiles, SimulatedKmsg, SimulatedProcfs
 from gpuledger_simulator.scenario.load import load_scenario
-from gpuledger_simulator.scenario.schema import Node, Scenario
-
-if TYPE_CHECKING:
-    from gpuledger_simulator.kube.objects import SimulatedPodList
+from gpuledger_simulator.schema import Node, Scenario
 
 DEFAULT_SCENARIO: Final = Path(__file__).with_name("default.yaml")
 """A scenario of one node, for who has none of his own."""
@@ -69,7 +66,7 @@ class SimulatedNode:
     """The truth behind its GPUs."""
     kubelet: SimulatedKubelet
     """Its kubelet."""
-    pod_list: "SimulatedPodList"
+    pod_list: SimulatedPodList
     """Its kubelet's list of pods as objects of the API."""
     open_kmsg: Callable[[], SimulatedKmsg]
     """Opens its kernel's log at the end."""
@@ -77,8 +74,8 @@ class SimulatedNode:
     """Reads its scheduler's directory of jobs; `None` where the scenario has no job there."""
 
 
-class Simulation:
-    """A scenario at work: scenario second s happens at `epoch_ns + s * 1e9`."""
+class Simulation(PlannedRun):
+    """A run at work: what agents and API servers meet."""
 
     def __init__(
         self,
@@ -88,12 +85,8 @@ class Simulation:
         clock: Clock | None = None,
         uids: Uids | None = None,
     ) -> None:
-        self.scenario = scenario
-        self.epoch_ns = epoch_ns
+        super().__init__(scenario, epoch_ns=epoch_ns, uids=uids)
         self.clock = clock or ScaledClock(epoch_ns=epoch_ns, speed=scenario.speed)
-        self._drawn_uids = DerivedUids(seed=scenario.seed, epoch_ns=epoch_ns)
-        self.uids = uids or self._drawn_uids
-        self.pods = plan_pods(scenario, epoch_ns=epoch_ns)
         self.processes = plan_processes(scenario, self.pods)
         self.nodes = {node.name: self._make_node(node) for node in scenario.nodes}
 
@@ -103,14 +96,6 @@ class Simulation:
             known = ", ".join(self.nodes)
             raise UserError(f"scenario {self.scenario.name} has no node {name!r}; it has {known}")
         return self.nodes[name]
-
-    def uid(self, pod: PlannedPod) -> str:
-        """Return the UID of a pod, a drawn one where the API server has given none."""
-        return self.given_uid(pod) or self._drawn_uids.uid(pod.key)
-
-    def given_uid(self, pod: PlannedPod) -> str | None:
-        """Return the UID of a pod as its node knows it; None before the API server gave one."""
-        return (self.uids if pod.spec.in_api else self._drawn_uids).uid(pod.key)
 
     def truth(self, start_ns: int, end_ns: int, node: str | None = None) -> list[PodUsage]:
         """Return what each pod that lived within [start, end) used, in the scenario's order.
@@ -145,8 +130,6 @@ class Simulation:
         return instance_usages(self.node(node).gpus, start, end)
 
     def _make_node(self, node: Node) -> SimulatedNode:
-        from gpuledger_simulator.kube.objects import SimulatedPodList  # noqa: PLC0415  # that knows this one
-
         seed, uptime_ns = self.scenario.seed, round(node.uptime_seconds * NS_PER_SECOND)
         processes = [process for process in self.processes if process.node == node.name]
         gpus = self._make_gpus(node, processes)

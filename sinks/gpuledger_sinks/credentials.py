@@ -13,7 +13,7 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -71,7 +71,8 @@ class CredentialsInForce:
     """What one request goes with."""
 
     headers: Mapping[str, str] = field(repr=False)
-    """`Authorization`, where the receiver asks for one that is not fetched."""
+    """`Authorization`, where the receiver asks for one that is not fetched, and headers whose
+    values are in files."""
     trust: ssl.SSLContext | bool
     """The authorities behind the receiver's certificate, and the own one; true means those of the
     system, and none."""
@@ -133,7 +134,10 @@ class ReceiverCredentials:
             settings.proxy_password,
             oauth.client_secret,
         )
-        named = (settings.ca_file, settings.cert_file, settings.key_file, oauth.ca_file)
+        named = (
+            *(settings.ca_file, settings.cert_file, settings.key_file, oauth.ca_file),
+            *settings.header_files.values(),
+        )
         files = [
             *(secret.file for secret in secrets if secret and secret.file),
             *(Path(file) for file in named if file),
@@ -175,36 +179,10 @@ class ReceiverCredentials:
         """
 
         async def send(login: Mapping[str, str]) -> HttpAnswer:
-            return await self._post(http, url, data, {**headers, **login})
+            return await self._post(http, url, data, {**headers, **self.current().headers, **login})
 
-        return await self._with_login(send, url=url, data=data)
-
-    async def get(
-        self, http: HttpClient, url: str, *, headers: Mapping[str, str], max_bytes: int
-    ) -> tuple[HttpAnswer, bytes]:
-        """Return what `HttpClient.get` does, with the login that counts now."""
-        body = b""
-
-        async def send(login: Mapping[str, str]) -> HttpAnswer:
-            nonlocal body
-            route = self.current().route(url)
-            with self._naming_settings(route.proxy, address=self._address):
-                answer, body = await http.get(
-                    url, headers={**headers, **login}, max_bytes=max_bytes, route=route
-                )
-            return answer
-
-        return await self._with_login(send, url=url, data=b""), body
-
-    async def _with_login(
-        self,
-        send: Callable[[Mapping[str, str]], Awaitable[HttpAnswer]],
-        *,
-        url: str,
-        data: bytes,
-    ) -> HttpAnswer:
         if self._login is None:
-            return await send(self.current().headers)
+            return await send({})
         return await self._login.post(send, url=url, data=data)
 
     def _fetched_login(
@@ -321,7 +299,7 @@ class ReceiverCredentials:
         # All are read before any is put in force: a key and a password that were changed together
         # go together, and a mistake in one leaves all as they were.
         settings, section = self._settings, self._section
-        headers = _login(settings, section)
+        headers = {**_headers_of_files(settings, section), **_login(settings, section)}
         trust, validities = _trust(settings, section)
         token_trust, more = _trust_of_endpoint(settings, section)
         secret = settings.oauth.client_secret
@@ -388,6 +366,14 @@ def _proxy(settings: ReceiverSettings, section: str) -> Proxy | None:
         username=settings.proxy_username,
         password=_text(settings.proxy_password, f"{section}.proxy_password"),
     )
+
+
+def _headers_of_files(settings: ReceiverSettings, section: str) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for name, file in settings.header_files.items():
+        setting = f"{section}.header_files"
+        headers[name] = Secret.load(Path(file), name=setting, is_known=True).reveal()
+    return headers
 
 
 def _login(settings: ReceiverSettings, section: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Bus, Message, TopicPartition, WholeBus
+from gpuledger.bus.protocol import Bus, Message, Producer, TopicPartition
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import (
@@ -23,10 +23,19 @@ from gpuledger.errors import (
     NotAssignedError,
     TopicsError,
 )
+from gpuledger.records import GpuEvent
 from gpuledger.runtime import Backoff, Check, Readiness
 from gpuledger_sinks.kafka_messages import UnfitError, ValuesOf, messages_of
 from gpuledger_sinks.metrics import RETRIES_TOTAL, SENT_TOTAL, count_dropped
-from gpuledger_sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
+from gpuledger_sinks.protocol import (
+    Batch,
+    LargeTurns,
+    Partitions,
+    Refusal,
+    RejectedEvent,
+    Sink,
+    SinkContext,
+)
 from gpuledger_sinks.registry import SinkKind
 from gpuledger_sinks.timelines import SeenTicks
 from gpuledger_sinks.watermarks import WatermarkRelay, open_relay
@@ -64,7 +73,7 @@ class KafkaSinkSettings(Protocol):
 async def open_kafka_sink(
     kind: SinkKind,
     *,
-    bus: WholeBus,
+    bus: Bus,
     settings: KafkaSinkSettings,
     values_of: ValuesOf,
     readiness: Readiness,
@@ -92,6 +101,7 @@ async def open_kafka_sink(
         yield KafkaSink(
             name=kind.name,
             bus=bus,
+            producer=await stack.enter_async_context(bus.producer()),
             settings=settings,
             values_of=values_of,
             writers=writers,
@@ -109,6 +119,7 @@ class KafkaSink(Sink):
         *,
         name: str,
         bus: Bus,
+        producer: Producer,
         settings: KafkaSinkSettings,
         values_of: ValuesOf,
         writers: TransactionalWriters,
@@ -118,7 +129,7 @@ class KafkaSink(Sink):
     ) -> None:
         self.name, self.receiver = name, f"topic {settings.topic}"
         self._bus, self._settings, self._check, self._clock = bus, settings, check, clock
-        self._values_of = values_of
+        self._values_of, self._producer = values_of, producer
         self._writers, self._relay = writers, relay
         self._unopened: set[TopicPartition] = set()
         self._seen = SeenTicks(clock=clock)
@@ -271,7 +282,7 @@ class KafkaSink(Sink):
 
     def _parts(self, batch: Batch, context: SinkContext) -> Iterator["_Part"]:
         """Yield what is made of a batch, cut where it is more than is held at once."""
-        newest_ns = self._clock.time_ns() + round(self._settings.max_future_seconds * NS_PER_SECOND)
+        newest_ns = self._newest_ns()
         part = _Part()
         for record, event in batch.items:
             if part.size_bytes >= MAX_TRANSACTION_BYTES:
@@ -281,22 +292,44 @@ class KafkaSink(Sink):
                 part = _Part()
             part.newest_ns = event.time_ns
             if not self._seen.is_new(batch.partition, event):
-                # The join's own transactions repeat nothing; one that runs at-least-once may.
                 count_dropped(self.name, "duplicate")
                 continue
             try:
-                messages = messages_of(
-                    event,
-                    values_of=self._values_of,
-                    topic=self._settings.topic,
-                    newest_ns=newest_ns,
-                )
+                messages = self._messages_of(event, newest_ns=newest_ns)
             except UnfitError as error:
                 context.dead_letters.reject(record, reason=error.reason, detail=str(error))
             else:
                 part.add(messages)
         part.next_offset = batch.next_offset
         yield part
+
+    @override
+    async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
+        """Write the messages of events to the partitions in which they would be.
+
+        Not in the sink's transactions, which have its own offsets: a batch of which no answer comes
+        is written twice. Readers recognise that by the identity that each message has.
+        """
+        partitions = await self._bus.partitions(self._settings.topic)
+        return [await self._write_again(each, partitions=partitions) for each in rejected]
+
+    async def _write_again(self, rejected: RejectedEvent, *, partitions: int) -> Refusal | None:
+        try:
+            messages = self._messages_of(rejected.event, newest_ns=self._newest_ns())
+        except UnfitError as error:
+            return Refusal(error.reason, str(error))
+        if messages:
+            partition = rejected.record.partition % partitions
+            await self._producer.publish(self._settings.topic, partition, messages)
+        return None
+
+    def _newest_ns(self) -> int:
+        return self._clock.time_ns() + round(self._settings.max_future_seconds * NS_PER_SECOND)
+
+    def _messages_of(self, event: GpuEvent, *, newest_ns: int) -> list[Message]:
+        return messages_of(
+            event, values_of=self._values_of, topic=self._settings.topic, newest_ns=newest_ns
+        )
 
     async def _pause(self, undone: Sequence[Exception]) -> None:
         pause_seconds = pause_seconds_after(

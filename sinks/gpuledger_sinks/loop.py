@@ -9,6 +9,7 @@ the sink's business.
 """
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +35,9 @@ from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import BusError, NotAssignedError, UnavailableError
 from gpuledger.lag import Lag
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
-from gpuledger.runtime.tasks import end_tasks
+from gpuledger.runtime.tasks import end_tasks, run_tasks
+from gpuledger.topics import Topic, replay_group
+from gpuledger_sinks.errors import retry_receiver
 from gpuledger_sinks.metrics import ACKNOWLEDGED_TIMESTAMP_SECONDS, LAG_SECONDS, count_dropped
 from gpuledger_sinks.protocol import (
     AcknowledgedOffsets,
@@ -45,6 +48,7 @@ from gpuledger_sinks.protocol import (
     SinkContext,
 )
 from gpuledger_sinks.registry import SinkKind
+from gpuledger_sinks.replays import MAX_POLL_RECORDS, ReplaySink
 
 RELEASE_SECONDS: Final = 4.0
 """How long a sink may take to finish what it holds of partitions that are being given up."""
@@ -69,29 +73,55 @@ async def run_sink(
 ) -> None:
     """Open a sink of this kind and feed it until cancelled, by default as its own group.
 
-    A sink that writes to Kafka or to the store needs a `WholeBus`. Raises UserError for settings
-    that cannot be used, and where a receiver has what cannot be gone on from.
+    Raises UserError for settings that cannot be used, and where a receiver has what cannot be gone
+    on from.
     """
     clock, group = clock or SystemClock(), bus.topics.group(group or kind.group)
     async with kind.load()(
         bus=bus, settings=settings, readiness=readiness, clock=clock, group=group
     ) as sink:
-        await consume(
+        reading = consume(
             bus=bus,
             sink=sink,
             config=ConsumerConfig(
                 group=group,
                 group_instance_id=group_instance_id,
-                decoders={
-                    topic.name: Decoder(topic=topic.name, record=topic.record)
-                    for topic in kind.topics(bus.topics)
-                },
+                decoders=_decoders(kind.topics(bus.topics)),
                 max_poll_records=settings.max_poll_records,
             ),
             check=readiness.check(f"{kind.name}.kafka"),
             gaps=readiness.check(f"{kind.name}.gaps", severity=CheckSeverity.WARNING),
             clock=clock,
         )
+        if not kind.takes_replays:
+            await reading
+            return
+        replaying = consume(
+            bus=bus,
+            sink=ReplaySink(
+                sink,
+                group=group,
+                events=bus.topics.events.name,
+                retrying=retry_receiver(sink=kind.name, check=Check(), clock=clock),
+            ),
+            config=ConsumerConfig(
+                group=replay_group(group),
+                letters_of=group,
+                group_instance_id=group_instance_id,
+                decoders=_decoders([bus.topics.replay]),
+                max_poll_records=MAX_POLL_RECORDS,
+            ),
+            check=readiness.check(f"{kind.name}.replay", severity=CheckSeverity.WARNING),
+            clock=clock,
+        )
+        async with run_tasks(reading, replaying) as tasks:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
+
+
+def _decoders(topics: Iterable[Topic]) -> dict[str, Decoder[Any]]:
+    return {topic.name: Decoder(topic=topic.name, record=topic.record) for topic in topics}
 
 
 async def consume(
@@ -190,7 +220,7 @@ class _Session:
         async with AsyncExitStack() as stack:
             # Before the consumer, which may report a gap, or bring what does not decode, at once.
             self.dead_letters = DeadLetterQueue(
-                consumer=self._config.group,
+                consumer=self._config.letters_of or self._config.group,
                 producer=await stack.enter_async_context(bus.producer()),
                 topic=bus.topics.dead_letters,
                 partitions=await bus.partitions(bus.topics.dead_letters.name),

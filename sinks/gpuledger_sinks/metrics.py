@@ -57,8 +57,8 @@ ALERTMANAGER_ANSWERS_TOTAL: Final = Counter(
 ALERTMANAGER_STATUSES: Final = ("2xx", "3xx", "4xx", "5xx", "page", "none")
 WAITING_BYTES: Final = Gauge(
     "gpuledger_sink_waiting_bytes",
-    "Events that were read and wait to be sent, in bytes as they lie in Kafka, or pages that were"
-    " scraped. Only in remote_write.",
+    "Events that were read and wait to be sent, in bytes as they lie in Kafka. Only in"
+    " remote_write.",
     ["sink"],
 )
 REQUESTS_IN_FLIGHT: Final = Gauge(
@@ -77,22 +77,6 @@ REQUEST_BYTES_TOTAL: Final = Counter(
     "Bytes of the requests before they were compressed, repetitions included. Only in"
     " remote_write.",
     ["sink"],
-)
-SCRAPES_TOTAL: Final = Counter(
-    "gpuledger_sink_scrapes",
-    "Scrapes of the page that is sent in place of Kafka (`--from-openmetrics`), by outcome:"
-    " `taken`, `unreachable` (no answer in time), `refused` (no success by its status),"
-    " `too_large`, `unreadable`, or `skipped`: not made, as too much waits for the receiver or the"
-    " one before it took too long. Only in remote_write.",
-    ["sink", "outcome"],
-)
-SCRAPE_OUTCOMES: Final = (
-    "taken",
-    "unreachable",
-    "refused",
-    "too_large",
-    "unreadable",
-    "skipped",
 )
 UNWRITTEN_SAMPLES_TOTAL: Final = Counter(
     "gpuledger_sink_unwritten_samples",
@@ -121,11 +105,10 @@ COUNTERS_ENDED_TOTAL: Final = Counter(
     "Counters that were ended before their time, as a node had more than a record of `counters.v1`"
     " holds: they begin anew with their next use. Only in remote_write.",
 )
-OVER_BUDGET_TOTAL: Final = Counter(
-    "gpuledger_sink_samples_over_budget",
-    "Samples of pods that were not sent, as their namespace has as many series as a rule of"
-    " `remote_write.max_series_per_namespace` allows it; the log names it.",
-    ["rule"],
+OVER_LIMIT_TOTAL: Final = Counter(
+    "gpuledger_sink_samples_over_limit",
+    "Total number of samples of pods and jobs that were not sent, because their node has"
+    " `remote_write.max_series_per_node` series. Only in remote_write.",
 )
 WATERMARK_TIMESTAMP: Final = Gauge(
     "gpuledger_sink_watermark_timestamp_seconds",
@@ -165,16 +148,6 @@ def show_protocol(sink: str, version: str, *, versions: Iterable[str]) -> None:
         PROTOCOL_INFO.labels(sink=sink, version=one).set(one == version)
 
 
-def count_scrapes_from_zero(sink: str, drop_reasons: Iterable[str]) -> None:
-    """Show the counters of a sink that scrapes a page, before there is anything to count."""
-    for family in (WAITING_BYTES, REQUESTS_IN_FLIGHT, REQUEST_SECONDS, REQUEST_BYTES_TOTAL):
-        family.labels(sink=sink)
-    for counter in (SENT_TOTAL, RETRIES_TOTAL, UNWRITTEN_SAMPLES_TOTAL):
-        count_from_zero(counter, sink=[sink])
-    count_from_zero(SCRAPES_TOTAL, sink=[sink], outcome=SCRAPE_OUTCOMES)
-    count_from_zero(DROPPED_TOTAL, sink=[sink], reason=drop_reasons)
-
-
 def count_sink_from_zero(kind: SinkKind, topics: Topics) -> None:
     """Show the counters of the sink that this process runs, before there is anything to count."""
     if kind.relays_watermarks:
@@ -183,7 +156,6 @@ def count_sink_from_zero(kind: SinkKind, topics: Topics) -> None:
         for family in (WAITING_BYTES, REQUESTS_IN_FLIGHT, REQUEST_SECONDS, REQUEST_BYTES_TOTAL):
             family.labels(sink=kind.name)
         count_from_zero(UNWRITTEN_SAMPLES_TOTAL, sink=[kind.name])
-        count_from_zero(SCRAPES_TOTAL, sink=[kind.name], outcome=SCRAPE_OUTCOMES)
     for counter in (SENT_TOTAL, RETRIES_TOTAL):
         count_from_zero(counter, sink=[kind.name])
     count_from_zero(DROPPED_TOTAL, sink=[kind.name], reason=kind.drop_reasons)

@@ -15,13 +15,14 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from gpuledger.bus.protocol import Consumer, Gap, Record, TopicPartition
+from gpuledger.bus.protocol import Bus, Consumer, Gap, Record, TopicPartition
 from gpuledger.clock import NS_PER_MS, Clock
 from gpuledger.codec import Decoder
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.lag import Lag
+from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
 
 Partitions = frozenset[TopicPartition]
@@ -150,6 +151,22 @@ class SinkContext:
             self.progress.done(partition, next_offset)
 
 
+class Refusal(NamedTuple):
+    """Why an event cannot be handed on."""
+
+    reason: str
+    """In a word, as its dead letter has it."""
+    detail: str
+    """In a sentence."""
+
+
+class RejectedEvent(NamedTuple):
+    """An event that is a dead letter, and the record in which its sink read it."""
+
+    record: Record
+    event: GpuEvent
+
+
 class Sink(Protocol):
     """What a kind of sink does with what was polled.
 
@@ -207,6 +224,18 @@ class Sink(Protocol):
         """Record that records are gone before they were read, or cannot be unpacked."""
         del gap  # the loop shows it; few kinds do more
 
+    max_redelivered: int = 1
+    """The most events of one `redeliver`."""
+
+    async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
+        """Hand over events once more; return for each why it is rejected again, or `None`.
+
+        Only for kinds that take replays (`gpuledger_sinks.replays`). May be called at any time and
+        leaves the state of the sink as it is. Raises ReceiverUnavailableError or BusError if no
+        answer is known for any event: it is called again with the same events.
+        """
+        return [Refusal("rejected", "this sink takes no replays")] * len(rejected)
+
 
 class OpenSink(Protocol):
     """Opens a sink of one kind: the function `open_sink` of its module."""
@@ -214,7 +243,7 @@ class OpenSink(Protocol):
     def __call__(
         self,
         *,
-        bus: Any,  # noqa: ANN401  # a Bus; a WholeBus for those that write to Kafka or to the store
+        bus: Bus,
         settings: Any,  # noqa: ANN401  # the kind's section
         readiness: Readiness,
         clock: Clock,
@@ -228,6 +257,8 @@ class ConsumerConfig:
     """How a sink's records are read."""
 
     group: str
+    letters_of: str | None = None
+    """The group whose dead letters those are that are made; by default `group`."""
     group_instance_id: str | None = None
     decoders: Mapping[str, Decoder[Any]]
     """The decoder of each topic to read."""

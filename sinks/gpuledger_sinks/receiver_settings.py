@@ -101,6 +101,8 @@ class ReceiverSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Password for basic authentication."""
     bearer_token: Secret | None = None
     """Token for `Authorization: Bearer`; not together with a username."""
+    header_files: dict[str, str] = msgspec.field(default_factory=dict)
+    """Files with the values of further headers, by the header's name, such as `X-Api-Key`."""
     oauth: ClientCredentialsSettings = ClientCredentialsSettings()
     """Where such a token is asked for, and renewed before it ends; in place of `bearer_token`."""
     ca_file: str = ""

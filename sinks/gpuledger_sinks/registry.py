@@ -12,7 +12,6 @@ from typing import Final
 
 from gpuledger.topics import Topic, Topics
 from gpuledger_sinks.protocol import OpenSink
-from gpuledger_sinks.redelivery import OpenRedelivery
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +35,8 @@ class SinkKind:
     """Whether it says up to when what it has handed on is complete."""
     drop_reasons: tuple[str, ...]
     """Why it may not hand on what it read."""
-    redelivery: str = ""
-    """Where `open_redelivery` is; empty where what was refused then is not to be sent now."""
+    takes_replays: bool = False
+    """Whether it takes events that it rejected once more, from the replay topic."""
 
     def topics(self, table: Topics) -> tuple[Topic, ...]:
         """Return the topics that it reads."""
@@ -52,17 +51,12 @@ class SinkKind:
         open_sink: OpenSink = import_module(self.module).open_sink
         return open_sink
 
-    def load_redelivery(self) -> OpenRedelivery:
-        """Import the module of the kind's redelivery, which there must be; return what opens it."""
-        open_redelivery: OpenRedelivery = import_module(self.redelivery).open_redelivery
-        return open_redelivery
-
 
 REMOTE_WRITE: Final = SinkKind(
     name="remote_write",
     group="gpuledger-remote-write",
     module="gpuledger_sinks.remote_write.remote_write_sink",
-    redelivery="gpuledger_sinks.remote_write.remote_write_redelivery",
+    takes_replays=True,
     summary="samples, to Prometheus, Mimir, VictoriaMetrics, … (remote-write 2.0, 1.0)",
     has_incidents=True,
     has_readings=True,
@@ -91,7 +85,7 @@ STORE: Final = SinkKind(
     name="store",
     group="gpuledger-store",
     module="gpuledger_sinks.store.store_sink",
-    redelivery="gpuledger_sinks.store.store_redelivery",
+    takes_replays=True,
     summary="sums by minute, hour and day, to Delta Lake tables",
     relays_watermarks=True,
     drop_reasons=("duplicate", "future", "invalid", "too_large", "too_old"),
@@ -100,7 +94,7 @@ ROWS: Final = SinkKind(
     name="rows",
     group="gpuledger-rows",
     module="gpuledger_sinks.rows",
-    redelivery="gpuledger_sinks.rows",
+    takes_replays=True,
     summary="one flat JSON row an entry, to the topic gpuledger.rows.v1, for SQL engines",
     relays_watermarks=True,
     drop_reasons=("duplicate", "future", "invalid", "too_large"),

@@ -8,14 +8,13 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime, timedelta
 from typing import Final
 
-from gpuledger.bus.protocol import Bus, WholeBus
+from gpuledger.bus.protocol import Bus
 from gpuledger.clock import NS_PER_US, Clock
 from gpuledger.codec import encode
 from gpuledger.ledger.entries import Origin, booked_entries
 from gpuledger.ledger.rows import TOPIC_COLUMNS, ColumnType, EntryRow, row_maker
 from gpuledger.records import GpuEvent
 from gpuledger.runtime import Readiness
-from gpuledger_sinks.kafka_redelivery import KafkaRedelivery, open_kafka_redelivery
 from gpuledger_sinks.kafka_sink import KafkaSink, open_kafka_sink
 from gpuledger_sinks.registry import ROWS
 from gpuledger_sinks.settings import RowsSettings
@@ -50,7 +49,7 @@ _make_row: Final = row_maker(
 
 def open_sink(
     *,
-    bus: WholeBus,
+    bus: Bus,
     settings: RowsSettings,
     readiness: Readiness,
     clock: Clock,
@@ -65,20 +64,4 @@ def open_sink(
         readiness=readiness,
         clock=clock,
         group=group,
-    )
-
-
-def open_redelivery(
-    *,
-    bus: Bus,
-    settings: RowsSettings,
-    readiness: Readiness,  # noqa: ARG001  # as OpenRedelivery has it
-    clock: Clock,
-) -> AbstractAsyncContextManager[KafkaRedelivery]:
-    """Return what writes the flat rows of refused events."""
-    return open_kafka_redelivery(
-        bus=bus,
-        settings=settings.in_installation(bus.topics),
-        values_of=lambda event: encoded_rows_of(event, ingested_time_ns=clock.time_ns()),
-        clock=clock,
     )

@@ -1,17 +1,14 @@
 """The settings of `gpuledger-sink`: what all kinds have, and a section for each kind."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from string import Formatter
 from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from gpuledger.ledger.aliases import AliasSeries
-from gpuledger.ledger.dcgm import DcgmSeries
 from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
-from gpuledger.ledger.hardware import HardwareSeries
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.series import SentLabels, refuse_equal_labels
 from gpuledger.ledger.usage import COUNTERS
@@ -21,7 +18,7 @@ from gpuledger.settings.secret import shown_url
 from gpuledger.texts import find_near
 from gpuledger.topics import Topics
 from gpuledger_sinks.receiver_settings import ReceiverSettings, Sigv4Settings
-from gpuledger_sinks.registry import KINDS, REMOTE_WRITE
+from gpuledger_sinks.registry import KINDS
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Ratio = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -44,76 +41,6 @@ RESERVED_HEADERS = frozenset(
 )
 
 
-class OpenMetricsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is scraped in place of Kafka, and by what login."""
-
-    url: str = ""
-    """The page to scrape, OpenMetrics or Prometheus' text format; empty means that Kafka is read.
-    `--from-openmetrics` gives it."""
-    job: Name = "openmetrics"
-    """The label `job` of all that is scraped; `instance` is the page's host and port."""
-    interval_seconds: Annotated[float, msgspec.Meta(ge=0.1, le=3_600)] = 1.0
-    """How often it is scraped."""
-    timeout_seconds: Pause = 0.0
-    """How long a scrape may take; 0 means as long as the interval."""
-    max_body_bytes: Count = 16_777_216
-    """A page that has more than so many bytes, unpacked, is a scrape that failed."""
-    max_samples: Count = 200_000
-    """A page that has more samples is a scrape that failed."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be scraped; raises ValueError naming the field."""
-        if self.url:
-            try:
-                require_http_url(self.url)
-            except ValueError as error:
-                raise ValueError(f"url {error}") from error
-        if self.timeout_seconds > self.interval_seconds:
-            raise ValueError("timeout_seconds: a scrape may not take longer than interval_seconds")
-        self.refuse_unusable(url=[self.url])
-
-    @property
-    def deadline_seconds(self) -> float:
-        """How long a scrape may take."""
-        return self.timeout_seconds or self.interval_seconds
-
-
-class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which series go to which tenant of a receiver that has several."""
-
-    of_namespace: str = ""
-    """The tenant of what is of a namespace, in which `{namespace}` and `{cluster}` stand for its
-    own, such as `team-{namespace}`; empty means that all goes to one tenant."""
-    shared: str = ""
-    """The tenant of all else: devices, nodes, and what is nobody's."""
-    header: Name = "X-Scope-OrgID"
-    """The header that names the tenant: that of Mimir, Cortex and Loki; Thanos has
-    `THANOS-TENANT`."""
-
-    def __post_init__(self) -> None:
-        """Refuse what names no tenant; raises ValueError naming the field."""
-        if not self.of_namespace:
-            if self.shared:
-                raise ValueError("shared: one tenant for all is a header: give it in headers")
-            return
-        refuse_unusable_template(self.of_namespace)
-        if not is_tenant(self.shared):
-            raise ValueError(
-                "shared: devices and nodes are of no namespace: name their tenant, of letters,"
-                " digits and !-_.*'()"
-            )
-
-
-def refuse_unusable_template(template: str) -> None:
-    """Raise ValueError for a template of tenants that could not be filled in."""
-    if "namespace" not in _fields_in("of_namespace", template, {"cluster", "namespace"}):
-        raise ValueError(
-            "of_namespace: without {namespace} all goes to one tenant: give that in headers"
-        )
-    if not is_tenant(template.format(namespace="x", cluster="x")):
-        raise ValueError("of_namespace: a tenant has letters, digits and !-_.*'() alone")
-
-
 def _fields_in(setting: str, template: str, known: Collection[str]) -> set[str]:
     """Return what is filled in; raises ValueError for what is not known, or has a format."""
     try:
@@ -132,15 +59,6 @@ def _fields_in(setting: str, template: str, known: Collection[str]) -> set[str]:
     return fields
 
 
-_TENANT: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9!_.*'()-]{1,150}")
-"""As Mimir has it (grafana.com/docs/mimir, "About tenant IDs")."""
-
-
-def is_tenant(name: str) -> bool:
-    """Return whether a receiver may have a tenant of that name."""
-    return bool(_TENANT.fullmatch(name))
-
-
 RemoteWriteProtocol = Literal["auto", "1.0", "2.0"]
 
 
@@ -153,8 +71,6 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
     """How requests are signed for AWS, in place of another login."""
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Further headers, such as `X-Scope-OrgID`; the protocol's own cannot be overridden."""
-    tenants: TenantSettings = TenantSettings()
-    """Where the series of each namespace go to a tenant of their own."""
     protocol: RemoteWriteProtocol = "auto"
     """The version of remote-write: `"1.0"` or `"2.0"`, in YAML in quotes, or `auto`, which begins
     with 2.0 and goes on with 1.0 where the receiver does not speak it."""
@@ -172,15 +88,6 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
     """The same of namespaces, on `gpuledger_namespace_info`."""
     node_labels: list[str] = msgspec.field(default_factory=list)
     """The same of nodes, on `gpuledger_node_description_info`."""
-    dcgm_names: bool = False
-    """Whether readings are sent under dcgm-exporter's names (`DCGM_FI_DEV_GPU_UTIL`, …) and labels
-    as well; not where one Prometheus scrapes the nodes' pages too, which have them."""
-    dcgm_host_label: Literal["hostname", "Hostname"] = "hostname"
-    """The label of these that names the node: `hostname` since May 2026, `Hostname` before."""
-    hw_names: bool = False
-    """Whether readings are sent under the names of OpenTelemetry's hardware conventions
-    (`hw_gpu_utilization_ratio`, …) as well; not where a collector sends these of the same GPUs. The
-    conventions are in development: what they rename is renamed here."""
     health_interval_seconds: Seconds = 10.0
     """How often samples of the GPUs' health are sent: errors, throttling, links, incidents. Agents
     ask for it every 10 s."""
@@ -210,14 +117,11 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
     """How much memory the labels of the series that are alive may take: some 200 bytes a series.
     Beyond it, nodes are forgotten of which nothing has come for longest, and their series end as a
     receiver ends what it hears no more of."""
-    max_series_per_namespace: dict[str, Natural] = msgspec.field(default_factory=dict)
-    """How many series a namespace may have at this sink, by patterns of names, of which the first
-    that matches holds: `{"ci-*": 200, "*": 5000}`. What would begin beyond it is not sent, and is
-    counted. A namespace that none matches has no bound."""
+    max_series_per_node: Natural = 10_000
+    """Maximum number of series of pods and jobs on a node. Pods and jobs that begin above it are
+    counted and not sent. 0 disables the limit."""
     max_poll_records: Count = 500
     """The most events that one poll brings."""
-    openmetrics: OpenMetricsSettings = OpenMetricsSettings()
-    """What to scrape in place of Kafka, to try a receiver."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be sent; raises ValueError naming the field."""
@@ -227,26 +131,10 @@ class RemoteWriteSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_un
             raise ValueError(f"url {error}") from error
         self.refuse_unusable(url=[self.url], sigv4=self.sigv4)
         refuse_reserved(self.headers)
-        self._refuse_unusable_tenants()
-        refuse_unusable_labels(self.external_labels, self.aliases)
+        refuse_reserved(dict.fromkeys(self.header_files, ""), setting="header_files")
+        refuse_unusable_labels(self.external_labels)
         for setting in ("pod_labels", "namespace_labels", "node_labels"):
             refuse_equal_labels(setting, getattr(self, setting), self.external_labels)
-
-    def _refuse_unusable_tenants(self) -> None:
-        header = self.tenants.header
-        if not self.tenants.of_namespace:
-            return
-        refuse_reserved({header: ""}, setting="tenants.header")
-        if header.lower() in map(str.lower, self.headers):
-            raise ValueError(f"headers: {header} is what tenants.header gives: take one out")
-        if self.openmetrics.url:
-            raise ValueError("tenants.of_namespace: a page that is scraped is of no namespace")
-
-    @property
-    def aliases(self) -> tuple[AliasSeries, ...]:
-        """What makes the series that are sent under others' names."""
-        dcgm = (DcgmSeries(self.dcgm_host_label),) if self.dcgm_names else ()
-        return (*dcgm, HardwareSeries()) if self.hw_names else dcgm
 
     @property
     def sent_labels(self) -> SentLabels:
@@ -266,14 +154,12 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LABEL_NAME: Final = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
-def refuse_unusable_labels(labels: dict[str, str], aliases: Iterable[AliasSeries] = ()) -> None:
+def refuse_unusable_labels(labels: dict[str, str]) -> None:
     """Raise ValueError for a label that no series can have beside its own."""
-    families = [family for alias in aliases for family in alias.families]
-    taken = OWN_LABELS.union(*(family.labels for family in families))
     for name, value in labels.items():
         if not _LABEL_NAME.fullmatch(name):
             raise ValueError(f"external_labels: {name!r} is no name of a Prometheus label")
-        if name in taken:
+        if name in OWN_LABELS:
             raise ValueError(f"external_labels: {name} is the series' own; take it out")
         if not value:
             raise ValueError(f"external_labels: {name} has no value: give one or take it out")
@@ -410,6 +296,7 @@ class AlertsSettings(ReceiverSettings, frozen=True, kw_only=True, forbid_unknown
             _refuse_api_path(url)
         self.refuse_unusable(urls=self.urls)
         refuse_reserved(self.headers)
+        refuse_reserved(dict.fromkeys(self.header_files, ""), setting="header_files")
         refuse_unusable_labels(self.external_labels)
         _refuse_label_of_alert(self.external_labels)
         _refuse_equal_labels("pod_labels", self.pod_labels)
@@ -520,11 +407,6 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.group:
             require_group_name("group", self.group)
         if self.kind in KINDS:
-            if self.remote_write.openmetrics.url and self.kind != REMOTE_WRITE.name:
-                raise ValueError(
-                    f"remote_write.openmetrics.url: only {REMOTE_WRITE.name} takes it, {self.kind}"
-                    f" reads Kafka alone: take it out, or run gpuledger-sink {REMOTE_WRITE.name}"
-                )
             return
         if not self.kind:
             raise ValueError(f"kind: say which sink to run: gpuledger-sink {'|'.join(KINDS)}")

@@ -15,12 +15,12 @@ import structlog
 from msgspec.structs import replace
 
 from gpuledger.bus.protocol import (
+    Bus,
     HistoryReader,
     Producer,
     Record,
     Span,
     TopicPartition,
-    WholeBus,
 )
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.codec import Decoder
@@ -47,7 +47,7 @@ _log = structlog.get_logger(__name__)
 async def open_relay(
     stage: str,
     *,
-    bus: WholeBus,
+    bus: Bus,
     readiness: Readiness,
     clock: Clock,
     output: str | None = None,
@@ -75,7 +75,7 @@ class WatermarkRelay:
         self,
         stage: str,
         *,
-        bus: WholeBus,
+        bus: Bus,
         reader: HistoryReader,
         check: Check,
         clock: Clock,

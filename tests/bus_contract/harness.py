@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractAsyncContextManager
 
-    from gpuledger.bus.protocol import Consumer, PartitionsCallback, Record, WholeBus
+    from gpuledger.bus.protocol import Bus, Consumer, PartitionsCallback, Record
 
 PARTITIONS = 4
 DEADLINE_SECONDS = 30.0
@@ -26,7 +26,7 @@ IDLE_SECONDS = 0.05
 class Harness(Protocol):
     """A bus with topics of this test alone."""
 
-    bus: WholeBus
+    bus: Bus
     readings: str
     """A topic with 4 partitions."""
     pods: str

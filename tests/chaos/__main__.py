@@ -1,7 +1,7 @@
 """Kill, stop and restart what runs, and count what is lost or there twice: `python -m tests.chaos`.
 
 Real Kafka, a real API server, podwatch and workers of the join as processes, agents that publish a
-tick a second each. Ends with one line a mode; exit code 1 where a promise was broken.
+tick a second each. Ends with one line; exit code 1 if a tick was lost or booked twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from gpuledger.errors import UnavailableError
 from tests.chaos.chaos_run import ChaosRun, Plan
-from tests.chaos.tally import MODES, Mode, Verdict
+from tests.chaos.tally import Verdict
 from tests.compiled import describe_compiled
 from tests.real.services.process import PartError
 from tests.tools.report import say
@@ -32,35 +32,28 @@ BROKEN_OFF = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the modes one after the other; return the exit code."""
+    """Run; return the exit code."""
     options = _parser().parse_args(arguments)
     stray = sorted(name for name in os.environ if name.startswith("GPULEDGER_"))
     if stray:
         sys.stderr.write(f"unset {', '.join(stray)}: podwatch and join would read them\n")
         return MISUSED
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    verdicts: dict[Mode, Verdict] = {}
     try:
-        for mode in options.modes or MODES:
-            verdicts[mode] = _run(_plan(options, mode))
+        verdict = _run(Plan(**vars(options)))
     except (UnavailableError, PartError) as error:
         sys.stderr.write(f"not run: {error}\n")
         return MISUSED
     except KeyboardInterrupt:
         sys.stderr.write("broken off\n")
         return BROKEN_OFF
-    finally:
-        for mode, verdict in verdicts.items():
-            say(verdict.as_line(mode))
-    kept = all(verdict.keeps_promise(mode) for mode, verdict in verdicts.items())
-    return KEPT if kept else BROKEN
+    say(verdict.as_line())
+    return KEPT if verdict.is_kept else BROKEN
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    mode = parser.add_argument("--mode", dest="modes", action="append", choices=MODES)
-    mode.help = "only this processing guarantee; may be repeated (default: both)"
     parser.add_argument("--seconds", type=float, default=300.0, help="of disturbance (300)")
     parser.add_argument("--rate", type=int, default=1_000, help="ticks a second (1000)")
     parser.add_argument("--workers", type=int, choices=(2, 3, 4), default=3, help="joins (3)")
@@ -71,25 +64,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _plan(options: argparse.Namespace, mode: Mode) -> Plan:
-    return Plan(
-        mode=mode,
-        seconds=options.seconds,
-        rate=options.rate,
-        workers=options.workers,
-        seed=options.seed,
-        drain_seconds=options.drain_seconds,
-    )
-
-
 def _run(plan: Plan) -> Verdict:
     """Run in a folder that stays where a promise was broken."""
-    folder = Path(tempfile.mkdtemp(prefix=f"gpuledger-chaos-{plan.mode}-"))
+    folder = Path(tempfile.mkdtemp(prefix="gpuledger-chaos-"))
     # What libraries say of a broker that is away would drown the progress.
     logging.basicConfig(filename=folder / "chaos.log", force=True)
     say(f"{plan}; {describe_compiled()}; logs in {folder}")
     verdict = asyncio.run(ChaosRun(plan, folder=folder, say=say).run())
-    if verdict.keeps_promise(plan.mode):
+    if verdict.is_kept:
         shutil.rmtree(folder, ignore_errors=True)
         return verdict
     for example in verdict.examples:

@@ -1,4 +1,4 @@
-"""One run of one mode: everything is started, disturbed, calmed, read to the end and compared."""
+"""One run: everything is started, disturbed, calmed, read to the end and compared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.chaos.pods import Pods
 from tests.chaos.pods_told import await_pods_told
 from tests.chaos.reader import EventsReader
 from tests.chaos.schedule import plan_actions
-from tests.chaos.tally import Mode, Tally, Verdict
+from tests.chaos.tally import Tally, Verdict
 from tests.default_topics import SAMPLES
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ _PODS_SECONDS: Final = 60.0
 class Plan:
     """What a run is asked for."""
 
-    mode: Mode
     seconds: float
     rate: int
     """Ticks a second: nodes, as each ticks once a second."""
@@ -84,8 +83,7 @@ class ChaosRun:
         return make_agents(fleet, uids=uids, partitions=SAMPLES.partitions)
 
     def _make_deployables(self) -> Deployables:
-        folder, plan = self._folder, self._plan
-        return Deployables(parts=self._parts, folder=folder, mode=plan.mode, workers=plan.workers)
+        return Deployables(parts=self._parts, folder=self._folder, workers=self._plan.workers)
 
     async def _disturb(self, agents: list[Agent], pods: Pods, deployables: Deployables) -> Verdict:
         tally = Tally({agent.node: agent.boot_id for agent in agents})
@@ -134,7 +132,7 @@ class ChaosRun:
         while True:
             self._say(
                 f"{tally.published:,} ticks published, {tally.seen:,} events read, "
-                f"lag {tally.published - tally.seen:,}, repeated {tally.repeated:,}"
+                f"lag {tally.published - tally.seen:,}, duplicated {tally.duplicated:,}"
             )
             await asyncio.sleep(_STATUS_SECONDS)
 

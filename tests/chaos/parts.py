@@ -22,7 +22,6 @@ from tests.tools.errors import MissingToolError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.chaos.tally import Mode
 
 SESSION_SECONDS: Final = 6.0
 """The shortest session that a broker allows by default."""
@@ -78,13 +77,12 @@ class RealParts:
 class Deployables:
     """Podwatch and the workers of the join."""
 
-    def __init__(self, *, parts: RealParts, folder: Path, mode: Mode, workers: int) -> None:
+    def __init__(self, *, parts: RealParts, folder: Path, workers: int) -> None:
         self._servers = parts.kafka.bootstrap_servers
         self._folder = folder
         kubeconfig = {"KUBERNETES__KUBECONFIG": str(parts.podwatch_kubeconfig())}
-        guarantee = {"JOIN__PROCESSING_GUARANTEE": mode}
         made = [self._deployable("podwatch", **kubeconfig)]
-        made += [self._deployable(f"join-{number}", **guarantee) for number in range(workers)]
+        made += [self._deployable(f"join-{number}") for number in range(workers)]
         self.deployables = {each.name: each for each in made}
 
     def start(self) -> None:

@@ -29,12 +29,11 @@ _END_SECONDS: Final = 5.0
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False):
-    """The id of an event, and its books as they were written."""
+    """The id of an event."""
 
     node: str
     boot_id: str
     seq: int
-    gpus: msgspec.Raw
 
 
 _decode: Final = msgspec.json.Decoder(_Event).decode
@@ -99,6 +98,6 @@ class EventsReader:
         for partition, records in polled.items():
             for record in records:
                 event = _decode(record.value)
-                self._tally.see(event.node, event.boot_id, event.seq, bytes(event.gpus))
+                self._tally.see(event.node, event.boot_id, event.seq)
             if records:
                 self._positions[partition] = records[-1].offset + 1

@@ -10,7 +10,7 @@ from gpuledger.records import Capability, GpuFacts
 from gpuledger_agent.core.raw import (
     CallGroup,
     ClockReading,
-    GpuLook,
+    FastPoll,
     SampleCursor,
 )
 from gpuledger_agent.gpu.driver import Driver
@@ -66,8 +66,8 @@ class PlayedGpu:
         self.hangs = dict.fromkeys(groups, released)
         return released
 
-    def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
-        return GpuLook(uuid=self.uuid, at=at)
+    def fast_poll(self, cursor: SampleCursor | None, *, at: ClockReading) -> FastPoll:
+        return FastPoll(uuid=self.uuid, at=at)
 
 
 class SilentDriver:

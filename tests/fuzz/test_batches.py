@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuledger.bus.kafka_unpacking import install_unpacking
+from gpuledger.bus.aiokafka_patches.unpacking import install_unpacking
 from gpuledger.bus.protocol import Record
 from tests import raw_batches
 from tests.fuzz.mutations import changed_bytes

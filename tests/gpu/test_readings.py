@@ -14,12 +14,13 @@ import pynvml
 import pytest
 
 from gpuledger.records import GpuFacts
-from gpuledger_agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
-from gpuledger_agent.core.raw import CallGroup, RawGpuSample, SampleCursor
+from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick
+from gpuledger_agent.core.raw import CallGroup, RawGpuSample
 from gpuledger_agent.gpu.nvidia.catalogue import EACH_LINK, FieldValue, specs_for
 from gpuledger_agent.gpu.nvidia.gpm import is_of_chip
 from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from gpuledger_agent.gpu.protocol import SourceLostError
+from tests.ticks import tick_gpu
 
 TICKS = 6
 MAX_SECONDS = {
@@ -41,7 +42,7 @@ class Watched:
     seconds: dict[CallGroup, list[float]] = field(
         default_factory=lambda: {group: [] for group in CallGroup}
     )
-    _state: GpuState | None = None
+    _sampler: GpuSampler = field(default_factory=GpuSampler)
     _asked_ns: int = 0
 
     @property
@@ -53,15 +54,14 @@ class Watched:
     def ask(self) -> None:
         now_ns = time.monotonic_ns()
         interval_ns, self._asked_ns = now_ns - (self._asked_ns or now_ns - 10**9), now_ns
-        seen = self._state.last_seen if self._state else SampleCursor()
+        seen = self._sampler.ask_tick(is_set_back=False)
         given: dict[str, object] = {}
         for group in CallGroup:
             began = time.perf_counter()
             given |= self.gpu.query(group, seen)
             self.seconds[group].append(time.perf_counter() - began)
         answers = RawGpuSample(uuid=self.gpu.uuid, index=self.gpu.index, **given)  # type: ignore[arg-type]  # the groups' fields
-        tick = read_gpu(answers, self._state, interval_ns=interval_ns, now_ns=now_ns)
-        self._state = tick.state
+        tick = tick_gpu(self._sampler, answers, now_ns=now_ns, interval_ns=interval_ns)
         self.answers.append(answers)
         self.ticks.append(tick)
 

@@ -175,7 +175,7 @@ def test_ends_are_told_and_with_accounting_what_was_used(loads: list[Load]) -> N
         if number == 2:
             for load in loads:
                 load.process.terminate()
-        at, seen = ClockReading.read(clock), sampler.last_seen()
+        at, seen = ClockReading.read(clock), sampler.begin_tick()
         answers = [gpu.query_all(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
         is_accounted = answers[0].process_stats is not None
         tick = sampler.sample(answers, at=at)

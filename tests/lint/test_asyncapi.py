@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gpuledger.schemas import schema_of
-from gpuledger.topics import Topic
+from gpuledger.topics import Topic, replay_group
 from gpuledger_sinks.registry import KINDS
 from tests.default_topics import (
     DEAD_LETTERS,
@@ -142,6 +142,7 @@ def test_every_consumer_names_its_group_and_the_groups_are_those_of_the_code() -
     sources = [path for folder in ("enricher", "sinks") for path in (ROOT / folder).rglob("*.py")]
     named = {name for path in sources for name in GROUP_IN_SOURCE.findall(path.read_text())}
     named |= {kind.group for kind in KINDS.values()}
+    named |= {replay_group(kind.group) for kind in KINDS.values() if kind.takes_replays}
 
     assert written == named
 

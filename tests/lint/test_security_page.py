@@ -14,6 +14,7 @@ import gpuledger.runtime.process_metrics
 import gpuledger_enricher.join.join_metrics
 import gpuledger_enricher.podwatch.pod_metrics
 import gpuledger_sinks.metrics
+from gpuledger.topics import replay_group
 from gpuledger_enricher.join.join_settings import GROUP as JOIN
 from gpuledger_sinks.registry import KINDS
 from tests.default_topics import BY_NAME
@@ -24,6 +25,7 @@ GROUPS = {
     "join": JOIN,
     **{f"sink {kind.name}": kind.group for kind in KINDS.values()},
 }
+REPLAY_GROUPS = {replay_group(kind.group) for kind in KINDS.values() if kind.takes_replays}
 CENTRAL = (
     gpuledger_enricher.podwatch.pod_metrics,
     gpuledger_enricher.join.join_metrics,
@@ -71,7 +73,7 @@ def test_groups_and_transactional_ids_are_the_deployables_own() -> None:
     found = rows()
 
     assert {name: named(cells[3]) for name, cells in found.items() if named(cells[3])} == {
-        name: {group} for name, group in GROUPS.items()
+        name: {group, *({replay_group(group)} & REPLAY_GROUPS)} for name, group in GROUPS.items()
     }
     for name, cells in found.items():
         assert named(cells[4]) <= {f"{GROUPS.get(name)}-…"}

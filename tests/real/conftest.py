@@ -94,7 +94,7 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
 @pytest.fixture(scope="session")
 def remote_write_compliance() -> Path:
     """Return the public suite for senders of remote-write 2.0, as a program."""
-    return _found("remote-write-compliance")
+    return _found("remote-write-sender-suite")
 
 
 @pytest.fixture(scope="session")

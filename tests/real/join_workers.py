@@ -35,7 +35,6 @@ class JoinWorkers:
         servers: str,
         folder: Path,
         nodes: int,
-        guarantee: str,
         environment: Mapping[str, str],
     ) -> None:
         refuse_stray_settings()
@@ -46,7 +45,6 @@ class JoinWorkers:
         self._environment = {
             "KAFKA__BOOTSTRAP_SERVERS": servers,
             "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
-            "JOIN__PROCESSING_GUARANTEE": guarantee,
             # Nobody publishes pods beside these.
             "JOIN__PODWATCH_TIMEOUT_SECONDS": "0",
             **environment,

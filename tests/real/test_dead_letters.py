@@ -28,13 +28,12 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 60.0
 LETTERS = "gpuledger_dead_letters_total"
 COMMANDS = {
-    "exactly_once": ["gpuledger-join"],
-    "at_least_once": ["gpuledger-join"],
+    "join": ["gpuledger-join"],
     "rows": ["gpuledger-sink", "rows"],
     "store": ["gpuledger-sink", "store"],
 }
 UNDONE = {
-    "exactly_once": "gpuledger_join_transactions_aborted_total",
+    "join": "gpuledger_join_transactions_aborted_total",
     "rows": "gpuledger_sink_retries_total",
 }
 """What those count who read a record again where it could not be put aside."""
@@ -47,13 +46,8 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, Kafka], Deployable]]:
 
     def start(name: str, kafka: Kafka) -> Deployable:
         own = {
-            "exactly_once": {
+            "join": {
                 "JOIN__COMMIT_INTERVAL_SECONDS": "0.1",
-                "JOIN__PODWATCH_TIMEOUT_SECONDS": "0",
-            },
-            "at_least_once": {
-                "JOIN__PROCESSING_GUARANTEE": "at_least_once",
-                "JOIN__GROUP": "another-join",
                 "JOIN__PODWATCH_TIMEOUT_SECONDS": "0",
             },
             "store": {

@@ -46,7 +46,7 @@ NEEDED = {
         "gpuledger_sinks.alerts.alerts_sink",
         "gpuledger_sinks.store.store_sink",
     ],
-    "reports": ["gpuledger_reports.command", "gpuledger_reports.api.bill_worker"],
+    "reports": ["gpuledger_reports.command", "gpuledger_reports.api.answering"],
     "cli": [
         "gpuledger_cli.demo.demo_command",
         "gpuledger_cli.topics",

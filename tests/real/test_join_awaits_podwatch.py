@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-import pytest
 from deltalake import DeltaTable
 
 from gpuledger.bus.administration import create_topics
@@ -61,9 +60,8 @@ async def publish_ticks(settings: KafkaSettings, numbers: Iterable[int]) -> None
                 await producer.publish(SAMPLES.name, partition, [message])
 
 
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
 async def test_no_pod_stays_nameless_of_a_podwatch_that_comes_ten_seconds_later(
-    start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path, guarantee: str
+    start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
     """And what the join says of its events holds of them, partition by partition."""
     refuse_stray_settings()
@@ -82,7 +80,7 @@ async def test_no_pod_stays_nameless_of_a_podwatch_that_comes_ten_seconds_later(
 
     async with misbehaving_server() as api:
         api.lists.append(page(*(pod(f"uid-{node}", node=node) for node in NODES)))
-        join = deployable("join", JOIN__PROCESSING_GUARANTEE=guarantee)
+        join = deployable("join")
         podwatch = deployable("podwatch", KUBERNETES__URL=api.url)
         try:
             join.start()

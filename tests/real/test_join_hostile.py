@@ -76,7 +76,7 @@ def partition_of(topic: str, node: str = NODE) -> TopicPartition:
 class Scene:
     """A broker with ticks, records that cannot be used between them, and a worker."""
 
-    def __init__(self, *, kafka: Kafka, kcat: Kcat, folder: Path, guarantee: str) -> None:
+    def __init__(self, *, kafka: Kafka, kcat: Kcat, folder: Path) -> None:
         self.kafka = kafka
         self._kcat = kcat
         self._fleet = Fleet(nodes=2)
@@ -89,7 +89,6 @@ class Scene:
             environment={
                 "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,
                 "KAFKA__SESSION_TIMEOUT_SECONDS": "6",
-                "JOIN__PROCESSING_GUARANTEE": guarantee,
                 "JOIN__PODWATCH_TIMEOUT_SECONDS": "0",
             },
         )
@@ -140,15 +139,14 @@ class Scene:
             time.sleep(0.3)  # noqa: ASYNC251  # nothing else runs in this loop
 
 
-@pytest.fixture(params=["exactly_once", "at_least_once"])
+@pytest.fixture
 def scene(
     start_kafka: Callable[[], Kafka],
     kcat: Kcat,
     tmp_path: Path,
-    request: pytest.FixtureRequest,
 ) -> Scene:
     refuse_stray_settings()
-    return Scene(kafka=start_kafka(), kcat=kcat, folder=tmp_path, guarantee=request.param)
+    return Scene(kafka=start_kafka(), kcat=kcat, folder=tmp_path)
 
 
 async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene) -> None:

@@ -41,15 +41,12 @@ LOOK_SECONDS = 45.0
 class Workers(JoinWorkers):
     """Workers that read few pods and watermarks at once."""
 
-    def __init__(
-        self, *, servers: str, folder: Path, guarantee: str, pods_per_node: int = PODS_PER_NODE
-    ) -> None:
+    def __init__(self, *, servers: str, folder: Path, pods_per_node: int = PODS_PER_NODE) -> None:
         self._pods_per_node = pods_per_node
         super().__init__(
             servers=servers,
             folder=folder,
             nodes=NODES,
-            guarantee=guarantee,
             environment={"KAFKA__REQUEST_TIMEOUT_SECONDS": "10", "JOIN__MAX_POLL_RECORDS": "2"},
         )
 
@@ -122,12 +119,11 @@ def workers(tmp_path: Path) -> Iterator[Callable[..., Workers]]:
         each.end()
 
 
-@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
 async def test_a_worker_that_loses_partitions_while_it_reads_them_back_goes_on(
-    start_kafka: Callable[[], Kafka], workers: Callable[..., Workers], guarantee: str
+    start_kafka: Callable[[], Kafka], workers: Callable[..., Workers]
 ) -> None:
     """It is stopped for longer than its session while another one joins, then woken."""
-    it = workers(servers=start_kafka().bootstrap_servers, guarantee=guarantee)
+    it = workers(servers=start_kafka().bootstrap_servers)
     await create_topics(it.settings)
     await it.publish_pods()
     stopped = it.start()
@@ -143,14 +139,12 @@ async def test_a_worker_that_loses_partitions_while_it_reads_them_back_goes_on(
     assert await it.nodes_with_events(number=1) == EVERYBODY
 
 
-@pytest.mark.parametrize("guarantee", ["at_least_once", "exactly_once"])
 async def test_a_broker_that_dies_while_pods_are_read_back_leaves_no_partition_alone(
     start_kafka_cluster: Callable[[], KafkaCluster],
     workers: Callable[..., Workers],
-    guarantee: str,
 ) -> None:
     kafka = await asyncio.to_thread(start_kafka_cluster)
-    it = workers(servers=kafka.bootstrap_servers, guarantee=guarantee, pods_per_node=1500)
+    it = workers(servers=kafka.bootstrap_servers, pods_per_node=1500)
     await create_topics(it.settings)
     await it.publish_pods()
     await reading_back(it.start(), it.start())

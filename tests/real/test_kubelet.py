@@ -15,11 +15,15 @@ from gpuledger_agent.host.kubelet.allocations import (
     MAX_ANSWER_BYTES,
     MIN_SECONDS,
     Allocations,
-    KubeletError,
     SocketKubelet,
 )
 from gpuledger_agent.host.kubelet.assignments import DeviceIndex
-from gpuledger_agent.host.kubelet.messages import ClaimedDevice, PodResources, parse_answer
+from gpuledger_agent.host.kubelet.messages import (
+    ClaimedDevice,
+    KubeletError,
+    PodResources,
+    parse_answer,
+)
 from gpuledger_agent.host.node_pods import PodCgroups, PodChanges, list_folder
 from gpuledger_agent.settings import KubeletSettings
 from tests.real.services.kubelet import KubeletServer

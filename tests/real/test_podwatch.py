@@ -8,7 +8,7 @@ from typing import Any, Self
 import pytest
 from typing_extensions import override
 
-from gpuledger_enricher.podwatch.api import open_api
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.events import Interrupted, Phase
 from gpuledger_enricher.podwatch.kinds import NAMESPACE, NODE, ObjectKind
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings

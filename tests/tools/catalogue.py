@@ -29,7 +29,7 @@ KUBELET_API_VERSION = "0.36.3"
 KUSTOMIZE_VERSION = "5.8.2"
 PROMETHEUS_VERSION = "0.315.0"
 # Prometheus' suite for senders of remote-write 2.0, a Go package; that of 1.0 is in no module that
-# can be fetched, and tests/unit/sinks/remote_write/openmetrics has its cases.
+# can be fetched, and tests/real/sinks/test_sender_suites.py has its cases.
 COMPLIANCE_VERSION = "0.0.0-20260223092825-818283e1171e"
 PROMETHEUS_TAGS = "netgo,remove_all_sd"
 
@@ -90,7 +90,7 @@ TOOLS: tuple[Tool, ...] = (
         package="github.com/versity/versitygw/cmd/versitygw",
     ),
     GoTool(
-        name="remote-write-compliance",
+        name="remote-write-sender-suite",
         version=COMPLIANCE_VERSION,
         module="remote_write_compliance",
         is_test=True,

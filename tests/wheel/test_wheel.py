@@ -41,11 +41,11 @@ def test_the_wheel_holds_each_hot_module_compiled_and_as_its_source(wheel: list[
     "file",
     [
         "gpuledger_cli/demo/demo.yaml",
-        "gpuledger_reports/bill_page/bill_page.css",
-        "gpuledger_reports/bill_page/bill_page.html.jinja",
-        "gpuledger_reports/bill_page/bill_page.js",
+        "gpuledger_reports/presenting/bill_page/bill_page.css",
+        "gpuledger_reports/presenting/bill_page/bill_page.html.jinja",
+        "gpuledger_reports/presenting/bill_page/bill_page.js",
         "gpuledger_reports/api/openapi.yaml",
-        "gpuledger_reports/list_prices.yaml",
+        "gpuledger_reports/pricing/list_prices.yaml",
     ],
 )
 def test_what_programs_read_beside_their_code_is_in_the_wheel(wheel: list[str], file: str) -> None:

@@ -142,8 +142,8 @@ class AnswerTime(NamedTuple):
     """Not after this."""
 
 
-class GpuLook(msgspec.Struct, frozen=True, kw_only=True):
-    """What one GPU answered at one question, be it a tick's or one between two ticks."""
+class FastPoll(msgspec.Struct, frozen=True, kw_only=True):
+    """What one GPU answered to one query between two ticks."""
 
     uuid: str
     """The GPU's identity."""

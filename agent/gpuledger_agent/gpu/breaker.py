@@ -1,7 +1,6 @@
 """Breakers: whether what fails again and again is asked, probed or left alone.
 
-`Breaker` is pure: what happened and what time it is are its arguments. `GroupBreaker` is one of a
-group of a GPU, with its metric and its log lines. What is asked in a tick is decided in `worker`.
+What happened and what time it is are arguments. What is asked in a tick is decided in `worker`.
 """
 
 import time
@@ -36,43 +35,6 @@ class Permit(Enum):
     """Do not query."""
 
 
-class Breaker:
-    """Opens where something fails again and again; then lets single probes through, ever rarer."""
-
-    def __init__(self, *, backoff: Backoff, max_failures: int = MAX_FAILURES) -> None:
-        self._max_failures = max_failures
-        self._failures = 0
-        self._probes = RetryTimer(backoff)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there are probes only."""
-        return self._probes.is_running
-
-    def permit(self, now_ns: int) -> Permit:
-        """Return what may be done now; a probe has to be followed by `succeeded` or `failed`."""
-        if not self.is_open:
-            return Permit.ASK
-        return Permit.PROBE if self._probes.is_due(now_ns) else Permit.SKIP
-
-    def succeeded(self) -> None:
-        """Close: it answered in its time."""
-        self._failures = 0
-        self._probes.reset()
-
-    def failed(self, now_ns: int) -> bool:
-        """Count a failure; return whether it opened by it."""
-        self._failures += 1
-        # Where it is open, it was a probe that failed: the next one comes later.
-        return (self.is_open or self._failures >= self._max_failures) and self.trip(now_ns)
-
-    def trip(self, now_ns: int) -> bool:
-        """Open at once: another failure would cost too much; return whether it opened by it."""
-        was_open = self.is_open
-        self._probes.record_attempt(now_ns)
-        return not was_open
-
-
 class BreakerLog:
     """The breakers that were logged as open.
 
@@ -103,7 +65,10 @@ class BreakerLog:
 
 
 class GroupBreaker:
-    """The breaker of one group of one GPU; its state is a metric, and each change a log line."""
+    """The breaker of one group of one GPU; its state is a metric, and each change a log line.
+
+    It opens if something fails again and again; then it lets single probes through, ever rarer.
+    """
 
     def __init__(
         self, gpu_uuid: str, group: CallGroup, *, log: BreakerLog, backoff: Backoff
@@ -111,36 +76,42 @@ class GroupBreaker:
         self._gpu_uuid = gpu_uuid
         self._group = group
         self._log = log
-        self._breaker = Breaker(backoff=backoff)
+        self._failures = 0
+        self._has_succeeded = False
+        self._probes = RetryTimer(backoff)
         self._metric = BREAKER_OPEN.labels(gpu_uuid=gpu_uuid, group=group.value)
         self._metric.set(0)
-        self.permit = self._breaker.permit
-
-    @property
-    def is_open(self) -> bool:
+        self.is_open = False
         """Whether there are probes only."""
-        return self._breaker.is_open
 
-    def trip(self, now_ns: int, *, reason: str | None = None) -> None:
-        """Open at once."""
-        self._breaker.trip(now_ns)
-        self._record_open(reason)
+    def permit(self, now_ns: int) -> Permit:
+        """Return what may be done now; a probe has to be followed by `succeeded` or `failed`."""
+        if not self.is_open:
+            return Permit.ASK
+        return Permit.PROBE if self._probes.is_due(now_ns) else Permit.SKIP
+
+    def succeeded(self) -> None:
+        """Close: it answered in its time."""
+        if self._has_succeeded and not (self._failures or self.is_open):
+            return
+        self._has_succeeded, self._failures, self.is_open = True, 0, False
+        self._probes.reset()
+        self._metric.set(0)
+        # Here alone: the breakers of a new worker are closed before anything has answered.
+        self._log.closed(self._gpu_uuid, self._group)
 
     def failed(self, now_ns: int, *, reason: str) -> None:
         """Count a failure."""
         labels = {"gpu_uuid": self._gpu_uuid, "group": self._group.value, "reason": reason}
         CALL_GROUPS_FAILED.labels(**labels).inc()
-        self._breaker.failed(now_ns)
-        if self.is_open:
-            self._record_open(reason)
+        self._failures += 1
+        # If it is open, it was a probe that failed: the next one comes later.
+        if self.is_open or self._failures >= MAX_FAILURES:
+            self.trip(now_ns, reason=reason)
 
-    def succeeded(self) -> None:
-        """Close: it answered in its time."""
-        self._breaker.succeeded()
-        self._metric.set(0)
-        # Here alone: the breakers of a new worker are closed before anything has answered.
-        self._log.closed(self._gpu_uuid, self._group)
-
-    def _record_open(self, reason: str | None) -> None:
+    def trip(self, now_ns: int, *, reason: str | None = None) -> None:
+        """Open at once: another failure would cost too much."""
+        self.is_open = True
+        self._probes.record_attempt(now_ns)
         self._metric.set(1)
         self._log.opened(self._gpu_uuid, self._group, reason=reason)

@@ -5,7 +5,7 @@ call is made in a thread, and the event loop waits for none longer than the tick
 
     Driver ── SourceLifecycle   opens and closes the source, in one thread
        ├───── GpuPool           the GPUs that the last opening found, one GpuWorker and thread each
-       ├───── GpuLooker         what the GPUs answer between two ticks, in one thread
+       ├───── FastPoller        what the GPUs answer between two ticks, in one thread
        └───── GpuAvailability   which GPUs are lost, whatever the reason; it reports the changes
 
 A GPU that hangs costs its own readings, never the tick of the others. Opening the source again
@@ -42,10 +42,10 @@ from msgspec.structs import replace
 from gpuledger.clock import Clock
 from gpuledger.records import Capability
 from gpuledger.runtime import Backoff, Check, RetryTimer
-from gpuledger_agent.core.raw import ClockReading, GpuLook, NodeFacts, RawGpuSample, SampleCursor
+from gpuledger_agent.core.raw import ClockReading, FastPoll, NodeFacts, RawGpuSample, SampleCursor
 from gpuledger_agent.gpu.breaker import slow_backoff
+from gpuledger_agent.gpu.fast_poller import FastPoller
 from gpuledger_agent.gpu.lifecycle import SourceLifecycle, SourceListener
-from gpuledger_agent.gpu.looker import GpuLooker
 from gpuledger_agent.gpu.pool import GpuAvailability, GpuPool, Report, report_nowhere
 from gpuledger_agent.gpu.protocol import (
     DriverEvent,
@@ -121,7 +121,7 @@ class Driver:
             health_seconds=health_seconds,
         )
         """The GPUs that the last opening found."""
-        self._looker = GpuLooker()
+        self._fast_poller = FastPoller()
         self._open_timer = RetryTimer(backoff, calm_seconds=_CALM_SECONDS)
         self._lost_gpu_timer = RetryTimer(
             lost_gpu_backoff or slow_backoff(), calm_seconds=_CALM_SECONDS
@@ -179,7 +179,7 @@ class Driver:
         gpus = self.pool.accounting_gpus if self.is_open else ()
         return frozenset(gpu.uuid for gpu in gpus)
 
-    async def look(self, cursors: Mapping[str, SampleCursor | None]) -> Sequence[GpuLook]:
+    async def fast_poll(self, cursors: Mapping[str, SampleCursor | None]) -> Sequence[FastPoll]:
         """Return what GPUs answer between two ticks, those of them that do at once."""
         workers = self.pool.workers if self.is_open else ()
         asked = [
@@ -187,11 +187,11 @@ class Driver:
             for worker in workers
             if worker.gpu.uuid in cursors and not (worker.is_silent or worker.is_stuck)
         ]
-        return await self._looker.look(asked, self._clock)
+        return await self._fast_poller.poll(asked, self._clock)
 
-    def take_looks(self) -> Sequence[GpuLook]:
-        """Return what GPUs have answered by now of a look that was late."""
-        return self._looker.take()
+    def take_late_polls(self) -> Sequence[FastPoll]:
+        """Return what GPUs have answered by now to a fast poll that was late."""
+        return self._fast_poller.take()
 
     def inventory(self) -> NodeFacts | None:
         """Return what the node is built of, where that is news."""
@@ -214,7 +214,7 @@ class Driver:
 
     def close(self) -> "Future[None] | None":
         """Let go of the driver, unless a call hangs in it: then only the process's end helps."""
-        is_stuck = self.pool.is_stuck or self._looker.is_stuck or self._source.is_stuck
+        is_stuck = self.pool.is_stuck or self._fast_poller.is_stuck or self._source.is_stuck
         closing = None if is_stuck else self.lifecycle.close()
         self._let_go()
         self.lifecycle.end()
@@ -301,7 +301,7 @@ class Driver:
     def _let_go(self) -> None:
         """Ask the GPUs of the open source no more, neither in ticks nor between them."""
         self.pool.end()
-        self._looker.end()
+        self._fast_poller.end()
 
     def _restart(self, reason: str) -> None:
         """Begin to open again now, so that with luck it is over before the next tick."""
@@ -312,7 +312,7 @@ class Driver:
 
     def _restart_where_it_helps(self) -> None:
         now_ns, missing = self._clock.monotonic_ns(), self._missing()
-        parts = (self.pool, self.lifecycle, self._looker, self._source)
+        parts = (self.pool, self.lifecycle, self._fast_poller, self._source)
         may_harm = any(part.is_stuck for part in parts) and bool(self.pool.uuids)
         if not self._open_timer.is_due(now_ns):
             return

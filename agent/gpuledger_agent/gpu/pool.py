@@ -182,7 +182,7 @@ class GpuPool:
             if request:
                 started.append((worker, request))
         self._cycle = PollCycle(deadline_seconds=self.deadline_seconds)
-        self._cycle.start([(request, worker.submit) for worker, request in started])
+        self._cycle.start([(request, worker.thread.submit) for worker, request in started])
         await self._cycle.wait()
         evaluated = [self._evaluate(worker, self._cycle, now_ns) for worker, _ in started]
         samples = [sample for sample in evaluated if sample]

@@ -26,7 +26,7 @@ from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import Capability
 from gpuledger_agent.core.incidents import Detection
-from gpuledger_agent.core.raw import CallGroup, ClockReading, GpuLook, SampleCursor
+from gpuledger_agent.core.raw import CallGroup, ClockReading, FastPoll, SampleCursor
 
 
 class SourceLostError(UnavailableError):
@@ -82,7 +82,7 @@ class Gpu(GpuIdentity, Protocol):
         `cursor` says what of the ring buffers is known already. Raises SourceLostError.
         """
 
-    def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
+    def fast_poll(self, cursor: SampleCursor | None, *, at: ClockReading) -> FastPoll:
         """Return what is asked of it between two ticks, from any thread; raises UnavailableError.
 
         `cursor` says what of the ring buffers is known already; `None` asks for its energy alone.

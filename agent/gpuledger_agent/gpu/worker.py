@@ -116,7 +116,8 @@ class GpuWorker:
     ) -> None:
         self.gpu = gpu
         self._leaked = leaked
-        self._worker = CallThread(f"gpu-{gpu.index}")
+        self.thread = CallThread(f"gpu-{gpu.index}")
+        """Its thread; another one after that one hung."""
         self._request: PollRequest | None = None
         self._core_error: str | None = None
         self._readings, self._health = readings, health
@@ -149,16 +150,12 @@ class GpuWorker:
         """The groups whose breaker is open: they are queried by single probes alone."""
         return [group for group, breaker in self._breakers.items() if breaker.is_open]
 
-    def submit(self, do: Callable[[], object]) -> None:
-        """Have something done in the thread."""
-        self._worker.submit(do)
-
     def end(self) -> None:
         """Let go of the thread; where it hangs in a call it is leaked."""
         # One whose turn is yet to come, or that is just done, ends by itself.
         if self._request and self.is_stuck and self._request.current_group is not None:
-            self._leaked.add(self._request, self._worker)
-        self._worker.end()
+            self._leaked.add(self._request, self.thread)
+        self.thread.end()
 
     def next_request(
         self, cursor: SampleCursor, *, last: PollCycle | None, now_ns: int
@@ -244,7 +241,7 @@ class GpuWorker:
         else:
             # Not after some failures as else: each of them would cost the books of a tick.
             breaker.trip(now_ns, reason="hangs")
-        if not self._leaked.add(self._request, self._worker):
+        if not self._leaked.add(self._request, self.thread):
             return False
-        self._worker = CallThread(f"gpu-{self.gpu.index}")
+        self.thread = CallThread(f"gpu-{self.gpu.index}")
         return True

@@ -12,11 +12,12 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import History
+from gpuledger.bus.protocol import Bus
 from gpuledger.clock import NS_PER_MS, SystemClock
 from gpuledger.errors import UserError
 from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings
+from gpuledger.time_ranges import parse_moment
 from gpuledger_cli.dead_letters.letter_log import (
     KeptLetter,
     LetterFilter,
@@ -24,40 +25,29 @@ from gpuledger_cli.dead_letters.letter_log import (
     parse_position,
 )
 from gpuledger_cli.dead_letters.letter_printing import Format, LetterPrinter, open_log, print_counts
-from gpuledger_cli.dead_letters.letter_replay import (
-    RefusedPrinter,
-    Where,
-    exit_code,
-    join_opening,
-    replay_letters,
-    sink_opening,
-)
+from gpuledger_cli.dead_letters.letter_replay import replay_letters
 from gpuledger_cli.dead_letters.letter_views import LetterCounts, full_text, parse_count_by, row_of
+from gpuledger_cli.kafka_options import kafka_settings
 from gpuledger_cli.long_work import printing_progress, run_cancellable
-from gpuledger_cli.replay.range_plan import parse_duration, parse_moment
-from gpuledger_cli.topics import kafka_settings
 
 _REPLAY_HELP: Final = """
-A letter goes to the consumer that refused it, and to nobody else:
+A dead-letter record is replayed only to the consumer that rejected it:
 
-- `--sink KIND` hands letters of that sink to its receiver (remote_write, store, rows), with
-  the settings of `--config`, which is the sink's own file. The sink may run meanwhile; its group,
-  its offsets and other sinks are not touched. Alerts tell of the present and are not replayed.
-- `--join` writes letters of the join back to the topic, partition and key that they had. A tick is
-  written only where nothing behind it is booked of its node, as the join would pass over it.
+- Records that the join rejected are written back to their own topic.
+- Events that a sink rejected (remote_write, store, rows) are written to the topic
+  `gpuledger.replay.v1`, from which that sink takes them. Alerts are not replayed.
 
-Without `--yes` nothing is sent: what would be is counted. What is taken is marked on the topic of
-dead letters, and left out the next time, unless `--again`. What is refused again is told with the
-receiver's words; its letter stays.
+Without `--yes` nothing is written: the records are counted. A record that is rejected again gets
+another dead letter: `gpuledger dead-letters list --since -10m` shows it. You may replay a record
+again: its consumer recognises what it already has.
 
-Exit codes: 0 all that was chosen is delivered, now or before; 1 something was refused again; 3 some
-letters cannot be put back; 2 a mistake, or Kafka or the receiver is away; 130 interrupted.
+Exit codes: 0 all are written; 3 some cannot be replayed; 2 invalid input, or Kafka is unavailable;
+130 interrupted.
 
-- What would be sent again: gpuledger dead-letters replay --reason out_of_order --sink remote_write
-  --config sink.yaml
-- Send it: the same with --yes
-- One letter: gpuledger dead-letters replay 0:17 --sink store --config sink.yaml --yes
-- After an upgrade of the join: gpuledger dead-letters replay --join --reason undecodable --yes
+- Count first: gpuledger dead-letters replay --reason out_of_order
+- Then send: gpuledger dead-letters replay --reason out_of_order --yes
+- One record: gpuledger dead-letters replay 0:17 --yes
+- After an upgrade of the join: gpuledger dead-letters replay --reason undecodable --yes
 """
 _HELP: Final = """
 Reads the topic of dead letters outside any consumer group: nobody notices.
@@ -154,7 +144,6 @@ Config = Annotated[
 def list_letters(
     chosen: Chosen = _EVERYTHING,
     *,
-    pending: Flag = False,
     limit: Annotated[int, Parameter(validator=Number(gte=0))] = 100,
     count_by: str | None = None,
     format: Format = "table",  # noqa: A002  # the option's name
@@ -165,8 +154,6 @@ def list_letters(
 
     Parameters
     ----------
-    pending
-        Leave out those that were replayed.
     limit
         How many to show at most, the newest; 0 is all, for json and csv.
     count_by
@@ -182,7 +169,7 @@ def list_letters(
     into = LetterPrinter(format=format, limit=limit) if fields is None else LetterCounts(fields)
     wanted = chosen.filter()
     bus = KafkaBus(kafka_settings(bootstrap_servers=bootstrap_servers, config=config))
-    why_none = run_cancellable(scan(bus, wanted, pending=pending, into=into))
+    why_none = run_cancellable(scan(bus, wanted, into=into))
     if isinstance(into, LetterCounts):
         print_counts(into, format=format)
     else:
@@ -192,32 +179,22 @@ def list_letters(
     return 0
 
 
-async def scan(
-    history: History, wanted: LetterFilter, *, pending: bool, into: LetterCounts | LetterPrinter
-) -> str:
+async def scan(history: Bus, wanted: LetterFilter, *, into: LetterCounts | LetterPrinter) -> str:
     """Read the letters that are meant, as far as they were there at the begin.
 
     Return why there are none; empty where there are some.
     """
-    found = left_out = 0
-    async with open_log(history, wanted) as (log, replayed):
+    found = 0
+    async with open_log(history, wanted) as log:
         with printing_progress(log.offsets, what="dead letters", done="read") as advance:
             async with aclosing(log.letters(advance)) as letters:
                 async for letter in letters:
-                    is_replayed = letter.position in replayed
-                    if pending and is_replayed:
-                        left_out += 1
-                        continue
                     found += 1
                     if isinstance(into, LetterCounts):
                         into.add(letter)
                     else:
-                        into.add(row_of(letter, is_replayed=is_replayed))
-        if found:
-            return ""
-        if left_out:
-            return f"no dead letter is pending: {left_out} were replayed"
-        return log.passed_over.why_none()
+                        into.add(row_of(letter))
+        return "" if found else log.why_none()
 
 
 @app.command
@@ -242,23 +219,18 @@ def show(
     _quiet()
     bus = KafkaBus(kafka_settings(bootstrap_servers=bootstrap_servers, config=config))
     wanted = LetterFilter(positions=frozenset(map(parse_position, positions)))
-    for letter, is_replayed in run_cancellable(find(bus, wanted)):
+    for letter in run_cancellable(find(bus, wanted)):
         if value:
             sys.stdout.buffer.write(letter.value or b"")
         else:
-            sys.stdout.write(full_text(letter, bus.topics, is_replayed=is_replayed))
+            sys.stdout.write(full_text(letter, bus.topics))
     return 0
 
 
-async def find(history: History, wanted: LetterFilter) -> list[tuple[KeptLetter, bool]]:
-    """Return letters by their positions, and whether each was replayed; UserError for a missing."""
-    async with open_log(history, wanted) as (log, replayed):
-        found: list[tuple[KeptLetter, bool]] = []
-        async with aclosing(log.letters(lambda _count: None)) as letters:
-            async for letter in letters:
-                found.append((letter, letter.position in replayed))
-                if not log.missing:
-                    break
+async def find(history: Bus, wanted: LetterFilter) -> list[KeptLetter]:
+    """Return letters by their positions; raises UserError for one that is missing."""
+    async with open_log(history, wanted) as log:
+        found = [letter async for letter in log.letters(lambda _count: None)]
     refuse_missing(log)
     return found
 
@@ -273,66 +245,32 @@ def refuse_missing(log: LetterLog) -> None:
 
 
 @app.command(help_epilogue=_REPLAY_HELP)
-def replay(  # one parameter an option
+def replay(
     *positions: str,
     chosen: Chosen = _EVERYTHING,
-    sink: str | None = None,
-    join: Flag = False,
     all_: Annotated[bool, Parameter(name="--all", negative=())] = False,
-    again: Flag = False,
     yes: Flag = False,
-    show: Annotated[int, Parameter(validator=Number(gte=0))] = 20,
-    give_up_after: str = "1m",
     bootstrap_servers: BootstrapServers = None,
-    config: Annotated[
-        Path | None, Parameter(help="The sink's settings file (YAML), or the join's.")
-    ] = None,
+    config: Config = None,
 ) -> int:
-    """Put dead letters back: to the receiver that refused them, or to the join.
+    """Send dead-letter records to the consumers that rejected them once more.
 
     Parameters
     ----------
     positions
-        Which letters, PARTITION:OFFSET, as `list` shows it; or by the options of `list`.
-    sink
-        Hand letters of this sink to its receiver: remote_write, store or rows.
-    join
-        Write letters of the join back to their topics.
+        Which records, PARTITION:OFFSET, as `list` shows them; or by the options of `list`.
     all_
-        All letters of that consumer, where no option chooses any.
-    again
-        Also those that were replayed before.
+        All records, if no option chooses any.
     yes
-        Send them; without it, what would be sent is counted.
-    show
-        How many letters that are refused again to show, at most.
-    give_up_after
-        For how long the receiver or Kafka may be away.
+        Send them; without it, they are only counted.
 
     """
-    if (sink is None) == (not join):
-        raise UserError("to whom? give --sink KIND or --join, one of them")
     wanted = chosen.filter(positions)
     if wanted.is_empty and not all_:
         raise UserError("which letters? give positions, options of `list`, or --all")
-    give_up_seconds = parse_duration(give_up_after, option="--give-up-after") / 1000
     _quiet()
-    clock = SystemClock()
-    where: Where = {"config": config, "bootstrap_servers": bootstrap_servers, "clock": clock}
-    opening = sink_opening(sink, **where) if sink is not None else join_opening(**where)
-    refused = RefusedPrinter(show)
-    work = replay_letters(
-        opening.bus,
-        opening.target,
-        wanted=wanted,
-        again=again,
-        is_rehearsal=not yes,
-        give_up_seconds=give_up_seconds,
-        clock=clock,
-        refused=refused,
-    )
-    outcome = run_cancellable(work)
-    return exit_code(outcome)
+    bus = KafkaBus(kafka_settings(bootstrap_servers=bootstrap_servers, config=config))
+    return run_cancellable(replay_letters(bus, wanted, is_rehearsal=not yes, clock=SystemClock()))
 
 
 def _quiet() -> None:

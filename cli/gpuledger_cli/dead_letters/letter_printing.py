@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpuledger.bus.protocol import History
-from gpuledger_cli.dead_letters.letter_log import LetterFilter, LetterLog, ReplayedLetters
+from gpuledger.bus.protocol import Bus
+from gpuledger_cli.dead_letters.letter_log import LetterFilter, LetterLog
 from gpuledger_cli.dead_letters.letter_views import (
     TABLE_COLUMNS,
     LetterCount,
@@ -88,15 +88,13 @@ def _cells_of_count(row: LetterCount) -> tuple[str, ...]:
 
 
 @asynccontextmanager
-async def open_log(
-    history: History, wanted: LetterFilter
-) -> AsyncIterator[tuple[LetterLog, ReplayedLetters]]:
-    """Open the log, with what of it was replayed; say at the end what was no letter."""
+async def open_log(history: Bus, wanted: LetterFilter) -> AsyncIterator[LetterLog]:
+    """Open the log; report at the end how many records were no letters."""
     async with history.reader() as reader:
         log = await LetterLog.open(reader, history.topics.dead_letters.name, wanted)
-        yield log, await log.find_replayed()
+        yield log
     if log.unusable:
-        sys.stderr.write(f"gpuledger: {log.unusable} records of {log.topic} are no dead letters\n")
+        sys.stderr.write(f"gpuledger: {log.unusable} records of {log.topic} are not dead letters\n")
 
 
 def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -1,327 +1,176 @@
-"""A replay of dead letters: from settings, over what is opened and delivered, to the exit code.
+"""A replay of dead letters: from the letters that are chosen to records on the topics, and a count.
 
-Letters are delivered in batches (`LetterReplay`). A batch's marks are written once the receiver has
-taken it, before the next batch is delivered. A process that is killed in between leaves one batch
-delivered and not marked, which the next replay delivers again: at least once.
+A letter of the join is written back to its own topic, which the join alone reads in a group: it
+passes over ticks that are booked, and rejects again what is still invalid. An event that a sink
+rejected is written to the replay topic, with the name of the consumer group that rejected it: that
+sink takes it, and all others skip it. Both are placed by the record's node.
+
+A letter may be replayed again: its consumer recognises what it has, or is idempotent. An event that
+is rejected again has a further letter, so of the letters of one record only the first is replayed.
 """
 
-import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
-from typing import Final, NamedTuple, TypedDict, TypeVar
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Final, NamedTuple
 
-from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import Producer, WholeBus
-from gpuledger.clock import Clock
-from gpuledger.errors import UnavailableError
-from gpuledger.runtime import Check, Readiness, RetryingCaller
-from gpuledger.settings import Option, load_settings
+from gpuledger.bus.protocol import Bus, Message, Producer, TopicPartition
+from gpuledger.clock import NS_PER_MS, Clock
+from gpuledger.codec import decoder_of, encode
+from gpuledger.errors import UndecodableError
+from gpuledger.keys import split_key
+from gpuledger.records import GpuEvent, ReplayedEvent
 from gpuledger.texts import readable, shorten
-from gpuledger_cli.dead_letters.letter_log import (
-    KeptLetter,
-    LetterFilter,
-    LetterLog,
-    Position,
-    ReplayedLetters,
-    mark_of,
-)
+from gpuledger.topics import Topics, partition_of_node
+from gpuledger_cli.dead_letters.letter_log import KeptLetter, LetterFilter, LetterLog
 from gpuledger_cli.dead_letters.letter_printing import open_log
-from gpuledger_cli.dead_letters.letter_target import (
-    LetterTarget,
-    Usable,
-    open_join_target,
-    open_sink_target,
-    replayed_kind,
-)
 from gpuledger_cli.long_work import printing_progress
-from gpuledger_enricher.join.join_settings import JoinSettings
-from gpuledger_sinks.settings import SinkSettings
+from gpuledger_sinks.registry import KINDS
 
-T = TypeVar("T")
+ALL_WRITTEN: Final = 0
+LEFT_OUT: Final = 3
+_MAX_BATCH: Final = 100
 _MAX_BATCH_BYTES: Final = 1 << 20
-"""Bytes of records beyond which no more is delivered at once: of an event a hundred times as much
-may be made."""
 _REASON_CHARACTERS: Final = 200
 _MAX_REASONS: Final = 1000
-_OTHERS: Final = "other reasons"
-ALL_DELIVERED: Final = 0
-REFUSED: Final = 1
-LEFT_OUT: Final = 3
-_PROGRAM: Final = "gpuledger dead-letters replay"
-_KIND: Final = Option(name="kind", setting="kind", help="Which sink.")
-_SERVERS: Final = Option(
-    name="--bootstrap-servers", setting="kafka.bootstrap_servers", help="Brokers to ask first."
-)
 
 
-class RefusedAgain(NamedTuple):
-    """A letter that was refused once more."""
+class Replayable(NamedTuple):
+    """A letter as it is written once more."""
 
-    position: Position
-    words: str
-    """The receiver's."""
+    topic: str
+    node: str
+    """The key of the node by which it is placed."""
+    message: Message
 
 
-@dataclass(kw_only=True)
-class LetterOutcome:
-    """What became of the letters that were chosen."""
+class _UnfitError(Exception):
+    """A letter that cannot be replayed; the message says why."""
 
-    delivered: int = 0
-    """Taken by the receiver; in a rehearsal those that would be handed to it."""
-    refused: int = 0
-    before: int = 0
-    """Left out, as they were replayed before."""
-    skipped: Counter[str] = field(default_factory=Counter)
-    """Left out, as they cannot be put back, by why."""
 
-    def skip(self, why: str) -> None:
-        """Count a letter that cannot be put back."""
-        why = shorten(readable(why), _REASON_CHARACTERS)
-        # Reasons quote what records say: there may be as many as letters.
-        is_kept = why in self.skipped or len(self.skipped) < _MAX_REASONS
-        self.skipped[why if is_kept else _OTHERS] += 1
+def replayable(letter: KeptLetter, topics: Topics, *, now_ms: int) -> Replayable | str:
+    """Return what is written of a letter, or why nothing can be."""
+    try:
+        return _replayable(letter, topics, now_ms=now_ms)
+    except (_UnfitError, UndecodableError) as error:
+        return str(error)
+
+
+def _replayable(letter: KeptLetter, topics: Topics, *, now_ms: int) -> Replayable:
+    content = letter.content
+    taken = {each.name: each for each in (topics.samples, topics.processes, topics.incidents)}
+    taken[topics.events.name] = topics.events
+    if (topic := taken.get(content.topic)) is None:
+        raise _UnfitError(f"records of {content.topic} are not replayed")
+    if content.consumer in _groups_without_replays(topics):
+        raise _UnfitError(f"{content.consumer} takes no replays")
+    node = (letter.key or b"").decode(errors="replace")
+    if letter.value is None or not split_key(node)[1]:
+        raise _UnfitError("the dead letter has no bytes, or no key of a node")
+    value = decoder_of(topic.name, topic.record).decode(letter.value)
+    if not isinstance(value, GpuEvent):
+        message = Message(letter.key, letter.value, value.time_ns // NS_PER_MS)
+        return Replayable(topic.name, node, message)
+    replayed = ReplayedEvent(
+        consumer=content.consumer,
+        partition=content.partition,
+        offset=content.offset,
+        event=value,
+    )
+    # Retention of the replay topic begins now, whenever the event was.
+    return Replayable(topics.replay.name, node, Message(letter.key, encode(replayed), now_ms))
+
+
+def _groups_without_replays(topics: Topics) -> set[str]:
+    return {topics.group(kind.group) for kind in KINDS.values() if not kind.takes_replays}
 
 
 class LetterReplay:
-    """Puts back the letters of a log."""
+    """Writes what is made of letters, a batch for each partition."""
 
-    def __init__(
-        self,
-        *,
-        target: LetterTarget,
-        marks: Producer,
-        clock: Clock,
-        dead_letters: str,
-        consumers: Collection[str],
-        give_up_seconds: float,
-        report_refused: Callable[[RefusedAgain], None],
-    ) -> None:
-        """Deliver to `target`, which may be away for `give_up_seconds`.
+    def __init__(self, producer: Producer | None, *, topics: Topics, partitions: int) -> None:
+        """Take what publishes; without it, what would be written is counted."""
+        self._producer, self._topics, self._partitions = producer, topics, partitions
+        self._batches: dict[TopicPartition, list[Message]] = {}
+        self._count = self._bytes = 0
+        self._seen: set[int] = set()
+        self.written: Counter[str] = Counter()
+        """Letters by the consumer group that rejected them."""
+        self.left_out: Counter[str] = Counter()
+        """Letters that cannot be replayed, by why."""
 
-        Letters of the `consumers` are delivered; marks go to the topic `dead_letters`.
-        """
-        self._consumers = consumers
-        self._target, self._marks, self._clock = target, marks, clock
-        self._topic, self._give_up_seconds = dead_letters, give_up_seconds
-        self._report_refused = report_refused
-        self._retrying = RetryingCaller(on=UnavailableError, check=Check(), clock=clock)
-        self.outcome = LetterOutcome()
-
-    async def rehearse(
-        self, log: LetterLog, replayed: ReplayedLetters, *, advance: Callable[[int], None]
-    ) -> None:
-        """Count what `run` would do; nothing is sent."""
-        async with aclosing(log.letters(advance)) as letters:
-            async for letter in letters:
-                if self._take(letter, replayed) is not None:
-                    self.outcome.delivered += 1
-
-    async def run(
-        self, log: LetterLog, replayed: ReplayedLetters, *, advance: Callable[[int], None]
-    ) -> None:
-        """Deliver; raises UnavailableError where the receiver is away for too long."""
-        batch: list[tuple[KeptLetter, Usable]] = []
-        size_bytes = 0
-        async with aclosing(log.letters(advance)) as letters:
-            async for letter in letters:
-                if (found := self._take(letter, replayed)) is None:
-                    continue
-                batch.append((letter, found))
-                size_bytes += len(letter.value or b"")
-                if len(batch) >= self._target.max_batch or size_bytes >= _MAX_BATCH_BYTES:
-                    await self._deliver(batch)
-                    batch, size_bytes = [], 0
-        if batch:
-            await self._deliver(batch)
-
-    def _take(self, letter: KeptLetter, replayed: ReplayedLetters) -> Usable | None:
-        if letter.position in replayed:
-            self.outcome.before += 1
-            return None
-        if (consumer := letter.content.consumer) not in self._consumers:
-            self.outcome.skip(f"it is of the consumer {consumer}: name it with --consumer")
-            return None
-        found = self._target.take(letter)
+    async def add(self, letter: KeptLetter, *, now_ms: int) -> None:
+        """Take a letter."""
+        content = letter.content
+        identity = hash((content.consumer, content.topic, content.partition, content.offset))
+        if identity in self._seen:
+            return
+        self._seen.add(identity)
+        found = replayable(letter, self._topics, now_ms=now_ms)
         if isinstance(found, str):
-            self.outcome.skip(found)
-            return None
-        return found
-
-    async def _deliver(self, batch: Sequence[tuple[KeptLetter, Usable]]) -> None:
-        refusals = await self._retry(partial(self._target.deliver, [found for _, found in batch]))
-        taken: list[KeptLetter] = []
-        for (letter, _), refusal in zip(batch, refusals, strict=True):
-            if refusal is None:
-                taken.append(letter)
-            else:
-                self.outcome.refused += 1
-                self._report_refused(RefusedAgain(letter.position, refusal))
-        self.outcome.delivered += len(taken)
-        await self._mark(taken)
-
-    async def _mark(self, taken: Sequence[KeptLetter]) -> None:
-        by_partition: dict[int, list[KeptLetter]] = {}
-        for letter in taken:
-            by_partition.setdefault(letter.position.partition, []).append(letter)
-        for partition, letters in by_partition.items():
-            messages = [
-                mark_of(
-                    letter,
-                    topic=self._topic,
-                    consumer=self._target.consumer,
-                    receiver=self._target.receiver,
-                    time_ns=self._clock.time_ns(),
-                )
-                for letter in letters
-            ]
-            publish = partial(self._marks.publish, self._topic, partition, messages)
-            await self._retry(publish)
-
-    async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        deadline_seconds = asyncio.get_running_loop().time() + self._give_up_seconds
-        return await self._retrying(call, deadline_seconds=deadline_seconds)
-
-
-class Where(TypedDict):
-    """Where the settings come from, and the clock."""
-
-    config: Path | None
-    bootstrap_servers: str | None
-    clock: Clock
-
-
-class Opening(NamedTuple):
-    """A bus, and what opens a target over it."""
-
-    bus: WholeBus
-    target: AbstractAsyncContextManager[LetterTarget]
-
-
-def sink_opening(
-    name: str, *, config: Path | None, bootstrap_servers: str | None, clock: Clock
-) -> Opening:
-    """Return what hands letters of a sink to its receiver, by the sink's settings."""
-    kind = replayed_kind(name)
-    settings = load_settings(
-        SinkSettings,
-        prog=_PROGRAM,
-        description="",
-        options=[_KIND, _SERVERS],
-        argv=[kind.name, *_argv(config, bootstrap_servers)],
-    )
-    bus = KafkaBus(settings.kafka)
-    target = open_sink_target(
-        kind,
-        bus=bus,
-        settings=getattr(settings, kind.name),
-        group=bus.topics.group(settings.group or kind.group),
-        readiness=Readiness(),
-        clock=clock,
-    )
-    return Opening(bus, target)
-
-
-def join_opening(*, config: Path | None, bootstrap_servers: str | None, clock: Clock) -> Opening:
-    """Return what writes letters of the join back, by the join's settings."""
-    settings = load_settings(
-        JoinSettings,
-        prog=_PROGRAM,
-        description="",
-        options=[_SERVERS],
-        argv=_argv(config, bootstrap_servers),
-    )
-    bus = KafkaBus(settings.kafka)
-    group = bus.topics.group(settings.join.group)
-    return Opening(bus, open_join_target(bus=bus, history=bus, group=group, clock=clock))
-
-
-class RefusedPrinter:
-    """Prints the first letters that are refused again, with the receiver's words."""
-
-    def __init__(self, shown: int) -> None:
-        """Print at most `shown` letters."""
-        self._shown, self._count = shown, 0
-
-    def add(self, refused: RefusedAgain) -> None:
-        """Print the letter, unless enough are printed."""
+            self.leave_out(found)
+            return
+        topic, node, message = found
+        at = TopicPartition(topic, partition_of_node(node, partitions=self._partitions))
+        self._batches.setdefault(at, []).append(message)
+        self.written[readable(content.consumer)] += 1
         self._count += 1
-        if self._count <= self._shown:
-            sys.stdout.write(f"{refused.position} refused again: {readable(refused.words)}\n")
+        self._bytes += len(message.value or b"")
+        if self._count >= _MAX_BATCH or self._bytes >= _MAX_BATCH_BYTES:
+            await self.flush()
 
-    def close(self) -> None:
-        """Print how many were not printed."""
-        if self._count > self._shown:
-            sys.stdout.write(f"and {self._count - self._shown} more refused again\n")
+    def leave_out(self, why: str) -> None:
+        """Count a letter that cannot be replayed."""
+        why = shorten(readable(why), _REASON_CHARACTERS)
+        # Reasons quote what records say: there may be as many as letters.
+        is_kept = why in self.left_out or len(self.left_out) < _MAX_REASONS
+        self.left_out[why if is_kept else "other reasons"] += 1
+
+    async def flush(self) -> None:
+        """Write what was taken since the last flush."""
+        batches, self._batches = self._batches, {}
+        self._count = self._bytes = 0
+        if self._producer is not None:
+            for at, messages in batches.items():
+                await self._producer.publish(*at, messages)
 
 
 async def replay_letters(
-    bus: WholeBus,
-    opening: AbstractAsyncContextManager[LetterTarget],
-    *,
-    wanted: LetterFilter,
-    again: bool,
-    is_rehearsal: bool,
-    give_up_seconds: float,
-    clock: Clock,
-    refused: RefusedPrinter,
-) -> LetterOutcome:
-    """Put letters back, or count what would be, and print what became of them; also at an error."""
-    async with opening as target, bus.producer() as marks:
-        # Where letters are named one by one, one of another consumer is told, not passed over.
-        consumers = wanted.consumers or (target.consumer,)
-        if not wanted.positions:
-            wanted = replace(wanted, consumers=consumers)
+    bus: Bus, wanted: LetterFilter, *, is_rehearsal: bool, clock: Clock
+) -> int:
+    """Replay the letters that are chosen, or count them, and print the counts; return 0 or 3."""
+    async with bus.producer() as producer:
         replaying = LetterReplay(
-            target=target,
-            marks=marks,
-            clock=clock,
-            dead_letters=bus.topics.dead_letters.name,
-            consumers=consumers,
-            give_up_seconds=give_up_seconds,
-            report_refused=refused.add,
+            None if is_rehearsal else producer,
+            topics=bus.topics,
+            partitions=await bus.partitions(bus.topics.replay.name),
         )
-        try:
-            async with open_log(bus, wanted) as (log, replayed):
-                work = replaying.rehearse if is_rehearsal else replaying.run
-                found = ReplayedLetters({}) if again else replayed
-                with printing_progress(log.offsets, what="dead letters", done="read") as advance:
-                    await work(log, found, advance=advance)
-                for position in sorted(log.missing):
-                    replaying.outcome.skip(f"nothing that was asked for lies at {position}")
-                # Zeros alone would look as if all were well.
-                if replaying.outcome == LetterOutcome():
-                    sys.stdout.write(f"{log.passed_over.why_none()}\n")
-        finally:
-            refused.close()
-            print_outcome(replaying.outcome, receiver=target.receiver, is_rehearsal=is_rehearsal)
-        return replaying.outcome
+        async with open_log(bus, wanted) as log:
+            with printing_progress(log.offsets, what="dead letters", done="read") as advance:
+                await _replay(log, replaying, advance, clock=clock)
+    for position in sorted(log.missing):
+        replaying.leave_out(f"no dead letter at {position}")
+    _print_counts(replaying, log, is_rehearsal=is_rehearsal)
+    return LEFT_OUT if replaying.left_out else ALL_WRITTEN
 
 
-def print_outcome(outcome: LetterOutcome, *, receiver: str, is_rehearsal: bool) -> None:
-    """Print what became of the letters; the last line counts."""
-    for why, count in outcome.skipped.most_common():
-        sys.stdout.write(f"{count} left out: {why}\n")
+async def _replay(
+    log: LetterLog, replaying: LetterReplay, advance: Callable[[int], None], *, clock: Clock
+) -> None:
+    async with aclosing(log.letters(advance)) as letters:
+        async for letter in letters:
+            await replaying.add(letter, now_ms=clock.time_ns() // NS_PER_MS)
+    await replaying.flush()
+
+
+def _print_counts(replaying: LetterReplay, log: LetterLog, *, is_rehearsal: bool) -> None:
     done = "would be replayed" if is_rehearsal else "replayed"
-    sys.stdout.write(
-        f"{outcome.delivered} {done} to {receiver}, {outcome.refused} refused again,"
-        f" {outcome.skipped.total()} left out, {outcome.before} replayed before\n"
-    )
-    if is_rehearsal and outcome.delivered:
-        sys.stdout.write("nothing was sent: --yes sends\n")
-
-
-def exit_code(outcome: LetterOutcome) -> int:
-    """Return 0 where all that was chosen is delivered, or would be."""
-    if outcome.refused:
-        return REFUSED
-    return LEFT_OUT if outcome.skipped else ALL_DELIVERED
-
-
-def _argv(config: Path | None, bootstrap_servers: str | None) -> list[str]:
-    argv = [f"--config={config}"] if config else []
-    return [*argv, *([f"--bootstrap-servers={bootstrap_servers}"] if bootstrap_servers else [])]
+    for why, count in replaying.left_out.most_common():
+        sys.stdout.write(f"{count} left out: {why}\n")
+    for consumer, count in sorted(replaying.written.items()):
+        sys.stdout.write(f"{count} {done} to {consumer}\n")
+    if not replaying.written and not replaying.left_out:
+        sys.stdout.write(f"{log.why_none()}\n")
+    elif is_rehearsal and replaying.written:
+        sys.stdout.write("nothing was sent; add --yes to send\n")

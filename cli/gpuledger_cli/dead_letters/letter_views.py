@@ -17,9 +17,9 @@ from gpuledger.codec import decoder_of
 from gpuledger.errors import UndecodableError, UserError
 from gpuledger.keys import split_key
 from gpuledger.texts import readable, shorten
+from gpuledger.time_ranges import write_moment
 from gpuledger.topics import Topics
 from gpuledger_cli.dead_letters.letter_log import KeptLetter, parse_position
-from gpuledger_cli.replay.range_plan import write_moment
 
 Countable = Literal["consumer", "reason", "topic", "partition", "node"]
 COUNTABLE: Final[tuple[Countable, ...]] = ("consumer", "reason", "topic", "partition", "node")
@@ -52,8 +52,6 @@ class LetterRow(msgspec.Struct, frozen=True, kw_only=True):
     """The record's key; empty where none is known."""
     size_bytes: int | None
     """Bytes of the record's value; absent where the letter has none."""
-    is_replayed: bool
-    """Whether it was replayed before."""
     detail: str
 
     def __lt__(self, other: "LetterRow") -> bool:
@@ -62,7 +60,7 @@ class LetterRow(msgspec.Struct, frozen=True, kw_only=True):
         return mine < others
 
 
-def row_of(letter: KeptLetter, *, is_replayed: bool) -> LetterRow:
+def row_of(letter: KeptLetter) -> LetterRow:
     """Return what `list` shows of a letter."""
     content = letter.content
     return LetterRow(
@@ -77,7 +75,6 @@ def row_of(letter: KeptLetter, *, is_replayed: bool) -> LetterRow:
         last_offset=content.last_offset,
         key=readable(letter.key_text),
         size_bytes=None if letter.value is None else len(letter.value),
-        is_replayed=is_replayed,
         detail=readable(content.detail),
     )
 
@@ -90,7 +87,6 @@ TABLE_COLUMNS: Final = (
     "record",
     "key",
     "bytes",
-    "replayed",
     "detail",
 )
 
@@ -106,7 +102,6 @@ def cells_of(row: LetterRow) -> tuple[str, ...]:
         f"{row.topic}[{row.partition}]@{row.offset}{last}",
         row.key or "-",
         "-" if row.size_bytes is None else str(row.size_bytes),
-        "yes" if row.is_replayed else "-",
         shorten(" ".join(row.detail.split()), _DETAIL_CHARACTERS),
     )
 
@@ -187,7 +182,7 @@ def _value_of(letter: KeptLetter, field: Countable) -> str:
     return readable(str(getattr(letter.content, field)))
 
 
-def full_text(letter: KeptLetter, topics: Topics, *, is_replayed: bool) -> str:
+def full_text(letter: KeptLetter, topics: Topics) -> str:
     """Return everything that a letter says."""
     content = letter.content
     last = f" to {content.last_offset}" if content.last_offset is not None else ""
@@ -200,7 +195,6 @@ def full_text(letter: KeptLetter, topics: Topics, *, is_replayed: bool) -> str:
         "record": f"{readable(content.topic)}, partition {content.partition},"
         f" offset {content.offset}{last}",
         "key": key,
-        "replayed": "yes" if is_replayed else "no",
     }
     lines = [f"{name:<12} {text}" for name, text in facts.items()]
     return "\n".join([*lines, "", "detail, word for word:", readable(content.detail), ""]) + (

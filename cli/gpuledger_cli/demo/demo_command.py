@@ -29,7 +29,7 @@ from gpuledger.runtime import configure_logs
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings import LogSettings
 from gpuledger.store.query import count_rows
-from gpuledger_cli.demo.bus import open_bus
+from gpuledger_cli.demo.bus import RunTopics
 from gpuledger_cli.demo.pipeline import Run, drain, running
 from gpuledger_cli.demo.plan import (
     DemoPlan,
@@ -78,7 +78,6 @@ def demo(  # one parameter an option
     format: Literal["table", "json"] = "table",  # noqa: A002  # the option's name
     remote_write_url: str | None = None,
     alertmanager_url: str | None = None,
-    reuse_topics: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
     """Run the whole pipeline in one process and show who uses each GPU.
 
@@ -98,8 +97,8 @@ def demo(  # one parameter an option
         Name of the cluster in whose name nodes and pods are published, a DNS label; with another
         one, a second demo's nodes of equal names are others.
     bus
-        `memory`, or `kafka://host:port[,host:port…]`; topics that are missing are created, topics
-        that hold records are refused.
+        `memory`, or `kafka://host:port[,host:port…]`, where the run has topics of its own, which
+        are deleted at the end.
     store
         Folder of the store; by default a new one, which is named at the end.
     format
@@ -108,11 +107,6 @@ def demo(  # one parameter an option
         A Prometheus to write to; by default a receiver built in, which counts.
     alertmanager_url
         An Alertmanager to alert; by default a receiver built in. Alerts are shown either way.
-    reuse_topics
-        Write into topics that hold an earlier demo's records, of which this run reads and counts
-        none; topics that hold records of anybody else, or that anybody else reads, are refused all
-        the same.
-
     """
     began_seconds = _process_start_seconds()
     configure_logs(LogSettings(level="error", format="text"))
@@ -122,7 +116,6 @@ def demo(  # one parameter an option
         source=source,
         cluster=check_cluster(cluster),
         kafka=parse_bus(bus),
-        reuse_topics=reuse_topics,
         store=find_store(store),
         seconds=for_,
         remote_write_url=check_url("--remote-write-url", remote_write_url),
@@ -137,9 +130,12 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    topics = RunTopics(plan.kafka)
     async with AsyncExitStack() as stack:
-        run = await unless_stopped(_start(plan, stack), stop)
+        stack.push_async_callback(topics.delete)
+        run = await unless_stopped(_start(plan, topics, stack), stop)
         if run is None:
+            await topics.delete()
             # What the start waits for may never answer, so that leaving the stack would wait too.
             end_process(INTERRUPTED)
         began_ns = run.machine.clock.time_ns()
@@ -175,11 +171,11 @@ async def _show(plan: DemoPlan, *, as_json: bool, began_seconds: float) -> int:
     return exit_code(summary)
 
 
-async def _start(plan: DemoPlan, stack: AsyncExitStack) -> Run:
+async def _start(plan: DemoPlan, topics: RunTopics, stack: AsyncExitStack) -> Run:
     """Return the run once it is at work; the stack ends it."""
     machine = await find_machine(plan)
     try:
-        bus = await open_bus(plan)
+        bus = await topics.open_bus()
         return await stack.enter_async_context(running(plan, bus=bus, machine=machine))
     except BusError as error:
         if plan.kafka is None:

@@ -11,25 +11,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from gpuledger.bus.protocol import Bus
 from gpuledger.errors import BusError, TopicsError
 from gpuledger.runtime import Readiness
 from gpuledger.settings.secret import shown_url
-from gpuledger_cli.demo.bus import DemoBus, hold_all, refuse_changes
+from gpuledger_cli.demo.bus import hold_all
 from gpuledger_cli.demo.plan import DemoPlan
-from gpuledger_cli.demo.run_bus import (
-    EventReader,
-    Offsets,
-    RunBus,
-    find_beginning,
-    own_group,
-    subscription,
-)
+from gpuledger_cli.demo.run_bus import EventReader, RunBus, subscription
 from gpuledger_cli.demo.sending import Received, SinkWatch, serve_receivers
 from gpuledger_cli.demo.source import DemoSource
 from gpuledger_cli.demo.stage_tasks import Stages
 from gpuledger_cli.demo.totals import RunAlerts, Tally
 from gpuledger_enricher.join.join_command import run_join
-from gpuledger_enricher.join.join_settings import GROUP as JOIN_GROUP
 from gpuledger_enricher.join.join_settings import JoinSettings, JoinTuning
 from gpuledger_sinks.loop import run_sink
 from gpuledger_sinks.registry import ALERTS, REMOTE_WRITE, STORE, SinkKind
@@ -65,7 +58,7 @@ class Ending:
 class Run:
     """A pipeline at work."""
 
-    bus: DemoBus
+    bus: Bus
     """What it runs on."""
     machine: DemoSource
     """Whose GPUs are read."""
@@ -86,13 +79,12 @@ class Run:
 
 
 @asynccontextmanager
-async def running(plan: DemoPlan, *, bus: DemoBus, machine: DemoSource) -> AsyncIterator[Run]:
+async def running(plan: DemoPlan, *, bus: Bus, machine: DemoSource) -> AsyncIterator[Run]:
     """Run the pipeline while the context is open; leaving it ends every stage cleanly.
 
     What has not ended in its time is left, as `Ending.is_closed` says. Raises `BusError` where
-    the brokers do not answer, or another run reads the same topics.
+    the brokers do not answer.
     """
-    beginning = await find_beginning(bus)
     ending = Ending()
     async with _closed_in_time(ending) as stack:
         received = await stack.enter_async_context(serve_receivers())
@@ -102,26 +94,23 @@ async def running(plan: DemoPlan, *, bus: DemoBus, machine: DemoSource) -> Async
             timeout_seconds=_SEND_TIMEOUT_SECONDS,
         )
         alerts = RunAlerts(settings=alerting, clock=machine.clock)
-        read_bus = RunBus(bus, beginning=beginning, once=True)
+        read_bus = RunBus(bus)
         reader = EventReader(
             consumer=await stack.enter_async_context(read_bus.consumer(subscription(bus.topics))),
             tally=tally,
             alerts=alerts,
-            beginning=beginning,
-            nodes=machine.nodes,
             topics=bus.topics,
         )
         stages = Stages()
         stack.push_async_callback(stages.end)
         stages.start("the reader of events", reader.follow())
-        sinks = _watch_sinks(plan, alerting, bus=bus, beginning=beginning, received=received)
+        sinks = _watch_sinks(plan, alerting, bus=bus, received=received)
         for sink in sinks:
             stages.start(sink.sink, sink.run(machine.clock))
-        join_bus = RunBus(bus, beginning=beginning)
+        join_bus = RunBus(bus)
         stages.start("join", run_join(bus=join_bus, settings=_JOIN, readiness=Readiness()))
-        # All consumers hold their partitions before the first tick: none of it is missed.
+        # All consumers hold their partitions before the first tick.
         await hold_all(bus, stages, [read_bus, join_bus, *(sink.bus for sink in sinks)])
-        refuse_changes(beginning, await find_beginning(bus), samples=bus.topics.samples)
         await machine.start(stages, bus=bus, stack=stack)
         yield Run(
             bus=bus,
@@ -185,7 +174,9 @@ async def _is_drained(run: Run, *, ticks: int) -> bool:
 
 async def _count_ticks(run: Run) -> int:
     async with asyncio.timeout(_ANSWER_SECONDS):
-        return await run.reader.count_ticks()
+        async with run.bus.reader() as reader:
+            spans = await reader.spans(run.bus.topics.samples.name)
+    return sum(span.end for span in spans.values())
 
 
 async def _find_reason(run: Run) -> None:
@@ -204,15 +195,14 @@ async def _find_reason(run: Run) -> None:
         ending.is_bus_away = True
 
 
-_JOIN: Final = JoinSettings(join=JoinTuning(group=own_group(JOIN_GROUP), poll_timeout_seconds=0.2))
+_JOIN: Final = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.2))
 
 
 def _watch_sinks(
     plan: DemoPlan,
     alerting: AlertsSettings,
     *,
-    bus: DemoBus,
-    beginning: Offsets,
+    bus: Bus,
     received: Received,
 ) -> list[SinkWatch]:
     write = RemoteWriteSettings(
@@ -232,8 +222,8 @@ def _watch_sinks(
         SinkWatch(
             sink=kind.name,
             receiver=shown_url(receiver),
-            bus=RunBus(bus, beginning=beginning),
-            work=partial(run_sink, kind, settings=settings, group=own_group(kind.group)),
+            bus=RunBus(bus),
+            work=partial(run_sink, kind, settings=settings),
             gathers=kind is STORE,  # it writes the rows that it holds when it ends
         )
         for kind, receiver, settings in sinks

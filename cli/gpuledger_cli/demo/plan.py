@@ -16,8 +16,7 @@ Source = Literal["auto", "nvml", "simulated"]
 DEMO_SCENARIO: Final = Path(__file__).with_name("demo.yaml")
 _KAFKA_SCHEME: Final = "kafka://"
 _ANSWER_SECONDS: Final = 10.0
-SESSION_SECONDS: Final = 10.0
-"""After how long without a word the brokers give a member of the demo's groups up."""
+_SESSION_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +31,6 @@ class DemoPlan:
     """The cluster in whose name the run writes."""
     kafka: KafkaSettings | None
     """The brokers, or `None` for the bus in memory."""
-    reuse_topics: bool = False
-    """Whether topics on the brokers may hold records already."""
     store: Path
     """Folder of the store."""
     seconds: float | None
@@ -93,10 +90,9 @@ def parse_bus(bus: str) -> KafkaSettings | None:
     return KafkaSettings(
         bootstrap_servers=servers,
         client_id="gpuledger-demo",
-        # Somebody watches: silent brokers are said soon, and so are the members of a run that was
-        # killed given up.
+        # Somebody watches: silent brokers are reported soon.
         request_timeout_seconds=_ANSWER_SECONDS,
-        session_timeout_seconds=SESSION_SECONDS,
+        session_timeout_seconds=_SESSION_SECONDS,
     )
 
 

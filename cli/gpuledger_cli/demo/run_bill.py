@@ -18,11 +18,11 @@ from gpuledger.store.query import open_table
 from gpuledger.store.usage_schema import USAGE
 from gpuledger_cli.demo.screen import ScreenLine
 from gpuledger_cli.demo.tables import TableColumn, fit, fold, line
-from gpuledger_reports.billing import Bill, BillMaker, gpu_seconds
-from gpuledger_reports.money import quantize_together
-from gpuledger_reports.policy_file import read_policy
-from gpuledger_reports.times import HOUR_US, Window
-from gpuledger_reports.usage_sums import UsageReader
+from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
+from gpuledger_reports.pricing.money import quantize_together
+from gpuledger_reports.pricing.policy_file import read_policy
+from gpuledger_reports.reading.times import HOUR_US, Window
+from gpuledger_reports.reading.usage_sums import UsageReader
 
 _DIGITS: Final = 4
 """A run of half a minute costs cents: a bill's two digits would be zeros."""

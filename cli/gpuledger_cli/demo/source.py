@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, Protocol
 
+from gpuledger.bus.protocol import Bus
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger.keys import key_in, split_key
@@ -17,11 +18,10 @@ from gpuledger.runtime import Readiness
 from gpuledger_agent.context import Host, run_agent
 from gpuledger_agent.settings import AgentSettings, SpoolSettings, name_node
 from gpuledger_agent.source_selection import open_source, play
-from gpuledger_cli.demo.bus import DemoBus
 from gpuledger_cli.demo.plan import DemoPlan
 from gpuledger_cli.demo.stage_tasks import Stages
 from gpuledger_cli.demo.totals import Tally
-from gpuledger_enricher.podwatch.api import open_api
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger_enricher.podwatch.pod_watch import run_podwatch
 from gpuledger_simulator.kube import serve_kube_api
@@ -38,12 +38,10 @@ class DemoSource(Protocol):
 
     headline: str
     """What it is, in one line for people."""
-    nodes: set[str]
-    """Keys of its nodes."""
     clock: Clock
     """The clock by which its events are timed."""
 
-    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
+    async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
         """Start its agents and the pod watch."""
 
     def truth(self, tally: Tally) -> dict[str, float] | None:
@@ -58,10 +56,9 @@ class SimulatedMachine:
         loaded = load_scenario(scenario)
         self._simulation = Simulation(loaded, epoch_ns=time.time_ns())
         self.headline = f"scenario {loaded.name}"
-        self.nodes = {key_in(cluster, name) for name in self._simulation.nodes}
         self.clock: Clock = self._simulation.clock
 
-    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
+    async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
         """Start an agent for each node, and podwatch on the simulator's own API server."""
         for node in self._simulation.nodes.values():
             stages.start_agent(
@@ -98,10 +95,9 @@ class OwnMachine:
         self._machine = machine
         self._settings = name_node(AgentSettings(cluster=cluster, spool=_NO_SPOOL), os.environ)
         self.headline = f"the GPUs of {self._settings.node_name}"
-        self.nodes = {key_in(*self._settings.node)}
         self.clock: Clock = machine.clock
 
-    async def start(self, stages: Stages, *, bus: DemoBus, stack: AsyncExitStack) -> None:
+    async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
         """Start the agent; and podwatch, where an API server is configured."""
         stages.start_agent(
             "the agent",
@@ -146,7 +142,7 @@ async def _start_podwatch(
     stages: Stages,
     settings: PodwatchSettings,
     *,
-    bus: DemoBus,
+    bus: Bus,
     stack: AsyncExitStack,
     clock: Clock,
 ) -> None:

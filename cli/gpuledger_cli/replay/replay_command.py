@@ -12,21 +12,16 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import Bus, History
+from gpuledger.bus.protocol import Bus
 from gpuledger.clock import NS_PER_MS
 from gpuledger.errors import UserError
 from gpuledger.keys import show_node
 from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings
+from gpuledger.time_ranges import parse_duration, parse_moment, write_moment
+from gpuledger_cli.kafka_options import kafka_settings
 from gpuledger_cli.long_work import printing_progress, run_cancellable
-from gpuledger_cli.replay.range_plan import (
-    ReplayRequest,
-    TimeRange,
-    make_plan,
-    parse_duration,
-    parse_moment,
-    write_moment,
-)
+from gpuledger_cli.replay.range_plan import ReplayRequest, TimeRange, make_plan
 from gpuledger_cli.replay.run import (
     Replaying,
     ReplayOutcome,
@@ -37,7 +32,6 @@ from gpuledger_cli.replay.run import (
     to_nowhere,
     to_topic,
 )
-from gpuledger_cli.topics import kafka_settings
 from gpuledger_enricher.join.replay_diff import Comparison, Counts, Difference
 
 OpenOutput = Callable[[Bus], AbstractAsyncContextManager[Write]]
@@ -147,7 +141,7 @@ def choose_output(output: Path | None, topic: str | None, *, compare: bool) -> O
 
 async def replay_range(
     bus: Bus,
-    history: History,
+    history: Bus,
     *,
     request: ReplayRequest,
     open_output: OpenOutput,

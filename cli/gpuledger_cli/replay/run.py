@@ -15,7 +15,7 @@ from typing import BinaryIO, Final, NamedTuple, cast
 import msgspec
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Bus, History, HistoryReader, Message, Record, TopicPartition
+from gpuledger.bus.protocol import Bus, HistoryReader, Message, Record, TopicPartition
 from gpuledger.dead_letter_queue import DeadLetterQueue, describe_unreadable
 from gpuledger.errors import TopicsError, UserError
 from gpuledger.topics import Topic, Topics
@@ -212,7 +212,7 @@ class Replaying:
         self._advance = advance
         self._events = 0
 
-    async def run(self, history: History, plan: Plan) -> ReplayOutcome:
+    async def run(self, history: Bus, plan: Plan) -> ReplayOutcome:
         """Replay everything; a reader of its own brings the events of the first run."""
         async with history.reader() as reader, history.reader() as other:
             for partition, span in plan.namespaces.items():

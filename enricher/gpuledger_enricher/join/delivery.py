@@ -1,29 +1,23 @@
-"""Deliver batches: events and progress published, offsets committed, at least or exactly once.
+"""Deliver batches exactly once: events, progress and offsets in one transaction.
 
-A delivery costs several requests, so what came of records is gathered in a `CommitBatch` for each
-partition, until `CommitBatches` says that it is enough. Then one of two guarantees delivers it:
-
-- `AtLeastOnce` publishes and then commits. After a crash in between, events come again under the
-  same ids, unless their progress was published too.
-- `ExactlyOnce` puts events, progress, dead letters and offsets into a transaction for each batch.
-
-In both, nobody may see progress before the events that it speaks of: whoever takes the partition
-over would leave them out. What to do for a partition whose delivery was undone is the worker's
-business.
+A delivery costs several requests, so the messages made of records are gathered in a `CommitBatch`
+per partition until `CommitBatches` reaches its limit of records or time. `Delivery` then writes
+each batch with its progress, dead letters and offsets in one transaction. The worker restores a
+partition whose transaction was undone.
 """
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
-from gpuledger.bus.protocol import Consumer, Message, Producer, Record, TopicPartition
+from gpuledger.bus.protocol import Message, Record, TopicPartition
 from gpuledger.bus.transactional_writers import TransactionalWriters, pause_seconds_after
 from gpuledger.dead_letter_queue import DeadLetterQueue
-from gpuledger.errors import BusError, BusUnavailableError, FencedError, NotAssignedError
-from gpuledger.runtime import Backoff, Check, RetryingCaller
+from gpuledger.errors import BusError, BusUnavailableError, FencedError
+from gpuledger.runtime import Backoff, Check
 from gpuledger.topics import Topics
 from gpuledger_enricher.join import join_metrics as metrics
 
@@ -49,8 +43,6 @@ class CommitBatch:
     """How far the partition was complete with a batch that was acknowledged before."""
     next_offset: int | None = None
     """Once it is delivered, the offset behind its events; `None` where the bus did not tell it."""
-    is_committed: bool = False
-    """Whether it is delivered, its offsets included."""
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
     """How far the inputs are read with that."""
     last_tick_ms: int | None = None
@@ -122,119 +114,7 @@ class CommitBatches:
             self._batches.pop(partition, None)
 
 
-class Delivery(Protocol):
-    """One guarantee: what it takes to begin with partitions, to deliver, and to end with them."""
-
-    async def take_over(self, partitions: Iterable[int]) -> None:
-        """Begin with partitions, before it is looked up how far they are committed.
-
-        Raises `BusError` where that failed; whoever tries again polls in between.
-        """
-
-    async def deliver(self, consumer: Consumer, batches: Sequence[CommitBatch]) -> Collection[int]:
-        """Deliver; return the partitions whose delivery failed or is unknown, or that another has.
-
-        Those were given up, and are to be begun with anew from what is committed.
-        """
-
-    async def give_up(self, partitions: Iterable[int]) -> None:
-        """End with partitions."""
-
-
-class AtLeastOnce:
-    """Publishes until acknowledged: events, then progress, then dead letters; then commits.
-
-    After a crash what was published and not committed is published again, under the same ids,
-    unless its progress was published too.
-    """
-
-    def __init__(
-        self,
-        *,
-        producer: Producer,
-        dead_letters: DeadLetterQueue,
-        retry: RetryingCaller[BusError],
-        check: Check,
-    ) -> None:
-        """Take what publishes; `retry` fails the check, and only a commit passes it."""
-        self._producer = producer
-        self._dead_letters = dead_letters
-        self._retry = retry
-        self._check = check
-        self._done: dict[TopicPartition, int] = {}
-
-    async def take_over(self, partitions: Iterable[int]) -> None:
-        """Do nothing: there is no id to be taken."""
-
-    async def give_up(self, partitions: Iterable[int]) -> None:
-        """Forget what could not be committed; whoever comes next reads it again."""
-        gone = set(partitions)
-        self._done = {at: next_ for at, next_ in self._done.items() if at.partition not in gone}
-        self._pass_check()
-
-    async def deliver(self, consumer: Consumer, batches: Sequence[CommitBatch]) -> Collection[int]:
-        """Deliver everything, however long it takes."""
-        published = [
-            (made, partition, messages)
-            for made in batches
-            for partition, messages in made.messages.items()
-        ]
-        ends = await asyncio.gather(*(self._publish(*batch[1:]) for batch in published))
-        for (made, partition, _), end in zip(published, ends, strict=True):
-            if partition == made.events_partition:
-                made.next_offset = end
-        # A watermark without its events would be a promise to leave them out.
-        await asyncio.gather(
-            *(self._publish(made.progress_partition, made.progress) for made in batches)
-        )
-        letters = self._dead_letters.next_offsets()
-        await self._retry(self._dead_letters.flush)
-        self._done |= letters
-        for made in batches:
-            count_events(made)
-            self._done |= made.offsets
-        await self._commit(consumer)
-        # What could not be committed comes again, and what is published behind it with that.
-        uncommitted = {partition.partition for partition in self._done}
-        for made in batches:
-            made.is_committed = made.partition not in uncommitted
-        await asyncio.gather(
-            *(self._publish(made.watermarks_partition, made.watermarks) for made in batches)
-        )
-        return _NONE_UNDONE
-
-    async def _publish(self, partition: TopicPartition, messages: Sequence[Message]) -> int | None:
-        if not messages:
-            return None
-        return await self._retry(lambda: self._producer.publish(*partition, messages))
-
-    async def _commit(self, consumer: Consumer) -> None:
-        """Commit what is done, in one attempt; what is refused is for the next one.
-
-        A member that the group gave up is refused until it has polled, so trying again would be
-        for ever.
-        """
-        # What was taken from this worker meanwhile is another's to commit; Kafka would refuse all.
-        held = consumer.assignment()
-        self._done = {
-            partition: offset for partition, offset in self._done.items() if partition in held
-        }
-        if self._done:
-            try:
-                await consumer.commit(self._done)
-            except (BusError, NotAssignedError) as error:
-                metrics.RETRIES_TOTAL.inc()
-                self._check.failed(f"published, but not committed: {error}")
-                return
-            self._done = {}
-        self._pass_check()
-
-    def _pass_check(self) -> None:
-        if not self._done:
-            self._check.ok()
-
-
-class ExactlyOnce:
+class Delivery:
     """One transaction for each batch, under an id for each partition: whoever has it, delivers.
 
     A worker that was taken for dead, and comes back, finds its ids taken and its work refused.
@@ -257,7 +137,10 @@ class ExactlyOnce:
         self._undelivered: set[int] = set()
 
     async def take_over(self, partitions: Iterable[int]) -> None:
-        """Open the partitions' ids: from then on nobody else commits for them."""
+        """Open the partitions' ids: from then on nobody else commits for them.
+
+        Raises `BusError` if that failed; whoever tries again polls in between.
+        """
         await self._writers.open(partitions)
 
     async def give_up(self, partitions: Iterable[int]) -> None:
@@ -267,8 +150,11 @@ class ExactlyOnce:
         self._undelivered -= gone
         self._pass_check()
 
-    async def deliver(self, consumer: Consumer, batches: Sequence[CommitBatch]) -> Collection[int]:  # noqa: ARG002  # the transactions commit
-        """Deliver each batch or undo it as a whole; those undone are given up."""
+    async def deliver(self, batches: Sequence[CommitBatch]) -> Collection[int]:
+        """Deliver each batch or undo it as a whole; return the partitions of those undone.
+
+        Those were given up, and are to be begun with anew from what is committed.
+        """
         failures = await asyncio.gather(*map(self._commit, batches))
         undone = {
             made.partition: error for made, error in zip(batches, failures, strict=True) if error
@@ -311,8 +197,8 @@ class ExactlyOnce:
             return drained.explain(error) if isinstance(error, BusError) else error
         # Only now: dead letters of what was aborted are made anew when the records come again.
         self._dead_letters.acknowledge(drained)
-        made.next_offset, made.is_committed = ends.get(made.events_partition), True
-        count_events(made)
+        made.next_offset = ends.get(made.events_partition)
+        metrics.EVENTS_TOTAL.inc(len(made.messages.get(made.events_partition, ())))
         return None
 
     def _remember(self, batches: Sequence[CommitBatch], undone: Mapping[int, Exception]) -> None:
@@ -329,8 +215,3 @@ class ExactlyOnce:
     def _pass_check(self) -> None:
         if not self._undelivered:
             self._check.ok()
-
-
-def count_events(made: CommitBatch) -> None:
-    """Count the events of a batch that was delivered."""
-    metrics.EVENTS_TOTAL.inc(len(made.messages.get(made.events_partition, ())))

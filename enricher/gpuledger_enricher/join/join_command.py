@@ -1,8 +1,7 @@
 """`gpuledger-join`: joins ticks with pods into events. The only wiring of the join."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -10,12 +9,7 @@ import msgspec
 
 from gpuledger.bus.gaps import GapCheck
 from gpuledger.bus.kafka import KafkaBus
-from gpuledger.bus.protocol import (
-    Bus,
-    History,
-    TransactionalBus,
-    WholeBus,
-)
+from gpuledger.bus.protocol import Bus
 from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.clock import SystemClock
 from gpuledger.completeness import name_publisher
@@ -24,7 +18,6 @@ from gpuledger.errors import BusError
 from gpuledger.lag import Lag
 from gpuledger.runtime import (
     Backoff,
-    Check,
     CheckSeverity,
     Readiness,
     RetryingCaller,
@@ -35,7 +28,7 @@ from gpuledger.runtime import (
 from gpuledger.settings import load_settings
 from gpuledger.topics import Topics, agreed_partitions
 from gpuledger_enricher.join import join_metrics as metrics
-from gpuledger_enricher.join.delivery import AtLeastOnce, Delivery, ExactlyOnce
+from gpuledger_enricher.join.delivery import Delivery
 from gpuledger_enricher.join.join_settings import JoinSettings
 from gpuledger_enricher.join.polling import bus_retry
 from gpuledger_enricher.join.progress.announcing import Announcer
@@ -68,7 +61,6 @@ def main() -> int:
     about = {
         "group": topics.group(settings.join.group),
         "group_instance_id": settings.kafka.group_instance_id or None,
-        "guarantee": settings.join.processing_guarantee,
         "brokers": settings.kafka.bootstrap_servers,
     }
 
@@ -79,7 +71,7 @@ def main() -> int:
     return run_service(join, settings=settings, about=about)
 
 
-async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readiness) -> None:
+async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) -> None:
     """Join until cancelled; brokers, topics and rights that are missing are waited for.
 
     Raises `FreshStartError` where no call to Kafka has ended for ten minutes. The checks are
@@ -91,14 +83,12 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
     metrics.count_topics_from_zero(bus.topics)
     stage_check, delivery_check = readiness.check("pods"), readiness.check("delivery")
     retry = bus_retry(check=readiness.check("kafka"), backoff=_new_backoff)
-    # What was published and cannot be committed is not delivered: the delivery passes the check.
-    publishing = bus_retry(check=delivery_check, backoff=_new_backoff, passes_check=False)
     following = bus_retry(
         check=readiness.check("namespaces", severity=CheckSeverity.WARNING), backoff=_new_backoff
     )
 
     def attempts() -> int:
-        return retry.attempts + publishing.attempts + following.attempts
+        return retry.attempts + following.attempts
 
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(end_where_stalled(attempts, what="the join"))
@@ -134,19 +124,15 @@ async def run_join(*, bus: WholeBus, settings: JoinSettings, readiness: Readines
             # Before the first tick is described, and before the group gives any: they are all.
             await follower.read_up()
             followed = tasks.create_task(follower.follow())
-            opening = _open_delivery(
-                AtLeastOnce(
-                    producer=producer,
+            async with TransactionalWriters(
+                bus=bus, group=settings.join.group, finish_seconds=_FINISH_SECONDS
+            ) as writers:
+                delivery = Delivery(
+                    writers=writers,
                     dead_letters=dead_letters,
-                    retry=publishing,
                     check=delivery_check,
-                ),
-                bus=bus,
-                dead_letters=dead_letters,
-                check=delivery_check,
-                settings=settings,
-            )
-            async with opening as delivery:
+                    fenced_seconds=settings.kafka.heartbeat_seconds,
+                )
                 worker = _make_worker(
                     bus=bus,
                     settings=settings,
@@ -168,33 +154,9 @@ def _in_group_of(topics: Topics, settings: JoinSettings) -> JoinSettings:
     return msgspec.structs.replace(settings, join=tuning)
 
 
-@asynccontextmanager
-async def _open_delivery(
-    at_least_once: AtLeastOnce,
-    *,
-    bus: TransactionalBus,
-    dead_letters: DeadLetterQueue,
-    check: Check,
-    settings: JoinSettings,
-) -> AsyncIterator[Delivery]:
-    if settings.join.processing_guarantee == "at_least_once":
-        yield at_least_once
-        return
-    group = settings.join.group
-    async with TransactionalWriters(
-        bus=bus, group=group, finish_seconds=_FINISH_SECONDS
-    ) as writers:
-        yield ExactlyOnce(
-            writers=writers,
-            dead_letters=dead_letters,
-            check=check,
-            fenced_seconds=settings.kafka.heartbeat_seconds,
-        )
-
-
 def _make_worker(
     *,
-    bus: WholeBus,
+    bus: Bus,
     settings: JoinSettings,
     readiness: Readiness,
     stage: JoinStage,
@@ -228,7 +190,7 @@ def _make_worker(
     )
 
 
-async def _find_watermarks_end(bus: History) -> Mapping[int, int]:
+async def _find_watermarks_end(bus: Bus) -> Mapping[int, int]:
     """Return where the watermarks' partitions end now: what comes behind is newer than our start.
 
     By offsets, as podwatch's clock and ours may differ.

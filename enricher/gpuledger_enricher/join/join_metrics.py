@@ -102,7 +102,7 @@ PODWATCH_TIMEOUTS_TOTAL: Final = Counter(
 )
 RETRIES_TOTAL: Final = Counter(
     "gpuledger_join_retries",
-    "Calls that Kafka did not answer, made again: polls, publications, commits.",
+    "Failed calls to Kafka that were repeated; transactions are counted by themselves.",
 )
 TRANSACTIONS_ABORTED_TOTAL: Final = Counter(
     "gpuledger_join_transactions_aborted",

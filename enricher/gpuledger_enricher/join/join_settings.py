@@ -1,6 +1,6 @@
 """The settings of the join. Loading them is `gpuledger.settings`' business."""
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 
@@ -8,7 +8,6 @@ from gpuledger.settings import HttpSettings, KafkaSettings, LogSettings
 from gpuledger.settings.groups import require_group_name
 
 GROUP: Final = "gpuledger-join"
-Guarantee = Literal["at_least_once", "exactly_once"]
 
 
 class JoinTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,10 +16,6 @@ class JoinTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     group: str = GROUP
     """The consumer group of all workers, and the beginning of the names of their transactions: two
     joins that write the same topics under different names would each write every event."""
-    processing_guarantee: Guarantee = "exactly_once"
-    """Whether an event may be published twice, under the same id, where a worker dies or is cut
-    off (`at_least_once`), or readers of what is committed see it once whatever happens
-    (`exactly_once`: Kafka's transactions, one for each partition and commit)."""
     max_poll_records: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 500
     """The most records taken at once. At 0.15 ms a tick the default keeps the event loop busy for
     less than 100 ms, so that heartbeats live."""

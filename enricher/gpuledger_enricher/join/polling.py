@@ -25,16 +25,10 @@ T = TypeVar("T")
 
 
 def bus_retry(
-    *, check: Check, backoff: Callable[[], Backoff] = Backoff, passes_check: bool = True
+    *, check: Check, backoff: Callable[[], Backoff] = Backoff
 ) -> RetryingCaller[BusError]:
     """Return how the join tries again whatever it asks of the bus; `check` shows the trouble."""
-    return RetryingCaller(
-        on=BusError,
-        check=check,
-        passes_check=passes_check,
-        counter=metrics.RETRIES_TOTAL,
-        backoff=backoff,
-    )
+    return RetryingCaller(on=BusError, check=check, counter=metrics.RETRIES_TOTAL, backoff=backoff)
 
 
 async def poll(

@@ -27,8 +27,8 @@ import structlog
 from typing_extensions import override
 
 from gpuledger.bus.protocol import (
+    Bus,
     Consumer,
-    History,
     HistoryReader,
     Polled,
     Record,
@@ -85,7 +85,7 @@ class StateRestorer:
         tuning: JoinTuning,
         check: Check,
         backoff: Backoff,
-        history: History,
+        history: Bus,
         announcer: Announcer,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -332,7 +332,7 @@ class NamespaceFollower:
         *,
         stage: JoinStage,
         letters: DeadLetterQueue,
-        history: History,
+        history: Bus,
         retry: RetryingCaller[BusError],
         seconds: float = _FOLLOW_SECONDS,
     ) -> None:

@@ -107,7 +107,7 @@ class JoinWorker:
         # Delivered between polls alone, so that a rebalance finds nothing under way.
         left_seconds = self._batches.seconds_left(now=time.monotonic())
         if left_seconds == 0:
-            await self._deliver(consumer)
+            await self._deliver()
             left_seconds = None
         max_seconds = math.inf if left_seconds is None else left_seconds
         batch = await poll(
@@ -219,7 +219,7 @@ class JoinWorker:
             return self._topics.attributed_incidents.name, self._stage.take_incidents(records)
         return self._topics.events.name, self._stage.take_samples(records)
 
-    async def _deliver(self, consumer: Consumer) -> None:
+    async def _deliver(self) -> None:
         """Deliver what is gathered; partitions whose delivery was undone are begun with anew."""
         batches = self._batches.take()
         now, time_ns = time.monotonic(), time.time_ns()
@@ -233,14 +233,13 @@ class JoinWorker:
                 is_at_end = made.partition in self._at_end and not made.records
                 reached = self._stage.find_complete(made.partition, is_at_end=is_at_end)
                 self._announcer.draw(made.partition, reached, now_seconds=now)
-        undone = set(await self._delivery.deliver(consumer, batches))
+        undone = set(await self._delivery.deliver(batches))
         for made in batches:
             if made.partition in undone:
                 continue
             if made.events_partition in made.messages:
                 self._announcer.publish(made.partition, next_offset=made.next_offset)
-            if made.is_committed:
-                self._announcer.commit(made.partition)
+            self._announcer.commit(made.partition)
             for partition, next_offset in made.offsets.items():
                 if partition.topic == self._topics.samples.name:
                     self._lag.done(partition, next_offset, time_ms=made.last_tick_ms)

@@ -1,15 +1,10 @@
 """The seam to the Kubernetes API server: requests, bodies as bytes, and their one error.
 
-Here live the protocol, its error, the choice of credentials and what every HTTP client needs for
-it. What the bytes mean is decoded elsewhere; how often to ask is the reflector's business.
-
-There are two clients. `AnonymousClient` is for an address that needs no credentials; `client`, with
-the Kubernetes client library, for all else. That library takes seconds and a hundred megabytes to
-import, so this module does not import it at its top.
+Here live the protocol, its error, and the client of an address that needs no credentials; `client`
+has the one for all else, and `connect` chooses. What the bytes mean is decoded elsewhere; how often
+to ask is the reflector's business.
 """
 
-import asyncio
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -17,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final, Literal, Protocol, TypeVar
+from typing import Final, Literal, TypeVar
 
 import aiohttp
 import msgspec
@@ -26,12 +21,10 @@ from typing_extensions import override
 from gpuledger import __version__
 from gpuledger.errors import UnavailableError
 from gpuledger.runtime.http.client import read_begin, retry_after_seconds, translating
-from gpuledger.runtime.http.credentials import NO_CREDENTIALS, BasicCredentials
+from gpuledger.runtime.http.credentials import BasicCredentials
 from gpuledger.runtime.readiness import Check
-from gpuledger.runtime.tasks import in_daemon_thread
 from gpuledger.settings.secret import shown_url
 from gpuledger.texts import readable
-from gpuledger_enricher.podwatch.decode import decode_cut
 from gpuledger_enricher.podwatch.objects import Status
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 
@@ -93,8 +86,12 @@ class SilentError(KubernetesError):
     """An answer had begun, and no byte of it came for the whole idle timeout."""
 
 
-class Answer(Protocol):
+class Answer:
     """The body of a successful answer."""
+
+    def __init__(self, response: aiohttp.ClientResponse, *, server: str) -> None:
+        self._response = response
+        self._server = server
 
     async def read(self, *, max_bytes: int) -> bytes:
         """Return the whole body.
@@ -102,16 +99,36 @@ class Answer(Protocol):
         Raises `AnswerTooLargeError` for more than `max_bytes`, `KubernetesError` where the
         connection breaks first.
         """
+        body = bytearray()
+        async with aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                body += chunk
+                if len(body) > max_bytes:
+                    raise AnswerTooLargeError(
+                        f"the API server {self._server} answers with over {max_bytes} bytes"
+                    )
+        return bytes(body)
 
-    def chunks(self) -> AsyncGenerator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes]:
         """Yield the body as it comes.
 
         Raises `KubernetesError` where the connection breaks, `SilentError` where nothing comes.
         """
+        with (
+            translating(partial(_unreadable, KubernetesError, self._server)),
+            translating(
+                partial(_unreadable, SilentError, self._server), of=aiohttp.ServerTimeoutError
+            ),
+        ):
+            while chunk := await self._response.content.readany():
+                yield chunk
 
 
-class Api(Protocol):
-    """An API server."""
+class Api(ABC):
+    """An API server; the ways to send a request differ by credentials."""
+
+    def __init__(self, settings: KubernetesSettings) -> None:
+        self._connect_seconds = settings.connect_timeout_seconds
 
     def get(
         self,
@@ -127,66 +144,14 @@ class Api(Protocol):
         `idle_timeout_seconds` is the longest time without a byte, `total_seconds` that of it all;
         `accept` says in which form the answer is wanted.
         """
-
-    def send(
-        self, method: Method, path: str, *, body: Mapping[str, object], total_seconds: float
-    ) -> AbstractAsyncContextManager[Answer]:
-        """Send JSON and open the answer; `KubernetesError` for all but success."""
-
-
-@asynccontextmanager
-async def open_api(
-    settings: KubernetesSettings, *, check: Check | None = None
-) -> AsyncIterator[Api]:
-    """Open the API server that the settings, the cluster or the user's kubeconfig name.
-
-    The check reports credentials that change and cannot be read then. Raises `UserError` where no
-    configuration is found or it cannot be read.
-    """
-    if settings.url:
-        async with open_anonymous_client(settings, check or Check()) as api:
-            yield api
-        return
-    # In a thread: the import takes seconds, in which the loop goes on and a signal is not held up.
-    client = await in_daemon_thread(
-        lambda: importlib.import_module("gpuledger_enricher.podwatch.client")
-    )
-    async with client.open_client(settings, check or Check()) as api:
-        yield api
-
-
-class HttpApi(ABC):
-    """The methods of `Api` over one way to send a request, which differs by credentials."""
-
-    def __init__(self, settings: KubernetesSettings) -> None:
-        self._connect_seconds = settings.connect_timeout_seconds
-
-    def get(
-        self,
-        path: str,
-        *,
-        query: Mapping[str, str],
-        idle_timeout_seconds: float,
-        total_seconds: float,
-        accept: str = JSON,
-    ) -> AbstractAsyncContextManager[Answer]:
-        """Open the answer to a GET; `KubernetesError` for all but success."""
-        time_limits = limits(
-            connect_seconds=self._connect_seconds,
-            idle_timeout_seconds=idle_timeout_seconds,
-            total_seconds=total_seconds,
-        )
+        time_limits = self._limits(idle_seconds=idle_timeout_seconds, total_seconds=total_seconds)
         return self.request("GET", path, time_limits=time_limits, query=query, accept=accept)
 
     def send(
         self, method: Method, path: str, *, body: Mapping[str, object], total_seconds: float
     ) -> AbstractAsyncContextManager[Answer]:
         """Send JSON and open the answer; `KubernetesError` for all but success."""
-        time_limits = limits(
-            connect_seconds=self._connect_seconds,
-            idle_timeout_seconds=total_seconds,
-            total_seconds=total_seconds,
-        )
+        time_limits = self._limits(idle_seconds=total_seconds, total_seconds=total_seconds)
         return self.request(method, path, time_limits=time_limits, body=body)
 
     @abstractmethod
@@ -202,6 +167,11 @@ class HttpApi(ABC):
     ) -> AbstractAsyncContextManager[Answer]:
         """Send a request and open its answer; `KubernetesError` for all but success."""
 
+    def _limits(self, *, idle_seconds: float, total_seconds: float) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(
+            total=total_seconds, connect=self._connect_seconds, sock_read=idle_seconds
+        )
+
 
 @asynccontextmanager
 async def open_anonymous_client(settings: KubernetesSettings, check: Check) -> AsyncIterator[Api]:
@@ -211,7 +181,7 @@ async def open_anonymous_client(settings: KubernetesSettings, check: Check) -> A
         yield AnonymousClient(settings, session)
 
 
-class AnonymousClient(HttpApi):
+class AnonymousClient(Api):
     """An API server that needs no credentials, such as `kubectl proxy` or the simulator's."""
 
     def __init__(self, settings: KubernetesSettings, session: aiohttp.ClientSession) -> None:
@@ -243,98 +213,35 @@ class AnonymousClient(HttpApi):
         # A user in the address is a credential all the same.
         sent = BasicCredentials.sent(self._server, {})
         server = shown_url(self._server)
-        return answered(request, server=server, time_limits=time_limits, sent=sent)
-
-
-def limits(
-    *, connect_seconds: float, idle_timeout_seconds: float, total_seconds: float
-) -> aiohttp.ClientTimeout:
-    """Return the timeouts of one request."""
-    return aiohttp.ClientTimeout(
-        total=total_seconds, sock_connect=connect_seconds, sock_read=idle_timeout_seconds
-    )
+        return answered(request, server=server, sent=sent)
 
 
 @asynccontextmanager
 async def answered(
-    request: Awaitable[aiohttp.ClientResponse],
-    *,
-    server: str,
-    time_limits: aiohttp.ClientTimeout,
-    sent: BasicCredentials = NO_CREDENTIALS,
+    request: Awaitable[aiohttp.ClientResponse], *, server: str, sent: BasicCredentials
 ) -> AsyncIterator[Answer]:
     """Send a request and open its answer; `KubernetesError` for all but 200 and 201.
 
     What the server answers may quote the credentials that were `sent`: they are masked in each
     error, also in one that whoever reads the answer makes of it.
     """
-    # How long a connection and the head of its answer may take together. aiohttp has the same
-    # limits, but keeps them in the connection, and they are gone when that is closed.
-    parts = (time_limits.sock_connect or 0.0) + (time_limits.sock_read or 0.0)
-    head_seconds = min(parts, time_limits.total or parts)
     try:
         with translating(partial(_unreadable, KubernetesError, server)):
-            async with asyncio.timeout(head_seconds):
-                response = await request
+            response = await request
         async with response:
             if response.status not in _SUCCESS:
                 raise await _refusal(response)
-            yield _HttpAnswer(response, server=server, idle_seconds=time_limits.sock_read)
+            yield Answer(response, server=server)
     except KubernetesError as error:
         error.mask(sent)
         raise
-
-
-class _HttpAnswer:
-    def __init__(
-        self, response: aiohttp.ClientResponse, *, server: str, idle_seconds: float | None
-    ) -> None:
-        self._response = response
-        self._server = server
-        self._idle_seconds = idle_seconds
-
-    async def read(self, *, max_bytes: int) -> bytes:
-        chunks = []
-        read_bytes = 0
-        async with aclosing(self.chunks()) as found:
-            async for chunk in found:
-                chunks.append(chunk)
-                read_bytes += len(chunk)
-                if read_bytes > max_bytes:
-                    raise AnswerTooLargeError(
-                        f"the API server {self._server} answers with over {max_bytes} bytes"
-                    )
-        return b"".join(chunks)
-
-    async def chunks(self) -> AsyncGenerator[bytes]:
-        with (
-            translating(partial(_unreadable, KubernetesError, self._server)),
-            translating(
-                partial(_unreadable, SilentError, self._server), of=aiohttp.ServerTimeoutError
-            ),
-        ):
-            while True:
-                silence = asyncio.timeout(self._idle_seconds)
-                try:
-                    async with silence:
-                        chunk = await self._response.content.readany()
-                except TimeoutError as error:
-                    # Silence is one timeout among several: that of the whole request is no silence.
-                    if silence.expired():
-                        raise aiohttp.ServerTimeoutError from error
-                    raise
-                except RuntimeError as error:  # aiohttp's, of a connection that was closed here
-                    raise aiohttp.ClientConnectionError(str(error)) from error
-                if not chunk:
-                    return
-                yield chunk
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
     """Return the error of an answer that is no success, with the server's own message if any."""
     body = await read_begin(response)
     try:
-        status = decode_cut(_decode_status, body)
+        status = _decode_status(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         # No Status: a proxy in between, or a load balancer, sends a page of its own.
         status = Status(message=readable(body, max_characters=_SHOWN_CHARACTERS))

@@ -1,69 +1,59 @@
-"""The API server through kubernetes_asyncio: its configuration, authentication and requests only.
+"""The API server through kubernetes_asyncio: its configuration, login and requests.
 
-Here and in `kubeconfig` alone is that library imported, and its exceptions end here; no model of it
-and no watch of it is used.
+That library is imported here and nowhere else in podwatch, and its exceptions end here; none of its
+models is used, nor its watch.
 
-Credentials change while podwatch runs: the kubelet replaces a service account's token every hour,
-plug-ins give tokens of minutes, certificates are renewed. They are read again when their files
-change, after a 401, and every minute. A new token is put into the client in use. A new certificate
-needs a new client, as the TLS context holds it; the former one is closed when its last reader ends.
+Credentials change while podwatch runs: tokens expire, certificates are renewed. The library reads
+them when it loads the configuration, so the configuration is loaded again every minute, and sooner
+if a request is refused or cannot connect. A watch that is open stays on the client that it began
+with; that client is closed when its last reader ends.
 """
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Final
 
 import aiohttp
-import structlog
 from kubernetes_asyncio.client.api_client import ApiClient
 from kubernetes_asyncio.client.configuration import Configuration
+from kubernetes_asyncio.config import load_incluster_config, load_kube_config
 from typing_extensions import override
 
 from gpuledger.errors import UserError
-from gpuledger.runtime.file_watch import FileWatch
 from gpuledger.runtime.http.credentials import BasicCredentials
 from gpuledger.runtime.readiness import Check
+from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings.secret import shown_url
-from gpuledger.small_files import MAX_PEM_BYTES, read_small_file
-from gpuledger_enricher.podwatch.api import (
-    JSON,
-    USER_AGENT,
-    Answer,
-    Api,
-    HttpApi,
-    KubernetesError,
-    answered,
-)
-from gpuledger_enricher.podwatch.kubeconfig import (
-    LOAD_SECONDS,
-    LOGIN,
-    ConfigurationSource,
-    files_named_by,
-    has_login,
-)
+from gpuledger_enricher.podwatch.api import JSON, USER_AGENT, Answer, Api, KubernetesError, answered
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 
-# Tokens of plug-ins, and of files that a kubeconfig names, change without notice.
-_TOKEN_LIFE_SECONDS: Final = 60.0
+REFRESH_SECONDS: Final = 60.0
+_LOAD_SECONDS: Final = 30.0
+"""How long a credential plug-in, or an identity provider, may take."""
+_MIN_PAUSE_SECONDS: Final = 1.0
+"""Between two loads, for requests may fail at any rate."""
 _TLS_END_SECONDS: Final = 0.1
-REFRESH_TIMEOUT_SECONDS: Final = 2.0
-"""How long requests wait for new credentials before they go on with the former: far less than the
-holder of a Lease has to renew it."""
-_log = structlog.get_logger(__name__)
+_LOGIN: Final = "BearerToken"
+"""The library's name for what is sent as `Authorization`."""
+# It logs what credential plug-ins write to standard error, which may hold secrets.
+logging.getLogger("kubernetes_asyncio").setLevel(logging.CRITICAL)
 
 
 @asynccontextmanager
-async def open_client(settings: KubernetesSettings, check: Check) -> AsyncIterator[Api]:
-    """Open the API server; `UserError` where its configuration cannot be read.
+async def open_client(
+    settings: KubernetesSettings, check: Check, *, refresh_seconds: float = REFRESH_SECONDS
+) -> AsyncIterator[Api]:
+    """Open the API server; `UserError` if its configuration cannot be used.
 
-    The check reports a configuration that cannot be read later.
+    The check fails if the configuration cannot be used later.
     """
     try:
-        client = await Client.open(settings, check=check)
+        session = await _open_session(settings)
     except KubernetesError as error:
         remedy = (
             f"check the file kubernetes.kubeconfig names: {settings.kubeconfig}"
@@ -71,33 +61,49 @@ async def open_client(settings: KubernetesSettings, check: Check) -> AsyncIterat
             else "set kubernetes.kubeconfig or KUBECONFIG, or run in a pod with a service account"
         )
         raise UserError(f"{error}; {remedy}") from error
+    check.ok()
+    client = Client(settings, session=session, check=check)
+    refreshing = asyncio.create_task(client.keep_fresh(refresh_seconds))
     try:
         yield client
     finally:
+        await end_tasks(refreshing)
         await client.close()
 
 
-class _Login:
+async def _open_session(settings: KubernetesSettings) -> "_LoggedIn":
+    """Load the configuration and open a client with it; raises `KubernetesError`."""
+    configuration = Configuration()
+    in_cluster = not settings.kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ
+    try:
+        async with asyncio.timeout(_LOAD_SECONDS):
+            if in_cluster:
+                load_incluster_config(configuration, try_refresh_token=False)  # type: ignore[no-untyped-call]  # the library types only some of its functions
+            else:
+                await load_kube_config(
+                    config_file=settings.kubeconfig or None,
+                    context=settings.context or None,
+                    client_configuration=configuration,
+                    persist_config=False,
+                )
+        return _LoggedIn(ApiClient(configuration))
+    except TimeoutError:
+        why = f"a credential plug-in does not answer within {_LOAD_SECONDS:g} s"
+    except Exception as error:  # noqa: BLE001  # the loaders raise whatever a malformed file makes them raise
+        # Of a kubeconfig most messages quote a part of it, which may be a secret.
+        why = str(error) if in_cluster or isinstance(error, OSError) else type(error).__name__
+    raise KubernetesError(f"the Kubernetes configuration cannot be used: {why}")
+
+
+class _LoggedIn:
     """A client with one set of credentials, closed when it is retired and nobody reads from it.
 
-    aiohttp does not wake a reader when the session under its response is closed: there is neither
-    data, nor an end, nor a time-out any more.
+    aiohttp does not wake a reader when the session under its response is closed.
     """
 
-    def __init__(self, configuration: Configuration) -> None:
-        """Raise `KubernetesError` where a certificate or an authority cannot be used."""
-        files = files_named_by(configuration)
-        try:
-            # OpenSSL would read a file of any size, or wait for a FIFO.
-            for file in files:
-                read_small_file(file, max_bytes=MAX_PEM_BYTES)
-            self.client = ApiClient(configuration)
-        except OSError as error:  # OpenSSL's own errors are such
-            named = ", ".join(map(str, files))
-            raise KubernetesError(
-                f"a certificate of the Kubernetes configuration cannot be used ({named}): {error}"
-            ) from error
-        self.client.user_agent = USER_AGENT
+    def __init__(self, client: ApiClient) -> None:
+        client.user_agent = USER_AGENT
+        self.client = client
         self._readers = 0
         self._is_retired = False
 
@@ -119,68 +125,34 @@ class _Login:
             await self.client.close()
 
 
-class Client(HttpApi):
-    """Requests to one API server, with credentials that are kept fresh.
+class Client(Api):
+    """Requests to one API server, with credentials that are kept fresh."""
 
-    New credentials leave the answers to other requests alone: a watch stays open on the client
-    that it began with, until it ends by itself.
-    """
-
-    def __init__(
-        self,
-        *,
-        settings: KubernetesSettings,
-        source: ConfigurationSource,
-        configuration: Configuration,
-        watch: FileWatch,
-        check: Check,
-        monotonic: Callable[[], float] = time.monotonic,
-        refresh_timeout_seconds: float = REFRESH_TIMEOUT_SECONDS,
-    ) -> None:
-        """Use what was read, and the watch of its files; raises `KubernetesError`."""
+    def __init__(self, settings: KubernetesSettings, *, session: _LoggedIn, check: Check) -> None:
         super().__init__(settings)
-        self._source = source
-        self._monotonic, self._refresh_timeout_seconds = monotonic, refresh_timeout_seconds
-        # Before they are read, so that no change in between is lost.
-        watch.follow([*source.files, *files_named_by(configuration)])
-        self._login = _Login(configuration)
-        self._refreshing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """The last reading of the credentials, which may be under way."""
-        self._refreshing.set_result(None)
-        self._refreshing_since = self._loaded_at = monotonic()
-        self._watch, self._check = watch, check
-        self._is_outdated = False
-        """Whether the files have changed, or the credentials were refused, since they were read."""
-        self._has_changed = False
-        check.ok(", ".join(map(str, watch.files)))
+        self._settings, self._session, self._check = settings, session, check
+        self._has_failed = asyncio.Event()
 
-    @classmethod
-    async def open(
-        cls,
-        settings: KubernetesSettings,
-        *,
-        check: Check,
-        monotonic: Callable[[], float] = time.monotonic,
-        refresh_timeout_seconds: float = REFRESH_TIMEOUT_SECONDS,
-    ) -> "Client":
-        """Read the configuration and open a client with it; raises `KubernetesError`."""
-        source = ConfigurationSource.of(settings)
-        watch = FileWatch(source.files, monotonic=monotonic)
-        return cls(
-            settings=settings,
-            source=source,
-            configuration=await source.load(),
-            watch=watch,
-            check=check,
-            monotonic=monotonic,
-            refresh_timeout_seconds=refresh_timeout_seconds,
-        )
+    async def keep_fresh(self, refresh_seconds: float) -> None:
+        """Load the configuration again and again; what cannot be used changes nothing."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(refresh_seconds):
+                    await self._has_failed.wait()
+            try:
+                session = await _open_session(self._settings)
+            except KubernetesError as error:
+                self._check.failed(f"{error}; the former credentials stay in force")
+            else:
+                former, self._session = self._session, session
+                await former.retire()
+                self._check.ok()
+            self._has_failed.clear()
+            await asyncio.sleep(min(_MIN_PAUSE_SECONDS, refresh_seconds))
 
     async def close(self) -> None:
         """Close all connections; TLS ends with a message to the server, which takes a moment."""
-        self._refreshing.cancel()
-        await asyncio.wait({self._refreshing})
-        await self._login.retire()
+        await self._session.retire()
         await asyncio.sleep(_TLS_END_SECONDS)
 
     @asynccontextmanager
@@ -195,110 +167,28 @@ class Client(HttpApi):
         body: Mapping[str, object] | None = None,
         accept: str = JSON,
     ) -> AsyncIterator[Answer]:
-        login = await self._fresh_login()
-        configuration = login.client.configuration
-        rest = login.client.rest_client
-        headers = {"Accept": accept, **login.client.default_headers}
-        token = configuration.api_key.get(LOGIN, "")
-        if token:
-            headers["Authorization"] = token
-        # What the server is sent, and a proxy in between: either may quote it in an error.
-        host, proxy = configuration.host or "", configuration.proxy or ""
-        to_server = BasicCredentials.sent(host, {"Authorization": token})
-        to_proxy = BasicCredentials.sent(proxy, configuration.proxy_headers or {})
-        try:
-            async with (
-                login.reading(),
-                answered(
-                    # Over the library's session and not by its own call, which follows redirects,
-                    # and would take the token with it.
-                    rest.pool_manager.request(
-                        method,
-                        f"{configuration.host}{path}",
-                        params=query,
-                        json=body,
-                        headers=headers,
-                        timeout=time_limits,
-                        allow_redirects=False,
-                        proxy=rest.proxy,
-                        proxy_headers=rest.proxy_headers,
-                        server_hostname=rest.server_hostname,
-                    ),
-                    server=shown_url(host),
-                    time_limits=time_limits,
-                    sent=BasicCredentials((*to_server.secrets, *to_proxy.secrets)),
-                ) as answer,
-            ):
-                yield answer
-        except KubernetesError as error:
-            # A refusal of credentials that were replaced meanwhile says nothing of the new ones.
-            if error.status == HTTPStatus.UNAUTHORIZED and login is self._login:
-                self._is_outdated = True
-            raise
-
-    async def _fresh_login(self) -> _Login:
-        """Return the credentials, read again where that is due and does not take too long.
-
-        Not all requests may wait for that: while a plug-in hangs they go on with the former ones.
-        """
-        if self._refreshing.done():
-            self._has_changed = self._watch.has_changed()
-            self._is_outdated |= self._has_changed
-            is_fresh = self._monotonic() - self._loaded_at < _TOKEN_LIFE_SECONDS
-            if not self._is_outdated and is_fresh:
-                self._refreshing.result()
-                return self._login
-            self._refreshing = asyncio.create_task(self._refresh())
-            self._refreshing_since = self._monotonic()
-
-        def refreshing_seconds() -> float:
-            return self._monotonic() - self._refreshing_since
-
-        # All requests together wait once for so long, not each of them anew.
-        left_seconds = self._refresh_timeout_seconds - refreshing_seconds()
-        await asyncio.wait({self._refreshing}, timeout=max(0.0, left_seconds))
-        if self._refreshing.done():
-            self._refreshing.result()
-        else:
-            self._check.failed(
-                lambda: (
-                    f"the credentials are being read for {refreshing_seconds():.0f} s: a credential"
-                    " plug-in, an identity provider or a storage does not answer; it is given up"
-                    f" after {LOAD_SECONDS:g} s, and the former credentials stay in force"
+        async with self._session.reading() as client:
+            configuration = client.configuration
+            host = configuration.host or ""
+            token = configuration.api_key.get(_LOGIN, "").strip()
+            try:
+                headers = {"Accept": accept, **({"Authorization": token} if token else {})}
+                sending = client.call_api(
+                    path,
+                    method,
+                    query_params=dict(query),
+                    header_params=headers,
+                    body=body,
+                    _preload_content=False,
+                    _request_timeout=time_limits,
                 )
-            )
-        return self._login
-
-    async def _refresh(self) -> None:
-        """Read the credentials again.
-
-        What cannot be read or used leaves the former credentials in force, and is read again with
-        the next request.
-        """
-        try:
-            await self._use(await self._source.load())
-        except KubernetesError as error:
-            self._check.failed(f"{error}; the former credentials stay in force")
-        else:
-            self._loaded_at = self._monotonic()
-            self._is_outdated = False
-            self._check.ok(", ".join(map(str, self._watch.files)))
-            if self._has_changed:
-                _log.info("kubernetes_credentials_read", files=list(map(str, self._watch.files)))
-
-    async def _use(self, configuration: Configuration) -> None:
-        """Let the next requests be sent with it; raises `KubernetesError` where that cannot be."""
-        if has_login(self._login.client.configuration) and not has_login(configuration):
-            # The file is being written, or was emptied. As an anonymous user podwatch would be
-            # refused, and the former credentials may be good for a while.
-            raise KubernetesError(
-                "the Kubernetes configuration has no login any more, neither a token nor a"
-                " certificate, which needs a restart"
-            )
-        self._watch.follow([*self._source.files, *files_named_by(configuration)])
-        if not self._is_outdated:
-            # The minute is over and no file has changed: at most the token is another one.
-            self._login.client.configuration.api_key = configuration.api_key
-            return
-        former, self._login = self._login, _Login(configuration)
-        await former.retire()
+                sent = BasicCredentials.sent(host, headers).secrets
+                sent += BasicCredentials.sent(configuration.proxy or "", {}).secrets
+                async with answered(
+                    sending, server=shown_url(host), sent=BasicCredentials(sent)
+                ) as answer:
+                    yield answer
+            except KubernetesError as error:
+                if error.status in {None, HTTPStatus.UNAUTHORIZED}:
+                    self._has_failed.set()
+                raise

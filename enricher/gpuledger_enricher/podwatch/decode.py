@@ -5,9 +5,8 @@ can be kept. What many have in common is kept once: nobody changes a record, so 
 same dictionary, and pods of a workload have the same labels and requests. That, and times read
 once, saves a quarter of the memory.
 
-Here are, in this order, what is shared, the readers of pods, nodes and namespaces, and what is done
-with bytes that they cannot read: JSON that is nested too deep is cut, and of any other object at
-least its name is found.
+Here are, in this order, what is shared, the readers of pods, nodes and namespaces, and how JSON
+that is nested too deep is cut.
 """
 
 import re
@@ -15,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from sys import intern
-from typing import Annotated, Any, ClassVar, Final, Generic, NamedTuple, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Final, Generic, TypeVar, cast
 
 import msgspec
 from msgspec import Meta, Raw
@@ -35,12 +34,16 @@ from gpuledger_enricher.podwatch.node_facts import (
     first_of,
 )
 from gpuledger_enricher.podwatch.objects import (
+    AddedEvent,
     Annotations,
     ApiPod,
+    BookmarkEvent,
+    DeletedEvent,
+    ErrorEvent,
     IdentityMeta,
     IdentityOnly,
     MetadataOnly,
-    ObjectEvent,
+    ModifiedEvent,
     PodAnnotations,
     PodSpec,
     PodStatus,
@@ -89,18 +92,18 @@ class Times:
         return self._known[text]
 
 
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
+"""What decoding raises."""
+ObjectEvent = (
+    AddedEvent[MetadataOnly[Any]]
+    | ModifiedEvent[MetadataOnly[Any]]
+    | DeletedEvent[MetadataOnly[Any]]
+)
+WatchLine = ObjectEvent | BookmarkEvent | ErrorEvent
+"""A line of a watch."""
 _NO_SPEC: Final = PodSpec()
 _NO_STATUS: Final = PodStatus()
 _OVER: Final = frozenset({"Succeeded", "Failed"})
-
-
-class ObjectOfEvent(NamedTuple, Generic[RecordT]):
-    """A line of a watch about an object; `record` is `None` for a pod without a node."""
-
-    kind: str
-    record: RecordT | None
-    version: str
 
 
 class ObjectReader(ABC, Generic[RecordT]):
@@ -128,7 +131,10 @@ class ObjectReader(ABC, Generic[RecordT]):
         self.nanoseconds = Times().nanoseconds
         chosen = cast("Any", struct)[self._annotations.struct]
         self._decode = msgspec.json.Decoder(chosen).decode
-        self._decode_event = msgspec.json.Decoder(cast("Any", ObjectEvent)[chosen]).decode
+        line: Any = BookmarkEvent | ErrorEvent
+        for event in (AddedEvent, ModifiedEvent, DeletedEvent):
+            line |= cast("Any", event)[chosen]
+        self._decode_line: Callable[[bytes | Raw], WatchLine] = msgspec.json.Decoder(line).decode
 
     @abstractmethod
     def record(self, found: Any) -> RecordT | None:  # noqa: ANN401  # the struct that was given
@@ -143,23 +149,24 @@ class ObjectReader(ABC, Generic[RecordT]):
         Raises `UndecodableError` for what is no such object.
         """
         try:
-            return self._named(decode_cut(self._decode, data))
-        except _UNREADABLE as error:
+            return self.record_of(decode_cut(self._decode, data))
+        except UNREADABLE as error:
             raise UndecodableError(
                 f"not {self.what} as the API server describes it: {error}"
             ) from error
 
-    def read_event(self, line: bytes) -> ObjectOfEvent[RecordT]:
-        """Read the line of a watch about an object, in one pass over its bytes.
+    def read_line(self, line: bytes) -> WatchLine:
+        """Decode a line of a watch in one pass; raises one of `UNREADABLE` for others."""
+        return decode_cut(self._decode_line, line)
 
-        Raises `UndecodableError` for what is no such line.
+    def record_of(self, found: MetadataOnly[Any]) -> RecordT | None:
+        """Return the record of a decoded object, `None` for a pod without a node.
+
+        Raises `msgspec.MsgspecError` for what is no such object.
         """
-        try:
-            event = decode_cut(self._decode_event, line)
-            record = self._named(event.object)
-        except _UNREADABLE as error:
-            raise UndecodableError(f"not {self.what} in an event: {error}") from error
-        return ObjectOfEvent(event.type, record, event.object.metadata.resource_version)
+        if not found.metadata.uid:
+            raise msgspec.ValidationError("metadata.uid is empty")
+        return self.record(found)
 
     def labels_of(self, labels: Mapping[str, str]) -> dict[str, str]:
         """Return those labels of an object that are asked for, shared with others of its kind."""
@@ -171,11 +178,6 @@ class ObjectReader(ABC, Generic[RecordT]):
         # Most objects have none: then no empty dictionary either.
         chosen = self._annotations.of(annotations) if annotations else None
         return self._shared_annotations.of(chosen) if chosen else None
-
-    def _named(self, found: MetadataOnly[Any]) -> RecordT | None:
-        if not found.metadata.uid:
-            raise msgspec.ValidationError("metadata.uid is empty")
-        return self.record(found)
 
 
 class PodReader(ObjectReader[PodRecord]):
@@ -360,31 +362,12 @@ def cut(data: bytes, *, max_depth: int = MAX_DEPTH) -> bytes:
     return b"".join(parts) if depth > max_depth else b"".join([*parts, data[kept_to:]])
 
 
-# Which object it is that cannot be read: by decoding that alone, else by its begin. Pure.
-#
-# The API server writes name, namespace, UID and version first, before anything that a tenant
-# writes.
-
-HEAD_BYTES: Final = 4096
 _decode_identity: Final = msgspec.json.Decoder(IdentityOnly).decode
-_METADATA: Final = b'"metadata"'
 
 
 def identity_of(data: bytes | Raw) -> IdentityMeta:
-    """Return what can be found of which object it is in JSON; what cannot is empty."""
+    """Return which object it is that cannot be read; empty if not even that can be found."""
     try:
         return decode_cut(_decode_identity, data).metadata
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        metadata = bytes(data)[:HEAD_BYTES].partition(_METADATA)[2]
-
-    def find(name: bytes) -> str:
-        # The characters of names, UIDs and versions alone: it goes into logs and checks.
-        found = re.search(rb'"' + name + rb'":\s*"([A-Za-z0-9.-]{1,253})"', metadata)
-        return found[1].decode() if found else ""
-
-    return IdentityMeta(
-        uid=find(b"uid"),
-        name=find(b"name"),
-        namespace=find(b"namespace"),
-        resource_version=find(b"resourceVersion"),
-    )
+    except UNREADABLE:
+        return IdentityMeta()

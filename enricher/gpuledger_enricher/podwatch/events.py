@@ -11,8 +11,8 @@ A watch is one JSON object a line, which says `type` and `object`. Some of Kuber
 What follows from an event is the reflector's business.
 """
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from enum import Enum, auto
 from http import HTTPStatus
 from typing import Final, Generic, NamedTuple
@@ -25,27 +25,29 @@ from gpuledger.runtime.logs import Repeats
 from gpuledger.runtime.readiness import Check
 from gpuledger_enricher.podwatch import pod_metrics
 from gpuledger_enricher.podwatch.api import KubernetesError
-from gpuledger_enricher.podwatch.decode import (
-    HEAD_BYTES,
-    ObjectOfEvent,
-    ObjectReader,
-    decode_cut,
-    identity_of,
+from gpuledger_enricher.podwatch.decode import UNREADABLE, ObjectReader, decode_cut, identity_of
+from gpuledger_enricher.podwatch.objects import (
+    AddedEvent,
+    BookmarkEvent,
+    DeletedEvent,
+    ErrorEvent,
+    ModifiedEvent,
+    OtherEvent,
+    Status,
 )
-from gpuledger_enricher.podwatch.objects import Status, VersionOnly, WatchEvent
 from gpuledger_enricher.watched_records import RecordT
 
 # etcd refuses objects above 1.5 MiB by default and nobody runs it with more than a few times that.
 MAX_LINE_BYTES: Final = 32 * 2**20
 MAX_NAMED: Final = 1000
 """How many objects that cannot be read are remembered at most."""
-_decode_event: Final = msgspec.json.Decoder(WatchEvent).decode
-_decode_status: Final = msgspec.json.Decoder(Status).decode
-_decode_version: Final = msgspec.json.Decoder(VersionOnly).decode
+_decode_other: Final = msgspec.json.Decoder(OtherEvent).decode
 _UNKNOWN: Final = "unknown"
-_CHANGES: Final = ("ADDED", "MODIFIED", "DELETED")
-# As the API server writes them; a line in another order is read in parts.
-_OF_AN_OBJECT: Final = tuple(f'{{"type":"{kind}",'.encode() for kind in _CHANGES)
+_TYPE_OF: Final[Mapping[type, str]] = {
+    AddedEvent: "ADDED",
+    ModifiedEvent: "MODIFIED",
+    DeletedEvent: "DELETED",
+}
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -125,107 +127,77 @@ class WatchReader(Generic[RecordT]):
         }
 
     def read(self, line: bytes) -> LineEvent[RecordT] | None:
-        """Return the event of a line; `None` for a type that is not known.
+        """Return the event of a line; `None` for a type of a later Kubernetes.
 
         Raises `KubernetesError` for a line that reports an error, or is no event.
         """
-        # Nearly all lines: type and object are decoded in one go, without a copy of its bytes.
-        if line.startswith(_OF_AN_OBJECT):
-            with suppress(UndecodableError):
-                return self._counted(self._reader.read_event(line))
-        return self._read_in_parts(line)
-
-    def _read_in_parts(self, line: bytes) -> LineEvent[RecordT] | None:
-        """Read the type before the object: for all that is not as it should be."""
         try:
-            event = decode_cut(_decode_event, line)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            # No JSON, such as the begin of a line that was too long, yet it is known what it was.
-            for kind, begin in zip(_CHANGES, _OF_AN_OBJECT, strict=True):
-                if line.startswith(begin):
-                    return self._skipped(line, error, change=kind)
-            raise KubernetesError(f"the API server sent no watch event: {error}") from error
-        if event.type in _CHANGES:
-            try:
-                record = self._reader.read(event.object)
-            except UndecodableError as error:
-                return self._skipped(event.object, error, change=event.type)
-            version = _bookmark(event.object).version
-            return self._counted(ObjectOfEvent(event.type, record, version))
-        (self._counters.get(event.type) or self._counters[_UNKNOWN]).inc()
-        match event.type:
-            case "BOOKMARK":
-                return _bookmark(event.object)
-            case "ERROR":
+            event = self._reader.read_line(line)
+            if isinstance(event, BookmarkEvent):
+                self._counters["BOOKMARK"].inc()
+                return _bookmark(event)
+            if isinstance(event, ErrorEvent):
+                self._counters["ERROR"].inc()
                 raise _error_of(event.object)
-            case _:
-                # A type of a later Kubernetes: stepped over, as its other clients do.
-                return None
+            record = self._reader.record_of(event.object)
+        except UNREADABLE as error:
+            return self._read_other(line, error)
+        self._counters[_TYPE_OF[type(event)]].inc()
+        if record is None:
+            return Passed(event.object.metadata.resource_version)
+        return Deleted(record) if isinstance(event, DeletedEvent) else Upserted(record)
+
+    def _read_other(self, line: bytes, error: Exception) -> Skipped | None:
+        """Read the type and the object's identity alone."""
+        try:
+            event = decode_cut(_decode_other, line)
+        except UNREADABLE:
+            raise KubernetesError(f"the API server sent no watch event: {error}") from error
+        (self._counters.get(event.type) or self._counters[_UNKNOWN]).inc()
+        if event.type in _TYPE_OF.values():
+            text = f"not {self._reader.what} in an event: {error}"
+            return self._skipped(event.object, text, is_deleted=event.type == "DELETED")
+        if event.type == "ERROR":
+            raise KubernetesError(f"the watch ended with an error that cannot be read: {error}")
+        # A type of a later Kubernetes, or a bookmark without a version: the next watch only goes on
+        # from an earlier one.
+        return None
 
     def item(self, raw: msgspec.Raw) -> Upserted[RecordT] | Skipped | None:
         """Return the event of an object in a list, `None` for a pod without a node."""
         try:
             record = self._reader.read(raw)
         except UndecodableError as error:
-            return self._skipped(raw, error)
+            return self._skipped(raw, str(error))
         return Upserted(record) if record else None
 
-    def _skipped(
-        self, data: bytes | msgspec.Raw, error: Exception, *, change: str | None = None
-    ) -> Skipped:
+    def _skipped(self, raw: msgspec.Raw, error: str, *, is_deleted: bool = False) -> Skipped:
         """Return that an object cannot be read, counted and logged with its name."""
-        if change:
-            self._counters[change].inc()
         pod_metrics.UNDECODABLE.labels(kind=self._kind).inc()
-        found = identity_of(data)
+        found = identity_of(raw)
         # Of a pod nearly always both; nodes and namespaces lie in none.
         name = f"{found.namespace}/{found.name}" if found.namespace else found.name
         if count := _repeats.count(self._kind):
-            _log.warning(
-                "object_skipped",
-                kind=self._kind,
-                object=name,
-                error=str(error),
-                count=count,
-            )
+            _log.warning("object_skipped", kind=self._kind, object=name, error=error, count=count)
         return Skipped(
             uid=found.uid,
             version=found.resource_version,
             name=name,
-            error=str(error),
-            is_deleted=change == "DELETED",
+            error=error,
+            is_deleted=is_deleted,
         )
 
-    def _counted(
-        self, event: ObjectOfEvent[RecordT]
-    ) -> Upserted[RecordT] | Deleted[RecordT] | Passed:
-        self._counters[event.kind].inc()
-        if event.record is None:
-            return Passed(event.version)
-        return Deleted(event.record) if event.kind == "DELETED" else Upserted(event.record)
 
-
-def _bookmark(raw: msgspec.Raw) -> Bookmark:
-    """Read the version alone; empty where the object has none."""
-    try:
-        meta = decode_cut(_decode_version, raw).metadata
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        # Nothing is lost by it: the watch only goes on from an earlier version after its end.
-        if count := _repeats.count("version"):
-            _log.warning("version_skipped", error=str(error), count=count)
-        return Bookmark("", ends_list=False)
+def _bookmark(event: BookmarkEvent) -> Bookmark:
+    meta = event.object.metadata
     notes = meta.annotations
     return Bookmark(
         meta.resource_version, ends_list=notes is not None and notes.initial_events_end == "true"
     )
 
 
-def _error_of(raw: msgspec.Raw) -> KubernetesError:
+def _error_of(status: Status) -> KubernetesError:
     """Return the error that an `ERROR` event reports: the same Status as in an HTTP answer."""
-    try:
-        status = decode_cut(_decode_status, raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return KubernetesError(f"the watch ended with an error that cannot be read: {error}")
     code = status.code or HTTPStatus.INTERNAL_SERVER_ERROR
     wait = status.details.retry_after_seconds if status.details else None
     return KubernetesError(
@@ -241,33 +213,29 @@ async def split_lines(
 ) -> AsyncGenerator[bytes]:
     """Yield each whole line without its end, empty ones left out.
 
-    Of a line longer than `max_bytes` its first `HEAD_BYTES` are yielded, and no more is held: they
-    say what it is and whose, though they are no JSON any more. Raises `KubernetesError` where the
-    body ends within a line.
+    Raises `KubernetesError` for a line longer than `max_bytes`, and where the body ends within one.
     """
     kept: list[bytes] = []
-    line_bytes = 0
+    kept_bytes = 0
     async with aclosing(chunks):
         async for chunk in chunks:
             *whole, rest = chunk.split(b"\n")
             for line in whole:
-                if line_bytes <= max_bytes:
-                    kept.append(line)
+                kept.append(line)
                 if joined := b"".join(kept):
                     yield joined
                 kept.clear()
-                line_bytes = 0
+                kept_bytes = 0
             if rest:
                 # Kept as pieces and joined once: joined chunk by chunk, a line of megabytes would
                 # be copied a hundred times.
-                if line_bytes <= max_bytes:
-                    kept.append(rest)
-                line_bytes += len(rest)
-                if line_bytes > max_bytes:
-                    kept[:] = [b"".join(kept)[:HEAD_BYTES]]
+                kept.append(rest)
+                kept_bytes += len(rest)
+                if kept_bytes > max_bytes:
+                    raise KubernetesError(f"a line of the watch has over {max_bytes} bytes")
     if kept:
         # A whole watch ends with a line's end. The next watch repeats what is cut here.
-        raise KubernetesError(f"the connection ended within a line, after {line_bytes} bytes of it")
+        raise KubernetesError(f"the connection ended within a line, after {kept_bytes} bytes of it")
 
 
 class UnreadableObjects:

@@ -174,13 +174,6 @@ class ApiPod(MetadataOnly[NotesT], Generic[NotesT]):
 ObjectT = TypeVar("ObjectT")
 
 
-class ObjectEvent(_Object, Generic[ObjectT]):
-    """One line of a watch about an object, read at once."""
-
-    type: str
-    object: ObjectT
-
-
 class ListMeta(_Object):
     """Where a list ends, and how to get the rest of it."""
 
@@ -224,16 +217,9 @@ class IdentityMeta(_Object):
 
 
 class IdentityOnly(_Object):
-    """An object, of which only is wanted which one it is."""
+    """An object of which only the identity is wanted."""
 
     metadata: IdentityMeta
-
-
-class WatchEvent(_Object):
-    """One line of a watch; what the object is depends on the type."""
-
-    type: str = ""
-    object: Raw = Raw(b"null")
 
 
 class Cause(_Object):
@@ -262,3 +248,43 @@ class Status(_Object):
         """The reason in one word; that of the first cause says more than the general one."""
         causes = (self.details.causes if self.details else None) or []
         return next((cause.reason for cause in causes if cause.reason), self.reason or "")
+
+
+# A line of a watch, by its `type`.
+
+
+class AddedEvent(_Object, Generic[ObjectT], tag_field="type", tag="ADDED"):
+    """An object is new, or is there at the begin of a watch."""
+
+    object: ObjectT
+
+
+class ModifiedEvent(_Object, Generic[ObjectT], tag_field="type", tag="MODIFIED"):
+    """An object changed."""
+
+    object: ObjectT
+
+
+class DeletedEvent(_Object, Generic[ObjectT], tag_field="type", tag="DELETED"):
+    """An object is gone; it has its last state."""
+
+    object: ObjectT
+
+
+class BookmarkEvent(_Object, tag_field="type", tag="BOOKMARK"):
+    """A version from which to go on."""
+
+    object: VersionOnly
+
+
+class ErrorEvent(_Object, tag_field="type", tag="ERROR"):
+    """The watch ends with an error."""
+
+    object: Status
+
+
+class OtherEvent(_Object):
+    """A line that is none of these: of a later type, or about an object that cannot be read."""
+
+    type: str = ""
+    object: Raw = Raw(b"null")

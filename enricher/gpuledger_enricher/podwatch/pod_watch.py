@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, Self
 import structlog
 
 from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Bus
 from gpuledger.clock import NS_PER_HOUR, Clock, SystemClock
 from gpuledger.completeness import name_publisher
 from gpuledger.runtime import explain_user_errors, run_service
@@ -21,7 +22,8 @@ from gpuledger.runtime.readiness import Check, CheckSeverity, Readiness
 from gpuledger.settings import load_settings
 from gpuledger.settings.secret import shown_url
 from gpuledger_enricher.podwatch import pod_metrics
-from gpuledger_enricher.podwatch.api import Api, open_api
+from gpuledger_enricher.podwatch.api import Api
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.election import Elector, LeaseClient, identity_of, namespace_of
 from gpuledger_enricher.podwatch.events import (
     Deleted,
@@ -34,13 +36,7 @@ from gpuledger_enricher.podwatch.events import (
 )
 from gpuledger_enricher.podwatch.kinds import KINDS, ObjectKind
 from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
-from gpuledger_enricher.podwatch.publish import (
-    Fence,
-    RecordPublisher,
-    WatchBus,
-    let_pass,
-    read_known,
-)
+from gpuledger_enricher.podwatch.publish import Fence, RecordPublisher, let_pass, read_known
 from gpuledger_enricher.podwatch.reflector import Reflector
 from gpuledger_enricher.podwatch.table import ObjectTable
 from gpuledger_enricher.watched_records import RecordT
@@ -51,7 +47,7 @@ _log = structlog.get_logger(__name__)
 
 
 async def run_podwatch(
-    *, api: Api, bus: WatchBus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
+    *, api: Api, bus: Bus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
 ) -> None:
     """Publish what is watched until cancelled; with a Lease, while it is held.
 
@@ -87,7 +83,7 @@ class PodWatch:
     """What publishes; each time anew, for another one may have published meanwhile."""
 
     api: Api
-    bus: WatchBus
+    bus: Bus
     settings: PodwatchSettings
     readiness: Readiness
     clock: Clock

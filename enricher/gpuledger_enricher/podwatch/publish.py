@@ -12,15 +12,14 @@ has an older record behind its newest one is published again: compaction keeps t
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Final, Generic, Protocol
+from typing import Final, Generic
 
 import structlog
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
 from gpuledger.bus.protocol import (
-    History,
+    Bus,
     Message,
     Producer,
     Record,
@@ -56,16 +55,6 @@ Fence = Callable[[], None]
 
 def let_pass() -> None:
     """Let everything pass: there is nobody else, or others do no harm."""
-
-
-class WatchBus(History, Protocol):
-    """What podwatch needs of a bus: to publish, and to read back what it published."""
-
-    def producer(self) -> AbstractAsyncContextManager[Producer]:
-        """Open a producer."""
-
-    async def describe(self, topic: str) -> TopicDescription:
-        """Return what is known of a topic now; `TopicsError` where it does not exist."""
 
 
 class KnownRecords(Generic[RecordT]):
@@ -143,7 +132,7 @@ class KnownRecords(Generic[RecordT]):
 
 
 async def read_known(
-    *, kind: ObjectKind[RecordT], cluster: str, bus: WatchBus, check: Check, clock: Clock
+    *, kind: ObjectKind[RecordT], cluster: str, bus: Bus, check: Check, clock: Clock
 ) -> KnownRecords[RecordT]:
     """Read the topic to its end, as often as it takes; a missing topic or right is waited for."""
 
@@ -191,7 +180,7 @@ class RecordPublisher(Generic[RecordT]):
         *,
         kind: ObjectKind[RecordT],
         cluster: str,
-        bus: WatchBus,
+        bus: Bus,
         table: ObjectTable[RecordT],
         check: Check,
         clock: Clock,

@@ -133,10 +133,6 @@ class HttpAnswer:
         return self.content_type in _PAGES
 
 
-class TooLargeError(UnavailableError):
-    """A body is larger than what is taken of it."""
-
-
 class HttpClient:
     """Asks servers over connections that are kept."""
 
@@ -194,31 +190,6 @@ class HttpClient:
                     raise found from error
             raise
 
-    async def get(
-        self,
-        url: str,
-        *,
-        max_bytes: int,
-        headers: Mapping[str, str] = _NOTHING,
-        route: Route = DIRECT,
-    ) -> tuple[HttpAnswer, bytes]:
-        """Return the answer to a GET, and its body, unpacked, where it is a success.
-
-        It follows it nowhere. Raises NoAnswerError, also where the body breaks off or is packed
-        badly; TooLargeError where it has more than `max_bytes`.
-        """
-        sent = self._sent(url, headers, route)
-        with (
-            _telling_whom(route.proxy),
-            translating(lambda reason: NoAnswerError(f"{shown_url(url)}: {reason}"), sent=sent),
-        ):
-            async with self._requesting("GET", url, headers, route) as response:
-                answer = await read_answer(response, sent=sent)
-                body = await _read_whole(response, max_bytes) if answer.is_success else b""
-        if len(body) > max_bytes:
-            raise TooLargeError(f"{shown_url(url)}: the body has more than {max_bytes} bytes")
-        return answer, body
-
     def _requesting(
         self,
         method: str,
@@ -273,28 +244,6 @@ def _telling_whom(proxy: Proxy | None) -> Iterator[None]:
         if isinstance(cause, aiohttp.ClientConnectorError) and not isinstance(cause, _OF_TLS):
             raise NotConnectedError(str(error)) from cause
         raise
-
-
-async def _read_whole(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """Return a body, unpacked; where it is more than `max_bytes`, one byte more of it than that.
-
-    Raises ValueError where it is packed badly.
-    """
-    is_packed = response.headers.get("Content-Encoding", "").lower() in _UNPACKED
-    unpack = zlib.decompressobj(_GZIP_OR_ZLIB)
-    body, ends_at = bytearray(), max_bytes + 1
-    while len(body) < ends_at and (piece := await response.content.readany()):
-        if not is_packed:
-            body += piece
-            continue
-        try:
-            # In bounds, as a few bytes may unpack to gigabytes.
-            body += unpack.decompress(piece, ends_at - len(body))
-        except zlib.error as error:
-            raise ValueError(f"the body is packed badly: {error}") from error
-    if is_packed and len(body) < ends_at and not unpack.eof:
-        raise ValueError("the body is packed, and breaks off")
-    return bytes(body[:ends_at])
 
 
 @asynccontextmanager

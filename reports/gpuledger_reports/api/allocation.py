@@ -20,13 +20,20 @@ from gpuledger_reports.api.questions import (
     Split,
     dimensions_of,
 )
-from gpuledger_reports.bill_output import time_text
-from gpuledger_reports.billing import Bill, BillLine
-from gpuledger_reports.charging_sql import HOUR_UNITS
-from gpuledger_reports.money import quantize_together, rounded
-from gpuledger_reports.policy import is_of_device
-from gpuledger_reports.tenants import ABSENT, IDLE, NONE, SILENT, SYSTEM, UNALLOCATED, UNCOVERED
-from gpuledger_reports.times import Window
+from gpuledger_reports.pricing.billing import Bill, BillLine
+from gpuledger_reports.pricing.money import quantize_together, rounded
+from gpuledger_reports.pricing.policy import is_of_device
+from gpuledger_reports.pricing.tenants import (
+    ABSENT,
+    IDLE,
+    NONE,
+    SILENT,
+    SYSTEM,
+    UNALLOCATED,
+    UNCOVERED,
+)
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS
+from gpuledger_reports.reading.times import Window, time_text
 
 COST_DIGITS: Final = 5
 """As many as OpenCost has."""

@@ -11,11 +11,11 @@ from typing import Any, Final
 import duckdb
 import msgspec
 
-from gpuledger.errors import UserError
+from gpuledger.errors import ArgumentError, UserError
 from gpuledger.store.bill_table import BILL_LINES
 from gpuledger.store.query import version_of
 from gpuledger_reports.api.allocation import allocation_set, dimensions_for
-from gpuledger_reports.api.parameters import ParameterError, shown
+from gpuledger_reports.api.parameters import shown
 from gpuledger_reports.api.questions import (
     AllocationQuestion,
     BillQuestion,
@@ -24,16 +24,15 @@ from gpuledger_reports.api.questions import (
     Question,
     dimensions_of,
 )
-from gpuledger_reports.asked import AskedError
-from gpuledger_reports.bill_output import as_json
-from gpuledger_reports.billing import Bill, BillMaker, gpu_seconds
-from gpuledger_reports.closing import ClosedLine, closed_lines, standing_bill
-from gpuledger_reports.explaining import explanation_of
-from gpuledger_reports.periods import month_of
-from gpuledger_reports.policy import BillPolicy, dimension_names
-from gpuledger_reports.policy_file import read_policy
-from gpuledger_reports.times import Window
-from gpuledger_reports.usage_sums import StoreReadError, UsageReader, table_versions
+from gpuledger_reports.presenting.explanation import explanation_of
+from gpuledger_reports.presenting.output import as_json
+from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
+from gpuledger_reports.pricing.closing import ClosedLine, closed_lines, standing_bill
+from gpuledger_reports.pricing.periods import month_of
+from gpuledger_reports.pricing.policy import BillPolicy, dimension_names
+from gpuledger_reports.pricing.policy_file import read_policy
+from gpuledger_reports.reading.times import Window
+from gpuledger_reports.reading.usage_sums import StoreReadError, UsageReader, table_versions
 
 MAX_LINES: Final = 100_000
 """How many allocations one answer may have; each is some 2 KB of JSON."""
@@ -66,8 +65,8 @@ def answer_to(question: Question, settings: AnswerSettings) -> ReportAnswer:
     """Return the answer to a question; mistakes in it, and of the store, are answers too."""
     try:
         return ReportAnswer(body=_body(question, settings))
-    except ParameterError as error:
-        return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.parameter)
+    except ArgumentError as error:
+        return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.name)
     except (StoreReadError, OSError) as error:
         # A file that a compaction has replaced meanwhile, or an object store that is away. Which
         # one it is, and where, is none of whoever asks.
@@ -119,7 +118,7 @@ def _dimensions(field: str, policy: BillPolicy) -> tuple[str, ...]:
     if found := dimensions_of(field) or ((field,) if policy.knows(field) else ()):
         return found
     known = f"controller, controllerKind, deployment, statefulset, daemonset, {dimension_names()}"
-    raise ParameterError(
+    raise ArgumentError(
         "aggregate", f"{shown(field)} is nothing to aggregate by; there are {known}"
     )
 
@@ -132,7 +131,7 @@ def _allocations(question: AllocationQuestion, maker: BillMaker) -> bytes:
         count += len(sets[-1])
         if count > MAX_LINES:
             problem = f"the answer has more than {MAX_LINES} allocations; ask for fewer"
-            raise ParameterError("aggregate", problem)
+            raise ArgumentError("aggregate", problem)
     content: dict[str, Any] = {"code": 200, "status": "success", "data": sets}
     if unpriced:
         models = ", ".join(sorted(unpriced))
@@ -164,10 +163,6 @@ def _maker(
     question: BillQuestion, settings: AnswerSettings
 ) -> tuple[BillMaker, Window, BillPolicy]:
     read = read_policy(Path(settings.prices) if settings.prices else None)
-    for name in question.by:
-        if not read.policy.knows(name):
-            problem = f"{shown(name)} is no dimension; there are {dimension_names()}"
-            raise ParameterError("by", problem)
     reader = _reader(settings, question.by)
     maker = BillMaker(reader, read, by=question.by)
     return maker, question.window or month_of(reader.usage_end_us), read.policy
@@ -180,9 +175,9 @@ def _explanation(question: ExplainQuestion, settings: AnswerSettings) -> bytes:
         line, texts = explanation_of(
             bill, question.line, maker=maker, closed=closed, max_rows=question.rows
         )
-    except AskedError as error:
+    except ArgumentError as error:
         problem = f"{error.problem}; give the `line` of a line of /bill with the same parameters"
-        raise ParameterError(error.about, problem) from error
+        raise ArgumentError(error.name, problem) from error
     content: Mapping[str, Any] = {
         "line": line.id,
         **dict(zip(bill.by, line.values, strict=True)),

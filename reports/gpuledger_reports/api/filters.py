@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from gpuledger_reports.api.parameters import ParameterError, shown
-from gpuledger_reports.tenants import ABSENT, UNALLOCATED
+from gpuledger.errors import ArgumentError
+from gpuledger_reports.api.parameters import shown
+from gpuledger_reports.pricing.tenants import ABSENT, UNALLOCATED
 
 MAX_TERMS: Final = 20
 _DIMENSIONS: Final = {
@@ -34,14 +35,14 @@ class FilterTerm(NamedTuple):
 
 
 def parse_filter(text: str) -> tuple[FilterTerm, ...]:
-    """Return the terms that all must hold; raises `ParameterError`."""
+    """Return the terms that all must hold; raises `ArgumentError`."""
     terms: list[FilterTerm] = []
     at, text = 0, text.strip()
     while at < len(text):
         match = _TERM.match(text, at)
         joint = _AND.match(text, match.end()) if match else None
         if match is None or not (joint or match.end() == len(text)) or len(terms) == MAX_TERMS:
-            raise ParameterError(
+            raise ArgumentError(
                 "filter",
                 f'{shown(text[at:])} is no term such as namespace:"a","b" or label[app]!:"x";'
                 f" join up to {MAX_TERMS} of them by +",
@@ -73,7 +74,7 @@ def _term(match: re.Match[str]) -> FilterTerm:
     dimension = f"label:{key}" if name == "label" and key else _DIMENSIONS.get(name)
     if dimension is None or (key and name != "label"):
         known = ", ".join((*_DIMENSIONS, "label[KEY]"))
-        raise ParameterError("filter", f"{shown(name)} is nothing to filter by; there are {known}")
+        raise ArgumentError("filter", f"{shown(name)} is nothing to filter by; there are {known}")
     values = _VALUE.findall(match["values"])
     if dimension == "owner_kind":
         values = [value.lower() for value in values]

@@ -19,17 +19,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gpuledger.errors import ArgumentError
 from gpuledger_reports.api.answering import ReportAnswer, error_body
-from gpuledger_reports.api.parameters import ParameterError
-from gpuledger_reports.api.processes import AnswererPool, BusyError, LateError, ProcessEndedError
-from gpuledger_reports.api.questions import PAGES, Question
-from gpuledger_reports.api.store_state import StoreState
-from gpuledger_reports.metrics import (
+from gpuledger_reports.api.metrics import (
     CACHE_BYTES,
     CACHE_HITS_TOTAL,
     REQUEST_SECONDS,
     REQUESTS_TOTAL,
 )
+from gpuledger_reports.api.processes import Ask, BusyError, LateError, ProcessEndedError
+from gpuledger_reports.api.questions import PAGES, Question
+from gpuledger_reports.api.store_state import StoreState
 
 DESCRIPTION_FILE: Final = Path(__file__).with_name("openapi.yaml")
 DESCRIPTION_PAGE: Final = "/openapi.json"
@@ -82,7 +82,7 @@ class ReportPages:
     def __init__(self, *, cache_bytes: int, now: Callable[[], float] = time.time) -> None:
         self._cache = AnswerCache(cache_bytes)
         self._now = now
-        self._pool: AnswererPool | None = None
+        self._ask: Ask | None = None
         self._store: StoreState | None = None
         self._cached_state: bytes | None = None
 
@@ -99,20 +99,19 @@ class ReportPages:
         REQUESTS_TOTAL.labels(page=page, status=str(response.status_code)).inc()
         return response
 
-    async def run(self, pool: AnswererPool, store: StoreState) -> None:
-        """Answer with a pool until cancelled, and follow what the store has."""
-        self._pool, self._store = pool, store
+    async def run(self, ask: Ask, store: StoreState) -> None:
+        """Answer until cancelled, and follow what the store has."""
+        self._ask, self._store = ask, store
         try:
             await store.follow()
         finally:
-            self._pool = self._store = None
-            await pool.close()
+            self._ask = self._store = None
 
     async def _report(self, page: str, query: str) -> Response:
         try:
             question = PAGES[page](query, int(self._now()) * 10**6)
-        except ParameterError as error:
-            return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.parameter)
+        except ArgumentError as error:
+            return _error(HTTPStatus.BAD_REQUEST, str(error), parameter=error.name)
         # Two forms of a question that mean the same, and two pages, have one answer.
         state, key = self._followed_state(), msgspec.msgpack.encode(question)
         if found := self._cache.get(key):
@@ -135,10 +134,10 @@ class ReportPages:
 
     async def _answer(self, question: Question) -> ReportAnswer:
         unavailable, late = HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT
-        if self._pool is None:
+        if self._ask is None:
             return _error_answer(unavailable, "the service starts or ends")
         try:
-            return await self._pool.ask(question)
+            return await self._ask(question)
         except BusyError as error:
             return _error_answer(unavailable, str(error))
         except LateError as error:

@@ -5,23 +5,22 @@ from typing import Final, Literal
 
 import msgspec
 
+from gpuledger.errors import ArgumentError
 from gpuledger_reports.api.filters import FilterTerm, parse_filter
 from gpuledger_reports.api.parameters import (
-    ParameterError,
     flag,
     listed,
-    moment_us,
     read_query,
     shown,
     whole_number,
 )
-from gpuledger_reports.api.windows import MAX_DAYS, parse_accumulate, parse_window, sets_of
-from gpuledger_reports.asked import AskedError
-from gpuledger_reports.periods import parse_period
-from gpuledger_reports.policy import is_dimension
-from gpuledger_reports.times import DAY_US, HOUR_US, Window
+from gpuledger_reports.api.sets import parse_accumulate, sets_of
+from gpuledger_reports.pricing.periods import bill_window, parse_window
+from gpuledger_reports.pricing.policy import is_dimension
+from gpuledger_reports.reading.times import Window
 
 Split = Literal["weighted", "even"]
+MAX_DAYS: Final = 400
 MAX_DIMENSIONS: Final = 12
 MAX_SHARED: Final = 100
 MAX_ROWS: Final = 100_000
@@ -103,14 +102,14 @@ Question = AllocationQuestion | BillQuestion | ExplainQuestion | LookQuestion
 
 
 def allocation_question(query: str, now_us: int) -> AllocationQuestion:
-    """Return what a request for allocations asks; raises `ParameterError`."""
+    """Return what a request for allocations asks; raises `ArgumentError`."""
     given = read_query(query, known=_ALLOCATION)
     for name, problem in _REFUSED.items():
         if given.get(name, "") not in ("", "0", "false"):
-            raise ParameterError(name, problem)
+            raise ArgumentError(name, problem)
     if "window" not in given:
-        raise ParameterError("window", "is missing; give such as 7d, today, lastweek or month")
-    window = parse_window(given["window"], now_us=now_us)
+        raise ArgumentError("window", "is missing; give such as 7d, today, lastweek or month")
+    window = parse_window(given["window"], option="window", now_us=now_us, max_days=MAX_DAYS)
     accumulate = parse_accumulate(given.get("accumulateBy") or given.get("accumulate", ""))
     # OpenCost's own lines are containers; what the store knows least of here are pods.
     fields = listed(given, "aggregate", maximum=MAX_DIMENSIONS)
@@ -128,18 +127,18 @@ def allocation_question(query: str, now_us: int) -> AllocationQuestion:
     )
 
 
-def bill_question(query: str, _now_us: int = 0) -> BillQuestion:
-    """Return what a request for a bill asks; raises `ParameterError`."""
-    return _bill(read_query(query, known=_BILL))
+def bill_question(query: str, now_us: int) -> BillQuestion:
+    """Return what a request for a bill asks; raises `ArgumentError`."""
+    return _bill(read_query(query, known=_BILL), now_us)
 
 
-def explain_question(query: str, _now_us: int = 0) -> ExplainQuestion:
-    """Return what a request for an explanation asks; raises `ParameterError`."""
+def explain_question(query: str, now_us: int) -> ExplainQuestion:
+    """Return what a request for an explanation asks; raises `ArgumentError`."""
     given = read_query(query, known=_EXPLAIN)
     if not given.get("line"):
-        raise ParameterError("line", "is missing; give the `line` of a line of /bill")
+        raise ArgumentError("line", "is missing; give the `line` of a line of /bill")
     rows = whole_number(given, "rows", default=_DEFAULT_ROWS, maximum=MAX_ROWS)
-    return ExplainQuestion(bill=_bill(given), line=given["line"], rows=rows)
+    return ExplainQuestion(bill=_bill(given, now_us), line=given["line"], rows=rows)
 
 
 PAGES: Final[Mapping[str, Callable[[str, int], Question]]] = {
@@ -162,41 +161,9 @@ def dimensions_of(field: str) -> tuple[str, ...]:
     return (field,) if is_dimension(field) else ()
 
 
-def _bill(given: Mapping[str, str]) -> BillQuestion:
+def _bill(given: Mapping[str, str], now_us: int) -> BillQuestion:
     by = listed(given, "by", maximum=MAX_DIMENSIONS) or ("namespace",)
-    return BillQuestion(window=_bill_window(given), by=by)
-
-
-def _bill_window(given: Mapping[str, str]) -> Window | None:
-    named = [name for name in ("from", "to") if name in given]
-    if "period" in given:
-        if named:
-            raise ParameterError(named[0], "belongs in the place of period; give one of both")
-        return _period(given["period"])
-    if not named:
-        return None
-    for name in ("from", "to"):
-        if name not in given:
-            raise ParameterError(name, "is missing; from and to belong together")
-    window = Window(*(_whole_hour(given[name], name) for name in ("from", "to")))
-    if not 0 < window.end_us - window.begin_us <= MAX_DAYS * DAY_US:
-        raise ParameterError("to", f"must be later than from, by at most {MAX_DAYS} days")
-    return window
-
-
-def _period(text: str) -> Window:
-    try:
-        return parse_period(text)
-    except AskedError as error:
-        problem = f"{shown(text)} is no month such as 2026-10, no day and no year"
-        raise ParameterError("period", problem) from error
-
-
-def _whole_hour(text: str, name: str) -> int:
-    time_us = moment_us(text, name)
-    if time_us % HOUR_US:
-        raise ParameterError(name, "bills are of whole hours; give 2026-10-01T14:00:00Z")
-    return time_us
+    return BillQuestion(window=bill_window(given, now_us=now_us, max_days=MAX_DAYS), by=by)
 
 
 def _split(given: Mapping[str, str], name: str) -> Split | None:
@@ -210,5 +177,5 @@ def _labels(given: Mapping[str, str], name: str) -> tuple[tuple[str, str], ...]:
     pairs = [label.partition(":") for label in listed(given, name, maximum=MAX_SHARED)]
     for key, colon, value in pairs:
         if not (key and colon and value):
-            raise ParameterError(name, f"{shown(key)} is no KEY:VALUE")
+            raise ArgumentError(name, f"{shown(key)} is no KEY:VALUE")
     return tuple((key, value) for key, _, value in pairs)

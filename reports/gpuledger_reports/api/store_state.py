@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from gpuledger.runtime.readiness import Check
-from gpuledger_reports.api.processes import Answerer, LateError, ProcessEndedError, answer_in_time
+from gpuledger_reports.api.metrics import STORE_TIMESTAMP_SECONDS
+from gpuledger_reports.api.processes import Ask, LateError, ProcessEndedError
 from gpuledger_reports.api.questions import LookQuestion
-from gpuledger_reports.metrics import STORE_TIMESTAMP_SECONDS
 
 HOLDS_INTERVALS: Final = 3
 """For so many intervals what a look has found is taken to be so yet."""
@@ -27,15 +27,14 @@ class StoreState:
 
     def __init__(
         self,
-        answerer: Answerer,
+        ask: Ask,
         *,
         check: Check,
         interval_seconds: float,
         timeout_seconds: float,
         monotonic_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._answerer, self._check = answerer, check
-        self._interval_seconds, self._timeout_seconds = interval_seconds, timeout_seconds
+        self._ask, self._check, self._interval_seconds = ask, check, interval_seconds
         self._monotonic_seconds = monotonic_seconds
         # A look that is slow is no failure: the one before it holds meanwhile.
         self._holds_seconds = max(HOLDS_INTERVALS * interval_seconds, timeout_seconds)
@@ -48,18 +47,14 @@ class StoreState:
 
     async def follow(self) -> None:
         """Look until cancelled."""
-        try:
-            while True:
-                await self.look()
-                await asyncio.sleep(self._interval_seconds)
-        finally:
-            await self._answerer.close()
+        while True:
+            await self.look()
+            await asyncio.sleep(self._interval_seconds)
 
     async def look(self) -> None:
         """Look once; where that cannot be, the pages are not ready."""
         try:
-            asked = self._answerer.ask(LookQuestion())
-            answer = await answer_in_time(asked, timeout_seconds=self._timeout_seconds)
+            answer = await self._ask(LookQuestion())
         except (LateError, ProcessEndedError) as error:
             self._check.failed(f"the store cannot be looked at: {error}")
             return

@@ -17,8 +17,8 @@ from kubernetes_asyncio.client import ApiClient, ApiException
 
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger_simulator.identities import write_uids
-from gpuledger_simulator.kube.objects import Json, node_object
 from gpuledger_simulator.kube.server import PodDriver
+from gpuledger_simulator.kube_objects import Json, node_object
 from gpuledger_simulator.simulation import Simulation
 
 _TIMEOUT_SECONDS: Final = 10.0

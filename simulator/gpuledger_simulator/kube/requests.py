@@ -14,7 +14,6 @@ from typing import Any, Final
 import orjson
 from aiohttp import web
 
-from gpuledger_simulator.kube.objects import Json
 from gpuledger_simulator.kube.store import (
     ApiError,
     Collection,
@@ -30,6 +29,7 @@ from gpuledger_simulator.kube.store import (
     too_new,
     unworded,
 )
+from gpuledger_simulator.kube_objects import Json
 
 Selector = Callable[[Json], bool]
 

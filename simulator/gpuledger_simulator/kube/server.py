@@ -19,15 +19,6 @@ from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import UserError
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings.groups import parse_listen
-from gpuledger_simulator.kube.objects import (
-    Json,
-    PodStep,
-    node_object,
-    owner_objects,
-    pod_events,
-    pod_object,
-    pod_status,
-)
 from gpuledger_simulator.kube.requests import ApiWatch, KubeRequests, Selector, answer
 from gpuledger_simulator.kube.store import (
     ApiError,
@@ -36,6 +27,15 @@ from gpuledger_simulator.kube.store import (
     create_object,
     delete_object,
     patch_status,
+)
+from gpuledger_simulator.kube_objects import (
+    Json,
+    PodStep,
+    node_object,
+    owner_objects,
+    pod_events,
+    pod_object,
+    pod_status,
 )
 from gpuledger_simulator.simulation import Simulation
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from gpuledger.clock import NS_PER_SECOND
-from gpuledger_simulator.kube.objects import Json, kube_time
+from gpuledger_simulator.kube_objects import Json, kube_time
 
 
 class ApiError(Exception):

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from gpuledger.clock import Clock
 from gpuledger_simulator.device import SimulatedGpu
+from gpuledger_simulator.drivers import DriverModel
 from gpuledger_simulator.nvml.events import Events, SystemEventCalls
 from gpuledger_simulator.nvml.gpm import Profiling
 from gpuledger_simulator.nvml.health import FieldValues, Health
@@ -20,8 +21,7 @@ from gpuledger_simulator.nvml.mig import Mig, Processes
 from gpuledger_simulator.nvml.readings import AccountingCalls, Readings, Utilization
 from gpuledger_simulator.nvml.session import Board, Identity, Session
 from gpuledger_simulator.plan import PlannedIncident
-from gpuledger_simulator.scenario.drivers import DriverModel
-from gpuledger_simulator.scenario.schema import EventSupport
+from gpuledger_simulator.schema import EventSupport
 
 NvmlFunction = Callable[..., Any]
 

@@ -12,11 +12,11 @@ import pynvml
 
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger_simulator.device import SimulatedGpu
+from gpuledger_simulator.drivers import DriverModel
 from gpuledger_simulator.identities import pci_bus_id
 from gpuledger_simulator.plan import PlannedIncident
 from gpuledger_simulator.sampling_windows import SamplingWindows
-from gpuledger_simulator.scenario.drivers import DriverModel
-from gpuledger_simulator.scenario.schema import EventSupport
+from gpuledger_simulator.schema import EventSupport
 
 # ruff: noqa: N802, N803  # NVML's own names
 

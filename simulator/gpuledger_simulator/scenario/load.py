@@ -1,7 +1,7 @@
 """Reads a scenario from a YAML file and says in one line what is wrong with it.
 
 Here live the file and the checks of one part against another, so that nothing that plays a scenario
-has to ask whether it can be. Its shape is `gpuledger_simulator.scenario.schema`'s.
+has to ask whether it can be. Its shape is `gpuledger_simulator.schema`'s.
 """
 
 import re
@@ -25,7 +25,7 @@ from gpuledger_simulator.plan import (
     plan_pods,
     plan_processes,
 )
-from gpuledger_simulator.scenario.schema import Scenario
+from gpuledger_simulator.schema import Scenario
 
 __all__ = ["Scenario", "load_scenario", "parse_scenario"]
 

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 from typing_extensions import override
 
-from gpuledger.bus.protocol import HistoryReader, Span, TopicPartition, WholeBus
+from gpuledger.bus.protocol import Bus, HistoryReader, Span, TopicPartition
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.codec import Decoder
 from gpuledger.errors import UndecodableError
@@ -56,7 +56,7 @@ _log = structlog.get_logger(__name__)
 @asynccontextmanager
 async def open_sink(
     *,
-    bus: WholeBus,
+    bus: Bus,
     settings: AlertsSettings,
     readiness: Readiness,
     clock: Clock,

@@ -7,6 +7,7 @@ decided elsewhere: after a clock was set back it is stamped earlier than what wa
 samples look on the wire is `wire`'s. Pure; nothing is sent.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -20,14 +21,7 @@ from gpuledger.keys import split_key
 from gpuledger.ledger.families import Family
 from gpuledger.ledger.series import SeriesGroup, SeriesValues, absent_in
 from gpuledger.recent import Budget, Recent
-from gpuledger_sinks.remote_write.namespace_budgets import (
-    NamespaceBudgets,
-    OverBudget,
-    PartitionNamespaces,
-    namespace_of,
-)
 from gpuledger_sinks.remote_write.node_intervals import IntervalSamples
-from gpuledger_sinks.remote_write.tenants import ONE_TENANT, Tenants
 from gpuledger_sinks.remote_write.wire import (
     NO_START,
     STALE_VALUE,
@@ -49,6 +43,8 @@ _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_SERIES_BYTES: Final = 128 * 2**20
 _GROUP_BYTES: Final = 450
 """Bytes of a group in memory beside its labels: in all that is kept of its node."""
+_OF_USERS: Final = frozenset({"pod_uid", "holder_uid", "job_id", "holder_job_id"})
+"""Labels that identify a pod or a job."""
 _LABEL_COPIES: Final = 2
 """How often a label's text is there: as it was told, and as it is sent in 1.0."""
 
@@ -199,23 +195,18 @@ def _size_bytes(of_group: SampleGroup) -> int:
     return _GROUP_BYTES + _LABEL_COPIES * of_group.labels.size_bytes
 
 
-def _no_samples(
-    node: str, group: SeriesGroup, external_labels: _LabelPairs, tenants: Tenants
-) -> SampleGroup:
+def _no_samples(node: str, group: SeriesGroup, external_labels: _LabelPairs) -> SampleGroup:
     """Return a group as it is before its first sample."""
     family, (cluster, name) = group.family, split_key(node)
     of_node = (*external_labels, ("cluster", cluster), ("node", name))
-    tenant = tenants.tenant_of(cluster, group)
-    labels = _labels_of(of_node, family.labels, group.label_values, tenant)
+    labels = _labels_of(of_node, family.labels, group.label_values)
     return SampleGroup(labels, _metric_set(family, 0))
 
 
 # The means and the maxima of a thing begin together and have the same labels.
 @lru_cache(maxsize=64)
-def _labels_of(
-    of_node: _LabelPairs, names: tuple[str, ...], values: tuple[str, ...], tenant: str
-) -> LabelSet:
-    return LabelSet([*of_node, *zip(names, values, strict=True)], tenant=tenant)
+def _labels_of(of_node: _LabelPairs, names: tuple[str, ...], values: tuple[str, ...]) -> LabelSet:
+    return LabelSet([*of_node, *zip(names, values, strict=True)])
 
 
 class _Frame:
@@ -257,8 +248,6 @@ class _Node:
     """When its last tick came, by the monotonic clock."""
     groups: dict[SeriesGroup, SampleGroup] = field(default_factory=dict)
     """Of each group that is active the samples of the last tick: which metrics had a value."""
-    counted: dict[SeriesGroup, int] = field(default_factory=dict)
-    """As how many series groups count for their namespaces, where these are bounded."""
     known_bytes: int = 0
     """What else is kept of it, as it is counted in `size_bytes`."""
     size_bytes: int = 0
@@ -287,6 +276,12 @@ class _Node:
         return is_behind
 
 
+def _user_of(group: SeriesGroup) -> str:
+    """Return the UID of the pod, or the id of the job, of a group; empty if it has none."""
+    labels = zip(group.family.labels, group.label_values, strict=True)
+    return next((value for label, value in labels if value and label in _OF_USERS), "")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedTick:
     """The samples of one node's tick, of which requests are put together."""
@@ -296,8 +291,6 @@ class EncodedTick:
     samples: int
     is_behind: bool = False
     """Whether its node has sent a tick of this time or a later one: not every receiver takes it."""
-    tenant: str = ONE_TENANT
-    """To whom it goes, where the receiver has tenants; it is of several until it is divided."""
 
     @classmethod
     def of(
@@ -314,20 +307,6 @@ class EncodedTick:
             is_behind=is_behind,
         )
 
-    def by_tenant(self) -> "Iterator[EncodedTick]":
-        """Yield what goes to each tenant."""
-        found: dict[str, list[TimedSamples]] = {}
-        for timed in self.timed:
-            for tenant, of_tenant in timed.by_tenant().items():
-                found.setdefault(tenant, []).append(of_tenant)
-        for tenant, parts in found.items():
-            yield EncodedTick(
-                timed=tuple(parts),
-                samples=sum(len(part.values) for part in parts),
-                is_behind=self.is_behind,
-                tenant=tenant,
-            )
-
     def encode(self, version: Version) -> bytes:
         """Return the body of a request with these samples alone."""
         return encode_request(version, self.timed)
@@ -336,7 +315,8 @@ class EncodedTick:
 class ActiveSeries:
     """The series of the nodes of one partition; `budget` is what those of all may take.
 
-    Each series has the `external_labels` too.
+    Each series has the `external_labels` too. On a node that has `max_series` of pods and jobs no
+    further pod or job begins. 0 is no limit.
     """
 
     def __init__(
@@ -344,12 +324,10 @@ class ActiveSeries:
         *,
         budget: Budget | None = None,
         external_labels: Mapping[str, str] = _NO_LABELS,
-        namespaces: NamespaceBudgets | None = None,
-        tenants: Tenants | None = None,
+        max_series: int = 0,
     ) -> None:
-        self._tenants = tenants or Tenants()
-        self._namespaces = PartitionNamespaces(namespaces or NamespaceBudgets())
-        self._nodes_before = (0, 0)
+        self._max_series = max_series
+        self._left_out: Counter[str] = Counter()
         self._external_labels = tuple(external_labels.items())
         self._nodes: Recent[str, _Node] = Recent(
             budget=budget or series_budget(), size_bytes=attrgetter("size_bytes")
@@ -363,11 +341,11 @@ class ActiveSeries:
     def clear(self) -> None:
         """Forget all series without ending them."""
         self._nodes.clear()
-        self._namespaces.recount([])
 
-    def take_left_out(self) -> Mapping[OverBudget, int]:
-        """Return how many samples of whom were left out since this was asked last."""
-        return self._namespaces.take_left_out()
+    def take_left_out(self) -> Mapping[str, int]:
+        """Return how many samples of each node were left out since the last call."""
+        taken, self._left_out = self._left_out, Counter()
+        return taken
 
     def restore(self, samples: IntervalSamples, *, now_ns: int = 0) -> None:
         """Go on from what a former owner has sent of a node: what the next samples lack ends."""
@@ -411,7 +389,6 @@ class ActiveSeries:
         if node.size_bytes != before_bytes:
             # This may forget other nodes, whose series took too much together with these.
             self._nodes.grow(samples.node, node.size_bytes - before_bytes)
-        self._recount_forgotten()
         return EncodedTick.of(timed, begun=begun, is_behind=node.go_to(time_ms))
 
     def _go_on(self, node: _Node, samples: IntervalSamples, begun: list[TimedSamples]) -> _Samples:
@@ -421,14 +398,15 @@ class ActiveSeries:
         """
         # First, as what begins may have its room.
         ended = self._take_ended(node, samples)
-        left_out = self._leave_out(samples, node)
+        left_out = self._leave_out(node, samples)
         sent = _Samples()
         for group, values in samples.values.items():
             if group in left_out:
                 continue
             last = node.groups.get(group)
             if last is None:
-                last = self._begin(node, samples.node, group, values)
+                last = _no_samples(samples.node, group, self._external_labels)
+                node.size_bytes += _size_bytes(last)
             starts_ms = samples.starts_ms.get(group, ())
             if group in samples.begun:
                 before_ms = samples.time_ns // NS_PER_MS
@@ -444,14 +422,15 @@ class ActiveSeries:
         time_ms = samples.time_ns // NS_PER_MS
         time = encode_time(time_ms)
         node = self._node(samples.node, now_ns)
-        # What goes on has its part of the budget; what is past needs room, and takes none.
-        left_out = self._leave_out(samples, node, is_counted=False)
+        # What is past begins no series, but one that is not there needs room at the receiver.
+        left_out = self._leave_out(node, samples)
         sent = _Samples()
         for group, values in samples.values.items():
-            if group not in left_out:
-                # Of nothing that was sent before, so that nothing ends.
-                past = _no_samples(samples.node, group, self._external_labels, self._tenants)
-                sent.go_on(past, group.family, values, samples.starts_ms.get(group, ()))
+            if group in left_out:
+                continue
+            # Of nothing that was sent before, so that nothing ends.
+            past = _no_samples(samples.node, group, self._external_labels)
+            sent.go_on(past, group.family, values, samples.starts_ms.get(group, ()))
         return EncodedTick.of(sent.at(time), is_behind=node.go_to(time_ms))
 
     def _take_ended(
@@ -460,52 +439,38 @@ class ActiveSeries:
         """Take out what a tick ends: of a pod that has ended, a lost GPU, a label that changed."""
         ended = [group for group in node.groups if group not in samples.values]
         found = {group: node.groups.pop(group) for group in ended}
-        for group, last in found.items():
+        for last in found.values():
             node.size_bytes -= _size_bytes(last)
-            self._end_counted(node, samples.node, group)
         return found
 
-    def _end_counted(self, node: _Node, name: str, group: SeriesGroup) -> None:
-        """Have a group that has ended count for its namespace no more."""
-        if counted := node.counted.pop(group, 0):
-            cluster, _ = split_key(name)
-            self._namespaces.end(namespace_of(cluster, group), counted)
+    def _leave_out(self, node: _Node, samples: IntervalSamples) -> Collection[SeriesGroup]:
+        """Return the groups that begin and have no room, and count their samples.
 
-    def _leave_out(
-        self, samples: IntervalSamples, node: _Node, *, is_counted: bool = True
-    ) -> Collection[SeriesGroup]:
-        """Return the groups that begin and for which their namespace has no room."""
-        if not self._namespaces.are_bounded:
+        A pod has room for all of its groups or for none; one that has begun has it. Devices and the
+        node have all of theirs.
+        """
+        if not self._max_series:
             return ()
-        cluster, _ = split_key(samples.node)
-        begun = {
-            group: _count(values)
-            for group, values in samples.values.items()
-            if group not in node.groups
-        }
-        return self._namespaces.leave_out(cluster, begun, active=node.groups, is_counted=is_counted)
-
-    def _begin(
-        self, node: _Node, name: str, group: SeriesGroup, values: SeriesValues
-    ) -> SampleGroup:
-        begun = _no_samples(name, group, self._external_labels, self._tenants)
-        node.size_bytes += _size_bytes(begun)
-        cluster, _ = split_key(name)
-        if self._namespaces.are_bounded and namespace_of(cluster, group) is not None:
-            node.counted[group] = _count(values)
-        return begun
-
-    def _recount_forgotten(self) -> None:
-        """Have nodes that were forgotten have nothing of a budget any more."""
-        forgotten_before, nodes_before = self._nodes_before
-        self._nodes_before = (self.forgotten, len(self._nodes))
-        if self.forgotten == forgotten_before and len(self._nodes) >= nodes_before:
-            return
-        self._namespaces.recount(
-            (namespace_of(split_key(name)[0], group), counted)
-            for name, node in self._nodes.items()
-            for group, counted in node.counted.items()
-        )
+        begun: defaultdict[str, list[SeriesGroup]] = defaultdict(list)
+        for group in samples.values:
+            if group not in node.groups and (user := _user_of(group)):
+                begun[user].append(group)
+        if not begun:
+            return ()
+        left_out: set[SeriesGroup] = set()
+        alive = Counter[str]()
+        for group, last in node.groups.items():
+            if user := _user_of(group):
+                alive[user] += last.metrics.bits.bit_count()
+        room = self._max_series - alive.total()
+        for user, groups in begun.items():
+            series = sum(_count(samples.values[group]) for group in groups)
+            if user in alive or series <= room:
+                room -= series
+            else:
+                left_out.update(groups)
+                self._left_out[samples.node] += series
+        return left_out
 
     def see(self, node: str, *, now_ns: int) -> None:
         """Remember that a tick of a node came, whatever is sent of it, and when."""
@@ -526,7 +491,6 @@ class ActiveSeries:
                 sent = _Samples()
                 for group, last in node.groups.items():
                     sent.end(group, last)
-                    self._end_counted(node, name, group)
                 node.groups.clear()
                 node.frame = None
                 self._nodes.grow(name, -node.size_bytes)

@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
-from gpuledger.bus.protocol import HistoryReader, Message, TopicPartition, WholeBus
+from gpuledger.bus.protocol import Bus, HistoryReader, Message, TopicPartition
 from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.clock import NS_PER_DAY, NS_PER_MS, Clock
 from gpuledger.codec import encode
@@ -38,7 +38,7 @@ class CounterState:
     """What the sinks of one group have counted, as the state topic has it."""
 
     def __init__(
-        self, *, bus: WholeBus, group: str, writers: TransactionalWriters, clock: Clock
+        self, *, bus: Bus, group: str, writers: TransactionalWriters, clock: Clock
     ) -> None:
         self._bus, self._group, self._writers, self._clock = bus, group, writers, clock
         self._topic = bus.topics.counters
@@ -122,9 +122,7 @@ def _skip(key: str, error: UndecodableError) -> None:
 
 
 @asynccontextmanager
-async def open_counter_state(
-    *, bus: WholeBus, group: str, clock: Clock
-) -> AsyncIterator[CounterState]:
+async def open_counter_state(*, bus: Bus, group: str, clock: Clock) -> AsyncIterator[CounterState]:
     """Open the state of a group; leaving the context gives its partitions up."""
     async with TransactionalWriters(
         bus=bus, group=group, finish_seconds=_FINISH_SECONDS

@@ -55,8 +55,6 @@ class _GpuIncidents:
     begun_ns: int | None = None
     """Where the series of the kinds began; absent while they were not sent."""
     xids: dict[str, _XidTotal] = field(default_factory=dict)
-    last_xid: int | None = None
-    last_xid_boot_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +91,6 @@ class IncidentsOfNode:
                 kinds={one.kind: one.total for one in gpu.kinds},
                 begun_ns=gpu.begun_time_ns,
                 xids={one.xid: _XidTotal(one.total, one.begun_time_ns) for one in gpu.xids},
-                last_xid=gpu.last_xid,
-                last_xid_boot_id=gpu.last_xid_boot_id,
             )
         # What a former owner has sent of the node has no later time.
         self._sent_ns, self._is_urgent = counted.time_ns, bool(self._gpus)
@@ -120,17 +116,8 @@ class IncidentsOfNode:
         gpu.kinds[kind] = gpu.kinds.get(kind, 0) + 1
         if xid is not None:
             gpu.xids.setdefault(xid, _XidTotal()).total += 1
-            gpu.last_xid, gpu.last_xid_boot_id = incident.xid, incident.boot_id
         self._is_urgent = True
         return True
-
-    def last_xids(self, boot_id: str) -> Mapping[str, int]:
-        """Return the last XID of each GPU that has had one in a boot."""
-        return {
-            uuid: gpu.last_xid
-            for uuid, gpu in self._gpus.items()
-            if gpu.last_xid is not None and gpu.last_xid_boot_id == boot_id
-        }
 
     def samples(
         self, gpus: Iterable[str], *, time_ns: int, interval_ns: int
@@ -212,8 +199,6 @@ class IncidentsOfNode:
                     for xid, of_xid in gpu.xids.items()
                 ],
                 begun_time_ns=gpu.begun_ns,
-                last_xid=gpu.last_xid,
-                last_xid_boot_id=gpu.last_xid_boot_id,
             )
             for uuid, gpu in had[-MAX_INCIDENT_GPUS:]
         ]

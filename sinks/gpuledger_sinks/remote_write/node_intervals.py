@@ -25,14 +25,12 @@ import msgspec
 
 from gpuledger.bus.protocol import Record
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
-from gpuledger.ledger.aliases import AliasSeries
 from gpuledger.ledger.entries import digest_of_described
 from gpuledger.ledger.health import NodeHealth, health_values
 from gpuledger.ledger.interval_values import IntervalValues
 from gpuledger.ledger.series import (
     EventSeries,
     NodeGroups,
-    SentLabels,
     SeriesGroup,
     SeriesValues,
 )
@@ -86,34 +84,6 @@ class IntervalSamples:
     """Whether it is what is counted of incidents, whose samples have intervals of their own."""
     known_bytes: int = 0
     """What is kept of the node beside the labels of its series, in memory."""
-
-
-class TickValues:
-    """What makes the values of the series of ticks: of the ledger, and under others' names."""
-
-    def __init__(
-        self, *, sent: SentLabels | None = None, aliases: Collection[AliasSeries] = ()
-    ) -> None:
-        self._series, self._aliases = EventSeries(sent), aliases
-
-    def values_of(
-        self,
-        event: GpuEvent,
-        known: NodeGroups | None,
-        last_xids: Mapping[str, int] = _NONE,
-        *,
-        described: bytes | None = None,
-    ) -> dict[SeriesGroup, SeriesValues]:
-        """Return the values of a tick; `known` is of the node's last one, and becomes this one's.
-
-        `described` is the event's `digest_of_described`, where the caller has it. `last_xids` are
-        those of its GPUs, by UUID. Raises ValueError where the event points to what it does not
-        list.
-        """
-        values = self._series.values_of(event, known, described=described)
-        for alias in self._aliases:
-            values |= alias.values_of(event, last_xids)
-        return values
 
 
 class _OpenInterval:
@@ -173,7 +143,7 @@ class NodeIntervals:
         self,
         node: str,
         *,
-        values: TickValues,
+        values: EventSeries,
         interval_ns: int,
         incidents_ns: int = INCIDENTS_NS,
         counted: NodeCounters | None = None,
@@ -223,7 +193,6 @@ class NodeIntervals:
         values = self._values.values_of(
             event,
             None if is_past else self._known,
-            self._incidents.last_xids(event.boot_id),
             described=described,
         )
         number = -(-event.time_ns // self._interval_ns) if self._interval_ns else None
@@ -405,9 +374,9 @@ def _gpus_of(event: GpuEvent) -> Sequence[str]:
 class HealthOfNode:
     """The samples of the health of one node's GPUs, which are told every so often."""
 
-    def __init__(self, node: str, *, every_ns: int, has_hw_names: bool = False) -> None:
+    def __init__(self, node: str, *, every_ns: int) -> None:
         self._node, self._every_ns = node, every_ns
-        self._known = NodeHealth(has_hw_names=has_hw_names)
+        self._known = NodeHealth()
 
     def add(
         self, readings: NodeReadings, record: Record, *, is_past: bool

@@ -24,6 +24,7 @@ from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.clock import NS_PER_HOUR, NS_PER_MS, NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, FencedError
 from gpuledger.keys import node_key
+from gpuledger.ledger.series import EventSeries
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import Incident, NodeCounters, NodeReadings
 from gpuledger.runtime import Check
@@ -33,7 +34,7 @@ from gpuledger.settings.secret import shown_url
 from gpuledger_sinks.errors import PartialWriteError, RejectedError
 from gpuledger_sinks.metrics import (
     COUNTERS_ENDED_TOTAL,
-    OVER_BUDGET_TOTAL,
+    OVER_LIMIT_TOTAL,
     SENT_TOTAL,
     SERIES_FORGOTTEN_TOTAL,
     UNWRITTEN_SAMPLES_TOTAL,
@@ -43,16 +44,13 @@ from gpuledger_sinks.protocol import Batch, LargeTurns, SinkContext
 from gpuledger_sinks.registry import REMOTE_WRITE
 from gpuledger_sinks.remote_write.active_series import ActiveSeries, EncodedTick
 from gpuledger_sinks.remote_write.counter_state import CounterState
-from gpuledger_sinks.remote_write.namespace_budgets import NamespaceBudgets, OverBudget
 from gpuledger_sinks.remote_write.node_intervals import (
     HealthOfNode,
     IntervalSamples,
     NodeIntervals,
-    TickValues,
 )
 from gpuledger_sinks.remote_write.refused_ticks import RefusedTicks
 from gpuledger_sinks.remote_write.request_writer import Writer
-from gpuledger_sinks.remote_write.tenants import Tenants
 from gpuledger_sinks.remote_write.wire import encode_time
 from gpuledger_sinks.remote_write.write_requests import (
     DUPLICATE,
@@ -120,11 +118,7 @@ class SenderParts:
     check: Check
     budget: Budget
     """What the labels of all series may take of memory."""
-    namespaces: NamespaceBudgets
-    """How many series of each namespace there may be."""
-    tenants: Tenants
-    """To which tenant of the receiver the series of a namespace go."""
-    values: TickValues
+    values: EventSeries
     """What makes the values of a tick."""
     turns: LargeTurns
 
@@ -139,15 +133,13 @@ class PartitionSender:
         self._series = ActiveSeries(
             budget=shared.budget,
             external_labels=shared.settings.external_labels,
-            namespaces=shared.namespaces,
-            tenants=shared.tenants,
+            max_series=shared.settings.max_series_per_node,
         )
         self._timelines = Timelines()
         self._nodes: Recent[str, NodeIntervals] = Recent(max_a_day=_MAX_NODES)
         self._incident_series = ActiveSeries(
             budget=shared.budget,
             external_labels=shared.settings.external_labels,
-            tenants=shared.tenants,
         )
         self._incidents: IncidentsTakenOver | None = None
         self._incidents_offset: int | None = None
@@ -410,7 +402,7 @@ class PartitionSender:
             except ValueError as error:
                 context.dead_letters.reject(record, reason="invalid", detail=str(error))
         SERIES_FORGOTTEN_TOTAL.inc(self._forgotten - forgotten_before)
-        _tell_left_out(self._series.take_left_out())
+        _count_left_out(self._series.take_left_out())
 
     @property
     def _forgotten(self) -> int:
@@ -427,9 +419,7 @@ class PartitionSender:
         if isinstance(event, NodeReadings):
             self._health.go_on(now_ns)
             if (health := self._health.get(key)) is None:
-                health = self._health[key] = HealthOfNode(
-                    key, every_ns=self._health_ns, has_hw_names=self._settings.hw_names
-                )
+                health = self._health[key] = HealthOfNode(key, every_ns=self._health_ns)
             return health.add(event, record, is_past=is_past)
         node = self._node(key, now_ns)
         if key in self._former:
@@ -442,7 +432,8 @@ class PartitionSender:
     def _written(self, closed: Iterable[IntervalSamples], now_ns: int) -> Iterator[WrittenTick]:
         for samples in closed:
             series = self._incident_series if samples.is_of_incidents else self._series
-            for encoded in self._parts(series.encode(samples, now_ns=now_ns)):
+            encoded = series.encode(samples, now_ns=now_ns)
+            if encoded.samples:
                 yield WrittenTick(
                     node=samples.node,
                     time_ns=samples.time_ns,
@@ -451,12 +442,6 @@ class PartitionSender:
                     is_late=samples.is_late,
                     is_said_again=samples.is_said_again,
                 )
-
-    def _parts(self, encoded: EncodedTick) -> Iterable[EncodedTick]:
-        """Return what goes to each tenant of what was encoded; nothing where it has no sample."""
-        if self._shared.tenants.are_several:
-            return encoded.by_tenant()
-        return (encoded,) if encoded.samples else ()
 
     async def _send(self, request: WriteRequest, context: SinkContext) -> None:
         try:
@@ -490,8 +475,8 @@ class PartitionSender:
             for ends in series.end_silent(before_ns=before_ns):
                 if self._is_ending:
                     return
-                for part in self._parts(ends):
-                    await self._send_ends(part)
+                if ends.samples:
+                    await self._send_ends(ends)
         if not self._is_ending:
             await self._commit(context)
 
@@ -515,12 +500,11 @@ def interval_ns_of(settings: RemoteWriteSettings) -> int:
     return round(settings.interval_seconds * NS_PER_SECOND)
 
 
-def _tell_left_out(left_out: Mapping[OverBudget, int]) -> None:
-    for one, samples in left_out.items():
-        # The page names nobody: who may read it is not who may know of all pods.
-        OVER_BUDGET_TOTAL.labels(rule=one.rule).inc(samples)
-        if number := _repeats.count(one, more=samples):
-            _log.warning("namespace_samples_dropped", count=number, **one._asdict())
+def _count_left_out(left_out: Mapping[str, int]) -> None:
+    for node, samples in left_out.items():
+        OVER_LIMIT_TOTAL.inc(samples)
+        if number := _repeats.count(node, more=samples):
+            _log.warning("node_samples_dropped", key=node, count=number)
 
 
 def _explain_age(ahead_ns: int, *, time_ns: int) -> str:

@@ -28,13 +28,13 @@ from gpuledger_sinks.metrics import count_dropped
 from gpuledger_sinks.registry import REMOTE_WRITE
 from gpuledger_sinks.remote_write.request_writer import FailingError
 from gpuledger_sinks.remote_write.write_client import is_behind_newer, is_out_of_order
-from gpuledger_sinks.remote_write.write_requests import TenantStream, WriteRequest, WrittenTick
+from gpuledger_sinks.remote_write.write_requests import WriteRequest, WrittenTick
 
 NAME: Final = REMOTE_WRITE.name
 APART_NS: Final = NS_PER_MINUTE
 """How long a node whose tick was refused travels apart from others."""
-_MAX_STREAMS: Final = 20_000
-"""Of a partition: four times the nodes of a fleet of 10,000 on twelve partitions, with tenants."""
+_MAX_NODES: Final = 5_000
+"""Of a partition, as the sender has it."""
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 
@@ -49,31 +49,31 @@ class RefusedTicks:
         """
         self._receiver, self._check, self._clock = receiver, check, clock
         self._repeated_before = repeated_before
-        self._apart_until_ns: Recent[TenantStream, int] = Recent(max_a_day=_MAX_STREAMS)
-        self._taken: set[TenantStream] = set()
+        self._apart_until_ns: Recent[str, int] = Recent(max_a_day=_MAX_NODES)
+        self._taken: set[str] = set()
 
-    def is_apart(self, stream: TenantStream) -> bool:
-        """Return whether ticks travel alone, as one of them was refused a while ago."""
-        until_ns = self._apart_until_ns.get(stream)
+    def is_apart(self, node: str) -> bool:
+        """Return whether the ticks of a node travel alone, as one was refused a while ago."""
+        until_ns = self._apart_until_ns.get(node)
         if until_ns is None:
             return False
         if self._clock.monotonic_ns() < until_ns:
             return True
-        del self._apart_until_ns[stream]
+        del self._apart_until_ns[node]
         return False
 
     def record_taken(self, request: WriteRequest) -> None:
         """Have the nodes of a request that was taken travel with others again."""
         for tick in request.ticks:
-            self._apart_until_ns.pop(tick.stream)
+            self._apart_until_ns.pop(tick.node)
             if self._may_be_repeated(tick):
-                self._taken.add(tick.stream)
+                self._taken.add(tick.node)
 
     def put_aside(
         self, tick: WrittenTick, error: RejectedError, dead_letters: DeadLetterQueue
     ) -> None:
         """Go on without a tick that is refused: it must not be sent again."""
-        self._apart_until_ns[tick.stream] = self._clock.monotonic_ns() + APART_NS
+        self._apart_until_ns[tick.node] = self._clock.monotonic_ns() + APART_NS
         message = str(error)
         if is_behind_newer(message) and self._is_repetition(tick):
             count_dropped(NAME, "repeated")
@@ -102,7 +102,7 @@ class RefusedTicks:
         self._tell(message, request.ticks, samples=unwritten)
         apart_until_ns = self._clock.monotonic_ns() + APART_NS
         for tick in request.ticks:
-            self._apart_until_ns[tick.stream] = apart_until_ns
+            self._apart_until_ns[tick.node] = apart_until_ns
             _reject(tick, dead_letters, reason="partial", detail=message)
 
     def _repetitions_in(self, request: WriteRequest, samples: int) -> int:
@@ -131,7 +131,7 @@ class RefusedTicks:
 
         One that came late to Kafka is behind it by itself.
         """
-        is_first = tick.stream not in self._taken and not tick.is_late
+        is_first = tick.node not in self._taken and not tick.is_late
         return is_first and self._may_be_repeated(tick)
 
 

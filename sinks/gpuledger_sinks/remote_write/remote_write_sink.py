@@ -11,30 +11,36 @@ from typing import Final
 
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Consumer, TopicPartition, WholeBus
+from gpuledger.bus.protocol import Bus, Consumer, TopicPartition
 from gpuledger.bus.transactional_writers import pause_seconds_after
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.errors import BusError, FencedError, NotAssignedError
+from gpuledger.ledger.series import EventSeries
 from gpuledger.runtime import Backoff, Check, CheckSeverity, Readiness
-from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.settings.secret import shown_url
 from gpuledger.topics import Topics
 from gpuledger_sinks.errors import retry_receiver
-from gpuledger_sinks.metrics import OVER_BUDGET_TOTAL, RETRIES_TOTAL, WAITING_BYTES
-from gpuledger_sinks.protocol import Batch, LargeTurns, Partitions, Sink, SinkContext
+from gpuledger_sinks.metrics import RETRIES_TOTAL, WAITING_BYTES
+from gpuledger_sinks.protocol import (
+    Batch,
+    LargeTurns,
+    Partitions,
+    Refusal,
+    RejectedEvent,
+    Sink,
+    SinkContext,
+)
 from gpuledger_sinks.registry import REMOTE_WRITE
 from gpuledger_sinks.remote_write.active_series import series_budget
 from gpuledger_sinks.remote_write.counter_state import CounterState, open_counter_state
-from gpuledger_sinks.remote_write.namespace_budgets import NamespaceBudgets
-from gpuledger_sinks.remote_write.node_intervals import TickValues
 from gpuledger_sinks.remote_write.partition_sender import (
     IncidentsTakenOver,
     PartitionSender,
     SenderParts,
     TakenOver,
 )
+from gpuledger_sinks.remote_write.remote_write_redelivery import RemoteWriteRedelivery
 from gpuledger_sinks.remote_write.request_writer import Writer
-from gpuledger_sinks.remote_write.tenants import Tenants
 from gpuledger_sinks.remote_write.write_client import RemoteWriteClient, open_client
 from gpuledger_sinks.settings import RemoteWriteSettings
 
@@ -48,7 +54,7 @@ _FENCED_SECONDS: Final = 3.0
 @asynccontextmanager
 async def open_sink(
     *,
-    bus: WholeBus,
+    bus: Bus,
     settings: RemoteWriteSettings,
     readiness: Readiness,
     clock: Clock,
@@ -113,12 +119,12 @@ class RemoteWriteSink(Sink):
             clock=clock,
             check=check,
             budget=series_budget(settings.max_series_bytes),
-            namespaces=NamespaceBudgets(settings.max_series_per_namespace),
-            tenants=Tenants(settings.tenants),
-            values=TickValues(sent=settings.sent_labels, aliases=settings.aliases),
+            values=EventSeries(settings.sent_labels),
             turns=LargeTurns(),
         )
-        count_from_zero(OVER_BUDGET_TOTAL, rule=settings.max_series_per_namespace)
+        self._redelivery = RemoteWriteRedelivery(
+            writer=self._shared.writer, settings=settings, clock=clock
+        )
         # Not a `RetryingCaller`: what was undone is polled again, not sent again.
         self._backoff = Backoff()
         self._unopened: set[TopicPartition] = set()
@@ -184,6 +190,11 @@ class RemoteWriteSink(Sink):
         for sender in self._distinct_senders():
             sender.check()
         await self._end_silent(context)
+
+    @override
+    async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
+        """Send each event by itself: it begins and ends no series."""
+        return [await self._redelivery.send(each) for each in rejected]
 
     @override
     async def release(self, partitions: Partitions, context: SinkContext) -> None:

@@ -34,15 +34,7 @@ _NAME: Final = b"__name__"
 _SAMPLE: Final = b"\x12\x10\x09"
 _SAMPLE_WITH_START: Final = b"\x12\x17\x09"
 # The same enumeration in both versions; what it does not have is sent as unknown.
-_KINDS: Final = {
-    "counter": 1,
-    "gauge": 2,
-    "histogram": 3,
-    "gaugehistogram": 4,
-    "summary": 5,
-    "info": 6,
-    "stateset": 7,
-}
+_KINDS: Final = {"counter": 1, "gauge": 2}
 _UNITS: Final = (
     "byte_seconds",  # before the one that it ends in
     "bytes",
@@ -111,13 +103,11 @@ class Metric:
         name: str,
         kind: str,
         help: str,  # noqa: A002  # Prometheus' word
-        unit: str | None = None,
     ) -> None:
-        """Take it as an exposition has it; the unit is what the name ends in where none is told."""
+        """Take what a family says of it; the unit is the end of its name."""
         self.name, self.kind, self.help = name, kind, help
         base = name.removesuffix("_total")
-        of_name = next((unit for unit in _UNITS if base.endswith(f"_{unit}")), "")
-        self.unit = of_name if unit is None else unit
+        self.unit = next((unit for unit in _UNITS if base.endswith(f"_{unit}")), "")
         self.label = _encode_label(_NAME, name.encode())
         """Its name as a label in 1.0."""
 
@@ -147,14 +137,12 @@ class LabelSet:
     """The labels of one thing, whose metrics are series: all but `__name__`.
 
     They are held in the form of the version in which they were sent last: as objects for 2.0, and
-    encoded for 1.0, where that is more than half of what a series takes of memory. A receiver that
-    has tenants keeps the series of each apart: `tenant` says whose these are, which travels in the
-    request's headers and not on the wire.
+    encoded for 1.0, where that is more than half of what a series takes of memory.
     """
 
-    __slots__ = ("after", "before", "tenant")
+    __slots__ = ("after", "before")
 
-    def __init__(self, labels: Labels, *, tenant: str = "") -> None:
+    def __init__(self, labels: Labels) -> None:
         """Sort labels by name and leave empty values out, as the protocol asks.
 
         Raises ValueError for a name that comes twice, and for what is no UTF-8.
@@ -169,7 +157,6 @@ class LabelSet:
         """Those that stand before `__name__`, in the form in which they are held."""
         self.after: _HeldLabels = tuple([_label(*pair) for name, *pair in present if name > _NAME])
         """Those that stand behind it."""
-        self.tenant = tenant
 
     @property
     def size_bytes(self) -> int:
@@ -211,15 +198,6 @@ class MetricSet:
         self.metrics, self.bits = tuple(metrics), bits
 
 
-class Exemplar(NamedTuple):
-    """An observation that stands for those that a sample counts."""
-
-    labels: tuple[tuple[str, str], ...]
-    """In the order in which they are sent; `trace_id`, where it names a trace."""
-    value: float
-    time_ms: int
-
-
 class SampleGroup(NamedTuple):
     """The series of one thing that have a sample at one time."""
 
@@ -228,8 +206,6 @@ class SampleGroup(NamedTuple):
     starts: Sequence[bytes] | None = None
     """For each metric when its series began, by `encode_start`, of which none is `NO_START`; `None`
     where none has a start."""
-    exemplars: Sequence[Exemplar | None] | None = None
-    """For each metric the exemplar beside its sample; `None` where none has one."""
 
 
 class TimedSamples(NamedTuple):
@@ -240,18 +216,6 @@ class TimedSamples(NamedTuple):
     groups: Sequence[SampleGroup]
     values: Sequence[bytes]
     """For each metric of each group its value, by `encode_value`, or STALE_VALUE."""
-
-    def by_tenant(self) -> "dict[str, TimedSamples]":
-        """Return the samples of each tenant, in their order."""
-        found: dict[str, tuple[list[SampleGroup], list[bytes]]] = {}
-        at = 0
-        for group in self.groups:
-            groups, values = found.setdefault(group.labels.tenant, ([], []))
-            end = at + len(group.metrics.metrics)
-            groups.append(group)
-            values += self.values[at:end]
-            at = end
-        return {tenant: TimedSamples(self.time, *of_tenant) for tenant, of_tenant in found.items()}
 
 
 def encode_request(version: Version, samples: Iterable[TimedSamples]) -> bytes:
@@ -280,18 +244,11 @@ def _encode_v1(samples: Iterable[TimedSamples]) -> bytes:
     parts: list[bytes] = []
     for time, groups, values in samples:
         at = 0
-        for labels, metric_set, _, exemplars in groups:
+        for labels, metric_set, _ in groups:
             before, after = labels.before, labels.after
             # Asked here, as a call for each thing would take a twentieth of the time.
             if isinstance(before, tuple) or isinstance(after, tuple):
                 before, after = labels.encoded()
-            if exemplars is not None:
-                for metric, exemplar in zip(metric_set.metrics, exemplars, strict=True):
-                    beside = _exemplar_v1(exemplar)
-                    size = len(before) + len(metric.label) + len(after) + len(beside)
-                    parts += (_head_v1(size), before, metric.label, after, values[at], time, beside)
-                    at += 1
-                continue
             for head, label in _heads_v1(metric_set, len(before) + len(after)):
                 parts += (head, before, label, after, values[at], time)
                 at += 1
@@ -306,22 +263,10 @@ def _encode_v2(samples: Iterable[TimedSamples]) -> bytes:
     frames = _SeriesFrames(described)
     for time, groups, values in samples:
         at = 0
-        for labels, metric_set, starts, exemplars in groups:
+        for labels, metric_set, starts in groups:
             before, after = referred[labels]
             after += _SAMPLE if starts is None else _SAMPLE_WITH_START
-            if exemplars is not None:
-                for number, (metric, exemplar) in enumerate(
-                    zip(metric_set.metrics, exemplars, strict=True)
-                ):
-                    name, metadata = described[metric]
-                    start = NO_START if starts is None else starts[number]
-                    # Before it, as protobuf has its fields in the order of their numbers.
-                    metadata = _exemplar_v2(exemplar, symbols) + metadata
-                    refs_bytes = len(before) + len(name) + len(after) - len(_SAMPLE)
-                    head = _head_v2(refs_bytes, len(start) + len(metadata))
-                    parts += (head, before, name, after, values[at], time, start, metadata)
-                    at += 1
-            elif starts is None:
+            if starts is None:
                 # The hot path: five parts a series, of which the value alone is of this tick.
                 for head, metadata in frames[metric_set, before, len(after), False]:
                     parts += (head, after, values[at], time, metadata)
@@ -416,27 +361,6 @@ class _SeriesFrames(dict[tuple[MetricSet, bytes, int, bool], list[tuple[bytes, b
             found.append((head + before + name, metadata))
         self[key] = found
         return found
-
-
-def _exemplar_v1(exemplar: Exemplar | None) -> bytes:
-    if exemplar is None:
-        return b""
-    labels = (_encode_label(name.encode(), value.encode()) for name, value in exemplar.labels)
-    body = b"".join((*labels, _encode_observation(exemplar)))
-    return b"".join((b"\x1a", varint(len(body)), body))
-
-
-def _exemplar_v2(exemplar: Exemplar | None, symbols: _Symbols) -> bytes:
-    if exemplar is None:
-        return b""
-    refs = b"".join(symbols[symbol] for label in exemplar.labels for symbol in label)
-    body = b"".join((*_field(b"\x0a", refs), _encode_observation(exemplar)))
-    return b"".join((b"\x22", varint(len(body)), body))
-
-
-def _encode_observation(exemplar: Exemplar) -> bytes:
-    # The same fields in both versions. The time is of when it was observed, whenever that was.
-    return b"".join((b"\x11", encode_value(exemplar.value), b"\x18", varint(exemplar.time_ms)))
 
 
 @lru_cache(maxsize=4096)

@@ -70,8 +70,6 @@ _TOLD: Final = (
 )
 METADATA_SECONDS: Final = 300.0
 """How often a receiver of 1.0 is told what metrics mean; 2.0 says it with each series."""
-_MAX_TENANTS: Final = 10_000
-"""Of how many it is remembered when that was."""
 
 
 class Payload(Protocol):
@@ -80,10 +78,6 @@ class Payload(Protocol):
     @property
     def samples(self) -> int:
         """How many samples it has."""
-
-    @property
-    def tenant(self) -> str:
-        """To which tenant of the receiver they go; empty where it is told of none."""
 
     def encode(self, version: Version) -> bytes:
         """Return the body of a request, not compressed."""
@@ -112,21 +106,17 @@ class RemoteWriteClient:
         protocol: ProtocolInForce,
         metadata: Callable[[], bytes] = bytes,
         final: Collection[int] = (),
-        tenant_header: str = "",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take the receiver; what `metadata` returns is told with samples in 1.0, where it is due.
 
-        The statuses of `final` refuse samples for good, whoever answers so. `tenant_header` names
-        the tenant of what has one.
+        The statuses of `final` refuse samples for good, whoever answers so.
         """
-        self._tenant_header = tenant_header
         self._final = frozenset(final)
         self._http, self._url, self._credentials = http, url, credentials
         self._protocol = protocol
         self._metadata, self._monotonic = metadata, monotonic
-        # Each tenant has metrics of its own.
-        self._metadata_due_seconds: dict[str, float] = {}
+        self._metadata_due_seconds: float | None = None
         self._is_answering = True
 
     async def write(self, message: Payload, *, attempt: int) -> int:
@@ -156,7 +146,7 @@ class RemoteWriteClient:
                 return written
         if not answer.is_sure:
             # What refused them may be gone by now, as may what took the request without samples.
-            await self._require_empty_taken(version, message.tenant)
+            await self._require_empty_taken(version)
             answer = await self._send(message, version, attempt=attempt)
             if isinstance(answer, int):
                 return answer
@@ -177,8 +167,8 @@ class RemoteWriteClient:
         self._protocol.fall_back(f"{refusal.words}, and takes the same in 1.0")
         return written
 
-    async def _require_empty_taken(self, version: Version, tenant: str) -> None:
-        answer = await self._post(_WITHOUT_SAMPLES[version], version, tenant=tenant)
+    async def _require_empty_taken(self, version: Version) -> None:
+        answer = await self._post(_WITHOUT_SAMPLES[version], version)
         if not _is_taken(answer):
             raise self._unavailable(answer)
         if version is Version.V2 and not self._is_confirmed_by(answer):
@@ -188,8 +178,8 @@ class RemoteWriteClient:
         """Return how many samples are written, or with what words they may be refused."""
         body = message.encode(version)
         if version is Version.V1:
-            body += self._take_metadata(message.tenant)
-        answer = await self._post(body, version, tenant=message.tenant, attempt=attempt)
+            body += self._take_metadata()
+        answer = await self._post(body, version, attempt=attempt)
         written = samples_written(answer.headers) if version is Version.V2 else None
         if version is Version.V2 and not self._is_confirmed_by(answer):
             if _is_taken(answer):
@@ -235,30 +225,25 @@ class RemoteWriteClient:
         self._protocol.confirm()
         return True
 
-    def _take_metadata(self, tenant: str) -> bytes:
+    def _take_metadata(self) -> bytes:
         """Return what is to be told of the metrics with this request, which tells it."""
-        now_seconds, due_seconds = self._monotonic(), self._metadata_due_seconds
-        if now_seconds < due_seconds.get(tenant, now_seconds):
+        now_seconds = self._monotonic()
+        if self._metadata_due_seconds is not None and now_seconds < self._metadata_due_seconds:
             return b""
-        if len(due_seconds) > _MAX_TENANTS:
-            due_seconds.clear()
         # Told once, whatever becomes of it: a receiver that chokes on it takes the next attempt.
-        due_seconds[tenant] = now_seconds + METADATA_SECONDS
+        self._metadata_due_seconds = now_seconds + METADATA_SECONDS
         return self._metadata()
 
-    async def _post(
-        self, body: bytes, version: Version, *, tenant: str, attempt: int = 0
-    ) -> HttpAnswer:
+    async def _post(self, body: bytes, version: Version, *, attempt: int = 0) -> HttpAnswer:
         # Receivers such as Mimir compute their Retry-After from the attempt.
         numbered = {"Retry-Attempt": str(attempt)} if attempt else {}
-        named = {self._tenant_header: tenant} if tenant else {}
         try:
             with measure_request(REMOTE_WRITE.name, len(body)):
                 answer = await self._credentials.post(
                     self._http,
                     self._url,
                     data=bytes(cramjam.snappy.compress_raw(body)),
-                    headers={**_VERSION_HEADERS[version], **numbered, **named},
+                    headers={**_VERSION_HEADERS[version], **numbered},
                 )
         except NoAnswerError as error:
             self._is_answering = False
@@ -266,7 +251,7 @@ class RemoteWriteClient:
         if not self._is_answering:
             # It may have been started anew, and forgotten what it was told.
             self._is_answering = True
-            self._metadata_due_seconds.clear()
+            self._metadata_due_seconds = None
         return answer
 
     def _not_spoken(
@@ -293,14 +278,11 @@ async def open_client(
     settings: RemoteWriteSettings,
     *,
     readiness: Readiness | None = None,
-    metadata: Callable[[], bytes] | None = None,
-    final: Collection[int] = (),
     monotonic: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[RemoteWriteClient]:
     """Open a client; raises SettingsError where a file of its credentials cannot be used.
 
-    A check of `readiness` shows files that change and cannot be used then. Without `metadata` it
-    tells of gpuledger's own metrics; `final` is beside the settings' final statuses.
+    A check of `readiness` shows files that change and cannot be used then.
     """
     readiness = readiness or Readiness()
     credentials = watch_credentials(
@@ -312,13 +294,12 @@ async def open_client(
     ) as http:
         yield RemoteWriteClient(
             http=http,
-            final={*settings.final_statuses, *final},
-            tenant_header=settings.tenants.header,
+            final=settings.final_statuses,
             url=settings.url,
             credentials=credentials,
             protocol=ProtocolInForce(settings.protocol, check=check),
             monotonic=monotonic,
-            metadata=metadata or _own_metadata,
+            metadata=_own_metadata,
         )
 
 

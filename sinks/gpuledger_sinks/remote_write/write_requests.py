@@ -13,8 +13,7 @@ ever.
 **Requests** (`split_into_requests`). Ticks travel in their order, several of a node as well: each
 is later than the one before it. What is stamped no later than something that its node has sent, and
 what is of a node that was refused a while ago, goes alone: a receiver that refuses one sample
-refuses the whole request. A request goes to one tenant of the receiver, so that a tick may be in
-several.
+refuses the whole request.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -101,14 +100,6 @@ def _overtaken(
     return overtaken
 
 
-class TenantStream(NamedTuple):
-    """A node's ticks as one tenant of the receiver gets them, and takes or refuses them."""
-
-    tenant: str
-    node: str
-    """The node's key."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class WrittenTick:
     """An encoded tick and the record it came in."""
@@ -123,24 +114,14 @@ class WrittenTick:
     is_said_again: bool = False
     """Whether the node's next samples say all that these do."""
 
-    @property
-    def stream(self) -> "TenantStream":
-        """What it is a part of: of that it is the next."""
-        return TenantStream(self.encoded.tenant, self.node)
-
 
 @dataclass(frozen=True, kw_only=True)
 class WriteRequest:
-    """Ticks that travel together, to one tenant."""
+    """Ticks that travel together."""
 
     ticks: tuple[WrittenTick, ...]
     sent_before: int = 0
     """The offset before which all is sent once this is."""
-
-    @property
-    def tenant(self) -> str:
-        """To whom it goes."""
-        return self.ticks[0].encoded.tenant
 
     def encode(self, version: Version) -> bytes:
         """Return the body, not compressed."""
@@ -164,47 +145,26 @@ class WriteRequest:
         return WriteRequest(ticks=self.ticks[:half]), WriteRequest(ticks=self.ticks[half:])
 
 
-class _TicksOfTenant:
-    """The ticks of one tenant that are not in a request yet."""
-
-    def __init__(self) -> None:
-        self.ticks: list[WrittenTick] = []
-        self.samples = 0
-        self.is_full = False
-
-    def add(self, tick: WrittenTick, *, is_alone: bool) -> None:
-        self.ticks.append(tick)
-        self.samples += tick.encoded.samples
-        self.is_full = is_alone
-
-
 def split_into_requests(
-    ticks: Iterable[WrittenTick], *, max_samples: int, is_apart: Callable[[TenantStream], bool]
+    ticks: Iterable[WrittenTick], *, max_samples: int, is_apart: Callable[[str], bool]
 ) -> Iterator[WriteRequest]:
-    """Split the ticks of one partition into requests, those of each tenant in their order.
+    """Split the ticks of one partition into requests, in their order.
 
-    `is_apart` says whose ticks travel alone; it is asked of each as it is due.
+    `is_apart` returns whether the ticks of a node travel alone; it is called for each as it is due.
     """
-    tenants: dict[str, _TicksOfTenant] = {}
-
-    def request(of: _TicksOfTenant, next_offset: int) -> WriteRequest:
-        sent, of.ticks, of.samples = tuple(of.ticks), [], 0
-        # Of the others nothing may be passed over that waits.
-        waiting = [other.ticks[0].record.offset for other in tenants.values() if other.ticks]
-        return WriteRequest(ticks=sent, sent_before=min([*waiting, next_offset]))
-
-    next_offset = 0
+    together: list[WrittenTick] = []
+    samples, is_full = 0, False
     for tick in ticks:
-        tenant = tenants.setdefault(tick.encoded.tenant, _TicksOfTenant())
         # Prometheus rolls a whole request of remote-write 1.0 back for one old sample in it,
         # wherever it stands, and answers 400, which must not be sent again.
-        is_alone = tick.encoded.is_behind or is_apart(tick.stream)
-        is_large = tenant.samples + tick.encoded.samples > max_samples
-        if tenant.ticks and (tenant.is_full or is_alone or is_large):
-            # This tick itself is not sent by that.
-            yield request(tenant, min(next_offset, tick.record.offset))
-        tenant.add(tick, is_alone=is_alone)
-        next_offset = tick.record.offset + 1
-    for tenant in tenants.values():
-        if tenant.ticks:
-            yield request(tenant, next_offset)
+        is_alone = tick.encoded.is_behind or is_apart(tick.node)
+        if together and (is_full or is_alone or samples + tick.encoded.samples > max_samples):
+            # This tick itself is not sent by that, nor another part of its record.
+            sent_before = min(together[-1].record.offset + 1, tick.record.offset)
+            yield WriteRequest(ticks=tuple(together), sent_before=sent_before)
+            together, samples = [], 0
+        together.append(tick)
+        samples += tick.encoded.samples
+        is_full = is_alone
+    if together:
+        yield WriteRequest(ticks=tuple(together), sent_before=together[-1].record.offset + 1)

@@ -22,6 +22,7 @@ from gpuledger.clock import NS_PER_DAY, NS_PER_SECOND
 from gpuledger.ledger.entries import Origin, RecordPosition, booked_entries
 from gpuledger.ledger.rows import ColumnType, row_maker, store_columns
 from gpuledger.records import GpuEvent
+from gpuledger_sinks.protocol import Refusal
 from gpuledger_sinks.store.minute_sums import Booking, MinuteSums, Row, bookings_days
 
 
@@ -51,15 +52,6 @@ _make_row: Final = row_maker(
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class Refusal(NamedTuple):
-    """Why an event is not stored."""
-
-    reason: str
-    """In a word."""
-    detail: str
-    """In a sentence."""
 
 
 class DayWindow(NamedTuple):

@@ -19,11 +19,11 @@ import orjson
 import structlog
 
 from gpuledger.bus.protocol import (
+    Bus,
     HistoryReader,
     Record,
     Span,
     TopicPartition,
-    WholeBus,
 )
 from gpuledger.clock import NS_PER_MS, NS_PER_SECOND, NS_PER_US, Clock
 from gpuledger.codec import Decoder
@@ -296,7 +296,7 @@ DIMENSIONS: Final = (
 async def open_followed(
     tables: Mapping[str, StreamTable],
     *,
-    bus: WholeBus,
+    bus: Bus,
     streams: Streams,
     readiness: Readiness,
     clock: Clock,

@@ -1,7 +1,7 @@
 """What ticks were seen, kept beside the tables so that a tick counts once also after a restart.
 
-A join that runs at least once may publish a tick again after any time; the sink knows it by the
-last tick of each boot of its node (`gpuledger_sinks.timelines.SeenTicks`). That is state of the
+A tick may be published again after any time, as after offsets were reset; the sink detects it by
+the last tick of each boot of its node (`gpuledger_sinks.timelines.SeenTicks`). That is state of the
 sink, and it must be that of the very offset where reading goes on: of an earlier one, ticks would
 count twice; of a later one, ticks that were never stored would be passed over.
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import structlog
 from typing_extensions import override
 
-from gpuledger.bus.protocol import Gap, Record, TopicPartition, WholeBus
+from gpuledger.bus.protocol import Bus, Gap, Record, TopicPartition
 from gpuledger.clock import NS_PER_SECOND, NS_PER_US, Clock
 from gpuledger.errors import NotAssignedError
 from gpuledger.records import GpuEvent
@@ -22,7 +22,7 @@ from gpuledger.runtime import Check, CheckSeverity, Readiness, RetryingCaller
 from gpuledger.settings.secret import shown_url
 from gpuledger_sinks.errors import ReceiverUnavailableError, retry_receiver
 from gpuledger_sinks.metrics import SENT_TOTAL, count_dropped
-from gpuledger_sinks.protocol import Batch, Partitions, Sink, SinkContext
+from gpuledger_sinks.protocol import Batch, Partitions, Refusal, RejectedEvent, Sink, SinkContext
 from gpuledger_sinks.registry import STORE
 from gpuledger_sinks.settings import StoreSettings
 from gpuledger_sinks.store.buffer import DayWindow, RowBuffer, rows_of
@@ -31,6 +31,7 @@ from gpuledger_sinks.store.maintenance_lag import MaintenanceLag, measured_lag
 from gpuledger_sinks.store.minute_sums import Row, TooManyRowsError, bookings_days, bookings_of
 from gpuledger_sinks.store.resuming import GapRecorder, Resuming
 from gpuledger_sinks.store.seen import SeenTable
+from gpuledger_sinks.store.store_redelivery import MAX_REDELIVERED, StoreRedelivery
 from gpuledger_sinks.store.stored import Appending, Stored, Streams, Target
 from gpuledger_sinks.store.table import (
     EntriesTable,
@@ -77,7 +78,7 @@ class StoreTables:
 @asynccontextmanager
 async def open_sink(
     *,
-    bus: WholeBus,
+    bus: Bus,
     settings: StoreSettings,
     readiness: Readiness,
     clock: Clock,
@@ -98,7 +99,7 @@ async def open_sink(
 async def open_store(
     tables: StoreTables,
     *,
-    bus: WholeBus,
+    bus: Bus,
     settings: StoreSettings,
     readiness: Readiness,
     clock: Clock,
@@ -127,6 +128,7 @@ async def open_store(
         yield StoreSink(
             relay=relay,
             dimensions=dimensions,
+            redelivery=StoreRedelivery(topics=bus.topics, settings=settings, clock=clock),
             settings=settings,
             clock=clock,
             retrying=retrying,
@@ -168,6 +170,7 @@ class StoreSink(Sink):
     """Collects rows and appends them with the offsets up to which they were read."""
 
     name = NAME
+    max_redelivered = MAX_REDELIVERED
 
     def __init__(
         self,
@@ -182,13 +185,14 @@ class StoreSink(Sink):
         maintenance_lag: MaintenanceLag,
         relay: WatermarkRelay,
         dimensions: Sequence[FollowedTopic],
+        redelivery: StoreRedelivery,
     ) -> None:
         self._settings, self._clock, self._retrying = settings, clock, retrying
         self.receiver = shown_url(settings.uri)
         self._recorder, self._resuming, self._appending = recorder, resuming, appending
         self._maintenance_lag = maintenance_lag
         self._relay = relay
-        self._dimensions = dimensions
+        self._dimensions, self._redelivery = dimensions, redelivery
         self._usage, *others = targets
         self._entries = others[0] if others else None
         self._pending = RowBuffer()
@@ -288,6 +292,11 @@ class StoreSink(Sink):
                 self._relay.forget(partitions)
                 for each in self._dimensions:
                     each.forget(partitions)
+
+    @override
+    async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
+        """Append the rows of events, unless they are there already."""
+        return await self._redelivery.deliver(rejected)
 
     async def _collect(self, batch: Batch, context: SinkContext) -> None:
         """Collect the rows of a batch, and write in its midst where they are too many."""

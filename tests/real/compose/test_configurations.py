@@ -33,8 +33,8 @@ def test_alertmanager_takes_its_configuration(
 
 
 def test_promtool_takes_the_rules(promtool: Path) -> None:
-    rules = ROOT / "deploy" / "prometheus" / "gpuledger.rules.yaml"
-    command = [str(promtool), "check", "rules", "--lint=all", "--lint-fatal", str(rules)]
+    rules = map(str, (ROOT / "deploy" / "prometheus").glob("*.rules.yaml"))
+    command = [str(promtool), "check", "rules", "--lint=all", "--lint-fatal", *rules]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
     assert done.returncode == 0, done.stdout + done.stderr

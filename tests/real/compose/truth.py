@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpuledger_simulator.device import SimulatedGpu
     from gpuledger_simulator.plan import PlannedPod
-    from gpuledger_simulator.scenario.schema import Scenario
+    from gpuledger_simulator.schema import Scenario
 
 _NS: Final = 1_000_000_000
 

@@ -512,7 +512,7 @@ def test_the_bill_is_closed_as_rendered_and_kept_in_the_store_of_the_sink(
     job = rendering.workload("gpuledger-bill")
     laid_out = job.lay_out(tmp_path)
     store = rendering.workload("gpuledger-sink-store").settings(tmp_path)["store"]["uri"]
-    command = [word.replace("last-month", "2026-10-01") for word in laid_out.argv[1:]]
+    command = [word.replace("lastmonth", "2026-10-01") for word in laid_out.argv[1:]]
     (given,) = [word for word in command if word.startswith("--store=")]
     write_store(
         Path(given.partition("=")[2]),

@@ -17,7 +17,7 @@ from gpuledger.records import PodRecord
 from gpuledger.settings import KafkaSettings, Option, load_settings
 from gpuledger.topics import Topic
 from gpuledger_agent.settings import AgentSettings
-from gpuledger_cli.topics import TopicsSettings
+from gpuledger_cli.kafka_options import TopicsSettings
 from gpuledger_enricher.join.join_settings import JoinSettings
 from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger_sinks.settings import SinkSettings

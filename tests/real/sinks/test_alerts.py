@@ -36,7 +36,7 @@ from tests.unit.sinks.builders import (
 )
 
 if TYPE_CHECKING:
-    from gpuledger.bus.protocol import WholeBus
+    from gpuledger.bus.protocol import Bus
     from tests.real.services.alertmanager import AlertmanagerApi
 
 
@@ -50,7 +50,7 @@ def on_node(alertmanager: AlertmanagerApi, node: str) -> list[dict[str, Any]]:
     return [alert for alert in alertmanager.alerts() if alert["labels"].get("node") == node]
 
 
-async def publish_incident(on: WholeBus, node: str, **changes: Any) -> None:  # noqa: ANN401  # an incident's fields
+async def publish_incident(on: Bus, node: str, **changes: Any) -> None:  # noqa: ANN401  # an incident's fields
     incident = Incident(
         cluster="default",
         node=node,

@@ -1,29 +1,36 @@
-"""What was made for dcgm-exporter, asked of a real Prometheus 3 that has remote-write alone.
+"""Dashboards for dcgm-exporter on a real Prometheus 3 with remote-write and the shipped rules.
 
-The queries are those of NVIDIA's dashboard 12239, of its revision that chooses by `instance` and of
-the one that chooses by `Hostname`, and of rules that many have.
+The queries are those of NVIDIA's dashboard 12239, of its revision that selects by `instance` and of
+the one that selects by `Hostname`, of KubeSphere's dashboard, and of common rules.
 """
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import time
 import urllib.parse
 from typing import TYPE_CHECKING, Any, Final
 
+import yaml
+
 from gpuledger.records import Account
 from gpuledger_sinks.registry import REMOTE_WRITE
+from tests.real.services.prometheus import CONFIG
 from tests.real.sinks.running_sinks import make_topics, publish
+from tests.unit.deployment.deployables import ROOT
 from tests.unit.sinks.builders import SECOND_NS, books, entry, event, holder, reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from gpuledger.records import GpuEvent
     from tests.real.services.kafka import Kafka
     from tests.real.services.prometheus import Prometheus, PrometheusApi
     from tests.real.sinks.running_sinks import Sink
 
+RULES: Final = ROOT / "deploy" / "prometheus" / "gpuledger.dcgm.rules.yaml"
 HOSTS: Final = ("node-a", "node-b", "node-c")
 GPUS: Final = [(host, gpu) for host in HOSTS for gpu in ("0", "1")]
 INTERVAL_SECONDS: Final = 5
@@ -47,9 +54,8 @@ VALUES: Final = {
     "DCGM_FI_PROF_SM_ACTIVE": 0.5,
     "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.125,
     "DCGM_FI_PROF_DRAM_ACTIVE": 0.0625,
-    "DCGM_FI_DEV_XID_ERRORS": 0,
 }
-"""All that is sent, in dcgm-exporter's units: MHz, degrees, W, mJ, percent, MiB."""
+"""All that is recorded, in dcgm-exporter's units: MHz, degrees, W, mJ, percent, MiB."""
 OF_ALL: Final = [
     (f"DCGM_FI_DEV_GPU_TEMP{BY_INSTANCE}", 61),
     (f"DCGM_FI_DEV_POWER_USAGE{BY_INSTANCE}", 280),
@@ -62,9 +68,15 @@ OF_ALL: Final = [
     (f"max(DCGM_FI_DEV_SM_CLOCK{BY_HOST} * 1000000) by (Hostname, UUID, gpu)", 1_980_000_000),
     (f"max(DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{BY_HOST}) by {OF_INSTANCES}", 0.125),
     (f"max(DCGM_FI_DEV_FB_USED{BY_HOST}) by {OF_INSTANCES}", 20_480),
-    ("irate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m]) / 1000", 300),
     ("DCGM_FI_DEV_FB_USED / (DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE) > 0.2", 20_480 / 80_896),
     ("DCGM_FI_DEV_GPU_TEMP > 60", 61),
+    # KubeSphere's, whose legends show `node`, `device` and `gpu`.
+    ("max by (node, device, gpu) (DCGM_FI_DEV_GPU_TEMP)", 61),
+    ("max by (node, device, gpu) (DCGM_FI_DEV_POWER_USAGE)", 280),
+    ("max by (node, device, gpu) (DCGM_FI_DEV_SM_CLOCK)", 1980),
+    ("max by (node, device, gpu) (DCGM_FI_DEV_MEM_CLOCK)", 2619),
+    ("max by (node, device, gpu) (DCGM_FI_DEV_GPU_UTIL)", 75),
+    ("max by (node, device, gpu) (DCGM_FI_DEV_MEM_COPY_UTIL)", 25),
 ]
 """Queries that have a value of each GPU, and which."""
 OF_ONE: Final = [
@@ -109,7 +121,7 @@ def tick_of(number: int, node: str, start_ns: int) -> GpuEvent:
 
 
 def labels_of(host: str, gpu: str) -> dict[str, str]:
-    """Return the labels of a GPU's series as dcgm-exporter gives them, beside the sink's own."""
+    """Return the labels of a recorded series: dcgm-exporter's and the sink's."""
     of_pod = {"namespace": "research", "pod": f"train-{host}", "container": "jupyter"}
     return {
         "gpu": gpu,
@@ -117,9 +129,11 @@ def labels_of(host: str, gpu: str) -> dict[str, str]:
         "device": f"nvidia{gpu}",
         "modelName": "NVIDIA H100 80GB HBM3",
         "Hostname": host,
+        "hostname": host,
         "instance": host,
         "cluster": "default",
         "node": host,
+        "gpu_uuid": f"GPU-{host}-{gpu}",
         **(of_pod if gpu == "0" else {}),
     }
 
@@ -141,7 +155,7 @@ async def test_dashboards_and_rules_of_dcgm_exporter_have_their_series_by_remote
     start_sink: Callable[..., Sink],
 ) -> None:
     await make_topics(broker)
-    prometheus = start_prometheus()
+    prometheus = start_prometheus(config=f"{CONFIG}rule_files: [{RULES}]\n")
     # The last tick but one ends an interval, and is of just now.
     now_seconds = time.time_ns() // SECOND_NS // INTERVAL_SECONDS * INTERVAL_SECONDS
     start_ns = (now_seconds - TICKS) * SECOND_NS
@@ -154,11 +168,9 @@ async def test_dashboards_and_rules_of_dcgm_exporter_have_their_series_by_remote
         broker,
         remote_write__url=prometheus.remote_write_url,
         remote_write__interval_seconds=str(INTERVAL_SECONDS),
-        remote_write__dcgm_names="true",
-        remote_write__dcgm_host_label="Hostname",
         remote_write__stale_after_seconds="600",
     )
-    all_sent = f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION == {7_000_000}"
+    all_sent = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION == 7e6 and DCGM_FI_DEV_FB_FREE > 0"
     await asyncio.to_thread(
         sink.wait_until,
         lambda: len(prometheus.query(all_sent)) == len(GPUS),
@@ -180,3 +192,52 @@ async def test_dashboards_and_rules_of_dcgm_exporter_have_their_series_by_remote
         assert label_values(prometheus, "DCGM_FI_DEV_FB_FREE", label) == list(HOSTS)
     assert label_values(prometheus, f"DCGM_FI_DEV_FB_FREE{BY_HOST}", "gpu") == ["0", "1"]
     assert sink.stop(deadline_seconds=30) == 0
+
+
+PARTS: Final = {
+    'gpuledger_gpu_info{gpu_uuid="GPU", gpu_index="0"}': "1x10",
+    'gpuledger_gpu_info{gpu_uuid="MIG", parent_uuid="GPU", gpu_instance="7"}': "1x10",
+    'gpuledger_gpu_memory_used_bytes{gpu_uuid="GPU"}': "2097152x10",
+    'gpuledger_mig_instance_memory_used_bytes{gpu_uuid="MIG"}': "1048576x10",
+    'gpuledger_mig_instance_utilization_ratio{gpu_uuid="MIG"}': "0.5x10",
+    'gpuledger_gpu_energy_counter_joules_total{gpu_uuid="GPU"}': "0+60x10",
+    'gpuledger_gpu_link_bytes_total{gpu_uuid="GPU", link="pcie", direction="sent"}': "0+120x10",
+    'gpuledger_gpu_link_bytes_total{gpu_uuid="GPU", link="pcie", direction="received"}': "0+60x10",
+}
+"""Series of a partitioned GPU, a sample a minute."""
+RECORDED: Final = {
+    "DCGM_FI_DEV_FB_USED": ("MIG", 1),
+    "DCGM_FI_DEV_GPU_UTIL": ("MIG", 50),
+    "irate(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m])": ("GPU", 1000),
+    "DCGM_FI_PROF_PCIE_TX_BYTES": ("GPU", 2),
+    "DCGM_FI_PROF_PCIE_RX_BYTES": ("GPU", 1),
+}
+"""Queries that have one value, the device it is of, and the value."""
+
+
+def test_rules_count_nothing_of_a_partitioned_gpu_twice_and_rates_are_those_of_counters(
+    promtool: Path, tmp_path: Path
+) -> None:
+    tests = [
+        {
+            "expr": f"sum by (gpu_uuid, UUID, GPU_I_ID) ({query})",
+            "eval_time": "10m",
+            "exp_samples": [{"labels": labels(device), "value": value}],
+        }
+        for query, (device, value) in RECORDED.items()
+    ]
+    series = [
+        {"series": name.replace("{", '{cluster="c", node="n", '), "values": values}
+        for name, values in PARTS.items()
+    ]
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": tests}
+    (tmp_path / "test.yml").write_text(yaml.dump({"rule_files": [str(RULES)], "tests": [test]}))
+    command = [str(promtool), "test", "rules", str(tmp_path / "test.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def labels(device: str) -> str:
+    instance = ', GPU_I_ID="7"' if device == "MIG" else ""
+    return f'{{gpu_uuid="{device}", UUID="GPU"{instance}}}'

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
-from gpuledger.ledger.dcgm import DcgmSeries
 from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
-from gpuledger.ledger.hardware import HARDWARE_FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.health import READINGS as HEALTH_PATHS
 from gpuledger.ledger.interval_values import maxima_of
@@ -70,8 +68,6 @@ SENT: Final = (
     COUNTERS,
     *INCIDENT_FAMILIES,
     *HEALTH_FAMILIES,
-    *DcgmSeries().families,
-    *HARDWARE_FAMILIES,
 )
 COUNTED_FROM_NOTHING: Final = {"gpuledger_gpu_incidents_total"}
 """Sent with 0 once all incidents before have been read, which may be after the ticks."""
@@ -86,6 +82,7 @@ PARTS_READ: Final = {
     "throttling": GpuThrottling,
     "limits": GpuLimits,
     "details": GpuDetails,
+    "traffic": GpuTraffic,
 }
 NOT_READ: Final = {
     # In ticks without an answer alone, and of instances and labels that are not there.
@@ -140,7 +137,7 @@ def readings_of(number: int, time_ns: int) -> NodeReadings:
         throttling=GpuThrottling(**parts["throttling"], reasons=1),
         limits=GpuLimits(**parts["limits"]),
         **parts["details"],
-        traffic=GpuTraffic(pcie_sent_bytes_total=1, pcie_received_bytes_total=2),
+        traffic=GpuTraffic(**parts["traffic"]),
     )
     return NodeReadings(
         cluster="default",
@@ -168,9 +165,7 @@ async def send_all(to: PrometheusApi) -> set[str]:
     messages = [Message(key=b"key", value=encode(one), timestamp_ms=0) for one in told]
     async with on.producer() as producer:
         await producer.publish(of_readings.topic, of_readings.partition, messages)
-    settings = RemoteWriteSettings(
-        url=to.remote_write_url, interval_seconds=5, dcgm_names=True, hw_names=True
-    )
+    settings = RemoteWriteSettings(url=to.remote_write_url, interval_seconds=5)
     async with sending(on, settings):
         for at in (of_events, of_readings):
             await eventually(partial(has_half, on, at))

@@ -16,8 +16,8 @@ from gpuledger.completeness import Completeness, message_of
 from gpuledger.keys import key_in
 from gpuledger.records import Watermark
 from gpuledger.settings import KafkaSettings
+from gpuledger.time_ranges import write_moment
 from gpuledger.topics import partition_of_node
-from gpuledger_cli.replay.range_plan import write_moment
 from tests.default_topics import EVENTS, ROWS, WATERMARKS
 from tests.real.sinks.running_sinks import NODES, Sink, make_topics, publish
 from tests.real.sinks.test_processes import stored

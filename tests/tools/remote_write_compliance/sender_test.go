@@ -1,4 +1,4 @@
-// Package compliance runs the public suite for senders of remote-write 2.0 on gpuledger-sink.
+// Package compliance runs the public suite for senders of remote-write 2.0.
 package compliance
 
 import (
@@ -16,30 +16,25 @@ var protocols = map[remote.WriteMessageType]string{
 	remote.WriteV2MessageType: "2.0",
 }
 
-// sink is the program that COMPLIANCE_SINK names, with the protocol of COMPLIANCE_PROTOCOL or, where
-// that is empty, the one that the suite asks for.
-type sink struct{}
+// python runs tests/real/sinks/scraping_sender.py by the interpreter that COMPLIANCE_PYTHON names,
+// with the protocol of COMPLIANCE_PROTOCOL or, if that is empty, the one that the suite requests.
+type python struct{}
 
-func (sink) Name() string { return "gpuledger-sink" }
+func (python) Name() string { return "gpuledger" }
 
-func (sink) Run(ctx context.Context, options sender.Options) error {
+func (python) Run(ctx context.Context, options sender.Options) error {
 	protocol := os.Getenv("COMPLIANCE_PROTOCOL")
 	if protocol == "" {
 		protocol = protocols[options.RemoteWriteMessage]
 	}
 	return sender.RunCommand(
-		ctx, ".",
-		[]string{
-			"GPULEDGER_HTTP__LISTEN=127.0.0.1:0",
-			"GPULEDGER_REMOTE_WRITE__URL=" + options.RemoteWriteEndpointURL,
-			"GPULEDGER_REMOTE_WRITE__PROTOCOL=" + protocol,
-			"GPULEDGER_REMOTE_WRITE__OPENMETRICS__JOB=" + options.ScrapeTargetJobName,
-		},
-		os.Getenv("COMPLIANCE_SINK"), "remote_write",
-		"--from-openmetrics", fmt.Sprintf("http://%s/metrics", options.ScrapeTargetHostPort),
+		ctx, ".", nil,
+		os.Getenv("COMPLIANCE_PYTHON"), "-m", "tests.real.sinks.scraping_sender",
+		fmt.Sprintf("http://%s/metrics", options.ScrapeTargetHostPort),
+		options.RemoteWriteEndpointURL, protocol, options.ScrapeTargetJobName,
 	)
 }
 
 func TestSender(t *testing.T) {
-	sender.RunTests(t, sink{}, sender.ComplianceTests())
+	sender.RunTests(t, python{}, sender.ComplianceTests())
 }

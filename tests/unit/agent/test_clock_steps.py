@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample
-from gpuledger_agent.core.node_looks import OthersScope
-from gpuledger_agent.core.normalize.set_back import SetBack
+from gpuledger_agent.core.fast_polls import OthersScope
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.sampling import Sampler
 from gpuledger_simulator.clock import ManualClock, NodeClock, SetClock
 from gpuledger_simulator.scenario.load import load_scenario
-from gpuledger_simulator.scenario.schema import ClockStep
+from gpuledger_simulator.schema import ClockStep
 from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.ticks import play, tick_of
 from tests.unit.agent.test_sampling import EPOCH_NS, QUICKSTART, busy_seconds
@@ -101,7 +100,8 @@ def test_after_a_clock_was_set_back_energy_is_read_on() -> None:
     for _ in range(8):
         tick_of(sampler, gpus, node.clock)
         cursors = [
-            sampler.looks.cursors(scope, now_ns=node.clock.monotonic_ns()) for scope in OthersScope
+            sampler.fast_poll_cursors(scope, now_ns=node.clock.monotonic_ns())
+            for scope in OthersScope
         ]
         asked.append([(len(one), any(one.values())) for one in cursors])
         clock.advance(1.0)
@@ -121,17 +121,3 @@ def test_seq_and_intervals_follow_no_clock_that_can_be_set(steps: list[tuple[int
         samples[0].seq + 1000 * number for number in range(1, TICKS + 1)
     ]
     assert {sample.interval_ns for sample in samples[1:]} == {NS_PER_SECOND}
-
-
-def test_samples_of_both_times_are_expected_until_the_drivers_buffers_are_past_it() -> None:
-    """Whichever comes first: the clock has passed where it was, or the buffers are new."""
-    shown = {}
-    for back_seconds in (0.01, 5, 3600):
-        follows = SetBack()
-        shown[back_seconds] = 0
-        for second in range(400):
-            back_ns = round(back_seconds * NS_PER_SECOND) if second >= 100 else 0
-            boottime_ns = second * NS_PER_SECOND
-            follows.follow(time_ns=EPOCH_NS + boottime_ns - back_ns, boottime_ns=boottime_ns)
-            shown[back_seconds] += follows.is_recent
-    assert shown == {0.01: 0, 5: 7, 3600: 151}

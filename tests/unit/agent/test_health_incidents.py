@@ -8,14 +8,14 @@ from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.ledger.health import incident_hash
 from gpuledger.records import Incident, Severity
-from gpuledger_agent.core.normalize.gpu import GpuState, read_gpu
-from gpuledger_agent.core.raw import SampleCursor
+from gpuledger_agent.core.gpu_sampler import GpuSampler
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.gpu.protocol import SourceLostError
 from gpuledger_agent.monitor import IncidentMonitor
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import Simulation
+from tests.ticks import tick_gpu
 
 EPOCH_NS = 1_790_000_000_000_000_000
 H100 = "NVIDIA H100 80GB HBM3"
@@ -51,7 +51,7 @@ class Node:
     def start_agent(self) -> None:
         """Begin as an agent does that knows nothing of what was before."""
         self._session = NvmlSession(self._library, monotonic_ns=self.clock.monotonic_ns)
-        self._state: GpuState | None = None
+        self._sampler = GpuSampler()
         self._is_open = False
         self._monitor = IncidentMonitor(
             node=NodeId("default", "n"),
@@ -82,18 +82,13 @@ class Node:
             if not self._is_open:
                 (self._gpu,) = self._session.open()
                 self._is_open = True
-            raw = self._gpu.query_all(self._state.last_seen if self._state else SampleCursor())
+            raw = self._gpu.query_all(self._sampler.ask_tick(is_set_back=False))
         except SourceLostError:
             self._session.close()
             self._is_open = False
             return
-        tick = read_gpu(
-            raw,
-            self._state,
-            interval_ns=TICK_SECONDS * NS_PER_SECOND,
-            now_ns=self.clock.monotonic_ns(),
-        )
-        self._state = tick.state
+        interval_ns, now_ns = TICK_SECONDS * NS_PER_SECOND, self.clock.monotonic_ns()
+        tick = tick_gpu(self._sampler, raw, now_ns=now_ns, interval_ns=interval_ns)
         self._monitor.evaluate_health(tick.details, time_ns=self.clock.time_ns())
 
 

@@ -308,7 +308,7 @@ def test_a_gpu_that_did_not_answer_is_not_in_the_tick_and_starts_anew(sampler: S
     sample(sampler, [answers(index=0), answers(index=1)], 1)
     made = tick_at(sampler, [answers(index=1)], 2)
     assert [gpu.uuid for gpu in made.gpus] == ["GPU-1"]
-    assert sampler.last_seen().keys() == {"GPU-1"}
+    assert sampler.begin_tick().keys() == {"GPU-1"}
 
 
 # Against the simulator: it knows the kernels' busy intervals, the agent sees what NVML says.

@@ -14,7 +14,7 @@ from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.sampling import Sampler
 from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_simulator.clock import ManualClock
-from gpuledger_simulator.scenario.drivers import DriverModel
+from gpuledger_simulator.drivers import DriverModel
 from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_simulator.simulation import Simulation
 from tests.ticks import play, tick_of

@@ -16,7 +16,7 @@ from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample
 from gpuledger_agent.core.raw import (
     ClockReading,
-    GpuLook,
+    FastPoll,
     RawGpuSample,
     SampleCursor,
     UtilizationSample,
@@ -27,7 +27,7 @@ from gpuledger_agent.sampling import Sampler
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.simulation import SimulatedNode
 from tests.metric_values import value_of
-from tests.ticks import take_looks, tick_of
+from tests.ticks import take_fast_polls, tick_of
 from tests.truth_runs import (
     CLASSES,
     DRIVERS,
@@ -161,8 +161,8 @@ class StraySampleGpu:
         raw = self._gpu.query_all(cursor)
         return replace(raw, samples=(*(raw.samples or ()), self._stray))
 
-    def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
-        look = self._gpu.look(cursor, at=at)
+    def fast_poll(self, cursor: SampleCursor | None, *, at: ClockReading) -> FastPoll:
+        look = self._gpu.fast_poll(cursor, at=at)
         return replace(look, samples=look.samples and (*look.samples, self._stray))
 
 
@@ -174,7 +174,7 @@ def watch_strays(node: SimulatedNode, clock: ManualClock, stamp_us: int) -> list
     for _ in range(round(RUN_SECONDS)):
         if tick := tick_of(sampler, gpus, node.clock):
             made.append(tick.sample)
-        take_looks(sampler, gpus, clock, node.clock, NS_PER_SECOND)
+        take_fast_polls(sampler, gpus, clock, node.clock, NS_PER_SECOND)
     return made
 
 

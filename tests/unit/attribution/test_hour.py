@@ -24,7 +24,7 @@ from gpuledger_agent.context import run_agent
 from gpuledger_agent.settings import AgentSettings
 from gpuledger_agent.source_selection import play
 from gpuledger_simulator.scenario.load import parse_scenario
-from gpuledger_simulator.scenario.schema import Scenario
+from gpuledger_simulator.schema import Scenario
 from gpuledger_simulator.simulation import Simulation
 from gpuledger_sinks.store.dimensions import rows_of_pod
 from gpuledger_sinks.store.table import StreamTable

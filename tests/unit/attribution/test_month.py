@@ -16,9 +16,9 @@ from typing import Final
 import pytest
 
 from gpuledger_cli.command import main
-from gpuledger_reports.billing import Bill
-from gpuledger_reports.closing import ClosedLine, closed_lines
-from gpuledger_reports.periods import window_of
+from gpuledger_reports.pricing.billing import Bill
+from gpuledger_reports.pricing.closing import ClosedLine, closed_lines
+from gpuledger_reports.reading.times import Window
 from tests.month import LATE_NS, Month
 from tests.month_scenario import (
     BLENDED,
@@ -64,8 +64,8 @@ class Outcome:
         return ask(*command, *self.arguments)
 
     def lines(self) -> list[ClosedLine]:
-        begin_ms = EPOCH_NS // 10**6
-        window = window_of(begin_ms, begin_ms + DAYS * DAY_SECONDS * 1000)
+        begin_us = EPOCH_NS // 10**3
+        window = Window(begin_us, begin_us + DAYS * DAY_SECONDS * 10**6)
         return closed_lines(self.store, window, ["namespace"])
 
 

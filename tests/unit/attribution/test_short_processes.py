@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from gpuledger.keys import NodeId
 from gpuledger.records import Account, Entry, NodeSample
-from gpuledger_agent.core.node_looks import OthersScope
+from gpuledger_agent.core.fast_polls import OthersScope
 from gpuledger_agent.core.raw import ClockReading
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.sampling import Sampler
@@ -108,9 +108,9 @@ def play(
         for place in range(looks + 1):
             if place:
                 at = ClockReading.read(node.clock)
-                cursors = sampler.looks.cursors(OthersScope.ALL, now_ns=at.monotonic_ns)
-                sampler.record_looks(
-                    [gpu.look(cursors[gpu.uuid], at=at) for gpu in gpus if cursors]
+                cursors = sampler.fast_poll_cursors(OthersScope.ALL, now_ns=at.monotonic_ns)
+                sampler.take_fast_polls(
+                    [gpu.fast_poll(cursors[gpu.uuid], at=at) for gpu in gpus if cursors]
                 )
             clock.advance(1 / (looks + 1))
     return Run(made, simulation, node)

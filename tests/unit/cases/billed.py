@@ -16,11 +16,11 @@ from gpuledger.store.usage_schema import USAGE
 from gpuledger_cli.demo.pipeline import drain, running
 from gpuledger_cli.demo.plan import DemoPlan
 from gpuledger_cli.demo.source import SimulatedMachine
-from gpuledger_reports.bill_output import as_json
-from gpuledger_reports.billing import BillMaker
-from gpuledger_reports.policy_file import ReadPolicy, parse_policy
-from gpuledger_reports.times import Window
-from gpuledger_reports.usage_sums import UsageReader
+from gpuledger_reports.presenting.output import as_json
+from gpuledger_reports.pricing.billing import BillMaker
+from gpuledger_reports.pricing.policy_file import ReadPolicy, parse_policy
+from gpuledger_reports.reading.times import Window
+from gpuledger_reports.reading.usage_sums import UsageReader
 from tests.hanging import HANG_SECONDS
 
 DAY_US = 86_400_000_000

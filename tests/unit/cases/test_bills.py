@@ -11,8 +11,8 @@ from urllib.parse import urlencode
 
 import pytest
 
-from gpuledger_reports.policy_file import DEFAULT_FILE, parse_policy
-from gpuledger_reports.rates import DeviceTraits, PriceBook
+from gpuledger_reports.pricing.policy_file import DEFAULT_FILE, parse_policy
+from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook
 from tests.unit.reports.api.questions_asked import PRICES, InlinePages, settings_for, small_store
 from tests.unit.reports.stores import held, inventory_row, pod_row, write_store
 

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 
@@ -64,7 +64,7 @@ async def test_a_node_tells_its_inventory_though_kafka_was_away_when_it_started(
     """For longer than the queue holds."""
     bus = FickleBus()
     bus.is_away = True
-    async with agent_on(bus, scenario_of(1), played_seconds=60, queue_ticks=20):
+    async with agent_on(cast("Bus", bus), scenario_of(1), played_seconds=60, queue_ticks=20):
         bus.is_away = False
         topics = Counter[str]()
         async with asyncio.timeout(HANG_SECONDS):

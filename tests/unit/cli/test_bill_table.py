@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from gpuledger_cli.bill_table import bill_table
-from gpuledger_reports.billing import Bill
+from gpuledger_reports.pricing.billing import Bill
 from tests.unit.reports.stores import HOUR_NS, held, inventory_row, pod_row, used, write_store
 from tests.unit.reports.test_bill import bill_of
 

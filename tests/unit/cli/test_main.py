@@ -38,11 +38,14 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
         (["topics", "check", "--bootstrap-servers", "kafka:http"], "'********': expected host:"),
         (["topics", "create", "--bootstrap-servers", "kafka://a:1"], "without a scheme"),
         (["replay"], "--from"),
-        (["replay", "--from", "yesterday", "--compare"], "--from: 'yesterday'"),
+        (["replay", "--from", "yesterday", "--compare"], "--from: invalid time 'yesterday'"),
         (["replay", "--from", "-1h"], "--output FILE, --topic NAME or --compare"),
         (["replay", "--from", "-1h", "--output", "a", "--topic", "b"], "--output and --topic"),
         (["replay", "--from", "-1h", "--to", "-2h", "--compare"], "is not before --to"),
-        (["replay", "--from", "-1h", "--lead-in", "5", "--compare"], "--lead-in: '5'"),
+        (
+            ["replay", "--from", "-1h", "--lead-in", "5", "--compare"],
+            "--lead-in: invalid duration",
+        ),
         (
             ["replay", "--from", "-1h", "--compare", "--bootstrap-servers", "127.0.0.1:1"],
             "127.0.0.1:1",

@@ -15,13 +15,12 @@ from gpuledger.errors import UserError
 from gpuledger.runtime.http.web_config import read_web_config
 from gpuledger.settings import load_settings
 from gpuledger.settings.groups import parse_listen
+from gpuledger.time_ranges import parse_duration, parse_moment
 from gpuledger_agent.exposition.dcgm_fields import parse_counters, read_counters
 from gpuledger_agent.settings import AgentSettings, ExpositionSettings, KubeletSettings, name_node
 from gpuledger_agent.source_selection import find_source
 from gpuledger_cli.dead_letters.letter_log import parse_position
-from gpuledger_cli.dead_letters.letter_target import replayed_kind
 from gpuledger_cli.demo.plan import check_url, find_scenario, find_store, parse_bus
-from gpuledger_cli.replay.range_plan import parse_duration, parse_moment
 from gpuledger_enricher.podwatch.election import namespace_of
 from gpuledger_enricher.podwatch.pod_settings import LeaseSettings, PodwatchSettings
 from gpuledger_simulator.simulation import choose_epoch_ns
@@ -72,13 +71,13 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "a time": (
         lambda _: parse_moment("yesterday", option="--from", now_ms=0),
         (
-            "--from: 'yesterday' is no time; give one such as 2026-11-21T14:00:00Z, how"
-            " long ago (-90s, -15m, -1h30m, -1d), or now"
+            "--from: invalid time 'yesterday'; give one such as 2026-11-21T14:00:00Z, a time"
+            " before now (-90s, -15m, -1h30m, -1d), or now"
         ),
     ),
     "a duration": (
-        lambda _: parse_duration("5w", option="--lead-in"),
-        "--lead-in: '5w' is no duration; give one such as 90s, 15m, 1h30m, 1d",
+        lambda _: parse_duration("5y", option="--lead-in"),
+        "--lead-in: invalid duration '5y'; give one such as 90s, 15m, 1h30m, 1d",
     ),
     "a position of a dead letter": (
         lambda _: parse_position("17"),
@@ -86,17 +85,6 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
             "'17' is no position of a dead letter; give PARTITION:OFFSET, such as 0:17, as"
             " `gpuledger dead-letters list` shows it"
         ),
-    ),
-    "a sink that tells of the present": (
-        lambda _: replayed_kind("alerts"),
-        (
-            "--sink: an alert or an incident of then is not sent now; give one of"
-            " remote_write, store, rows"
-        ),
-    ),
-    "a sink that there is not": (
-        lambda _: replayed_kind("xy"),
-        "--sink: there is no sink 'xy'; give one of remote_write, store, rows",
     ),
     "a source": (
         lambda _: load_agent(GPULEDGER_SOURCE="dcgm"),

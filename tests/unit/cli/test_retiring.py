@@ -12,8 +12,8 @@ from gpuledger.records import GpuFacts, Inventory, Watermark
 from gpuledger.topics import partition_of_node
 from gpuledger_cli.retiring import Retired, retire_from
 from gpuledger_cli.topics import read_watermarks
-from gpuledger_reports.presence import NEVER_US, InventoryRow, stays_of
-from gpuledger_reports.times import HOUR_US
+from gpuledger_reports.reading.inventory import NEVER_US, InventoryRow, stays_of
+from gpuledger_reports.reading.times import HOUR_US
 from gpuledger_sinks.store.dimensions import rows_of_inventory
 from tests.default_topics import INVENTORY, PODS, SAMPLES, WATERMARKS
 from tests.errors import has_words

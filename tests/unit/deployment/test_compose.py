@@ -14,7 +14,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from gpuledger.settings import load_settings
-from gpuledger_cli.topics import TopicsSettings
+from gpuledger_cli.kafka_options import TopicsSettings
 from tests.unit.deployment import compose_file, deployables
 from tests.unit.deployment.compose_file import Service
 from tests.unit.deployment.deployables import ROOT

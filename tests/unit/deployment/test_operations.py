@@ -18,7 +18,7 @@ import gpuledger.runtime.process_metrics
 import gpuledger_agent.metrics
 import gpuledger_enricher.join.join_metrics
 import gpuledger_enricher.podwatch.pod_metrics
-import gpuledger_reports.metrics
+import gpuledger_reports.api.metrics
 import gpuledger_sinks.metrics
 from gpuledger.settings.sources import settings_of, variable_of
 from gpuledger_agent.settings import AgentSettings
@@ -43,7 +43,7 @@ METRICS: Final = (
     gpuledger_enricher.podwatch.pod_metrics,
     gpuledger_enricher.join.join_metrics,
     gpuledger_sinks.metrics,
-    gpuledger_reports.metrics,
+    gpuledger_reports.api.metrics,
     gpuledger.bus.gaps,
     gpuledger.dead_letter_queue,
     gpuledger.runtime.process_metrics,

@@ -39,10 +39,8 @@ COME_LATER: Final = {
     "gpuledger_records_withheld_seconds",
     "gpuledger_certificate_not_after_timestamp_seconds",
     "gpuledger_agent_spool_usable",
-    "gpuledger_sink_samples_over_budget_total",
 }
-"""What comes with what it tells of, as the page says: gauges, and a counter by the rules that are
-set, which begins at 0 with them (`tests/unit/sinks/remote_write/test_namespace_budgets.py`)."""
+"""Gauges that are there once they have a value, as the page says."""
 COUNTED: Final = sorted(
     {
         selector
@@ -67,7 +65,7 @@ FRESH: Final = (
         f" m.count_sink_from_zero(r.KINDS[{kind!r}], Topics())"
         for kind in KINDS
     ),
-    "import gpuledger_reports.metrics",
+    "import gpuledger_reports.api.metrics",
 )
 """What the processes of each deployable do before their work begins."""
 

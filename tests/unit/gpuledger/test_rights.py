@@ -38,6 +38,7 @@ def test_a_sink_has_its_own_group_and_reads_its_own_topics(kind: SinkKind) -> No
         "remote_write": {Topics().counters.name},
     }
     beside |= of_kind.get(kind.name, set())
+    beside |= {Topics().replay.name} if kind.takes_replays else set()
     assert reads == {topic.name for topic in kind.topics(Topics())} | beside
 
 

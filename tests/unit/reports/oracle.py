@@ -1,13 +1,13 @@
 """The rules of charging once more, plainly: one board and hour at a time, nothing but integers.
 
-What `gpuledger_reports.charging_sql` says in SQL is said here as a person would calculate it.
+`gpuledger_reports.reading.charging_sql` has the same in SQL.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpuledger_reports.charging_sql import UNITS
+from gpuledger_reports.reading.charging_sql import UNITS
 from tests.unit.reports.stores import HOUR_NS
 
 NOBODY = ""

@@ -12,13 +12,13 @@ from deltalake import write_deltalake
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gpuledger.errors import ArgumentError
 from gpuledger.store.schema import PODS, table_uri
-from gpuledger_reports.asked import AskedError
-from gpuledger_reports.billing import Bill, BillMaker, gpu_seconds
-from gpuledger_reports.charging_sql import UNITS
-from gpuledger_reports.policy_file import ReadPolicy, parse_policy
-from gpuledger_reports.times import Window
-from gpuledger_reports.usage_sums import UsageReader
+from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
+from gpuledger_reports.pricing.policy_file import ReadPolicy, parse_policy
+from gpuledger_reports.reading.charging_sql import UNITS
+from gpuledger_reports.reading.times import Window
+from gpuledger_reports.reading.usage_sums import UsageReader
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
@@ -734,7 +734,7 @@ def amounts_of(*bills: Bill) -> dict[tuple[str, str | None], tuple[Fraction, ...
 
 def test_an_unknown_dimension_is_refused_by_name(tmp_path: Path) -> None:
     store = store_of(tmp_path, held(0, "a"))
-    with pytest.raises(AskedError, match="by: 'nmespace'"):
+    with pytest.raises(ArgumentError, match="by: 'nmespace'"):
         bill_of(store, by=["nmespace"])
 
 

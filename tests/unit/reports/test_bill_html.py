@@ -4,7 +4,6 @@ import re
 from base64 import b64encode
 from collections.abc import Sequence
 from decimal import Decimal
-from fractions import Fraction
 from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,20 +11,20 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from gpuledger_reports.bill_charts import printable
-from gpuledger_reports.bill_html import as_html
-from gpuledger_reports.bill_output import row_of
-from gpuledger_reports.billing import Bill, BillMaker
-from gpuledger_reports.closing import (
+from gpuledger_reports.presenting.bill_charts import printable
+from gpuledger_reports.presenting.bill_html import as_html
+from gpuledger_reports.pricing.billing import Bill, BillMaker
+from gpuledger_reports.pricing.closing import (
     ChangeSinceClose,
     change_since_close,
     close,
     closed_lines,
     standing_bill,
 )
-from gpuledger_reports.policy_file import ReadPolicy, parse_policy
-from gpuledger_reports.times import Window
-from gpuledger_reports.usage_sums import UsageReader
+from gpuledger_reports.pricing.policy_file import ReadPolicy, parse_policy
+from gpuledger_reports.pricing.rows import row_of
+from gpuledger_reports.reading.times import Window
+from gpuledger_reports.reading.usage_sums import UsageReader
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
@@ -329,29 +328,6 @@ def test_budgets_say_what_is_left_and_what_it_comes_to(store: str) -> None:
     row = page[page.index("<bdi>all of &lt;b&gt;") :]
     values = re.findall(r'<data value="([^"]+)">', row)[:4]
     assert [Decimal(value) for value in values] == [10, 7, 3, 7]
-
-
-def test_what_a_budget_spends_each_day_sums_to_what_it_has_spent(store: str) -> None:
-    bill = make(store, SEVEN + BUDGETS)
-    (state,) = bill.budgets
-    spent = [cost for day in bill.days for cost in day.budget_costs]
-    assert spent == [Fraction(0), Fraction(0), Fraction(7)]
-    assert state.spent == sum(spent)
-    said = PageReader(page_of(bill)).inside("title")
-    assert "all of <b>ns</b>: 30 % left after 3 of 3 days" in said
-
-
-def test_what_is_left_of_a_budget_in_a_later_period_is_without_what_was_spent_before(
-    tmp_path: Path,
-) -> None:
-    usage = [held(hour, "a") for hour in range(96)]
-    store = write_store(tmp_path, usage_hourly=usage, inventory=[inventory_row()])
-    budget = "name: x, amount: 700, from: 2026-10-01, to: 2026-10-05, match: {namespace: ns}"
-    other = "name: y, amount: 700, from: 2026-10-03, to: 2026-10-05, match: {namespace: ns}"
-    bill = make(store, f"{SEVEN}budgets: [{{{budget}}}, {{{other}}}]", since=48, hours=96)
-    said = PageReader(page_of(bill)).inside("title")
-    assert "x: 4 % left after 4 of 4 days" in said
-    assert "y: 52 % left after 2 of 2 days" in said
 
 
 def test_a_period_with_nothing_to_bill_is_a_page_that_says_so(store: str) -> None:

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuledger_reports.charging_sql import UNITS
-from gpuledger_reports.tenants import PartyKey
-from gpuledger_reports.times import Window
-from gpuledger_reports.usage_day import days_of
-from gpuledger_reports.usage_sums import PartyBasis, UsageReader
+from gpuledger_reports.reading import charging_sql
+from gpuledger_reports.reading.charging_sql import UNITS
+from gpuledger_reports.reading.parties import PartyKey
+from gpuledger_reports.reading.times import Window
+from gpuledger_reports.reading.usage_day import days_of
+from gpuledger_reports.reading.usage_sums import PartyBasis, UsageReader
 from tests.unit.reports.oracle import Claim, charge_board_hour
 from tests.unit.reports.stores import (
     BEGIN_US,
@@ -117,7 +118,7 @@ def charged_by_store(store: str, claims: dict[str, Claim]) -> Counter[str]:
             charged["held_idle"] += idle.held_idle
             charged["unallocated"] += idle.unallocated
         for board in day.boards:
-            charged["uncovered"] += board.there - board.covered
+            charged["uncovered"] += board.present - board.covered
     assert min(charged.values(), default=0) >= 0
     return +charged
 
@@ -161,6 +162,34 @@ def expected(
                 by_board[board, hour_us], there, lambda who: claims.get(who, Claim())
             )
     return charged
+
+
+def test_the_documented_example_is_charged_as_documented(tmp_path: Path) -> None:
+    (rows, charges) = _tables(charging_sql.__doc__ or "")
+    minute_ns = HOUR_NS // 60
+    written = [
+        held(0, holder or None, int(held_) * minute_ns, silent_ns=int(silent) * minute_ns)
+        if account == "idle"
+        else used(0, user, int(used_) * minute_ns)
+        for account, holder, user, held_, silent, used_ in rows
+    ]
+    store = write_store(tmp_path, usage_hourly=written, inventory=[inventory_row()])
+    names = {"a": "uid-a", "b": "uid-b", "c": "uid-c", "silent": "overhead"}
+    documented = {names.get(to, to): int(minutes) for to, minutes, _ in charges}
+    charged = charged_by_store(store, {"uid-b": Claim("used")})
+    hour = {to: units // (minute_ns * UNITS) for to, units in charged.items()}
+    assert hour == {**documented, "uncovered": 60}  # of the second hour there is no usage
+    assert len(rows) == 5
+
+
+def _tables(text: str) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the rows of the two tables of a docstring."""
+    tables = [block.strip().splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    first, second = (
+        [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:]]
+        for table in tables
+    )
+    return first, second
 
 
 @pytest.mark.parametrize("claims", [ALL_HELD, CLAIMS], ids=["all pay what they hold", "mixed"])

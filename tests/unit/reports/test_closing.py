@@ -3,7 +3,6 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,9 +16,8 @@ from gpuledger.store.bill_table import BILL_LINES, append_revision
 from gpuledger_cli.command import main
 from gpuledger_reports.api.answering import AnswerSettings, answer_to
 from gpuledger_reports.api.questions import BillQuestion, ExplainQuestion
-from gpuledger_reports.bill_output import row_of
-from gpuledger_reports.billing import Bill
-from gpuledger_reports.closing import (
+from gpuledger_reports.pricing.billing import Bill
+from gpuledger_reports.pricing.closing import (
     AMOUNTS,
     ClosedLine,
     close,
@@ -27,9 +25,11 @@ from gpuledger_reports.closing import (
     revision_rows,
     standing_bill,
 )
-from gpuledger_reports.periods import last_month, parse_period
+from gpuledger_reports.pricing.rows import row_of
+from gpuledger_reports.reading.times import DAY_US, Window
 from tests.unit.reports.api.questions_asked import settings_for
 from tests.unit.reports.stores import (
+    BEGIN_US,
     HOUR_NS,
     Row,
     held,
@@ -42,6 +42,7 @@ from tests.unit.reports.test_bill import POLICIES, bill_of, store_of
 from tests.unit.reports.test_charging import rows_of_hours
 
 PRICES = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
+DAY = Window(BEGIN_US, BEGIN_US + DAY_US)
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_a_late_hour_after_the_close_gives_corrections_that_sum_to_the_differenc
         "revision 2: 1 correction lines, 7.00 USD; it stands at 175.00 USD"
         in capsys.readouterr().out
     )
-    closed = closed_lines(store, parse_period("2026-10-01"), ["pod"])
+    closed = closed_lines(store, DAY, ["pod"])
     assert sorted((each.revision, each.charge_class or "", each.cost) for each in closed) == [
         (1, "", Decimal(28)),
         (1, "", Decimal(140)),
@@ -171,11 +172,7 @@ def test_an_explanation_shows_every_revision_of_a_line(
     main(["bill", "close", *arguments])
     write_store(Path(store), usage_hourly=[held(3, "a", gpu="GPU-b")])
     main(["bill", "close", *arguments])
-    line = next(
-        each.line
-        for each in closed_lines(store, parse_period("2026-10-01"), ["pod"])
-        if each.charge_class
-    )
+    line = next(each.line for each in closed_lines(store, DAY, ["pod"]) if each.charge_class)
     capsys.readouterr()
     assert main(["bill", "explain", line, *arguments]) == 0
     explained = capsys.readouterr().out
@@ -254,7 +251,7 @@ def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
     assert main(["bill", *arguments, "--recompute"]) == 0
     assert "0.00 more since, in 2 lines" in capsys.readouterr().err
     assert main(["bill", "close", *arguments]) == 0
-    closed = closed_lines(store, parse_period("2026-10-01"), ["namespace"])
+    closed = closed_lines(store, DAY, ["namespace"])
     (gone,) = (each.line for each in closed if each.cost < 0)
     capsys.readouterr()
     assert main(["bill", "explain", gone, *arguments]) == 0
@@ -271,7 +268,7 @@ def test_a_line_that_the_service_shows_as_it_was_closed_it_can_explain(tmp_path:
     assert main(["bill", "close", *arguments]) == 0
     write_store(Path(store), pods=[pod_row("x", namespace="late")])
     settings = settings_for(store, prices=prices)
-    question = BillQuestion(window=parse_period("2026-10-01"), by=("namespace",))
+    question = BillQuestion(window=DAY, by=("namespace",))
     (shown,) = json.loads(answer_to(question, settings).body)["lines"]
     asked = ExplainQuestion(bill=question, line=shown["line"], rows=1)
     explained = json.loads(answer_to(asked, settings).body)
@@ -305,21 +302,7 @@ def test_a_period_of_which_something_is_missing_is_not_closed(
     arguments = ["--store", store, "--period", "2026-10-01", "--prices", str(file)]
     assert main(["bill", "close", *arguments]) == 1
     assert reason in capsys.readouterr().err
-    assert closed_lines(store, parse_period("2026-10-01"), ["namespace"]) == []
-
-
-@pytest.mark.parametrize(
-    ("now", "month"),
-    [
-        ("2026-11-03T06:30:00", "2026-10"),
-        ("2026-11-01T00:00:00", "2026-10"),
-        ("2026-10-31T23:59:59", "2026-09"),
-        ("2027-01-15T00:00:00", "2026-12"),
-    ],
-)
-def test_last_month_is_the_whole_month_before_the_one_that_it_is(now: str, month: str) -> None:
-    now_us = int(datetime.fromisoformat(f"{now}+00:00").timestamp()) * 10**6
-    assert last_month(now_us) == parse_period(month)
+    assert closed_lines(store, DAY, ["namespace"]) == []
 
 
 def test_the_page_has_the_columns_of_the_table() -> None:
@@ -342,7 +325,7 @@ def test_a_closed_period_takes_no_more_memory_of_the_service_than_an_open_one_ma
     store: str, arguments: list[str], tmp_path: Path
 ) -> None:
     main(["bill", "close", *arguments])
-    question = BillQuestion(window=parse_period("2026-10-01"), by=("pod",))
+    question = BillQuestion(window=DAY, by=("pod",))
     tight = answer_to(question, answer_settings(store, tmp_path, memory_bytes=200_000))
     assert (tight.status, json.loads(tight.body)["parameter"]) == (400, "period")
 
@@ -351,7 +334,7 @@ def test_the_service_shows_a_closed_period_as_the_command_does(
     store: str, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = answer_settings(store, tmp_path)
-    question = BillQuestion(window=parse_period("2026-10-01"), by=("pod",))
+    question = BillQuestion(window=DAY, by=("pod",))
     assert json.loads(answer_to(question, settings).body)["state"] == "provisional"
     main(["bill", "close", *arguments])
     write_store(Path(store), usage_hourly=[held(3, "b", gpu="GPU-b")])

@@ -10,10 +10,17 @@ from pathlib import Path
 import pytest
 
 from gpuledger.store.bill_table import append_revision
-from gpuledger_reports.billing import Bill
-from gpuledger_reports.closing import ClosedLine, closed_lines, revision_rows, standing_bill
-from gpuledger_reports.focus import ALLOCATION_COLUMNS, COLUMNS, DECIMAL, JSON, TIME, focus_rows
-from gpuledger_reports.times import Window
+from gpuledger_reports.presenting.focus import (
+    ALLOCATION_COLUMNS,
+    COLUMNS,
+    DECIMAL,
+    JSON,
+    TIME,
+    focus_rows,
+)
+from gpuledger_reports.pricing.billing import Bill
+from gpuledger_reports.pricing.closing import ClosedLine, closed_lines, revision_rows, standing_bill
+from gpuledger_reports.reading.times import Window
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from gpuledger.store.commits import describe
 from gpuledger.store.usage_schema import USAGE, USAGE_HOURLY
-from gpuledger_reports.closing import refusals_of
-from gpuledger_reports.store_snapshot import StoreSnapshot
-from gpuledger_reports.times import DAY_US
-from gpuledger_reports.usage_sums import UsageReader
+from gpuledger_reports.pricing.closing import refusals_of
+from gpuledger_reports.reading.snapshot import StoreSnapshot
+from gpuledger_reports.reading.times import DAY_US
+from gpuledger_reports.reading.usage_sums import UsageReader
 from gpuledger_sinks.store.rollups import DAILY, HOURLY, Rollup
 from tests.unit.reports.stores import (
     BEGIN_US,

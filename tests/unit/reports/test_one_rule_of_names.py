@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpuledger.store.views import create_views
-from gpuledger_reports.charging_sql import UNITS
-from gpuledger_reports.tenants import NONE
+from gpuledger_reports.pricing.tenants import NONE
+from gpuledger_reports.reading.charging_sql import UNITS
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,

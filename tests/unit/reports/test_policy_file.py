@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger_reports.money import CURRENCIES, minor_digits, quantize_together, text_of
-from gpuledger_reports.policy import BillPolicy
-from gpuledger_reports.policy_file import DEFAULT_FILE, PolicyError, parse_policy, read_policy
-from gpuledger_reports.rates import DeviceTraits, PriceBook
+from gpuledger_reports.pricing.money import CURRENCIES, minor_digits, quantize_together, text_of
+from gpuledger_reports.pricing.policy import BillPolicy
+from gpuledger_reports.pricing.policy_file import (
+    DEFAULT_FILE,
+    PolicyError,
+    parse_policy,
+    read_policy,
+)
+from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook
 
 EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
 
@@ -158,66 +163,6 @@ budgets:
         "line 13: budgets[0]",
         "line 13: budgets[0]",
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        (
-            "prices:\n- {name: rest, per_gpu_hour: 1}\n- {name: a, model: H100, per_gpu_hour: 2}",
-            ["line 3: prices[1]", "prices[0]", "before that one"],
-        ),
-        ("basis:\n- {basis: used}\n- {basis: held, match: {pod: a}}", ["line 3: basis[1]"]),
-        (
-            (
-                "prices:\n- {name: a, model: '*H1*', per_gpu_hour: 1}\n- {name: b, model: '*H100*',"
-                " from: 2026-01-01, per_gpu_hour: 2}"
-            ),
-            ["line 3: prices[1]"],
-        ),
-        (
-            "prices:\n- {name: a, model: 'H[12]00', per_gpu_hour: 1}",
-            ["line 2: prices[0].model", "brackets"],
-        ),
-        (
-            (
-                "teams:\n- {team: vision, match: {pod: a}}\n"
-                "budgets:\n- {name: a, amount: 1, from: 2026-01-01, to: 2027-01-01,\n"
-                "   match: {team: visoin}}"
-            ),
-            ["line 5: budgets[0].match.team", "did you mean vision?"],
-        ),
-    ],
-)
-def test_what_is_probably_meant_otherwise_is_said_and_no_mistake(
-    text: str, parts: list[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "prices.yaml"
-    file.write_text(text)
-    (doubt,) = read_policy(file).doubts
-    assert [part for part in parts if part not in doubt] == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "prices:\n- {name: a, model: H100, per_gpu_hour: 1}\n- {name: rest, per_gpu_hour: 2}",
-        "prices:\n- {name: a, per_gpu_hour: 1, to: 2026-01-01}\n- {name: b, per_gpu_hour: 2}",
-        "basis:\n- {basis: used, match: {pod: 'a?'}}\n- {basis: held, match: {pod: 'a*'}}",
-        "prices:\n- {name: a, model: 'A100 [PG506]', per_gpu_hour: 1}",
-        "basis:\n- {basis: used, match: {team: a}}",
-        "idle:\n- {kind: unallocated, share: even}\n- {kind: overhead, share: even}",
-    ],
-)
-def test_what_may_well_be_meant_is_not_doubted(text: str, tmp_path: Path) -> None:
-    file = tmp_path / "prices.yaml"
-    file.write_text(text)
-    assert read_policy(file).doubts == []
-
-
-@pytest.mark.parametrize("file", [EXAMPLE, None])
-def test_our_own_files_leave_nothing_in_doubt(file: Path | None) -> None:
-    assert read_policy(file).doubts == []
 
 
 def test_the_hash_of_a_file_is_of_what_it_means(tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuledger_reports.bill_output import COSTS, parquet_columns, row_of, write_parquet
-from gpuledger_reports.billing import BillMaker
-from gpuledger_reports.explaining import explain_line
-from gpuledger_reports.policy import OWN_COLUMNS
-from gpuledger_reports.policy_file import ReadPolicy, parse_policy
-from gpuledger_reports.times import Window
-from gpuledger_reports.usage_sums import UsageReader
+from gpuledger_reports.presenting.explanation import explain_line
+from gpuledger_reports.presenting.output import parquet_columns, write_parquet
+from gpuledger_reports.pricing.billing import BillMaker
+from gpuledger_reports.pricing.policy import OWN_COLUMNS
+from gpuledger_reports.pricing.policy_file import ReadPolicy, parse_policy
+from gpuledger_reports.pricing.rows import COSTS, row_of
+from gpuledger_reports.reading.times import Window
+from gpuledger_reports.reading.usage_sums import UsageReader
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
-from gpuledger_reports.charging_sql import HOUR_UNITS
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from tests.unit.reports.stores import BEGIN_US, HOUR_US, Row, held, write_store
 from tests.unit.reports.test_bill import bill_of
 

@@ -12,7 +12,7 @@ from gpuledger.errors import UserError
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.nvml import SimulatedNvml
 from gpuledger_simulator.scenario.load import parse_scenario
-from gpuledger_simulator.scenario.schema import Kind
+from gpuledger_simulator.schema import Kind
 from gpuledger_simulator.simulation import Simulation
 from tests.hanging import HANG_SECONDS
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from gpuledger_simulator.clock import ManualClock
+from gpuledger_simulator.drivers import DriverModel
 from gpuledger_simulator.sampling_windows import SamplingWindows
-from gpuledger_simulator.scenario.drivers import DriverModel
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import SimulatedNode, Simulation
 from tests.held_objects import is_bounded

@@ -10,13 +10,13 @@ from typing import Any
 
 import duckdb
 import pytest
+import yaml
 from msgspec.structs import replace
 
-from gpuledger.ledger.dcgm import LAST_XID, OF_DEVICES, OF_MEMORIES, DcgmSeries
 from gpuledger.ledger.families import FAMILIES, INCIDENT_FAMILIES
-from gpuledger.ledger.hardware import HARDWARE_FAMILIES
 from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.rows import EntryRow
+from gpuledger.ledger.series import EventSeries
 from gpuledger.records import (
     Account,
     ContainerRequest,
@@ -38,7 +38,7 @@ from gpuledger.store.usage_schema import (
 )
 from gpuledger_agent.exposition.dcgm_fields import default_counters
 from gpuledger_sinks.remote_write.active_series import ActiveSeries
-from gpuledger_sinks.remote_write.node_intervals import NodeIntervals, TickValues
+from gpuledger_sinks.remote_write.node_intervals import NodeIntervals
 from gpuledger_sinks.rows import encoded_rows_of
 from gpuledger_sinks.store.table import EntriesTable, GapsTable
 from tests.default_topics import ROWS
@@ -47,6 +47,10 @@ from tests.unit.sinks.remote_write.interval_samples import RECORD
 from tests.unit.sinks.store.storing import AT, STREAM, a_row, fill
 
 DOCS = Path(__file__).parents[3] / "docs"
+DCGM_RULES = yaml.safe_load(
+    (DOCS.parent / "deploy" / "prometheus" / "gpuledger.dcgm.rules.yaml").read_text()
+)["groups"][0]["rules"]
+RECORDED = {rule["record"] for rule in DCGM_RULES if rule["record"].startswith("DCGM_")}
 USED: dict[str, Any] = {"busy_ns": 1, "memory_bytes": 1, "energy_millijoules": 1}
 TYPES = {
     "Decimal128(38, 0)": "decimal(38,0)",
@@ -84,15 +88,6 @@ def health_series() -> Iterator[list[str]]:
         yield [f"`{metric.name}`", metric.kind, labels, metric.help]
 
 
-def hardware_series() -> Iterator[list[str]]:
-    yield ["series", "type", "labels beside `cluster` and `node`", "meaning"]
-    yield ["---"] * 4
-    for family in HARDWARE_FAMILIES:
-        labels = " ".join(f"`{label}`" for label in family.labels)
-        for metric in family.metrics:
-            yield [f"`{metric.name}`", metric.kind, labels, metric.help]
-
-
 def columns(of: Sequence[StoreColumn] = ENTRIES.columns) -> Iterator[list[str]]:
     yield ["column", "type", "null"]
     yield ["---"] * 3
@@ -128,27 +123,32 @@ READ = (
 OF_THE_CHIP = ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio")
 
 
-def test_the_page_lists_the_series_of_the_hardware_conventions() -> None:
-    expected = list(hardware_series())
-
-    assert table("remote-write.md", "hardware") == expected, as_markdown(hardware_series())
-
-
-def test_the_page_lists_what_dcgm_exporter_has_by_default_and_is_not_sent() -> None:
-    sent = {field.metric.name for field in (*OF_DEVICES, *OF_MEMORIES)} | {LAST_XID.name}
+def test_the_page_lists_what_dcgm_exporter_has_by_default_and_no_rule_records() -> None:
     (_, _, *rows) = table("remote-write.md", "dcgm")
 
-    missing = [one.field.old for one in default_counters() if one.field.old not in sent]
+    missing = [one.field.old for one in default_counters() if one.field.old not in RECORDED]
     assert [name for name, _ in rows] == [f"`{name}`" for name in missing]
 
 
-def test_what_the_page_names_in_place_of_a_field_of_dcgm_is_sent() -> None:
-    families = (*HEALTH_FAMILIES, *HARDWARE_FAMILIES, *DcgmSeries().families)
-    known = {metric.name for family in families for metric in family.metrics}
+def test_the_series_that_the_page_names_instead_of_a_field_of_dcgm_are_sent() -> None:
+    families = (*HEALTH_FAMILIES, *INCIDENT_FAMILIES)
+    known = {metric.name for family in families for metric in family.metrics} | RECORDED
 
     instead = " ".join(instead for _, instead in table("remote-write.md", "dcgm")[2:])
-    named = set(re.findall(r"\b(?:gpuledger|hw|DCGM)_\w+", instead))
-    assert named - {"hw_names"} <= known
+    assert set(re.findall(r"\b(?:gpuledger|DCGM)_\w+", instead)) <= known
+
+
+def test_the_rules_of_dcgm_exporters_names_read_series_that_are_sent() -> None:
+    families = (*FAMILIES, *HEALTH_FAMILIES)
+    known = {metric.name for family in families for metric in family.metrics}
+
+    read = {
+        name.replace("(pod|account)", account)
+        for rule in DCGM_RULES
+        for name in re.findall(r"\bgpuledger_[\w|()]+\w", rule["expr"])
+        for account in ("pod", "account")
+    }
+    assert read <= known
 
 
 def test_the_page_lists_the_series_of_health() -> None:
@@ -179,7 +179,7 @@ def test_the_page_says_how_many_samples_a_node_of_8_gpus_with_10_containers_has(
         node_description=NodeDescription(pool="h100"),
     )
     node = NodeIntervals(
-        "default/node", values=TickValues(), interval_ns=interval_seconds * SECOND_NS
+        "default/node", values=EventSeries(), interval_ns=interval_seconds * SECOND_NS
     )
     (sent,) = [*node.add(one, RECORD, is_past=False), *node.close()]
     # Its counters have begun before.

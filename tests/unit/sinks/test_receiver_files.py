@@ -55,6 +55,19 @@ async def test_a_changed_login_counts_for_the_next_request(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_header_has_the_value_that_its_file_has_now(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("first\n")
+    given: dict[str, Any] = {"header_files": {"X-Api-Key": str(file)}}
+    async with receiving() as receiver, posting(kind, receiver.url, **given) as client:
+        assert await is_taken(client)
+        file.write_text("second\n")
+        assert await is_taken(client)
+
+    assert [one.headers["X-Api-Key"] for one in receiver.received] == ["first", "second"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_changed_authority_counts_for_the_next_request(kind: str, tmp_path: Path) -> None:
     first, second = (Authority(folder=tmp_path / name) for name in ("first", "second"))
     file = tmp_path / "ca.pem"

@@ -47,21 +47,6 @@ def test_a_kind_that_there_is_not_names_the_nearest(
         ({"KIND": "alerts", "ALERTS__URLS": "am:9093"}, "must begin with http"),
         ({"KIND": "remote_write", "REMOTE_WRITE__SAMPLES_PER_REQUEST": "0"}, "samples_per_request"),
         (
-            {"KIND": "remote_write", "REMOTE_WRITE__OPENMETRICS__URL": "host:9100"},
-            "REMOTE_WRITE__OPENMETRICS__URL: 'host:9100' must begin with http",
-        ),
-        (
-            {
-                "KIND": "remote_write",
-                "REMOTE_WRITE__OPENMETRICS__TIMEOUT_SECONDS": "2",
-            },
-            "timeout_seconds: a scrape may not take longer than interval_seconds",
-        ),
-        (
-            {"KIND": "store", "REMOTE_WRITE__OPENMETRICS__URL": "http://host/metrics"},
-            "REMOTE_WRITE__OPENMETRICS__URL: only remote_write takes it, store reads Kafka alone",
-        ),
-        (
             {"KIND": "remote_write", "REMOTE_WRITE__POD_LABELS": "a.b,a-b"},
             "pod_labels: a-b would be label_a_b, as a.b is",
         ),
@@ -74,72 +59,8 @@ def test_a_kind_that_there_is_not_names_the_nearest(
             "node_labels: rack would be label_rack, as external_labels is",
         ),
         (
-            {
-                "KIND": "remote_write",
-                "REMOTE_WRITE__DCGM_NAMES": "true",
-                "REMOTE_WRITE__EXTERNAL_LABELS": '{"modelName": "x"}',
-            },
-            "external_labels: modelName is the series' own",
-        ),
-        (
-            {
-                "KIND": "remote_write",
-                "REMOTE_WRITE__HW_NAMES": "true",
-                "REMOTE_WRITE__EXTERNAL_LABELS": '{"hw_vendor": "x"}',
-            },
-            "external_labels: hw_vendor is the series' own",
-        ),
-        (
-            {"KIND": "remote_write", "REMOTE_WRITE__TENANTS__OF_NAMESPACE": "{namespace}"},
-            r"tenants\.shared: devices and nodes are of no namespace",
-        ),
-        (
-            {"KIND": "remote_write", "REMOTE_WRITE__TENANTS__SHARED": "gpus"},
-            "TENANTS__SHARED: one tenant for all is a header",
-        ),
-        *(
-            (
-                {
-                    "KIND": "remote_write",
-                    "REMOTE_WRITE__TENANTS__OF_NAMESPACE": template,
-                    "REMOTE_WRITE__TENANTS__SHARED": "gpus",
-                },
-                f"TENANTS__OF_NAMESPACE: {said}",
-            )
-            for template, said in (
-                ("{team}", r"there is no \{team\}; there are \{cluster\}, \{namespace\}"),
-                ("{namespace", "expected '}' before end of string"),
-                ("{namespace:9999999999}", "write a name alone between braces"),
-                ("{namespace!x}", "write a name alone between braces"),
-                ("gpus", r"without \{namespace\} all goes to one tenant"),
-                ("{cluster}/{namespace}", "a tenant has letters"),
-                ("{namespace} ", "a tenant has letters"),
-            )
-        ),
-        *(
-            (
-                {
-                    "KIND": "remote_write",
-                    "REMOTE_WRITE__TENANTS__OF_NAMESPACE": "{namespace}",
-                    "REMOTE_WRITE__TENANTS__SHARED": "gpus",
-                    **changes,
-                },
-                said,
-            )
-            for changes, said in (
-                (
-                    {"REMOTE_WRITE__TENANTS__HEADER": "Host"},
-                    "TENANTS__HEADER: Host is the sender's own",
-                ),
-                (
-                    {"REMOTE_WRITE__HEADERS": '{"x-scope-orgid": "a"}'},
-                    "X-Scope-OrgID is what tenants.header gives",
-                ),
-                (
-                    {"REMOTE_WRITE__OPENMETRICS__URL": "http://host/metrics"},
-                    "a page that is scraped is of no namespace",
-                ),
-            )
+            {"KIND": "remote_write", "REMOTE_WRITE__HEADER_FILES": '{"Host": "/etc/key"}'},
+            "header_files: Host is the sender's own",
         ),
         ({"KIND": "store", "STORE__FLUSH_ROWS": "0"}, "flush_rows"),
         ({"KIND": "store", "STORE__URI": "/data/a[1]"}, r"may not have \[ \] in its name"),
@@ -228,18 +149,6 @@ def test_what_names_no_consumer_group_is_refused(kind: str, group: str) -> None:
         load(KIND=kind, GROUP=group)
 
 
-def test_the_page_to_scrape_is_an_option_that_the_help_shows(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["gpuledger-sink", "--help"])
-    with pytest.raises(SystemExit):
-        main()
-
-    shown = capsys.readouterr().out
-    assert "gpuledger-sink remote_write --from-openmetrics http://localhost:9100/metrics" in shown
-    assert 'up{job="openmetrics"}' in shown
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_help_of_a_kind_has_its_own_settings_and_those_of_all_kinds_alone(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -250,15 +159,3 @@ def test_the_help_of_a_kind_has_its_own_settings_and_those_of_all_kinds_alone(
 
     sections = set(re.findall(r"^ {6}GPULEDGER_(\w+?)__", capsys.readouterr().out, re.MULTILINE))
     assert sections == {"HTTP", "KAFKA", "LOG", kind.upper()}
-
-
-def test_an_option_that_one_kind_alone_takes_is_named_as_it_was_given(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = ["gpuledger-sink", "alerts", "--from-openmetrics", "http://host/metrics"]
-    monkeypatch.setattr("sys.argv", argv)
-
-    assert main() == 2
-    said = capsys.readouterr().err
-    assert "--from-openmetrics: only remote_write takes it, alerts reads Kafka alone" in said
-    assert "openmetrics.url" not in said

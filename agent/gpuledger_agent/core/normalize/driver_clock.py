@@ -28,11 +28,9 @@ from gpuledger_agent.core.normalize.windows import (
     WindowLength,
     cut_windows,
     fill_idle,
-    known_us,
     mean_percent,
 )
 from gpuledger_agent.core.raw import AnswerTime, SampleCursor, UtilizationSample
-from gpuledger_agent.core.readings import PERCENT, TIMESTAMP_US, Validator, ratio_of
 
 LAG_WINDOWS: Final = 1.5
 """How far behind the driver's clock a tick's cover ends. Between one and two windows are closed
@@ -126,19 +124,6 @@ class ClockSync(NamedTuple):
     """Its stamp."""
 
 
-class SamplingSigns(msgspec.Struct, frozen=True, kw_only=True):
-    """What a GPU's answers have shown by now of how its driver samples."""
-
-    freshness: Freshness = Freshness.LATEST
-    """Of which window the newest sample is."""
-    skips_idle: bool = False
-    """Whether the driver gives no sample of windows in which nothing was used."""
-    idle_after: frozenset[int] = frozenset()
-    """The stamps after which a window closed of which the driver gave no sample."""
-    synced: ClockSync | None = None
-    """The last time at which the newest sample was of the latest window; `None` where none was."""
-
-
 def advance(
     before: DriverClock | None,
     *,
@@ -193,147 +178,91 @@ def _bounds(
     return min(earliest_us, latest_us), max(earliest_us, latest_us)
 
 
-class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the driver's time that the tick covers, and the windows that are of it."""
+class Cover(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the driver's time that a tick covers, and the windows in it."""
 
-    clock: DriverClock | None
-    """The driver's clock; `None` where no sample has shown it."""
     interval: Interval | None
-    """What is covered; `None` where there is no sample."""
+    """The covered time; `None` if there is no sample."""
     gpu: list[SampledWindow]
     """The GPU's windows since those seen before, oldest first."""
     memory: list[SampledWindow]
     """The memory controller's."""
-    window: WindowLength
-    """The usual length of the GPU's windows, as far as it has shown."""
-    has_gap: bool = False
-    """Whether nobody knows what was used in a part of the covered time."""
-
-    @classmethod
-    def find(
-        cls,
-        samples: Sequence[UtilizationSample] | None,
-        memory_samples: Sequence[UtilizationSample] | None,
-        *,
-        signs: SamplingSigns,
-        clock: DriverClock | None,
-        cursor: SampleCursor,
-        known: WindowLength,
-        interval_ns: int,
-        now_ns: int,
-        validator: Validator,
-        is_one_timeline: bool = True,
-    ) -> "Coverage":
-        """Return it; clock, newest samples and length of a window are those of the tick before.
-
-        With `is_one_timeline` off stamps may be of the clock before it was set back, too.
-        """
-        gpu = _plausible(samples, "utilization_ratio", validator)
-        memory = _plausible(memory_samples, "memory_utilization_ratio", validator)
-        # The gap between two samples is no window where their stamps are of two timelines.
-        window = known
-        if is_one_timeline:
-            window = known.learn(
-                gpu,
-                before_us=cursor.gpu_us,
-                idle_after=signs.idle_after,
-                skips_idle=signs.skips_idle,
-            )
-        usual_us, interval_us = window.usual_us, interval_ns / 1000
-        interval, has_leapt = None, False
-        skips_idle = signs.skips_idle
-        goes_on = clock is not None and skips_idle and signs.freshness is Freshness.BEHIND
-        if gpu or memory or goes_on:
-            clock, interval, has_leapt = _follow(
-                clock,
-                newest_us=max((sample.timestamp_us for sample in gpu or memory), default=0),
-                signs=signs,
-                shown=_shown_by(signs.synced, usual_us, now_ns) if is_one_timeline else None,
-                window_us=usual_us,
-                interval_us=interval_us,
-            )
-        of_gpu = cut_windows(gpu, before_us=cursor.gpu_us, window_us=usual_us)
-        of_memory = cut_windows(memory, before_us=cursor.memory_us, window_us=usual_us)
-        if interval and skips_idle:
-            of_gpu = fill_idle(of_gpu, interval, window_us=usual_us)
-            of_memory = fill_idle(of_memory, interval, window_us=usual_us)
-        # Nobody knows then of how long a time samples are, and which time was idle.
-        is_doubtful = window.is_doubtful
-        # What was covered was told by windows that were taken to be shorter.
-        is_doubtful |= clock is not None and usual_us > _LONGER * known.usual_us
-        return cls(
-            clock=clock,
-            interval=interval,
-            gpu=of_gpu,
-            memory=of_memory,
-            window=window,
-            # Over a leap of the clock there are stamps without a time.
-            has_gap=is_one_timeline
-            and (is_doubtful or (not has_leapt and _has_gap(of_gpu, interval, usual_us))),
-        )
-
-    @property
-    def lag_ns(self) -> int:
-        """How long ago the cover ended; 0 where nothing says what was sampled when."""
-        if self.clock is None or self.interval is None:
-            return 0
-        now_us = (self.clock.earliest_us + self.clock.latest_us) / 2
-        return round((now_us - self.clock.covered_us) * 1000)
-
-    def mean(
-        self,
-        windows: Sequence[SampledWindow],
-        latest_percent: int | None,
-        reading: str,
-        validator: Validator,
-    ) -> float | None:
-        """Return the mean over the cover, or the latest window where nothing new is covered.
-
-        `None` where a part of the cover is known of nobody.
-        """
-        if self.has_gap:
-            return None
-        percent = mean_percent(windows, self.interval) if self.interval else None
-        if percent is None and windows:
-            percent = windows[-1].percent
-        if percent is None:
-            # A driver without samples gives its latest window alone.
-            percent = validator.keep(latest_percent, PERCENT, reading=reading)
-        # The mean of hundreds may be a hair more, in floating point.
-        return None if percent is None else min(1.0, ratio_of(percent))
+    known_us: float
+    """How much of the covered time the GPU's windows are of."""
+    gpu_percent: float | None
+    """The mean of the GPU's windows, or the newest of them if nothing new is covered."""
+    memory_percent: float | None
+    """The same of the memory controller's."""
+    has_gap: bool
+    """Whether it is unknown what was used in a part of the covered time."""
 
 
-def _follow(
-    before: DriverClock | None,
+def find_cover(
+    gpu: Sequence[UtilizationSample],
+    memory: Sequence[UtilizationSample],
     *,
-    newest_us: int,
-    signs: SamplingSigns,
-    shown: tuple[float, float] | None,
-    window_us: float,
-    interval_us: float,
-) -> tuple[DriverClock, Interval, bool]:
-    """Return the clock after an interval, what is covered, and whether the clock has leapt."""
-    clock, interval = advance(
-        before,
-        newest_us=newest_us,
-        window_us=window_us,
-        interval_us=interval_us,
-        is_latest=signs.freshness in OF_LATEST,
-        shown=shown,
+    before: DriverClock | None,
+    since: SampleCursor,
+    window: WindowLength,
+    known_window_us: float,
+    newest: Freshness,
+    skips_idle: bool,
+    synced: ClockSync | None,
+    interval_ns: int,
+    now_ns: int,
+    is_one_timeline: bool,
+) -> tuple[DriverClock | None, Cover]:
+    """Return the driver's clock after a tick, and what the tick covers.
+
+    `window` is the usual length of a window by now, `known_window_us` what it was taken to be in
+    the tick before. `synced` is what stamps showed of the clock last; `None` if none did. With
+    `is_one_timeline` off, stamps may be of the clock before it was set back, too.
+    """
+    clock, interval, has_leapt = before, None, False
+    window_us, interval_us = window.usual_us, interval_ns / 1000
+    goes_on = before is not None and skips_idle and newest is Freshness.BEHIND
+    if gpu or memory or goes_on:
+        clock, interval = advance(
+            before,
+            newest_us=max((sample.timestamp_us for sample in gpu or memory), default=0),
+            window_us=window_us,
+            interval_us=interval_us,
+            is_latest=newest in OF_LATEST,
+            shown=_shown_by(synced, window_us, now_ns) if synced and is_one_timeline else None,
+        )
+        has_leapt = _has_leapt(before, clock, window_us, interval_us)
+        if has_leapt and interval.end_us - interval.start_us > interval_us + window_us:
+            # Over a leap of the driver's clock there is nothing to cover.
+            interval = Interval(start_us=interval.end_us - interval_us, end_us=interval.end_us)
+    of_gpu = cut_windows(gpu, before_us=since.gpu_us, window_us=window_us)
+    of_memory = cut_windows(memory, before_us=since.memory_us, window_us=window_us)
+    if interval and skips_idle:
+        of_gpu = fill_idle(of_gpu, interval, window_us=window_us)
+        of_memory = fill_idle(of_memory, interval, window_us=window_us)
+    known_us, gpu_percent = mean_percent(of_gpu, interval)
+    _, memory_percent = mean_percent(of_memory, interval)
+    has_gap = False
+    if of_gpu and interval and not has_leapt:
+        # Over a leap of the clock there are stamps without a time.
+        covered_us = interval.end_us - interval.start_us
+        has_gap = covered_us - known_us > _MAX_GAP_WINDOWS * window_us
+    # It is unknown then of how long a time samples are, and which time was idle.
+    has_gap |= window.is_doubtful
+    # What was covered was told by windows that were taken to be shorter.
+    has_gap |= clock is not None and window_us > _LONGER * known_window_us
+    return clock, Cover(
+        interval=interval,
+        gpu=of_gpu,
+        memory=of_memory,
+        known_us=known_us,
+        gpu_percent=gpu_percent,
+        memory_percent=memory_percent,
+        has_gap=has_gap and is_one_timeline,
     )
-    has_leapt = _has_leapt(before, clock, window_us, interval_us)
-    if has_leapt and interval.length_us > interval_us + window_us:
-        # Over a leap of the driver's clock there is nothing to cover.
-        interval = Interval(start_us=interval.end_us - interval_us, end_us=interval.end_us)
-    return clock, interval, has_leapt
 
 
-def _shown_by(
-    synced: ClockSync | None, window_us: float, now_ns: int
-) -> tuple[float, float] | None:
+def _shown_by(synced: ClockSync, window_us: float, now_ns: int) -> tuple[float, float]:
     """Return between which times the driver's clock is now, by a stamp of some time ago."""
-    if synced is None:
-        return None
     # A GPU may answer long after the tick began: stamps are of some time in between.
     since_answered_us = (now_ns - synced.given.answered_ns) / 1000
     since_asked_us = (now_ns - synced.given.asked_ns) / 1000
@@ -345,25 +274,8 @@ def _shown_by(
 def _has_leapt(
     before: DriverClock | None, after: DriverClock, window_us: float, interval_us: float
 ) -> bool:
-    """Return whether the driver's clock has gone another way than ours."""
+    """Return whether the driver's clock has moved differently from ours."""
     if before is None:
         return False
     went_us = after.earliest_us + after.latest_us - before.earliest_us - before.latest_us
     return abs(went_us / 2 - interval_us) > window_us
-
-
-def _has_gap(windows: Sequence[SampledWindow], covered: Interval | None, window_us: float) -> bool:
-    if not windows or covered is None:
-        return False
-    return covered.length_us - known_us(windows, covered) > _MAX_GAP_WINDOWS * window_us
-
-
-def _plausible(
-    samples: Sequence[UtilizationSample] | None, reading: str, validator: Validator
-) -> list[UtilizationSample]:
-    return [
-        sample
-        for sample in samples or ()
-        if validator.keep(sample.percent, PERCENT, reading=reading) is not None
-        and validator.keep(sample.timestamp_us, TIMESTAMP_US, reading=reading) is not None
-    ]

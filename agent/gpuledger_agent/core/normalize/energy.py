@@ -1,7 +1,7 @@
 """What a board drew in each tick, in whole millijoules that add up to its counter; its idle draw.
 
-A board is read at ticks and at looks between them. `EnergyMeter` makes of the readings a total that
-never falls: where the counter can be read and moves, the total is the counter's. While it stands
+A board is read at ticks and at fast polls between them. `EnergyMeter` makes of the readings a total
+that never falls: if the counter can be read and moves, the total is the counter's. While it stands
 still or cannot be read, the draw times the time takes the total ahead of it, and what makes no
 whole millijoule is carried on; once the counter has moved, the total goes on by what it shows
 beyond, and no more. So at each reading by the counter, of more than nothing, the total has gone on
@@ -236,7 +236,7 @@ class DrawnEnergy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             length_ns = reading.at_ns - points[-1].at_ns if points else interval_ns
             counter = reading.counter
             # Whether a counter that leaps is another one only a tick may decide: it has more to
-            # show for it than one look.
+            # show for it than one fast poll.
             if reading is not readings[-1] and not meter.may_show(counter, reading.at_ns):
                 counter = None
             meter, drawn = meter.measure(
@@ -285,7 +285,7 @@ def _methods_within(
 class IdleDraw(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The least that a board has drawn without a process, by its energy over ticks in a row.
 
-    Energy over a while tells more than looks at the draw, which may be of an instant. A state of
+    Energy over a while tells more than readings of the draw, which may be of an instant. A state of
     low power that is shorter than that while lowers the mean by its part alone.
     """
 

@@ -111,30 +111,22 @@ class CounterTotal(msgspec.Struct, frozen=True, gc=False):
     """What was read since and is not believed."""
 
 
-CounterTotals = Mapping[str, CounterTotal]
-
-
-@dataclass
+@dataclass(kw_only=True)
 class CounterTracker:
     """The counters of one GPU in one tick."""
 
-    before: CounterTotals
-    """What is remembered of the ticks before."""
+    totals: dict[str, CounterTotal]
+    """What is remembered of them, from tick to tick."""
     now_ns: int
     """When they are read, by the monotonic clock."""
-    after: dict[str, CounterTotal] = field(default_factory=dict)
-    """What is to be remembered."""
     fell: list[str] = field(default_factory=list)
     """Those that have begun again."""
 
-    def __post_init__(self) -> None:
-        self.after.update(self.before)
-
     def update(self, name: str, value: int, unit: Unit) -> int | None:
         """Return the counter's value, its wraps added; `None` where it is not believed yet."""
-        was = self.before.get(name)
+        was = self.totals.get(name)
         if was is None:
-            self.after[name] = CounterTotal(value, self.now_ns)
+            self.totals[name] = CounterTotal(value, self.now_ns)
             return value
         if value < was.value:
             return self._fall(name, value, was, unit)
@@ -144,9 +136,9 @@ class CounterTracker:
             self._can_rise(value - since.value, since, unit) for since in known
         ):
             suspect = CounterTotal(value, self.now_ns)
-            self.after[name] = msgspec.structs.replace(was, suspect=suspect)
+            self.totals[name] = msgspec.structs.replace(was, suspect=suspect)
             return None
-        self.after[name] = CounterTotal(value, self.now_ns, was.wrapped)
+        self.totals[name] = CounterTotal(value, self.now_ns, was.wrapped)
         return value + was.wrapped
 
     def _can_rise(self, risen: int, since: CounterTotal, unit: Unit) -> bool:
@@ -161,9 +153,9 @@ class CounterTracker:
         risen = width - was.value + value
         # Where another one has begun again, so has this one.
         if unit.wraps and width and not self.fell and self._can_rise(risen, was, unit):
-            self.after[name] = CounterTotal(value, self.now_ns, was.wrapped + width)
+            self.totals[name] = CounterTotal(value, self.now_ns, was.wrapped + width)
             return value + was.wrapped + width
-        self.after[name] = CounterTotal(value, self.now_ns)
+        self.totals[name] = CounterTotal(value, self.now_ns)
         self.fell.append(name)
         return value
 

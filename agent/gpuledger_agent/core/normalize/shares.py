@@ -2,9 +2,9 @@
 
 The driver gives whole percents of its own sampling windows, nothing for a window in which a process
 did not run, and nothing for the window in which it ended. On some drivers there is one sample for
-each window, on others one for the whole time since the last query. `gpuledger_agent.core.looks`
-learns which, and so the time that a sample covers; until then, the distance between the samples of
-one process shows it.
+each window, on others one for the whole time since the last query.
+`gpuledger_agent.core.gpu_sampler` learns which, and so the time that a sample covers; until then,
+the distance between the samples of one process shows it.
 
 Two kinds of samples are not each process's own use, and made into it here: those that come to more
 than the device (`take_turns`), and those of a server of MPS (`share_server`).
@@ -12,7 +12,6 @@ than the device (`take_turns`), and those of a server of MPS (`share_server`).
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cached_property
 from itertools import pairwise
 from math import prod
 from typing import Final
@@ -21,13 +20,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gpuledger.records import ProcessKind
-from gpuledger_agent.core.normalize.windows import (
-    MAX_GAP_US,
-    Interval,
-    SampledWindow,
-    known_us,
-    window_at,
-)
+from gpuledger_agent.core.normalize.driver_clock import Cover
+from gpuledger_agent.core.normalize.windows import MAX_GAP_US, SampledWindow, window_at
 from gpuledger_agent.core.raw import ListedProcess, ProcessUtilizationSample
 from gpuledger_agent.core.readings import (
     MEMORY_LIMITS,
@@ -81,49 +75,6 @@ class GoneProcess(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The process as it was listed."""
     until_us: float
     """It ended no later than this, by the driver's clock."""
-
-
-class SampleCoverage(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What the tick covers."""
-
-    interval: Interval | None
-    """The covered interval of the driver's time; `None` where the GPU's samples do not show it."""
-    windows: Sequence[SampledWindow]
-    """The GPU's own windows, oldest first."""
-    interval_us: float
-    """Length of the tick's interval."""
-    has_gap: bool = False
-    """Whether nobody knows what was used in a part of the covered time."""
-
-    def share(self, sample: ProcessUtilizationSample, window_us: int | None) -> float:
-        """Return which part of the covered time a sample represents."""
-        if self.interval is None:
-            return 1.0 if window_us is None else min(1.0, window_us / self.interval_us)
-        if sample.since_us:
-            overlap_us = self.interval.overlap_us(sample.since_us, sample.timestamp_us)
-            return overlap_us / (self._known_us or self.interval.length_us or 1.0)
-        if window_us is None:
-            # One sample for all the time since the last query.
-            return 1.0 if sample.timestamp_us > self.interval.start_us else 0.0
-        end_us = sample.timestamp_us
-        # The true width is that of the GPU's window, where both are of one grid.
-        own = self._by_end.get(end_us)
-        window = own or window_at(self.windows, end_us)
-        width_us = window.end_us - window.start_us if window else window_us
-        differs = abs(width_us - window_us) >= _SAME_PERIOD_RATIO * window_us
-        # The gaps of a process that seldom ran show no more than how seldom.
-        if differs and (own is None or width_us > window_us):
-            width_us = window_us
-        overlap_us = self.interval.overlap_us(end_us - width_us, end_us)
-        return overlap_us / (self._known_us or self.interval.length_us or 1.0)
-
-    @cached_property
-    def _by_end(self) -> Mapping[int, SampledWindow]:
-        return {window.end_us: window for window in self.windows}
-
-    @cached_property
-    def _known_us(self) -> float:
-        return known_us(self.windows, self.interval) if self.interval else 0.0
 
 
 class Shares(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,9 +133,11 @@ def apportion(
     *,
     running: Mapping[int, ListedProcess],
     before: Mapping[int, ListedProcess],
-    coverage: SampleCoverage,
+    cover: Cover,
+    interval_us: float,
     window_us: int | None,
     gpu_ratio: float | None,
+    validator: Validator,
     learns: bool = True,
 ) -> Shares:
     """Return each process's share of the covered time.
@@ -193,25 +146,40 @@ def apportion(
     do not show the driver's window: it stays as it is known.
     """
     processes = {**before, **running}
-    newest_us = coverage.windows[-1].end_us if coverage.windows else 0
+    newest_us = cover.gpu[-1].end_us if cover.gpu else 0
     kept, dropped = _sort(samples or (), processes, newest_us)
-    percents = take_turns(kept, coverage.windows)
+    percents = take_turns(kept, cover.gpu)
     if learns:
         periods = (window_us, _shortest_gap_us(kept))
         window_us = min((period for period in periods if period is not None), default=None)
-    covers_any = bool(coverage.interval and coverage.interval.length_us)
+    covers_any = cover.interval is not None and cover.interval.end_us != cover.interval.start_us
     # Without new windows and samples nobody knows; with them, no sample means no kernel.
-    is_known = samples is not None and (covers_any or bool(kept)) and not coverage.has_gap
+    is_known = samples is not None and (covers_any or bool(kept)) and not cover.has_gap
     # One sample, of a window whose length has not shown yet, may be of a short one.
     max_ratio = 1.0 if window_us is not None or gpu_ratio is None else gpu_ratio
+    by_end = {window.end_us: window for window in cover.gpu}
     usages = []
     for pid, process in processes.items():
-        percent = 0.0
-        for sample in kept.get(pid, ()):
-            sm_percent = percents.get((pid, sample.timestamp_us), sample.sm_percent)
-            percent += sm_percent * coverage.share(sample, window_us)
-        sm_ratio = min(ratio_of(percent), max_ratio) if is_known else None
-        usages.append(ProcessUsage(process=process, sm_ratio=sm_ratio, ended=pid not in running))
+        sm_ratio, encoder_ratio, decoder_ratio = 0.0, None, None
+        if own := kept.get(pid):
+            parts = [(one, _share(one, cover, by_end, window_us, interval_us)) for one in own]
+            percent = sum(
+                percents.get((pid, one.timestamp_us), one.sm_percent) * part for one, part in parts
+            )
+            sm_ratio = min(ratio_of(percent), max_ratio)
+            # Of most processes both are 0.
+            if is_known and any(one.encoder_percent or one.decoder_percent for one in own):
+                encoder_ratio = _video_ratio(parts, "encoder", validator)
+                decoder_ratio = _video_ratio(parts, "decoder", validator)
+        usages.append(
+            ProcessUsage(
+                process=process,
+                sm_ratio=sm_ratio if is_known else None,
+                ended=pid not in running,
+                encoder_ratio=encoder_ratio,
+                decoder_ratio=decoder_ratio,
+            )
+        )
     return Shares(
         usages=sorted(usages, key=lambda usage: usage.ended),
         newest_us=max((sample.timestamp_us for own in kept.values() for sample in own), default=0),
@@ -219,6 +187,49 @@ def apportion(
         dropped=dropped,
         overlaps=bool(percents),
     )
+
+
+def _share(
+    sample: ProcessUtilizationSample,
+    cover: Cover,
+    by_end: Mapping[int, SampledWindow],
+    window_us: int | None,
+    interval_us: float,
+) -> float:
+    """Return which part of the covered time a sample represents."""
+    interval, end_us = cover.interval, sample.timestamp_us
+    if interval is None:
+        return 1.0 if window_us is None else min(1.0, window_us / interval_us)
+    if sample.since_us:
+        start_us: float = sample.since_us
+    elif window_us is None:
+        # One sample for all the time since the last query.
+        return 1.0 if end_us > interval.start_us else 0.0
+    else:
+        # The true width is that of the GPU's window, if both are of one grid.
+        own = by_end.get(end_us)
+        window = own or window_at(cover.gpu, end_us)
+        width_us = window.end_us - window.start_us if window else window_us
+        differs = abs(width_us - window_us) >= _SAME_PERIOD_RATIO * window_us
+        # The gaps of a process that seldom ran show no more than how seldom.
+        if differs and (own is None or width_us > window_us):
+            width_us = window_us
+        start_us = end_us - width_us
+    length_us = cover.known_us or interval.end_us - interval.start_us or 1.0
+    return interval.overlap_us(start_us, end_us) / length_us
+
+
+def _video_ratio(
+    parts: Sequence[tuple[ProcessUtilizationSample, float]], engine: str, validator: Validator
+) -> float | None:
+    """Return the share of the covered time in which a video engine worked for a process."""
+    percent = 0.0
+    for sample, part in parts:
+        own = getattr(sample, f"{engine}_percent")
+        known = validator.keep(own, PERCENT, reading=f"process_{engine}_utilization")
+        percent += (known or 0) * part
+    # What rounds to nothing is as absent as nothing.
+    return min(ratio_of(percent), 1.0) or None
 
 
 def _is_mps_client(process: ListedProcess) -> bool:
@@ -292,43 +303,6 @@ def _turns(parts: Sequence[float]) -> list[float]:
         for place, (part, factor) in enumerate(zip(parts, factors, strict=True)):
             ran[place] += weight * part * product / factor
     return ran
-
-
-def with_video(
-    shares: Shares,
-    samples: Sequence[ProcessUtilizationSample] | None,
-    *,
-    coverage: SampleCoverage,
-    validator: Validator,
-) -> Shares:
-    """Return the shares with what the video engines did for each process, where they did anything.
-
-    It stands beside the shares of the multiprocessors, is of the same samples and as known as they
-    are, and changes nothing of them.
-    """
-    # Of most processes both are 0.
-    busy = [sample for sample in samples or () if sample.encoder_percent or sample.decoder_percent]
-    if not busy:
-        return shares
-    processes = {usage.process.pid: usage.process for usage in shares.usages}
-    kept, _ = _sort(busy, processes, coverage.windows[-1].end_us if coverage.windows else 0)
-
-    def ratio(usage: ProcessUsage, engine: str) -> float | None:
-        if usage.sm_ratio is None:
-            return None
-        percent = 0.0
-        for sample in kept.get(usage.process.pid, ()):
-            own = getattr(sample, f"{engine}_percent")
-            known = validator.keep(own, PERCENT, reading=f"process_{engine}_utilization")
-            percent += (known or 0) * coverage.share(sample, shares.window_us)
-        # What rounds to nothing is as absent as nothing.
-        return min(ratio_of(percent), 1.0) or None
-
-    usages = [
-        replace(usage, encoder_ratio=ratio(usage, "encoder"), decoder_ratio=ratio(usage, "decoder"))
-        for usage in shares.usages
-    ]
-    return replace(shares, usages=usages)
 
 
 def _sort(

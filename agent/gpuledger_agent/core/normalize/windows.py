@@ -42,11 +42,6 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     end_us: float
     """Where it ends."""
 
-    @property
-    def length_us(self) -> float:
-        """How long it is; 0 where nothing new was sampled."""
-        return self.end_us - self.start_us
-
     def overlap_us(self, start_us: float, end_us: float) -> float:
         """Return how much of another interval lies in this one."""
         # Called hundreds of times a tick: comparisons cost a third of min and max.
@@ -97,11 +92,6 @@ class WindowLength(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def usual_us(self) -> float:
         """The length, or that of most drivers until this one's own has shown."""
         return self.length_us or USUAL_WINDOW_US
-
-    @property
-    def confirmed_us(self) -> float | None:
-        """The length, where several gaps were as long."""
-        return self.length_us if self.is_confirmed else None
 
     @property
     def is_doubtful(self) -> bool:
@@ -240,19 +230,23 @@ def fill_idle(
     return filled
 
 
-def known_us(windows: Sequence[SampledWindow], covered: Interval) -> float:
-    """Return how much of an interval the windows are of."""
-    return sum(covered.overlap_us(window.start_us, window.end_us) for window in windows)
+def mean_percent(
+    windows: Sequence[SampledWindow], covered: Interval | None
+) -> tuple[float, float | None]:
+    """Return how much of an interval the windows are of, and their mean over that part.
 
-
-def mean_percent(windows: Sequence[SampledWindow], covered: Interval) -> float | None:
-    """Return the mean over the part that the windows are of; `None` where that is nothing."""
+    If that is nothing, it is the newest window's value; `None` if there is none.
+    """
     known = used = 0.0
+    if covered is None:
+        return known, windows[-1].percent if windows else None
     for window in windows:
         overlap_us = covered.overlap_us(window.start_us, window.end_us)
         known += overlap_us
         used += window.percent * overlap_us
-    return used / known if known else None
+    if known:
+        return known, used / known
+    return known, windows[-1].percent if windows else None
 
 
 def window_at(windows: Sequence[SampledWindow], time_us: int) -> SampledWindow | None:

@@ -17,7 +17,7 @@ from gpuledger.records import (
     ProcessExit,
     ProcessRecord,
 )
-from gpuledger_agent.core.normalize.gpu import GpuTick
+from gpuledger_agent.core.gpu_sampler import GpuTick
 from gpuledger_agent.core.normalize.shares import ProcessUsage, share_server
 from gpuledger_agent.core.processes.accounting.exit_matcher import ExitMatcher
 from gpuledger_agent.core.processes.accounting.exit_reporter import ExitReporter
@@ -28,8 +28,8 @@ from gpuledger_agent.core.processes.table import (
     ProcessTable,
     TableUpdate,
 )
-from gpuledger_agent.core.raw import ClockReading, GpuLook
-from gpuledger_agent.core.tick import TickInterval
+from gpuledger_agent.core.raw import ClockReading, FastPoll
+from gpuledger_agent.core.tick_clock import TickInterval
 
 
 class TickProcesses(NamedTuple):
@@ -40,17 +40,18 @@ class TickProcesses(NamedTuple):
     ended_processes: list[ProcessExit] | None
     mps_served_gpus: frozenset[int]
     """Positions of the GPUs on which clients of MPS have what was sampled of their server."""
+    records: list[ProcessRecord]
+    """What happened to the processes since the last tick."""
 
 
-@dataclass(kw_only=True)
-class ProcessCounts:
+class ProcessCounts(NamedTuple):
     """How many processes could not be read or reported since the last count."""
 
-    unreadable: int = 0
+    unreadable: int
     """Processes that the driver listed and `/proc` did not show."""
-    accounts_late: int = 0
+    accounts_late: int
     """Accounts of the driver that came after the end of their process was published."""
-    exits_unreported: Counter[str] = field(default_factory=Counter)
+    exits_unreported: Counter[str]
     """Ends that no tick reports, by reason."""
 
 
@@ -91,17 +92,17 @@ class ProcessTracker:
         self._records: list[ProcessRecord] = []
         self._unreadable = 0
 
-    def observe(self, looks: Iterable[GpuLook]) -> None:
+    def observe(self, polls: Iterable[FastPoll]) -> None:
         """Take in who is new on GPUs between two ticks: they may be gone at the next.
 
-        `looks` are those of all GPUs that were asked together.
+        `polls` are those of all GPUs that were asked together.
         """
         if not self.reads_processes:
             return
         listed: dict[int, dict[str, ClockReading]] = {}
-        for look in looks:
-            for process in look.processes or ():
-                listed.setdefault(process.pid, {})[look.uuid] = look.at
+        for poll in polls:
+            for process in poll.processes or ():
+                listed.setdefault(process.pid, {})[poll.uuid] = poll.at
         self._records += self._table.observe(listed)
 
     def processes_on(self, gpus: Collection[str]) -> list[IncidentProcess]:
@@ -123,13 +124,13 @@ class ProcessTracker:
         read = ticks if self.reads_processes else []
         # Of a GPU whose lists the driver refuses nobody knows who has ended.
         listed = {
-            tick.reading.uuid: tick.state.processes.keys()
+            tick.reading.uuid: tick.last.processes.keys()
             for tick in read
-            if not tick.state.are_processes_unknown
+            if not tick.last.is_list_refused
         }
         table_update = self._table.refresh(
             {**dict.fromkeys(vanished, ()), **listed},
-            lingering={pid for tick in read for pid in tick.state.gone},
+            lingering={pid for tick in read for pid in tick.last.gone},
             listed_boottime_ns=boottime_ns,
             time_ns=time_ns,
         )
@@ -139,7 +140,8 @@ class ProcessTracker:
         self._records += self._matcher.match(
             table_update, accounts, time_ns=time_ns, boottime_ns=boottime_ns
         )
-        self._reporter.add(self._matcher.drain())
+        self._reporter.add(self._matcher.exited)
+        self._matcher.exited = []
         return table_update
 
     def describe(
@@ -167,21 +169,15 @@ class ProcessTracker:
             container_index=containers.index_of,
         )
         served = frozenset(place for place, of_gpu in enumerate(shared) if of_gpu)
-        return TickProcesses(containers.refs(), processes, exits, served)
-
-    def drain(self) -> list[ProcessRecord]:
-        """Return what happened to the processes since the last call."""
         records, self._records = self._records, []
-        return records
+        return TickProcesses(containers.refs(), processes, exits, served, records)
 
-    def drain_counts(self) -> ProcessCounts:
+    def pop_counts(self) -> ProcessCounts:
         """Return what is to be counted since the last call."""
-        unreadable, self._unreadable = self._unreadable, 0
-        return ProcessCounts(
-            unreadable=unreadable,
-            accounts_late=self._matcher.drain_late(),
-            exits_unreported=self._reporter.drain_unreported(),
-        )
+        matcher, reporter = self._matcher, self._reporter
+        counts = ProcessCounts(self._unreadable, matcher.late, reporter.unreported)
+        self._unreadable, matcher.late, reporter.unreported = 0, 0, Counter()
+        return counts
 
 
 def describe(

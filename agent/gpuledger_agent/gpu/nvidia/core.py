@@ -88,14 +88,14 @@ def query_core(
     }
 
 
-def query_look(
+def query_fast_poll(
     client: DeviceClient,
     last_seen: SampleCursor,
     lists: "ProcessLists",
     *,
     monotonic_ns: Callable[[], int],
 ) -> dict[str, Any]:
-    """Return a GPU's answers between two ticks, by the fields of `GpuLook`.
+    """Return a GPU's answers between two ticks, by the fields of `FastPoll`.
 
     Raises SourceLostError.
     """

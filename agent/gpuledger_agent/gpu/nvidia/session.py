@@ -21,10 +21,10 @@ from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts
 from gpuledger_agent.core.incidents import read_bus, write_bus
-from gpuledger_agent.core.raw import CallGroup, ClockReading, GpuLook, RawGpuSample, SampleCursor
+from gpuledger_agent.core.raw import CallGroup, ClockReading, FastPoll, RawGpuSample, SampleCursor
 from gpuledger_agent.gpu.nvidia.accounting import AccountingReader
 from gpuledger_agent.gpu.nvidia.catalogue import DriverVersion, specs_for
-from gpuledger_agent.gpu.nvidia.core import ProcessLists, query_core, query_energy, query_look
+from gpuledger_agent.gpu.nvidia.core import ProcessLists, query_core, query_energy, query_fast_poll
 from gpuledger_agent.gpu.nvidia.device_client import DeviceClient, call_nvml
 from gpuledger_agent.gpu.nvidia.events import NvmlDriverEvents, NvmlGpuEvents, pci_buses_of
 from gpuledger_agent.gpu.nvidia.gpm import ChipCounters, Gpm, is_of_chip
@@ -59,7 +59,7 @@ class NvidiaGpu:
     def __post_init__(self) -> None:
         client = self.client = DeviceClient(library=self.library, handle=self.handle)
         # One of its own: it is used by another thread than the rest.
-        self._look_client = DeviceClient(library=self.library, handle=self.handle)
+        self._fast_client = DeviceClient(library=self.library, handle=self.handle)
         sensors = specs_for(CallGroup.SENSORS, self.driver)
         self._sensors = QueryPlan(client, [spec for spec in sensors if not is_of_chip(spec)])
         self._readings = QueryPlan(client, specs_for(CallGroup.READINGS, self.driver))
@@ -122,18 +122,18 @@ class NvidiaGpu:
         """Whether its driver keeps accounts of processes, by the last answer."""
         return self._accounting.is_kept
 
-    def look(self, cursor: SampleCursor | None, *, at: ClockReading) -> GpuLook:
+    def fast_poll(self, cursor: SampleCursor | None, *, at: ClockReading) -> FastPoll:
         """Return what is asked of it between two ticks, from any thread; raises SourceLostError.
 
         Of a GPU that is cut it is the energy alone: processes are of its instances, of which the
         driver samples none.
         """
-        client = self._look_client
+        client = self._fast_client
         if cursor is None or self._mig.is_enabled:
             told = query_energy(client)
         else:
-            told = query_look(client, cursor, self._lists, monotonic_ns=self.monotonic_ns)
-        return GpuLook(uuid=self.uuid, at=at, **told)
+            told = query_fast_poll(client, cursor, self._lists, monotonic_ns=self.monotonic_ns)
+        return FastPoll(uuid=self.uuid, at=at, **told)
 
     def close(self) -> None:
         """Let go of what the library holds for it; the library must be open."""
@@ -146,8 +146,8 @@ class NvidiaGpu:
         was_cut = self._mig.is_enabled
         core |= self._mig.query(core)
         if self._mig.is_enabled != was_cut:
-            # A look that came in between may have been refused what the other mode has.
-            self._look_client.forget()
+            # A fast poll that came in between may have been refused what the other mode has.
+            self._fast_client.forget()
         # Not under MIG: what the driver accounts for there is not documented.
         if not core["mig_enabled"]:
             core["process_stats"] = self._accounting.query(core["processes"])

@@ -19,7 +19,6 @@ from typing import Final, Protocol
 import structlog
 
 from gpuledger.clock import NS_PER_SECOND, Clock
-from gpuledger.errors import UnavailableError
 from gpuledger.records import DeviceAllocation
 from gpuledger.runtime import Backoff, Check
 from gpuledger.runtime.tasks import wait_event
@@ -36,6 +35,7 @@ from gpuledger_agent.host.kubelet.messages import (
     ALLOCATABLE_METHOD,
     METHOD,
     ContainerDevices,
+    KubeletError,
     parse_allocatable,
     parse_answer,
 )
@@ -46,22 +46,6 @@ from gpuledger_agent.metrics import (
     KUBELET_ERRORS,
 )
 from gpuledger_agent.settings import KubeletSettings
-
-_EXPLAINED: Final[Mapping[str, str]] = {
-    "missing": "there is no socket",
-    "refused": "nobody listens",
-    "forbidden": "the socket is root's: run the agent as user 0, without capabilities",
-    "unimplemented": "the kubelet does not know pod-resources v1: Kubernetes 1.20 brought it",
-}
-
-
-class KubeletError(UnavailableError):
-    """The kubelet did not list which container holds which device; `reason` is a metric's label."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(_EXPLAINED.get(reason) or detail or reason)
-        self.reason = reason
-
 
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
 """Some ten times what the kubelet of a node with 250 pods answers, and gRPC's own default."""

@@ -11,7 +11,7 @@ from grpclib.protocol import H2Protocol
 from typing_extensions import override
 
 from gpuledger.texts import readable
-from gpuledger_agent.host.kubelet.allocations import KubeletError
+from gpuledger_agent.host.kubelet.messages import KubeletError
 
 _REASONS: Final = {
     Status.UNIMPLEMENTED: "unimplemented",

@@ -6,10 +6,28 @@ form of Protocol Buffers as much is read as one message needs: its fields, one b
 why no generated code is used; the tests hold this to Protocol Buffers' own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
+
+from gpuledger.errors import UnavailableError
+
+_EXPLAINED: Final[Mapping[str, str]] = {
+    "missing": "there is no socket",
+    "refused": "nobody listens",
+    "forbidden": "the socket is root's: run the agent as user 0, without capabilities",
+    "unimplemented": "the kubelet does not know pod-resources v1: Kubernetes 1.20 brought it",
+}
+
+
+class KubeletError(UnavailableError):
+    """The kubelet did not list which container holds which device; `reason` is a metric's label."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(_EXPLAINED.get(reason) or detail or reason)
+        self.reason = reason
+
 
 _VARINT: Final = 0
 _FIXED_BYTES: Final = {1: 8, 5: 4}

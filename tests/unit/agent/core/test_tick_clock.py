@@ -5,9 +5,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpuledger_agent.core.raw import ClockReading
-from gpuledger_agent.core.tick import TickClock, TickInterval
+from gpuledger_agent.core.tick_clock import TickClock, TickInterval
 
 SECOND_NS = 1_000_000_000
 
@@ -61,3 +62,17 @@ def test_a_tick_lies_back_so_far_that_all_of_it_is_sampled(
     now = at(len(windows_us) - 1 + 100)
     assert (now.boottime_ns - last.end_ns) / SECOND_NS == pytest.approx(lag_seconds), law
     assert now.time_ns - last.time_ns == now.boottime_ns - last.end_ns
+
+
+def test_samples_of_both_times_are_expected_until_the_drivers_buffers_are_past_it() -> None:
+    """Whichever comes first: the clock has passed where it was, or the buffers are new."""
+    shown = {}
+    for back_seconds in (0.01, 5, 3600):
+        clock = TickClock()
+        shown[back_seconds] = 0
+        for second in range(400):
+            back_ns = round(back_seconds * SECOND_NS) if second >= 100 else 0
+            now = at(second)
+            clock.follow(replace(now, time_ns=now.time_ns - back_ns))
+            shown[back_seconds] += clock.is_set_back
+    assert shown == {0.01: 0, 5: 7, 3600: 151}

@@ -7,12 +7,13 @@ import pytest
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import GpuHealth, GpuProfiling
-from gpuledger_agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
+from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick
 from gpuledger_agent.core.raw import CallGroup, SampleCursor
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import Simulation
+from tests.ticks import tick_gpu
 from tests.unit.record_fields import present_in
 
 EPOCH_NS = 1_790_000_000_000_000_000
@@ -42,20 +43,13 @@ class Machine:
         self.truth = run.node("n").gpus[0]
         library = run.node("n").nvml
         (self.gpu,) = NvmlSession(library, monotonic_ns=self.clock.monotonic_ns).open()
-        self._state: GpuState | None = None
+        self._sampler = GpuSampler()
 
     def ticks(self, count: int) -> Iterator[GpuTick]:
         for _ in range(count):
             self.clock.advance(1)
-            answers = self.gpu.query_all(self._state.last_seen if self._state else SampleCursor())
-            tick = read_gpu(
-                answers,
-                self._state,
-                interval_ns=NS_PER_SECOND,
-                now_ns=self.clock.monotonic_ns(),
-            )
-            self._state = tick.state
-            yield tick
+            answers = self.gpu.query_all(self._sampler.ask_tick(is_set_back=False))
+            yield tick_gpu(self._sampler, answers, now_ns=self.clock.monotonic_ns())
 
 
 def last_tick(model: str) -> GpuTick:

@@ -4,50 +4,56 @@ import pytest
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.runtime import Backoff
-from gpuledger_agent.gpu.breaker import Breaker, Permit
+from gpuledger_agent.core.raw import CallGroup
+from gpuledger_agent.gpu.breaker import BreakerLog, GroupBreaker, Permit
 
 
 @pytest.fixture
-def breaker() -> Breaker:
+def breaker() -> GroupBreaker:
     backoff = Backoff(first_seconds=4, max_seconds=16, jitter=lambda: 1.0)
-    return Breaker(backoff=backoff, max_failures=3)
+    return GroupBreaker("GPU-breaker", CallGroup.BOOKS, log=BreakerLog(), backoff=backoff)
 
 
-def turns(breaker: Breaker, *seconds: int) -> list[Permit]:
+def turns(breaker: GroupBreaker, *seconds: int) -> list[Permit]:
     return [breaker.permit(second * NS_PER_SECOND) for second in seconds]
 
 
-def test_failures_that_are_not_in_a_row_open_nothing(breaker: Breaker) -> None:
+def test_failures_that_are_not_in_a_row_open_nothing(breaker: GroupBreaker) -> None:
     for _ in range(5):
-        assert not breaker.failed(0)
-        assert not breaker.failed(0)
+        breaker.failed(0, reason="error")
+        breaker.failed(0, reason="error")
         breaker.succeeded()
     assert breaker.permit(0) is Permit.ASK
 
 
-def test_the_third_failure_in_a_row_opens_it_and_says_so_once(breaker: Breaker) -> None:
-    assert [breaker.failed(0) for _ in range(4)] == [False, False, True, False]
-    assert breaker.is_open
+def test_the_third_failure_in_a_row_opens_it(breaker: GroupBreaker) -> None:
+    shown = []
+    for _ in range(4):
+        breaker.failed(0, reason="error")
+        shown.append(breaker.is_open)
+    assert shown == [False, False, True, True]
 
 
-def test_an_open_breaker_waits_for_its_time_and_then_asks_for_a_probe(breaker: Breaker) -> None:
-    assert breaker.trip(0)
+def test_an_open_breaker_waits_and_then_asks_for_a_probe(
+    breaker: GroupBreaker,
+) -> None:
+    breaker.trip(0)
     assert turns(breaker, 0, 3, 4, 5) == [Permit.SKIP, Permit.SKIP, Permit.PROBE, Permit.PROBE]
 
 
-def test_probes_that_fail_come_ever_rarer_up_to_a_bound(breaker: Breaker) -> None:
+def test_probes_that_fail_come_ever_rarer_up_to_a_bound(breaker: GroupBreaker) -> None:
     breaker.trip(0)
     probed = []
     for second in range(60):
         if breaker.permit(second * NS_PER_SECOND) is Permit.PROBE:
             probed.append(second)
-            breaker.failed(second * NS_PER_SECOND)
+            breaker.failed(second * NS_PER_SECOND, reason="probe")
     assert probed == [4, 12, 28, 44]
 
 
-def test_a_probe_that_succeeds_closes_it_and_its_waits_begin_anew(breaker: Breaker) -> None:
+def test_a_probe_that_succeeds_closes_it_and_its_waits_begin_anew(breaker: GroupBreaker) -> None:
     breaker.trip(0)
-    breaker.failed(4 * NS_PER_SECOND)
+    breaker.failed(4 * NS_PER_SECOND, reason="probe")
     breaker.succeeded()
     assert breaker.permit(5 * NS_PER_SECOND) is Permit.ASK
     breaker.trip(5 * NS_PER_SECOND)

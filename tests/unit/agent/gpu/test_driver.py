@@ -37,9 +37,9 @@ class Bench:
 
     def thread_is_back(self, uuid: str) -> None:
         """Wait until a GPU's thread has done what it was handed."""
-        (thread,) = [worker for worker in self.driver.pool.workers if worker.gpu.uuid == uuid]
+        (worker,) = [worker for worker in self.driver.pool.workers if worker.gpu.uuid == uuid]
         back = threading.Event()
-        thread.submit(back.set)
+        worker.thread.submit(back.set)
         assert back.wait(HANG_SECONDS)
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpuledger_agent.core.normalize.gpu import read_gpu
+from gpuledger_agent.core.gpu_sampler import GpuSampler
 from gpuledger_agent.core.raw import CallGroup, RawGpuSample, SampleCursor
 from gpuledger_agent.gpu.nvidia.core import Memory, query_memory
 from gpuledger_agent.gpu.nvidia.device_client import DeviceClient
 from gpuledger_agent.gpu.nvidia.inventory import Facts
 from gpuledger_agent.gpu.nvidia.session import NvidiaGpu
 from tests.fakes.nvml_pointers import Function, play, referent_of
+from tests.ticks import tick_gpu
 
 V1, V2 = "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"
 NEWER, OLDER = Memory(1000, 300, 50), Memory(1000, 350, None)
@@ -115,7 +116,7 @@ def test_a_reading_of_an_older_driver_has_no_reserve(monkeypatch: pytest.MonkeyP
     client = play(monkeypatch, {V1: Driver().functions()[V1]})
     gpu = NvidiaGpu(library=pynvml, handle=client.handle, uuid="GPU-0", index=0)
     answers = RawGpuSample(uuid="GPU-0", index=0, **gpu.query(CallGroup.BOOKS, SampleCursor()))
-    reading = read_gpu(answers, None, interval_ns=10**9, now_ns=0).reading
+    reading = tick_gpu(GpuSampler(), answers, now_ns=0).reading
     assert (reading.memory_total_bytes, reading.memory_used_bytes) == (1000, 350)
     assert reading.memory_reserved_bytes is None
 

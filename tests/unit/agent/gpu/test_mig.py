@@ -304,11 +304,11 @@ def test_what_a_look_was_refused_while_the_gpu_was_cut_anew_is_asked_again(bench
     cuts.clear()
     bench.answer()
     cuts.extend(before)
-    assert bench.gpu.look(SampleCursor(), at=at).samples is None
+    assert bench.gpu.fast_poll(SampleCursor(), at=at).samples is None
     bench.answer()
     cuts.clear()
     bench.answer()
-    assert bench.gpu.look(SampleCursor(), at=at).samples
+    assert bench.gpu.fast_poll(SampleCursor(), at=at).samples
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """After a reload of the driver its counters begin anew, and the tick says which."""
 
-from gpuledger.clock import NS_PER_SECOND
-from gpuledger_agent.core.normalize.gpu import read_gpu
+from gpuledger_agent.core.gpu_sampler import GpuSampler
 from gpuledger_agent.core.raw import SampleCursor
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import Simulation
+from tests.ticks import tick_gpu
 
 EPOCH_NS = 1_790_000_000_000_000_000
 
@@ -23,20 +23,14 @@ def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not()
     node = Simulation(parse_scenario(content), epoch_ns=EPOCH_NS, clock=clock).node("n")
     nvml = NvmlSession(node.nvml, monotonic_ns=clock.monotonic_ns)
     clock.advance(9)
-    before = read_gpu(
-        nvml.open()[0].query_all(SampleCursor()),
-        None,
-        interval_ns=NS_PER_SECOND,
-        now_ns=clock.monotonic_ns(),
-    )
+    gpu = GpuSampler()
+    answers = nvml.open()[0].query_all(SampleCursor())
+    before = tick_gpu(gpu, answers, now_ns=clock.monotonic_ns())
     clock.advance(12)
     nvml.close()
-    after = read_gpu(
-        nvml.open()[0].query_all(SampleCursor()),
-        before.state.forget(),
-        interval_ns=NS_PER_SECOND,
-        now_ns=clock.monotonic_ns(),
-    )
+    gpu.forget()
+    answers = nvml.open()[0].query_all(SampleCursor())
+    after = tick_gpu(gpu, answers, now_ns=clock.monotonic_ns())
     assert before.details.resets is None
     assert after.details.resets == [
         "energy_total_millijoules",

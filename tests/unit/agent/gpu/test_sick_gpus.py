@@ -73,10 +73,10 @@ class Bench:
         """Let the calls return, and wait until the GPU's thread is back."""
         self.sick.hangs = {}
         released.set()
-        threads = [worker for worker in self.driver.pool.workers if worker.gpu is self.sick]
-        backs = [threading.Event() for _ in threads]
-        for thread, back in zip(threads, backs, strict=True):
-            thread.submit(back.set)
+        workers = [worker for worker in self.driver.pool.workers if worker.gpu is self.sick]
+        backs = [threading.Event() for _ in workers]
+        for worker, back in zip(workers, backs, strict=True):
+            worker.thread.submit(back.set)
         assert all(back.wait(HANG_SECONDS) for back in backs)
 
     async def answers(self) -> dict[str, RawGpuSample] | None:

@@ -6,11 +6,13 @@ Outages, lost answers, crashes that cut a file at any byte, and restarts come in
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuledger.bus.protocol import Bus
 from gpuledger.keys import NodeId
 from gpuledger.runtime import Backoff, Check
 from gpuledger_agent.publish.message_bundle import BundleQueue
@@ -71,7 +73,7 @@ class Node:
         )
         self.publisher = SamplePublisher(
             node=NodeId("default", NODE),
-            bus=self.bus,
+            bus=cast("Bus", self.bus),
             send_queue=self.send_queue,
             check=Check(),
             backoff=Backoff(first_seconds=1e-6, max_seconds=1e-6),

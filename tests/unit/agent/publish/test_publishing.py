@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from prometheus_client import REGISTRY
 from typing_extensions import override
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
-from gpuledger.bus.protocol import Consumer, Message, Producer, Subscription
+from gpuledger.bus.protocol import Bus, Consumer, Message, Producer, Subscription
 from gpuledger.codec import decoder_of
 from gpuledger.errors import (
     BusUnavailableError,
@@ -120,7 +120,7 @@ def publisher_of(
 ) -> SamplePublisher:
     return SamplePublisher(
         node=NodeId("default", NODE),
-        bus=bus,
+        bus=cast("Bus", bus),
         send_queue=send_queue,
         check=check or Check(),
         backoff=Backoff(first_seconds=0.0001, max_seconds=0.0001),

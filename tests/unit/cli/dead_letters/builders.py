@@ -1,7 +1,5 @@
-"""A bus in memory with dead letters on it, and replays of them."""
+"""A bus in memory with dead letters on it."""
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from gpuledger.bus.memory import MemoryBus
@@ -11,18 +9,11 @@ from gpuledger.codec import encode
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.keys import node_key
 from gpuledger.records import GpuEvent, NodeSample
-from gpuledger.runtime import Readiness
 from gpuledger.topics import partition_of_node
 from gpuledger_cli.dead_letters.letter_log import KeptLetter, LetterFilter, LetterLog
-from gpuledger_cli.dead_letters.letter_replay import LetterOutcome, RefusedPrinter, replay_letters
-from gpuledger_cli.dead_letters.letter_target import (
-    LetterTarget,
-    open_join_target,
-    open_sink_target,
-)
-from gpuledger_sinks.registry import REMOTE_WRITE, SinkKind
+from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.default_topics import DEAD_LETTERS, EVENTS, SAMPLES
-from tests.unit.sinks.builders import PARTITIONS, START_NS, ManualClock
+from tests.unit.sinks.builders import PARTITIONS, START_NS
 
 JOIN = "gpuledger-join"
 
@@ -72,50 +63,3 @@ async def found_letters(on: MemoryBus, **wanted: Any) -> list[KeptLetter]:  # no
 async def found_offsets(on: MemoryBus, **wanted: Any) -> list[int]:  # noqa: ANN401  # as above
     """Return where the letters lie that a filter lets through."""
     return [letter.position.offset for letter in await found_letters(on, **wanted)]
-
-
-def sink_target(
-    on: MemoryBus, kind: SinkKind, settings: object, *, clock: ManualClock
-) -> AbstractAsyncContextManager[LetterTarget]:
-    """Return what opens the target of a sink's letters."""
-    return open_sink_target(
-        kind,
-        bus=on,
-        settings=settings,
-        group=kind.group,
-        readiness=Readiness(),
-        clock=clock,
-    )
-
-
-def join_target(on: MemoryBus, *, clock: ManualClock) -> AbstractAsyncContextManager[LetterTarget]:
-    """Return what opens the target of the join's letters."""
-    return open_join_target(bus=on, history=on, group=JOIN, clock=clock)
-
-
-async def replay(
-    on: MemoryBus,
-    target: AbstractAsyncContextManager[LetterTarget],
-    *,
-    clock: ManualClock,
-    again: bool = False,
-    is_rehearsal: bool = False,
-    shown: int = 20,
-    **wanted: Any,  # noqa: ANN401  # as above
-) -> LetterOutcome:
-    """Replay the letters that a filter lets through."""
-    return await replay_letters(
-        on,
-        target,
-        wanted=LetterFilter(**wanted),
-        again=again,
-        is_rehearsal=is_rehearsal,
-        give_up_seconds=60,
-        clock=clock,
-        refused=RefusedPrinter(shown),
-    )
-
-
-def counted(outcome: LetterOutcome) -> Sequence[int]:
-    """Return how many were delivered, refused again, left out and replayed before."""
-    return outcome.delivered, outcome.refused, outcome.skipped.total(), outcome.before

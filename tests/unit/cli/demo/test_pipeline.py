@@ -13,7 +13,6 @@ from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartitio
 from gpuledger.store.query import count_rows
 from gpuledger_cli.demo.pipeline import drain, running
 from gpuledger_cli.demo.plan import DEMO_SCENARIO, DemoPlan
-from gpuledger_cli.demo.run_bus import own_group
 from gpuledger_cli.demo.source import SimulatedMachine
 from gpuledger_sinks.registry import STORE
 from tests.hanging import HANG_SECONDS
@@ -33,7 +32,7 @@ class LateBus(MemoryBus):
     async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
         async with super().consumer(subscription) as consumer:
             assert isinstance(consumer, MemoryConsumer)
-            if subscription.group == own_group(STORE.group):
+            if subscription.group == STORE.group:
                 self._keep_back(consumer)
             yield consumer
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_cli.demo.run_bill import shown_costs
-from gpuledger_reports.money import rounded
+from gpuledger_reports.pricing.money import rounded
 
 COSTS = st.fractions(0, 1, max_denominator=10**7)
 

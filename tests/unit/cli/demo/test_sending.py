@@ -25,7 +25,7 @@ async def failing(*details: str) -> str:
     watch = SinkWatch(
         sink="nowhere",
         receiver="http://a:9",
-        bus=RunBus(MemoryBus(), beginning={}),
+        bus=RunBus(MemoryBus()),
         work=fail,
     )
     await watch.run(ManualClock(start_ns=0))
@@ -53,7 +53,7 @@ async def test_a_sink_may_end_once_it_has_handed_over_or_will_when_it_ends(
     async def work(**_: object) -> None:
         """Take nothing."""
 
-    bus = RunBus(MemoryBus(), beginning={place: 0})
+    bus = RunBus(MemoryBus())
     watch = SinkWatch(sink="nowhere", receiver="http://a:9", bus=bus, work=work, gathers=gathers)
     last = [(place, 4)]
     async with bus.consumer(Subscription(group="g", topics=[EVENTS.name])):

@@ -85,5 +85,5 @@ async def test_two_prefixes_on_one_bus_do_not_see_one_another(tmp_path: Path) ->
     for bus, run in zip(buses, (blue, green), strict=True):
         assert [sink.line(run.reader.newest).missing for sink in run.sinks] == [0, 0, 0]
         names = bus.groups | bus.transactional_ids
-        assert all(name.startswith(f"{bus.topics.prefix}-demo-") for name in names)
+        assert all(name.startswith(f"{bus.topics.prefix}-") for name in names)
         assert bus.transactional_ids

@@ -55,7 +55,7 @@ def test_metrics_are_made_in_the_metrics_modules_and_the_dead_letter_queue_only(
         "gpuledger/bus/gaps.py",
         "gpuledger/dead_letter_queue.py",
         "gpuledger/runtime/process_metrics.py",
-        "reports/gpuledger_reports/metrics.py",
+        "reports/gpuledger_reports/api/metrics.py",
         "sinks/gpuledger_sinks/metrics.py",
     }
     assert {str(Path(m.__file__ or "").relative_to(ROOT)) for m in DEPLOYABLES.values()} == made

@@ -13,7 +13,6 @@ from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import decoder_of
 from gpuledger.completeness import JOIN, PODWATCH, message_of
 from gpuledger.records import PodState, Watermark
-from gpuledger_enricher.join.join_settings import JoinSettings
 from tests.default_topics import EVENTS, PODS, SAMPLES, WATERMARKS
 from tests.unit.enricher.join.builders import Given
 from tests.unit.enricher.join.joining import (
@@ -26,7 +25,6 @@ from tests.unit.enricher.join.joining import (
     tick,
     until,
 )
-from tests.unit.enricher.join.test_guarantees import BOTH
 from tests.unit.enricher.join.ticks import SECOND_NS, UIDS, pod, sample
 
 WAITING = msgspec.structs.replace(
@@ -65,27 +63,23 @@ async def say(bus: MemoryBus, **changes: object) -> None:
             await producer.publish(WATERMARKS.name, partition, [message])
 
 
-@BOTH
-async def test_a_partition_is_complete_up_to_the_last_tick_of_its_nodes(
-    settings: JoinSettings,
-) -> None:
+async def test_a_partition_is_complete_up_to_the_last_tick_of_its_nodes() -> None:
     """And it says so of the events up to that tick's, once they were acknowledged."""
     bus = MemoryBus()
     await publish(bus, SAMPLES, tick(1), tick(2))
-    async with joining(bus, settings=settings):
+    async with joining(bus):
         await committed(bus, 2)
         await until(lambda: bool(watermarks(bus)))
     said = watermarks(bus)[0]
     assert (said.complete_until_ns, said.topic, said.next_offset) == (TICK_NS, EVENTS.name, 2)
     assert (said.node_count, said.silent_count, said.silent) == (1, None, None)
-    assert said.publisher.startswith("gpuledger@")
+    assert said.publisher.startswith("gpuledger-join@")
 
 
-@BOTH
-async def test_a_partition_without_nodes_is_called_complete_too(settings: JoinSettings) -> None:
+async def test_a_partition_without_nodes_is_called_complete_too() -> None:
     """Else what is complete of all partitions would never be known."""
     bus = MemoryBus()
-    async with joining(bus, settings=settings):
+    async with joining(bus):
         await until(lambda: bool(watermarks(bus)))
     (said,) = watermarks(bus)
     assert (said.node_count, said.next_offset) == (0, 0)

@@ -20,7 +20,6 @@ from gpuledger.bus.protocol import (
 from gpuledger.codec import Decoder, encode
 from gpuledger.records import DeadLetter, GpuEvent, PodState
 from gpuledger.topics import Topic
-from gpuledger_enricher.join.join_settings import JoinSettings
 from tests.default_topics import (
     DEAD_LETTERS,
     EVENTS,
@@ -44,7 +43,6 @@ from tests.unit.enricher.join.joining import (
     tick,
     until,
 )
-from tests.unit.enricher.join.test_guarantees import BOTH
 from tests.unit.enricher.join.ticks import UIDS, pod
 
 
@@ -131,16 +129,15 @@ async def test_a_record_that_cannot_be_decoded_ends_as_a_dead_letter(topic: Topi
     assert letter.value_base64 == "bm8ganNvbg=="
 
 
-@BOTH
 @pytest.mark.parametrize("topic", [PODS, NODES, WATERMARKS], ids=lambda each: each.name)
 async def test_a_record_of_a_compacted_topic_has_one_letter_however_often_it_is_read(
-    topic: Topic, settings: JoinSettings
+    topic: Topic,
 ) -> None:
     """Each start reads such a topic from its beginning; of what is new each bad one has its own."""
     bus = MemoryBus()
     for number in range(3):
         await publish(bus, topic, b"no json", b"nor this", encode(pod()) + b"}")
-        async with joining(bus, settings=settings) as readiness:
+        async with joining(bus) as readiness:
             await read(bus, DEAD_LETTERS, 3 * (number + 1))
             await until(readiness.is_ready)
             await publish(bus, SAMPLES, tick(number + 1))

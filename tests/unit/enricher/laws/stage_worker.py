@@ -14,10 +14,11 @@ from gpuledger.bus.protocol import Message, Record
 from gpuledger.codec import decoder_of, encode
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.keys import node_key
+from gpuledger.ledger.series import EventSeries
 from gpuledger.records import GpuEvent
 from gpuledger_enricher.join.stage import JoinStage
 from gpuledger_sinks.remote_write.active_series import ActiveSeries
-from gpuledger_sinks.remote_write.node_intervals import NodeIntervals, TickValues
+from gpuledger_sinks.remote_write.node_intervals import NodeIntervals
 from gpuledger_sinks.remote_write.wire import Version
 from tests.compiled import describe_compiled
 from tests.default_topics import DEAD_LETTERS, TOPICS
@@ -55,7 +56,7 @@ def sent_of(events: Iterable[Message]) -> Iterator[bytes]:
         event = decode(message.value)
         key = node_key(event)
         record = Record(TOPICS.events.name, 0, offset, 0, None, None)
-        node = nodes.setdefault(key, NodeIntervals(key, values=TickValues(), interval_ns=0))
+        node = nodes.setdefault(key, NodeIntervals(key, values=EventSeries(), interval_ns=0))
         for samples in node.add(event, record, is_past=False):
             encoded = series.encode(samples)
             yield from (encoded.encode(version) for version in Version)

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 
-from gpuledger_enricher.podwatch.api import Api, open_api
+from gpuledger_enricher.podwatch.api import Api
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.events import Deleted, Interrupted, Skipped, Step, Upserted
 from gpuledger_enricher.podwatch.kinds import POD
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings

@@ -7,18 +7,15 @@ from contextlib import asynccontextmanager, suppress
 from typing_extensions import override
 
 from gpuledger.bus.memory import MemoryBus
-from gpuledger.bus.protocol import (
-    Record,
-)
+from gpuledger.bus.protocol import Bus, Record
 from gpuledger.clock import Clock
 from gpuledger.codec import decoder_of
 from gpuledger.keys import split_key
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
-from gpuledger_enricher.podwatch.api import open_api
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger_enricher.podwatch.pod_watch import run_podwatch
-from gpuledger_enricher.podwatch.publish import WatchBus
 from tests.default_topics import PODS
 from tests.unit.enricher.podwatch.builders import (
     PatientClock,
@@ -35,7 +32,7 @@ class StillClock(PatientClock):
 
 @asynccontextmanager
 async def running(
-    *, bus: WatchBus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
+    *, bus: Bus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
 ) -> AsyncGenerator[None]:
     """Run podwatch while the context is open; a failure of it comes out of the context."""
     async with open_api(settings.kubernetes) as api:

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from gpuledger_enricher.podwatch.api import Api, KubernetesError, SilentError, open_api
+from gpuledger_enricher.podwatch.api import Api, KubernetesError, SilentError
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from tests.hanging import HANG_SECONDS
 from tests.unit.enricher.podwatch.builders import encoded, pod

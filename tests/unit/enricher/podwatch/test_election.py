@@ -12,7 +12,8 @@ from typing_extensions import override
 
 from gpuledger.errors import BusUnavailableError, UserError
 from gpuledger.runtime import Readiness
-from gpuledger_enricher.podwatch.api import Api, open_api
+from gpuledger_enricher.podwatch.api import Api
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.election import (
     RELEASE_SECONDS,
     Elector,

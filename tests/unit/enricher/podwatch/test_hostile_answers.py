@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuledger_enricher.podwatch.api import AnswerTooLargeError, KubernetesError, open_api
+from gpuledger_enricher.podwatch.api import AnswerTooLargeError, KubernetesError
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.events import WatchReader, split_lines
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger_enricher.podwatch.reflector import MAX_PAGE_BYTES
@@ -106,18 +107,22 @@ async def test_nothing_that_is_quoted_shows_the_login_that_was_sent(
     assert str(caught.value)
 
 
-async def test_a_redirect_is_followed_nowhere(tmp_path: Path) -> None:
-    """Not to the same server either: it has no page of pods to send anybody away from."""
+async def test_a_server_without_credentials_is_not_left_for_another_one() -> None:
     moved = Raw(begin=b"HTTP/1.1 302 x\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n")
-    async with answering([moved, moved]) as server:
-        file = write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token=TOKEN)
-        for settings in (
-            KubernetesSettings(kubeconfig=str(file)),
-            KubernetesSettings(url=server.url),
-        ):
-            with refused(302):
-                await follow(settings)
-        assert len(server.heads) == 2
+    async with answering([moved]) as server:
+        with refused(302):
+            await follow(KubernetesSettings(url=server.url))
+
+
+async def test_a_redirect_carries_the_token_to_no_other_server(tmp_path: Path) -> None:
+    async with answering([page(b"")]) as other:
+        location = f"Location: {other.url}/\r\nContent-Length: 0\r\n\r\n".encode()
+        async with answering([Raw(begin=b"HTTP/1.1 302 x\r\n" + location)]) as server:
+            file = write_kubeconfig(tmp_path / "kubeconfig", url=server.url, token=TOKEN)
+            with refused(503):
+                await follow(KubernetesSettings(kubeconfig=str(file)))
+        assert TOKEN.encode() in server.heads[0]
+        assert TOKEN.encode() not in other.heads[0]
 
 
 @pytest.mark.parametrize("body", [b"who is Bearer tok-hunter2?", b'{"message":"no tok-hunter2"}'])

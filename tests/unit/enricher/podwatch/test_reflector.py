@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuledger import __version__
-from gpuledger_enricher.podwatch.api import Api, KubernetesError, open_api
+from gpuledger_enricher.podwatch.api import Api, KubernetesError
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.events import Interrupted, Phase, Step, Upserted
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger_enricher.podwatch.reflector import MAX_PAGE_BYTES, Reflector

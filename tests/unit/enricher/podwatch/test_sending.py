@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gpuledger_enricher.podwatch.api import Api, KubernetesError, Method, open_api
+from gpuledger_enricher.podwatch.api import Api, KubernetesError, Method
+from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from tests.unit.enricher.podwatch.builders import write_kubeconfig
 from tests.unit.enricher.podwatch.lease_shelf import LeaseShelf

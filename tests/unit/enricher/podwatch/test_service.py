@@ -2,22 +2,21 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 import structlog
+from typing_extensions import override
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import (
     Bus,
-    HistoryReader,
     Message,
     Producer,
     Record,
     Subscription,
-    TopicDescription,
 )
 from gpuledger.errors import BusUnavailableError
 from gpuledger.keys import key_in
@@ -43,23 +42,17 @@ from tests.unit.enricher.podwatch.misbehaving import (
 from tests.unit.enricher.podwatch.running import StillClock, decoded, running
 
 
-class ShakyBus:
+class ShakyBus(MemoryBus):
     """A bus in memory whose producers refuse as often as it is told."""
 
     def __init__(self, *, refusals: int) -> None:
-        self.inner = MemoryBus()
-        self.topics = self.inner.topics
+        super().__init__()
         self.refusals = refusals
 
-    async def describe(self, topic: str) -> TopicDescription:
-        return await self.inner.describe(topic)
-
-    def reader(self) -> AbstractAsyncContextManager[HistoryReader]:
-        return self.inner.reader()
-
+    @override
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:
-        async with self.inner.producer() as producer:
+        async with super().producer() as producer:
             yield ShakyProducer(bus=self, inner=producer)
 
 
@@ -164,7 +157,7 @@ async def test_an_api_server_on_which_no_pod_changes_is_ready_and_nothing_is_sai
     server: MisbehavingServer, settings: PodwatchSettings
 ) -> None:
     readiness = Readiness()
-    impatient = msgspec.structs.replace(settings.kubernetes, idle_timeout_seconds=0.02)
+    impatient = msgspec.structs.replace(settings.kubernetes, idle_timeout_seconds=0.2)
     settings = msgspec.structs.replace(settings, kubernetes=impatient)
     server.lists += [page(pod("a"))]
     with structlog.testing.capture_logs() as lines:
@@ -195,7 +188,7 @@ async def test_pods_wait_for_a_bus_that_is_away(
     server.lists += [page(pod("a"))]
     server.watches += [events(event("MODIFIED", pod("a", status={"phase": "Failed"})), keep=True)]
     async with running(bus=bus, settings=settings, readiness=readiness, clock=clock):
-        await published_phase(bus.inner, "Failed")
+        await published_phase(bus, "Failed")
         await soon(lambda: readiness.check("pods.kafka").is_ok)
     assert bus.refusals == 0
 

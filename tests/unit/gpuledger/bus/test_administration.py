@@ -11,7 +11,6 @@ from gpuledger.bus.administration import (
     TopicLine,
     compare,
     refuse_other_partitions,
-    subscribed_topics,
 )
 from gpuledger.errors import TopicsError
 from tests.default_topics import SAMPLES, TOPICS
@@ -59,22 +58,3 @@ def test_another_number_of_partitions_is_refused_with_the_remedy() -> None:
 
     with pytest.raises(TopicsError, check=has_words("partitions=12", "partitions=1")):
         refuse_other_partitions(lines)
-
-
-def described(metadata: bytes) -> tuple[str, str, str, bytes, bytes]:
-    """Return a member of a group as aiokafka hands it over."""
-    return ("member", "client", "/host", metadata, b"")
-
-
-def test_the_topics_of_a_group_are_those_that_its_members_subscribe_to() -> None:
-    """As clients in Java say it too, whose newer form ends with more than was known of."""
-    ours = b"\x00\x00" + b"\x00\x00\x00\x01" + b"\x00\x03one" + b"\x00\x00\x00\x00"
-    java = b"\x00\x03" + b"\x00\x00\x00\x02" + b"\x00\x03one\x00\x03two" + b"\xff\xff\xff\xff\x00"
-    assert subscribed_topics([described(ours)]) == {"one"}
-    assert subscribed_topics([described(ours), described(java)]) == {"one", "two"}
-
-
-@pytest.mark.parametrize("metadata", [b"", b"\x00", b"\x00\x00\x00\x00\x00\x09\x00\x03on"])
-def test_a_member_that_says_nothing_readable_counts_for_nothing(metadata: bytes) -> None:
-    """A group that forms has no metadata yet; members of other kinds have another form."""
-    assert subscribed_topics([described(metadata)]) == frozenset()

@@ -17,10 +17,9 @@ from aiokafka.errors import (
 from aiokafka.protocol.commit import OffsetFetchRequest, OffsetFetchResponse_v3
 from aiokafka.structs import TopicPartition
 
-from gpuledger.bus.kafka_requests import (
+from gpuledger.bus.aiokafka_patches.requests import (
     UNSTABLE_OFFSET_COMMIT,
     committed_offsets,
-    heed_refused_group_offsets,
     heed_refused_offsets,
     stable_offsets,
 )
@@ -149,14 +148,6 @@ async def test_what_is_asked_for_after_stable_offsets_is_of_now_again() -> None:
     assert [asked.API_VERSION for asked in coordinator.asked] == [7, 3]
 
 
-async def test_an_administrator_is_told_of_a_refusal() -> None:
-    coordinator = Coordinator(error_code=NotCoordinatorForGroupError.errno)
-    client = SimpleNamespace(_send_request=coordinator._send_req)
-    heed_refused_group_offsets(client)
-    with pytest.raises(NotCoordinatorForGroupError):
-        await client._send_request(OffsetFetchRequest("rows", None))
-
-
 async def test_other_requests_are_sent_as_they_are() -> None:
     sent: list[object] = []
 
@@ -164,8 +155,8 @@ async def test_other_requests_are_sent_as_they_are() -> None:
         sent.append(request)
         return "answered"
 
-    client = SimpleNamespace(_send_request=send)
-    heed_refused_group_offsets(client)
+    coordinator = SimpleNamespace(_send_req=send)
+    heed_refused_offsets(SimpleNamespace(_coordinator=coordinator))
     request = object()
-    assert await client._send_request(request) == "answered"
+    assert await coordinator._send_req(request) == "answered"
     assert sent == [request]

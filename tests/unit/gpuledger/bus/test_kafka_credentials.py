@@ -12,8 +12,8 @@ from aiokafka.conn import AIOKafkaConnection
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
+from gpuledger.bus.aiokafka_patches.logins import encode_password_at_login
 from gpuledger.bus.kafka_connection import CurrentContext, CurrentPassword, KafkaCredentials
-from gpuledger.bus.kafka_internals import encode_password_at_login
 from gpuledger.errors import SettingsError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.settings import KafkaSettings, Secret

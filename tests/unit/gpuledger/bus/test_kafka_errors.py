@@ -40,6 +40,8 @@ BROKEN = 'Unable connect to "%s:%s": %s'
         (vendor.TopicAuthorizationFailedError("events"), RefusedError),
         (vendor.GroupAuthorizationFailedError("join"), RefusedError),
         (vendor.ClusterAuthorizationFailedError(), RefusedError),
+        (vendor.TransactionalIdAuthorizationFailed(), RefusedError),
+        (vendor.IncompatibleBrokerVersion("InitProducerIdRequest"), RefusedError),
         (vendor.UnknownTopicOrPartitionError(), TopicsError),
         (vendor.MessageSizeTooLargeError(), MessageTooLargeError),
         (vendor.OutOfOrderSequenceNumber(), BusUnavailableError),

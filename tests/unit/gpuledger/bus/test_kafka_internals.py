@@ -7,7 +7,7 @@ from typing import Any
 from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulator
 from aiokafka.structs import TopicPartition
 
-from gpuledger.bus.kafka_internals import send_batch
+from gpuledger.bus.aiokafka_patches.producers import send_batch
 
 
 class Leaderless:

@@ -11,10 +11,10 @@ from aiokafka.errors import CorruptRecordException
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from gpuledger.bus import kafka_internals
-from gpuledger.bus.kafka_internals import pack_at_least_cost
+from gpuledger.bus.aiokafka_patches import packing
+from gpuledger.bus.aiokafka_patches.packing import pack_at_least_cost
+from gpuledger.bus.aiokafka_patches.unpacking import install_unpacking
 from gpuledger.bus.kafka_producer import pack
-from gpuledger.bus.kafka_unpacking import install_unpacking
 from gpuledger.bus.limits import MAX_BATCH_RECORDS
 from gpuledger.bus.protocol import Message
 
@@ -42,9 +42,9 @@ def packed() -> bytes:
 def _without_zstandard(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Stand on a node, where only aiokafka's own library is."""
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    kafka_internals.packer.cache_clear()
+    packing.packer.cache_clear()
     yield
-    kafka_internals.packer.cache_clear()
+    packing.packer.cache_clear()
 
 
 @pytest.mark.usefixtures("_without_zstandard")

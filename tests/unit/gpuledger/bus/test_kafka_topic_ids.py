@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from aiokafka.errors import KafkaConnectionError
 
-from gpuledger.bus.kafka_requests import fetch_topic_ids
+from gpuledger.bus.aiokafka_patches.requests import fetch_topic_ids
 
 UNKNOWN_TOPIC, NO_ERROR = 3, 0
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.consumer.subscription_state import SubscriptionState
 
-from gpuledger.bus.kafka_fetch import Turn, named, turn
-from gpuledger.bus.kafka_unpacking import install_unpacking
+from gpuledger.bus.aiokafka_patches.turns import Turn, turn
+from gpuledger.bus.aiokafka_patches.unpacking import install_unpacking
+from gpuledger.bus.kafka_fetch import named
 from gpuledger.bus.limits import MAX_TURN_BYTES
 from gpuledger.bus.protocol import TopicPartition
 from tests import raw_batches
@@ -126,16 +127,6 @@ async def test_who_has_a_backlog_and_polls_in_every_turn_keeps_no_other_waiting(
     both = "".join(order)[: len(ALL)]
     assert "1" * 5 not in both
     assert "2" * 5 not in both
-
-
-async def test_records_that_are_taken_one_by_one_come_all_in_their_order() -> None:
-    async with asyncio.timeout(HANG_SECONDS), consuming(log()) as fetcher:
-        records = [await fetcher.next_record(PARTITIONS) for _ in ALL]
-
-    assert {(record.partition, record.offset) for record in records} == ALL
-    for partition in range(2):
-        offsets = [record.offset for record in records if record.partition == partition]
-        assert offsets == list(range(BATCHES))
 
 
 async def test_a_poll_that_waits_for_nothing_returns_where_nothing_is_here() -> None:

@@ -11,8 +11,12 @@ from aiokafka.consumer.fetcher import READ_COMMITTED
 from aiokafka.consumer.subscription_state import Assignment
 from aiokafka.record.memory_records import MemoryRecords
 
+from gpuledger.bus.aiokafka_patches.unpacking import (
+    PartitionAnswer,
+    PartitionBatches,
+    install_unpacking,
+)
 from gpuledger.bus.kafka_fetch import named
-from gpuledger.bus.kafka_unpacking import PartitionAnswer, PartitionBatches, install_unpacking
 from gpuledger.bus.limits import (
     MAX_BATCH_BYTES,
     MAX_BATCH_RECORDS,

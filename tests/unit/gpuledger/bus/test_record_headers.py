@@ -7,7 +7,7 @@ from hypothesis import example
 from hypothesis import given as for_any
 from hypothesis import strategies as st
 
-from gpuledger.bus.kafka_unpacking import max_headers
+from gpuledger.bus.aiokafka_patches.unpacking import max_headers
 from tests import raw_batches
 from tests.raw_batches import Raw
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuledger.bus.kafka_requests import Found, TopicIds
+from gpuledger.bus.topic_ids import Found, TopicIds
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS
 EVERY_NS = 10 * SECOND_NS
 ECC = "gpuledger_gpu_ecc_errors_total"
 REASON = "gpuledger_gpu_throttle_reason"
+LINK = "gpuledger_gpu_link_bytes_total"
+SENT = (LINK, GPU, "pcie", "sent")
 
 
 def details(uuid: str = GPU, **said: Any) -> GpuDetails:  # noqa: ANN401  # as GpuDetails takes them
@@ -60,8 +62,8 @@ def readings(second: float, *gpus: GpuDetails) -> NodeReadings:
 class Told:
     """What is told of a node as its readings come."""
 
-    def __init__(self, *, has_hw_names: bool = False) -> None:
-        self.known = NodeHealth(has_hw_names=has_hw_names)
+    def __init__(self) -> None:
+        self.known = NodeHealth()
 
     def at(self, second: float, *gpus: GpuDetails) -> dict[tuple[str, ...], float | None] | None:
         """Return the values by metric and labels behind the name; `None` where it is not time."""
@@ -126,7 +128,7 @@ def test_a_reason_that_came_and_went_between_two_samples_is_told() -> None:
 
 @pytest.mark.parametrize("pace", [5, 12, 30])
 def test_what_is_asked_more_rarely_than_it_is_told_is_told_without_a_gap(pace: int) -> None:
-    told = Told(has_hw_names=True)
+    told = Told()
     for second in range(121):
         asked = throttled(0x40) if second % pace == 0 else None
         traffic = GpuTraffic(pcie_sent_bytes_total=second) if asked else None
@@ -135,7 +137,7 @@ def test_what_is_asked_more_rarely_than_it_is_told_is_told_without_a_gap(pace: i
         if values is not None:
             reason = ("gpuledger_gpu_throttle_reason", GPU, "hw_thermal")
             assert values[reason] == 1.0
-            sent = values["hw_gpu_io_bytes_total", GPU, "gpu", "transmit"]
+            sent = values[*SENT]
             assert sent == second - second % pace, "the last, and no other"
 
 
@@ -253,42 +255,34 @@ def test_readings_of_more_gpus_than_a_node_has_are_refused() -> None:
         Told().at(0, *many)
 
 
-@pytest.mark.parametrize("is_on", [False, True])
-def test_errors_and_traffic_are_told_under_opentelemetrys_names_where_these_are_asked_for(
-    *, is_on: bool
-) -> None:
-    told = Told(has_hw_names=is_on)
+def test_bytes_of_links_are_exact_counters_by_link_and_direction() -> None:
+    told = Told()
     counted = details(
-        health=GpuHealth(ecc_corrected_volatile_total=5, ecc_uncorrected_volatile_total=2),
-        traffic=GpuTraffic(pcie_sent_bytes_total=30, pcie_received_bytes_total=40),
+        traffic=GpuTraffic(
+            pcie_sent_bytes_total=2**53 - 1,
+            pcie_received_bytes_total=40,
+            nvlink_sent_bytes_total=50,
+            nvlink_received_bytes_total=60,
+        )
     )
     told.at(0, counted)
 
-    found = told.at(10, counted)
-
-    assert found is not None
-    assert {series: value for series, value in found.items() if series[0].startswith("hw_")} == (
-        {
-            ("hw_errors_total", GPU, "gpu", "corrected"): 5,
-            ("hw_errors_total", GPU, "gpu", "uncorrected"): 2,
-            ("hw_gpu_io_bytes_total", GPU, "gpu", "receive"): 40,
-            ("hw_gpu_io_bytes_total", GPU, "gpu", "transmit"): 30,
-        }
-        if is_on
-        else {}
-    )
+    assert told.at(10, counted) == {
+        SENT: 2**53 - 1,
+        (LINK, GPU, "pcie", "received"): 40,
+        (LINK, GPU, "nvlink", "sent"): 50,
+        (LINK, GPU, "nvlink", "received"): 60,
+    }
 
 
 def test_traffic_that_was_not_read_for_a_minute_is_told_no_more() -> None:
-    told = Told(has_hw_names=True)
+    told = Told()
     told.at(0, details(traffic=GpuTraffic(pcie_sent_bytes_total=30)))
-    assert ("hw_gpu_io_bytes_total", GPU, "gpu", "transmit") in (told.at(10, healthy()) or {})
+    assert SENT in (told.at(10, healthy()) or {})
 
     for second in range(20, 61, 10):
-        assert ("hw_gpu_io_bytes_total", GPU, "gpu", "transmit") in (
-            told.at(second, healthy()) or {}
-        )
-    assert ("hw_gpu_io_bytes_total", GPU, "gpu", "transmit") not in (told.at(70, healthy()) or {})
+        assert SENT in (told.at(second, healthy()) or {})
+    assert SENT not in (told.at(70, healthy()) or {})
 
 
 def test_no_reading_has_the_name_of_another_series_greatest_value() -> None:

@@ -11,7 +11,7 @@ from gpuledger.runtime.http.asgi import AsgiApp, Message
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger_reports.api.answering import AnswerSettings, ReportAnswer, answer_to
 from gpuledger_reports.api.pages import ReportPages
-from gpuledger_reports.api.processes import AnswererPool
+from gpuledger_reports.api.processes import Ask
 from gpuledger_reports.api.questions import Question
 from gpuledger_reports.api.store_state import StoreState
 from tests.unit.reports.stores import (
@@ -93,7 +93,6 @@ class InlineAnswerer:
 
     settings: AnswerSettings
     asked: list[Question] = field(default_factory=list)
-    is_closed: bool = False
     waits_for: asyncio.Event | None = None
     """What an answer waits for, as one that takes long."""
 
@@ -102,9 +101,6 @@ class InlineAnswerer:
             await self.waits_for.wait()
         self.asked.append(question)
         return answer_to(question, self.settings)
-
-    async def close(self) -> None:
-        self.is_closed = True
 
 
 class InlinePages:
@@ -117,14 +113,11 @@ class InlinePages:
         self.pages = ReportPages(cache_bytes=cache_bytes, now=lambda: NOW_SECONDS)
         self.clock_seconds = 0.0
         self.store = StoreState(
-            self.looker,
+            lambda question: self.looker.ask(question),  # noqa: PLW0108  # tests replace `ask`
             check=self.check,
             interval_seconds=INTERVAL_SECONDS,
             timeout_seconds=0.05,
             monotonic_seconds=lambda: self.clock_seconds,
-        )
-        self.pool = AnswererPool(
-            lambda: self.answerer, count=1, max_waiting=4, timeout_seconds=60.0
         )
 
     async def get(self, path: str, query: str = "") -> Response:
@@ -135,9 +128,9 @@ class InlinePages:
         await self.store.look()
 
     @asynccontextmanager
-    async def running(self, pool: AnswererPool | None = None) -> AsyncIterator[None]:
+    async def running(self, ask: Ask | None = None) -> AsyncIterator[None]:
         """Answer while the context is open, once the store was looked at."""
-        task = asyncio.create_task(self.pages.run(pool or self.pool, self.store))
+        task = asyncio.create_task(self.pages.run(ask or self.answerer.ask, self.store))
         try:
             # An inline answerer never waits: one step of the loop is all that a look takes.
             await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gpuledger_reports.api.answering import AnswerSettings, ReportAnswer
 from gpuledger_reports.api.pages import DESCRIPTION_FILE, AnswerCache, description
-from gpuledger_reports.api.processes import AnswererPool, BusyError, LateError, ProcessEndedError
+from gpuledger_reports.api.processes import BusyError, LateError, ProcessEndedError
 from gpuledger_reports.api.questions import PAGES, Question
 from tests.unit.reports.api.questions_asked import (
     DAY,
@@ -214,8 +214,11 @@ async def test_answers_are_kept_for_three_intervals_without_a_look_that_succeeds
 async def test_a_store_that_does_not_answer_a_look_in_time_makes_the_service_unready(
     served: InlinePages,
 ) -> None:
+    async def refuse(_: Question) -> ReportAnswer:
+        raise LateError("no answer within 30 s")
+
     async with served.running():
-        served.looker.waits_for = asyncio.Event()
+        served.looker.ask = refuse  # type: ignore[method-assign,assignment]  # fails as a real one does
         await served.look()
     assert not served.check.is_ok
     assert "no answer within" in served.check.detail
@@ -278,12 +281,10 @@ async def test_what_needs_more_memory_than_allowed_is_the_windows_mistake(
 async def test_who_cannot_be_answered_now_is_told_so_in_the_described_form(
     served: InlinePages, error: Exception, status: int
 ) -> None:
-    async def refuse(_: Question) -> None:
+    async def refuse(_: Question) -> ReportAnswer:
         raise error
 
-    served.answerer.ask = refuse  # type: ignore[method-assign,assignment]  # fails as a real one does
-    pool = AnswererPool(lambda: served.answerer, count=1, max_waiting=0, timeout_seconds=9.0)
-    async with served.running(pool):
+    async with served.running(refuse):
         response = await served.get("/bill")
     assert response.status == status
     check_form("/bill", response)
@@ -296,7 +297,6 @@ async def test_before_the_start_and_after_the_end_pages_say_that_there_is_nobody
     async with served.running():
         assert (await served.get("/bill")).status == 200
     assert (await served.get("/allocation", "window=7d")).status == 503
-    assert served.answerer.is_closed
 
 
 async def test_an_unknown_page_names_those_that_there_are(served: InlinePages) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpuledger_simulator.kube.objects import PodStep, pod_events
+from gpuledger_simulator.kube_objects import PodStep, pod_events
 from gpuledger_simulator.plan import plan_pods
 from gpuledger_simulator.scenario.load import parse_scenario
 

@@ -21,7 +21,6 @@ class RawMessage:
 
     body: bytes = b""
     samples: int = 0
-    tenant: str = ""
 
     def encode(self, version: Version) -> bytes:  # as Payload has it
         """Return the bytes."""
@@ -35,7 +34,6 @@ class SampleMessage:
     samples: int = 1
     time_ms: int = 1_700_000_000_000
     name: str = "gpuledger_test_bytes"
-    tenant: str = ""
 
     def encode(self, version: Version) -> bytes:
         """Return a request with them."""

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import cramjam
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from gpuledger_sinks.remote_write.wire import Exemplar
-
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _Fields = list[tuple[str, int, int, str | None, bool]]
 _MESSAGES: dict[str, _Fields] = {
@@ -21,12 +19,6 @@ _MESSAGES: dict[str, _Fields] = {
     "TimeSeries": [
         ("labels", 1, _FIELD.TYPE_MESSAGE, "Label", True),
         ("samples", 2, _FIELD.TYPE_MESSAGE, "Sample", True),
-        ("exemplars", 3, _FIELD.TYPE_MESSAGE, "Exemplar", True),
-    ],
-    "Exemplar": [
-        ("labels", 1, _FIELD.TYPE_MESSAGE, "Label", True),
-        ("value", 2, _FIELD.TYPE_DOUBLE, None, False),
-        ("timestamp", 3, _FIELD.TYPE_INT64, None, False),
     ],
     "Label": [
         ("name", 1, _FIELD.TYPE_STRING, None, False),
@@ -51,13 +43,7 @@ _MESSAGES_V2: dict[str, _Fields] = {
     "TimeSeries": [
         ("labels_refs", 1, _FIELD.TYPE_UINT32, None, True),
         ("samples", 2, _FIELD.TYPE_MESSAGE, "Sample", True),
-        ("exemplars", 4, _FIELD.TYPE_MESSAGE, "Exemplar", True),
         ("metadata", 5, _FIELD.TYPE_MESSAGE, "Metadata", False),
-    ],
-    "Exemplar": [
-        ("labels_refs", 1, _FIELD.TYPE_UINT32, None, True),
-        ("value", 2, _FIELD.TYPE_DOUBLE, None, False),
-        ("timestamp", 3, _FIELD.TYPE_INT64, None, False),
     ],
     "Sample": [
         ("value", 1, _FIELD.TYPE_DOUBLE, None, False),
@@ -70,16 +56,7 @@ _MESSAGES_V2: dict[str, _Fields] = {
         ("unit_ref", 4, _FIELD.TYPE_UINT32, None, False),
     ],
 }
-KINDS = (
-    "unknown",
-    "counter",
-    "gauge",
-    "histogram",
-    "gaugehistogram",
-    "summary",
-    "info",
-    "stateset",
-)
+KINDS = ("unknown", "counter", "gauge")
 
 
 class Described(NamedTuple):
@@ -159,30 +136,6 @@ def parse_v2(body: bytes) -> list[SeriesV2]:
         described = Described(KINDS[told.type], symbols[told.help_ref], symbols[told.unit_ref])
         series = Series(labels, sample.value, sample.timestamp)
         found.append(SeriesV2(series, sample.start_timestamp, described))
-    return found
-
-
-def parse_exemplars(body: bytes) -> list[list[Exemplar]]:
-    """Parse the exemplars of each series of a request of 1.0."""
-    return [
-        [
-            Exemplar(tuple((label.name, label.value) for label in e.labels), e.value, e.timestamp)
-            for e in one.exemplars
-        ]
-        for one in WriteRequest.FromString(body).timeseries
-    ]
-
-
-def parse_exemplars_v2(body: bytes) -> list[list[Exemplar]]:
-    """Parse the exemplars of each series of a request of 2.0."""
-    request, found = RequestV2.FromString(body), []
-    for one in request.timeseries:
-        of_series = []
-        for exemplar in one.exemplars:
-            strings = [request.symbols[reference] for reference in exemplar.labels_refs]
-            labels = tuple(zip(strings[::2], strings[1::2], strict=True))
-            of_series.append(Exemplar(labels, exemplar.value, exemplar.timestamp))
-        found.append(of_series)
     return found
 
 

@@ -632,7 +632,7 @@ async def test_metadata_is_told_anew_to_a_receiver_that_was_away() -> None:
     assert told == [True, False, False, True, False]
 
 
-NOT_OURS = {25: "native histograms: there are none"}
+NOT_OURS = {24: "events have no exemplars", 25: "nor native histograms"}
 
 
 def test_every_duty_that_is_a_senders_of_samples_has_a_test_and_a_row_of_the_page() -> None:

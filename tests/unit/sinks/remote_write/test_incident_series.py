@@ -181,18 +181,6 @@ async def test_the_series_of_incidents_end_with_their_node() -> None:
         await eventually(lambda: math.isnan(told(receiver.received)[-1][1]))
 
 
-async def test_with_dcgm_exporters_names_the_last_xid_is_a_gauge() -> None:
-    on, name = bus(), "DCGM_FI_DEV_XID_ERRORS"
-    async with receiving() as receiver, running(sink(on, receiver, dcgm_names=True)):
-        await publish(on, event(0))
-        await eventually(is_committed(on, 1))
-        await publish_incidents(on, incident(1), incident(2, xid=31))
-        await eventually(lambda: is_counted(on, 2))
-        await publish(on, event(1), event(2, boot_id="boot-2"))
-        await eventually(is_committed(on, 3))
-    assert told(receiver.received, name, UUID=GPU) == [(0, 0), (1, 31), (2, 0)]
-
-
 async def test_the_first_incident_of_a_group_that_has_begun_counts_however_late_it_is() -> None:
     on, clock = bus(), ManualClock()
     async with receiving() as receiver:

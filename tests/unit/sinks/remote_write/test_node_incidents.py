@@ -12,12 +12,12 @@ from gpuledger.codec import decoder_of, encode, validate
 from gpuledger.keys import node_key
 from gpuledger.ledger.families import INCIDENTS, XID_ERRORS, Family
 from gpuledger.ledger.health import COUNTED_KINDS, OTHER
-from gpuledger.ledger.series import SeriesGroup
+from gpuledger.ledger.series import EventSeries, SeriesGroup
 from gpuledger.records import Incident, NodeCounters
 from gpuledger.records.counters import MAX_KNOWN_INCIDENTS
 from gpuledger.xids import all_xids
 from gpuledger_sinks.remote_write.node_incidents import SENT_NS, IncidentsOfNode
-from gpuledger_sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals, TickValues
+from gpuledger_sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals
 from tests.unit.sinks.builders import GPU, SECOND_NS, START_NS, event
 from tests.unit.sinks.remote_write.happened import incident
 
@@ -72,7 +72,7 @@ class Played:
     def _restart(self) -> None:
         counted, self._read_ticks, self._read_incidents = self._committed
         self._node = NodeIntervals(
-            node_key(event()), values=TickValues(), interval_ns=self._interval_ns, counted=counted
+            node_key(event()), values=EventSeries(), interval_ns=self._interval_ns, counted=counted
         )
 
     def tick(self, seconds: int) -> None:
@@ -231,12 +231,3 @@ def test_an_incident_is_known_again_while_it_is_one_of_the_last() -> None:
     assert all(node.add(one, time_ns=START_NS) for one in happened)
     assert not any(node.add(one, time_ns=START_NS) for one in happened[1:])
     assert len(node.hashes()) == MAX_KNOWN_INCIDENTS
-
-
-def test_the_last_xid_is_that_of_the_boot() -> None:
-    node = node_of()
-    for xid in (48, 63):
-        node.add(incident(xid, xid=xid), time_ns=START_NS)
-    node.add(incident(99, kind="gpu_lost"), time_ns=START_NS)
-    assert node.last_xids("boot-1") == {GPU: 63}
-    assert node.last_xids("boot-2") == {}

@@ -11,16 +11,13 @@ from hypothesis import strategies as st
 from gpuledger.bus.protocol import Record
 from gpuledger.codec import decoder_of, encode, validate
 from gpuledger.keys import node_key
-from gpuledger.ledger.aliases import AliasSeries
-from gpuledger.ledger.dcgm import DcgmSeries
-from gpuledger.ledger.families import ACCOUNT, DEVICE, FAMILIES, POD, POD_INFO
-from gpuledger.ledger.hardware import HardwareSeries
+from gpuledger.ledger.families import ACCOUNT, DEVICE, POD, POD_INFO
 from gpuledger.ledger.interval_values import maxima_of
-from gpuledger.ledger.series import SeriesGroup
+from gpuledger.ledger.series import EventSeries, SeriesGroup
 from gpuledger.ledger.usage import COUNTED, COUNTERS, CountedLabels
 from gpuledger.records import Account, GpuEvent, NodeCounters, PodDescription, PodState
 from gpuledger_sinks.remote_write.node_counters import KEPT_NS, WAITS_NS
-from gpuledger_sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals, TickValues
+from gpuledger_sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals
 from tests.unit.sinks.builders import (
     SECOND_NS,
     START_NS,
@@ -51,10 +48,9 @@ class Played:
         ticks: Sequence[GpuEvent],
         *,
         interval_ns: int = INTERVAL_NS,
-        aliases: Sequence[AliasSeries] = (),
     ) -> None:
         self._ticks, self._interval_ns = ticks, interval_ns
-        self._values = TickValues(aliases=aliases)
+        self._values = EventSeries()
         self.sent: list[IntervalSamples] = []
         self._restart(None, 0)
 
@@ -289,52 +285,6 @@ def test_a_device_is_averaged_over_the_ticks_that_have_a_value_and_has_its_maxim
     assert most[names.index("gpuledger_gpu_power_max_watts")] == 300.0
 
 
-ALIASES = (DcgmSeries(), HardwareSeries())
-
-
-def under_others_names(*ticks: GpuEvent) -> list[dict[str, list[float]]]:
-    """Return the values of each interval by metric, one for each series."""
-    played = Played(ticks, aliases=ALIASES)
-    played.finish()
-    own = {maximum for family in FAMILIES for maximum in (family, maxima_of(family))} | {COUNTERS}
-    found: list[dict[str, list[float]]] = []
-    for samples in played.sent:
-        found.append(defaultdict(list))
-        for group, values in samples.values.items():
-            for metric, value in zip(group.family.metrics, values, strict=True):
-                if group.family not in own and value is not None:
-                    found[-1][metric.name].append(value)
-    return found
-
-
-def test_under_others_names_gauges_are_means_without_maxima_and_counters_are_as_they_stand() -> (
-    None
-):
-    watts, millijoules = [100_000, 300_000], [5_000, 9_000]
-    (samples,) = under_others_names(
-        *(
-            event(tick + 1, of=reading(power_milliwatts=each, energy_total_millijoules=so_far))
-            for tick, (each, so_far) in enumerate(zip(watts, millijoules, strict=True))
-        )
-    )
-
-    assert samples["DCGM_FI_DEV_POWER_USAGE"] == samples["hw_power_watts"] == [200.0]
-    assert samples["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"] == [9_000]
-    assert samples["hw_energy_joules_total"] == [9.0]
-    named = {metric.name for one in ALIASES for family in one.families for metric in family.metrics}
-    assert samples.keys() <= named
-
-
-def test_a_gpu_whose_holder_changes_in_an_interval_is_one_series_under_others_names() -> None:
-    held = entry(Account.IDLE, holder=0, held_ns=SECOND_NS)
-    alone = event(1, entries=[entry(Account.IDLE, held_ns=SECOND_NS)], pods=[])
-
-    (samples,) = under_others_names(alone, event(2, entries=[held], pods=[], held_by=[holder()]))
-
-    assert samples["DCGM_FI_DEV_POWER_USAGE"] == [350.5]
-    assert samples["DCGM_FI_DEV_FB_USED"] == [20 * 1024]
-
-
 def test_a_pod_whose_names_come_within_an_interval_is_described_once() -> None:
     (samples,) = play(pending(1), event(2, entries=[entry()]))
     described = [group.label_values for group in samples.values if group.family is POD_INFO]
@@ -387,7 +337,7 @@ def test_a_series_goes_on_while_its_container_is_away_and_ends_after_a_while() -
 
 
 def test_use_that_comes_late_counts_in_the_newest_interval() -> None:
-    intervals = NodeIntervals(NODE_KEY, values=TickValues(), interval_ns=INTERVAL_NS)
+    intervals = NodeIntervals(NODE_KEY, values=EventSeries(), interval_ns=INTERVAL_NS)
     sent = list(intervals.add(event(1), record_at(0), is_past=False))
     old = event(-500, boot_id="boot-0")
     sent += intervals.add(old, record_at(1), is_past=True)
@@ -431,7 +381,7 @@ def test_a_record_that_points_beyond_its_lists_is_refused() -> None:
     with pytest.raises(ValueError, match="position"):
         NodeIntervals(
             NODE_KEY,
-            values=TickValues(),
+            values=EventSeries(),
             interval_ns=0,
             counted=NodeCounters(**fields | {"gpus": []}),
         )
@@ -439,7 +389,7 @@ def test_a_record_that_points_beyond_its_lists_is_refused() -> None:
 
 def test_a_device_that_is_not_described_is_no_reason_to_lose_an_event() -> None:
     """What an event points to and does not list is refused with nothing counted."""
-    intervals = NodeIntervals(NODE_KEY, values=TickValues(), interval_ns=INTERVAL_NS)
+    intervals = NodeIntervals(NODE_KEY, values=EventSeries(), interval_ns=INTERVAL_NS)
     broken = event(1, gpus=[books(reading(), entry(Account.IDLE, holder=7))])
     with pytest.raises(ValueError, match="holder"):
         list(intervals.add(broken, record_at(0), is_past=False))

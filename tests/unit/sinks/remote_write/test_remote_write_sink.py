@@ -275,54 +275,6 @@ async def test_the_labels_that_are_asked_for_stand_on_the_info_series_and_on_no_
     }
 
 
-@pytest.mark.parametrize("is_on", [False, True])
-async def test_dcgm_exporters_names_are_sent_where_they_are_asked_for(*, is_on: bool) -> None:
-    on = bus()
-    await publish(on, event(0), event(1, gpus=[]))
-    async with receiving() as receiver, running(sink(on, receiver, dcgm_names=is_on)):
-        await eventually(is_committed(on, 2))
-    sent = [one for got in receiver.received for one in parse_compressed(got.body)]
-    found = [one for one in sent if one.name == "DCGM_FI_DEV_GPU_UTIL"]
-    assert [(one.label("UUID"), one.label("cluster")) for one in found] == [
-        (GPU, "default")
-    ] * 2 * is_on
-    # It ends with its GPU, as all series do.
-    assert [math.isnan(one.value) for one in found] == [False, True][: len(found)]
-
-
-@pytest.mark.parametrize("is_on", [False, True])
-async def test_the_names_of_the_hardware_conventions_are_sent_where_they_are_asked_for(
-    *, is_on: bool
-) -> None:
-    on, of_readings = bus(), place_of(NODE, READINGS.name)
-    told = [readings(second, healthy(7)) for second in range(12)]
-    async with on.producer() as producer:
-        for one in told:
-            message = Message(key=b"key", value=encode(one), timestamp_ms=one.time_ns // 10**6)
-            await producer.publish(READINGS.name, AT.partition, [message])
-    await publish(on, event(0))
-    async with receiving() as receiver, running(sink(on, receiver, hw_names=is_on)):
-        await eventually(is_committed(on, 1))
-        await eventually(lambda: committed(on, REMOTE_WRITE.group, of_readings) == len(told))
-
-    sent = [one for got in receiver.received for one in parse_compressed(got.body)]
-    found = {one.name: one for one in sent if one.name.startswith("hw_")}
-    assert found.keys() == (
-        {
-            "hw_gpu_utilization_ratio",
-            "hw_gpu_memory_limit_bytes",
-            "hw_gpu_memory_usage_bytes",
-            "hw_gpu_memory_utilization_ratio",
-            "hw_power_watts",
-            "hw_temperature_celsius",
-            "hw_errors_total",
-        }
-        if is_on
-        else set()
-    )
-    assert {one.label("hw_id") for one in found.values()} <= {GPU}
-
-
 async def test_the_health_of_gpus_is_sent_from_the_readings_beside_the_events() -> None:
     on, clock = bus(), ManualClock()
     told = [readings(second, healthy(7), healthy(8, "GPU-b")) for second in range(12)]
@@ -643,7 +595,8 @@ async def another_member(on: MemoryBus, logged: Sequence[Mapping[str, Any]]) -> 
                 await consumer.poll(timeout_seconds=0.01, max_records=1)
 
     def assignments() -> int:
-        return [line["event"] for line in logged].count("partitions_assigned")
+        of_group = [line["event"] for line in logged if line.get("group") == REMOTE_WRITE.group]
+        return of_group.count("partitions_assigned")
 
     await eventually(lambda: assignments() == 1)
     async with running(polls()):

@@ -11,9 +11,10 @@ from benchmarks.remote_write_memory import own_names
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.codec import decoder_of, encode
 from gpuledger.keys import key_in
+from gpuledger.ledger.series import EventSeries
 from gpuledger.records import GpuEvent
 from gpuledger_sinks.remote_write.active_series import ActiveSeries, series_budget
-from gpuledger_sinks.remote_write.node_intervals import NodeIntervals, TickValues
+from gpuledger_sinks.remote_write.node_intervals import NodeIntervals
 from gpuledger_sinks.remote_write.wire import Version, encode_request
 from tests.unit.sinks.remote_write.interval_samples import RECORD
 
@@ -38,7 +39,7 @@ def _tick(node: int, tick: int) -> GpuEvent:
 
 def _keep(nodes: range, version: Version) -> tuple[ActiveSeries, list[NodeIntervals], int]:
     """Return what is kept of nodes whose last interval is open, and what is counted of it."""
-    budget, values = series_budget(2**40), TickValues()
+    budget, values = series_budget(2**40), EventSeries()
     series, kept = ActiveSeries(budget=budget), list[NodeIntervals]()
     for node in nodes:
         key = key_in("default", f"gpu-node-{node:04d}.cluster.example")

@@ -13,7 +13,6 @@ from gpuledger.ledger.families import FAMILIES
 from gpuledger_sinks.remote_write.active_series import metrics_of
 from gpuledger_sinks.remote_write.wire import (
     STALE_VALUE,
-    Exemplar,
     LabelSet,
     Metric,
     MetricSet,
@@ -35,8 +34,6 @@ from tests.unit.sinks.remote_write.oracle import (
     SeriesV2,
     WriteRequest,
     parse,
-    parse_exemplars,
-    parse_exemplars_v2,
     parse_metadata,
     parse_v2,
 )
@@ -55,26 +52,18 @@ metrics = st.builds(
 
 
 class Given(NamedTuple):
-    """A metric's value, when its series began, and an exemplar, where there are such."""
+    """A metric's value and when its series began, if there are such."""
 
     metric: Metric
     value: float | None
     start_ms: int | None
-    exemplar: Exemplar | None
 
 
-exemplars = st.builds(
-    Exemplar,
-    st.lists(st.tuples(names, texts.filter(bool)), max_size=3).map(tuple),
-    st.floats(allow_nan=False).filter(bool),
-    st.integers(1, 2**63 - 1),
-)
 samples = st.builds(
     Given,
     metrics,
     st.none() | st.floats(allow_nan=False),
     st.none() | times,
-    st.none() | exemplars,
 )
 groups = st.tuples(
     st.dictionaries(names, texts, max_size=12),
@@ -93,10 +82,8 @@ def timed(wanted: Ticks) -> Iterable[TimedSamples]:
                 chosen = [(g, v) for g, v in present if (g.start_ms is not None) == has_start]
                 if chosen:
                     starts = [encode_start(g.start_ms) for g, _ in chosen] if has_start else None
-                    exemplars = [g.exemplar for g, _ in chosen]
-                    beside = exemplars if any(exemplars) else None
                     metric_set = MetricSet(g.metric for g, _ in chosen)
-                    groups.append(SampleGroup(LabelSet(labels.items()), metric_set, starts, beside))
+                    groups.append(SampleGroup(LabelSet(labels.items()), metric_set, starts))
                     values += [encode_value(value) for _, value in chosen]
         yield TimedSamples(encode_time(time_ms), groups, values)
 
@@ -111,7 +98,7 @@ def expected(wanted: Ticks) -> list[SeriesV2]:
     found = []
     for time_ms, things in wanted:
         for labels, of_thing in things:
-            for metric, value, start_ms, _ in in_order(of_thing):
+            for metric, value, start_ms in in_order(of_thing):
                 if value is None:
                     continue
                 pairs = {**labels, "__name__": metric.name}.items()
@@ -119,17 +106,6 @@ def expected(wanted: Ticks) -> list[SeriesV2]:
                 described = Described(metric.kind, metric.help, metric.unit)
                 found.append(SeriesV2(series, start_ms or 0, described))
     return found
-
-
-def expected_exemplars(wanted: Ticks) -> list[list[Exemplar]]:
-    """Return the exemplars that are wanted of each series."""
-    return [
-        [g.exemplar] if g.exemplar else []
-        for _, things in wanted
-        for _, of_thing in things
-        for g in in_order(of_thing)
-        if g.value is not None
-    ]
 
 
 def has_zero(wanted: Ticks) -> bool:
@@ -143,7 +119,6 @@ def test_protobuf_reads_what_was_encoded_in_1_0(wanted: Ticks) -> None:
     body = encode_request(Version.V1, timed(wanted))
 
     assert parse(body) == [one.series for one in expected(wanted)]
-    assert parse_exemplars(body) == expected_exemplars(wanted)
     # Byte for byte too: nothing is encoded in a longer form than protobuf's own.
     again = WriteRequest.FromString(body).SerializeToString(deterministic=True)
     assert again == body or has_zero(wanted)
@@ -154,7 +129,6 @@ def test_protobuf_reads_what_was_encoded_in_2_0(wanted: Ticks) -> None:
     body = encode_request(Version.V2, timed(wanted))
 
     assert parse_v2(body) == expected(wanted)
-    assert parse_exemplars_v2(body) == expected_exemplars(wanted)
     again = RequestV2.FromString(body).SerializeToString(deterministic=True)
     assert again == body or has_zero(wanted)
 
@@ -186,8 +160,6 @@ def test_duty_20_the_symbols_begin_with_the_empty_one_and_are_each_string_that_i
     for series, _, described in expected(wanted):
         used |= {text for label in series.labels for text in label}
         used |= {described.help, described.unit}
-    for of_series in expected_exemplars(wanted):
-        used |= {text for one in of_series for label in one.labels for text in label}
     assert symbols[0] == ""
     assert len(set(symbols)) == len(symbols)
     assert set(symbols) == used
@@ -210,19 +182,6 @@ def test_duty_21_each_series_has_a_sample(wanted: Ticks) -> None:
         assert [len(one.samples) for one in request.FromString(body).timeseries] == [1] * len(
             expected(wanted)
         )
-
-
-@pytest.mark.parametrize("version", Version)
-def test_duty_24_an_exemplar_has_its_labels_its_value_and_its_time(version: Version) -> None:
-    metric = Metric(name="m_total", kind="counter", help="What.")
-    exemplar = Exemplar((("trace_id", "abc"),), 1.5, FIRST_MS)
-    group = SampleGroup(LabelSet([]), MetricSet([metric]), exemplars=[exemplar])
-    timed = TimedSamples(encode_time(FIRST_MS), [group], [encode_value(2.0)])
-
-    body = encode_request(version, [timed])
-
-    parsed = parse_exemplars(body) if version is Version.V1 else parse_exemplars_v2(body)
-    assert parsed == [[exemplar]]
 
 
 def one_series(labels: Iterable[tuple[str, str]], value: bytes) -> list[TimedSamples]:

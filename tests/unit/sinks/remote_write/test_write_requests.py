@@ -60,56 +60,43 @@ def ticks(nodes: str) -> list[WrittenTick]:
 def test_what_may_be_refused_goes_alone_and_all_else_together(
     nodes: str, apart: str, together: Sequence[str]
 ) -> None:
-    requests = split_into_requests(
-        ticks(nodes), max_samples=8, is_apart=lambda stream: stream.node in apart
-    )
+    requests = split_into_requests(ticks(nodes), max_samples=8, is_apart=lambda node: node in apart)
 
     assert ["".join(tick.node for tick in request.ticks) for request in requests] == together
 
 
-def ticks_of_tenants(of: list[tuple[int, str, int, bool]]) -> list[WrittenTick]:
+def ticks_at(of: list[tuple[int, int, bool]]) -> list[WrittenTick]:
+    """Return ticks in the order of their offsets, as those of a partition come."""
     return [
         WrittenTick(
             node="a",
             time_ns=1,
             record=record_of(offset),
-            encoded=EncodedTick(timed=(), samples=samples, is_behind=is_alone, tenant=tenant),
+            encoded=EncodedTick(timed=(), samples=samples, is_behind=is_alone),
         )
-        for offset, tenant, samples, is_alone in of
+        for offset, samples, is_alone in sorted(of, key=itemgetter(0))
     ]
 
 
-_OF_TENANTS: Final = st.lists(
-    st.tuples(st.integers(0, 9), st.sampled_from("xyz"), st.integers(1, 5), st.booleans()),
-    max_size=12,
-)
-"""Of each tick its offset, its tenant, how many samples it has, and whether it goes alone."""
+_OFFSETS: Final = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(1, 5), st.booleans()), max_size=12
+).map(ticks_at)
 
 
-@given(_OF_TENANTS)
-def test_each_tenant_gets_all_that_is_its_own_in_order(
-    of: list[tuple[int, str, int, bool]],
+@given(_OFFSETS)
+def test_requests_have_all_ticks_in_their_order_within_their_bound(
+    written: list[WrittenTick],
 ) -> None:
-    written = ticks_of_tenants(of)
-
     requests = list(split_into_requests(written, max_samples=8, is_apart=lambda _: False))
 
-    for tenant in "xyz":
-        sent = [tick for one in requests if one.tenant == tenant for tick in one.ticks]
-        assert sent == [tick for tick in written if tick.encoded.tenant == tenant]
+    assert [tick for one in requests for tick in one.ticks] == written
     for request in requests:
-        assert {tick.encoded.tenant for tick in request.ticks} == {request.tenant}
         assert len(request.ticks) == 1 or request.samples <= 8
         assert len(request.ticks) == 1 or not any(t.encoded.is_behind for t in request.ticks)
 
 
-@given(_OF_TENANTS)
-def test_no_offset_is_passed_over_of_which_a_tick_waits(
-    of: list[tuple[int, str, int, bool]],
-) -> None:
-    # As the ticks of a partition come.
-    of.sort(key=itemgetter(0))
-    written = ticks_of_tenants(of)
+@given(_OFFSETS)
+def test_no_offset_is_passed_over_of_which_a_tick_waits(written: list[WrittenTick]) -> None:
     unsent = [tick.record.offset for tick in written]
 
     for request in split_into_requests(written, max_samples=8, is_apart=lambda _: False):

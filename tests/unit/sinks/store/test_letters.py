@@ -17,7 +17,7 @@ from gpuledger.runtime import Readiness
 from gpuledger_sinks.loop import run_sink
 from gpuledger_sinks.registry import STORE
 from gpuledger_sinks.settings import StoreSettings
-from tests.default_topics import DEAD_LETTERS, EVENTS
+from tests.default_topics import DEAD_LETTERS, EVENTS, REPLAY
 from tests.unit.sinks.builders import (
     ManualClock,
     committed,
@@ -37,7 +37,7 @@ class RefusingBus(MemoryBus):
     """A bus that takes no letters for so many times."""
 
     def __init__(self, *, refusals: int) -> None:
-        super().__init__([replace(EVENTS, partitions=2), DEAD_LETTERS])
+        super().__init__([replace(EVENTS, partitions=2), DEAD_LETTERS, REPLAY])
         self.refusals = refusals
 
     @override

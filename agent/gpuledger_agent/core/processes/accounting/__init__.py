@@ -17,9 +17,9 @@ How an account becomes an exit, in the order of the modules:
    driver dates accounts by the wall clock, which may have been set, so each time of the node's boot
    by a clock of late is tried. Accounts come up to some ticks after the end, and are repeated for
    some, so an end waits for the accounts of its GPUs (`_MAX_WAIT_TICKS`) and repeated accounts are
-   known by GPU, pid and start. A process that no tick ever listed is in the table where a look
-   showed it; one that neither a tick nor a look listed is known if it lives on. If not, its account
-   belongs to nobody who can be named, and is reported so.
+   known by GPU, pid and start. A process that no tick ever listed is in the table where a fast
+   poll showed it; one that neither a tick nor a fast poll listed is known if it lives on. If not,
+   its account belongs to nobody who can be named, and is reported so.
 2. `exit_reporter` keeps, for each GPU, what the last ticks said: how much busy time each process
    was given, and how much was left to nobody (`GpuHistory`).
 3. It compares the two when ticks cover the end (`ExitReporter`): what the account says, less what

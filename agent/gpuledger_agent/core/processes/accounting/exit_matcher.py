@@ -92,26 +92,6 @@ class ProcessLifetime:
         return next((ns for ns in opened if earliest_ns <= ns <= latest_ns), None)
 
 
-class RepeatFilter:
-    """Which accounts are new: the driver repeats each for some ticks."""
-
-    def __init__(self) -> None:
-        self.ticks_left: dict[tuple[str, int, int | None], int] = {}
-        """For how many ticks one that was handled may come again, by GPU, pid and start."""
-
-    def new(self, accounts: DriverAccounts) -> Iterator[DriverAccount]:
-        """Yield the accounts that no earlier tick had; called once a tick."""
-        self.ticks_left = {key: left - 1 for key, left in self.ticks_left.items() if left > 1}
-        for uuid, given in accounts.items():
-            for pid, totals in given or ():
-                key = (uuid, pid, totals.started_time_ns)
-                is_new = key not in self.ticks_left
-                # Each repetition may be followed by another one.
-                self.ticks_left[key] = _REPEATED_TICKS
-                if is_new:
-                    yield pid, totals
-
-
 @dataclass(kw_only=True)
 class _UnmatchedExit:
     """An end that waits for its accounts."""
@@ -138,27 +118,20 @@ class ExitMatcher:
     """Of processes whose end is published: accounts that come now are too late."""
     _partial: dict[ProcessLifetime, list[GpuTotals]] = field(default_factory=dict)
     """Accounts of processes that are done with one GPU and still at work on another."""
-    _repeats: RepeatFilter = field(default_factory=RepeatFilter)
+    _repeats: dict[tuple[str, int, int | None], int] = field(default_factory=dict)
+    """For how many ticks an account may come again, by GPU, pid and start."""
     _boots: list[int] = field(default_factory=list)
     """When the node booted, by the wall clock as it was and, last, as it is."""
-    _exited: list[ExitedProcess] = field(default_factory=list)
-    _late: int = 0
+    exited: list[ExitedProcess] = field(default_factory=list)
+    """The processes that have left a GPU and have an account, until they are taken."""
+    late: int = 0
+    """How many accounts came after their end was published, until they are counted."""
 
     @property
     def remembered(self) -> int:
         """How many ends and accounts it remembers."""
         ends = len(self._waiting) + len(self._recent)
-        return ends + len(self._partial) + len(self._repeats.ticks_left)
-
-    def drain(self) -> list[ExitedProcess]:
-        """Return the processes that have left a GPU since the last call and have an account."""
-        exited, self._exited = self._exited, []
-        return exited
-
-    def drain_late(self) -> int:
-        """Return how many accounts came, since the last call, after their end was published."""
-        late, self._late = self._late, 0
-        return late
+        return ends + len(self._partial) + len(self._repeats)
 
     def match(
         self, table_update: TableUpdate, accounts: DriverAccounts, *, time_ns: int, boottime_ns: int
@@ -207,7 +180,7 @@ class ExitMatcher:
     ) -> dict[int, list[GpuTotals]]:
         """Put each new account to its process; return those of processes that nobody has seen."""
         unknown: dict[int, list[GpuTotals]] = {}
-        for account in self._repeats.new(accounts):
+        for account in self._new(accounts):
             pid, totals = account
             now = table_update.now.get(pid)
             if self._assign(account):
@@ -217,7 +190,7 @@ class ExitMatcher:
                 self._partial.setdefault(replace(lifetime, until_ns=0), []).append(totals)
                 self._exit(account, now.certain_facts, lifetime)
             elif any(lifetime.fits(account, self._boots) for lifetime in self._recent):
-                self._late += 1
+                self.late += 1
             else:
                 unknown.setdefault(pid, []).append(totals)
         # What is left of pids that are gone had no end to go to: the pid is another process's.
@@ -227,6 +200,18 @@ class ExitMatcher:
             if lifetime.pid in table_update.now
         }
         return unknown
+
+    def _new(self, accounts: DriverAccounts) -> Iterator[DriverAccount]:
+        """Yield the accounts that no earlier tick had: the driver repeats each for some ticks."""
+        self._repeats = {key: left - 1 for key, left in self._repeats.items() if left > 1}
+        for uuid, given in accounts.items():
+            for pid, totals in given or ():
+                key = (uuid, pid, totals.started_time_ns)
+                is_new = key not in self._repeats
+                # Each repetition may be followed by another one.
+                self._repeats[key] = _REPEATED_TICKS
+                if is_new:
+                    yield pid, totals
 
     def _assign(self, account: DriverAccount) -> bool:
         """Put an account to the end that waits for it; return whether there is one."""
@@ -287,7 +272,7 @@ class ExitMatcher:
         opened_ns = lifetime.opened_boottime_ns(account, self._boots) if lifetime else None
         if opened_ns is None and totals.started_time_ns is not None:
             opened_ns = totals.started_time_ns - self._boots[-1]
-        self._exited.append(ExitedProcess(pid, facts, totals, opened_ns))
+        self.exited.append(ExitedProcess(pid, facts, totals, opened_ns))
 
 
 def with_totals(record: ProcessRecord, totals: Sequence[GpuTotals]) -> ProcessRecord:

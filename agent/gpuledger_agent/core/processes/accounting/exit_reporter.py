@@ -24,7 +24,7 @@ from gpuledger.records.bounds import MAX_ENDED_PROCESSES
 from gpuledger_agent.core.normalize.windows import USUAL_WINDOW_US
 from gpuledger_agent.core.processes.accounting.exit_matcher import ExitedProcess
 from gpuledger_agent.core.processes.table import Location
-from gpuledger_agent.core.tick import TickInterval
+from gpuledger_agent.core.tick_clock import TickInterval
 
 WINDOW_SECONDS: Final = 120
 """For how long it is known what of a GPU's busy time was nobody's."""
@@ -208,28 +208,24 @@ class ExitReporter:
     _histories: dict[str, GpuHistory] = field(default_factory=dict)
     _waiting: list[_PendingExit] = field(default_factory=list)
     _begin_ns: int | None = None
-    _unreported: Counter[str] = field(default_factory=Counter)
+    unreported: Counter[str] = field(default_factory=Counter)
+    """Exits that were left out, by reason, until they are counted."""
 
     def add(self, exited: Iterable[ExitedProcess]) -> None:
         """Add a process that has left a GPU; those that cannot be reported are counted."""
         for process in exited:
             interval = ProcessInterval.of(process)
             if process.facts.started_boottime_ns is None:
-                self._unreported["unidentified"] += 1
+                self.unreported["unidentified"] += 1
             elif interval is None:
-                self._unreported["undated"] += 1
+                self.unreported["undated"] += 1
             elif self._begin_ns is None or interval.begin_ns + _WINDOW_NS < self._begin_ns:
                 # What ticks of an earlier agent said of it nobody knows any more.
-                self._unreported["older"] += 1
+                self.unreported["older"] += 1
             elif len(self._waiting) >= MAX_ENDED_PROCESSES:
-                self._unreported["too_many"] += 1
+                self.unreported["too_many"] += 1
             else:
                 self._waiting.append(_PendingExit(process, interval))
-
-    def drain_unreported(self) -> Counter[str]:
-        """Return how many exits were left out since the last call, by reason."""
-        unreported, self._unreported = self._unreported, Counter()
-        return unreported
 
     def report(
         self,
@@ -305,7 +301,7 @@ class ExitReporter:
             elif age_ns <= _HISTORY_NS:
                 self._waiting.append(pending)
             else:
-                self._unreported["gpu_gone"] += 1
+                self.unreported["gpu_gone"] += 1
         return due
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpuledger_agent.core.normalize.fields import CounterTotals, CounterTracker
+from gpuledger_agent.core.normalize.fields import CounterTotal, CounterTracker
 from gpuledger_agent.core.readings import EVER, NANOSECONDS, PCIE_BYTES, Unit
 
 SECOND_NS = 1_000_000_000
@@ -12,14 +12,13 @@ SECOND_NS = 1_000_000_000
 
 def run(unit: Unit, values: Mapping[int, int]) -> tuple[list[int | None], list[int]]:
     """Enter values by the second; return what was believed and the seconds in which one fell."""
-    totals: CounterTotals = {}
+    totals: dict[str, CounterTotal] = {}
     given: list[int | None] = []
     fell = []
     for second, value in values.items():
-        counters = CounterTracker(before=totals, now_ns=second * SECOND_NS)
+        counters = CounterTracker(totals=totals, now_ns=second * SECOND_NS)
         given.append(counters.update("counter", value, unit))
         fell += [second] * bool(counters.fell)
-        totals = counters.after
     return given, fell
 
 
@@ -161,42 +160,30 @@ def test_a_counter_that_is_not_read_in_each_tick(
 
 
 def test_where_another_counter_began_again_a_fall_is_no_wrap() -> None:
-    counters = CounterTracker(before={}, now_ns=0)
+    counters = CounterTracker(totals={}, now_ns=0)
     counters.update("energy", 500, EVER)
     counters.update("sent", 2**32 - 100, PCIE_BYTES)
-    after = CounterTracker(before=counters.after, now_ns=SECOND_NS)
+    after = CounterTracker(totals=counters.totals, now_ns=SECOND_NS)
     assert after.update("energy", 1, EVER) == 1
     assert after.update("sent", 900, PCIE_BYTES) == 900
     assert after.fell == ["energy", "sent"]
 
 
 def test_each_counter_has_its_own_time() -> None:
-    first = CounterTracker(before={}, now_ns=0)
+    first = CounterTracker(totals={}, now_ns=0)
     for name in ("often", "rarely"):
         first.update(name, 0, NANOSECONDS)
-    between = CounterTracker(before=first.after, now_ns=14 * SECOND_NS)
+    between = CounterTracker(totals=first.totals, now_ns=14 * SECOND_NS)
     between.update("often", 0, NANOSECONDS)
-    last = CounterTracker(before=between.after, now_ns=15 * SECOND_NS)
+    last = CounterTracker(totals=between.totals, now_ns=15 * SECOND_NS)
     given = {name: last.update(name, 15 * 10**9, NANOSECONDS) for name in ("often", "rarely")}
     assert given == {"often": None, "rarely": 15 * 10**9}
 
 
-def test_what_a_tick_enters_does_not_change_what_was_before() -> None:
-    before = CounterTracker(before={}, now_ns=0)
-    for name in ("still", "risen", "leapt"):
-        before.update(name, 1, NANOSECONDS)
-    kept = dict(before.after)
-    after = CounterTracker(before=before.after, now_ns=SECOND_NS)
-    for name, value in {"still": 1, "risen": 2, "leapt": 2**60}.items():
-        after.update(name, value, NANOSECONDS)
-    assert before.after == kept
-    assert all(after.after[name] != kept[name] for name in kept)
-
-
 def test_a_counter_that_was_not_asked_is_remembered() -> None:
-    counters = CounterTracker(before={}, now_ns=0)
+    counters = CounterTracker(totals={}, now_ns=0)
     counters.update("errors", 500, EVER)
-    between = CounterTracker(before=counters.after, now_ns=SECOND_NS)
-    after = CounterTracker(before=between.after, now_ns=2 * SECOND_NS)
+    between = CounterTracker(totals=counters.totals, now_ns=SECOND_NS)
+    after = CounterTracker(totals=between.totals, now_ns=2 * SECOND_NS)
     after.update("errors", 3, EVER)
     assert after.fell == ["errors"]

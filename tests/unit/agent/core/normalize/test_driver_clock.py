@@ -48,7 +48,7 @@ def test_stretches_meet_and_never_go_beyond_the_newest_window(lengths: list[floa
         assert after.start_us == before.end_us
     for interval, stamp in zip(intervals, stamps, strict=True):
         assert stamp - 2 * WINDOW_US <= interval.end_us <= stamp
-        assert interval.length_us >= 0
+        assert interval.end_us >= interval.start_us
 
 
 def test_the_cover_comes_to_lag_by_one_and_a_half_windows_however_the_ticks_fall() -> None:
@@ -56,7 +56,7 @@ def test_the_cover_comes_to_lag_by_one_and_a_half_windows_however_the_ticks_fall
         moments = [5e6 + phase + place * 1_030_000 for place in range(20)]
         intervals, _ = watch(moments)
         assert moments[-1] - intervals[-1].end_us == pytest.approx(1.5 * WINDOW_US, abs=25_000)
-        later = [interval.length_us for interval in intervals[8:]]
+        later = [interval.end_us - interval.start_us for interval in intervals[8:]]
         assert later == pytest.approx([1_030_000] * len(later), abs=15_000)
 
 
@@ -137,7 +137,7 @@ def test_gaps_that_are_alike_leave_in_doubt_how_long_a_window_is(
 def test_a_sample_of_nothing_shows_at_once_that_no_gap_is_of_several_windows() -> None:
     stamps = [10**9 + number * 1_000_000 for number in range(7)]
     window = WindowLength().learn(sampled(*stamps, percent=0), before_us=0)
-    assert window.confirmed_us == 1_000_000
+    assert (window.length_us, window.is_confirmed) == (1_000_000, True)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +162,12 @@ def test_a_mean_is_over_what_is_known_of_the_stretch() -> None:
     windows = cut_windows(
         [*sampled(200, percent=10), *sampled(300, percent=40)], before_us=100, window_us=100
     )
-    assert mean_percent(windows, Interval(start_us=150, end_us=300)) == pytest.approx(30)
-    assert mean_percent(windows, Interval(start_us=50, end_us=150)) == pytest.approx(10)
-    assert mean_percent(windows, Interval(start_us=300, end_us=400)) is None
-    assert mean_percent(windows, Interval(start_us=150, end_us=150)) is None
+    assert mean_percent(windows, Interval(start_us=150, end_us=300)) == pytest.approx((150, 30))
+    assert mean_percent(windows, Interval(start_us=50, end_us=150)) == pytest.approx((50, 10))
+    # The newest value if nothing of the interval is known.
+    assert mean_percent(windows, Interval(start_us=300, end_us=400)) == (0, 40)
+    assert mean_percent(windows, None) == (0, 40)
+    assert mean_percent([], Interval(start_us=150, end_us=150)) == (0, None)
 
 
 def test_an_instant_lies_in_one_window_or_next_to_one() -> None:

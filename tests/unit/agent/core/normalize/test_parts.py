@@ -8,21 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from gpuledger.records import GpuProfiling
-from gpuledger_agent.core.normalize.gpu import GpuState, GpuTick, read_gpu
+from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick
 from gpuledger_agent.core.raw import RawGpuSample
+from tests.ticks import tick_gpu
 from tests.unit.record_fields import present_in
 
 SECOND_NS = 1_000_000_000
 BLANK = RawGpuSample(uuid="GPU-0", index=0)
 
 
-def read(before: GpuState | None = None, second: int = 1, /, **given: Any) -> GpuTick:
-    return read_gpu(
-        replace(BLANK, **given),
-        before,
-        interval_ns=SECOND_NS,
-        now_ns=second * SECOND_NS,
-    )
+def read(gpu: GpuSampler | None = None, second: int = 1, /, **given: Any) -> GpuTick:
+    return tick_gpu(gpu or GpuSampler(), replace(BLANK, **given), now_ns=second * SECOND_NS)
 
 
 def value_of(tick: GpuTick, name: str) -> Any:
@@ -128,7 +124,10 @@ def test_profiling_of_more_than_this_tick_is_left_out() -> None:
 
 def test_profiling_that_is_asked_rarely_says_over_which_time_it_is_a_mean() -> None:
     """What is of the tick beside it is not: nobody may take the one for the other."""
+    gpu = GpuSampler()
     tick = read(
+        gpu,
+        1,
         activity={"profiling.sm_active_ratio": 50.0},
         activity_ns=SECOND_NS,
         profiling={"profiling.fp16_active_ratio": 1.0},
@@ -138,7 +137,7 @@ def test_profiling_that_is_asked_rarely_says_over_which_time_it_is_a_mean() -> N
         interval_ns=5 * SECOND_NS, sm_active_ratio=0.5, fp16_active_ratio=0.01
     )
     assert tick.reading.sm_active_ratio == 0.5
-    alone = read(tick.state, 2, activity={"profiling.sm_active_ratio": 50.0}, activity_ns=SECOND_NS)
+    alone = read(gpu, 2, activity={"profiling.sm_active_ratio": 50.0}, activity_ns=SECOND_NS)
     assert alone.details.profiling == GpuProfiling(sm_active_ratio=0.5)
 
 
@@ -204,9 +203,10 @@ def test_a_list_of_each_link_ends_before_the_first_that_cannot_be_true() -> None
 
 def test_a_counter_that_fell_is_named_also_where_ticks_without_it_lie_between() -> None:
     name = "health.ecc_corrected_volatile_total"
-    first = read(health={name: 9}, energy_millijoules=5000)
-    between = read(first.state, 2, energy_millijoules=6000)
-    last = read(between.state, 3, health={name: 2}, energy_millijoules=100)
+    gpu = GpuSampler()
+    first = read(gpu, 1, health={name: 9}, energy_millijoules=5000)
+    between = read(gpu, 2, energy_millijoules=6000)
+    last = read(gpu, 3, health={name: 2}, energy_millijoules=100)
     assert (first.details.resets, between.details.resets) == (None, None)
     assert last.details.resets == ["energy_total_millijoules", "ecc_corrected_volatile_total"]
 
@@ -228,8 +228,9 @@ def test_a_link_whose_bytes_cannot_be_true_is_left_out_alone() -> None:
 
 
 def test_the_counter_of_a_link_that_fell_is_named_with_the_link() -> None:
-    first = read(health={SENT: {0: 10, 3: 10, 4: 10}})
-    last = read(first.state, 2, health={SENT: {0: 11, 3: 2, 4: 10}})
+    gpu = GpuSampler()
+    read(gpu, 1, health={SENT: {0: 10, 3: 10, 4: 10}})
+    last = read(gpu, 2, health={SENT: {0: 11, 3: 2, 4: 10}})
     assert value_of(last, SENT) == {"0": 11 << 10, "3": 2 << 10, "4": 10 << 10}
     assert last.details.resets == ["nvlink_link_sent_bytes_totals.3"]
 
@@ -258,10 +259,15 @@ def test_a_fast_counter_is_believed_however_long_it_was_not_read(
     answers: bool,  # noqa: FBT001  # a parameter of the test
 ) -> None:
     """Be it that the GPU did not answer, or that the driver did not give the counter alone."""
-    state = read(None, 0, **totals_at(0)).state
+    gpu = GpuSampler()
+    read(gpu, 0, **totals_at(0))
     for second in range(1, silent + 1):
-        state = read(state, second).state if answers else state.forget()
-    tick = read(state, silent + 1, **totals_at(silent + 1))
+        if answers:
+            read(gpu, second)
+        else:
+            gpu.forget()
+    gpu = GpuSampler()
+    tick = read(gpu, silent + 1, **totals_at(silent + 1))
     assert not tick.dropped_readings
     assert tick.details.resets is None
     assert all(value_of(tick, name) for _, name in FULL_SPEED)
@@ -269,9 +275,10 @@ def test_a_fast_counter_is_believed_however_long_it_was_not_read(
 
 
 def test_a_link_that_leapt_is_absent_alone_and_no_reset() -> None:
-    first = read(health={SENT: {0: 5, 1: 5}})
-    leapt = read(first.state, 2, health={SENT: {0: 2**50, 1: 6}})
-    back = read(leapt.state, 3, health={SENT: {0: 7, 1: 7}})
+    gpu = GpuSampler()
+    read(gpu, 1, health={SENT: {0: 5, 1: 5}})
+    leapt = read(gpu, 2, health={SENT: {0: 2**50, 1: 6}})
+    back = read(gpu, 3, health={SENT: {0: 7, 1: 7}})
     assert value_of(leapt, SENT) == {"1": 6 << 10}
     assert dict(leapt.dropped_readings) == {(SENT, "leap"): 1}
     assert value_of(back, SENT) == {"0": 7 << 10, "1": 7 << 10}
@@ -279,17 +286,20 @@ def test_a_link_that_leapt_is_absent_alone_and_no_reset() -> None:
 
 
 def test_counters_are_remembered_over_a_tick_in_which_the_gpu_did_not_answer() -> None:
-    first = read(energy_millijoules=5000)
-    after = read(first.state.forget(), 3, energy_millijoules=100)
+    gpu = GpuSampler()
+    read(gpu, 1, energy_millijoules=5000)
+    gpu.forget()
+    after = read(gpu, 3, energy_millijoules=100)
     assert after.details.resets == ["energy_total_millijoules"]
     assert after.reading.energy_millijoules is None
 
 
 def test_a_counter_that_leapt_is_absent_counted_and_no_reset() -> None:
     name = "throttling.power_ns_total"
-    first = read(readings={name: 0})
-    leapt = read(first.state, 2, readings={name: 10**17})
-    back = read(leapt.state, 3, readings={name: 10**9})
+    gpu = GpuSampler()
+    read(gpu, 1, readings={name: 0})
+    leapt = read(gpu, 2, readings={name: 10**17})
+    back = read(gpu, 3, readings={name: 10**9})
     assert value_of(leapt, name) is None
     assert dict(leapt.dropped_readings) == {(name, "leap"): 1}
     assert value_of(back, name) == 10**9

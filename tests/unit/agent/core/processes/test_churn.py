@@ -19,7 +19,7 @@ from gpuledger.keys import NodeId
 from gpuledger.records import ContainerRef, ProcessChange, ProcessKind, ProcessRecord
 from gpuledger_agent.core.raw import (
     ClockReading,
-    GpuLook,
+    FastPoll,
     InstanceIdentity,
     ListedProcess,
     ProcessAccounting,
@@ -254,11 +254,11 @@ def look(machine: Machine, sampler: Sampler, before: list[Step], within: list[St
     steps = iter(before)
     for uuid in ("GPU-0", "GPU-1"):
         asked, listed = machine.moment(), machine.listed(uuid)
-        looks.append(GpuLook(uuid=uuid, at=asked, processes=tuple(listed)))
+        looks.append(FastPoll(uuid=uuid, at=asked, processes=tuple(listed)))
         for step in islice(steps, 2):
             machine.do(step)
     machine.before_reads = list(within)
-    sampler.record_looks(looks)
+    sampler.take_fast_polls(looks)
     machine.before_reads = []
 
 

@@ -17,7 +17,7 @@ from gpuledger_agent.core.processes.accounting.exit_matcher import ExitedProcess
 from gpuledger_agent.core.processes.accounting.exit_reporter import ExitReporter
 from gpuledger_agent.core.processes.table import UNREADABLE, Location, ProcessFacts
 from gpuledger_agent.core.processes.tracker import ContainerTable
-from gpuledger_agent.core.tick import TickInterval
+from gpuledger_agent.core.tick_clock import TickInterval
 from tests.held_objects import count_held
 
 EPOCH_NS = 1_795_000_000 * NS_PER_SECOND
@@ -159,7 +159,7 @@ def test_what_cannot_be_reported_rightly_is_counted(
     node: Node, end: ExitedProcess, reason: str
 ) -> None:
     assert node.tick(end) == node.tick() == []
-    assert node.reporter.drain_unreported() == {reason: 1}
+    assert node.reporter.unreported == {reason: 1}
 
 
 def test_an_end_waits_for_a_tick_of_its_gpu_but_not_for_ever(node: Node) -> None:
@@ -170,7 +170,7 @@ def test_an_end_waits_for_a_tick_of_its_gpu_but_not_for_ever(node: Node) -> None
     ends = [node.tick(closed(13.2, 0.4), reading=other)]
     ends += [node.tick(reading=other) for _ in range(130)]
     assert sum(map(len, ends)) == 0
-    assert node.reporter.drain_unreported() == {"gpu_gone": 1}
+    assert node.reporter.unreported == {"gpu_gone": 1}
 
 
 def test_a_gpu_that_is_cut_leaves_nothing_to_anybody(node: Node) -> None:
@@ -208,7 +208,7 @@ def test_what_is_accounted_no_more_is_forgotten_after_two_minutes(node: Node) ->
     assert count_held(node.reporter) <= never
     # Once more turned on: nobody knows what ticks said of who began meanwhile.
     assert node.tick() == node.tick(closed(100.2, 0.4)) == []
-    assert node.reporter.drain_unreported() == {"older": 1}
+    assert node.reporter.unreported == {"older": 1}
 
 
 def test_a_gpu_that_is_gone_is_forgotten_after_two_minutes(node: Node) -> None:

@@ -13,7 +13,7 @@ from gpuledger_agent.core.processes.accounting.exit_reporter import (
     ProcessInterval,
     split,
 )
-from gpuledger_agent.core.tick import TickInterval
+from gpuledger_agent.core.tick_clock import TickInterval
 from tests.held_objects import is_bounded
 
 

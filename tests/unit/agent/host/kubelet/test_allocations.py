@@ -10,8 +10,9 @@ import pytest
 
 from gpuledger.records import GpuFacts
 from gpuledger.runtime import Backoff, Check
-from gpuledger_agent.host.kubelet.allocations import Allocations, KubeletError
+from gpuledger_agent.host.kubelet.allocations import Allocations
 from gpuledger_agent.host.kubelet.assignments import DeviceIndex
+from gpuledger_agent.host.kubelet.messages import KubeletError
 from gpuledger_agent.settings import KubeletSettings
 from gpuledger_simulator.clock import ManualClock
 from tests.unit.agent.host.kubelet.oracle import (

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from typing_extensions import override
 
-from gpuledger_agent.host.kubelet.allocations import KubeletError, SocketKubelet
-from gpuledger_agent.host.kubelet.messages import parse_answer
+from gpuledger_agent.host.kubelet.allocations import SocketKubelet
+from gpuledger_agent.host.kubelet.messages import KubeletError, parse_answer
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.kubelet import serve_kubelet
 from gpuledger_simulator.scenario.load import load_scenario

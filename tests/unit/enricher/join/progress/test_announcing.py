@@ -1,6 +1,5 @@
 """What the join calls complete is, over restarts, rebalances and kills; late ticks excepted."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -31,7 +30,6 @@ NODES = ("node-a", "node-b", "node-c")
 class Partition:
     """A partition as Kafka has it, and the one worker of it at a time, which may be killed."""
 
-    exactly_once: bool
     ticks: list[NodeSample] = field(default_factory=list)
     committed: int = 0
     progress: dict[str, NodeProgress | None] = field(default_factory=dict)
@@ -78,30 +76,23 @@ class Partition:
             written_ms = self.now_ns // 10**6
             self.nodes.advance(tick, offset=self.read, written_ms=written_ms, now_ns=self.now_ns)
 
-    def deliver(self, *, killed_after: int) -> None:
-        """Have the worker deliver; it is killed after so many steps of that, if it has as many."""
+    def deliver(self, *, is_killed: bool = False) -> None:
+        """Have the worker deliver, or be killed before its transaction commits."""
         progress = dict(self.nodes.drain())
         watermarks = self.announcer.drain(PARTITION, now_seconds=self.now, time_ns=self.now_ns)
         if self.announcer.is_to_be_drawn(PARTITION, now_seconds=self.now):
             is_at_end = self.read == len(self.ticks) and not self.made
             reached = self.nodes.find_complete(now_ns=self.now_ns, is_at_end=is_at_end)
             self.announcer.draw(PARTITION, reached, now_seconds=self.now)
-        steps: list[Callable[[], None]] = [
-            lambda: self.events.extend(self.made),
-            lambda: self.progress.update(progress),
-            lambda: setattr(self, "committed", self.read),
-            lambda: self.watermarks.extend(
-                decoder_of(WATERMARKS.name, Watermark).decode(each.value or b"")
-                for each in watermarks
-            ),
-        ]
-        if killed_after < len(steps):
-            for step in () if self.exactly_once else steps[:killed_after]:
-                step()
+        if is_killed:
             self.take_over()
             return
-        for step in steps:
-            step()
+        self.events.extend(self.made)
+        self.progress.update(progress)
+        self.committed = self.read
+        self.watermarks.extend(
+            decoder_of(WATERMARKS.name, Watermark).decode(each.value or b"") for each in watermarks
+        )
         if self.made:
             self.announcer.publish(PARTITION, next_offset=len(self.events))
         self.made = []
@@ -118,27 +109,25 @@ STEPS = st.lists(
         ),
         st.tuples(st.just("pass"), st.sampled_from([1, 1, 5, 30, 150, 1000])),
         st.tuples(st.just("poll"), st.integers(1, 9)),
-        st.tuples(st.just("deliver"), st.sampled_from([0, 1, 2, 3, 9, 9, 9, 9])),
+        st.tuples(st.just("deliver"), st.booleans()),
         st.tuples(st.just("takes over"), st.none()),
     ),
     max_size=120,
 )
 
 
-@given(steps=STEPS, exactly_once=st.booleans())
+@given(steps=STEPS)
 @example(
     steps=[
-        *(("tick", ("node-a", 0)), ("poll", 1), ("deliver", 9), ("pass", 150), ("deliver", 9)),
-        *(("deliver", 9), ("takes over", None), ("tick", ("node-a", 149)), ("poll", 1)),
-        ("deliver", 9),
+        *(("tick", ("node-a", 0)), ("poll", 1), ("deliver", False), ("pass", 150)),
+        *(("deliver", False), ("deliver", False), ("takes over", None)),
+        *(("tick", ("node-a", 149)), ("poll", 1), ("deliver", False)),
     ],
-    exactly_once=True,
 )
 def test_a_watermark_never_runs_ahead_of_an_event_that_comes_later_but_for_late_ones(
     steps: list[tuple[str, object]],
-    exactly_once: bool,  # noqa: FBT001  # Hypothesis passes it by name
 ) -> None:
-    partition = Partition(exactly_once=exactly_once)
+    partition = Partition()
     for step, value in steps:
         match step, value:
             case "tick", (str(node), int(behind)):
@@ -147,8 +136,8 @@ def test_a_watermark_never_runs_ahead_of_an_event_that_comes_later_but_for_late_
                 partition.now += seconds
             case "poll", int(count):
                 partition.poll(count)
-            case "deliver", int(killed_after):
-                partition.deliver(killed_after=killed_after)
+            case "deliver", bool(is_killed):
+                partition.deliver(is_killed=is_killed)
             case _:
                 partition.take_over()
     for told in partition.watermarks:
@@ -162,7 +151,7 @@ def test_while_all_nodes_tick_it_follows_the_hindmost_and_nothing_is_late(
 ) -> None:
     """However ticks and deliveries fall; a watermark comes every few seconds and no more often."""
     partition, reader = (
-        Partition(exactly_once=True),
+        Partition(),
         Completeness(stage="join", topic=EVENTS.name),
     )
     for seconds in steps:
@@ -170,7 +159,7 @@ def test_while_all_nodes_tick_it_follows_the_hindmost_and_nothing_is_late(
         for number, node in enumerate(NODES):
             partition.tick(node, behind_seconds=number)
         partition.poll(9)
-        partition.deliver(killed_after=9)
+        partition.deliver()
     assert not any(late for _, late in partition.events)
     for told in partition.watermarks:
         reader.take(told)
@@ -182,13 +171,13 @@ def test_while_all_nodes_tick_it_follows_the_hindmost_and_nothing_is_late(
 
 
 def test_a_node_that_is_silent_for_two_minutes_is_named_and_not_waited_for() -> None:
-    partition = Partition(exactly_once=True)
+    partition = Partition()
     partition.tick("node-b", behind_seconds=0)
     for _ in range(130):
         partition.now += 1
         partition.tick("node-a", behind_seconds=0)
         partition.poll(9)
-        partition.deliver(killed_after=9)
+        partition.deliver()
     first, last = partition.watermarks[0], partition.watermarks[-1]
     assert (first.node_count, first.silent) == (2, None)
     assert last.silent_count == 1
@@ -199,11 +188,11 @@ def test_a_node_that_is_silent_for_two_minutes_is_named_and_not_waited_for() -> 
 
 def test_what_lies_there_for_hours_makes_nobody_silent_while_it_is_read() -> None:
     """A worker that begins after a night: one node's ticks are read before another's."""
-    partition = Partition(exactly_once=True)
+    partition = Partition()
     for node in NODES:
         partition.tick(node, behind_seconds=0)
     partition.poll(9)
-    partition.deliver(killed_after=9)
+    partition.deliver()
     for _ in range(100):
         partition.now += 1
         for node in NODES:
@@ -213,7 +202,7 @@ def test_what_lies_there_for_hours_makes_nobody_silent_while_it_is_read() -> Non
     while partition.read < len(partition.ticks):
         partition.poll(1)
         partition.now += 1
-        partition.deliver(killed_after=9)
+        partition.deliver()
     assert all(watermark.silent is None for watermark in partition.watermarks)
     assert not any(late for _, late in partition.events)
 

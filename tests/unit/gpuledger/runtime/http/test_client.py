@@ -19,7 +19,6 @@ from gpuledger.runtime.http.client import (
     MAX_BODY_BYTES,
     HttpAnswer,
     NoAnswerError,
-    TooLargeError,
     open_http,
     read_begin,
 )
@@ -255,55 +254,3 @@ async def test_a_server_that_says_nothing_is_left_in_time() -> None:
 )
 def test_what_is_shown_can_be_written_anywhere(text: bytes | str, shown: str) -> None:
     assert readable(text) == shown
-
-
-OK = b"HTTP/1.1 200 OK\r\n"
-GZIP = b"Content-Encoding: gzip"
-
-
-async def get(answer: Raw, *, max_bytes: int = MAX_BODY_BYTES) -> tuple[HttpAnswer, bytes]:
-    async with (
-        answering([answer]) as server,
-        open_http(headers={}, timeout_seconds=20.0) as http,
-    ):
-        return await http.get(server.url, max_bytes=max_bytes)
-
-
-@pytest.mark.parametrize(
-    "answer", [page(b"body", status=OK), page(gzip.compress(b"body"), GZIP, status=OK)]
-)
-async def test_a_body_that_is_asked_for_is_whole_and_unpacked(answer: Raw) -> None:
-    told, body = await get(answer, max_bytes=4)
-
-    assert (told.status, body) == (200, b"body")
-
-
-@pytest.mark.parametrize("what", HUGE_PAGES)
-async def test_a_body_larger_than_what_is_taken_is_an_error_and_held_by_nobody(what: str) -> None:
-    huge = HUGE_PAGES[what]
-    ok = Raw(begin=OK + huge.begin.partition(b"\r\n")[2], again=huge.again, times=huge.times)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-    with pytest.raises(TooLargeError, match=f"more than {MIB} bytes"):
-        await get(ok, max_bytes=MIB)
-
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        page(b"junk", GZIP, status=OK),
-        page(gzip.compress(b"body")[:-9], GZIP, status=OK),
-        Raw(begin=OK + b"Content-Length: 99\r\n\r\nbody"),
-    ],
-)
-async def test_a_body_that_is_not_whole_is_no_answer(answer: Raw) -> None:
-    with pytest.raises(NoAnswerError):
-        await get(answer)
-
-
-async def test_of_what_is_no_success_the_words_are_there_and_no_body() -> None:
-    answer, body = await get(page(b"down"))
-
-    assert (answer.status, answer.text, body) == (503, "down", b"")

@@ -1,0 +1,799 @@
+"""One GPU, or one MIG instance, from its answers to the rows of ticks: a state machine.
+
+              first answer          a stamp shows the driver's clock
+    (none) ────────────▶ UNTIMED ─────────────────────────────────▶ TIMED
+                          ▲   ▲                                      │  │
+        the next answer   │   └── no newer sample for 5 s: the ──────┘  │
+                          │       driver's clock was set back           │
+                          └──── SILENT ◀── no answer, a failed tick ────┘
+                                           (from UNTIMED as well)
+
+| state   | known                                    | a tick has                                |
+|---------|------------------------------------------|-------------------------------------------|
+| UNTIMED | counters, energy, processes              | the driver's latest window                |
+| TIMED   | the same, and what its clock shows       | means from where the tick before ended    |
+| SILENT  | counters, energy, length of the windows  | a row without measurements                |
+
+UNTIMED and TIMED differ by `last.clock`; SILENT begins with `forget`. Between two ticks, fast polls
+add what the driver's buffers would lose (`take`). Their answers wait in `_told` until a tick covers
+them. Three properties of a driver are learned from its answers, and kept in every state:
+
+- `one_sample_each`: one sample per process for all the time since the last query. Two samples of
+  one process in an answer show that it gives one per window. If windows in which the device was
+  used have no sample of any process, it gives one for all of them.
+- `skips_idle`: no sample for windows in which nothing was used. The rates show it: they are always
+  of the latest window.
+- `window`: how long its sampling windows are.
+
+A GPU is watched closely, by frequent fast polls, for 10 s after a process came or went or a time
+was left unknown, and while several containers share it under a driver with `one_sample_each`.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from gpuledger.clock import NS_PER_SECOND, NS_PER_US
+from gpuledger.records import BusyMethod, GpuDetails, GpuReading, GpuTotals, bounds
+from gpuledger_agent.core.normalize.accounts import read_accounts
+from gpuledger_agent.core.normalize.driver_clock import (
+    OF_LATEST,
+    ClockSync,
+    Cover,
+    DriverClock,
+    Freshness,
+    find_cover,
+    freshness,
+)
+from gpuledger_agent.core.normalize.energy import (
+    FREE_BYTES,
+    DrawnEnergy,
+    EnergyMeter,
+    IdleDraw,
+    TickEnergy,
+)
+from gpuledger_agent.core.normalize.fields import (
+    CounterTotal,
+    CounterTracker,
+    ReadFields,
+    read_fields,
+)
+from gpuledger_agent.core.normalize.shares import (
+    GoneProcess,
+    ProcessUsage,
+    Shares,
+    apportion,
+    merge_processes,
+)
+from gpuledger_agent.core.normalize.windows import USUAL_WINDOW_US, WindowLength
+from gpuledger_agent.core.raw import (
+    AnswerTime,
+    ClockReading,
+    EnergyReading,
+    FastPoll,
+    ListedProcess,
+    ProcessUtilizationSample,
+    RawGpuSample,
+    SampleCursor,
+    UtilizationSample,
+)
+from gpuledger_agent.core.readings import PERCENT, Validator, ratio_of
+from gpuledger_agent.core.stamps import drop_impossible
+
+_Answer = TypeVar("_Answer", FastPoll, RawGpuSample)
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+_SILENCE_NS: Final = 5_000_000_000
+# A driver samples at least once a second; if the machine's clock was set back, this is enough.
+_SILENCE_BEHIND_NS: Final = 2_000_000_000
+# A query takes this long at most, after the clock was read.
+_AHEAD_US: Final = 1_000_000
+_WINDOWS_TO_LEARN: Final = 6
+"""So many windows in which the device was used, and of which no answer had a sample of any process,
+show the form of the driver's samples: a driver leaves out the window in which a process ends."""
+_USED_PERCENT: Final = 5
+"""Less may be several processes' that each round to nothing."""
+_WATCHED_NS: Final = 10 * NS_PER_SECOND
+"""For so long after a process has come or gone the next one is expected."""
+_MAX_KEPT: Final = 65_536
+"""Samples of one GPU: of 4,096 windows those of 16 processes."""
+_BELIEVED_TICKS: Final = 5
+"""A list that only fails now and then leaves who is there as it was."""
+_COUNTER_MILLIJOULES: Final = (0, bounds.MAX_MILLIJOULES)
+_DRAW_MILLIWATTS: Final = (0, bounds.MAX_MILLIWATTS)
+_RARE: Final = ("readings", "health")
+"""Fields of `RawGpuSample` that are not queried for each tick. The chip's counters are as rare: the
+first query only begins a time, and later ones are of the time that they bear."""
+
+
+class LastTick(msgspec.Struct, frozen=True, kw_only=True):
+    """What the next tick must know of this one; nothing of it outlives a silence."""
+
+    read_ns: int = 0
+    """When the GPU answered, by the monotonic clock."""
+    last_seen: SampleCursor = SampleCursor()
+    """The newest samples of which nothing is needed any more."""
+    clock: DriverClock | None = None
+    """The driver's clock; `None` while no sample has shown it, or after it has been set back."""
+    silent_ns: int = 0
+    """For how long the driver has shown no sample of the GPU."""
+    window_us: int | None = None
+    """The driver's sampling window of processes, once it has shown."""
+    processes: Mapping[int, ListedProcess] = {}
+    """The processes that were there, by pid."""
+    unlisted_ticks: int | None = None
+    """How many ticks ago the driver listed them last; `None` if it has not yet."""
+    gone: Mapping[int, GoneProcess] = {}
+    """The processes that ended and may have run in time that is not covered yet, by pid."""
+    newest_us: int = 0
+    """The newest stamp of the GPU's samples."""
+    was_set_back: bool = False
+    """Whether the driver's clock was set back of late, as its silence showed."""
+
+    @property
+    def is_list_refused(self) -> bool:
+        """Whether the driver has refused its lists for so long that nobody knows who is there."""
+        return self.unlisted_ticks is not None and self.unlisted_ticks > _BELIEVED_TICKS
+
+
+class _Told(msgspec.Struct):
+    """What a GPU has told since the time that ticks have covered."""
+
+    gpu: dict[int, UtilizationSample] = {}
+    memory: dict[int, UtilizationSample] = {}
+    uses: dict[tuple[int, int], ProcessUtilizationSample] = {}
+    """Of the processes, by pid and stamp."""
+    energy: list[EnergyReading] = []
+    processes: dict[int, ListedProcess] = {}
+    """Those listed in any fast poll since the tick before, by pid."""
+    left_ns: dict[int, int] = {}
+    """When those that left since the tick before were first missed, by pid."""
+    cursor: SampleCursor | None = None
+    """After which samples to ask next; `None` is where a tick would."""
+    freshness: Freshness = Freshness.LATEST
+    """Of which window the newest sample is."""
+    synced: ClockSync | None = None
+    """When the newest sample was last of the latest window."""
+    idle_after: set[int] = set()
+    """The stamps of samples of use beside which the latest window's rate was nothing."""
+    ahead_us: int | None = None
+    """How far stamps are ahead of the monotonic clock, at most."""
+    dropped: Counter[str] = msgspec.field(default_factory=Counter)
+    """Samples left out as their stamps cannot be true, by field."""
+
+
+class GpuTick(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU in one tick."""
+
+    reading: GpuReading
+    """Its readings from which ticks are booked."""
+    details: GpuDetails
+    """Its other readings."""
+    usages: list[ProcessUsage]
+    """Its processes, those that ended and may have run in the covered time included."""
+    last: LastTick
+    """What is known of it behind the tick."""
+    dropped_readings: Counter[tuple[str, str]]
+    """Values that could not be true, by reading and reason."""
+    dropped_samples: Counter[str]
+    """Process samples left out, by reason."""
+    accounts: Sequence[tuple[int, GpuTotals]] | None = None
+    """What processes that are done with it used, by pid; `None` if the driver has no accounts.
+    One may come again in the next ticks."""
+
+
+class GpuSampler:
+    """The state of one GPU; see the module's docstring."""
+
+    def __init__(self) -> None:
+        self.last = LastTick()
+        """What the last tick left for the next one."""
+        self.totals: dict[str, CounterTotal] = {}
+        """The counters, by field name."""
+        self.energy: DrawnEnergy | None = None
+        """Its energy; `None` if it gives neither energy nor draw, as an instance."""
+        self.idle = IdleDraw()
+        """What it draws without a process."""
+        self.window = WindowLength()
+        """The driver's sampling window of the GPU, as far as it has shown."""
+        self.one_sample_each: bool | None = None
+        """Whether the driver gives one sample a process, however many windows were asked for;
+        `None` until it has shown."""
+        self.skips_idle = False
+        """Whether the driver gives no sample of windows in which nothing was used."""
+        self.is_shared = False
+        """Whether processes of several containers, or of one and the host, are on it."""
+        self.reading: GpuReading | None = None
+        """Its row in the last tick in which it answered."""
+        self.instances: tuple[str, ...] | None = None
+        """UUIDs of its MIG instances when it last answered; `None` if it is one."""
+        self._told = _Told()
+        self._asked = SampleCursor()
+        self._missing_windows = 0
+        self._watched_ns: int | None = None
+        self._listed: frozenset[int] | None = None
+        self._answered_ns = 0
+        self._unreported: dict[str, Any] = {}
+        """Rare readings that no tick has reported, so that the first answers, which only open the
+        first interval, do not cost a node's health until that is asked again."""
+
+    # Questions.
+
+    def ask_tick(self, *, is_set_back: bool) -> SampleCursor:
+        """Return after which samples a tick's query begins."""
+        self._asked = self.cursor(is_set_back=is_set_back)
+        return self._asked
+
+    def cursor(self, *, is_set_back: bool) -> SampleCursor:
+        """Return after which samples the next query begins."""
+        of_tick, cursor = self.last.last_seen, self._told.cursor
+        # After a clock was set back ticks find out of which of its times the stamps are.
+        if is_set_back or cursor is None:
+            return of_tick
+        return SampleCursor(
+            gpu_us=max(of_tick.gpu_us, cursor.gpu_us),
+            memory_us=max(of_tick.memory_us, cursor.memory_us),
+            process_us=max(of_tick.process_us, cursor.process_us),
+        )
+
+    def is_watched_closely(self, now_ns: int) -> bool:
+        """Return whether processes come and go on it, or share it so that fast polls are needed."""
+        if self._watched_ns is not None and now_ns - self._watched_ns < _WATCHED_NS:
+            return True
+        return self.is_shared and bool(self.one_sample_each)
+
+    # Answers.
+
+    def take(self, poll: FastPoll, *, is_asking: bool) -> bool:
+        """Take in a fast poll; return whether it came in time.
+
+        One that came so late that a tick asks for the same, or that something was answered since,
+        counts for its energy alone: its lists name who has gone since, and its samples would be
+        there twice.
+        """
+        told, at_ns = self._told, poll.at.monotonic_ns
+        told.energy.append(EnergyReading(at_ns, poll.energy_millijoules, poll.power_milliwatts))
+        asked_us = told.cursor.process_us if told.cursor else 0
+        if is_asking or at_ns <= self._answered_ns or poll.since_us < asked_us:
+            return False
+        poll = self._take_samples(poll, poll.at, since_us=poll.since_us)
+        self._take_listed(poll.processes, at_ns)
+        if poll.processes is not None:
+            # One that is in two lists is one; what cannot be true is counted of ticks alone.
+            listed = merge_processes(poll.processes, {}, memory_bytes=None, validator=Validator())
+            told.processes.update(listed)
+        return True
+
+    def tick(
+        self,
+        raw: RawGpuSample,
+        *,
+        at: ClockReading,
+        interval_ns: int,
+        set_back_now_us: int | None = None,
+        is_reported: bool = True,
+    ) -> GpuTick:
+        """Return its part of the tick that ends `at`.
+
+        The first one, and the first after a silence, has values of this instant, samples as far as
+        they lie within the interval, and nothing that needs a difference. `set_back_now_us` is what
+        the machine's wall clock shows, while samples may be among the others that are stamped by
+        that clock as it was before it was set back; else `None`. With `is_reported` off, only what
+        a next tick needs is kept of it.
+        """
+        now_ns, validator = at.monotonic_ns, Validator()
+        raw = self._with_unreported(raw, is_reported=is_reported)
+        raw = self._take_samples(raw, at, since_us=self._asked.process_us)
+        # Of a GPU that is cut, they are those of its instances.
+        is_board = not (raw.mig_enabled or raw.instance)
+        self._take_listed(raw.processes if is_board else None, now_ns)
+        self._answered_ns = now_ns
+        told, was = self._told, self._begin(raw, set_back_now_us)
+        validator.drop("utilization_ratio", "out_of_range", count=told.dropped["samples"])
+        validator.drop(
+            "memory_utilization_ratio", "out_of_range", count=told.dropped["memory_samples"]
+        )
+        clock, cover = self._find_cover(
+            raw,
+            was,
+            interval_ns=interval_ns,
+            now_ns=now_ns,
+            validator=validator,
+            is_one_timeline=set_back_now_us is None,
+        )
+        counters = CounterTracker(totals=self.totals, now_ns=now_ns)
+        fields = read_fields(raw, interval_ns=interval_ns, counters=counters, validator=validator)
+        running = merge_processes(
+            raw.processes,
+            was.processes,
+            memory_bytes=fields.reading.get("memory_total_bytes"),
+            validator=validator,
+        )
+        # Those between the two ticks included, whoever came and went in one fast poll.
+        listed = {**was.processes, **told.processes}
+        gone = self._find_gone(was, listed, running, clock, now_ns)
+        ratio = _utilization_ratio(raw, cover, fields, validator)
+        energy = self._measure_energy(
+            raw,
+            fields,
+            cover_end_ns=now_ns - _lag_ns(clock, cover),
+            interval_ns=interval_ns,
+            is_free=not running and not gone and _is_free(raw, fields),
+            utilization_ratio=ratio,
+            now_ns=now_ns,
+            validator=validator,
+        )
+        shares = apportion(
+            None if raw.process_samples is None else tuple(told.uses.values()),
+            running=running,
+            before={pid: one.process for pid, one in was.gone.items()} | listed,
+            cover=cover,
+            interval_us=interval_ns / NS_PER_US,
+            window_us=was.window_us,
+            gpu_ratio=ratio,
+            # The gap between two samples is no window if their stamps are of two timelines.
+            learns=set_back_now_us is None,
+            validator=validator,
+        )
+        self.last = LastTick(
+            read_ns=now_ns,
+            last_seen=_next_cursor(was.last_seen, clock, cover, shares),
+            clock=clock,
+            window_us=shares.window_us,
+            processes=running,
+            unlisted_ticks=was.unlisted_ticks,
+            gone=gone,
+            newest_us=was.newest_us,
+            was_set_back=was.was_set_back,
+        )
+        if raw.samples is not None:
+            self.last = self._watch_silence(was, cover, interval_ns, set_back_now_us)
+        dropped_samples = shares.dropped + Counter(implausible=told.dropped["process_samples"])
+        self._drop_covered()
+        if cover.has_gap:
+            # Closely watched, the driver shows whether it leaves out what was idle.
+            self._watched_ns = now_ns
+        self.reading = self._make_reading(
+            raw, cover, fields, energy, ratio, takes_turns=shares.overlaps, validator=validator
+        )
+        return GpuTick(
+            reading=self.reading,
+            details=GpuDetails(uuid=raw.uuid, **fields.details, resets=counters.fell or None),
+            usages=shares.usages,
+            last=self.last,
+            dropped_readings=validator.dropped,
+            dropped_samples=dropped_samples,
+            accounts=read_accounts(raw, validator),
+        )
+
+    # What ends a state.
+
+    def forget(self) -> None:
+        """Fall silent: of a GPU that did not answer only what outlives that is kept.
+
+        A reset of its counters is still seen; its next samples cover more than one interval.
+        """
+        self.last, self.is_shared = LastTick(), False
+        self.drop_told()
+        self.idle, self.window = self.idle.interrupt(), self.window.interrupt()
+
+    def drop_told(self) -> None:
+        """Drop what fast polls told, after one that cannot be used: the next tick asks again."""
+        self._told = _Told(dropped=self._told.dropped)
+
+    def _watch_silence(
+        self, was: LastTick, cover: Cover, interval_ns: int, set_back_now_us: int | None
+    ) -> LastTick:
+        """Return the last tick with how long the driver has shown no sample.
+
+        A driver samples at least once a second. One that shows nothing newer for long has had its
+        clock set back: the stamps seen last lie in its future, so it is followed from the start.
+        """
+        last, stamps = self.last, self._told.gpu
+        newest_us = max(stamps, default=0)
+        has_new_samples, max_silence_ns = bool(cover.gpu), _SILENCE_NS
+        if set_back_now_us is not None:
+            # What is not covered yet is answered again and again: only what is newer is a sign.
+            has_new_samples, max_silence_ns = newest_us > was.newest_us, _SILENCE_BEHIND_NS
+        silent_ns = 0 if has_new_samples else was.silent_ns + interval_ns
+        if silent_ns <= max_silence_ns:
+            newest_us = max(newest_us, was.newest_us)
+            return replace(last, silent_ns=silent_ns, newest_us=newest_us)
+        self.window = self.window.interrupt()
+        # All that is stamped earlier may be of either timeline.
+        since_us = set_back_now_us or 0
+        cursor = SampleCursor(gpu_us=since_us, memory_us=since_us, process_us=since_us)
+        return replace(last, last_seen=cursor, clock=None, gone={}, newest_us=0, was_set_back=True)
+
+    # Parts of taking answers in.
+
+    def _with_unreported(self, raw: RawGpuSample, *, is_reported: bool) -> RawGpuSample:
+        """Return the answers with rare readings that no tick has reported yet."""
+        kept = {name: told for name, told in self._unreported.items() if not getattr(raw, name)}
+        raw = replace(raw, **kept) if kept else raw
+        self._unreported = {}
+        if not is_reported:
+            self._unreported = {name: told for name in _RARE if (told := getattr(raw, name))}
+        return raw
+
+    def _take_samples(self, answer: _Answer, at: ClockReading, *, since_us: int) -> _Answer:
+        """Take over what an answer has of the driver's buffers; return it without what is false.
+
+        `since_us` is the stamp after which process samples were asked for.
+        """
+        told, last, window_us = self._told, self.last, self.window.length_us
+        answer, told.ahead_us = drop_impossible(
+            answer, at, ahead_us=told.ahead_us, dropped=told.dropped
+        )
+        samples, uses, closed_us = answer.samples, answer.process_samples, None
+        if last.clock:
+            # The driver's windows up to here have closed, so that none of them is told of later.
+            closed_us = last.clock.closed_us((at.monotonic_ns - last.read_ns) / NS_PER_US)
+        if uses is not None:
+            newest_us = _newest(uses if samples is None else samples, since_us)
+            for use in self._with_spans(uses, samples or (), since_us, newest_us, window_us):
+                told.uses.setdefault((use.pid, use.timestamp_us), use)
+            before = told.cursor or SampleCursor()
+            told.cursor = SampleCursor(
+                gpu_us=_newest(samples, before.gpu_us),
+                memory_us=_newest(answer.memory_samples, before.memory_us),
+                # Asked on from where nothing was used, a mean would be of the time before, too.
+                process_us=max(newest_us, before.process_us, int(closed_us or 0)),
+            )
+        told.memory.update((one.timestamp_us, one) for one in answer.memory_samples or ())
+        if samples is not None:
+            told.gpu.update((one.timestamp_us, one) for one in samples)
+            given = answer.sampled or AnswerTime(at.monotonic_ns, at.monotonic_ns)
+            self._follow_rates(answer.percent, given, closed_us)
+        return answer
+
+    def _follow_rates(
+        self, rate_percent: int | None, given: AnswerTime, closed_us: float | None
+    ) -> None:
+        """Learn from the latest window's rates what the newest sample shows of the clock."""
+        told = self._told
+        newest_us = max(told.gpu, default=told.cursor.gpu_us if told.cursor else 0)
+        newest = told.gpu.get(newest_us)
+        told.freshness = freshness(
+            newest_us,
+            newest.percent if newest else None,
+            rate_percent=rate_percent,
+            closed_us=closed_us,
+            window_us=self.window.length_us,
+            skips_idle=self.skips_idle,
+        )
+        if newest and newest.percent and rate_percent == 0:
+            told.idle_after.add(newest_us)
+        if told.freshness is Freshness.BEHIND:
+            self.skips_idle = True
+        elif told.freshness is Freshness.LEAPT:
+            self.skips_idle = False
+        if newest and told.freshness in OF_LATEST:
+            told.synced = ClockSync(given, newest_us)
+
+    def _with_spans(
+        self,
+        uses: Sequence[ProcessUtilizationSample],
+        samples: Sequence[UtilizationSample],
+        since_us: int,
+        newest_us: int,
+        window_us: float | None,
+    ) -> Sequence[ProcessUtilizationSample]:
+        """Return an answer's samples, each with the time that it is of, if that is known."""
+        since_us = since_us or min((sample.timestamp_us for sample in samples), default=0)
+        if not since_us or not (window_us or self._told.cursor):
+            return uses
+        width_us = round(window_us or USUAL_WINDOW_US)
+        if len({use.pid for use in uses}) < len(uses):
+            self.one_sample_each = False
+        elif uses and self.one_sample_each is None:
+            stamps = {use.timestamp_us for use in uses}
+            self._missing_windows += sum(
+                sample.percent > _USED_PERCENT
+                and not any(abs(sample.timestamp_us - stamp) < width_us / 2 for stamp in stamps)
+                for sample in samples
+            )
+            if self._missing_windows >= _WINDOWS_TO_LEARN:
+                self.one_sample_each = True
+        if not self.one_sample_each:
+            return uses
+        if round((newest_us - since_us) / (window_us or USUAL_WINDOW_US)) > 1:
+            return [replace(use, since_us=since_us) for use in uses]
+        return [replace(use, since_us=use.timestamp_us - width_us) for use in uses]
+
+    def _take_listed(self, listed: Sequence[ListedProcess] | None, now_ns: int) -> None:
+        """Record who is on the GPU now; `None` is not known."""
+        if listed is None:
+            return
+        pids, before = frozenset(process.pid for process in listed), self._listed
+        self._listed = pids
+        if before is None or pids == before:
+            return
+        self._watched_ns = now_ns
+        left_ns = self._told.left_ns
+        left_ns |= dict.fromkeys(before - pids, now_ns)
+        for pid in pids - before:
+            left_ns.pop(pid, None)
+
+    # Parts of a tick.
+
+    def _begin(self, raw: RawGpuSample, set_back_now_us: int | None) -> LastTick:
+        """Return what is left of the tick before; leave out what was told of another time.
+
+        If the driver has refused too many lists of processes, who was there then is no longer taken
+        to be there.
+        """
+        told, was = self._told, self.last
+        if raw.processes is not None:
+            was = replace(was, unlisted_ticks=0) if was.unlisted_ticks != 0 else was
+        elif was.unlisted_ticks is not None:
+            was = replace(was, unlisted_ticks=was.unlisted_ticks + 1)
+        if was.is_list_refused:
+            # Nor can what fast polls listed be told from who has gone since.
+            was = replace(was, processes={}, gone={})
+            told.processes, told.left_ns = {}, {}
+        if was.was_set_back and set_back_now_us is None:
+            was = replace(was, was_set_back=False)
+        elif was.was_set_back and set_back_now_us is not None:
+            # Stamped later than the wall clock shows, they are of the time before.
+            latest_us = set_back_now_us + _AHEAD_US
+            told.gpu = {us: one for us, one in told.gpu.items() if us <= latest_us}
+            told.memory = {us: one for us, one in told.memory.items() if us <= latest_us}
+            told.uses = {key: one for key, one in told.uses.items() if key[1] <= latest_us}
+        return was
+
+    def _find_cover(
+        self,
+        raw: RawGpuSample,
+        was: LastTick,
+        *,
+        interval_ns: int,
+        now_ns: int,
+        validator: Validator,
+        is_one_timeline: bool,
+    ) -> tuple[DriverClock | None, Cover]:
+        """Return the driver's clock, and the part of its time that the tick covers."""
+        told, known_window_us = self._told, self.window.usual_us
+        gpu: list[UtilizationSample] = []
+        memory: list[UtilizationSample] = []
+        if raw.samples is not None:
+            gpu = _plausible(told.gpu, "utilization_ratio", validator)
+        if raw.memory_samples is not None:
+            memory = _plausible(told.memory, "memory_utilization_ratio", validator)
+        # The gap between two samples is no window if their stamps are of two timelines.
+        if is_one_timeline:
+            self.window = self.window.learn(
+                gpu,
+                before_us=was.last_seen.gpu_us,
+                idle_after=told.idle_after,
+                skips_idle=self.skips_idle,
+            )
+        return find_cover(
+            gpu,
+            memory,
+            before=was.clock,
+            since=was.last_seen,
+            window=self.window,
+            known_window_us=known_window_us,
+            newest=told.freshness,
+            skips_idle=self.skips_idle,
+            synced=told.synced,
+            interval_ns=interval_ns,
+            now_ns=now_ns,
+            is_one_timeline=is_one_timeline,
+        )
+
+    def _find_gone(
+        self,
+        was: LastTick,
+        listed: Mapping[int, ListedProcess],
+        running: Mapping[int, ListedProcess],
+        clock: DriverClock | None,
+        now_ns: int,
+    ) -> Mapping[int, GoneProcess]:
+        """Return the ended processes that may have run in time that is not covered yet."""
+        if clock is None:
+            return {}
+        gone, left_ns = dict(was.gone), self._told.left_ns
+        for pid in listed.keys() - running.keys():
+            until_us = clock.latest_before_us((now_ns - left_ns.get(pid, now_ns)) / NS_PER_US)
+            gone[pid] = GoneProcess(process=listed[pid], until_us=until_us)
+        return {
+            pid: process
+            for pid, process in gone.items()
+            if pid not in running and process.until_us > clock.covered_us
+        }
+
+    def _measure_energy(
+        self,
+        raw: RawGpuSample,
+        fields: ReadFields,
+        *,
+        cover_end_ns: int,
+        interval_ns: int,
+        now_ns: int,
+        is_free: bool,
+        utilization_ratio: float | None,
+        validator: Validator,
+    ) -> TickEnergy:
+        """Return what a board drew in the covered time; an instance has neither energy nor draw.
+
+        `is_free` is whether no process is on the board now.
+        """
+        counter = fields.reading.get("energy_total_millijoules")
+        power = fields.reading.get("power_milliwatts")
+        if raw.instance or (self.energy is None and counter is None and power is None):
+            return TickEnergy()
+        before = self.energy or DrawnEnergy(meter=EnergyMeter(covered_ns=now_ns))
+        readings = [
+            EnergyReading(
+                one.at_ns,
+                validator.keep(
+                    one.counter, _COUNTER_MILLIJOULES, reading="energy_total_millijoules"
+                ),
+                validator.keep(one.power_milliwatts, _DRAW_MILLIWATTS, reading="power_milliwatts"),
+            )
+            for one in sorted(self._told.energy, key=attrgetter("at_ns"))
+            if one.at_ns < now_ns
+        ]
+        readings.append(EnergyReading(now_ns, counter, power))
+        self.energy, energy = before.measure(
+            readings, interval_ns=interval_ns, cover_end_ns=cover_end_ns, validator=validator
+        )
+        if utilization_ratio is None and "profiling" in fields.details:
+            # The driver has none of a GPU that is cut, while its chip may have counters.
+            utilization_ratio = fields.details["profiling"].graphics_engine_active_ratio
+        self.idle = self.idle.watch(
+            energy,
+            is_free=is_free,
+            is_unused=utilization_ratio == 0.0,
+            is_settled=before.meter.is_settled,
+            interval_ns=interval_ns,
+        )
+        return energy
+
+    def _drop_covered(self) -> None:
+        """Drop what no tick needs any more of what was told; all if the clock is not known."""
+        told, clock, since = self._told, self.last.clock, self.last.last_seen
+        if clock is None:
+            self._told = _Told()
+            return
+        told.gpu = _latest((us, one) for us, one in told.gpu.items() if us > since.gpu_us)
+        told.memory = _latest((us, one) for us, one in told.memory.items() if us > since.memory_us)
+        told.uses = _latest(
+            (key, one) for key, one in told.uses.items() if key[1] > clock.covered_us
+        )
+        told.idle_after = {us for us in told.idle_after if us >= since.gpu_us}
+        # What was read while the tick asked is the next one's.
+        told.energy = [one for one in told.energy if one.at_ns > self._answered_ns]
+        told.processes, told.left_ns, told.dropped = {}, {}, Counter()
+
+    def _make_reading(
+        self,
+        raw: RawGpuSample,
+        cover: Cover,
+        fields: ReadFields,
+        energy: TickEnergy,
+        utilization_ratio: float | None,
+        *,
+        takes_turns: bool,
+        validator: Validator,
+    ) -> GpuReading:
+        instance = raw.instance
+        has_unified_memory = raw.memory_unified and "memory_total_bytes" in fields.reading
+        return GpuReading(
+            uuid=raw.uuid,
+            index=raw.index,
+            model=raw.model,
+            # Which instance it is, or whether it is cut.
+            mig_enabled=None if instance else raw.mig_enabled,
+            parent_uuid=instance.parent_uuid if instance else None,
+            gpu_instance=instance.gpu_instance if instance else None,
+            compute_instance=instance.compute_instance if instance else None,
+            mig_profile=instance.profile if instance else None,
+            utilization_ratio=utilization_ratio,
+            memory_utilization_ratio=_mean_ratio(
+                cover,
+                cover.memory_percent,
+                raw.memory_percent,
+                "memory_utilization_ratio",
+                validator,
+            ),
+            **fields.reading,
+            busy_method=BusyMethod.EQUAL_TURNS if takes_turns else None,
+            energy_millijoules=energy.millijoules,
+            energy_method=energy.method,
+            idle_draw_milliwatts=self.idle.lowest_milliwatts,
+            compute_slices=raw.compute_slices,
+            memory_slices=raw.memory_slices,
+            memory_unified=has_unified_memory or None,
+        )
+
+
+def _newest(
+    samples: Sequence[UtilizationSample] | Sequence[ProcessUtilizationSample] | None, since_us: int
+) -> int:
+    return max((sample.timestamp_us for sample in samples or ()), default=since_us)
+
+
+def _latest(kept: Iterable[tuple[_K, _V]]) -> dict[_K, _V]:
+    """Return those that came last, as many as are kept at most."""
+    return dict(deque(kept, maxlen=_MAX_KEPT))
+
+
+def _plausible(
+    told: Mapping[int, UtilizationSample], reading: str, validator: Validator
+) -> list[UtilizationSample]:
+    lowest, highest = PERCENT
+    kept = [told[us] for us in sorted(told) if lowest <= told[us].percent <= highest]
+    validator.drop(reading, "out_of_range", count=len(told) - len(kept))
+    return kept
+
+
+def _mean_ratio(
+    cover: Cover,
+    percent: float | None,
+    latest_percent: int | None,
+    reading: str,
+    validator: Validator,
+) -> float | None:
+    """Return the mean over the cover; `None` if a part of the cover is unknown."""
+    if cover.has_gap:
+        return None
+    if percent is None:
+        # A driver without samples gives its latest window alone.
+        percent = validator.keep(latest_percent, PERCENT, reading=reading)
+    # The mean of hundreds may be a hair more, in floating point.
+    return None if percent is None else min(1.0, ratio_of(percent))
+
+
+def _utilization_ratio(
+    raw: RawGpuSample, cover: Cover, fields: ReadFields, validator: Validator
+) -> float | None:
+    """Return the share of the interval in which the device was busy."""
+    if not raw.instance:
+        reading = "utilization_ratio"
+        return _mean_ratio(cover, cover.gpu_percent, raw.percent, reading, validator)
+    # The driver's own utilization is of whole GPUs only; the chip's counters are of instances too.
+    profiling = fields.details.get("profiling")
+    return profiling.graphics_engine_active_ratio if profiling else None
+
+
+def _is_free(raw: RawGpuSample, fields: ReadFields) -> bool:
+    """Return whether no process is on a board: none is listed, and no memory is held unlisted."""
+    rows = raw.instances if raw.mig_enabled else [raw]
+    used = fields.reading.get("memory_used_bytes", 0)
+    # Before 510 the driver's reserve is part of what is used.
+    is_told_apart = "memory_reserved_bytes" in fields.reading
+    is_hidden = is_told_apart and used > FREE_BYTES * max(1, len(raw.instances))
+    return not is_hidden and all(row.processes == () for row in rows)
+
+
+def _next_cursor(
+    since: SampleCursor, clock: DriverClock | None, cover: Cover, shares: Shares
+) -> SampleCursor:
+    """Return after which samples to query: windows of which the next tick covers a part again."""
+    newest_us = max(since.process_us, shares.newest_us)
+    if clock is None:
+        return replace(since, process_us=newest_us)
+    covered_us = int(clock.covered_us)
+    gpu_ends = (window.end_us for window in cover.gpu if window.end_us <= covered_us)
+    memory_ends = (window.end_us for window in cover.memory if window.end_us <= covered_us)
+    return SampleCursor(
+        gpu_us=max(gpu_ends, default=since.gpu_us),
+        memory_us=max(memory_ends, default=since.memory_us),
+        # Without windows, a sample is of all the time since the query before.
+        process_us=newest_us if shares.window_us is None else min(newest_us, covered_us),
+    )
+
+
+def _lag_ns(clock: DriverClock | None, cover: Cover) -> int:
+    """Return how long ago the cover ended; 0 if nothing shows what was sampled when."""
+    if clock is None or cover.interval is None:
+        return 0
+    return round(((clock.earliest_us + clock.latest_us) / 2 - clock.covered_us) * 1000)

@@ -1,0 +1,184 @@
+"""Times, durations and ranges of time as text: one grammar for all commands and HTTP parameters.
+
+| text                                        | a time                                  |
+|---------------------------------------------|-----------------------------------------|
+| `2026-10-01T14:00:00Z`, with any offset     | as written                              |
+| `1791554400`                                | seconds since 1970                      |
+| `-90s`, `-1h30m`, `-7d`                     | so long before now                      |
+| `now`                                       | now                                     |
+
+| text                                        | a range                                 |
+|---------------------------------------------|-----------------------------------------|
+| `2026-10`, `2026-10-05`, `2026`             | that month, day or year                 |
+| `today`, `yesterday`, `lastweek`, `lastmonth` | as named; weeks begin on Sunday       |
+| `week`, `month`                             | from its begin until now                |
+| `3h`, `7d`, `2w`                            | up to the end of this hour or day       |
+| `TIME,TIME`, `SECONDS-SECONDS`              | from one up to and without another      |
+
+The forms of ranges are those of OpenCost, and the calendar's. Everything is in UTC. `option` names
+the option or the parameter in errors.
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
+
+from gpuledger.errors import ArgumentError
+from gpuledger.texts import shorten_middle
+
+Unit = Literal["hour", "day", "week", "month", "year"]
+LATEST_MS: Final = 7_258_118_400_000
+"""The begin of the year 2200."""
+_HOUR_MS: Final = 3_600_000
+_DAY_MS: Final = 24 * _HOUR_MS
+_UNITS_MS: Final = {"w": 7 * _DAY_MS, "d": _DAY_MS, "h": _HOUR_MS, "m": 60_000, "s": 1000}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MS: Final = timedelta(milliseconds=1)
+_DURATION: Final = re.compile(r"(?:\d{1,9}(?:\.\d{1,9})?[smhdw])+", re.ASCII)
+_PART: Final = re.compile(r"([\d.]+)([smhdw])", re.ASCII)
+_SECONDS: Final = re.compile(r"\d{9,11}", re.ASCII)
+_DATE: Final = re.compile(r"(\d{4})(?:-(\d\d))?(?:-(\d\d))?", re.ASCII)
+_PAIR: Final = re.compile(r"([^,]+),([^,]+)|(\d{9,11})-(\d{9,11})", re.ASCII)
+_RANGES: Final = (
+    "a month such as 2026-10, a day, a year, today, yesterday, week, lastweek, month, lastmonth, a"
+    " duration such as 7d, or two times such as 2026-10-01T00:00:00Z,2026-10-02T00:00:00Z"
+)
+_SHOWN: Final = 60
+
+
+def parse_moment(text: str, *, option: str, now_ms: int) -> int:
+    """Return a time in milliseconds since the epoch; raises `ArgumentError`."""
+    if text == "now":
+        return now_ms
+    if text.startswith("-") and _DURATION.fullmatch(text[1:]):
+        return _in_bounds(now_ms - _duration_ms(text[1:]), text, option)
+    if _SECONDS.fullmatch(text):
+        return _in_bounds(int(text) * 1000, text, option)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        hint = " without a time zone; append Z for UTC" if found else ""
+        raise ArgumentError(
+            option,
+            f"invalid time {_shown(text)}{hint}; give one such as 2026-11-21T14:00:00Z, a time"
+            " before now (-90s, -15m, -1h30m, -1d), or now",
+        )
+    return _in_bounds(round((found - _EPOCH) / _MS), text, option)
+
+
+def parse_range(text: str, *, option: str, now_ms: int) -> tuple[int, int]:
+    """Return the begin and the end of a range; raises `ArgumentError`."""
+    begin_ms, end_ms = (
+        _named(text, now_ms)
+        or _calendar(text)
+        or _lasting(text, now_ms)
+        or _pair(text, option, now_ms)
+    )
+    if begin_ms >= end_ms:
+        raise ArgumentError(option, f"invalid range {_shown(text)}: it ends before it begins")
+    return _in_bounds(begin_ms, text, option), _in_bounds(end_ms, text, option)
+
+
+def parse_duration(text: str, *, option: str) -> int:
+    """Return a duration in milliseconds; raises `ArgumentError`."""
+    if not _DURATION.fullmatch(text):
+        problem = f"invalid duration {_shown(text)}; give one such as 90s, 15m, 1h30m, 1d"
+        raise ArgumentError(option, problem)
+    return _duration_ms(text)
+
+
+def begin_of_unit(unit: Unit, time_ms: int, *, ahead: int = 0) -> int:
+    """Return the begin of the hour, day, week, month or year of a time, or of one `ahead`."""
+    day = _EPOCH + timedelta(days=time_ms // _DAY_MS)
+    if unit == "hour":
+        return (time_ms // _HOUR_MS + ahead) * _HOUR_MS
+    if unit in ("day", "week"):
+        back = day.isoweekday() % 7 if unit == "week" else 0
+        days = ahead * (7 if unit == "week" else 1) - back
+        return (time_ms // _DAY_MS + days) * _DAY_MS
+    months = 12 * day.year + (day.month - 1 + ahead if unit == "month" else 12 * ahead)
+    begin = datetime(months // 12, months % 12 + 1, 1, tzinfo=UTC)
+    return round((begin - _EPOCH) / _MS)
+
+
+def write_moment(time_ms: int) -> str:
+    """Return a time as `parse_moment` reads it, in UTC, without milliseconds if there are none."""
+    moment = datetime.fromtimestamp(time_ms / 1000, tz=UTC)
+    precision = "milliseconds" if time_ms % 1000 else "seconds"
+    return moment.isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+def write_duration(duration_ms: int) -> str:
+    """Return a duration in its two largest units: `1d 2h`, `3m 5s`, `40s`."""
+    left, parts = -(-duration_ms // 1000), []
+    for unit in "dhms":
+        count, left = divmod(left, _UNITS_MS[unit] // 1000)
+        if count:
+            parts.append(f"{count}{unit}")
+    return " ".join(parts[:2]) or "0s"
+
+
+def _named(text: str, now_ms: int) -> tuple[int, int] | None:
+    # At a month's very begin nothing of it has passed yet: it has a minute at least.
+    until_ms = now_ms + _UNITS_MS["m"]
+    match text:
+        case "today":
+            return begin_of_unit("day", now_ms), begin_of_unit("day", now_ms, ahead=1)
+        case "yesterday":
+            return begin_of_unit("day", now_ms, ahead=-1), begin_of_unit("day", now_ms)
+        case "week" | "month":
+            return begin_of_unit(text, now_ms), until_ms
+        case "lastweek":
+            return begin_of_unit("week", now_ms, ahead=-1), begin_of_unit("week", now_ms)
+        case "lastmonth":
+            return begin_of_unit("month", now_ms, ahead=-1), begin_of_unit("month", now_ms)
+        case _:
+            return None
+
+
+def _calendar(text: str) -> tuple[int, int] | None:
+    match = _DATE.fullmatch(text)
+    if match is None:
+        return None
+    year, month, day = (int(part or 1) for part in match.groups())
+    try:
+        begin = datetime(year, month, day, tzinfo=UTC)
+    except ValueError:
+        return None
+    unit: Unit = "day" if match[3] else "month" if match[2] else "year"
+    begin_ms = round((begin - _EPOCH) / _MS)
+    return begin_ms, begin_of_unit(unit, begin_ms, ahead=1)
+
+
+def _lasting(text: str, now_ms: int) -> tuple[int, int] | None:
+    if not _DURATION.fullmatch(text):
+        return None
+    # Weeks end with today, and minutes with this minute.
+    whole_ms = min(_UNITS_MS[text[-1]], _DAY_MS)
+    end_ms = (now_ms // whole_ms + 1) * whole_ms
+    return end_ms - _duration_ms(text), end_ms
+
+
+def _pair(text: str, option: str, now_ms: int) -> tuple[int, int]:
+    match = _PAIR.fullmatch(text)
+    if match is None:
+        raise ArgumentError(option, f"invalid range {_shown(text)}; give {_RANGES}")
+    begin, end = (match[1], match[2]) if match[1] else (match[3], match[4])
+    times = (parse_moment(time, option=option, now_ms=now_ms) for time in (begin, end))
+    return next(times), next(times)
+
+
+def _duration_ms(text: str) -> int:
+    return round(sum(float(number) * _UNITS_MS[unit] for number, unit in _PART.findall(text)))
+
+
+def _in_bounds(time_ms: int, text: str, option: str) -> int:
+    if not 0 <= time_ms <= LATEST_MS:
+        raise ArgumentError(option, f"{_shown(text)} is not between the years 1970 and 2200")
+    return time_ms
+
+
+def _shown(text: str) -> str:
+    return shorten_middle(repr(text), _SHOWN)

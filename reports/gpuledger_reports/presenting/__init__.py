@@ -1,0 +1,1 @@
+"""Bills as text, JSON, CSV, Parquet, HTML and FOCUS, and explanations of their lines."""

@@ -1,0 +1,352 @@
+"""Charts of a bill as SVG: drawn by Vega-Lite, coloured by the page, readable without the eye.
+
+Charts alone may round: their lengths are floats, made of what is shown beside them in full. Nothing
+is laid out by the width of a text, so that a chart is the same on every machine, whatever fonts it
+has; and colours are the page's variables, so that one drawing is for light, dark and print.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import accumulate
+from typing import Any, Final
+from xml.etree import ElementTree as ET
+
+import vl_convert
+from markupsafe import Markup
+
+_SVG: Final = "http://www.w3.org/2000/svg"
+# In pixels of the drawing, which the page scales as a whole.
+_BAR_STEP: Final = 26
+_INK, _MUTED, _GRID = "var(--ink)", "var(--muted)", "var(--grid)"
+_ELLIPSIS: Final = "…"
+_UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BarPart:
+    """A part of a bar."""
+
+    colour: str
+    """Which of the page's colours it has: `used` is `var(--c-used)`."""
+    amount: Decimal
+    text: str
+    """What a screen reader says of it, and what is shown where one points at it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A bar of parts that are laid end to end."""
+
+    name: str
+    parts: Sequence[BarPart]
+    text: str = ""
+    """What stands at its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gauge:
+    """How much of something is spent, beside how much of its time is over."""
+
+    name: str
+    spent_ratio: Decimal
+    elapsed_ratio: Decimal
+    forecast_ratio: Decimal | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Size:
+    """One of the two drawings of a chart; the page shows which fits."""
+
+    style: str
+    width: int
+    """Of the plot, without what is around it."""
+    left: int
+    right: int
+    name_length: int
+    """So few that usual letters find room: nothing is laid out by the width of a text."""
+    days_width: int
+    """Of the plot of days, which has the names' room for itself."""
+    days_left: int
+    ticks: int
+
+
+_SIZES: Final = (
+    _Size(
+        style="wide",
+        width=590,
+        left=300,
+        right=110,
+        name_length=32,
+        days_width=912,
+        days_left=76,
+        ticks=16,
+    ),
+    _Size(
+        style="narrow",
+        width=130,
+        left=142,
+        right=84,
+        name_length=15,
+        days_width=272,
+        days_left=72,
+        ticks=6,
+    ),
+)
+
+
+def draw_bars(bars: Sequence[Bar], *, title: str) -> Markup:
+    """Return bars that lie one below the other, each with its name and what it comes to."""
+    return Markup("").join(_draw(_bars_spec(bars, size), title, size.style) for size in _SIZES)
+
+
+def draw_days(days: Sequence[Bar], *, title: str) -> Markup:
+    """Return bars that stand side by side, each with its day such as 2026-10-01."""
+    return Markup("").join(_draw(_days_spec(days, size), title, size.style) for size in _SIZES)
+
+
+def draw_gauges(gauges: Sequence[Gauge], *, title: str) -> Markup:
+    """Return how budgets stand: spent, the time that is over, and what it comes to at the end."""
+    return Markup("").join(_draw(_gauges_spec(gauges, size), title, size.style) for size in _SIZES)
+
+
+def printable(text: str) -> str:
+    """Return a text without the control characters that neither XML nor HTML may have."""
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _shortened(text: str, length: int) -> str:
+    """Return a text without its middle: names of many tenants differ at their ends."""
+    if len(text) <= length:
+        return text
+    end = length // 3
+    return f"{text[: length - end - 1]}{_ELLIPSIS}{text[-end:]}"
+
+
+def _spans(bars: Sequence[Bar]) -> list[dict[str, Any]]:
+    """Return from where to where each part goes; below zero nothing is drawn."""
+    rows = []
+    for number, bar in enumerate(bars):
+        lengths = [max(Decimal(0), part.amount) for part in bar.parts]
+        ends = list(accumulate(lengths))
+        for part, length, end in zip(bar.parts, lengths, ends, strict=True):
+            if length:
+                rows.append(
+                    {
+                        "at": number,
+                        "begin": float(end - length),
+                        "end": float(end),
+                        "colour": f"var(--c-{part.colour})",
+                        "text": printable(part.text),
+                    }
+                )
+    return rows
+
+
+def _bars_spec(bars: Sequence[Bar], size: _Size) -> dict[str, Any]:
+    labels = _labels(((bar.name, bar.text) for bar in bars), size)
+    # The text stands behind what is drawn; what is below zero is not.
+    ends = [
+        float(sum((max(Decimal(0), part.amount) for part in bar.parts), Decimal(0))) for bar in bars
+    ]
+    labels = [{**label, "end": end} for label, end in zip(labels, ends, strict=True)]
+    band = {"field": "at", "type": "ordinal", "axis": None, "scale": {"paddingInner": 0.34}}
+    return {
+        "width": size.width,
+        "height": _BAR_STEP * len(bars),
+        "padding": {"left": size.left, "right": size.right, "top": 4, "bottom": 4},
+        "layer": [
+            {
+                "data": {"values": _spans(bars)},
+                "mark": {"type": "bar"},
+                "encoding": {
+                    "y": band,
+                    "x": {**_length("begin"), "axis": None},
+                    "x2": {"field": "end"},
+                    **_COLOURED,
+                },
+            },
+            _text_layer(labels, "name", {"x": {"value": -8}}, align="right", fill=_INK),
+            _text_layer(labels, "text", {"x": _length("end")}, align="left", fill=_MUTED),
+        ],
+    }
+
+
+def _days_spec(days: Sequence[Bar], size: _Size) -> dict[str, Any]:
+    spans = [{**row, "at": days[row["at"]].name} for row in _spans(days)]
+    # A day's label every so often, the first among them: as many as find room.
+    every = -(-len(days) // size.ticks)
+    return {
+        "width": size.days_width,
+        "height": 200,
+        "padding": {"left": size.days_left, "right": 12, "top": 8, "bottom": 22},
+        "data": {"values": spans},
+        "mark": {"type": "bar"},
+        "encoding": {
+            "x": {
+                "field": "at",
+                "type": "ordinal",
+                "scale": {"domain": [day.name for day in days], "paddingInner": 0.2},
+                "axis": {
+                    "title": None,
+                    "labelAngle": 0,
+                    "labelExpr": "slice(datum.value, 5)",
+                    "values": [day.name for day in days[::every]],
+                    "grid": False,
+                },
+            },
+            "y": {
+                **_length("begin"),
+                "axis": {"title": None, "tickCount": 4, "labelExpr": _PLAIN, **_FIXED},
+            },
+            "y2": {"field": "end"},
+            **_COLOURED,
+        },
+    }
+
+
+def _gauges_spec(gauges: Sequence[Gauge], size: _Size) -> dict[str, Any]:
+    labels = _labels(((gauge.name, gauge.text) for gauge in gauges), size)
+    bars: list[dict[str, Any]] = []
+    marks: list[dict[str, Any]] = []
+    for number, gauge in enumerate(gauges):
+        name, spent = printable(gauge.name), float(gauge.spent_ratio)
+        # Red is kept for what is over: a budget that is nearly spent is as it was meant.
+        over = spent > 1
+        bars += [
+            {"at": number, "begin": 0, "end": 1, "colour": _GRID, "text": f"{name}: the budget"},
+            {
+                "at": number,
+                "begin": 0,
+                "end": spent,
+                "colour": "var(--c-over)" if over else "var(--c-used)",
+                "text": f"{name}: {gauge.text} spent",
+            },
+        ]
+        ticks = {"time that is over": gauge.elapsed_ratio, "at the end": gauge.forecast_ratio}
+        for number_of_tick, (what, ratio) in enumerate(ticks.items()):
+            if ratio is not None:
+                marks.append(
+                    {
+                        "at": number,
+                        "end": float(ratio),
+                        "colour": (_INK, "var(--c-unused)")[number_of_tick],
+                        "text": f"{name}: {what}, {ratio * 100:.0f} %",
+                    }
+                )
+    # One that runs away must not press the others into a corner.
+    longest = min(2.0, max(1.0, *(row["end"] for row in (*bars, *marks))))
+    shown = [ratio for ratio in (0, 0.5, 1, 1.5, 2) if ratio <= longest]
+    scale = {"domain": [0, longest], "clamp": True, "nice": False}
+    band = {"field": "at", "type": "ordinal", "axis": None, "scale": {"paddingInner": 0.34}}
+    axis = {"title": None, "format": "%", "values": shown, **_FIXED}
+    along = {"type": "quantitative", "scale": scale}
+    return {
+        "width": size.width,
+        "height": _BAR_STEP * len(gauges),
+        "padding": {"left": size.left, "right": size.right, "top": 4, "bottom": 22},
+        "layer": [
+            {
+                "data": {"values": bars},
+                "mark": {"type": "bar"},
+                "encoding": {
+                    "y": band,
+                    "x": {"field": "begin", **along, "axis": axis},
+                    "x2": {"field": "end"},
+                    **_COLOURED,
+                },
+            },
+            {
+                "data": {"values": marks},
+                "mark": {"type": "tick", "thickness": 3, "size": 24},
+                "encoding": {"y": band, "x": {"field": "end", **along}, **_COLOURED},
+            },
+            _text_layer(labels, "name", {"x": {"value": -8}}, align="right", fill=_INK),
+            _text_layer(
+                labels, "text", {"x": {"value": size.width + 8}}, align="left", fill=_MUTED
+            ),
+        ],
+    }
+
+
+_COLOURED: Final[Mapping[str, Any]] = {
+    "color": {"field": "colour", "type": "nominal", "scale": None},
+    "description": {"field": "text", "type": "nominal"},
+}
+# Plain numbers, as far as there is room for them: cents are no thousandths of a currency.
+_PLAIN: Final = "format(datum.value, abs(datum.value) < 1e7 ? ',~f' : '~s')"
+# Without these Vega would measure texts, by fonts that another machine does not have.
+_FIXED: Final[Mapping[str, Any]] = {"minExtent": 0, "maxExtent": 0, "labelOverlap": False}
+
+
+def _length(name: str) -> dict[str, Any]:
+    return {"field": name, "type": "quantitative"}
+
+
+def _labels(names: Iterable[tuple[str, str]], size: _Size) -> list[dict[str, Any]]:
+    # By their number: two names may be alike once they are shortened.
+    return [
+        {"at": number, "name": _shortened(printable(name), size.name_length), "text": text}
+        for number, (name, text) in enumerate(names)
+    ]
+
+
+def _text_layer(
+    labels: Sequence[Mapping[str, Any]], name: str, at: Mapping[str, Any], *, align: str, fill: str
+) -> dict[str, Any]:
+    mark = {"type": "text", "align": align, "baseline": "middle", "color": fill, "aria": False}
+    return {
+        "data": {"values": labels},
+        "mark": {**mark, "dx": 6 if align == "left" and "field" in str(at) else 0},
+        "encoding": {
+            "y": {"field": "at", "type": "ordinal"},
+            "text": {"field": name, "type": "nominal"},
+            **at,
+        },
+    }
+
+
+def _draw(spec: dict[str, Any], title: str, style: str) -> Markup:
+    drawn = vl_convert.vegalite_to_svg(
+        {
+            "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+            "autosize": {"type": "none"},
+            "background": None,
+            "config": {
+                "view": {"stroke": None},
+                "axis": {
+                    "domain": False,
+                    "ticks": False,
+                    "gridColor": _GRID,
+                    "labelColor": _MUTED,
+                    "labelFontSize": 12,
+                },
+                "text": {"fontSize": 13},
+            },
+            **spec,
+        },
+        # No data is ever fetched: not even where a name looked like an address.
+        allowed_base_urls=[],
+    )
+    return _for_page(drawn, title, style)
+
+
+def _for_page(drawn: str, title: str, style: str) -> Markup:
+    """Return a drawing as an element of the page: named, scaled by CSS, with texts to point at."""
+    ET.register_namespace("", _SVG)
+    svg = ET.fromstring(drawn)  # noqa: S314  # drawn here, of texts that Vega has escaped
+    del svg.attrib["width"], svg.attrib["height"]
+    # A group and not an image: what is in it can be read part by part.
+    svg.attrib |= {"class": f"chart {style}", "role": "group", "aria-label": printable(title)}
+    for element in svg.iter():
+        # Style attributes are what the page's policy forbids; the fonts are the page's.
+        for name in ("style", "font-family"):
+            element.attrib.pop(name, None)
+        if (
+            element.get("role") == "graphics-symbol"
+            and element.get("aria-roledescription") != "axis"
+        ):
+            ET.SubElement(element, f"{{{_SVG}}}title").text = element.get("aria-label")
+    return Markup(ET.tostring(svg, encoding="unicode"))  # noqa: S704  # serialized, so escaped

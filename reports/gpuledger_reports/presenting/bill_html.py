@@ -1,0 +1,374 @@
+"""Bills as one HTML file that works offline: what it costs at first look, then every line exactly.
+
+Charts round, tables do not. Names of tenants are whatever users of a cluster call their things, so
+everything is escaped where it enters the page, and the page's own policy lets nothing run or load
+but the style and the script that it brings, which it knows by their hashes. Pure: the same bill
+gives the same page.
+"""
+
+import shlex
+from base64 import b64encode
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from fractions import Fraction
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from gpuledger_reports.presenting.bill_charts import (
+    Bar,
+    BarPart,
+    Gauge,
+    draw_bars,
+    draw_days,
+    draw_gauges,
+    printable,
+)
+from gpuledger_reports.presenting.output import hours_text, state_of, usage_text
+from gpuledger_reports.pricing.billing import Bill, BillLine, gpu_seconds
+from gpuledger_reports.pricing.closing import ClosedLine, change_since_close
+from gpuledger_reports.pricing.money import minor_digits, money_text, quantize_together, rounded
+from gpuledger_reports.pricing.policy import IDLE_KINDS
+from gpuledger_reports.reading.times import DAY_US, time_text
+
+_FOLDER: Final = Path(__file__).with_name("bill_page")
+_MAX_BARS: Final = 20
+_MIN_DAYS: Final = 2
+_PARTS: Final[Mapping[str, str]] = {
+    "used": "held and used",
+    "unused": "held, not used",
+    "tenants": "tenants",
+    "shared": "shared idle",
+    "unallocated": "unallocated",
+    "held_idle": "held, uncharged",
+    "overhead": "overhead",
+    "uncovered": "uncovered",
+}
+"""What a part of the cost is called, by the name of its colour."""
+_TILES: Final[Mapping[str, str]] = {
+    "unused": "charged, not used",
+    "unallocated": "held by nobody",
+    "held_idle": "held, not charged",
+    "overhead": "overhead",
+    "uncovered": "not covered",
+}
+"""What a part is called where it stands alone."""
+
+
+def as_html(bill: Bill, *, closed: Sequence[ClosedLine], asked: Sequence[str]) -> str:
+    """Return a bill as an HTML page.
+
+    `closed` are the lines under which its period was closed, `asked` the arguments of
+    `gpuledger bill` by which `gpuledger bill explain` finds the same bill.
+    """
+    page = _BillPage(bill)
+    # As they are, not escaped: their hashes are of these very texts.
+    style, script = _asset("bill_page.css"), _asset("bill_page.js")
+    command = shlex.join(["gpuledger", "bill", "explain", "LINE", *asked])
+    text = _template().render(
+        bill=bill,
+        page=page,
+        parts=_PARTS,
+        state=_state_text(bill),
+        change=change_since_close(bill, closed),
+        usage_text=usage_text(bill),
+        command=command,
+        style=style,
+        script=script,
+        policy="; ".join(
+            (
+                "default-src 'none'",
+                f"style-src '{_hash(style)}'",
+                f"script-src '{_hash(script)}'",
+                "base-uri 'none'",
+                "form-action 'none'",
+            )
+        ),
+        time_text=time_text,
+        gpu_seconds=gpu_seconds,
+    )
+    return f"{text}\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Amount:
+    """A part of what all costs."""
+
+    part: str
+    cost: Decimal
+    ratio: Fraction
+
+
+class _BillPage:
+    """What the page shows of a bill, in texts and drawings."""
+
+    def __init__(self, bill: Bill) -> None:
+        self._bill = bill
+        self._digits = minor_digits(bill.currency)
+        # The dearest first, as in the table of the terminal.
+        self.lines = sorted(
+            bill.lines, key=lambda line: (-line.cost, line.values, line.idle_kind or "")
+        )
+        self.tenant_lines = [line for line in self.lines if line.idle_kind is None]
+        self.has_energy = any(line.energy_cost for line in bill.lines)
+        self.has_shared = any(line.shared_cost for line in bill.lines)
+
+    def money(self, amount: Fraction | Decimal) -> str:
+        """Return an amount with the currency's digits."""
+        return money_text(amount, self._bill.currency)
+
+    def plain(self, amount: Fraction | Decimal) -> Decimal:
+        """Return an amount with the currency's digits, as the other formats have it."""
+        return rounded(Fraction(amount), digits=self._digits)
+
+    def hours(self, units: int) -> str:
+        """Return GPU-hours, to the thousandth at least."""
+        return hours_text(units, digits=3)
+
+    def percent(self, ratio: Fraction) -> str:
+        """Return a ratio in percent; down, as nothing may read as if it were complete."""
+        return f"{Decimal(ratio.numerator * 10**4 // ratio.denominator).scaleb(-2):f} %"
+
+    def name_of(self, line: BillLine) -> str:
+        """Return how a line is called in charts."""
+        return " / ".join(map(printable, line.values))
+
+    def exact(self, line: BillLine) -> dict[str, Decimal]:
+        """Return a line's parts of the cost, as the other formats have them."""
+        return {
+            "held_idle_cost": self.plain(line.held_idle_cost),
+            "energy_cost": self.plain(line.energy_cost),
+            "shared_cost": self.plain(line.shared_cost),
+        }
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """The times of all lines, in units."""
+        return {
+            name: sum(getattr(line, name) for line in self.lines)
+            for name in ("held", "used", "charged")
+        }
+
+    @property
+    def amounts(self) -> list[_Amount]:
+        """What all costs, by what it was paid for; the amounts sum to the bill."""
+        exact: dict[str, Fraction] = defaultdict(Fraction)
+        for line in self.lines:
+            for part, cost in _parts_of(line).items():
+                exact[part] += cost
+        whole = sum(exact.values(), Fraction(0))
+        found = [(part, exact[part]) for part in _PARTS if exact.get(part)]
+        costs = quantize_together([cost for _, cost in found], digits=self._digits)
+        return [
+            _Amount(part=part, cost=cost, ratio=amount / whole if whole else Fraction(0))
+            for (part, amount), cost in zip(found, costs, strict=True)
+        ]
+
+    @property
+    def tiles(self) -> list[tuple[str, Decimal]]:
+        """What of it was charged and not used, and the largest kind of what nobody is charged."""
+        costs = {amount.part: amount.cost for amount in self.amounts}
+        largest = max(
+            (kind for kind in IDLE_KINDS if kind in costs), key=costs.__getitem__, default=None
+        )
+        return [(_TILES[part], costs[part]) for part in ("unused", largest) if part in costs]
+
+    @property
+    def uncovered_cost(self) -> Decimal | None:
+        """What a part costs of which no tick says anything; absent where that is little."""
+        covered, minimum = (
+            self._bill.covered_ratio,
+            self._bill.policy.policy.close.min_covered_ratio,
+        )
+        if covered is None or covered >= minimum:
+            return None
+        return next((each.cost for each in self.amounts if each.part == "uncovered"), None)
+
+    @property
+    def tenants(self) -> list[dict[str, Any]]:
+        """Tenants as bars: the dearest each for itself, then the rest of them as one."""
+        shown, rest = self.tenant_lines[:_MAX_BARS], self.tenant_lines[_MAX_BARS:]
+        # More bars than these are no chart that anybody reads; the table has them all.
+        rows = [
+            {"name": self.name_of(line), "parts": _parts_of(line), "cost": line.cost}
+            for line in shown
+        ]
+        if rest:
+            sums: dict[str, Fraction] = defaultdict(Fraction)
+            for line in rest:
+                for part, cost in _parts_of(line).items():
+                    sums[part] += cost
+            whole = sum((line.cost for line in rest), Decimal(0))
+            rows.append(
+                {
+                    "name": "1 other" if len(rest) == 1 else f"{len(rest)} others",
+                    "parts": sums,
+                    "cost": whole,
+                }
+            )
+        return rows
+
+    @property
+    def tenants_chart(self) -> Markup:
+        """The chart of the tenants; empty where nobody pays anything."""
+        bars = [
+            Bar(
+                name=row["name"],
+                parts=self._chart_parts(row["name"], row["parts"]),
+                text=f"{row['cost']:,f}",
+            )
+            for row in self.tenants
+        ]
+        return draw_bars(bars, title="Cost by tenant") if _has_length(bars) else Markup("")
+
+    @property
+    def parts_chart(self) -> Markup:
+        """The chart of what all is paid for."""
+        bars = [
+            Bar(
+                name=_PARTS[amount.part],
+                parts=self._chart_parts("", {amount.part: Fraction(amount.cost)}),
+                text=f"{float(amount.ratio) * 100:.1f} %",
+            )
+            for amount in self.amounts
+        ]
+        return draw_bars(bars, title="Cost by what it is for") if _has_length(bars) else Markup("")
+
+    @property
+    def days(self) -> list[dict[str, Any]]:
+        """Each day's costs by kind, which sum to the bill, before idle is shared."""
+        days = self._bill.days
+        kinds = [kind for kind in (None, *IDLE_KINDS) if any(day.costs.get(kind) for day in days)]
+        # All cells of the table together, so that days sum to the bill as they are shown.
+        cells = [(day, kind) for day in days for kind in kinds]
+        costs = quantize_together(
+            [day.costs.get(kind, Fraction(0)) for day, kind in cells], digits=self._digits
+        )
+        of_day: dict[int, dict[str, Decimal]] = {day.begin_us: {} for day in days}
+        for (day, kind), cost in zip(cells, costs, strict=True):
+            of_day[day.begin_us][kind or "tenants"] = cost
+        return [
+            {"day": day_text(begin), "costs": costs, "total": sum(costs.values(), Decimal(0))}
+            for begin, costs in of_day.items()
+        ]
+
+    @property
+    def days_chart(self) -> Markup:
+        """The chart of days; empty where there are too few for one."""
+        days = self.days
+        bars = [
+            Bar(
+                name=row["day"],
+                parts=self._chart_parts(
+                    row["day"], {part: Fraction(cost) for part, cost in row["costs"].items()}
+                ),
+            )
+            for row in days
+        ]
+        if len(bars) < _MIN_DAYS or not _has_length(bars):
+            return Markup("")
+        return draw_days(bars, title="Cost by day")
+
+    @property
+    def budgets(self) -> list[dict[str, Any]]:
+        """Budgets: what is spent, what is left, and what it comes to at the end."""
+        return [
+            {
+                "name": printable(state.name),
+                "amount": state.amount,
+                "spent": state.spent,
+                "left": Fraction(state.amount) - state.spent,
+                "elapsed": state.elapsed,
+                "forecast": state.forecast,
+                "is_over": state.spent > state.amount,
+            }
+            for state in self._bill.budgets
+        ]
+
+    @property
+    def budgets_chart(self) -> Markup:
+        """The chart of budgets; empty where there are none."""
+        gauges = [
+            Gauge(
+                name=state.name,
+                spent_ratio=_ratio_of(state.spent, state.amount),
+                elapsed_ratio=_ratio_of(state.elapsed, Decimal(1)),
+                forecast_ratio=None
+                if state.forecast is None
+                else _ratio_of(state.forecast, state.amount),
+                text=self.percent(state.spent / Fraction(state.amount)),
+            )
+            for state in self._bill.budgets
+            if state.amount
+        ]
+        return draw_gauges(gauges, title="Budgets") if gauges else Markup("")
+
+    def _chart_parts(self, name: str, costs: Mapping[str, Fraction]) -> list[BarPart]:
+        currency = self._bill.currency
+        return [
+            BarPart(
+                colour=part,
+                amount=self.plain(costs[part]),
+                text=": ".join(
+                    filter(None, (name, _PARTS[part], f"{self.money(costs[part])} {currency}"))
+                ),
+            )
+            for part in _PARTS
+            if costs.get(part)
+        ]
+
+
+def day_text(begin_us: int) -> str:
+    """Return a day as 2026-10-01."""
+    return datetime.fromtimestamp(begin_us // DAY_US * 86_400, tz=UTC).date().isoformat()
+
+
+def _parts_of(line: BillLine) -> dict[str, Fraction]:
+    """Return what a line's cost is for; the parts sum to what it costs."""
+    if line.idle_kind is not None:
+        return {line.idle_kind: line.exact_cost}
+    return {
+        "used": line.gpu_cost + line.energy_cost - line.held_idle_cost,
+        "unused": line.held_idle_cost,
+        "shared": line.shared_cost,
+    }
+
+
+def _has_length(bars: Iterable[Bar]) -> bool:
+    return any(part.amount > 0 for bar in bars for part in bar.parts)
+
+
+def _ratio_of(part: Fraction, whole: Decimal) -> Decimal:
+    return rounded(part / Fraction(whole), digits=4)
+
+
+def _state_text(bill: Bill) -> str:
+    state = state_of(bill)
+    return state if bill.revision is None else f"{state} as revision {bill.revision}"
+
+
+def _asset(name: str) -> Markup:
+    return Markup((_FOLDER / name).read_text(encoding="utf-8"))  # noqa: S704  # our own file
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"
+
+
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        # A name that is misspelt in the template is an error, not an empty place on a bill.
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["printable"] = printable
+    return environment.get_template("bill_page.html.jinja")

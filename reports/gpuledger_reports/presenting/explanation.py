@@ -1,0 +1,192 @@
+"""How a line of a bill was calculated, as lines of text: price rows, times, usage, offsets."""
+
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from itertools import chain
+from typing import Final, NamedTuple
+
+from gpuledger.errors import ArgumentError
+from gpuledger_reports.pricing.billing import Bill, BillLine, BillMaker
+from gpuledger_reports.pricing.closing import ClosedLine, taken_back
+from gpuledger_reports.pricing.lookup import Cell, CellKey, Terms
+from gpuledger_reports.pricing.money import money_text, text_of
+from gpuledger_reports.pricing.policy import Price
+from gpuledger_reports.pricing.rates import gpu_hour_of
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS
+from gpuledger_reports.reading.times import time_text
+from gpuledger_reports.reading.usage_sums import UsageRow
+
+_NS_PER_SECOND: Final = 10**9
+
+
+class Explanation(NamedTuple):
+    """A line, and all that there is to say of it."""
+
+    line: BillLine
+    """As it is now, whatever was closed; of nothing where nothing of it is left."""
+    texts: Iterator[str]
+
+
+def explanation_of(
+    bill: Bill, begin: str, *, maker: BillMaker, closed: Sequence[ClosedLine], max_rows: int
+) -> Explanation:
+    """Return what was closed of the line of which the id begins so, and how it is made now.
+
+    A bill that was closed may show a line of which nothing is left. Raises ArgumentError
+    where no one line begins so.
+    """
+    lines = {line.id: line for line in bill.lines}
+    gone = {each.line: each for each in closed if each.line not in lines}
+    found = [line for line in {**lines, **gone} if line.startswith(begin)]
+    if len(found) != 1:
+        problem = "is the begin of several lines" if found else "is no line of this bill"
+        raise ArgumentError("line", f"{begin!r} {problem}")
+    (id_,) = found
+    revisions = revision_texts(closed, id_, policy=bill.policy.sha256)
+    if id_ in gone:
+        nothing = [f"line {id_}: nothing of it is left in the bill"]
+        return Explanation(taken_back(gone[id_]), chain(revisions, nothing))
+    line = lines[id_]
+    made = explain_line(bill, line, maker=maker, max_rows=max_rows)
+    return Explanation(line, chain(revisions, made))
+
+
+def explain_line(bill: Bill, line: BillLine, *, maker: BillMaker, max_rows: int) -> Iterator[str]:
+    """Yield the explanation of a line; `max_rows` rows of usage at most, all where it is 0."""
+    named = ", ".join(f"{name} {value}" for name, value in zip(bill.by, line.values, strict=True))
+    kind = f", {line.idle_kind}" if line.idle_kind else ""
+    yield f"line {line.id}: {named}{kind}"
+    begin, end = map(time_text, bill.window)
+    yield f"  {begin} to {end}, in {bill.currency}"
+    yield f"  prices: {bill.policy.name}, sha256 {bill.policy.sha256}"
+    versions = (f"{name} {v}" for name, v in bill.versions.items() if v is not None)
+    yield f"  versions of the tables: {', '.join(versions)}"
+    yield ""
+    yield from _arithmetic(bill, line)
+    yield ""
+    yield from _usage(bill, line, maker, max_rows)
+
+
+def revision_texts(closed: Sequence[ClosedLine], line: str, *, policy: str) -> Iterator[str]:
+    """Yield what was closed of a line, revision by revision; nothing where it never was.
+
+    `policy` is the hash of the prices by which the line is explained.
+    """
+    for each in closed:
+        if each.line == line:
+            word = "correction" if each.charge_class else "closed"
+            yield (
+                f"revision {each.revision}: {word} {money_text(each.cost, each.currency)}"
+                f" {each.currency}, usage until {time_text(each.valid_through_us)}, prices"
+                f" {each.policy_name} {each.policy_sha256[:12]}, tables {each.table_versions}"
+            )
+    if closed and closed[-1].policy_sha256 != policy:
+        yield "what follows is by other prices than those by which it was closed"
+
+
+def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
+    cells = [
+        pair
+        for key, by_terms in bill.cells.items()
+        if CellKey(key.values[: bill.shown], key.kind) == CellKey(line.values, line.idle_kind)
+        for pair in by_terms.items()
+    ]
+    # By price, then by where: an order that the store's has no part in.
+    for terms, cell in sorted(cells, key=lambda pair: (_name(pair[0]), str(pair[0].scope))):
+        if cell.charged:
+            yield from _time_cost(bill, terms, cell)
+        if terms.rate.energy and cell.energy_millijoules:
+            yield (
+                f"  energy {terms.rate.energy.name}: {cell.energy_millijoules} mJ x"
+                f" {text_of(terms.rate.per_millijoule * 3_600_000_000)} per kWh with PUE"
+                f" {terms.rate.energy.pue} = {text_of(cell.energy_cost(terms))}"
+            )
+    if line.shared_cost:
+        word = (
+            "idle and costs of others that are shared"
+            if line.shared_cost > 0
+            else "shared among others"
+        )
+        yield f"  {word}: {text_of(line.shared_cost)}"
+    if line.held_idle_cost:
+        yield f"  of this held, and used by nobody: {text_of(line.held_idle_cost)}"
+    yield f"  sum: {text_of(line.exact_cost)}, rounded with the other lines: {line.cost:f}"
+
+
+def _time_cost(bill: Bill, terms: Terms, cell: Cell) -> Iterator[str]:
+    hours = Fraction(cell.charged, HOUR_UNITS)
+    cluster, pool, model = terms.scope
+    where = ", ".join(filter(None, (model, cluster, pool and f"pool {pool}")))
+    rate = terms.rate
+    product = f"{text_of(hours)} GPU h x {text_of(rate.per_gpu_hour)}"
+    yield f"  {where}: {product} = {text_of(cell.cost(terms))}"
+    held, used = Fraction(cell.held, HOUR_UNITS), Fraction(cell.used, HOUR_UNITS)
+    yield f"    held {text_of(held, digits=6)} h, used {text_of(used, digits=6)} h"
+    if rate.price is None:
+        yield "    no row of the price book fits: it costs nothing"
+        return
+    yield f"    price {rate.price.name}: {_price_text(rate.price, bill.currency)}"
+    if rate.exchange:
+        yield (
+            f"    1 {rate.exchange.currency} = {rate.exchange.rate} {bill.currency},"
+            f" from {rate.exchange.since} on"
+        )
+    if rate.price.source:
+        as_of = f", as of {rate.price.as_of}" if rate.price.as_of else ""
+        yield f"    source: {rate.price.source}{as_of}"
+
+
+def _price_text(price: Price, currency: str) -> str:
+    unit = price.currency or currency
+    if price.instance:
+        bought = price.instance
+        return (
+            f"{bought.per_hour} {unit} x 9 / (9 x {bought.gpus} GPUs + 0.9 x {bought.vcpus} vCPUs"
+            f" + 0.1 x {bought.memory_gb} GB) = {text_of(gpu_hour_of(price))} {unit} per GPU h"
+        )
+    if price.purchase:
+        owned = price.purchase
+        return (
+            f"(({owned.capital} - {owned.residual}) / {owned.lifetime_hours} h +"
+            f" {owned.hosting_per_hour} + {owned.support_per_hour}) / {owned.gpus} GPUs ="
+            f" {text_of(gpu_hour_of(price))} {unit} per GPU h"
+        )
+    of = f"instance {price.mig_profile}" if price.mig_profile else "GPU"
+    return f"{price.per_gpu_hour or Decimal(0)} {unit} per {of} h"
+
+
+def _name(terms: Terms) -> str:
+    return terms.rate.price.name if terms.rate.price else ""
+
+
+def _usage(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Iterator[str]:
+    yield "usage, by hour, node, GPU: seconds held and used, and the events of each sum"
+    count, all_ns = 0, [0, 0]
+    for row in maker.rows_of(bill, line):
+        count += 1
+        amounts = (row.held_ns, 0 if row.is_holding else row.busy_ns)
+        all_ns = [total + ns for total, ns in zip(all_ns, amounts, strict=True)]
+        if not max_rows or count <= max_rows:
+            yield f"  {_row_text(row)}"
+    if max_rows and count > max_rows:
+        yield f"  and {count - max_rows} rows more, which are not shown"
+    held, used = (_seconds(ns) for ns in all_ns)
+    yield f"  all {count} rows: held {held} s, used {used} s of their devices"
+
+
+def _row_text(row: UsageRow) -> str:
+    silent = f" (silent {_seconds(row.silent_ns)})" if row.silent_ns else ""
+    what = (
+        f"held {_seconds(row.held_ns)}{silent}"
+        if row.is_holding
+        else f"used {_seconds(row.busy_ns)}"
+    )
+    return (
+        f"{time_text(row.hour_us)} {row.node} {row.gpu_uuid} {row.pod or '-'} {what}"
+        f"  partition {row.kafka_partition}, offsets {row.first_offset} to {row.last_offset}"
+    )
+
+
+def _seconds(ns: int) -> str:
+    return text_of(Fraction(ns, _NS_PER_SECOND), digits=9)

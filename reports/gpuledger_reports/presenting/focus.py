@@ -1,0 +1,302 @@
+"""Bills as FOCUS 1.2, the FinOps Foundation's format of costs, with the allocation columns of 1.3.
+
+A row is a part of a line with one price, so that unit price times quantity is the row's cost. The
+parts of a line sum to the line. What is shared of idle is an adjustment: it has no quantity. Of a
+closed bill the rows are those of what was closed, and each correction line is a row of its own.
+"""
+
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from gpuledger_reports.pricing.billing import Bill
+from gpuledger_reports.pricing.closing import ClosedLine
+from gpuledger_reports.pricing.line_parts import (
+    QUANTITY_DIGITS,
+    RATIO_DIGITS,
+    ChargePart,
+    decode_parts,
+    parts_of,
+)
+from gpuledger_reports.pricing.lookup import Values
+from gpuledger_reports.pricing.money import fraction_of, minor_digits, rounded
+from gpuledger_reports.pricing.periods import month_of
+from gpuledger_reports.pricing.policy import FocusNames
+from gpuledger_reports.pricing.tenants import ABSENT
+from gpuledger_reports.reading.times import time_text
+
+DECIMAL, STRING, TIME, JSON = "decimal", "string", "date/time", "json"
+_SECONDS_PER_HOUR: Final = 3600
+_UNPRICED: Final = "unpriced"
+
+
+class FocusColumn(NamedTuple):
+    """A column of the specification."""
+
+    name: str
+    kind: str
+    is_nullable: bool
+
+
+def _of_kind(kind: str, names: str, *, is_nullable: bool) -> Iterator[FocusColumn]:
+    for name in names.split():
+        yield FocusColumn(name, kind, is_nullable)
+
+
+# Those that a bill of GPUs has; the specification's conditional ones that it never has are left
+# out, as it allows: commitments and capacity reservations. Of commitments their status is there,
+# always null, as the rules of ConsumedQuantity ask for it.
+COLUMNS: Final = (
+    *_of_kind(DECIMAL, "BilledCost ContractedCost EffectiveCost ListCost", is_nullable=False),
+    *_of_kind(DECIMAL, "ListUnitPrice ContractedUnitPrice", is_nullable=True),
+    *_of_kind(DECIMAL, "PricingQuantity ConsumedQuantity", is_nullable=True),
+    *_of_kind(STRING, "PricingUnit ConsumedUnit PricingCategory", is_nullable=True),
+    *_of_kind(STRING, "BillingAccountId BillingCurrency", is_nullable=False),
+    *_of_kind(STRING, "BillingAccountName InvoiceId", is_nullable=True),
+    *_of_kind(
+        TIME,
+        "BillingPeriodStart BillingPeriodEnd ChargePeriodStart ChargePeriodEnd",
+        is_nullable=False,
+    ),
+    *_of_kind(STRING, "ChargeCategory ChargeFrequency", is_nullable=False),
+    *_of_kind(STRING, "ChargeClass ChargeDescription", is_nullable=True),
+    *_of_kind(
+        STRING,
+        "InvoiceIssuerName ProviderName PublisherName ServiceCategory ServiceName",
+        is_nullable=False,
+    ),
+    *_of_kind(STRING, "ServiceSubcategory", is_nullable=False),
+    *_of_kind(STRING, "RegionId RegionName AvailabilityZone", is_nullable=True),
+    *_of_kind(STRING, "ResourceId ResourceName ResourceType", is_nullable=True),
+    *_of_kind(STRING, "SkuId SkuMeter SkuPriceId", is_nullable=True),
+    *_of_kind(JSON, "SkuPriceDetails", is_nullable=True),
+    *_of_kind(STRING, "CommitmentDiscountStatus", is_nullable=True),
+    *_of_kind(STRING, "PricingCurrency", is_nullable=False),
+    *_of_kind(DECIMAL, "PricingCurrencyEffectiveCost", is_nullable=False),
+    *_of_kind(
+        DECIMAL,
+        "PricingCurrencyListUnitPrice PricingCurrencyContractedUnitPrice",
+        is_nullable=True,
+    ),
+    *_of_kind(STRING, "SubAccountId SubAccountName SubAccountType", is_nullable=True),
+    *_of_kind(JSON, "Tags", is_nullable=True),
+    *_of_kind(STRING, "x_Line x_PolicyHash", is_nullable=False),
+    *_of_kind(STRING, "x_IdleKind x_Revision", is_nullable=True),
+    *_of_kind(DECIMAL, "x_HeldGpuHours x_UsedGpuHours", is_nullable=False),
+    *_of_kind(DECIMAL, "x_CoveredRatio", is_nullable=True),
+)
+ALLOCATION_COLUMNS: Final = (
+    *_of_kind(STRING, "AllocatedMethodId AllocatedResourceId", is_nullable=True),
+    *_of_kind(STRING, "AllocatedResourceName", is_nullable=True),
+    *_of_kind(JSON, "AllocatedMethodDetails AllocatedTags", is_nullable=True),
+)
+
+
+class _LineOf(NamedTuple):
+    """Whose a row is."""
+
+    id: str
+    values: Values
+    idle_kind: str | None
+    revision: int | None = None
+
+
+def focus_rows(
+    bill: Bill, *, allocations: bool, closed: Sequence[ClosedLine] = ()
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a bill, by column; with the columns of allocations where asked for.
+
+    `closed` has the lines of all revisions of a closed bill, and nothing of any other.
+    """
+    for line, part in _closed_parts(closed) if closed else _parts(bill):
+        row = _row(bill, line, part)
+        if allocations:
+            row |= _allocation(bill, line, part)
+        yield row
+    for each in closed:
+        if each.charge_class:
+            row = _correction(bill, each)
+            yield row | (dict.fromkeys(c.name for c in ALLOCATION_COLUMNS) if allocations else {})
+
+
+def focus_columns(*, allocations: bool) -> tuple[FocusColumn, ...]:
+    """Return the columns that `focus_rows` has."""
+    return (*COLUMNS, *ALLOCATION_COLUMNS) if allocations else COLUMNS
+
+
+def _parts(bill: Bill) -> Iterator[tuple[_LineOf, ChargePart]]:
+    parts = parts_of(bill)
+    for line in bill.lines:
+        for part in parts[line.key]:
+            yield _LineOf(line.id, line.values, line.idle_kind), part
+
+
+def _closed_parts(closed: Sequence[ClosedLine]) -> Iterator[tuple[_LineOf, ChargePart]]:
+    # In the order of a bill that was not closed yet.
+    for line, each in sorted(
+        ((_line_of(each), each) for each in closed),
+        key=lambda pair: (pair[0].values, pair[0].idle_kind or ""),
+    ):
+        for part in decode_parts(each.parts) if each.parts else ():
+            yield line, part
+
+
+def _line_of(closed: ClosedLine) -> _LineOf:
+    values = tuple(msgspec.json.decode(closed.dimension_values, type=list[str]))
+    return _LineOf(closed.line, values, closed.idle_kind, closed.revision)
+
+
+def _correction(bill: Bill, closed: ClosedLine) -> dict[str, Any]:
+    """Return the row of what a later revision changed of a line: a cost, without a price."""
+    line = _line_of(closed)
+    held, used = (
+        rounded(fraction_of(seconds) / _SECONDS_PER_HOUR, digits=QUANTITY_DIGITS)
+        for seconds in (closed.held_gpu_seconds, closed.used_gpu_seconds)
+    )
+    # It was stored with as many digits as any currency has.
+    cost = rounded(fraction_of(closed.cost), digits=minor_digits(closed.currency))
+    part = ChargePart(cost=cost, held_hours=held, used_hours=used)
+    return _row(bill, line, part) | {
+        "ChargeCategory": "Usage",
+        "ChargeClass": "Correction",
+        "ChargeDescription": f"Correction {closed.revision}, {_description(bill, line)}",
+        "ConsumedQuantity": used,
+        "ConsumedUnit": "Hours",
+        **_place(bill, line, part),
+    }
+
+
+def _row(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(column.name for column in COLUMNS)
+    costs = ("BilledCost", "ContractedCost", "EffectiveCost", "ListCost")
+    row |= dict.fromkeys((*costs, "PricingCurrencyEffectiveCost"), part.cost)
+    # FOCUS' billing periods are months; a longer or an odd bill is its own period.
+    month = month_of(bill.end_us)
+    period = month if month.begin_us <= bill.window.begin_us else bill.window
+    row |= {
+        "BillingPeriodStart": time_text(period.begin_us),
+        "BillingPeriodEnd": time_text(max(period.end_us, bill.end_us)),
+        "ChargePeriodStart": time_text(bill.window.begin_us),
+        "ChargePeriodEnd": time_text(bill.end_us),
+        "BillingCurrency": bill.currency,
+        "PricingCurrency": bill.currency,
+        "ChargeCategory": "Usage" if part.unit else "Adjustment",
+        "ChargeFrequency": "Usage-Based",
+        "ChargeDescription": _description(bill, line),
+        "ServiceCategory": "Compute",
+        "ServiceSubcategory": "Other (Compute)",
+        "ServiceName": "GPU",
+        "Tags": _tags(bill, line),
+        "x_Line": line.id,
+        "x_IdleKind": line.idle_kind,
+        "x_Revision": None if line.revision is None else str(line.revision),
+        "x_PolicyHash": bill.policy.sha256,
+        "x_HeldGpuHours": part.held_hours,
+        "x_UsedGpuHours": part.used_hours,
+        "x_CoveredRatio": None
+        if bill.covered_ratio is None
+        else rounded(bill.covered_ratio, digits=RATIO_DIGITS),
+        **_of_names(bill.policy.policy.focus),
+        **_sub_account(bill, line),
+    }
+    if part.unit:
+        row |= _priced(part) | _place(bill, line, part)
+    return row
+
+
+def _priced(part: ChargePart) -> dict[str, Any]:
+    """Return by what a part is priced: the specification wants all of it for usage."""
+    is_time = part.unit == "Hours"
+    details: dict[str, str | int] = {"GpuCount": 1} if is_time else {}
+    if part.mig_profile:
+        # A price of an instance is one of a part of a GPU, of which there is no count.
+        details = {"x_MigProfile": part.mig_profile}
+    sku = (part.model if is_time else None) or ("GPU" if is_time else "energy")
+    found: dict[str, Any] = {
+        "PricingQuantity": part.quantity,
+        "PricingUnit": part.unit,
+        "PricingCategory": "Dynamic" if part.is_spot else "Standard",
+        "ListUnitPrice": part.unit_price,
+        "ContractedUnitPrice": part.unit_price,
+        "PricingCurrencyListUnitPrice": part.unit_price,
+        "PricingCurrencyContractedUnitPrice": part.unit_price,
+        "SkuId": sku,
+        "SkuMeter": "GPU hours" if is_time else "Energy",
+        # One row of the price book may be of several models, and a price is of one SKU alone.
+        "SkuPriceId": f"{sku}/{part.price or _UNPRICED}",
+        "SkuPriceDetails": msgspec.json.encode(details).decode() if details else None,
+        "ConsumedQuantity": part.used_hours if is_time else part.quantity,
+        "ConsumedUnit": part.unit,
+    }
+    if part.pricing_currency:
+        found |= {
+            "PricingCurrency": part.pricing_currency,
+            "PricingCurrencyEffectiveCost": part.pricing_cost,
+            "PricingCurrencyListUnitPrice": part.pricing_unit_price,
+            "PricingCurrencyContractedUnitPrice": part.pricing_unit_price,
+        }
+    return found
+
+
+def _place(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
+    named = zip(bill.by, line.values, strict=True)
+    # What is unknown is null there; a bill has a word for it.
+    values = {name: value for name, value in named if value not in ABSENT}
+    gpu = values.get("gpu")
+    return {
+        "RegionId": values.get("region"),
+        "RegionName": values.get("region"),
+        "AvailabilityZone": values.get("zone"),
+        "ResourceId": gpu,
+        "ResourceName": gpu and (part.model or values.get("model")),
+        "ResourceType": gpu and "GPU",
+    }
+
+
+def _of_names(names: FocusNames) -> dict[str, str]:
+    return {
+        "BillingAccountId": names.billing_account_id,
+        "BillingAccountName": names.billing_account_name,
+        "InvoiceIssuerName": names.invoice_issuer_name,
+        "ProviderName": names.provider_name,
+        "PublisherName": names.publisher_name,
+    }
+
+
+def _sub_account(bill: Bill, line: _LineOf) -> dict[str, str]:
+    """Return the first dimension of tenants, which is who FOCUS calls a sub account."""
+    # A node or a model is no account of anybody.
+    for name, value in zip(bill.by, line.values, strict=True):
+        if not bill.policy.policy.is_of_device(name):
+            return {"SubAccountId": value, "SubAccountName": value, "SubAccountType": name}
+    return {}
+
+
+def _description(bill: Bill, line: _LineOf) -> str:
+    named = ", ".join(f"{name} {value}" for name, value in zip(bill.by, line.values, strict=True))
+    return f"GPUs, {line.idle_kind}: {named}" if line.idle_kind else f"GPUs: {named}"
+
+
+def _tags(bill: Bill, line: _LineOf) -> str:
+    return msgspec.json.encode(dict(zip(bill.by, line.values, strict=True))).decode()
+
+
+def _allocation(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(column.name for column in ALLOCATION_COLUMNS)
+    if part.allocated_ratio is None:
+        return row
+    element = {
+        "AllocatedRatio": part.allocated_ratio,
+        "UsageUnit": "Hours",
+        "UsageQuantity": part.quantity or Decimal(0),
+    }
+    encoder = msgspec.json.Encoder(decimal_format="number")
+    return row | {
+        "AllocatedMethodId": "gpuledger-board-time",
+        "AllocatedMethodDetails": encoder.encode({"Elements": [element]}).decode(),
+        "AllocatedResourceId": "/".join(line.values),
+        "AllocatedResourceName": "/".join(line.values),
+        "AllocatedTags": _tags(bill, line),
+    }

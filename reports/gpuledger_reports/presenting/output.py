@@ -1,0 +1,175 @@
+"""Bills as JSON, CSV and Parquet: the same columns in each. Pure but for the Parquet file.
+
+Times are in seconds of whole boards, to the millisecond. Costs are decimal texts: nobody who reads
+a bill may make floats of them by accident.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import msgspec
+
+from gpuledger.store.query import quoted, quoted_name
+from gpuledger_reports.pricing.billing import Bill, gpu_seconds
+from gpuledger_reports.pricing.money import minor_digits, rounded
+from gpuledger_reports.pricing.rows import COSTS, NUMBERS, columns_of, row_of
+from gpuledger_reports.pricing.tenants import NONE
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS
+from gpuledger_reports.reading.times import time_text
+
+_SECONDS: Final = "DECIMAL(28, 3)"
+
+
+def state_of(bill: Bill) -> str:
+    """Return whether usage may still come: `open`, `provisional` once the period is over, `closed`.
+
+    Closed is a bill that shows what was closed, and not one that was calculated anew.
+    """
+    if bill.revision is not None:
+        return "closed"
+    return "provisional" if bill.is_complete else "open"
+
+
+def dimensions_without_value(bill: Bill) -> list[str]:
+    """Return the dimensions that are looked up by a key, and of which no tenant has a value."""
+    tenants = [line.values for line in bill.lines if line.idle_kind is None]
+    return [
+        name
+        for at, name in enumerate(bill.by)
+        if bill.policy.policy.may_be_misspelt(name)
+        and tenants
+        and all(values[at] == NONE for values in tenants)
+    ]
+
+
+def usage_text(bill: Bill) -> str | None:
+    """Return what there is to know where usage does not reach over the whole period."""
+    if bill.usage is None:
+        until = time_text(bill.end_us)
+        return (
+            None
+            if bill.is_complete
+            else f"usage is complete up to {until} only; the bill goes no further"
+        )
+    begin, end = map(time_text, bill.usage)
+    if bill.window.end_us <= bill.usage.begin_us:
+        return f"nothing to bill: usage begins at {begin}"
+    # Where rows are newer than what is complete, usage begins behind its end.
+    if bill.usage.end_us <= max(bill.window.begin_us, bill.usage.begin_us):
+        return f"nothing to bill: usage is complete up to {end} only"
+    return f"nothing to bill: of the usage from {begin} to {end} nothing is in the period"
+
+
+def as_json(bill: Bill) -> str:
+    """Return a bill as one JSON object, with a line at the end."""
+    digits = minor_digits(bill.currency)
+    content = {
+        "currency": bill.currency,
+        "from": time_text(bill.window.begin_us),
+        "to": time_text(bill.window.end_us),
+        "usage_until": time_text(bill.usage_until_us),
+        "removed_until": None
+        if bill.removed_until_us is None
+        else time_text(bill.removed_until_us),
+        "state": state_of(bill),
+        "revision": bill.revision,
+        "by": bill.by,
+        "lines": [
+            {name: f"{value:f}" if name in COSTS else value for name, value in row.items()}
+            for row in (row_of(bill, line) for line in bill.lines)
+        ],
+        "origin_cost": f"{rounded(Fraction(bill.origin_cost), digits=digits):f}",
+        "line_cost": f"{rounded(Fraction(bill.line_cost), digits=digits):f}",
+        "covered_ratio": _ratio(bill.covered_ratio),
+        "measured_ratio": _ratio(bill.measured_ratio),
+        "excess_gpu_seconds": gpu_seconds(bill.excess_units),
+        "unpriced_gpu_seconds": {
+            model: gpu_seconds(units) for model, units in bill.unpriced.items()
+        },
+        "budgets": [
+            {
+                "name": state.name,
+                "amount": f"{state.amount:f}",
+                "spent": f"{rounded(state.spent, digits=digits):f}",
+                "elapsed_ratio": _ratio(state.elapsed),
+                "forecast": None
+                if state.forecast is None
+                else f"{rounded(state.forecast, digits=digits):f}",
+            }
+            for state in bill.budgets
+        ],
+        "gaps": [
+            dict(zip(("topic", "kafka_partition", "reason", "missed_offsets"), gap, strict=True))
+            for gap in bill.gaps
+        ],
+        "prices": {"name": bill.policy.name, "sha256": bill.policy.sha256},
+        "tables": bill.versions,
+    }
+    # Decimals as numbers, digit by digit as they are: no float is made of them on the way.
+    encoder = msgspec.json.Encoder(decimal_format="number")
+    return msgspec.json.format(encoder.encode(content), indent=2).decode() + "\n"
+
+
+def as_csv(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    """Return rows as CSV with a head."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow(
+            {name: f"{v:f}" if isinstance(v, Decimal) else v for name, v in row.items()}
+        )
+    return text.getvalue()
+
+
+def write_parquet(columns: dict[str, str], rows: Iterable[dict[str, Any]], *, file: Path) -> None:
+    """Write rows as a Parquet file; `columns` have DuckDB's type of each."""
+    shape = msgspec.json.encode([dict.fromkeys(columns, "VARCHAR")]).decode()
+    # As texts, and cast: JSON has no decimals.
+    texts = [
+        {name: None if row[name] is None else str(row[name]) for name in columns} for row in rows
+    ]
+    casts = ", ".join(
+        f"CAST({quoted_name(name)} AS {kind}) AS {quoted_name(name)}"
+        for name, kind in columns.items()
+    )
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute(
+            f"COPY (SELECT {casts} FROM (SELECT"  # noqa: S608  # our own names
+            " unnest(from_json($rows, $shape), recursive := true)))"
+            f" TO {quoted(str(file))} (FORMAT parquet)",
+            {"rows": msgspec.json.encode(texts).decode(), "shape": shape},
+        )
+
+
+def parquet_columns(bill: Bill) -> dict[str, str]:
+    """Return the columns of a bill's lines with DuckDB's types."""
+    cost = f"DECIMAL(38, {minor_digits(bill.currency)})"
+    kinds = dict.fromkeys(NUMBERS, _SECONDS) | dict.fromkeys(COSTS, cost)
+    kinds |= {"memory_byte_seconds": "DECIMAL(38, 0)", "energy_kilowatt_hours": "DECIMAL(28, 6)"}
+    return {name: kinds.get(name, "VARCHAR") for name in columns_of(bill)}
+
+
+def hours_text(units: int, *, digits: int = 1) -> str:
+    """Return GPU-hours for people, with so many digits behind the point or more.
+
+    More where less than two of them said anything: no hours beside a cost may read as none.
+    """
+    hours = Fraction(units, HOUR_UNITS)
+    while hours and abs(hours) * 10 ** (digits - 1) < 1:
+        digits += 1
+    return f"{rounded(hours, digits=digits):,f}"
+
+
+def _ratio(ratio: Fraction | None) -> Decimal | None:
+    # Down: what is not covered at all must not read as if it were.
+    if ratio is None:
+        return None
+    return Decimal(ratio.numerator * 10**6 // ratio.denominator).scaleb(-6)

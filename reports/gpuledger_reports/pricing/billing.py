@@ -1,0 +1,432 @@
+"""Makes a bill of sums of time: what each line costs, and what all of it cost to begin with.
+
+The store gives whole units of time by device, tenant and kind (`usage_sums`). Here they get their
+prices, as fractions; idle that is to be shared is shared; and lines are rounded once, together.
+The sum of the lines is the sum of the origin charges: a bill of which that is not so is not made.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from fractions import Fraction
+from hashlib import sha256
+from typing import Final
+
+from gpuledger.errors import ArgumentError
+from gpuledger_reports.pricing.lookup import (
+    IDLE_WORDS,
+    BillLookup,
+    Cell,
+    CellKey,
+    Terms,
+    Values,
+    names_suffice,
+)
+from gpuledger_reports.pricing.money import minor_digits, quantize_together
+from gpuledger_reports.pricing.policy import BudgetRow, IdleKind, dimension_names
+from gpuledger_reports.pricing.policy_file import ReadPolicy
+from gpuledger_reports.pricing.tenants import TenantBook, fits_all
+from gpuledger_reports.pricing.totals import BillTally, DailyCosts, DayCost, UnbalancedBillError
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS, UNITS
+from gpuledger_reports.reading.times import DAY_US, Window, begin_of
+from gpuledger_reports.reading.usage_day import days_of, rows_of
+from gpuledger_reports.reading.usage_sums import (
+    DaySums,
+    PartyBasis,
+    UsageReader,
+    UsageRow,
+    UsageSum,
+)
+
+_SECOND_UNITS: Final = UNITS * 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class BillLine:
+    """One line: what somebody, or a kind of idle, costs in the period."""
+
+    id: str
+    values: Values
+    idle_kind: IdleKind | None
+    held: int
+    used: int
+    charged: int
+    energy_millijoules: int
+    memory_byte_ns: int
+    gpu_cost: Fraction
+    energy_cost: Fraction
+    shared_cost: Fraction
+    """Idle that the line pays for others, or below zero what others pay of it."""
+    held_idle_cost: Fraction
+    """Of `gpu_cost` what was held and used by nobody."""
+    cost: Decimal
+    """All of it, rounded together with the other lines."""
+
+    @property
+    def has_amounts(self) -> bool:
+        """Whether it says anything: costs that somebody else pays are something, too."""
+        return any(
+            (
+                *(self.charged, self.used, self.held, self.cost),
+                *(self.gpu_cost, self.energy_cost, self.shared_cost),
+            )
+        )
+
+    @property
+    def key(self) -> CellKey:
+        """By what it is told from all others: two may have one id, if their tenants want that."""
+        return CellKey(self.values, self.idle_kind)
+
+    @property
+    def exact_cost(self) -> Fraction:
+        """What the line costs before it is rounded."""
+        return self.gpu_cost + self.energy_cost + self.shared_cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetState:
+    """What was spent of a budget, up to where there is usage."""
+
+    name: str
+    amount: Decimal
+    spent: Fraction
+    elapsed: Fraction
+    """How much of the budget's time is over, 0 to 1."""
+
+    @property
+    def forecast(self) -> Fraction | None:
+        """What it will have come to at the end at this pace; absent where it has not begun."""
+        return self.spent / self.elapsed if self.elapsed else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """A bill, and all that it says of itself."""
+
+    window: Window
+    end_us: int
+    """Up to when there was usage: the end of the window, or before it."""
+    by: tuple[str, ...]
+    currency: str
+    lines: list[BillLine]
+    origin_cost: Decimal
+    line_cost: Decimal
+    exact_origin_cost: Fraction
+    covered_ratio: Fraction | None
+    """The part of the boards' time that ticks cover; absent where no board was there."""
+    measured_ratio: Fraction | None
+    """The part of used time that was measured, not apportioned; absent where nothing was used."""
+    excess_units: int
+    unpriced: dict[str, int]
+    """Units that are charged without a price, by model."""
+    budgets: list[BudgetState]
+    gaps: list[tuple[str, int, str, int | None]]
+    policy: ReadPolicy
+    versions: dict[str, int | None]
+    cells: dict[CellKey, dict[Terms, Cell]] = field(repr=False)
+    shown: int
+    """How many of a cell's values are of the bill's own dimensions."""
+    removed_until_us: int | None = None
+    """Up to when usage of the period was removed by the store's retention; absent: all is there."""
+    revision: int | None = None
+    """The last revision of a closed bill, as it was closed; absent where it was calculated now."""
+    days: list[DayCost] = field(default_factory=list)
+    """What each day cost, where that was asked for."""
+    usage: Window | None = None
+    """From when to when the store has usage, where the bill has no line."""
+
+    @property
+    def usage_until_us(self) -> int:
+        """Up to when there is usage, be it before the window."""
+        return min(self.end_us, self.usage.end_us) if self.usage else self.end_us
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is usage up to the end of the window."""
+        return self.end_us >= self.window.end_us
+
+
+def gpu_seconds(units: int) -> Decimal:
+    """Return board-seconds of units, to the millisecond."""
+    return quantize_together([Fraction(units, _SECOND_UNITS)], digits=3)[0]
+
+
+class BillMaker:
+    """Makes one bill."""
+
+    def __init__(self, reader: UsageReader, read: ReadPolicy, *, by: Sequence[str]) -> None:
+        policy = read.policy
+        for name in by:
+            if not policy.knows(name):
+                raise ArgumentError(
+                    "by", f"{name!r} is no dimension; there are {dimension_names()}"
+                )
+        self._reader, self._read, self._by = reader, read, tuple(dict.fromkeys(by))
+        reader.count_slices(policy.mig_slices)
+        # Rules may ask for what no line shows: cells have it, lines are summed over it.
+        matches = [row.match for row in policy.budgets] + [row.match for row in policy.shared]
+        asked = [name for match in matches for name in match]
+        self._dimensions = tuple(dict.fromkeys((*self._by, *asked)))
+        self._of_basis = tuple(dict.fromkeys(n for rule in policy.basis for n in rule.match))
+        self._lookup: BillLookup | None = None
+
+    def make(
+        self,
+        window: Window,
+        *,
+        advance: Callable[[int], None] = lambda _: None,
+        tells_days: bool = False,
+    ) -> Bill:
+        """Return the bill of a time; `advance` is told of each day that is done.
+
+        With `tells_days` the bill says what each day cost.
+        """
+        daily = DailyCosts()
+        used, lookup, tally = self._tally_of(window, advance, daily if tells_days else None)
+        self._lookup = lookup
+        return replace(
+            self._bill(window, used, tally),
+            days=daily.days,
+            budgets=self._budgets(window, used, tally),
+        )
+
+    def make_each(self, windows: Sequence[Window]) -> Iterator[Bill]:
+        """Yield the bills of times that follow one another; the store is read once for all.
+
+        They have no budgets: each is of its own days, whatever the times are.
+        """
+        begins_us = [window.begin_us for window in windows]
+        used, lookup = self._look_up(Window(begins_us[0], windows[-1].end_us))
+        tallies = [BillTally(lookup) for _ in windows]
+        for day in self._days(used, lookup, borders=begins_us):
+            for number, part in day.split(begins_us):
+                tallies[number].add(part)
+        for window, tally in zip(windows, tallies, strict=True):
+            tally.check_balance()
+            end_us = max(window.begin_us, min(window.end_us, used.end_us))
+            yield self._bill(window, Window(window.begin_us, end_us), tally)
+
+    def _tally_of(
+        self,
+        window: Window,
+        advance: Callable[[int], None] = lambda _: None,
+        daily: DailyCosts | None = None,
+    ) -> tuple[Window, BillLookup, BillTally]:
+        """Return the part of a time of which there is usage, and all that it adds up to."""
+        used, lookup = self._look_up(window)
+        tally = BillTally(lookup)
+        for number, day in enumerate(self._days(used, lookup), used.begin_us // DAY_US):
+            tally.add(day)
+            if daily is not None:
+                daily.add(tally, number * DAY_US)
+            advance(1)
+        tally.check_balance()
+        return used, lookup, tally
+
+    def _look_up(self, window: Window) -> tuple[Window, BillLookup]:
+        """Return the part of a time of which there is usage, and what is known in it."""
+        reader, read = self._reader, self._read
+        # Beyond the last usage nothing is known, and nothing is billed: not even as uncovered.
+        end_us = max(window.begin_us, min(window.end_us, reader.usage_end_us))
+        used = Window(window.begin_us, end_us)
+        by_names = names_suffice(self._dimensions, read.policy)
+        book = TenantBook(
+            pods=reader.pods(used, by_names=by_names),
+            namespaces=reader.namespaces(),
+            policy=read.policy,
+        )
+        return used, BillLookup(
+            reader=reader,
+            read=read,
+            book=book,
+            dimensions=self._dimensions,
+            of_basis=self._of_basis,
+            window=used,
+        )
+
+    def _days(
+        self, used: Window, lookup: BillLookup, *, borders: Sequence[int] = ()
+    ) -> Iterator[DaySums]:
+        if used.begin_us == used.end_us:
+            return iter(())
+        return days_of(
+            self._reader,
+            used,
+            changes=lookup.changes,
+            basis_of=lookup.basis_of,
+            needs=lookup.needs,
+            borders=borders,
+        )
+
+    def rows_of(self, bill: Bill, line: BillLine) -> Iterator[UsageRow]:
+        """Yield the rows of usage that a line of the bill made last is of."""
+        lookup, shown = self._lookup, len(self._by)
+        if lookup is None:
+            raise RuntimeError("no bill was made")
+
+        def belongs(row: UsageSum) -> bool:
+            since_us = lookup.since(row.device.cluster, row.device.node, row.since_us)
+            key = lookup.key_of(row.device, row.party, since_us, row.since_us)
+            if (key.values[:shown], key.kind) == (line.values, line.idle_kind):
+                return True
+            # Of a row that somebody holds parts may stand on other lines.
+            kinds = _idle_kinds_of(row, lookup.basis_of(row.party, row.since_us))
+            return (
+                line.idle_kind in kinds
+                and line.values
+                == lookup.idle_values(IDLE_WORDS[line.idle_kind], row.device, since_us)[:shown]
+            )
+
+        window = Window(bill.window.begin_us, bill.end_us)
+        rows = rows_of(
+            self._reader,
+            window,
+            changes=lookup.changes,
+            belongs=belongs,
+            knows_pod=lookup.needs.knows_pod,
+        )
+        for row in rows:
+            # Rows that are held alike are found together, and some of them may have no silence.
+            if line.idle_kind != "overhead" or not row.is_holding or row.silent_ns > 0:
+                yield row
+
+    def _bill(self, window: Window, used: Window, tally: "BillTally") -> Bill:
+        policy = self._read.policy
+        shares, extra = tally.shares(shown=len(self._by))
+        lines = _lines(tally, shares, extra, window=window, by=self._by, currency=policy.currency)
+        # Calculated by another way than the lines, so that their equality says something.
+        origin = tally.origin_cost()
+        exact = sum((line.exact_cost for line in lines), Fraction(0))
+        if origin != exact:
+            raise UnbalancedBillError(f"lines of {exact} for origin charges of {origin}")
+        digits = minor_digits(policy.currency)
+        removed_us = min(self._reader.removed_before_us, window.end_us)
+        return Bill(
+            window=window,
+            end_us=used.end_us,
+            removed_until_us=removed_us if removed_us > window.begin_us else None,
+            by=self._by,
+            currency=policy.currency,
+            lines=lines,
+            origin_cost=quantize_together([origin], digits=digits)[0],
+            line_cost=sum((line.cost for line in lines), Decimal(0)),
+            exact_origin_cost=origin,
+            covered_ratio=_ratio(tally.covered, tally.present),
+            measured_ratio=_ratio(tally.measured, tally.used),
+            excess_units=tally.excess,
+            unpriced=tally.unpriced,
+            budgets=[],
+            gaps=self._reader.gaps(used),
+            policy=self._read,
+            versions=self._reader.versions(),
+            cells=tally.cells,
+            shown=len(self._by),
+            usage=None if lines else Window(self._reader.usage_begin_us, self._reader.usage_end_us),
+        )
+
+    def _fits(self, budget: BudgetRow, key: CellKey) -> bool:
+        return fits_all(budget.match, self._dimensions, key.values)
+
+    def _budgets(self, window: Window, used: Window, tally: BillTally) -> list[BudgetState]:
+        """Return the state of each budget that has days in the bill's period, of all its days."""
+        tallies = {window: (used, tally)}
+        states = []
+        for budget in self._read.policy.budgets:
+            days = Window(begin_of(budget.since), begin_of(budget.until))
+            if days.end_us <= window.begin_us or days.begin_us >= window.end_us:
+                continue
+            # A bill of its own: idle is shared among those who are there in the budget's days.
+            if days not in tallies:
+                own_used, _, own_tally = self._tally_of(days)
+                tallies[days] = (own_used, own_tally)
+            over, found = tallies[days]
+            states.append(
+                BudgetState(
+                    name=budget.name,
+                    amount=budget.amount,
+                    spent=self._cost_of(found, budget),
+                    elapsed=Fraction(over.end_us - over.begin_us, days.end_us - days.begin_us),
+                )
+            )
+        return states
+
+    def _cost_of(self, tally: BillTally, budget: BudgetRow) -> Fraction:
+        """Return what all lines that fit cost, with what they pay of idle and are paid of it."""
+        shares, extra = tally.shares(shown=len(self._by))
+        return sum(
+            (
+                tally.cost_of(key) + shares.get(key, 0) + extra.get(key, 0)
+                for key in {**tally.cells, **dict.fromkeys(extra)}
+                if self._fits(budget, key)
+            ),
+            Fraction(0),
+        )
+
+
+def _idle_kinds_of(row: UsageSum, basis: PartyBasis) -> set[IdleKind]:
+    """Return as which kinds of idle a part of what somebody held may be charged."""
+    kinds: set[IdleKind] = set()
+    if row.is_holding and row.silent:
+        kinds.add("overhead")
+    # Held and not used is charged to the holder otherwise.
+    if row.is_holding and row.party.kind != "nobody" and basis.basis != "held":
+        kinds.add("held_idle")
+    return kinds
+
+
+def _ratio(part: int, whole: int) -> Fraction | None:
+    return Fraction(part, whole) if whole else None
+
+
+def _lines(
+    tally: BillTally,
+    shares: dict[CellKey, Fraction],
+    extra: dict[CellKey, Fraction],
+    *,
+    window: Window,
+    by: tuple[str, ...],
+    currency: str,
+) -> list[BillLine]:
+    shown: dict[CellKey, list[CellKey]] = defaultdict(list)
+    for key in {**tally.cells, **dict.fromkeys(extra)}:
+        shown[CellKey(key.values[: len(by)], key.kind)].append(key)
+    # In the order of their values, on which ties of the largest remainder depend.
+    unrounded = []
+    for line, keys in sorted(shown.items(), key=lambda item: (item[0].values, item[0].kind or "")):
+        cells = [pair for key in keys for pair in tally.cells.get(key, {}).items()]
+        unrounded.append(
+            BillLine(
+                id=line_id(window, by, line),
+                values=line.values,
+                idle_kind=line.kind,
+                held=sum(cell.held for _, cell in cells),
+                used=sum(cell.used for _, cell in cells),
+                charged=sum(cell.charged for _, cell in cells),
+                energy_millijoules=sum(cell.energy_millijoules for _, cell in cells),
+                memory_byte_ns=sum(cell.memory_byte_ns for _, cell in cells),
+                gpu_cost=sum((cell.cost(terms) for terms, cell in cells), Fraction(0)),
+                energy_cost=sum((cell.energy_cost(terms) for terms, cell in cells), Fraction(0)),
+                shared_cost=sum(
+                    (shares.get(key, Fraction(0)) + extra.get(key, Fraction(0)) for key in keys),
+                    Fraction(0),
+                ),
+                held_idle_cost=sum(
+                    (_waste_cost(terms, cell) for terms, cell in cells), Fraction(0)
+                ),
+                cost=Decimal(0),
+            )
+        )
+    kept = [line for line in unrounded if line.has_amounts]
+    costs = quantize_together([line.exact_cost for line in kept], digits=minor_digits(currency))
+    return [replace(line, cost=cost) for line, cost in zip(kept, costs, strict=True)]
+
+
+def line_id(window: Window, by: Sequence[str], key: CellKey) -> str:
+    """Return by what a line is known: whose it is and of which time, whatever it costs."""
+    meaning = "\0".join(map(str, (*window, *by, *key.values, key.kind)))
+    return sha256(meaning.encode()).hexdigest()[:12]
+
+
+def _waste_cost(terms: Terms, cell: Cell) -> Fraction:
+    return terms.rate.per_gpu_hour * min(cell.waste, max(0, cell.charged)) / HOUR_UNITS

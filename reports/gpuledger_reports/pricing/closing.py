@@ -1,0 +1,341 @@
+"""Closed bills: revisions that stay as they are, and corrections that sum to what changed.
+
+The first revision of a period has its lines. What comes later, such as late usage or another price,
+changes no line: a further revision has the difference for each line that changed. So the lines of
+all revisions sum to the bill as it is by the last of them, and each revision to what it added.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Final
+
+import duckdb
+import msgspec
+
+from gpuledger.errors import UserError
+from gpuledger.store.bill_table import BILL_LINES, append_revision
+from gpuledger.store.object_files import open_object_files
+from gpuledger.store.query import files_of, relation
+from gpuledger_reports.pricing.billing import Bill, BillLine
+from gpuledger_reports.pricing.line_parts import encode_parts, parts_of
+from gpuledger_reports.pricing.lookup import CellKey
+from gpuledger_reports.pricing.money import fraction_of, minor_digits, rounded, text_of
+from gpuledger_reports.pricing.policy import BillPolicy, IdleKind
+from gpuledger_reports.pricing.policy_file import ReadPolicy
+from gpuledger_reports.pricing.rates import MILLIJOULES_PER_KILOWATT_HOUR
+from gpuledger_reports.pricing.rows import COSTS, NUMBERS, row_of
+from gpuledger_reports.pricing.totals import UnbalancedBillError
+from gpuledger_reports.reading.charging_sql import UNITS
+from gpuledger_reports.reading.times import Window, time_text
+from gpuledger_reports.reading.usage_sums import memory_bound, reading_files
+
+AMOUNTS: Final = (*NUMBERS, *COSTS)
+CORRECTION: Final = "correction"
+_NS_PER_SECOND: Final = 10**9
+_MILLISECONDS: Final = 1000
+_MILLISECOND_UNITS: Final = UNITS * 10**6
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedLine:
+    """A line of a revision, as it is stored; the amounts of a correction are differences."""
+
+    line: str
+    dimension_values: str
+    """JSON."""
+    idle_kind: str | None
+    revision: int
+    supersedes: int | None
+    charge_class: str | None
+    held_gpu_seconds: Decimal
+    used_gpu_seconds: Decimal
+    charged_gpu_seconds: Decimal
+    memory_byte_seconds: Decimal
+    energy_kilowatt_hours: Decimal
+    gpu_cost: Decimal
+    energy_cost: Decimal
+    shared_cost: Decimal
+    held_idle_cost: Decimal
+    cost: Decimal
+    parts: str | None
+    """JSON of what the line is made of, by price; absent in corrections."""
+    currency: str
+    policy_name: str
+    policy_sha256: str
+    table_versions: str
+    covered_ratio: str | None
+    measured_ratio: str | None
+    valid_through_us: int
+    closed_time_us: int
+
+    @property
+    def key(self) -> CellKey:
+        """By what it is told from all others, as a line of a bill is."""
+        values = tuple(msgspec.json.decode(self.dimension_values, type=list[str]))
+        return CellKey(values, msgspec.convert(self.idle_kind, IdleKind | None))
+
+
+def refusals_of(bill: Bill) -> list[str]:
+    """Return why a bill cannot be closed; nothing where it can."""
+    reasons = []
+    if not bill.is_complete:
+        reasons.append("there is no usage up to the end of the period yet")
+    if bill.removed_until_us is not None:
+        # What is gone now was billed, perhaps: a correction would give it back.
+        removed = time_text(bill.removed_until_us)
+        reasons.append(f"usage before {removed} is removed from the store, by its retention")
+    wanted = bill.policy.policy.close.min_covered_ratio
+    if bill.covered_ratio is not None and bill.covered_ratio < wanted:
+        covered = text_of(bill.covered_ratio, digits=6)
+        reasons.append(f"ticks cover {covered} of the GPUs, close.min_covered_ratio is {wanted}")
+    if bill.unpriced:
+        reasons.append(f"no price for {', '.join(bill.unpriced)}")
+    if not bill.lines:
+        reasons.append("there is nothing to bill")
+    return reasons
+
+
+def closed_lines(
+    store_uri: str,
+    window: Window,
+    by: Sequence[str],
+    storage_options: dict[str, str] | None = None,
+    *,
+    memory_bytes: int | None = None,
+) -> list[ClosedLine]:
+    """Return the lines of all revisions of a bill, in the order of revisions and lines.
+
+    DuckDB takes `memory_bytes` at most, and most of the machine's without.
+    """
+    files = [
+        file
+        for of_day in files_of(store_uri, BILL_LINES.name, storage_options).values()
+        for file in of_day
+    ]
+    if not files:
+        return []
+    with duckdb.connect() as connection, reading_files():
+        open_object_files(connection, store_uri, storage_options)
+        connection.execute("SET TimeZone = 'UTC'")
+        if memory_bytes is not None:
+            connection.execute(memory_bound(memory_bytes))
+        columns = ", ".join(
+            f"epoch_us({field.name.removesuffix('_us')}) AS {field.name}"
+            if field.name.endswith("_us")
+            else field.name
+            for field in fields(ClosedLine)
+        )
+        rows = connection.execute(
+            f"SELECT {columns} FROM {relation(files)}"  # noqa: S608  # quoted files
+            " WHERE epoch_us(period_begin) = $begin"
+            " AND epoch_us(period_end) = $end AND dimensions = $by ORDER BY revision, line",
+            {"begin": window.begin_us, "end": window.end_us, "by": _json(list(by))},
+        )
+        names = [column[0] for column in rows.description or ()]
+        return [ClosedLine(**dict(zip(names, row, strict=True))) for row in rows.fetchall()]
+
+
+def close(
+    bill: Bill, store_uri: str, storage_options: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Append what a bill has that its earlier revisions have not; return the rows, if any.
+
+    Raises UserError where somebody else closed the same bill meanwhile, and where it was closed in
+    another currency.
+    """
+    earlier = closed_lines(store_uri, bill.window, bill.by, storage_options)
+    if earlier and earlier[-1].currency != bill.currency:
+        raise UserError(
+            f"this bill was closed in {earlier[-1].currency}, and the prices are in"
+            f" {bill.currency}; leave `currency` at {earlier[-1].currency}, as corrections sum with"
+            f" it, and add a rate of {bill.currency} to `exchange_rates`"
+        )
+    rows = revision_rows(bill, earlier, closed_time_us=time.time_ns() // 1000)
+    # Lines of before stay as they are: with these all sum to the bill, or nothing is closed.
+    stands = sum((row["cost"] for row in rows), sum((line.cost for line in earlier), Decimal(0)))
+    if stands != bill.line_cost:
+        raise UnbalancedBillError(f"revisions of {stands} for lines of {bill.line_cost}")
+    if rows:
+        stream = _json([*bill.window, *bill.by])
+        append_revision(
+            store_uri,
+            rows,
+            stream=f"bill|{stream}",
+            revision=rows[0]["revision"],
+            storage_options=storage_options,
+        )
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeSinceClose:
+    """How a bill that was calculated again differs from what its period was closed as."""
+
+    revision: int
+    """The last one."""
+    other_currency: str | None
+    """In which it was closed, where that is not the bill's: nothing else is known then."""
+    more: Decimal
+    """How much more all of it costs now; what went from one line to another is none of it."""
+    line_count: int
+    """How many lines changed."""
+
+
+def change_since_close(bill: Bill, closed: Sequence[ClosedLine]) -> ChangeSinceClose | None:
+    """Return what changed; nothing where nothing was closed, or the bill shows just that. Pure."""
+    if not closed or bill.revision is not None:
+        return None
+    last, more, count = closed[-1], Decimal(0), 0
+    is_other = bill.currency != last.currency
+    if not is_other:
+        more = bill.line_cost - sum((line.cost for line in closed), Decimal(0))
+        count = len(revision_rows(bill, closed, closed_time_us=0))
+    return ChangeSinceClose(
+        revision=last.revision,
+        other_currency=last.currency if is_other else None,
+        more=rounded(fraction_of(more), digits=minor_digits(bill.currency)),
+        line_count=count,
+    )
+
+
+def revision_rows(
+    bill: Bill, earlier: Iterable[ClosedLine], *, closed_time_us: int
+) -> list[dict[str, Any]]:
+    """Return the rows of the next revision: all lines, or what changed since. Pure."""
+    nothing = dict.fromkeys(AMOUNTS, Decimal(0))
+    standing: dict[CellKey, dict[str, Decimal]] = defaultdict(nothing.copy)
+    ids: dict[CellKey, str] = {}
+    last = 0
+    for closed in earlier:
+        ids[closed.key] = closed.line
+        last = max(last, closed.revision)
+        for amount in AMOUNTS:
+            standing[closed.key][amount] += getattr(closed, amount)
+    # Amounts as they are shown: what was billed was rounded, and so are differences of it.
+    now = {line.key: row_of(bill, line) for line in bill.lines}
+    parts = {} if last else parts_of(bill)
+    # A line that is gone is taken back whole.
+    ids |= {line.key: line.id for line in bill.lines}
+    rows = []
+    for key, line in sorted(ids.items(), key=lambda item: (item[1], str(item[0]))):
+        amounts = {
+            amount: now.get(key, {}).get(amount, Decimal(0)) - standing[key][amount]
+            for amount in AMOUNTS
+        }
+        # The first revision has every line, also those of nothing.
+        if last and not any(amounts.values()):
+            continue
+        rows.append(
+            {
+                "line": line,
+                "dimension_values": _json(list(key.values)),
+                "idle_kind": key.kind,
+                "charge_class": CORRECTION if last else None,
+                **amounts,
+                # A correction is of whatever changed: it has no price or quantity of its own.
+                "parts": None if last else encode_parts(parts[key]),
+                **_of_all(bill, revision=last + 1, closed_time_us=closed_time_us),
+            }
+        )
+    return rows
+
+
+def _of_all(bill: Bill, *, revision: int, closed_time_us: int) -> dict[str, Any]:
+    return {
+        "period_begin": bill.window.begin_us,
+        "period_end": bill.window.end_us,
+        "dimensions": _json(list(bill.by)),
+        "revision": revision,
+        "supersedes": revision - 1 or None,
+        "currency": bill.currency,
+        "policy_name": bill.policy.name,
+        "policy_sha256": bill.policy.sha256,
+        "table_versions": _json(bill.versions),
+        "covered_ratio": _fraction_text(bill.covered_ratio),
+        "measured_ratio": _fraction_text(bill.measured_ratio),
+        "valid_through": bill.end_us,
+        "closed_time": closed_time_us,
+    }
+
+
+def standing_bill(
+    closed: Sequence[ClosedLine], *, window: Window, by: Sequence[str], policy: BillPolicy
+) -> Bill:
+    """Return a closed bill as it stands: the sum of all its revisions, at the prices of then.
+
+    Of `policy` the names that exports have are taken, and nothing that costs depend on.
+    """
+    summed: dict[CellKey, dict[str, Decimal]] = defaultdict(
+        lambda: dict.fromkeys(AMOUNTS, Decimal(0))
+    )
+    named = {}
+    for each in closed:
+        named[each.key] = each
+        for amount in AMOUNTS:
+            summed[each.key][amount] += getattr(each, amount)
+    lines = [_standing_line(named[key], amounts) for key, amounts in summed.items()]
+    # What was taken back whole is no line any more.
+    lines = [line for line in lines if line.has_amounts]
+    total = sum((line.cost for line in lines), Decimal(0))
+    last = closed[-1]
+    return Bill(
+        window=window,
+        end_us=last.valid_through_us,
+        by=tuple(by),
+        currency=last.currency,
+        lines=sorted(lines, key=lambda line: (line.values, line.idle_kind or "")),
+        # No bill is closed of which they differ.
+        origin_cost=total,
+        line_cost=total,
+        exact_origin_cost=fraction_of(total),
+        covered_ratio=None if last.covered_ratio is None else Fraction(last.covered_ratio),
+        measured_ratio=None if last.measured_ratio is None else Fraction(last.measured_ratio),
+        excess_units=0,
+        unpriced={},
+        budgets=[],
+        gaps=[],
+        policy=ReadPolicy(policy, last.policy_sha256, last.policy_name),
+        versions=msgspec.json.decode(last.table_versions, type=dict[str, int | None]),
+        cells={},
+        shown=len(by),
+        revision=last.revision,
+    )
+
+
+def taken_back(closed: ClosedLine) -> BillLine:
+    """Return a line that was closed, and of which nothing is left."""
+    return _standing_line(closed, dict.fromkeys(AMOUNTS, Decimal(0)))
+
+
+def _standing_line(closed: ClosedLine, amounts: dict[str, Decimal]) -> BillLine:
+    held, used, charged = (
+        int(amounts[f"{name}_gpu_seconds"] * _MILLISECONDS) * _MILLISECOND_UNITS
+        for name in ("held", "used", "charged")
+    )
+    return BillLine(
+        id=closed.line,
+        values=closed.key.values,
+        idle_kind=closed.key.kind,
+        held=held,
+        used=used,
+        charged=charged,
+        energy_millijoules=int(amounts["energy_kilowatt_hours"] * MILLIJOULES_PER_KILOWATT_HOUR),
+        memory_byte_ns=int(amounts["memory_byte_seconds"]) * _NS_PER_SECOND,
+        gpu_cost=fraction_of(amounts["gpu_cost"]),
+        energy_cost=fraction_of(amounts["energy_cost"]),
+        shared_cost=fraction_of(amounts["shared_cost"]),
+        held_idle_cost=fraction_of(amounts["held_idle_cost"]),
+        cost=amounts["cost"].quantize(Decimal(1).scaleb(-minor_digits(closed.currency))),
+    )
+
+
+def _fraction_text(ratio: Fraction | None) -> str | None:
+    return None if ratio is None else f"{ratio.numerator}/{ratio.denominator}"
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,180 @@
+"""The parts of a bill's lines: of each what was charged by one price, and what is shared of idle.
+
+They are what exports that want quantities and unit prices are made of, and they are kept with a
+closed bill, whose prices nobody could look up again. Pure.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+from gpuledger_reports.pricing.billing import Bill, BillLine
+from gpuledger_reports.pricing.lookup import Cell, CellKey, Terms
+from gpuledger_reports.pricing.money import fraction_of, minor_digits, quantize_together, rounded
+from gpuledger_reports.pricing.rates import MILLIJOULES_PER_KILOWATT_HOUR, Rate
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS
+
+Unit = Literal["Hours", "kWh"]
+RATIO_DIGITS: Final = 12
+QUANTITY_DIGITS: Final = 9
+
+
+class ChargePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of a line; without a unit it is shared idle, which has neither price nor quantity."""
+
+    cost: Decimal
+    unit: Unit | None = None
+    quantity: Decimal | None = None
+    unit_price: Decimal | None = None
+    """In the bill's currency."""
+    price: str | None = None
+    """The name of the price book's row; absent where none fits."""
+    is_spot: bool = False
+    mig_profile: str | None = None
+    model: str | None = None
+    held_hours: Decimal = Decimal(0)
+    used_hours: Decimal = Decimal(0)
+    pricing_currency: str | None = None
+    """Of the price book's row where it is not the bill's."""
+    pricing_unit_price: Decimal | None = None
+    pricing_cost: Decimal | None = None
+    allocated_ratio: Decimal | None = None
+    """The line's part of all time of devices with the same price; they sum to 1."""
+
+
+class _Priced(NamedTuple):
+    exact_cost: Fraction
+    terms: Terms | None = None
+    cell: Cell | None = None
+    unit: Unit | None = None
+    quantity: Fraction = Fraction(0)
+    unit_price: Fraction = Fraction(0)
+
+
+def parts_of(bill: Bill) -> dict[CellKey, list[ChargePart]]:
+    """Return the parts of each line, by the line's key; their costs sum to the line's."""
+    cells = _cells_of(bill)
+    ratios = _ratios(bill, cells)
+    digits = minor_digits(bill.currency)
+    found = {}
+    for line in bill.lines:
+        parts = list(_priced(cells.get(line.key, {}), line))
+        costs = quantize_together([part.exact_cost for part in parts], digits=digits)
+        if costs:
+            # The line was rounded with all others, and may be a unit off its parts.
+            largest = max(range(len(costs)), key=lambda at: (abs(costs[at]), -at))
+            costs[largest] += line.cost - sum(costs, Decimal(0))
+        found[line.key] = [
+            _part(part, cost, line=line, ratios=ratios)
+            for part, cost in zip(parts, costs, strict=True)
+        ]
+    return found
+
+
+def encode_parts(parts: Sequence[ChargePart]) -> str:
+    """Return the JSON of parts; decimals are texts there."""
+    return msgspec.json.encode(parts).decode()
+
+
+def decode_parts(text: str) -> list[ChargePart]:
+    """Return the parts of a JSON; raises msgspec.ValidationError where it is of something else."""
+    return msgspec.json.decode(text, type=list[ChargePart])
+
+
+def _cells_of(bill: Bill) -> dict[CellKey, dict[Terms, list[Cell]]]:
+    keys = {line.key for line in bill.lines}
+    cells: dict[CellKey, dict[Terms, list[Cell]]] = defaultdict(lambda: defaultdict(list))
+    for key, by_terms in bill.cells.items():
+        # Cells also have what budgets ask for; a line without any cost has no place in the bill.
+        line = CellKey(key.values[: bill.shown], key.kind)
+        for terms, cell in by_terms.items() if line in keys else ():
+            cells[line][terms].append(cell)
+    return cells
+
+
+def _priced(cells: Mapping[Terms, Sequence[Cell]], line: BillLine) -> Iterable[_Priced]:
+    for terms, of_terms in cells.items():
+        cell = Cell(
+            charged=sum(each.charged for each in of_terms),
+            held=sum(each.held for each in of_terms),
+            used=sum(each.used for each in of_terms),
+            energy_millijoules=sum(each.energy_millijoules for each in of_terms),
+        )
+        rate = terms.rate
+        # A line may have energy alone: of a host that used what somebody else held.
+        if cell.charged or not rate.energy:
+            hours = Fraction(cell.charged, HOUR_UNITS)
+            yield _Priced(cell.cost(terms), terms, cell, "Hours", hours, rate.per_gpu_hour)
+        if rate.energy and cell.energy_millijoules:
+            kilowatt_hours = Fraction(cell.energy_millijoules, MILLIJOULES_PER_KILOWATT_HOUR)
+            price = rate.per_millijoule * MILLIJOULES_PER_KILOWATT_HOUR
+            yield _Priced(cell.energy_cost(terms), terms, None, "kWh", kilowatt_hours, price)
+    if line.shared_cost:
+        yield _Priced(line.shared_cost)
+
+
+def _part(
+    part: _Priced,
+    cost: Decimal,
+    *,
+    line: BillLine,
+    ratios: Mapping[tuple[CellKey, Terms], Decimal],
+) -> ChargePart:
+    if part.terms is None:
+        return ChargePart(cost=cost)
+    rate, is_time = part.terms.rate, part.unit == "Hours"
+    row = rate.price if is_time else rate.energy
+    made = ChargePart(
+        cost=cost,
+        unit=part.unit,
+        quantity=_quantity(part.quantity),
+        unit_price=rounded(part.unit_price, digits=RATIO_DIGITS),
+        price=row.name if row else None,
+        # By the row of the price book: a spot price is one, whatever the node is called.
+        is_spot=bool(row and row.capacity_type == "spot"),
+        mig_profile=row.mig_profile if row else None,
+        model=part.terms.scope.model,
+        held_hours=_quantity(Fraction(part.cell.held if part.cell else 0, HOUR_UNITS)),
+        used_hours=_quantity(Fraction(part.cell.used if part.cell else 0, HOUR_UNITS)),
+        allocated_ratio=ratios[line.key, part.terms] if is_time else None,
+    )
+    return _in_its_currency(made, part, rate) if is_time and rate.exchange else made
+
+
+def _in_its_currency(made: ChargePart, part: _Priced, rate: Rate) -> ChargePart:
+    if rate.exchange is None:
+        return made
+    factor = fraction_of(rate.exchange.rate)
+    digits = minor_digits(rate.exchange.currency)
+    return msgspec.structs.replace(
+        made,
+        pricing_currency=rate.exchange.currency,
+        pricing_unit_price=rounded(part.unit_price / factor, digits=RATIO_DIGITS),
+        pricing_cost=rounded(part.exact_cost / factor, digits=digits),
+    )
+
+
+def _ratios(
+    bill: Bill, cells: Mapping[CellKey, Mapping[Terms, Sequence[Cell]]]
+) -> dict[tuple[CellKey, Terms], Decimal]:
+    """Return the part of all devices with the same terms that each line has; they sum to 1."""
+    by_terms: dict[Terms, dict[CellKey, int]] = defaultdict(lambda: defaultdict(int))
+    for line in bill.lines:
+        for terms, of_terms in cells.get(line.key, {}).items():
+            by_terms[terms][line.key] += sum(cell.charged for cell in of_terms)
+    ratios: dict[tuple[CellKey, Terms], Decimal] = {}
+    for terms, charged in by_terms.items():
+        total = sum(charged.values())
+        # To so many digits, and together: FOCUS wants them to sum to 1.
+        exact = [Fraction(units, total) if total else Fraction(0) for units in charged.values()]
+        parts = quantize_together(exact, digits=RATIO_DIGITS)
+        ratios |= {(line, terms): part for line, part in zip(charged, parts, strict=True)}
+    return ratios
+
+
+def _quantity(amount: Fraction) -> Decimal:
+    return rounded(amount, digits=QUANTITY_DIGITS)

@@ -1,0 +1,311 @@
+"""What a bill knows of devices and parties: what they cost, and on which line they are.
+
+Each device, node and pod is looked up once for each time from which something else is known of it.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from functools import cached_property
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from gpuledger_reports.pricing.money import fraction_of
+from gpuledger_reports.pricing.policy import (
+    IDLE_KINDS,
+    BasisRule,
+    BillPolicy,
+    IdleKind,
+    IdleRule,
+    SharedRule,
+    is_of_device,
+)
+from gpuledger_reports.pricing.policy_file import ReadPolicy, days_of_change
+from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook, Rate
+from gpuledger_reports.pricing.tenants import (
+    IDLE,
+    SILENT,
+    UNALLOCATED,
+    UNCOVERED,
+    Dimensions,
+    TenantBook,
+    fits_all,
+    parts_of,
+)
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS
+from gpuledger_reports.reading.parties import PartyKey
+from gpuledger_reports.reading.times import Window, begin_of, day_of
+from gpuledger_reports.reading.usage_sums import DeviceClass, Needs, PartyBasis, UsageReader
+from gpuledger_reports.reading.versions import holding_versions, version_at
+
+IDLE_WORDS: Final[dict[IdleKind, str]] = {
+    "unallocated": UNALLOCATED,
+    "held_idle": IDLE,
+    "overhead": SILENT,
+    "uncovered": UNCOVERED,
+}
+Values = tuple[str, ...]
+
+
+def names_suffice(dimensions: Sequence[str], policy: BillPolicy) -> bool:
+    """Return whether a bill by these dimensions asks of pods no more than rows say: names."""
+    # What a team is told by is among the parts, too.
+    names = {"namespace", "pod", "job", "team"}
+    return not policy.basis and all(
+        part in names or part.startswith("namespace-") or is_of_device(part)
+        for part in parts_of(dimensions, policy)
+    )
+
+
+class Scope(NamedTuple):
+    """Where devices are alike: idle is shared among those who had such devices."""
+
+    cluster: str
+    node_pool: str | None
+    model: str | None
+
+
+@dataclass(eq=False, kw_only=True)
+class Terms:
+    """What devices cost that are charged alike; one object for each, compared by identity."""
+
+    rate: Rate
+    board_rate: Rate
+    """Of the board of which an instance is; the device's own for a whole GPU."""
+    scope: Scope
+    rules: dict[IdleKind, IdleRule | None]
+    shared_rules: tuple[SharedRule, ...]
+    """Of tenants whose costs are shared: the first that fits one holds."""
+
+
+@dataclass(kw_only=True)
+class Cell:
+    """What a tenant or a kind of idle had of devices with the same terms; times in units."""
+
+    charged: int = 0
+    held: int = 0
+    used: int = 0
+    waste: int = 0
+    """Of what the tenant is charged: held and used by nobody."""
+    energy_millijoules: int = 0
+    memory_byte_ns: int = 0
+
+    def cost(self, terms: Terms) -> Fraction:
+        """Return what the charged time costs, without energy."""
+        return terms.rate.per_gpu_hour * self.charged / HOUR_UNITS
+
+    def energy_cost(self, terms: Terms) -> Fraction:
+        """Return what the energy costs."""
+        return terms.rate.per_millijoule * self.energy_millijoules
+
+
+class CellKey(NamedTuple):
+    """Whose a cell is."""
+
+    values: Values
+    """Of the bill's dimensions, and of those that budgets, shares and bases ask for."""
+    kind: IdleKind | None
+
+
+class BillLookup:
+    """What is known of devices and parties at a time, found once for each."""
+
+    def __init__(
+        self,
+        *,
+        reader: UsageReader,
+        read: ReadPolicy,
+        book: TenantBook,
+        dimensions: Sequence[str],
+        of_basis: Sequence[str],
+        window: Window,
+    ) -> None:
+        policy = read.policy
+        self._book, self._policy = book, policy
+        self._nodes = {node: holding_versions(said) for node, said in reader.nodes.items()}
+        self.prices = PriceBook(policy)
+        self.dimensions = Dimensions(dimensions, policy=policy, book=book)
+        self._of_basis = Dimensions(of_basis, policy=policy, book=book)
+        self._window = window
+        self._terms: dict[tuple[object, ...], Terms] = {}
+        self._found_terms: dict[tuple[DeviceClass, int], Terms] = {}
+        self._found_keys: dict[tuple[DeviceClass, PartyKey, int], CellKey] = {}
+        self._found_basis: dict[tuple[PartyKey, int], PartyBasis] = {}
+        self._since: dict[tuple[str, str, int], int] = {}
+        self._days = sorted(begin_of(day) for day in days_of_change(policy))
+
+    @cached_property
+    def changes(self) -> list[tuple[int, str, str | None]]:
+        """When something changed that lines or prices depend on."""
+        parts = self.dimensions.parts | self._of_basis.parts
+        looks = any(part.startswith("namespace-") for part in parts)
+        # Pods' records matter where more than names is asked of them.
+        by_names = names_suffice(self.dimensions.names, self._policy)
+        found = [
+            change
+            for change in self._book.changes(looks_at_namespaces=looks)
+            if change[2] is None or not by_names
+        ]
+        # Labels of nodes come last, and change often: they count where something is made by them.
+        compared = slice(2, None if self._has_node_labels else -1)
+        for (cluster, node), versions in self._nodes.items():
+            for before, after in pairwise(versions):
+                if before[compared] != after[compared]:
+                    found.append((after.since_us, cluster, node))
+        return [change for change in found if change[0] < self._window.end_us]
+
+    @property
+    def needs(self) -> Needs:
+        """What the bill has to know of rows."""
+        parts = self.dimensions.parts
+        by_names = names_suffice(self.dimensions.names, self._policy)
+        tells_nodes = bool(parts & {"node", "gpu"})
+        return Needs(
+            by_names=by_names,
+            names_pods=bool(parts & {"pod", "job"}),
+            class_of=self._class_of if by_names and not tells_nodes else None,
+            has_bases=bool(self._policy.basis),
+            knows_pod=self._book.knows,
+        )
+
+    def _class_of(self, cluster: str, node: str, since_us: int) -> object:
+        facts = self.facts_of(DeviceClass(cluster, node, None), since_us)._replace(node="")
+        # Each node has its name among its labels, so that no two would be alike by them.
+        if not self._has_node_labels:
+            facts = facts._replace(labels=None)
+        # Nodes that are alike now were perhaps not so before: what holds since when is theirs too.
+        return facts, self.since(cluster, node, since_us)
+
+    @cached_property
+    def _has_node_labels(self) -> bool:
+        return any(part.startswith("node-label:") for part in self.dimensions.parts)
+
+    @cached_property
+    def _changes_of(self) -> dict[tuple[str, str | None], list[int]]:
+        by_node: dict[tuple[str, str | None], list[int]] = defaultdict(list)
+        for time_us, cluster, node in self.changes:
+            by_node[cluster, node].append(time_us)
+        return {key: sorted(times) for key, times in by_node.items()}
+
+    def since(self, cluster: str, node: str, time_us: int) -> int:
+        """Return the earliest time of which all is known that is so of a node at a time.
+
+        Days on which nothing changed are so looked up once, not each for itself.
+        """
+        key = (cluster, node, time_us)
+        if key not in self._since:
+            earliest = self._window.begin_us
+            for times in (
+                self._days,
+                self._changes_of.get((cluster, node), ()),
+                self._changes_of.get((cluster, None), ()),
+            ):
+                if at := bisect_right(times, time_us):
+                    earliest = max(earliest, times[at - 1])
+            self._since[key] = earliest
+        return self._since[key]
+
+    def terms_of(self, device: DeviceClass, since_us: int) -> Terms:
+        """Return what a device costs at a time."""
+        key = (device, since_us)
+        if key not in self._found_terms:
+            self._found_terms[key] = self._find_terms(device, since_us)
+        return self._found_terms[key]
+
+    def facts_of(self, device: DeviceClass, since_us: int) -> DeviceTraits:
+        """Return what is known of a device, by the version of its node that was in force."""
+        facts = DeviceTraits(*device)
+        versions = self._nodes.get((device.cluster, device.node))
+        if not versions:
+            return facts
+        version = version_at(versions, since_us)
+        return facts._replace(
+            node_pool=version.node_pool,
+            instance_type=version.instance_type,
+            zone=version.zone,
+            region=version.region,
+            capacity_type=version.capacity_type,
+            labels=version.labels,
+        )
+
+    def _find_terms(self, device: DeviceClass, since_us: int) -> Terms:
+        facts, day = self.facts_of(device, since_us), day_of(since_us)
+        # The board that a device is, or is a part of: idle and uncovered time are the board's.
+        board = facts._replace(mig_profile=None, compute_slices=None, board_compute_slices=None)
+        rules = {kind: self.prices.idle_rule_of(kind, board, day) for kind in IDLE_KINDS}
+        shared_rules = self.prices.shared_rules_of(facts, day)
+        rate, board_rate = self.prices.rate_of(facts, day), self.prices.rate_of(board, day)
+        scope = Scope(facts.cluster, facts.node_pool, facts.model)
+        names = [row and row.name for row in (rate.price, board_rate.price, rate.energy)]
+        dates = [row and row.since for row in (rate.exchange, board_rate.exchange)]
+        numbers = (rate.per_gpu_hour, board_rate.per_gpu_hour, rate.per_millijoule)
+        # Rules by what they are in memory: they have mappings, which nothing can be keyed by.
+        numbers_of_rules = tuple(id(rule) for rule in (*rules.values(), *shared_rules))
+        key = (*names, *dates, *numbers, scope, *numbers_of_rules)
+        return self._terms.setdefault(
+            key,
+            Terms(
+                rate=rate,
+                board_rate=board_rate,
+                scope=scope,
+                rules=rules,
+                shared_rules=shared_rules,
+            ),
+        )
+
+    def key_of(self, device: DeviceClass, party: PartyKey, since_us: int, asked_us: int) -> CellKey:
+        """Return where what a party has of a device is counted."""
+        # A name without a UID means a pod in that very hour.
+        at = asked_us if party.uid is None and party.pod is not None else since_us
+        key = (device, party, at)
+        found = self._found_keys.get(key)
+        if found is None:
+            found = self._found_keys[key] = self._find_key(device, party, since_us, at)
+        return found
+
+    def _find_key(self, device: DeviceClass, party: PartyKey, since_us: int, at: int) -> CellKey:
+        if party.kind == "nobody":
+            return CellKey(self.idle_values(UNALLOCATED, device, since_us), "unallocated")
+        tenant = self._book.find(party, at)
+        facts = self.facts_of(device, since_us)
+        values = self.dimensions.of_tenant(tenant, facts, since_us=at, day=day_of(since_us))
+        return CellKey(values, "overhead" if tenant.kind in ("host", "unattributed") else None)
+
+    def idle_values(self, word: str, device: DeviceClass, since_us: int) -> Values:
+        """Return the values of a line of idle, which has a word in place of a tenant."""
+        facts = self.facts_of(device, since_us)
+        return self.dimensions.of_idle(word, facts, day=day_of(since_us))
+
+    def basis_of(self, party: PartyKey, asked_us: int) -> PartyBasis:
+        """Return by what a party is charged, and who it is."""
+        is_named = party.uid is None and party.pod is not None
+        since_us = asked_us if is_named else self.since(party.cluster, party.node, asked_us)
+        key = (party, since_us)
+        if key not in self._found_basis:
+            tenant = self._book.find(party, since_us)
+            rule = None
+            if self._policy.basis and tenant.kind in ("pod", "job"):
+                facts = self.facts_of(DeviceClass(party.cluster, party.node, None), since_us)
+                values = self._of_basis.of_tenant(
+                    tenant, facts, since_us=since_us, day=day_of(since_us)
+                )
+                rule = next(
+                    (
+                        r
+                        for r in self._policy.basis
+                        if fits_all(r.match, self._of_basis.names, values)
+                    ),
+                    None,
+                )
+            self._found_basis[key] = _as_basis(tenant.identity, rule)
+        return self._found_basis[key]
+
+
+def _as_basis(identity: tuple[str, ...], rule: BasisRule | None) -> PartyBasis:
+    if rule is None:
+        return PartyBasis(identity)
+    weight = fraction_of(rule.held_weight or Decimal(0))
+    return PartyBasis(identity, rule.basis, weight.numerator, weight.denominator)

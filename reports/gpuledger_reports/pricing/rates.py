@@ -1,0 +1,165 @@
+"""What a device costs at a time, by the price book. Pure; all amounts are exact fractions.
+
+The first row that fits the device and the day holds, of prices as of exchange rates, of energy and
+of who pays for idle: the order in the file decides, and nothing else.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import date
+from decimal import Decimal
+from fractions import Fraction
+from functools import cached_property
+from typing import Final, NamedTuple, TypeVar
+
+from gpuledger.errors import UserError
+from gpuledger_reports.pricing.money import fraction_of
+from gpuledger_reports.pricing.policy import (
+    BillPolicy,
+    EnergyPrice,
+    ExchangeRate,
+    IdleKind,
+    IdleRule,
+    Price,
+    Scoped,
+    SharedRule,
+)
+
+GPU_WEIGHT: Final = 9
+"""Of an instance's price a GPU counts as 9, a vCPU and its part of memory as 1, by 9:1 again."""
+_VCPU_WEIGHT: Final = Fraction(9, 10)
+_GB_WEIGHT: Final = Fraction(1, 10)
+MILLIJOULES_PER_KILOWATT_HOUR: Final = 3_600_000_000
+R = TypeVar("R", bound=Scoped)
+
+
+class DeviceTraits(NamedTuple):
+    """What is known of the devices of one class: all of them cost the same at a time."""
+
+    cluster: str
+    node: str
+    model: str | None
+    mig_profile: str | None = None
+    compute_slices: int | None = None
+    board_compute_slices: int | None = None
+    gpu: str | None = None
+    """The GPU's UUID, where a bill distinguishes GPUs."""
+    node_pool: str | None = None
+    instance_type: str | None = None
+    zone: str | None = None
+    region: str | None = None
+    capacity_type: str | None = None
+    labels: str | None = None
+
+    def by_name(self) -> dict[str, str | None]:
+        """Return the facts by the names that prices and dimensions have for them."""
+        return {name: value for name, value in self._asdict().items() if name != "labels"}
+
+
+class Rate(NamedTuple):
+    """What a device costs, and by which rows."""
+
+    price: Price | None
+    """Absent where no row fits: then it costs nothing, and the bill says so."""
+    exchange: ExchangeRate | None
+    per_gpu_hour: Fraction
+    """Of a whole board, in the bill's currency; of an instance scaled up to its board."""
+    energy: EnergyPrice | None = None
+    per_millijoule: Fraction = Fraction(0)
+
+
+def gpu_hour_of(price: Price) -> Fraction:
+    """Return what a GPU-hour costs by a row, in the row's currency."""
+    if price.instance is not None:
+        instance = price.instance
+        units = (
+            GPU_WEIGHT * instance.gpus
+            + _VCPU_WEIGHT * instance.vcpus
+            + _GB_WEIGHT * fraction_of(instance.memory_gb)
+        )
+        return fraction_of(instance.per_hour) * GPU_WEIGHT / units
+    if price.purchase is not None:
+        bought = price.purchase
+        written_off = fraction_of(bought.capital - bought.residual) / bought.lifetime_hours
+        running = fraction_of(bought.hosting_per_hour + bought.support_per_hour)
+        return (written_off + running) / bought.gpus
+    return fraction_of(price.per_gpu_hour or Decimal(0))
+
+
+class PriceBook:
+    """The price book of a policy."""
+
+    def __init__(self, policy: BillPolicy) -> None:
+        self._policy = policy
+        self._found: dict[tuple[DeviceTraits, date], Rate] = {}
+
+    def rate_of(self, facts: DeviceTraits, day: date) -> Rate:
+        """Return the rate of a device on a day; raises UserError where a currency has no rate."""
+        # There are few classes of devices, and as many days as a period has.
+        key = (facts, day)
+        if key not in self._found:
+            self._found[key] = self._find(facts, day)
+        return self._found[key]
+
+    def idle_rule_of(self, kind: IdleKind, facts: DeviceTraits, day: date) -> IdleRule | None:
+        """Return who pays for a kind of idle of a device; absent is a line of its own."""
+        if kind not in self._shared_kinds:
+            return None
+        named = facts.by_name()
+        rules = (rule for rule in self._policy.idle if rule.kind == kind and rule.holds_on(day))
+        return next((rule for rule in rules if rule.fits(named)), None)
+
+    def shared_rules_of(self, facts: DeviceTraits, day: date) -> tuple[SharedRule, ...]:
+        """Return the rules of tenants whose costs on a device are shared, in their order."""
+        named = facts.by_name()
+        return tuple(r for r in self._policy.shared if r.holds_on(day) and r.fits(named))
+
+    @cached_property
+    def _shared_kinds(self) -> frozenset[str]:
+        return frozenset(rule.kind for rule in self._policy.idle)
+
+    def _find(self, facts: DeviceTraits, day: date) -> Rate:
+        named = facts.by_name()
+        rate = Rate(None, None, Fraction(0))
+        if price := _first(self._policy.prices, named, day):
+            exchange = self._exchange(price.currency, day)
+            amount = gpu_hour_of(price) * _factor(exchange)
+            rate = Rate(price, exchange, amount * _boards_of(price, facts))
+        # Energy is charged beside hours, where the file has a price for it.
+        if energy := _first(self._policy.energy, named, day):
+            factor = _factor(self._exchange(energy.currency, day))
+            cost = fraction_of(energy.per_kilowatt_hour) * fraction_of(energy.pue) * factor
+            rate = rate._replace(energy=energy, per_millijoule=cost / MILLIJOULES_PER_KILOWATT_HOUR)
+        return rate
+
+    def _exchange(self, currency: str | None, day: date) -> ExchangeRate | None:
+        """Return the rate of a currency on a day; absent for the bill's own."""
+        if currency in (None, self._policy.currency):
+            return None
+        rates = [rate for rate in self._policy.exchange_rates if rate.currency == currency]
+        known = [rate for rate in rates if rate.since <= day]
+        if not known:
+            raise UserError(
+                f"no exchange rate for {currency} on {day}; add one to exchange_rates that is"
+                " from then or before"
+            )
+        return max(known, key=lambda rate: rate.since)
+
+
+def _factor(exchange: ExchangeRate | None) -> Fraction:
+    return fraction_of(exchange.rate) if exchange else Fraction(1)
+
+
+def _boards_of(price: Price, facts: DeviceTraits) -> Fraction:
+    """Return by what a price is multiplied to be one of a whole board.
+
+    A price for a MIG profile is of an instance, and time is counted in boards: in an hour of a
+    `1g` of seven slices a seventh of a board's hour passes, which is to cost the instance's price.
+    """
+    is_of_instance = price.mig_profile is not None and facts.mig_profile is not None
+    if is_of_instance and facts.compute_slices and facts.board_compute_slices:
+        return Fraction(facts.board_compute_slices, facts.compute_slices)
+    return Fraction(1)
+
+
+def _first(rows: Sequence[R], named: Mapping[str, str | None], day: date) -> R | None:
+    return next((row for row in rows if row.holds_on(day) and row.fits(named)), None)

@@ -1,0 +1,51 @@
+"""Lines of a bill as rows: the columns that every format has, and that closed bills keep.
+
+Times are in seconds of whole boards, to the millisecond. Costs are Decimals.
+"""
+
+from fractions import Fraction
+from typing import Any, Final
+
+from gpuledger_reports.pricing.billing import Bill, BillLine, gpu_seconds
+from gpuledger_reports.pricing.money import minor_digits, quantize_to, rounded
+from gpuledger_reports.pricing.rates import MILLIJOULES_PER_KILOWATT_HOUR
+
+_BYTE_SECONDS: Final = 10**9
+NUMBERS: Final = (
+    "held_gpu_seconds",
+    "used_gpu_seconds",
+    "charged_gpu_seconds",
+    "memory_byte_seconds",
+    "energy_kilowatt_hours",
+)
+COSTS: Final = ("gpu_cost", "energy_cost", "shared_cost", "held_idle_cost", "cost")
+
+
+def columns_of(bill: Bill) -> tuple[str, ...]:
+    """Return the columns of a bill's lines."""
+    return ("line", *bill.by, "idle_kind", *NUMBERS, *COSTS, "currency")
+
+
+def row_of(bill: Bill, line: BillLine) -> dict[str, Any]:
+    """Return a line by its columns; costs as Decimals with the currency's digits."""
+    digits = minor_digits(bill.currency)
+    parts = (line.gpu_cost, line.energy_cost, line.shared_cost)
+    gpu, energy, shared = quantize_to(line.cost, parts, digits=digits)
+    return {
+        "line": line.id,
+        **dict(zip(bill.by, line.values, strict=True)),
+        "idle_kind": line.idle_kind,
+        "held_gpu_seconds": gpu_seconds(line.held),
+        "used_gpu_seconds": gpu_seconds(line.used),
+        "charged_gpu_seconds": gpu_seconds(line.charged),
+        "memory_byte_seconds": rounded(Fraction(line.memory_byte_ns, _BYTE_SECONDS), digits=0),
+        "energy_kilowatt_hours": rounded(
+            Fraction(line.energy_millijoules, MILLIJOULES_PER_KILOWATT_HOUR), digits=6
+        ),
+        "gpu_cost": gpu,
+        "energy_cost": energy,
+        "shared_cost": shared,
+        "held_idle_cost": rounded(line.held_idle_cost, digits=digits),
+        "cost": line.cost,
+        "currency": bill.currency,
+    }

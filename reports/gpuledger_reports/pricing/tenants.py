@@ -1,0 +1,278 @@
+"""Who a row of usage is of, and what a bill calls them: names, owners, labels, teams.
+
+Pure. A pod is known by cluster, node and UID: a node speaks for its own pods alone. A holder
+without a UID is the pod of the node that had its namespace and name in that hour. Names that came
+late are found here, as pods are looked up when the bill is made.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from functools import lru_cache
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gpuledger.keys import NAME_LINGER_SECONDS, NAME_SKEW_SECONDS
+from gpuledger_reports.pricing.policy import BillPolicy, TeamRow, fits_pattern
+from gpuledger_reports.pricing.rates import DeviceTraits
+from gpuledger_reports.reading.inventory import NEVER_US
+from gpuledger_reports.reading.parties import PartyKey, PartyKind, PodVersion
+from gpuledger_reports.reading.times import HOUR_US
+from gpuledger_reports.reading.versions import NamespaceVersion, holding_versions, version_at
+
+NONE: Final = "__none__"
+"""Of who or what has no such value: a pod without the label, a whole GPU without a MIG profile."""
+UNATTRIBUTED: Final = "__unattributed__"
+"""Work of nobody who was seen."""
+ABSENT: Final = frozenset({NONE, UNATTRIBUTED})
+"""What stands in the place of a value that others have no word for."""
+SYSTEM: Final = "__system__"
+SILENT: Final = "__silent__"
+UNALLOCATED: Final = "__unallocated__"
+IDLE: Final = "__idle__"
+UNCOVERED: Final = "__uncovered__"
+SHARED: Final = "__shared__"
+"""In the place of a tenant whose cost a table gives to others."""
+_SKEW_US: Final = NAME_SKEW_SECONDS * 10**6
+_LINGER_US: Final = NAME_LINGER_SECONDS * 10**6
+
+
+class Tenant(NamedTuple):
+    """Whose a row is, once all that is known of pods is looked up."""
+
+    identity: tuple[str, ...]
+    """Equal for those whose use and holding are one's."""
+    kind: PartyKind
+    namespace: str | None = None
+    pod: str | None = None
+    owner_kind: str | None = None
+    owner_name: str | None = None
+    job: str | None = None
+    labels: str | None = None
+    cluster: str | None = None
+    annotations: str | None = None
+
+
+class TenantBook:
+    """All pods and namespaces that a bill may name."""
+
+    def __init__(
+        self,
+        *,
+        pods: Iterable[PodVersion],
+        namespaces: Mapping[tuple[str, str], Sequence[NamespaceVersion]],
+        policy: BillPolicy,
+    ) -> None:
+        self._policy = policy
+        self._histories: dict[tuple[str, str, str], list[PodVersion]] = defaultdict(list)
+        for version in sorted(set(pods), key=_order_of):
+            self._histories[version.cluster, version.node, version.uid].append(version)
+            if version.config_hash:
+                key = (version.cluster, version.node, version.config_hash)
+                self._histories[key].append(version)
+        # By name there may be several, one after the other: a StatefulSet's pod is made anew.
+        self._named: dict[tuple[str, str, str, str], set[str]] = defaultdict(set)
+        for cluster, node, uid in self._histories:
+            for version in self._histories[cluster, node, uid]:
+                name = (cluster, node, version.namespace, version.pod)
+                self._named[name].add(version.uid)
+        self._namespaces = {name: holding_versions(said) for name, said in namespaces.items()}
+
+    def find(self, key: PartyKey, since_us: int) -> Tenant:
+        """Return whose a row is that begins at a time, and reaches over an hour at most."""
+        node = (key.cluster, key.node)
+        if key.kind == "job":
+            return Tenant(("job", key.cluster, key.job or ""), "job", job=key.job)
+        # The host, and work of nobody who was seen, are of their node and of no tenant.
+        if key.kind != "pod":
+            return Tenant((key.kind, *node), key.kind)
+        if key.is_named_by_row:
+            named = ("named", key.cluster, key.namespace or "", key.pod or "")
+            return Tenant(named, "pod", key.namespace, key.pod, cluster=key.cluster)
+        uid = key.uid or self._bearer_of(key, since_us)
+        if uid is None:
+            # A container of no pod, or a name that no record has yet.
+            identity = ("name", *node, key.namespace or "", key.pod or "")
+            return Tenant(identity, "pod", key.namespace, key.pod, cluster=key.cluster)
+        history = self._histories.get((*node, uid))
+        # No record came of it: what its rows say has to do.
+        if not history:
+            return Tenant(("pod", *node, uid), "pod", key.namespace, key.pod, cluster=key.cluster)
+        told = _in_force(history, since_us)
+        return Tenant(
+            identity=("pod", *node, told.uid),
+            kind="pod",
+            namespace=told.namespace,
+            pod=told.pod,
+            owner_kind=told.owner_kind,
+            owner_name=told.owner_name,
+            labels=told.labels,
+            cluster=key.cluster,
+            annotations=told.annotations,
+        )
+
+    def knows(self, cluster: str, node: str, uid: str) -> bool:
+        """Return whether there is a record of a pod."""
+        return (cluster, node, uid) in self._histories
+
+    def changes(self, *, looks_at_namespaces: bool) -> Iterator[tuple[int, str, str | None]]:
+        """Yield when something that a bill may be made by changed: time, cluster, and node.
+
+        The node is absent where a namespace changed, which pods of any node may be in.
+        """
+        for history in self._histories.values():
+            for before, after in pairwise(history):
+                if before.described != after.described:
+                    yield after.since_us, after.cluster, after.node
+        for (cluster, _), told in self._namespaces.items() if looks_at_namespaces else ():
+            for earlier, later in pairwise(told):
+                if earlier[2:] != later[2:]:
+                    yield later.since_us, cluster, None
+
+    def namespace_of(self, tenant: Tenant, since_us: int) -> NamespaceVersion | None:
+        """Return what was said of a tenant's namespace at a time."""
+        told = self._namespaces.get((tenant.cluster or "", tenant.namespace or ""))
+        return version_at(told, since_us) if told else None
+
+    def _bearer_of(self, key: PartyKey, since_us: int) -> str | None:
+        """Return the UID of the newest pod of the node that had a name in an hour."""
+        named = (key.cluster, key.node, key.namespace or "", key.pod or "")
+        there, soon = [], []
+        for uid in self._named.get(named, ()):
+            history = self._histories[key.cluster, key.node, uid]
+            deleted = max((v.deleted_us for v in history if v.deleted_us), default=NEVER_US)
+            created = history[-1].created_us
+            if since_us >= deleted + _LINGER_US:
+                continue
+            if created < since_us + HOUR_US:
+                there.append((created, uid))
+            elif created < since_us + HOUR_US + _SKEW_US:
+                soon.append((created, uid))
+        # The newest that was there; else one that was by the API server's clock.
+        return max(there)[1] if there else min(soon)[1] if soon else None
+
+
+def _order_of(version: PodVersion) -> tuple[int, int]:
+    # Kubernetes' own order where that is told by numbers; the topic's otherwise.
+    number = version.resource_version
+    return (int(number) if number.isdecimal() else 0, version.kafka_offset)
+
+
+def _in_force(history: Sequence[PodVersion], since_us: int) -> PodVersion:
+    """Return the version in force at a time; before the first one, that one."""
+    found = history[0]
+    for version in history:
+        if version.since_us <= since_us:
+            found = version
+    return found
+
+
+@lru_cache(maxsize=65_536)
+def _decoded(text: str | None) -> Mapping[str, str]:
+    """Return the labels of a JSON text; what is none has none."""
+    try:
+        return msgspec.json.decode(text or "{}", type=dict[str, str])
+    except msgspec.MsgspecError:
+        return {}
+
+
+def parts_of(names: Sequence[str], policy: BillPolicy) -> frozenset[str]:
+    """Return what dimensions look at: what those of the file's own are made of, and teams."""
+    tried = {part for name in names for part in policy.dimensions.get(name, [name])}
+    if "team" in names:
+        of_rows = {part for row in policy.teams for part in row.match}
+        tried |= {part for name in of_rows for part in policy.dimensions.get(name, [name])}
+    return frozenset(tried)
+
+
+class Dimensions:
+    """What a bill is made by: finds the value of each dimension of a device and a tenant."""
+
+    def __init__(self, names: Sequence[str], *, policy: BillPolicy, book: TenantBook) -> None:
+        self.names = tuple(names)
+        self._policy = policy
+        self._book = book
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """All that is looked at."""
+        return parts_of(self.names, self._policy)
+
+    def is_of_device(self, name: str) -> bool:
+        """Return whether a dimension says something of the GPU rather than of its user."""
+        return self._policy.is_of_device(name)
+
+    def of_tenant(
+        self, tenant: Tenant, facts: DeviceTraits, *, since_us: int, day: date
+    ) -> tuple[str, ...]:
+        """Return the values of a tenant's line."""
+        said = self._book.namespace_of(tenant, since_us)
+        # What is known of nobody still says whether the host did it.
+        word = {"host": SYSTEM, "unattributed": UNATTRIBUTED}.get(tenant.kind, NONE)
+        look = _ValueFinder(tenant, facts, said, day, self._policy)
+        return tuple(look.value(name) or self._word(name, word) for name in self.names)
+
+    def of_idle(self, word: str, facts: DeviceTraits, *, day: date) -> tuple[str, ...]:
+        """Return the values of a line of idle: what is of the tenant is the word."""
+        look = _ValueFinder(None, facts, None, day, self._policy)
+        return tuple(look.value(name) or self._word(name, word) for name in self.names)
+
+    def _word(self, name: str, word: str) -> str:
+        return NONE if self.is_of_device(name) else word
+
+
+class _ValueFinder(NamedTuple):
+    tenant: Tenant | None
+    facts: DeviceTraits
+    namespace: NamespaceVersion | None
+    day: date
+    policy: BillPolicy
+
+    def value(self, name: str) -> str | None:
+        """Return a dimension's value; of one of the file's own, the first that there is."""
+        if name == "team" and (found := self._team()) is not None:
+            return found
+        tried = self.policy.dimensions.get(name, () if name == "team" else (name,))
+        return next((value for part in tried if (value := self._plain(part))), None)
+
+    def _team(self) -> str | None:
+        if self.tenant is None:
+            return None
+        rows = (row for row in self.policy.teams if row.holds_on(self.day))
+        return next((row.team for row in rows if self._fits(row)), None)
+
+    def _fits(self, row: TeamRow) -> bool:
+        return all(
+            fits_pattern(self.value(dimension) or "", pattern)
+            for dimension, pattern in row.match.items()
+        )
+
+    def _plain(self, name: str) -> str | None:
+        prefix, colon, key = name.partition(":")
+        if colon:
+            said: Mapping[str, str | None] = {
+                "label": self.tenant.labels if self.tenant else None,
+                "annotation": self.tenant.annotations if self.tenant else None,
+                "node-label": self.facts.labels,
+                "namespace-label": self.namespace.labels if self.namespace else None,
+                "namespace-annotation": self.namespace.annotations if self.namespace else None,
+            }
+            return _decoded(said[prefix]).get(key)
+        if name in self.facts._fields:
+            value: str | None = getattr(self.facts, name)
+            return value
+        if self.tenant is None:
+            return None
+        if name == "owner":
+            kind, owner = self.tenant.owner_kind, self.tenant.owner_name
+            return f"{kind}/{owner}" if kind and owner else None
+        found: str | None = getattr(self.tenant, name)
+        return found
+
+
+def fits_all(match: Mapping[str, str], names: Sequence[str], values: Sequence[str]) -> bool:
+    """Return whether the values of dimensions fit all patterns."""
+    found = dict(zip(names, values, strict=True))
+    return all(fits_pattern(found[name], pattern) for name, pattern in match.items())

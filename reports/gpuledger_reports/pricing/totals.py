@@ -1,0 +1,296 @@
+"""All that the days of a bill add up to, by line and price; and who pays for idle."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from gpuledger.errors import GpuledgerError
+from gpuledger_reports.pricing.lookup import IDLE_WORDS, BillLookup, Cell, CellKey, Scope, Terms
+from gpuledger_reports.pricing.money import fraction_of
+from gpuledger_reports.pricing.policy import IDLE_KINDS, IdleKind, IdleRule, SharedRule
+from gpuledger_reports.pricing.tenants import NONE, SHARED, fits_all
+from gpuledger_reports.reading.charging_sql import HOUR_UNITS
+from gpuledger_reports.reading.parties import PartyKey
+from gpuledger_reports.reading.usage_sums import DaySums, DeviceClass
+
+
+class UnbalancedBillError(GpuledgerError):
+    """The lines do not sum to the origin charges: a mistake of ours, and no bill."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DayCost:
+    """What the GPUs of a day cost, before idle is shared; all days sum to the origin charges."""
+
+    begin_us: int
+    costs: Mapping[IdleKind | None, Fraction]
+    """By the kind of idle; None is what tenants are charged."""
+
+
+class DailyCosts:
+    """Tells the days of a tally apart, by what each adds to its cells."""
+
+    def __init__(self) -> None:
+        self.days: list[DayCost] = []
+        self._before: dict[tuple[IdleKind | None, Terms], tuple[int, int]] = {}
+
+    def add(self, tally: "BillTally", begin_us: int) -> None:
+        """Add the day that was added to the tally last."""
+        # Only whole numbers are summed over all cells: a price comes to what a few sums grew by.
+        now: dict[tuple[IdleKind | None, Terms], tuple[int, int]] = {}
+        for key, cells in tally.cells.items():
+            for terms, cell in cells.items():
+                units, energy = now.get((key.kind, terms), (0, 0))
+                units, energy = units + cell.charged, energy + cell.energy_millijoules
+                now[key.kind, terms] = (units, energy)
+        costs: dict[IdleKind | None, Fraction] = defaultdict(Fraction)
+        for (kind, terms), (units, energy) in now.items():
+            before_units, before_energy = self._before.get((kind, terms), (0, 0))
+            grown = Cell(charged=units - before_units, energy_millijoules=energy - before_energy)
+            costs[kind] += grown.cost(terms) + grown.energy_cost(terms)
+        self._before = now
+        in_order = {kind: costs[kind] for kind in (None, *IDLE_KINDS) if kind in costs}
+        self.days.append(DayCost(begin_us=begin_us, costs=in_order))
+
+
+class BillTally:
+    """All that days add up to."""
+
+    def __init__(self, lookup: BillLookup) -> None:
+        self._lookup = lookup
+        self.cells: dict[CellKey, dict[Terms, Cell]] = {}
+        self.present = self.covered = self.excess = self.used = self.measured = 0
+        self._board_units: dict[Terms, int] = defaultdict(int)
+        self._device_units: dict[Terms, int] = defaultdict(int)
+        self._millijoules: dict[Terms, int] = defaultdict(int)
+
+    def add(self, day: DaySums) -> None:
+        """Add a day."""
+        since = self._lookup.since
+        for row in day.usage:
+            cluster, node = row.device[:2]
+            since_us = since(cluster, node, row.since_us)
+            terms = self._lookup.terms_of(row.device, since_us)
+            cell = self._party_cell(row.device, row.party, since_us, row.since_us, terms)
+            cell.energy_millijoules += row.energy_millijoules
+            cell.memory_byte_ns += row.memory_byte_ns
+            self._millijoules[terms] += row.energy_millijoules
+            # Idle rows say who held, whatever was used: by them a plain hour is charged.
+            if row.is_holding:
+                cell.charged += row.held - row.silent
+                self._device_units[terms] += row.held
+                if row.silent:
+                    self._idle_cell("overhead", row.device, since_us, terms).charged += row.silent
+                if row.party.kind != "nobody":
+                    cell.held += row.held
+                    # What is paid for held time, and nobody used in it; by use nobody pays that.
+                    basis = self._lookup.basis_of(row.party, row.since_us)
+                    if basis.basis != "used":
+                        paid = basis.weight if basis.basis == "blended" else basis.weight_of
+                        cell.waste += row.busy * paid // basis.weight_of
+            else:
+                cell.used += row.busy
+                self.used += row.busy
+                self.measured += row.measured_busy
+        self._add_charges(day)
+        # By boards, not by rows: what no tick covers has no row.
+        for row_ in day.boards:
+            since_us = since(*row_.device[:2], row_.since_us)
+            terms = self._lookup.terms_of(row_.device, since_us)
+            self._board_units[terms] += row_.present
+            self.present += row_.present
+            self.covered += row_.covered
+            self.excess += row_.excess
+            if row_.present != row_.covered:
+                cell = self._idle_cell("uncovered", row_.device, since_us, terms)
+                cell.charged += row_.present - row_.covered
+
+    def _add_charges(self, day: DaySums) -> None:
+        # Differences to the plain sums: an excess, or complex hours.
+        for charge in day.charges:
+            since_us = self._lookup.since(*charge.device[:2], charge.since_us)
+            terms = self._lookup.terms_of(charge.device, since_us)
+            self._device_units[terms] += charge.units
+            if charge.is_silent:
+                self._idle_cell("overhead", charge.device, since_us, terms).charged += charge.units
+            else:
+                cell = self._party_cell(
+                    charge.device, charge.party, since_us, charge.since_us, terms
+                )
+                cell.charged += charge.units
+        for idle in day.idle:
+            since_us = self._lookup.since(*idle.device[:2], idle.since_us)
+            terms = self._lookup.terms_of(idle.device, since_us)
+            parts: tuple[tuple[IdleKind, int], ...] = (
+                ("overhead", idle.silent),
+                ("held_idle", idle.held_idle),
+                ("unallocated", idle.unallocated),
+            )
+            for kind, units in parts:
+                self._device_units[terms] += units
+                if units:
+                    self._idle_cell(kind, idle.device, since_us, terms).charged += units
+
+    def _party_cell(
+        self, device: DeviceClass, party: PartyKey, since_us: int, asked_us: int, terms: Terms
+    ) -> Cell:
+        return self._cell(self._lookup.key_of(device, party, since_us, asked_us), terms)
+
+    def _idle_cell(self, kind: IdleKind, device: DeviceClass, since_us: int, terms: Terms) -> Cell:
+        values = self._lookup.idle_values(IDLE_WORDS[kind], device, since_us)
+        return self._cell(CellKey(values, kind), terms)
+
+    def _cell(self, key: CellKey, terms: Terms) -> Cell:
+        by_terms = self.cells.setdefault(key, {})
+        cell = by_terms.get(terms)
+        if cell is None:
+            cell = by_terms[terms] = Cell()
+        return cell
+
+    @property
+    def unpriced(self) -> dict[str, int]:
+        """Units that are charged and cost nothing, as no price fits, by model.
+
+        An instance may have a price of its own where its board has none.
+        """
+        found: dict[str, int] = defaultdict(int)
+        for cells in self.cells.values():
+            for terms, cell in cells.items():
+                if terms.rate.price is None:
+                    found[terms.scope.model or NONE] += cell.charged
+        return {model: units for model, units in sorted(found.items()) if units}
+
+    def check_balance(self) -> None:
+        """Raise `UnbalancedBillError` where lines have other time than the boards had."""
+        # Rows and boards are summed by different queries: what one has lost would show here.
+        charged = sum(cell.charged for cells in self.cells.values() for cell in cells.values())
+        if charged != self.present:
+            raise UnbalancedBillError(f"{charged} units are charged, the boards had {self.present}")
+
+    def origin_cost(self) -> Fraction:
+        """Return what all boards cost, whoever had them: by their time, and not by the lines."""
+        boards = sum(
+            (terms.rate.per_gpu_hour * units for terms, units in self._board_units.items()),
+            Fraction(0),
+        )
+        # An instance with a price of its own costs that instead of its part of the board.
+        instances = sum(
+            (
+                (terms.rate.per_gpu_hour - terms.board_rate.per_gpu_hour) * units
+                for terms, units in self._device_units.items()
+            ),
+            Fraction(0),
+        )
+        energy = sum(
+            (terms.rate.per_millijoule * mj for terms, mj in self._millijoules.items()),
+            Fraction(0),
+        )
+        return (boards + instances) / HOUR_UNITS + energy
+
+    def cost_of(self, key: CellKey) -> Fraction:
+        """Return what the cells of a key cost, before anything is shared."""
+        found = self.cells.get(key, {}).items()
+        return sum(
+            (cell.cost(terms) + cell.energy_cost(terms) for terms, cell in found), Fraction(0)
+        )
+
+    def shares(self, *, shown: int) -> tuple[dict[CellKey, Fraction], dict[CellKey, Fraction]]:
+        """Return what is added to lines and taken from them, and what new lines have.
+
+        It is idle, and the costs of tenants that work for all others, by the policy's rules.
+        """
+        pools: dict[tuple[Scope, int], list[tuple[CellKey, Fraction]]] = {}
+        rules: dict[int, IdleRule | SharedRule] = {}
+        # Who works for all others takes nothing of what they share.
+        takers: dict[tuple[str | None, ...], dict[CellKey, list[Cell]]] = defaultdict(dict)
+        # What is to be shared is gathered by who shares it: one rule, and alike GPUs.
+        for key, cells in self.cells.items():
+            for terms, cell in cells.items():
+                rule = self._rule_of(key, terms)
+                if rule is None:
+                    if key.kind is None:
+                        takers[terms.scope].setdefault(key, []).append(cell)
+                    continue
+                rules[id(rule)] = rule
+                cost = cell.cost(terms) + cell.energy_cost(terms)
+                pools.setdefault((terms.scope, id(rule)), []).append((key, cost))
+        added: dict[CellKey, Fraction] = defaultdict(Fraction)
+        extra: dict[CellKey, Fraction] = defaultdict(Fraction)
+        for (scope, number), given in pools.items():
+            rule = rules[number]
+            total = sum((cost for _, cost in given), Fraction(0))
+            if rule.share == "table":
+                taken = self._taken_by_table(rule, given)
+            else:
+                taken = _taken(rule, takers[scope], total, shown=shown)
+            for key, cost in taken.items():
+                target = extra if rule.share == "table" else added
+                target[key] += cost
+            # Nobody to share it with: it stays where it is.
+            if taken:
+                for key, cost in given:
+                    added[key] -= cost
+        return dict(added), dict(extra)
+
+    def _rule_of(self, key: CellKey, terms: Terms) -> IdleRule | SharedRule | None:
+        """Return by what a cell's cost is shared; nothing where it is on its own line."""
+        names = self._lookup.dimensions.names
+        rule: IdleRule | SharedRule | None
+        if key.kind:
+            rule = terms.rules[key.kind]
+        else:
+            fitting = (r for r in terms.shared_rules if fits_all(r.match, names, key.values))
+            rule = next(fitting, None)
+        return None if rule is None or rule.share == "own_line" else rule
+
+    def _taken_by_table(
+        self, rule: IdleRule | SharedRule, given: Sequence[tuple[CellKey, Fraction]]
+    ) -> dict[CellKey, Fraction]:
+        """Return who takes how much by a table: lines of their own, which show the kind of idle.
+
+        What they say of GPUs is what was so of those that nobody had.
+        """
+        weights = {value: fraction_of(weight) for value, weight in sorted(rule.weights.items())}
+        sum_of_weights = sum(weights.values(), Fraction(0))
+        taken: dict[CellKey, Fraction] = defaultdict(Fraction)
+        if not sum_of_weights:
+            return taken
+        dimensions = self._lookup.dimensions
+        kind = rule.kind if isinstance(rule, IdleRule) else None
+        word = IDLE_WORDS[kind] if kind else SHARED
+        for key, cost in given:
+            of_gpu = [
+                value if dimensions.is_of_device(name) else word
+                for name, value in zip(dimensions.names, key.values, strict=True)
+            ]
+            for value, weight in weights.items():
+                values = tuple(
+                    value if name == rule.by else known
+                    for name, known in zip(dimensions.names, of_gpu, strict=True)
+                )
+                taken[CellKey(values, kind)] += cost * weight / sum_of_weights
+        return taken
+
+
+def _taken(
+    rule: IdleRule | SharedRule,
+    takers: Mapping[CellKey, Sequence[Cell]],
+    total: Fraction,
+    *,
+    shown: int,
+) -> dict[CellKey, Fraction]:
+    """Return which taker takes how much of a pool; nobody where nobody has a weight."""
+    if rule.share == "even":
+        # Each line has the same; what a rule distinguishes within it shares that.
+        counts = Counter(key.values[:shown] for key in takers)
+        weights = {key: Fraction(1, counts[key.values[:shown]]) for key in takers}
+    else:
+        weights = {
+            key: Fraction(sum(getattr(cell, rule.share) for cell in cells))
+            for key, cells in takers.items()
+        }
+    sum_of_weights = sum(weights.values(), Fraction(0))
+    if not sum_of_weights:
+        return {}
+    return {key: total * weight / sum_of_weights for key, weight in weights.items()}

@@ -1,0 +1,530 @@
+"""Charges of device-hours in SQL, in whole units: which party each part of an hour belongs to.
+
+A unit is a board-nanosecond divided by `UNITS`, so that the slices of an instance are whole numbers
+too. The parts of a board's hour sum to the time for which the inventory had the board:
+
+1. If ticks cover more than that (a clock was set, or slewed), held time is scaled down to it.
+2. Time in which a device did not answer is silent. A holder has a claim on the rest by the tenant's
+   basis. A user that did not hold the device has a claim by used time; those claims are bounded by
+   the time that nobody held.
+3. Claims of more than the device are scaled down to it. The rest is idle: held idle, or
+   unallocated.
+4. Time of the board that no device covers is uncovered.
+
+Each scaling is by largest remainder, ties by device and tenant, so that the order of rows does not
+matter. Most hours are plain: nobody used what another held, and each holder pays for held time.
+Those are sums over rows, which is why a month takes seconds. The others (`is_complex`) are taken
+out of the sums, and follow all rules.
+
+An example: five rows of an hour of a GPU, in minutes. Pod b pays by used time, the others by held
+time. Pod c holds nothing.
+
+| account | holder | user | held | silent | used |
+|---------|--------|------|------|--------|------|
+| idle    | a      |      | 30   | 0      | 0    |
+| idle    | b      |      | 20   | 5      | 0    |
+| idle    |        |      | 10   | 0      | 0    |
+| pod     |        | b    | 0    | 0      | 6    |
+| pod     |        | c    | 0    | 0      | 4    |
+
+| charged to  | minutes | because                                                |
+|-------------|---------|--------------------------------------------------------|
+| a           | 30      | it held them                                           |
+| b           | 6       | it used them                                           |
+| held_idle   | 9       | b held 15 in which the GPU answered, and paid for 6    |
+| silent      | 5       | b held them, and the GPU did not answer                |
+| c           | 4       | it used them, of the 10 that nobody held               |
+| unallocated | 6       | they are left of those 10                              |
+"""
+
+from typing import Final, NamedTuple
+
+from gpuledger_reports.reading.times import HOUR_US
+
+UNITS: Final = 27_720
+"""Divisible by the slices of any board, as far as there are at most twelve."""
+HOUR_UNITS: Final = HOUR_US * 1000 * UNITS
+_LONGEST_NS: Final = 1000 * HOUR_US * 1000
+"""What a party can have of a device in an hour, clocks that are set included: else it is made up,
+and all that is more says nothing."""
+
+FACTOR: Final = (
+    f"CASE WHEN board_slices > 0 AND {UNITS} % board_slices = 0"
+    f" THEN coalesce(slices, 0) * ({UNITS} // board_slices)"
+    f" WHEN board_slices IS NULL AND parent_uuid IS NULL THEN {UNITS} ELSE 0 END"
+)
+"""Units of a nanosecond of a device. Of an instance without known slices nobody knows."""
+
+COLUMNS: Final = """
+    cluster, node, gpu_uuid, model, parent_uuid, mig_profile,
+    compute_slices AS slices, board_compute_slices AS board_slices,
+    account = 'idle' AS is_holding,
+    CASE account WHEN 'idle' THEN
+            CASE WHEN holder_state IS NOT NULL THEN 'pod'
+                WHEN holder_job_id IS NOT NULL THEN 'job' ELSE 'nobody' END
+        WHEN 'pod' THEN 'pod' WHEN 'job' THEN 'job' WHEN 'host' THEN 'host'
+        ELSE 'unattributed' END AS kind,
+    CASE WHEN account = 'idle' THEN holder_uid ELSE pod_uid END AS uid,
+    CASE WHEN account = 'idle' THEN holder_namespace ELSE namespace END AS namespace,
+    CASE WHEN account = 'idle' THEN holder_pod ELSE pod END AS pod,
+    CASE WHEN account = 'idle' THEN holder_job_id WHEN account = 'job' THEN job_id END AS job,
+    CASE WHEN account = 'idle' THEN holder_state ELSE pod_state END = 'known' AS is_named_by_row,
+    held_ns, silent_ns, busy_ns, measured_busy_ns, energy_millijoules, memory_byte_ns,
+    kafka_partition, first_offset, last_offset
+"""
+"""Of a table of usage what bills are made of. Holder and user are one column each."""
+
+
+def rows_sql(relation: str, *, period: str, slices: str) -> str:
+    """Return the SQL of a table's rows, with the hour that each is of.
+
+    By `slices`, compute or memory, an instance is counted: `compute_slices` are these from here on.
+    """
+    # Whole hours since the epoch are hours of UTC, and cost less than date_trunc in a time zone.
+    hour = f"epoch_us({period})" + ("" if period == "hour" else f" // {HOUR_US} * {HOUR_US}")
+    counted = (
+        f"{slices}_slices AS compute_slices",
+        f"board_{slices}_slices AS board_compute_slices",
+    )
+    as_slices = f"{slices}_slices AS slices, board_{slices}_slices AS board_slices"
+    return (
+        f"SELECT * REPLACE ({', '.join(counted)}), {as_slices}, {hour} AS hour_us FROM {relation}"  # noqa: S608  # quoted files
+    )
+
+
+SILENT_FLAG: Final = 1
+FREE_FLAG: Final = 2
+USED_FLAG: Final = 4
+ROWS: Final = f"""
+CREATE OR REPLACE TEMP VIEW usage_rows AS SELECT hour_us, {COLUMNS},
+    CASE WHEN silent_ns > 0 THEN {SILENT_FLAG} ELSE 0 END | CASE
+        WHEN account <> 'idle' THEN CASE WHEN busy_ns > 0 THEN {USED_FLAG} ELSE 0 END
+        WHEN holder_state IS NULL AND holder_job_id IS NULL AND held_ns > 0 THEN {FREE_FLAG}
+        ELSE 0 END AS flags,
+    CASE WHEN account = 'idle' THEN 1 END AS idle_row
+FROM usage_raw
+"""  # noqa: S608  # our own names
+"""The day's rows, as bills look at them."""
+
+
+# Whose a row is: a pod by its UID, else by its name in that hour.
+PARTY_NAMES: Final = (
+    "CASE WHEN uid IS NULL THEN namespace END AS named_namespace,"
+    " CASE WHEN uid IS NULL THEN pod END AS named_pod"
+)
+PARTY: Final = f"kind, uid, {PARTY_NAMES}, job"
+_SAME_PARTY: Final = " AND ".join(
+    f"each.{column} IS NOT DISTINCT FROM parties.{column}"
+    for column in (
+        "cluster",
+        "node",
+        "kind",
+        "uid",
+        "named_namespace",
+        "named_pod",
+        "job",
+        "named_us",
+        "since_us",
+    )
+)
+NAMED_US: Final = "CASE WHEN uid IS NULL AND pod IS NOT NULL THEN hour_us END"
+
+
+class Detail(NamedTuple):
+    """How finely rows are told apart: as finely as the bill needs, for time."""
+
+    since: str
+    """SQL of the time from which what is known of a row holds."""
+    gpu: str = "NULL::VARCHAR"
+    """SQL of the GPU's UUID, where GPUs are told apart."""
+    board: str = "NULL::VARCHAR"
+    """The same of the board."""
+    by_names: bool = False
+    """Whether a pod that the row names is known enough by its name; else it is by its UID."""
+    names_pods: bool = True
+    """Whether pods and jobs of a namespace are told apart, by names."""
+    by_hour: bool = False
+    """Whether `since` is of each hour, somewhere."""
+
+    @property
+    def node(self) -> str:
+        """SQL of the node, or of another one that is like it where nobody has to know which."""
+        unnamed = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
+        return f"CASE WHEN {unnamed} THEN node ELSE class_node END"
+
+    @property
+    def party(self) -> str:
+        """SQL of whose a row is: kind, UID, namespace, pod, job, whether the names are enough."""
+        if not self.by_names:
+            return (
+                f"{PARTY}, false AS is_named_by_row, max(namespace) AS namespace, max(pod) AS pod"
+            )
+        named = "coalesce(is_named_by_row, false)"
+        unnamed = f"NOT {named}"
+        jobs = "job" if self.names_pods else "NULL::VARCHAR"
+        pods = "true" if self.names_pods else unnamed
+        return f"""kind, CASE WHEN {unnamed} THEN uid END AS uid,
+    CASE WHEN {named} OR uid IS NULL THEN namespace END AS named_namespace,
+    CASE WHEN {pods} AND ({named} OR uid IS NULL) THEN pod END AS named_pod,
+    {jobs} AS job, {named} AS is_named_by_row,
+    max(CASE WHEN {unnamed} THEN namespace END) AS namespace,
+    max(CASE WHEN {unnamed} THEN pod END) AS pod"""
+
+    @property
+    def since_us(self) -> str:
+        """SQL of the time from which a row's names and facts hold."""
+        named = (
+            f"CASE WHEN is_named_by_row THEN NULL ELSE {NAMED_US} END"
+            if self.by_names
+            else NAMED_US
+        )
+        return f"coalesce({named}, {self.since})"
+
+
+DEVICES: Final = f"""
+CREATE OR REPLACE TEMP TABLE devices AS
+WITH seen AS (
+    SELECT cluster, node, gpu_uuid, parent_uuid, model, mig_profile, slices, board_slices
+    FROM usage_rows GROUP BY ALL
+), boards AS (
+    SELECT cluster, node, coalesce(parent_uuid, gpu_uuid) AS board,
+        row_number() OVER (ORDER BY cluster, node, coalesce(parent_uuid, gpu_uuid))::INTEGER
+            AS board_id,
+        max(model) AS model, count(*) > 1 AS is_partitioned
+    FROM seen GROUP BY cluster, node, board
+), stayed AS (
+    SELECT cluster, node, board,
+        coalesce(max(model) FILTER (begin_us < $end_us AND end_us > $begin_us), max(model))
+            AS model,
+        count(DISTINCT model) FILTER (begin_us < $end_us AND end_us > $begin_us) > 1 AS changes,
+        bool_or(begin_us <= $begin_us AND end_us >= $end_us) AS is_present_all_day
+    FROM stays GROUP BY cluster, node, board
+)
+SELECT row_number() OVER (
+        ORDER BY seen.cluster, seen.node, gpu_uuid, mig_profile, slices, board_slices, seen.model
+    )::INTEGER AS device,
+    seen.*, class_node, {FACTOR} AS factor, board_id,
+    coalesce(stayed.model, boards.model) AS board_model, coalesce(changes, false) AS changes_model,
+    is_partitioned, is_present_all_day IS NOT NULL AS is_known,
+    coalesce(is_present_all_day, false) AS is_present_all_day
+FROM (SELECT *, coalesce(parent_uuid, gpu_uuid) AS board FROM seen) AS seen
+JOIN node_classes USING (cluster, node)
+JOIN boards USING (cluster, node, board) LEFT JOIN stayed USING (cluster, node, board)
+"""  # noqa: S608  # our own names
+"""The devices of a day. One that is partitioned again, or gets another model, is another one."""
+
+OTHER_MODELS: Final = (
+    "SELECT count(*) FROM devices WHERE changes_model OR model IS DISTINCT FROM board_model"
+)
+"""How many devices have rows that do not say the model that their board has by the inventory."""
+BOARD_MODELS: Final = f"""
+CREATE OR REPLACE TEMP TABLE board_models AS
+WITH named AS (
+    SELECT DISTINCT cluster, node, board, board_model FROM devices
+    WHERE changes_model OR model IS DISTINCT FROM board_model
+), staying AS (
+    SELECT cluster, node, board, hours.hour_us, arg_min(model, begin_us) AS model
+    FROM (SELECT DISTINCT hour_us FROM usage_raw) AS hours JOIN stays
+        ON begin_us < hours.hour_us + {HOUR_US} AND end_us > hours.hour_us
+    SEMI JOIN named USING (cluster, node, board)
+    GROUP BY ALL
+)
+SELECT cluster, node, board, hours.hour_us, coalesce(staying.model, board_model) AS model
+FROM named CROSS JOIN (SELECT DISTINCT hour_us FROM usage_raw) AS hours
+LEFT JOIN staying USING (cluster, node, board, hour_us)
+"""  # noqa: S608  # our own names
+"""Of boards of which rows say another model: the one by which row, board and price agree.
+
+The inventory's of that hour, where that knows it; else what the day's rows say.
+"""
+
+
+def with_models_sql(rows: str) -> str:
+    """Return the SQL of rows with the models of `board_models`."""
+    return f"""
+SELECT each.* REPLACE (CASE WHEN named.board IS NULL THEN each.model ELSE named.model END AS model)
+FROM ({rows}) AS each LEFT JOIN board_models AS named ON named.cluster = each.cluster
+    AND named.node = each.node AND named.hour_us = each.hour_us
+    AND named.board = coalesce(each.parent_uuid, each.gpu_uuid)
+"""  # noqa: S608  # quoted files
+
+
+BY_UUID: Final = "each.gpu_uuid = devices.gpu_uuid"
+"""How a row's device is found where each UUID is of one device."""
+BY_ALL: Final = BY_UUID + "".join(
+    f" AND each.{column} IS NOT DISTINCT FROM devices.{column}"
+    for column in (
+        "cluster",
+        "node",
+        "parent_uuid",
+        "model",
+        "mig_profile",
+        "slices",
+        "board_slices",
+    )
+)
+
+
+def hours_sql(*, same_device: str) -> str:
+    """Return the SQL that makes `device_hours`.
+
+    They say of each device and hour what ticks cover of its board, for how long that was
+    present (both in units), and whether the hour is complex.
+    """
+    return f"""
+CREATE OR REPLACE TEMP TABLE device_hours AS
+WITH summed AS (
+    -- One number for all that may be so of a row: an aggregate the less for each.
+    SELECT device, hour_us, coalesce(sum(held_ns), 0) AS held_ns, bit_or(flags) AS flags,
+        count(idle_row) AS idle_rows
+    FROM usage_rows AS each JOIN devices ON {same_device}
+    GROUP BY device, hour_us
+), partitioned AS (
+    SELECT board_id, hour_us, sum(held_ns * factor) AS held
+    FROM summed JOIN devices USING (device) WHERE is_partitioned GROUP BY ALL
+), partly AS (
+    -- Of boards that came or went in the day: for how long they were there in each hour.
+    SELECT board_id, hour_us,
+        sum(greatest(0, least(end_us, hour_us + {HOUR_US}, $end_us)
+            - greatest(begin_us, hour_us, $begin_us)))::HUGEINT * {1000 * UNITS} AS present
+    FROM (SELECT DISTINCT cluster, node, board, board_id FROM devices
+            WHERE is_known AND NOT is_present_all_day)
+    JOIN stays USING (cluster, node, board)
+    CROSS JOIN (SELECT DISTINCT hour_us FROM summed)
+    GROUP BY ALL
+), placed AS (
+    SELECT summed.*, board_id, is_partitioned, is_known,
+        coalesce(partitioned.held, held_ns * factor) AS covered,
+        CASE WHEN is_present_all_day OR NOT is_known
+            THEN (least(hour_us + {HOUR_US}, $end_us) - greatest(hour_us, $begin_us))::HUGEINT
+                * {1000 * UNITS}
+            ELSE coalesce(partly.present, 0) END AS present
+    FROM summed JOIN devices USING (device)
+    LEFT JOIN partitioned USING (board_id, hour_us) LEFT JOIN partly USING (board_id, hour_us)
+)
+SELECT device, hour_us, board_id, is_partitioned, is_known, covered,
+    CASE WHEN is_known THEN present ELSE least(present, covered) END AS present,
+    -- What is held of a whole GPU that answers is scaled down to its time, and that is all.
+    flags & {FREE_FLAG | USED_FLAG} = {FREE_FLAG | USED_FLAG}
+        OR (covered > present AND (flags & {SILENT_FLAG} <> 0 OR is_partitioned))
+        OR covered > {_LONGEST_NS * UNITS} AS is_complex,
+    idle_rows > 1 AS is_shared
+FROM placed
+"""  # noqa: S608  # our own names
+
+
+# Only rows of holders are looked at: who uses without holding is charged by use, by any basis.
+def mark_special_sql(detail: Detail, *, same_device: str) -> str:
+    """Return the SQL that makes hours complex in which a holder is not charged by held time."""
+    return f"""
+UPDATE device_hours SET is_complex = true
+FROM (
+    SELECT DISTINCT device, hour_us
+    FROM (
+        SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES}, {detail.since} AS since_us
+        FROM usage_rows WHERE is_holding
+    ) AS each
+    JOIN devices ON {same_device} JOIN parties ON {_SAME_PARTY}
+    WHERE basis <> 'held'
+) AS special
+WHERE device_hours.device = special.device AND device_hours.hour_us = special.hour_us
+"""  # noqa: S608  # our own names
+
+
+class CoveredRow(NamedTuple):
+    """A row of `covered_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    since_us: int
+    gpu: str | None
+    known: int
+    covered: int
+    excess: int
+
+
+# Each device of a partitioned board has the board's hour: one of them is enough.
+def covered_sql(detail: Detail) -> str:
+    """Return the SQL of what ticks cover of boards, and of what is more than the boards' time."""
+    return f"""
+SELECT cluster, class_node AS node, model, {detail.since} AS since_us, {detail.board} AS gpu,
+    coalesce(sum(least(covered, present)) FILTER (hours.is_known), 0) AS known,
+    sum(least(covered, present)) AS covered, sum(greatest(0, covered - present)) AS excess
+FROM (
+    SELECT board_id, hour_us, any_value(covered) AS covered, any_value(present) AS present,
+        any_value(is_known) AS is_known, min(device) AS device
+    FROM device_hours WHERE is_partitioned GROUP BY board_id, hour_us
+    UNION ALL SELECT board_id, hour_us, covered, present, is_known, device
+    FROM device_hours WHERE NOT is_partitioned
+) AS hours JOIN devices USING (device)
+GROUP BY ALL
+"""  # noqa: S608  # our own names
+
+
+WANTED: Final = (
+    "cluster", "node", "model", "mig_profile", "slices", "board_slices", "gpu", "since_us",
+    "kind", "uid", "named_namespace", "named_pod", "job", "is_holding",
+)  # fmt: skip
+"""What tells the rows of a sum."""
+
+
+def rows_in_sql(*, since: str, gpu: str) -> str:
+    """Return the SQL of the rows of which the class, time and party stand in `wanted`."""
+    same = " AND ".join(f"each.{key} IS NOT DISTINCT FROM wanted.{key}" for key in WANTED)
+    return f"""
+SELECT hour_us, each.node, gpu_uuid, pod, coalesce(held_ns, 0), coalesce(silent_ns, 0),
+    coalesce(busy_ns, 0), each.is_holding, kafka_partition, first_offset, last_offset
+FROM (
+    SELECT *, {gpu} AS gpu, coalesce({NAMED_US}, {since}) AS since_us, {PARTY_NAMES}
+    FROM usage_rows
+) AS each JOIN wanted ON {same}
+ORDER BY ALL
+"""  # noqa: S608  # our own names
+
+
+def rows_of_hours(condition: str, *, same_device: str, of: str = "usage_rows") -> str:
+    """Return the SQL of the rows of some device-hours, for `parts_sql`.
+
+    Beside each row stand its device, what of it is held in units, and what is `covered` of its
+    board in the hour, for which that was `present`.
+    """
+    return f"""(
+    SELECT each.*, device, covered, present, coalesce(held_ns, 0) * factor AS held
+    FROM {of} AS each JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us)
+    WHERE {condition}
+)"""  # noqa: S608  # our own names
+
+
+def _bounded(sum_ns: str) -> str:
+    return f"least(coalesce({sum_ns}, 0), {_LONGEST_NS})"
+
+
+# The products stay below 2^127: an hour of a board is 10^17 units, and times a thousand 10^37.
+def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
+    """Return the SQL of an amount scaled such that all of a partition sum to `to`.
+
+    By largest remainder, and only where their total is more than that.
+    """
+    return f"""CASE WHEN {total} > {to} THEN {amount} * {to} // {total}
+        + CASE WHEN row_number() OVER (
+                PARTITION BY {partition} ORDER BY {amount} * {to} % nullif({total}, 0) DESC, {order}
+            ) <= {to} - sum({amount} * {to} // nullif({total}, 0)) OVER (PARTITION BY {partition})
+            THEN 1 ELSE 0 END
+        ELSE {amount} END"""
+
+
+def complex_sql(detail: Detail, *, same_device: str) -> str:
+    """Return the SQL that makes `complex_charges`: all rules of this module."""
+    hour, device_hour = "board_id, hour_us", "device, hour_us"
+    return f"""
+CREATE OR REPLACE TEMP TABLE complex_charges AS
+WITH parted AS (
+    -- Party 0 is nobody.
+    SELECT device, board_id, hour_us, covered, present, coalesce(party, 0) AS party,
+        any_value(coalesce(basis, 'held')) AS basis, any_value(coalesce(weight, 0)) AS weight,
+        any_value(coalesce(weight_of, 1)) AS weight_of,
+        {_bounded("sum(held_ns)")} * any_value(factor) AS held,
+        {_bounded("sum(silent_ns)")} * any_value(factor) AS silent,
+        greatest(0, {_bounded("sum(busy_ns) FILTER (NOT is_holding)")}) * any_value(factor) AS used
+    FROM (
+        SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES}, {detail.since} AS since_us
+        FROM usage_rows
+    ) AS each
+    JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us, board_id)
+    LEFT JOIN parties ON {_SAME_PARTY}
+    WHERE is_complex GROUP BY ALL
+), bounded AS (
+    SELECT * REPLACE (sum(held) OVER (PARTITION BY {hour}) AS covered) FROM parted
+), fitted AS (
+    SELECT * REPLACE (
+        {scaled("held", "present", "covered", hour, "device, party")} AS held,
+        CASE WHEN covered > present THEN silent * present // covered ELSE silent END AS silent,
+        CASE WHEN covered > present THEN used * present // covered ELSE used END AS used
+    ) FROM bounded
+), usable AS (
+    SELECT *, least(silent, held) AS silent_part, held - least(silent, held) AS answering
+    FROM fitted
+), requested AS (
+    SELECT *,
+        CASE WHEN party = 0 OR answering = 0 THEN 0 ELSE CASE basis
+            WHEN 'held' THEN answering WHEN 'used' THEN used
+            WHEN 'greater' THEN greatest(answering, used)
+            ELSE (weight * answering + (weight_of - weight) * used) // weight_of END END AS claim,
+        CASE WHEN party <> 0 AND answering = 0 THEN used ELSE 0 END AS request,
+        coalesce(sum(answering) FILTER (party = 0) OVER (PARTITION BY {device_hour}), 0) AS free,
+        sum(answering) OVER (PARTITION BY {device_hour}) AS all_answering
+    FROM usable
+), totals AS (
+    SELECT *, sum(request) OVER (PARTITION BY {device_hour}) AS all_requests FROM requested
+), granted AS (
+    SELECT *, {scaled("request", "free", "all_requests", device_hour, "party")} AS grant_
+    FROM totals
+), claimed AS (
+    SELECT *, claim + grant_ AS due,
+        sum(claim + grant_) OVER (PARTITION BY {device_hour}) AS all_due
+    FROM granted
+)
+SELECT device, hour_us, party, silent_part, answering, all_answering - free AS all_held,
+    {scaled("due", "all_answering", "all_due", device_hour, "party")} AS charged,
+    answering > 0 AND party <> 0 AS is_holder
+FROM claimed
+"""  # noqa: S608  # our own names
+
+
+class ComplexPartyRow(NamedTuple):
+    """A row of `complex_parties_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    mig_profile: str | None
+    slices: int | None
+    board_slices: int | None
+    gpu: str | None
+    since_us: int
+    party: int
+    units: int
+
+
+def complex_parties_sql(detail: Detail) -> str:
+    """Return the SQL of what parties are charged of complex hours, by device class and time."""
+    return f"""
+SELECT cluster, class_node AS node, model, mig_profile, slices, board_slices, {detail.gpu} AS gpu,
+    {detail.since} AS since_us, party, sum(charged) AS units
+FROM complex_charges JOIN devices USING (device) WHERE party <> 0 AND charged <> 0
+GROUP BY ALL
+"""  # noqa: S608  # our own names
+
+
+class ComplexIdleRow(NamedTuple):
+    """A row of `complex_idle_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    mig_profile: str | None
+    slices: int | None
+    board_slices: int | None
+    gpu: str | None
+    since_us: int
+    silent: int
+    held_idle: int
+    unallocated: int
+
+
+# Left over is first what holders were given and not charged for, then what nobody held.
+def complex_idle_sql(detail: Detail) -> str:
+    """Return the SQL of what complex hours leave: silent, held and left over, and unallocated."""
+    return f"""
+WITH by_hour AS (
+    SELECT device, hour_us, sum(silent_part) AS silent, sum(answering) - sum(charged) AS left_over,
+        greatest(0, any_value(all_held) - sum(CASE WHEN is_holder THEN charged ELSE 0 END)) AS held
+    FROM complex_charges GROUP BY device, hour_us
+)
+SELECT cluster, class_node AS node, model, mig_profile, slices, board_slices, {detail.gpu} AS gpu,
+    {detail.since} AS since_us, sum(silent) AS silent, sum(least(left_over, held)) AS held_idle,
+    sum(left_over - least(left_over, held)) AS unallocated
+FROM by_hour JOIN devices USING (device)
+GROUP BY ALL
+"""  # noqa: S608  # our own names

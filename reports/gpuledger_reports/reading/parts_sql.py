@@ -1,0 +1,212 @@
+"""SQL that sums the rows of a day before anything is asked of them.
+
+It goes by columns as the files have them, which DuckDB sums by the entries of their dictionaries:
+an expression of a text would be calculated, and compared, for each row. Whose rows are is so worked
+out of some ten thousand sums, and not of half a million rows.
+"""
+
+from typing import Final, NamedTuple
+
+from gpuledger_reports.reading.charging_sql import (
+    COLUMNS,
+    FACTOR,
+    NAMED_US,
+    PARTY,
+    Detail,
+    rows_of_hours,
+    scaled,
+)
+from gpuledger_reports.reading.parties import PartyKind
+from gpuledger_reports.reading.pods_sql import UNTOLD_ROWS
+
+UNTOLD: Final = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
+"""Of `usage_parts`: rows of pods of which the name is not known, or not enough."""
+UNNAMED: Final = "kind = 'pod' AND uid IS NOT NULL AND namespace IS NULL"
+"""Of `usage_parts`: rows of pods that are known by their UID alone."""
+_ALL_NAMES: Final = "pod_uid, holder_uid, pod, holder_pod, job_id, holder_job_id"
+
+
+def parts_sql(detail: Detail) -> str:
+    """Return the SQL that makes `usage_parts`: the rows of a day, summed.
+
+    Columns by which the bill tells nothing apart are null. Where names are enough, rows of pods
+    that nobody named yet are not told apart either: `UNTOLD` finds them.
+    """
+    rows = _parts(detail, _told_by(detail) if detail.by_names else _ALL_NAMES)
+    return f"CREATE OR REPLACE TEMP TABLE usage_parts AS {rows}"
+
+
+def add_untold_sql(detail: Detail) -> str:
+    """Return the SQL that adds the rows of `UNTOLD` with all that tells them apart."""
+    return f"INSERT INTO usage_parts {_parts(detail, _ALL_NAMES, rows=UNTOLD_ROWS)}"
+
+
+def _told_by(detail: Detail) -> str:
+    nothing = "NULL::VARCHAR AS {}".format
+    uids = [nothing("pod_uid"), nothing("holder_uid")]
+    if detail.names_pods:
+        return ", ".join([*uids, "pod, holder_pod, job_id, holder_job_id"])
+    # That a job holds is its kind, whichever job it is.
+    job = "CASE WHEN holder_job_id IS NOT NULL THEN '' END AS holder_job_id"
+    return ", ".join([*uids, *map(nothing, ("pod", "holder_pod", "job_id")), job])
+
+
+_SUMMED: Final = (
+    "held_ns",
+    "silent_ns",
+    "busy_ns",
+    "measured_busy_ns",
+    "energy_millijoules",
+    "memory_byte_ns",
+)
+
+
+def _parts(
+    detail: Detail, names: str, *, of: str = "usage_raw", rows: str = "true", also: str = ""
+) -> str:
+    hour = "hour_us" if detail.by_hour else "NULL::BIGINT AS hour_us"
+    if names != _told_by(detail) and not detail.by_hour:
+        # A name without a UID is a pod's of its hour alone.
+        hour = (
+            "CASE WHEN pod_uid IS NULL AND pod IS NOT NULL"
+            " OR holder_uid IS NULL AND holder_pod IS NOT NULL THEN hour_us END AS hour_us"
+        )
+    sums = ", ".join(
+        f"NULL::HUGEINT AS {name}" if also else f"sum({name}) AS {name}" for name in _SUMMED
+    )
+    return f"""
+SELECT hour_us, {COLUMNS}{also and f", {also}"}
+FROM (
+    SELECT {hour}, cluster, node, {detail.gpu} AS gpu_uuid, model,
+        CASE WHEN parent_uuid IS NOT NULL THEN '' END AS parent_uuid, mig_profile,
+        compute_slices, board_compute_slices, account, pod_state, namespace, holder_state,
+        holder_namespace, {names}, {sums}, {also and f"sum({also}) AS {also},"}
+        NULL AS kafka_partition, NULL AS first_offset, NULL AS last_offset
+    FROM {of} WHERE {rows} GROUP BY ALL
+)
+"""  # noqa: S608  # our own names
+
+
+class SumRow(NamedTuple):
+    """A row of `sums_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    mig_profile: str | None
+    slices: int | None
+    board_slices: int | None
+    gpu: str | None
+    since_us: int
+    is_holding: bool
+    kind: PartyKind
+    uid: str | None
+    named_namespace: str | None
+    named_pod: str | None
+    job: str | None
+    is_named_by_row: bool
+    namespace: str | None
+    pod: str | None
+    factor: int
+    held_ns: int
+    silent_ns: int
+    busy_ns: int
+    measured_busy_ns: int
+    energy_millijoules: int
+    memory_byte_ns: int
+
+
+def sums_sql(rows: str, detail: Detail) -> str:
+    """Return the SQL of sums over rows, by device class, time and party."""
+    return f"""
+SELECT cluster, {detail.node} AS node, model, mig_profile, slices, board_slices,
+    {detail.gpu} AS gpu, {detail.since_us} AS since_us, is_holding, {detail.party},
+    ({FACTOR})::HUGEINT AS factor,
+    {", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in _SUMMED)}
+FROM {rows} JOIN node_classes USING (cluster, node)
+GROUP BY ALL
+"""  # noqa: S608  # our own names
+
+
+class PartyRow(NamedTuple):
+    """A row of `parties_sql`."""
+
+    cluster: str
+    node: str
+    kind: PartyKind
+    uid: str | None
+    named_namespace: str | None
+    named_pod: str | None
+    job: str | None
+    named_us: int | None
+    namespace: str | None
+    pod: str | None
+    since_us: int
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """By what rows of the party are found: names that they merely have are no part of it."""
+        return (*self[:8], self.since_us)
+
+
+def parties_sql(rows: str, detail: Detail) -> str:
+    """Return the SQL of whose rows are: by all that a row says, and since when that holds."""
+    return f"""
+SELECT cluster, node, {PARTY}, {NAMED_US} AS named_us, max(namespace) AS namespace,
+    max(pod) AS pod, {detail.since} AS since_us
+FROM {rows} WHERE kind <> 'nobody'
+GROUP BY ALL
+"""  # noqa: S608  # our own names
+
+
+# Ties by whose a row is, nobody first: as in complex hours.
+_IN_ORDER: Final = ", ".join(
+    f"{column} NULLS FIRST"
+    for column in ("holder_uid", "holder_namespace", "holder_pod", "holder_job_id")
+)
+
+
+class ExcessRow(NamedTuple):
+    """A row of `excess_sql`."""
+
+    cluster: str
+    node: str
+    model: str | None
+    mig_profile: str | None
+    slices: int | None
+    board_slices: int | None
+    gpu: str | None
+    since_us: int
+    kind: PartyKind
+    uid: str | None
+    named_namespace: str | None
+    named_pod: str | None
+    job: str | None
+    is_named_by_row: bool
+    namespace: str | None
+    pod: str | None
+    units: int
+
+
+def excess_sql(detail: Detail, *, same_device: str) -> str:
+    """Return the SQL of by how much plain hours exceed their board's presence, by party."""
+    condition = "NOT is_complex AND covered > present AND account = 'idle'"
+    alone, shared = (
+        rows_of_hours(f"{condition} AND {which}", same_device=same_device, of="usage_raw")
+        for which in ("NOT is_shared", "is_shared")
+    )
+    fitted = scaled("held", "present", "covered", "device, hour_us", _IN_ORDER)
+    # Users stand in other rows than holders: what nobody reads is not sorted along.
+    users = ("pod_uid", "pod_state", "namespace", "pod", "job_id")
+    row = f"* REPLACE ({', '.join(f'NULL::VARCHAR AS {name}' for name in users)})"
+    rows = f"""(
+    SELECT {row}, covered - present AS excess FROM {alone}
+    UNION ALL SELECT {row}, held - ({fitted}) AS excess FROM {shared}
+)"""  # noqa: S608  # our own names
+    parts = _parts(detail, _ALL_NAMES, of=rows, also="excess")
+    return f"""
+SELECT cluster, {detail.node} AS node, model, mig_profile, slices, board_slices,
+    {detail.gpu} AS gpu, {detail.since_us} AS since_us, {detail.party}, sum(excess) AS units
+FROM ({parts}) JOIN node_classes USING (cluster, node)
+GROUP BY ALL
+"""  # noqa: S608  # our own names

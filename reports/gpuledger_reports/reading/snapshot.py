@@ -1,0 +1,97 @@
+"""The tables of a store as they are at one time, and how far what they say of usage goes.
+
+Each table is opened once: the files that a bill reads are those of the version that it names. Of
+hours of which rows came after they were summed up `usage_hourly` has too little: what the commits
+of `usage` say since then names them, as it does for the rollup.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Final
+
+from gpuledger.store.commits import (
+    PURGED_BEFORE,
+    complete_through_us,
+    hours_since,
+    latest_commits,
+    made_ms,
+    summed_time,
+    summed_up_to,
+)
+from gpuledger.store.query import days_of_files, open_table
+from gpuledger.store.usage_schema import USAGE, USAGE_HOURLY
+from gpuledger_reports.reading.times import DAY_US, HOUR_US
+
+_MAX_COMMITS: Final = 10_000
+_MINUTE_US: Final = 60_000_000
+
+
+class StoreSnapshot:
+    """Some tables of a store, each at one version."""
+
+    def __init__(
+        self,
+        store_uri: str,
+        names: Iterable[str],
+        *,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        # In this order: where `usage` is opened first, hourly sums may only be of more than it has,
+        # and minutes that are purged meanwhile are still there.
+        self._tables = {name: open_table(store_uri, name, storage_options) for name in names}
+        self.files: dict[str, dict[str | None, list[str]]] = {
+            name: days_of_files(table) if table else {} for name, table in self._tables.items()
+        }
+        """Of each table the files, by the day in their folder's name."""
+        self.versions = {
+            name: table.version() if table else None for name, table in self._tables.items()
+        }
+
+    @cached_property
+    def changed_hours_us(self) -> frozenset[int] | None:
+        """Hours of which `usage` has rows that `usage_hourly` may not have.
+
+        `None` where nothing says which: any hour that still has minutes. Hours of which the minutes
+        are purged are not among them, whatever came late.
+        """
+        usage, hourly = self._tables[USAGE.name], self._tables[USAGE_HOURLY.name]
+        if usage is None:
+            return frozenset()
+        summed = hourly.transaction_version(summed_up_to(USAGE.name)) if hourly else None
+        if hourly is None or summed is None:
+            return None
+        # With the commit that is summed up: of a table that was repaired it is another one.
+        count = usage.version() - summed + 1
+        if count <= 0:
+            return frozenset()
+        commits = latest_commits(usage, min(count, _MAX_COMMITS))
+        if len(commits) < count:
+            return None
+        summed_ms = hourly.transaction_version(summed_time(USAGE.name))
+        is_same = summed_ms is None or summed_ms == made_ms(commits[-1])
+        hours = hours_since(commits[:-1]) if is_same else None
+        return None if hours is None else frozenset(hour * HOUR_US for hour in hours)
+
+    @cached_property
+    def purged_before_us(self) -> int:
+        """Up to when `usage` has lost its minutes: what is left of them is no whole hour."""
+        return self._purged_before_us(USAGE.name)
+
+    @cached_property
+    def removed_before_us(self) -> int:
+        """Up to when neither minutes nor hours are left, by the store's retention."""
+        return min(self.purged_before_us, self._purged_before_us(USAGE_HOURLY.name))
+
+    def _purged_before_us(self, name: str) -> int:
+        table = self._tables[name]
+        return ((table.transaction_version(PURGED_BEFORE) or 0) if table else 0) * DAY_US
+
+    @cached_property
+    def complete_until_us(self) -> int | None:
+        """Up to which minute the commits of `usage` say that it is complete; absent without."""
+        usage = self._tables[USAGE.name]
+        if usage is None:
+            return None
+        # Of all partitions the one that is furthest behind: the others' rows are there already.
+        marks = complete_through_us(usage)
+        return min(marks.values()) // _MINUTE_US * _MINUTE_US if marks else None

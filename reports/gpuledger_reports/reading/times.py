@@ -1,0 +1,40 @@
+"""Days and hours of UTC, in microseconds since the epoch. Pure."""
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from typing import Final, NamedTuple
+
+from gpuledger.time_ranges import write_moment
+
+HOUR_US: Final = 3_600_000_000
+DAY_US: Final = 24 * HOUR_US
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Window(NamedTuple):
+    """From one time up to and without another, in microseconds since the epoch; whole hours."""
+
+    begin_us: int
+    end_us: int
+
+
+def day_of(time_us: int) -> date:
+    """Return the day of a time, in UTC."""
+    return (_EPOCH + timedelta(microseconds=time_us)).date()
+
+
+def begin_of(day: date) -> int:
+    """Return when a day begins, in microseconds."""
+    return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH).days * DAY_US
+
+
+def days_in(window: Window) -> Iterator[Window]:
+    """Yield each day of a time, in UTC; the first and the last one may be parts of days."""
+    for number in range(window.begin_us // DAY_US, -(-window.end_us // DAY_US)):
+        begin_us = max(window.begin_us, number * DAY_US)
+        yield Window(begin_us, min(window.end_us, (number + 1) * DAY_US))
+
+
+def time_text(time_us: int) -> str:
+    """Return a time as text: 2026-10-01T00:00:00Z."""
+    return write_moment(time_us // 10**6 * 1000)

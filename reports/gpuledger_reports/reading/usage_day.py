@@ -1,0 +1,487 @@
+"""One day of a store after the other: what its rows sum to, and who is charged what of it.
+
+The order of a day's questions is here. What is asked is `charging_sql`'s, `parts_sql`'s and
+`pods_sql`'s; a month takes as long as its days, and as much memory as the rows of two of them.
+
+| relation       | one row is                                  | made by         | read by         |
+|----------------|---------------------------------------------|-----------------|-----------------|
+| `usage_raw`    | a row of the store, of an hour or a minute  | `_open_parts`   | the next two    |
+| `usage_rows`   | the same, as bills look at it               | `ROWS`          | hours, charges  |
+| `usage_parts`  | the sum of rows that the bill holds alike   | `parts_sql`     | sums, parties   |
+| `node_classes` | a node, and the one that stands for it      | `_open_rows`    | sums, devices   |
+| `devices`      | a GPU or instance, in one shape and model   | `DEVICES`       | all below       |
+| `board_models` | an hour of a board that rows call otherwise | `BOARD_MODELS`  | `usage_raw`     |
+| `device_hours` | a device's hour: covered, present, complex? | `hours_sql`     | charges, boards |
+| `parties`      | who rows are of, with number and basis      | `_load_parties` | the next        |
+| `complex_charges` | a party's charge in a complex hour       | `complex_sql`   | complex sums    |
+
+The first three are made again if other records have the pod of a container (`containers`), the name
+of a pod (`row_names`), or the model of a board, for which `devices` is made again too.
+`mark_special_sql` makes further hours complex by the parties' bases; if all pay by held time, only
+the parties of complex hours are loaded. All others are made once a day.
+
+Plain hours are sums over `usage_parts`: their holders pay by held time, and nobody used free time,
+so that claims never exceed the device. Only the board may have been present for less than is held:
+`excess_sql` finds that, and it is taken from the sums. Complex hours are taken from the sums whole,
+and come back by all rules.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from queue import SimpleQueue
+from typing import Final, NamedTuple, TypeVar
+
+from gpuledger.store.query import quoted
+from gpuledger_reports.reading import charging_sql as sql
+from gpuledger_reports.reading import pods_sql
+from gpuledger_reports.reading.charging_sql import (
+    UNITS,
+    ComplexIdleRow,
+    ComplexPartyRow,
+    CoveredRow,
+)
+from gpuledger_reports.reading.inventory import Node
+from gpuledger_reports.reading.parties import PartyKey
+from gpuledger_reports.reading.parts_sql import (
+    UNNAMED,
+    UNTOLD,
+    ExcessRow,
+    PartyRow,
+    SumRow,
+    add_untold_sql,
+    excess_sql,
+    parties_sql,
+    parts_sql,
+    sums_sql,
+)
+from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window, days_in
+from gpuledger_reports.reading.usage_sums import (
+    ALL_NEEDED,
+    BoardTime,
+    Change,
+    DaySums,
+    DeviceClass,
+    IdleCharge,
+    Needs,
+    PartyBasis,
+    PartyCharge,
+    UsageReader,
+    UsageRow,
+    UsageSum,
+)
+
+_DAYS_AT_ONCE: Final = 2
+"""How many days are in memory; each takes a part of the machine's cores."""
+Changing = frozenset[tuple[str, str | None]]
+"""Clusters and nodes of which something changes within a day; no node means all of them."""
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def days_of(
+    reader: UsageReader,
+    window: Window,
+    *,
+    changes: Sequence[Change],
+    basis_of: Callable[[PartyKey, int], PartyBasis],
+    needs: Needs = ALL_NEEDED,
+    borders: Collection[int] = (),
+) -> Iterator[DaySums]:
+    """Yield each day of a time, in order.
+
+    `changes` are times at which something that the bill is made by changed, with cluster and
+    node: on such a day a node's hours are told apart. On a day that has one of the `borders`
+    within it all hours are, whatever node they are of. Several days are asked for at once, so that
+    `basis_of` and what `needs` has are called by other threads.
+    """
+    days = list(_days_with_changes(window, changes, borders))
+    reader.load_stays()
+    # Of one thread each: two days side by side take less than one day by two threads, which wait
+    # for each other at the end of each question.
+    readers = SimpleQueue[UsageReader]()
+    count = max(1, min(_DAYS_AT_ONCE, len(days)))
+    for each in (reader, *(reader.twin(of=count) for _ in range(count - 1))):
+        readers.put(each)
+
+    def sums_of(day: _Day) -> DaySums:
+        mine = readers.get()
+        try:
+            return _UsageDay(mine, day, needs).sums(basis_of)
+        finally:
+            readers.put(mine)
+
+    with ThreadPoolExecutor(count) as pool:
+        yield from _in_order(pool, sums_of, days, ahead=count)
+
+
+def _in_order(
+    pool: Executor, work: Callable[[T], R], items: Iterable[T], *, ahead: int
+) -> Iterator[R]:
+    """Yield what comes of each item, in their order; so many more are worked on meanwhile."""
+    begun: deque[Future[R]] = deque()
+    for item in items:
+        begun.append(pool.submit(work, item))
+        if len(begun) > ahead:
+            yield begun.popleft().result()
+    while begun:
+        yield begun.popleft().result()
+
+
+def rows_of(
+    reader: UsageReader,
+    window: Window,
+    *,
+    changes: Sequence[Change],
+    belongs: Callable[[UsageSum], bool],
+    knows_pod: Callable[[str, str, str], bool],
+) -> Iterator[UsageRow]:
+    """Yield the rows of usage of which the sums belong to something, by hour, node and GPU."""
+    needs = ALL_NEEDED._replace(knows_pod=knows_pod)
+    for day in _days_with_changes(window, changes):
+        yield from _UsageDay(reader, day, needs).rows(belongs)
+
+
+class _Day(NamedTuple):
+    """A day of a time, or the part of it that is asked for."""
+
+    window: Window
+    changing: Changing
+    tells_hours: bool
+    """Whether each hour is told apart on all nodes."""
+
+    def is_changing(self, node: Node) -> bool:
+        """Return whether something of a node changes within the day."""
+        return node in self.changing or (node[0], None) in self.changing
+
+
+def _days_with_changes(
+    window: Window, changes: Sequence[Change], borders: Collection[int] = ()
+) -> Iterator[_Day]:
+    """Yield each day of a time, with the nodes of which something changes within it."""
+    by_day: dict[int, list[tuple[str, str | None]]] = defaultdict(list)
+    for time_us, cluster, node in changes:
+        # What changes at a day's begin holds for all of it.
+        if time_us % DAY_US:
+            by_day[time_us // DAY_US].append((cluster, node))
+    split = {border_us // DAY_US for border_us in borders if border_us % DAY_US}
+    for day in days_in(window):
+        number = day.begin_us // DAY_US
+        yield _Day(day, frozenset(by_day.get(number, ())), number in split)
+
+
+class _UsageDay:
+    """One day's questions."""
+
+    def __init__(
+        self,
+        reader: UsageReader,
+        day: _Day,
+        needs: Needs,
+    ) -> None:
+        self._reader, self._day, self._window = reader, day, day.window
+        self._ask = reader.ask
+        self._needs = needs
+        keeps_boards = reader.keeps_boards
+        self._detail = sql.Detail(
+            since=self._since(),
+            gpu="gpu_uuid" if keeps_boards else "NULL::VARCHAR",
+            board="board" if keeps_boards else "NULL::VARCHAR",
+            by_names=needs.by_names,
+            names_pods=needs.names_pods,
+            by_hour=bool(day.changing) or day.tells_hours,
+        )
+        # Of this day alone: nodes that are alike today need not have been so yesterday.
+        self._classes: dict[Node, str] = {}
+        self._first_of: dict[tuple[str, object], str] = {}
+        self._parties: list[tuple[PartyKey, int]] = []
+        self._has_rows = False
+
+    def sums(self, basis_of: Callable[[PartyKey, int], PartyBasis]) -> DaySums:
+        usage: list[UsageSum] = []
+        charges: list[PartyCharge] = []
+        idle: list[IdleCharge] = []
+        covered: dict[tuple[DeviceClass, int], list[int]] = defaultdict(lambda: [0, 0, 0])
+        # A day without any row may still have boards: all of their time is uncovered.
+        if self._open_rows():
+            window = self._window._asdict()
+            usage = self._usage("usage_parts")
+            # A UUID of two nodes, or a GPU that was partitioned again, takes the longer comparison.
+            same = sql.BY_UUID if self._is_plain() else sql.BY_ALL
+            self._ask(sql.hours_sql(same_device=same), window)
+            charges, idle = self._charges(same, basis_of)
+            query = sql.covered_sql(self._detail)
+            for row in self._reader.ask_for(CoveredRow, query):
+                device = DeviceClass(row.cluster, row.node, row.model, gpu=row.gpu)
+                found = covered[device, row.since_us]
+                found[:] = (found[0] + row.known, found[1] + row.covered, found[2] + row.excess)
+        return DaySums(usage, charges, idle, self._boards(covered))
+
+    def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
+        if not self._open_rows():
+            return
+        # The sums are made once more, and those that are asked for say which rows are.
+        wanted = [
+            (*row.device, row.since_us, *_named(row.party), row.is_holding)
+            for row in self._usage("usage_parts")
+            if belongs(row)
+        ]
+        if not wanted:
+            return
+        kinds = {
+            "is_holding": "BOOLEAN",
+            "slices": "BIGINT",
+            "board_slices": "BIGINT",
+            "since_us": "BIGINT",
+        }
+        columns = {name: kinds.get(name, "VARCHAR") for name in sql.WANTED}
+        self._reader.load("wanted", columns, wanted)
+        query = sql.rows_in_sql(since=self._detail.since, gpu=self._detail.gpu)
+        for row in self._ask(query):
+            yield UsageRow._make(row)
+
+    def _open_rows(self) -> bool:
+        """Make the day's rows and classes of nodes known to SQL; return whether there are rows."""
+        relation = self._reader.rows_relation(self._window)
+        if not relation:
+            return False
+        self._has_rows = True
+        self._open_parts(relation)
+        if self._must_place(relation):
+            relation = pods_sql.with_pods_sql(relation)
+            self._open_parts(relation)
+        if self._must_name():
+            relation = pods_sql.with_names_sql(relation)
+            self._open_parts(relation)
+        nodes = self._ask("SELECT DISTINCT cluster, node FROM usage_parts ORDER BY ALL")
+        rows = [(*node, self._class_of(node)) for node in nodes]
+        columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
+        self._reader.load("node_classes", columns, rows)
+        self._ask(sql.DEVICES, self._window._asdict())
+        # One model for a row, its board and its price: else none would know what the others cost.
+        if self._ask(sql.OTHER_MODELS)[0][0]:
+            self._ask(sql.BOARD_MODELS)
+            self._open_parts(sql.with_models_sql(relation))
+            self._ask(sql.DEVICES, self._window._asdict())
+        return True
+
+    def _must_place(self, relation: str) -> bool:
+        """Return whether pods' records may say whose some rows are, and make known what they say.
+
+        Few rows are of containers of which nobody knew the pod when they were written.
+        """
+        # On most days the sums say that there is none, and rows need not be looked through.
+        unplaced = f"SELECT count(*) FROM ({relation}) AS each WHERE {pods_sql.UNPLACED}"  # noqa: S608  # quoted files
+        untold = f"SELECT count(*) FROM usage_parts WHERE NOT is_holding AND {UNTOLD}"  # noqa: S608  # our own names
+        if not (self._ask(untold)[0][0] and self._ask(unplaced)[0][0]):
+            return False
+        return self._reader.load_containers()
+
+    def _must_name(self) -> bool:
+        """Return whether some rows do not name a pod that others name, and make known how.
+
+        Records name most of them. Where there is none, a pod has one name all the same.
+        """
+        rows = self._ask(f"SELECT DISTINCT cluster, node, uid FROM usage_parts WHERE {UNNAMED}")  # noqa: S608  # our own names
+        unnamed = [pod for pod in rows if not self._needs.knows_pod(*pod)]
+        return bool(unnamed) and self._reader.load_row_names(unnamed, self._window)
+
+    def _open_parts(self, relation: str) -> None:
+        self._ask(f"CREATE OR REPLACE TEMP VIEW usage_raw AS {relation}")
+        self._ask(sql.ROWS)
+        self._ask(parts_sql(self._detail))
+        untold = f"FROM usage_parts WHERE {UNTOLD}"
+        if self._needs.by_names and self._ask(f"SELECT count(*) {untold}")[0][0]:
+            self._ask(f"DELETE {untold}")
+            self._ask(add_untold_sql(self._detail))
+
+    def _class_of(self, node: Node) -> str:
+        """Return the node that stands for all nodes that are like this one."""
+        class_of = self._needs.class_of
+        if class_of is None or self._day.is_changing(node):
+            return node[1]
+        if node not in self._classes:
+            known = (node[0], class_of(*node, self._window.begin_us))
+            self._classes[node] = self._first_of.setdefault(known, node[1])
+        return self._classes[node]
+
+    def _since(self) -> str:
+        """Return the SQL of the time from which a row's facts hold: its hour where they change."""
+        if self._day.tells_hours:
+            return "hour_us"
+        if not self._day.changing:
+            return str(self._window.begin_us)
+        changing = sorted(self._day.changing, key=str)
+        of_nodes = [f"({quoted(c)}, {quoted(n)})" for c, n in changing if n is not None]
+        of_clusters = [quoted(c) for c, n in changing if n is None]
+        conditions = [f"(cluster, node) IN ({', '.join(of_nodes)})"] if of_nodes else []
+        conditions += [f"cluster IN ({', '.join(of_clusters)})"] if of_clusters else []
+        return f"CASE WHEN {' OR '.join(conditions)} THEN hour_us ELSE {self._window.begin_us} END"
+
+    def _is_plain(self) -> bool:
+        return bool(self._ask("SELECT count(*) = count(DISTINCT gpu_uuid) FROM devices")[0][0])
+
+    def _usage(self, rows: str) -> list[UsageSum]:
+        return [
+            UsageSum(
+                device=_device_of(row),
+                since_us=row.since_us,
+                party=_party_of(row),
+                is_holding=row.is_holding,
+                held=int(row.held_ns) * row.factor,
+                silent=int(row.silent_ns) * row.factor,
+                busy=int(row.busy_ns) * row.factor,
+                measured_busy=int(row.measured_busy_ns) * row.factor,
+                energy_millijoules=int(row.energy_millijoules),
+                memory_byte_ns=int(row.memory_byte_ns),
+            )
+            for row in self._reader.ask_for(SumRow, sums_sql(rows, self._detail))
+        ]
+
+    def _charges(
+        self, same: str, basis_of: Callable[[PartyKey, int], PartyBasis]
+    ) -> tuple[list[PartyCharge], list[IdleCharge]]:
+        is_special = False
+        if self._needs.has_bases:
+            query = parties_sql("usage_parts", self._detail)
+            parties = self._reader.ask_for(PartyRow, query)
+            is_special = self._load_parties(parties, basis_of)
+        if is_special:
+            self._ask(sql.mark_special_sql(self._detail, same_device=same))
+        complex_hours, excess = self._ask(
+            "SELECT count(*) FILTER (is_complex),"
+            " count(*) FILTER (NOT is_complex AND covered > present) FROM device_hours"
+        )[0]
+        charges = self._excess(same) if excess else []
+        # Plain hours are in the sums already.
+        if not complex_hours:
+            return charges, []
+        if not is_special:
+            rows = sql.rows_of_hours("is_complex", same_device=same)
+            query = parties_sql(rows, self._detail)
+            self._load_parties(self._reader.ask_for(PartyRow, query), basis_of)
+        # What the plain sums have of these hours is taken back first.
+        for row in self._usage(sql.rows_of_hours("is_complex AND is_holding", same_device=same)):
+            own = PartyCharge(row.device, row.since_us, row.party, row.silent - row.held)
+            charges += [own, own._replace(units=-row.silent, is_silent=True)]
+        self._ask(sql.complex_sql(self._detail, same_device=same))
+        for charged in self._reader.ask_for(ComplexPartyRow, sql.complex_parties_sql(self._detail)):
+            # Parties are numbered from 1, as 0 is nobody.
+            party, since_us = self._parties[charged.party - 1]
+            since_us = max(charged.since_us, since_us)
+            charges.append(PartyCharge(_device_of(charged), since_us, party, int(charged.units)))
+        idle = [
+            IdleCharge(
+                device=_device_of(left),
+                since_us=left.since_us,
+                silent=int(left.silent),
+                held_idle=int(left.held_idle),
+                unallocated=int(left.unallocated),
+            )
+            for left in self._reader.ask_for(ComplexIdleRow, sql.complex_idle_sql(self._detail))
+        ]
+        return charges, idle
+
+    def _excess(self, same: str) -> list[PartyCharge]:
+        found = self._reader.ask_for(ExcessRow, excess_sql(self._detail, same_device=same))
+        return [
+            PartyCharge(_device_of(row), row.since_us, _party_of(row), -int(row.units))
+            for row in found
+        ]
+
+    def _load_parties(
+        self, found: Sequence[PartyRow], basis_of: Callable[[PartyKey, int], PartyBasis]
+    ) -> bool:
+        """Load who is who; return whether somebody is not charged by held time."""
+        seen = []
+        # One party may have several rows here: by its UID, and by the name that a node gave it.
+        for row in found:
+            party = PartyKey(
+                row.cluster, row.node, row.kind, row.uid, row.namespace, row.pod, row.job
+            )
+            at_us = row.named_us if row.named_us is not None else row.since_us
+            seen.append((basis_of(party, at_us), row.key, party, at_us))
+        # In an order of their own, on which ties of largest remainders depend.
+        seen.sort(key=lambda each: (each[0].identity, tuple(map(str, each[1]))))
+        numbers: dict[tuple[str, ...], int] = {}
+        self._parties = []
+        rows = []
+        for basis, key, party, at_us in seen:
+            identity = basis.identity
+            if identity not in numbers:
+                numbers[identity] = len(numbers) + 1
+                if identity[0] == "pod":
+                    # Whoever was found by a name is that pod from here on.
+                    self._parties.append((party._replace(uid=identity[-1]), 0))
+                else:
+                    self._parties.append((party, at_us if party.pod is not None else 0))
+            rows.append((*key, numbers[identity], basis.basis, basis.weight, basis.weight_of))
+        kinds = ["VARCHAR"] * 7 + ["BIGINT"] * 2 + ["INTEGER", "VARCHAR", "BIGINT", "BIGINT"]
+        names = (
+            "cluster node kind uid named_namespace named_pod job named_us since_us party basis"
+            " weight"
+        )
+        columns = dict(zip([*names.split(), "weight_of"], kinds, strict=True))
+        self._reader.load("parties", columns, rows)
+        return any(basis.basis != "held" for basis, *_ in seen)
+
+    def _boards(self, covered: dict[tuple[DeviceClass, int], list[int]]) -> list[BoardTime]:
+        there: dict[tuple[DeviceClass, int], int] = defaultdict(int)
+        of_rows = self._models_of_rows()
+        for stay, boards_alike in self._reader.alike_stays:
+            begin = max(stay.begin_us, self._window.begin_us)
+            end = min(stay.end_us, self._window.end_us)
+            # Most boards are there all day; of others a part of it, or nothing.
+            if begin >= end:
+                continue
+            node, model = stay.node, stay.model
+            if model is None:
+                model = of_rows.get((*node, stay.board))
+            gpu = stay.board if self._reader.keeps_boards else None
+            device = DeviceClass(node[0], self._class_of(node), model, gpu=gpu)
+            units = boards_alike * 1000 * UNITS
+            if self._day.tells_hours or self._day.is_changing(node):
+                # Each hour for itself, as another price may hold in it.
+                for hour in range(begin - begin % HOUR_US, end, HOUR_US):
+                    length = min(end, hour + HOUR_US) - max(begin, hour)
+                    there[device, max(hour, self._window.begin_us)] += length * units
+            else:
+                there[device, self._window.begin_us] += (end - begin) * units
+        boards = []
+        for key in {**dict.fromkeys(there), **dict.fromkeys(covered)}:
+            known, capped, excess = covered.get(key, (0, 0, 0))
+            # What the inventory has never had is there for as long as ticks cover it.
+            total = there.get(key, 0) + int(capped - known)
+            boards.append(BoardTime(*key, total, int(capped), int(excess)))
+        return boards
+
+    def _models_of_rows(self) -> dict[tuple[str, str, str], str]:
+        """Return the models of boards of which the inventory does not say it, by the day's rows."""
+        unnamed = {(*s.node, s.board) for s, _ in self._reader.alike_stays if s.model is None}
+        if not unnamed or not self._has_rows:
+            return {}
+        found = self._ask("SELECT DISTINCT cluster, node, board, board_model FROM devices")
+        return {(*board,): model for *board, model in found if (*board,) in unnamed}
+
+
+def _device_of(row: SumRow | ExcessRow | ComplexPartyRow | ComplexIdleRow) -> DeviceClass:
+    return DeviceClass(
+        row.cluster, row.node, row.model, row.mig_profile, row.slices, row.board_slices, row.gpu
+    )
+
+
+def _party_of(row: SumRow | ExcessRow) -> PartyKey:
+    # Names by which rows are told apart come before those that rows merely have.
+    is_named = row.uid is None
+    namespace = row.named_namespace if is_named else row.namespace
+    pod = row.named_pod if is_named else row.pod
+    return PartyKey(
+        row.cluster, row.node, row.kind, row.uid, namespace, pod, row.job, row.is_named_by_row
+    )
+
+
+def _named(party: PartyKey) -> tuple[str | None, ...]:
+    """Return whose a row is as `charging_sql.PARTY` has it: names only where there is no UID."""
+    if party.uid is not None:
+        return (party.kind, party.uid, None, None, party.job)
+    return (party.kind, None, party.namespace, party.pod, party.job)

@@ -1,0 +1,298 @@
+"""The scenario's nodes, pods and their owners as Kubernetes objects, and when pods change.
+
+Here live the order of a pod's steps, in nanoseconds since the scenario's start, and the form of the
+objects. Who writes them is `server`'s business; versions, and UIDs where a real API server
+gives them, are the server's.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+import orjson
+
+from gpuledger.clock import NS_PER_MS, NS_PER_SECOND
+from gpuledger_simulator import identities
+from gpuledger_simulator.kubelet import SimulatedKubelet
+from gpuledger_simulator.plan import NEVER_NS, PlannedPod, gpu_groups
+from gpuledger_simulator.planned_run import PlannedRun
+from gpuledger_simulator.schema import Controller, Node, Owner, ScenarioContainer, ScenarioPod
+
+# A scenario's start of a pod is that of its containers; the API server has it earlier.
+CREATED_BEFORE_NS: Final = 1500 * NS_PER_MS
+# Those of second 0 are created all at once, for which a busy API server takes its time.
+FIRST_CREATED_BEFORE_NS: Final = 6000 * NS_PER_MS
+TERMINATING_NS: Final = 500 * NS_PER_MS
+FINISHED_STAYS_NS: Final = 3000 * NS_PER_MS
+RUNS_TO_AN_END: Final = ("Job", "CronJob", "PyTorchJob", "RayJob", "Workflow")
+
+
+class PodStep(StrEnum):
+    """A step in a pod's life that the API server sees."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    FINISHED = "finished"
+    TERMINATING = "terminating"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodEvent:
+    """A step of one pod."""
+
+    at_ns: int
+    """When, in nanoseconds since the scenario's start."""
+    pod: PlannedPod
+    """Whose."""
+    step: PodStep
+    """What."""
+
+
+def pod_events(pods: list[PlannedPod]) -> list[PodEvent]:
+    """Return the steps of all pods that the API server knows, in order of time."""
+    names: dict[tuple[str, str], list[PlannedPod]] = {}
+    for pod in sorted(pods, key=lambda pod: pod.start_ns):
+        if pod.spec.in_api:
+            names.setdefault((pod.spec.namespace, pod.spec.name), []).append(pod)
+    events = [event for same_name in names.values() for event in _one_after_another(same_name)]
+    return sorted(events, key=lambda event: event.at_ns)
+
+
+def _one_after_another(pods: list[PlannedPod]) -> list[PodEvent]:
+    """Return the steps of pods of one name: each is deleted before the next one is created."""
+    events: list[PodEvent] = []
+    followers = [pod.start_ns for pod in pods[1:]] + [NEVER_NS]
+    free_from_ns = -FIRST_CREATED_BEFORE_NS
+    for pod, next_start_ns in zip(pods, followers, strict=True):
+        before_ns = CREATED_BEFORE_NS if pod.start_ns else FIRST_CREATED_BEFORE_NS
+        created_ns = max(pod.start_ns - before_ns, free_from_ns)
+        steps = [(created_ns, PodStep.CREATED), (pod.start_ns, PodStep.RUNNING)]
+        if pod.end_ns != NEVER_NS:
+            # A pod that runs to an end is kept as finished; one of a controller that keeps it
+            # running ends by being deleted.
+            if pod.spec.owner is None or pod.spec.owner.kind in RUNS_TO_AN_END:
+                step, stays_ns = PodStep.FINISHED, FINISHED_STAYS_NS
+            else:
+                step, stays_ns = PodStep.TERMINATING, TERMINATING_NS
+            free_from_ns = min(pod.end_ns + stays_ns, next_start_ns)
+            steps += [(pod.end_ns, step), (free_from_ns, PodStep.DELETED)]
+        events += [PodEvent(at_ns=at_ns, pod=pod, step=step) for at_ns, step in steps]
+    return events
+
+
+Json = dict[str, Any]
+
+_API_VERSIONS: Final = {
+    "Deployment": "apps/v1",
+    "ReplicaSet": "apps/v1",
+    "StatefulSet": "apps/v1",
+    "DaemonSet": "apps/v1",
+    "Job": "batch/v1",
+    "CronJob": "batch/v1",
+    "PyTorchJob": "kubeflow.org/v1",
+    "RayCluster": "ray.io/v1",
+    "RayJob": "ray.io/v1",
+    "Workflow": "argoproj.io/v1alpha1",
+}
+
+
+_PLURALS: Final = {"ReplicaSet": "replicasets", "Job": "jobs"}
+_QOS_CLASSES: Final = {
+    "guaranteed": "Guaranteed",
+    "burstable": "Burstable",
+    "besteffort": "BestEffort",
+}
+
+
+def kube_time(time_ns: int) -> str:
+    """Write an instant as Kubernetes does: RFC 3339 in whole seconds."""
+    return datetime.fromtimestamp(time_ns // NS_PER_SECOND, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def node_object(run: PlannedRun, node: Node) -> Json:
+    """Return a node with its GPUs as capacity."""
+    capacity = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": str(len(gpu_groups(node)))}
+    seeds = run.scenario.seed, run.epoch_ns
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": node.name,
+            "uid": identities.run_uuid(*seeds, f"node/{node.name}"),
+            "creationTimestamp": kube_time(run.epoch_ns),
+            "labels": {"kubernetes.io/hostname": node.name, **node.labels},
+        },
+        "spec": {},
+        "status": {
+            "capacity": capacity,
+            "allocatable": capacity,
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "nodeInfo": {"bootID": identities.run_uuid(*seeds, f"boot/{node.name}")},
+        },
+    }
+
+
+def pod_object(run: PlannedRun, pod: PlannedPod, *, created_ns: int) -> Json:
+    """Return a pod as it is created: bound to its node, its containers not yet started."""
+    spec = pod.spec
+    controller = _controller(spec)
+    controller_labels = {}
+    if controller and controller.kind == "ReplicaSet":
+        controller_labels = {"pod-template-hash": controller.name.rpartition("-")[2]}
+    elif controller and controller.kind == "Job":
+        # Under both names: the second one is of Kubernetes 1.27, and the first one stayed.
+        names = ("job-name", "batch.kubernetes.io/job-name")
+        controller_labels = dict.fromkeys(names, controller.name)
+    label_fields: Json = {f"f:{name}": {} for name in spec.labels}
+    metadata: Json = {
+        "name": spec.name,
+        "namespace": spec.namespace,
+        "uid": run.uid(pod),
+        "creationTimestamp": kube_time(run.epoch_ns + created_ns),
+        "labels": {**controller_labels, **spec.labels},
+        "annotations": spec.annotations,
+        # Of its writers; here as bytes that a reader has to skip.
+        "managedFields": [
+            {
+                "manager": "kube-controller-manager",
+                "operation": "Update",
+                "apiVersion": "v1",
+                "fieldsType": "FieldsV1",
+                "fieldsV1": {"f:metadata": {"f:labels": {".": {}, **label_fields}}},
+            }
+        ],
+    }
+    if controller:
+        metadata["ownerReferences"] = [owner_reference(run, spec.namespace, controller)]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {
+            "nodeName": spec.node,
+            "restartPolicy": "Never" if controller and controller.kind == "Job" else "Always",
+            "terminationGracePeriodSeconds": 30,
+            "containers": [_container(container, spec) for container in spec.containers],
+        },
+        "status": {"phase": "Pending", "qosClass": _QOS_CLASSES[spec.qos]},
+    }
+
+
+def pod_status(run: PlannedRun, pod: PlannedPod, step: PodStep) -> Json:
+    """Return the part of the status that a kubelet writes at a step."""
+    started = kube_time(run.epoch_ns + pod.start_ns)
+    finished = step is not PodStep.RUNNING
+    state: Json = {"running": {"startedAt": started}}
+    if finished:
+        ended = kube_time(run.epoch_ns + pod.end_ns)
+        reason = {"exitCode": 0, "reason": "Completed"}
+        state = {"terminated": {**reason, "startedAt": started, "finishedAt": ended}}
+    return {
+        "phase": "Succeeded" if finished else "Running",
+        "startTime": started,
+        "conditions": [{"type": "Ready", "status": "False" if finished else "True"}],
+        "containerStatuses": [
+            {
+                "name": container.name,
+                "image": container.image,
+                "imageID": f"{container.image.partition(':')[0]}@sha256:{'0' * 64}",
+                "containerID": f"containerd://{pod.container_ids[container.name]}",
+                "ready": not finished,
+                "started": not finished,
+                "restartCount": 0,
+                "state": state,
+            }
+            for container in pod.spec.containers
+        ],
+    }
+
+
+class SimulatedPodList:
+    """A kubelet's own list of its pods, as its HTTPS port gives it."""
+
+    def __init__(self, run: PlannedRun, kubelet: SimulatedKubelet, *, node: str) -> None:
+        self.node = node
+        """The node's name."""
+        self._run = run
+        self._kubelet = kubelet
+
+    async def fetch(self) -> bytes:
+        """Return a `v1` `PodList` of the pods that the kubelet has at this time, as JSON."""
+        items = [self._item(pod) for pod in self._kubelet.listed_pods()]
+        # Go writes a list without items so.
+        found: Json = {"kind": "PodList", "apiVersion": "v1", "metadata": {}}
+        return orjson.dumps({**found, "items": items or None})
+
+    def _item(self, pod: PlannedPod) -> Json:
+        item = pod_object(self._run, pod, created_ns=pod.start_ns - CREATED_BEFORE_NS)
+        del item["apiVersion"], item["kind"]
+        item["status"] |= pod_status(self._run, pod, PodStep.RUNNING)
+        return item
+
+
+def owner_objects(run: PlannedRun) -> list[tuple[str, Json]]:
+    """Return the controllers between pods and workloads, each with its plural name."""
+    objects = []
+    for pod in run.pods:
+        spec = pod.spec
+        controller = _controller(spec)
+        # Others are custom resources, which this API server does not have.
+        if not controller or controller.kind not in _PLURALS:
+            continue
+        reference = owner_reference(run, spec.namespace, controller)
+        metadata: Json = {
+            "name": controller.name,
+            "namespace": spec.namespace,
+            "uid": reference["uid"],
+            "creationTimestamp": kube_time(run.epoch_ns),
+        }
+        if spec.owner and spec.owner.name != controller.name:
+            metadata["ownerReferences"] = [owner_reference(run, spec.namespace, spec.owner)]
+        item = {
+            "apiVersion": reference["apiVersion"],
+            "kind": controller.kind,
+            "metadata": metadata,
+            "spec": {},
+        }
+        objects.append((_PLURALS[controller.kind], item))
+    return objects
+
+
+def owner_reference(run: PlannedRun, namespace: str, owner: Controller | Owner) -> Json:
+    """Point to a controller as metadata.ownerReferences does."""
+    what = f"owner/{namespace}/{owner.kind}/{owner.name}"
+    return {
+        "apiVersion": _API_VERSIONS.get(owner.kind, "example.org/v1"),
+        "kind": owner.kind,
+        "name": owner.name,
+        "uid": identities.run_uuid(run.scenario.seed, run.epoch_ns, what),
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def _controller(pod: ScenarioPod) -> Controller | None:
+    """Return the pod's direct controller; a Deployment's is the ReplicaSet in its name."""
+    if pod.owner is None:
+        return None
+    if pod.owner.via:
+        return pod.owner.via
+    if pod.owner.kind == "Deployment":
+        return Controller(kind="ReplicaSet", name=pod.name.rpartition("-")[0] or pod.name)
+    return Controller(kind=pod.owner.kind, name=pod.owner.name)
+
+
+def _container(container: ScenarioContainer, pod: ScenarioPod) -> Json:
+    # As many as it uses: a device plug-in counts GPUs, and the scheduler believes it.
+    gpus = {index for process in container.processes for index in process.gpus}
+    resources: Json = {"limits": {"nvidia.com/gpu": str(len(gpus))}} if gpus else {}
+    if pod.qos != "besteffort":
+        resources.setdefault("limits", {})["memory"] = "64Gi"
+    return {
+        "name": container.name,
+        "image": container.image,
+        "command": [word for process in container.processes for word in process.command.split()],
+        "resources": resources,
+    }

@@ -1,0 +1,101 @@
+"""Events that an operator replays: read from the replay topic, and handed to the sink once more.
+
+A sink of a kind that takes replays runs a second consumer beside its own, in the group
+`<group>-replay`. A replay so neither delays what is new nor moves the offsets, the series or the
+transactions of the sink. Of the replay topic it takes what names its group and skips the rest.
+
+An event that is rejected again becomes a dead letter of the sink's own group again. Offsets are
+committed behind that, so a sink that is killed takes a few events twice; `Sink.redeliver` is
+idempotent, or writes what readers recognise by its identity.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from typing_extensions import override
+
+from gpuledger.bus.protocol import Record
+from gpuledger.clock import NS_PER_MS
+from gpuledger.codec import encode
+from gpuledger.keys import node_key
+from gpuledger.records import ReplayedEvent
+from gpuledger.runtime import RetryingCaller
+from gpuledger_sinks.errors import ReceiverUnavailableError
+from gpuledger_sinks.protocol import Batch, Partitions, RejectedEvent, Sink, SinkContext
+
+MAX_POLL_RECORDS: Final = 100
+_MAX_BYTES: Final = 2**20
+"""Bytes of events beyond which no more is delivered at once: a hundred times as much may be made of
+an event."""
+
+
+class ReplaySink(Sink):
+    """Hands the events that name one group to the sink of that group."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        group: str,
+        events: str,
+        retrying: RetryingCaller[ReceiverUnavailableError],
+    ) -> None:
+        """Take the sink, its group, and the topic that it reads its events from."""
+        self.name, self.receiver = f"{sink.name}_replay", sink.receiver
+        self._sink, self._group, self._events = sink, group, events
+        self._retrying = retrying
+
+    @override
+    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
+        """Do nothing: no state is kept of a partition."""
+
+    @override
+    async def release(self, partitions: Partitions, context: SinkContext) -> None:
+        """Do nothing: what is acknowledged is done."""
+
+    @override
+    async def handle(self, batches: Sequence[Batch], context: SinkContext) -> None:
+        """Deliver what was polled, and put aside what is rejected again."""
+        for batch in batches:
+            for part in self._parts(batch):
+                if not context.is_current(batch.partition):
+                    break
+                rejected = [self._rejected(replayed) for _, replayed in part]
+                answers = await self._retrying(partial(self._sink.redeliver, rejected))
+                for each, refusal in zip(rejected, answers, strict=True):
+                    if refusal is not None:
+                        context.dead_letters.reject(
+                            each.record, reason=refusal.reason, detail=refusal.detail
+                        )
+                context.acknowledge(batch.partition, part[-1][0].offset + 1)
+            context.acknowledge(batch.partition, batch.next_offset)
+
+    def _parts(self, batch: Batch) -> Iterator[list[tuple[Record, ReplayedEvent]]]:
+        """Yield what names the group, as much at once as the sink takes."""
+        part: list[tuple[Record, ReplayedEvent]] = []
+        size_bytes = 0
+        for record, replayed in batch.items:
+            if replayed.consumer != self._group:
+                continue
+            part.append((record, replayed))
+            size_bytes += len(record.value or b"")
+            if len(part) >= self._sink.max_redelivered or size_bytes >= _MAX_BYTES:
+                yield part
+                part, size_bytes = [], 0
+        if part:
+            yield part
+
+    def _rejected(self, replayed: ReplayedEvent) -> RejectedEvent:
+        event = replayed.event
+        return RejectedEvent(
+            Record(
+                topic=self._events,
+                partition=replayed.partition,
+                offset=replayed.offset,
+                timestamp_ms=event.time_ns // NS_PER_MS,
+                key=node_key(event).encode(),
+                value=encode(event),
+            ),
+            event,
+        )

@@ -1,0 +1,339 @@
+"""Fast polls between ticks: when, and what is made of the answers."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpuledger.records import ProcessKind
+from gpuledger_agent.core.fast_polls import FastPollPlan
+from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick, LastTick
+from gpuledger_agent.core.normalize.driver_clock import DriverClock
+from gpuledger_agent.core.normalize.windows import WindowLength
+from gpuledger_agent.core.raw import (
+    ClockReading,
+    FastPoll,
+    ListedProcess,
+    ProcessUtilizationSample,
+    RawGpuSample,
+    SampleCursor,
+    UtilizationSample,
+)
+from gpuledger_agent.core.stamps import drop_impossible
+from tests.ticks import tick_gpu
+
+SECOND_NS = 1_000_000_000
+WINDOW_US = 200_000
+START_US = 1_000_000_000
+
+
+def times(
+    *, seconds: float = 1.0, lag: float = 0.0, pause: float = 0.1, is_close: bool = False
+) -> list[tuple[float, str]]:
+    """Return when is polled in a tick, in seconds, and what."""
+    plan = FastPollPlan(
+        begin_ns=0,
+        end_ns=round(seconds * SECOND_NS),
+        lag_ns=round(lag * SECOND_NS),
+        pause_ns=round(pause * SECOND_NS),
+    )
+    found, now_ns = [], 0
+    while time := plan.next(now_ns, is_close=is_close):
+        found.append((time.at_ns / SECOND_NS, time.others.value))
+        now_ns = time.at_ns
+    return found
+
+
+@pytest.mark.parametrize(
+    ("law", "plan", "expected"),
+    [
+        ("a tick queries itself", {}, []),
+        ("energy is read when the cover ends", {"lag": 0.25}, [(0.75, "energy")]),
+        ("also for a tick to come", {"lag": 1.5}, [(0.5, "energy")]),
+        (
+            "in a long tick all are asked each second",
+            {"seconds": 3.0},
+            [(1.0, "all"), (2.0, "all")],
+        ),
+        (
+            "what is watched closely more often",
+            {"pause": 0.4, "is_close": True, "lag": 0.25},
+            [(0.4, "nothing"), (0.75, "energy"), (0.8, "nothing")],
+        ),
+        ("a pause as long as the tick means never", {"pause": 1.0, "is_close": True}, []),
+        ("a fast poll next to a tick would show nothing", {"lag": 0.99}, []),
+    ],
+)
+def test_when_is_polled(law: str, plan: dict[str, Any], expected: list[tuple[float, str]]) -> None:
+    assert times(**plan) == expected, law
+
+
+def poll(
+    *percents: int,
+    since: int = 0,
+    uses: tuple[tuple[int, int, int], ...] = (),
+    pids: tuple[int, ...] = (7,),
+    latest: int | None = None,
+    at: float = 1.0,
+) -> FastPoll:
+    """Return a fast poll after `since` windows; `uses` are pid, window and percent."""
+    at_ns = round(at * SECOND_NS)
+    return FastPoll(
+        uuid="GPU-0",
+        at=ClockReading(time_ns=at_ns, monotonic_ns=at_ns, boottime_ns=at_ns),
+        since_us=START_US + since * WINDOW_US,
+        samples=tuple(
+            UtilizationSample(timestamp_us=START_US + (since + place) * WINDOW_US, percent=percent)
+            for place, percent in enumerate(percents, 1)
+        ),
+        process_samples=tuple(
+            ProcessUtilizationSample(
+                pid=pid,
+                timestamp_us=START_US + window * WINDOW_US,
+                sm_percent=percent,
+                memory_percent=0,
+            )
+            for pid, window, percent in uses
+        ),
+        processes=tuple(
+            ListedProcess(pid=pid, kind=ProcessKind.COMPUTE, memory_bytes=1) for pid in pids
+        ),
+        percent=latest,
+    )
+
+
+CLOCK = DriverClock(
+    earliest_us=START_US + 1.5 * WINDOW_US,
+    latest_us=START_US + 1.5 * WINDOW_US,
+    covered_us=START_US,
+)
+
+
+def known(*, one_sample_each: bool | None = None, clock: DriverClock | None = None) -> GpuSampler:
+    """Return a GPU of which a tick at 0 s has covered the time up to the first window."""
+    gpu = GpuSampler()
+    gpu.window = WindowLength(length_us=WINDOW_US, is_confirmed=True)
+    gpu.one_sample_each = one_sample_each
+    seen = SampleCursor(gpu_us=START_US, memory_us=1, process_us=START_US)
+    gpu.last = LastTick(last_seen=seen, clock=clock)
+    return gpu
+
+
+def take(gpu: GpuSampler, *polls: FastPoll) -> None:
+    for one in polls:
+        assert gpu.take(one, is_asking=False)
+
+
+def tick(gpu: GpuSampler, own: FastPoll) -> GpuTick:
+    """Have a tick answered as a fast poll is."""
+    names = ("samples", "process_samples", "processes", "percent")
+    given = {name: getattr(own, name) for name in names}
+    gpu.ask_tick(is_set_back=False)
+    raw = RawGpuSample(uuid="GPU-0", index=0, **given)
+    return tick_gpu(gpu, raw, now_ns=own.at.monotonic_ns)
+
+
+def shares(ticked: GpuTick) -> dict[int, float | None]:
+    return {one.process.pid: one.sm_ratio for one in ticked.usages}
+
+
+def test_two_samples_of_a_process_in_one_answer_are_windows() -> None:
+    gpu = known()
+    take(gpu, poll(50, 50, 50, uses=((7, 1, 50), (7, 3, 50))))
+    assert gpu.one_sample_each is False
+
+
+def test_one_sample_in_each_answer_of_several_windows_is_the_drivers_form() -> None:
+    gpu, shown = known(), []
+    for since in range(0, 24, 3):
+        take(gpu, poll(50, 50, 50, since=since, uses=((7, since + 3, 50),)))
+        shown.append(gpu.one_sample_each)
+    assert shown == [None, None, *[True] * 6]
+
+
+def test_a_process_that_rests_does_not_show_the_drivers_form() -> None:
+    """It has one sample in each answer, too: of the only window in which anything ran."""
+    gpu = known()
+    for since in range(0, 120, 6):
+        take(gpu, poll(0, 0, 40, 0, 0, 0, since=since, uses=((7, since + 3, 40),)))
+    assert gpu.one_sample_each is None
+
+
+@pytest.mark.parametrize(("one_sample_each", "share"), [(True, 0.5), (False, 0.1)])
+def test_one_sample_of_several_windows_is_their_mean_or_of_one_window(
+    *, one_sample_each: bool, share: float
+) -> None:
+    gpu = known(one_sample_each=one_sample_each, clock=CLOCK)
+    # Two samples, of which the second is of a window that is not covered yet.
+    take(gpu, poll(50, 50, 50, 50, uses=((7, 4, 50),), at=0.5))
+    told = tick(gpu, poll(50, 50, since=4, uses=((7, 6, 50),), at=1.0))
+    assert shares(told) == {7: pytest.approx(share)}
+
+
+def test_a_tick_has_what_fast_polls_told_each_window_once() -> None:
+    gpu = known(clock=CLOCK)
+    early, late = ((7, 1, 10), (7, 2, 20), (7, 3, 30), (7, 4, 40)), ((7, 4, 40), (7, 5, 50))
+    take(gpu, poll(10, 20, 30, 40, uses=early, at=0.5))
+    told = tick(gpu, poll(40, 50, 0, since=3, uses=late, at=1.0))
+    assert told.reading.utilization_ratio == pytest.approx(0.3)
+    assert shares(told) == {7: pytest.approx(0.3)}
+
+
+def test_the_next_query_begins_where_the_last_one_ended() -> None:
+    gpu = known()
+    assert gpu.cursor(is_set_back=False) == gpu.last.last_seen
+    clock = DriverClock(
+        earliest_us=START_US + WINDOW_US, latest_us=START_US + 2 * WINDOW_US, covered_us=START_US
+    )
+    gpu.last = replace(gpu.last, clock=clock, read_ns=SECOND_NS)
+    closed_us = START_US + 2.5 * WINDOW_US
+    at = 1.0 + 1.5 * WINDOW_US / (1 - 0.0005) / 10**6
+    take(gpu, poll(10, 20, uses=((7, 1, 10),), at=at))
+    cursor = gpu.cursor(is_set_back=False)
+    assert cursor.gpu_us == START_US + 2 * WINDOW_US
+    # If nothing was used, too: a mean from there on would be of the time before.
+    assert cursor.process_us == pytest.approx(closed_us, abs=2)
+    assert gpu.cursor(is_set_back=True) == gpu.last.last_seen
+
+
+def test_a_process_that_came_and_went_between_two_ticks_was_there() -> None:
+    gpu = known()
+    take(gpu, poll(pids=(7,)))
+    assert not gpu.is_watched_closely(2 * SECOND_NS)
+    take(gpu, poll(pids=(7, 8), at=2.0))
+    assert gpu.is_watched_closely(2 * SECOND_NS)
+    take(gpu, poll(pids=(7,), at=2.5))
+    told = tick(gpu, poll(50, 50, 50, pids=(7,), at=3.0))
+    assert [(one.process.pid, one.ended) for one in told.usages] == [(7, False), (8, True)]
+    assert not gpu.is_watched_closely(14 * SECOND_NS)
+
+
+def test_a_process_that_came_back_has_not_left() -> None:
+    gpu = known()
+    take(gpu, *(poll(pids=pids, at=at) for at, pids in ((1.0, (7, 8)), (1.2, (7,)), (1.4, (7, 8)))))
+    told = tick(gpu, poll(50, 50, 50, pids=(7, 8), at=2.0))
+    assert [(one.process.pid, one.ended) for one in told.usages] == [(7, False), (8, False)]
+
+
+def test_a_process_that_draws_and_computes_is_one_that_computes() -> None:
+    both = tuple(
+        ListedProcess(pid=7, kind=kind, memory_bytes=1)
+        for kind in (ProcessKind.COMPUTE, ProcessKind.GRAPHICS)
+    )
+    gpu = known()
+    take(gpu, replace(poll(), processes=both))
+    told = tick(gpu, poll(pids=(), at=2.0))
+    assert [one.process.kind for one in told.usages] == [ProcessKind.COMPUTE]
+
+
+def test_a_driver_that_leaves_out_idle_windows_shows_by_its_latest_rates() -> None:
+    gpu, newest_us = known(), START_US + 2 * WINDOW_US
+    told, later = poll(10, 20, latest=0), poll(latest=30)
+    shown = []
+    for answer, windows in ((told, 0.9), (told, 1.5), (later, 1.6)):
+        closed_us = newest_us + windows * WINDOW_US
+        clock = DriverClock(earliest_us=closed_us, latest_us=closed_us, covered_us=START_US)
+        gpu.last = replace(gpu.last, clock=clock, read_ns=SECOND_NS)
+        gpu.take(replace(answer, since_us=2 * START_US), is_asking=False)
+        shown.append(gpu.skips_idle)
+    assert shown == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("law", "since", "at", "is_asking"),
+    [
+        ("a tick asks for the same", 6, 1.4, True),
+        ("a tick that was asked later has answered", 6, 0.9, False),
+        ("a query that began later has answered", 5, 1.4, False),
+    ],
+)
+def test_a_fast_poll_that_comes_too_late_counts_for_its_energy_alone(
+    law: str,
+    since: int,
+    at: float,
+    is_asking: bool,  # noqa: FBT001  # a column of the table
+) -> None:
+    gpu = known(clock=CLOCK)
+    tick(gpu, poll(20, 20, 20, 20, 20, 20, uses=((7, 6, 20),)))
+    cursor = gpu.cursor(is_set_back=False)
+    late = poll(90, since=since, uses=((7, since + 1, 90),), pids=(), at=at)
+    assert not gpu.take(late, is_asking=is_asking), law
+    assert gpu.cursor(is_set_back=False) == cursor
+
+
+def test_a_fast_poll_that_failed_costs_what_that_gpu_told_alone() -> None:
+    gpu = known(clock=CLOCK)
+    take(gpu, poll(90, 90, 90, 90, uses=((7, 4, 90),), pids=(7, 8), at=0.5))
+    gpu.drop_told()
+    assert gpu.cursor(is_set_back=False) == gpu.last.last_seen
+    uses = tuple((7, window, 10) for window in range(1, 7))
+    told = tick(gpu, poll(10, 10, 10, 10, 10, 10, uses=uses, at=1.0))
+    assert shares(told)[7] == pytest.approx(0.1)
+    assert told.reading.utilization_ratio == pytest.approx(0.1)
+
+
+def clocks(seconds: float, *, wall_us: int = 0) -> ClockReading:
+    ns = round(seconds * SECOND_NS)
+    return ClockReading(time_ns=wall_us * 1000, monotonic_ns=ns, boottime_ns=ns)
+
+
+def kept(
+    stamps: Sequence[int], at: ClockReading, ahead_us: int | None = None
+) -> tuple[list[int], int | None, Counter[str]]:
+    """Return which stamps are left of an answer's, of all three kinds, and what was counted."""
+    dropped: Counter[str] = Counter()
+    utilization = tuple(UtilizationSample(timestamp_us=stamp, percent=1) for stamp in stamps)
+    answer = FastPoll(
+        uuid="GPU-0",
+        at=at,
+        samples=utilization,
+        memory_samples=utilization,
+        process_samples=tuple(
+            ProcessUtilizationSample(pid=7, timestamp_us=stamp, sm_percent=1, memory_percent=1)
+            for stamp in stamps
+        ),
+    )
+    left, ahead_us = drop_impossible(answer, at, ahead_us=ahead_us, dropped=dropped)
+    found = [
+        [one.timestamp_us for one in told or ()]
+        for told in (left.samples, left.memory_samples, left.process_samples)
+    ]
+    assert found[0] == found[1] == found[2]
+    return found[0], ahead_us, dropped
+
+
+NOW_US = 10**15
+MINUTE_US = 60_000_000
+
+
+@pytest.mark.parametrize(
+    ("law", "stamps", "expected"),
+    [
+        ("those of now are kept", [NOW_US - 5, NOW_US], [NOW_US - 5, NOW_US]),
+        ("a minute ahead may be", [NOW_US + MINUTE_US], [NOW_US + MINUTE_US]),
+        ("a bit more may not", [NOW_US, NOW_US + MINUTE_US + 1], [NOW_US]),
+        ("not even alone", [NOW_US + MINUTE_US + 1], []),
+        ("nor what no clock shows", [NOW_US, 2**63, 2**64 - 1], [NOW_US]),
+        ("not even where several say it", [2**63, 2**63 + 1], []),
+        ("stamps since boot are kept", [5, 500], [5, 500]),
+        ("several that agree show another clock", [3 * NOW_US, 3 * NOW_US + 1], None),
+    ],
+)
+def test_samples_that_are_stamped_too_far_ahead_are_left_out(
+    law: str, stamps: list[int], expected: list[int] | None
+) -> None:
+    expected = stamps if expected is None else expected
+    left, _, dropped = kept(stamps, clocks(1.0, wall_us=NOW_US))
+    assert left == expected, law
+    assert set(dropped.values()) <= {len(stamps) - len(expected)}
+
+
+def test_if_the_wall_clock_is_set_back_stamps_go_on_from_before() -> None:
+    first, ahead_us, _ = kept([NOW_US], clocks(1.0, wall_us=NOW_US))
+    assert first
+    set_back = clocks(2.0, wall_us=NOW_US - 3600 * 10**6)
+    later = NOW_US + 10**6
+    assert kept([later, later + 2 * MINUTE_US], set_back, ahead_us)[0] == [later]
+    assert kept([later], set_back)[0] == []

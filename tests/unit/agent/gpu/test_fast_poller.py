@@ -1,0 +1,124 @@
+"""Looks between ticks: what GPUs answer, and a call that hangs costs no tick."""
+
+import threading
+from collections.abc import Collection, Sequence
+
+from structlog.testing import capture_logs
+from typing_extensions import override
+
+from gpuledger.runtime import Backoff, Check
+from gpuledger_agent.core.raw import ClockReading, FastPoll, SampleCursor
+from gpuledger_agent.gpu.driver import Driver
+from gpuledger_agent.gpu.fast_poller import FastPoller
+from gpuledger_agent.gpu.protocol import FailedError
+from gpuledger_agent.metrics import LOOKS_FAILED
+from gpuledger_simulator.clock import ManualClock
+from tests.fakes.gpus import PlayedGpu, PlayedSource
+from tests.hanging import HANG_SECONDS
+from tests.metric_values import value_of
+
+CURSOR = SampleCursor(process_us=7)
+
+
+class BusyGpu(PlayedGpu):
+    """A GPU that a test has fail or hang."""
+
+    def __init__(self, uuid: str) -> None:
+        super().__init__(uuid, 0)
+        self.fails = False
+        self.error: Exception = FailedError("no")
+        self.looks: list[threading.Thread] = []
+        self.released = threading.Event()
+        self.released.set()
+
+    @override
+    def fast_poll(self, cursor: SampleCursor | None, *, at: ClockReading) -> FastPoll:
+        self.looks.append(threading.current_thread())
+        self.released.wait(HANG_SECONDS)
+        if self.fails:
+            raise self.error
+        return FastPoll(uuid=self.uuid, at=at, since_us=cursor.process_us if cursor else 0)
+
+
+async def looked(
+    looker: FastPoller, gpus: Sequence[BusyGpu], *, clock: ManualClock | None = None
+) -> Collection[str]:
+    clock = clock or ManualClock(start_ns=0)
+    looks = await looker.poll([(gpu, CURSOR) for gpu in gpus], clock)
+    assert {look.since_us for look in looks} <= {CURSOR.process_us}
+    return {look.uuid for look in looks}
+
+
+async def test_a_gpu_that_does_not_answer_costs_the_others_nothing() -> None:
+    one, other = BusyGpu("GPU-0"), BusyGpu("GPU-1")
+    looker = FastPoller()
+    assert await looked(looker, [one, other]) == {"GPU-0", "GPU-1"}
+    one.fails = True
+    assert await looked(looker, [one, other]) == {"GPU-1"}
+    one.fails = False
+    assert await looked(looker, [one, other]) == {"GPU-0", "GPU-1"}
+
+
+async def test_a_mistake_with_one_gpu_costs_the_looks_of_that_one() -> None:
+    one, other, looker = BusyGpu("GPU-of-a-mistake"), BusyGpu("GPU-1"), FastPoller()
+    one.fails, one.error = True, ValueError("what only this driver answers")
+    failed = value_of(LOOKS_FAILED)
+    with capture_logs() as lines:
+        looks = [*await looker.poll([(one, CURSOR), (other, CURSOR)], ManualClock(start_ns=0))]
+    assert [(look.uuid, look.failed) for look in looks] == [(one.uuid, True), ("GPU-1", False)]
+    assert value_of(LOOKS_FAILED) - failed == 1
+    assert [(line["event"], line["gpu"], line["count"]) for line in lines] == [
+        ("look_failed", one.uuid, 1)
+    ]
+
+
+async def test_a_look_that_hangs_is_not_waited_for_and_comes_with_a_later_one() -> None:
+    gpu, looker = BusyGpu("GPU-0"), FastPoller()
+    gpu.released.clear()
+    assert await looked(looker, [gpu]) == set()
+    assert looker.is_stuck
+    gpu.released.set()
+    assert [uuid for _ in range(3) for uuid in await looked(looker, [gpu])][:1] == ["GPU-0"]
+    assert not looker.is_stuck
+
+
+async def test_where_one_hangs_for_ever_the_others_are_looked_at_on() -> None:
+    one, other, looker = BusyGpu("GPU-0"), BusyGpu("GPU-1"), FastPoller()
+    clock = ManualClock(start_ns=0)
+    one.released.clear()
+    assert await looked(looker, [one, other], clock=clock) == set()
+    clock.advance(3.0)
+    assert await looked(looker, [one, other], clock=clock) == {"GPU-1"}
+    assert looker.is_stuck
+    one.released.set()
+    one.looks[0].join(HANG_SECONDS)
+    assert await looked(looker, [one, other], clock=clock) == {"GPU-0", "GPU-1"}
+    assert not looker.is_stuck
+
+
+async def test_at_its_end_no_further_gpu_is_asked_and_the_thread_ends_with_its_call() -> None:
+    one, other, looker = BusyGpu("GPU-0"), BusyGpu("GPU-1"), FastPoller()
+    one.released.clear()
+    assert await looked(looker, [one, other]) == set()
+    looker.end()
+    stuck = [looker.is_stuck]
+    one.released.set()
+    one.looks[0].join(HANG_SECONDS)
+    assert not one.looks[0].is_alive()
+    assert [*stuck, looker.is_stuck] == [True, False]
+    assert other.looks == []
+    assert await looked(looker, [one, other]) == {"GPU-0", "GPU-1"}
+
+
+async def test_while_a_fast_poll_hangs_the_driver_is_not_closed_and_nothing_of_it_is_used() -> None:
+    gpu, clock = BusyGpu("GPU-0"), ManualClock(start_ns=0)
+    source = PlayedSource(gpu)
+    driver = Driver(source, clock=clock, check=Check(), deadline_seconds=5, backoff=Backoff())
+    await driver.poll({})
+    gpu.released.clear()
+    assert await driver.fast_poll({gpu.uuid: CURSOR}) == ()
+    assert driver.close() is None
+    gpu.released.set()
+    gpu.looks[0].join(HANG_SECONDS)
+    assert driver.take_late_polls() == ()
+    assert source.is_open

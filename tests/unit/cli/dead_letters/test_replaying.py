@@ -1,0 +1,169 @@
+"""A replay writes each letter once, to where its consumer alone takes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpuledger.bus.protocol import TopicPartition
+from gpuledger.codec import decoder_of
+from gpuledger.records import GpuEvent, ReplayedEvent
+from gpuledger.runtime import Readiness
+from gpuledger_cli.dead_letters.letter_log import LetterFilter, Position
+from gpuledger_cli.dead_letters.letter_replay import replay_letters
+from gpuledger_enricher.join.join_command import run_join
+from gpuledger_enricher.join.join_settings import JoinSettings, JoinTuning
+from gpuledger_sinks.registry import ALERTS, REMOTE_WRITE, STORE
+from tests.default_topics import DEAD_LETTERS, EVENTS, PODS, READINGS, REPLAY, SAMPLES, TOPICS
+from tests.unit.cli.dead_letters.builders import JOIN, record_of, reject
+from tests.unit.enricher.join.ticks import sample
+from tests.unit.sinks.builders import (
+    NODE,
+    ManualClock,
+    bus,
+    event,
+    eventually,
+    place_of,
+    running,
+)
+
+if TYPE_CHECKING:
+    from gpuledger.bus.memory import MemoryBus
+    from gpuledger.bus.protocol import Record
+
+JOINING = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.02, podwatch_timeout_seconds=0))
+
+
+async def replay(on: MemoryBus, *, is_rehearsal: bool = False, **wanted: Any) -> int:  # noqa: ANN401  # a filter's
+    return await replay_letters(
+        on, LetterFilter(**wanted), is_rehearsal=is_rehearsal, clock=ManualClock()
+    )
+
+
+def contents(on: MemoryBus) -> dict[str, int]:
+    """Return how many records each topic has."""
+    return {topic.name: len(on.kept(topic.name)) for topic in TOPICS}
+
+
+def replayed_on(on: MemoryBus) -> list[tuple[str, int, int]]:
+    """Return the consumer, the partition and the offset of each event on the replay topic."""
+    found = (
+        decoder_of(REPLAY.name, ReplayedEvent).decode(one.value) for one in on.kept(REPLAY.name)
+    )
+    return [(one.consumer, one.partition, one.offset) for one in found]
+
+
+async def test_an_event_goes_to_the_replay_topic_with_who_rejected_it_and_where_it_lay(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    on = bus()
+    await reject(on, record_of(event(0), offset=7))
+    await reject(on, record_of(event(1)), consumer="their-group")
+    before = contents(on)
+
+    assert await replay(on) == 0
+
+    at = place_of(NODE)
+    assert replayed_on(on) == [
+        (REMOTE_WRITE.group, at.partition, 7),
+        ("their-group", at.partition, 0),
+    ]
+    assert {record.partition for record in on.kept(REPLAY.name)} == {at.partition}
+    assert contents(on) == before | {REPLAY.name: 2}
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"1 replayed to {REMOTE_WRITE.group}",
+        "1 replayed to their-group",
+    ]
+
+
+async def test_a_tick_goes_back_to_its_nodes_partition_and_is_booked_once() -> None:
+    on = bus()
+    record = record_of(sample(seq=5000))
+    await reject(on, record._replace(partition=1 - record.partition), consumer=JOIN)
+    assert await replay(on) == 0
+    assert await replay(on) == 0
+
+    first, _ = on.kept(SAMPLES.name)
+    assert (first.partition, first.key, first.value, first.timestamp_ms) == (
+        record.partition,
+        record.key,
+        record.value,
+        record.timestamp_ms,
+    )
+    async with running(run_join(bus=on, settings=JOINING, readiness=Readiness())):
+        at = TopicPartition(SAMPLES.name, record.partition)
+        await eventually(lambda: on.committed(JOIN, at) == 2)
+    (booked,) = on.kept(EVENTS.name)
+    assert decoder_of(EVENTS.name, GpuEvent).decode(booked.value).seq == 5000
+
+
+async def test_a_rehearsal_counts_and_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    on = bus()
+    await reject(on, record_of(event(0)), record_of(b"no event", offset=1))
+    before = contents(on)
+
+    assert await replay(on, is_rehearsal=True) == 3
+
+    assert contents(on) == before
+    *_, counted, last = capsys.readouterr().out.splitlines()
+    assert counted == f"1 would be replayed to {REMOTE_WRITE.group}"
+    assert last == "nothing was sent; add --yes to send"
+
+
+@pytest.mark.parametrize(
+    ("letter", "consumer", "why"),
+    [
+        (record_of(b"no event"), REMOTE_WRITE.group, "gpuledger.events.v1: not JSON"),
+        (record_of(None), REMOTE_WRITE.group, "no bytes"),
+        (record_of(event())._replace(key=b"odd"), REMOTE_WRITE.group, "no key of a node"),
+        (record_of(event())._replace(topic=PODS.name), JOIN, "gpuledger.pods.v1 are not replayed"),
+        (record_of(event())._replace(topic=READINGS.name), STORE.group, "are not replayed"),
+        (record_of(event()), ALERTS.group, "gpuledger-alerts takes no replays"),
+    ],
+)
+async def test_a_letter_that_cannot_be_replayed_is_left_out_with_the_reason(
+    letter: Record, consumer: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on = bus()
+    await reject(on, letter, consumer=consumer)
+    before = contents(on)
+
+    assert await replay(on) == 3
+
+    assert contents(on) == before
+    assert why in capsys.readouterr().out
+
+
+async def test_only_chosen_letters_are_replayed_and_a_missing_position_is_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    on = bus()
+    await reject(on, *(record_of(event(tick), offset=tick) for tick in range(3)))
+
+    assert await replay(on, positions=frozenset({Position(0, 1)})) == 0
+    assert await replay(on, positions=frozenset({Position(0, 77)})) == 3
+    assert await replay(on, consumers=["nobody"]) == 0
+
+    assert [offset for _, _, offset in replayed_on(on)] == [1]
+    shown = capsys.readouterr().out
+    assert "1 left out: no dead letter at 0:77" in shown
+    assert "none of 3 dead letters matches" in shown
+
+
+async def test_of_several_letters_of_one_record_one_is_replayed() -> None:
+    on = bus()
+    await reject(on, record_of(event(0)), record_of(event(1), offset=1))
+    await reject(on, record_of(event(0)), reason="out_of_order")
+
+    assert await replay(on) == 0
+    assert len(on.kept(REPLAY.name)) == 2
+
+
+async def test_many_letters_are_written_in_their_order() -> None:
+    on = bus()
+    await reject(on, *(record_of(event(tick), offset=tick) for tick in range(250)))
+
+    assert await replay(on) == 0
+    assert [offset for _, _, offset in replayed_on(on)] == list(range(250))
+    assert len(on.kept(DEAD_LETTERS.name)) == 250
