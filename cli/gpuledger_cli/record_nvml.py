@@ -34,7 +34,6 @@ from gpuledger_agent.gpu.threads import CallThread
 from gpuledger_agent.recording.format import RecordingHeader
 from gpuledger_agent.recording.recorder import (
     Recorder,
-    RecordingFile,
     RecordingLibrary,
     RecordingProcfs,
     Redactor,
@@ -108,8 +107,9 @@ def record_nvml(
             header = _header(found, nvml, settings, stop, is_redacted=redact)
         except _StoppedError:
             return
-        tape = stack.enter_context(contextlib.closing(RecordingFile(out, header, redact=write)))
-        recorder = Recorder(tape, found.clock, began_monotonic_ns=header.monotonic_ns)
+        recorder = stack.enter_context(
+            contextlib.closing(Recorder(out, header, found.clock, redact=write))
+        )
         library = RecordingLibrary(with_own_lists(nvml), recorder)
         # The agent itself asks, so that the recording has what an agent needs, in its order.
         recorded = replace(
@@ -118,12 +118,12 @@ def record_nvml(
             procfs=RecordingProcfs(found.procfs, recorder),
         )
         # The agent before the probes: a call that this driver does not survive costs no tick.
-        asyncio.run(_run(recorded, settings, tape, seconds, stop))
-        tape.flush()
-        if probes and not tape.has_failed:
-            tape.is_probing = True
+        asyncio.run(_run(recorded, settings, recorder, seconds, stop))
+        recorder.flush()
+        if probes and not recorder.has_failed:
+            recorder.is_probing = True
             _probe(library, stop)
-    _say(f"{out}: {tape.lines} calls, {out.stat().st_size} bytes; play it with:")
+    _say(f"{out}: {recorder.lines} calls, {out.stat().st_size} bytes; play it with:")
     _say(f"  gpuledger-agent --source recorded:{out}")
 
 
@@ -273,7 +273,7 @@ def _version(nvml: object, function: Callable[[NvmlLibrary], str]) -> str | None
 
 
 async def _run(
-    source: Host, settings: AgentSettings, tape: RecordingFile, seconds: float, stop: _Stop
+    source: Host, settings: AgentSettings, recorder: Recorder, seconds: float, stop: _Stop
 ) -> None:
     """Run the agent for a while, and say how far it is."""
     agent = asyncio.create_task(
@@ -287,15 +287,15 @@ async def _run(
     end = time.monotonic() + seconds
     try:
         while (left := end - time.monotonic()) > 0 and not (
-            agent.done() or stop.has_come or tape.has_failed
+            agent.done() or stop.has_come or recorder.has_failed
         ):
-            _say(f"recording: {left:.0f} s left, {tape.lines} calls", is_progress=True)
+            _say(f"recording: {left:.0f} s left, {recorder.lines} calls", is_progress=True)
             await asyncio.wait([agent], timeout=min(left, 1.0))
         if agent.done():
             agent.result()
     finally:
         await end_tasks(agent)
-        _say(f"recording: done, {tape.lines} calls")
+        _say(f"recording: done, {recorder.lines} calls")
 
 
 def _say(line: str, *, is_progress: bool = False) -> None:

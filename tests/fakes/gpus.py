@@ -75,8 +75,8 @@ class SilentDriver:
 
     is_open = False
 
-    def __init__(self, *, call: str = "events", reason: str = "not open yet") -> None:
-        self.capability = Capability(call=call, supported=False, reason=reason)
+    def __init__(self) -> None:
+        self.capability = Capability(call="events", supported=False, reason="not open yet")
 
     def open(self) -> None:
         pass
@@ -93,28 +93,15 @@ def await_driver_thread(driver: Driver) -> None:
     driver.lifecycle.worker.start(lambda: None).result(HANG_SECONDS)
 
 
-class PlainSource:
-    """What sources without a vendor share: a driver that says nothing, and GPUs without a slot."""
+class PlayedSource:
+    """Opens the GPUs that are there, unless the test gives it an error."""
 
-    def __init__(self, driver_events: DriverEvents) -> None:
-        self.driver_events = driver_events
+    def __init__(self, *gpus: PlayedGpu) -> None:
+        self.driver_events: DriverEvents = SilentDriver()
         self.unfound: Mapping[int, str] = {}
         self.origin = ""
         self.is_open = False
         self.is_stuck = False
-
-    def close(self) -> None:
-        self.is_open = False
-
-    def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
-        return {}
-
-
-class PlayedSource(PlainSource):
-    """Opens the GPUs that are there, unless the test gives it an error."""
-
-    def __init__(self, *gpus: PlayedGpu) -> None:
-        super().__init__(SilentDriver())
         self.gpus = list(gpus)
         self.gone: set[str] = set()
         self.error: SourceLostError | None = None
@@ -132,6 +119,12 @@ class PlayedSource(PlainSource):
         gone = [gpu for gpu in self.gpus if gpu.uuid in self.gone]
         self.unfound = {gpu.index: f"INDEX:{gpu.index}" for gpu in gone}
         return [gpu for gpu in self.gpus if gpu.uuid not in self.gone]
+
+    def close(self) -> None:
+        self.is_open = False
+
+    def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
+        return {}
 
     def versions(self) -> Mapping[str, str | None]:
         return {"driver_version": "1.0"}

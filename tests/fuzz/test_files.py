@@ -1,10 +1,9 @@
-"""The files that people write: settings, web configuration, lists of metrics, recordings."""
+"""The files that people write: settings, web configuration, lists of metrics."""
 
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,15 +13,13 @@ from gpuledger.runtime.http.web_config import read_web_config
 from gpuledger.settings import load_settings
 from gpuledger.settings.sources import settings_of
 from gpuledger_agent.exposition.dcgm_fields import read_counters
-from gpuledger_agent.recording.format import FORMAT
-from gpuledger_agent.recording.replay import open_recording
 from gpuledger_agent.settings import AgentSettings
 from gpuledger_enricher.join.join_settings import JoinSettings
 from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger_reports.settings import ReportsSettings
 from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_sinks.settings import SinkSettings
-from tests.fuzz.mutations import changed_bytes, changed_json
+from tests.fuzz.mutations import changed_bytes
 
 ROOT = Path(__file__).parents[2]
 SCREEN_CHARACTERS = 80 * 24
@@ -40,26 +37,6 @@ WEB = [
 LISTS = [
     b"# a list\nDCGM_FI_DEV_GPU_UTIL, gauge, GPU utilization (in %).\n",
     b'DCGM_FI_DEV_SM_CLOCK, gauge, "a, b"\nDCGM_FI_DRIVER_VERSION, label, d\n',
-]
-HEADER = {
-    "format": FORMAT,
-    "time_ns": 1,
-    "monotonic_ns": 1,
-    "boottime_ns": 1,
-    "tick_seconds": 1.0,
-    "is_simulated": True,
-    "is_redacted": False,
-}
-CALLS = [
-    {"at_ns": 1, "call": "nvmlDeviceGetCount", "result": 1},
-    {
-        "at_ns": 2,
-        "call": "nvmlDeviceGetMemoryInfo",
-        "arguments": [{"handle": 0, "of": "struct_c_nvmlDevice_t"}],
-        "result": {"struct": "c_nvmlMemory_t", "fields": {"total": 5, "free": {"bits": 2}}},
-    },
-    {"at_ns": 3, "call": "nvmlX", "filled": [{"byref": {"array": [{"float": "nan"}]}}], "error": 3},
-    {"at_ns": 4, "read": "/proc/1/cgroup", "result": "0::/\n"},
 ]
 
 
@@ -130,32 +107,5 @@ def test_a_list_of_metrics_is_taken_or_its_mistake_is_said(folder: Path, data: b
     file.write_bytes(data)
     try:
         read_counters(file)
-    except UserError as error:
-        said(error)
-
-
-RECORDING = b"\n".join(map(orjson.dumps, [HEADER, *CALLS])) + b"\n"
-
-
-@given(data=changed_bytes([RECORDING]))
-def test_a_recording_is_opened_or_its_mistake_is_said(folder: Path, data: bytes) -> None:
-    open_as_recording(folder, data)
-
-
-@pytest.mark.parametrize("place", range(len(CALLS) + 1))
-@given(line=changed_json([orjson.dumps(one) for one in (HEADER, *CALLS)]))
-def test_a_line_of_a_recording_is_taken_or_its_mistake_is_said(
-    folder: Path, place: int, line: bytes
-) -> None:
-    lines = [orjson.dumps(one) for one in (HEADER, *CALLS)]
-    lines[place] = line
-    open_as_recording(folder, b"\n".join(lines))
-
-
-def open_as_recording(folder: Path, data: bytes) -> None:
-    file = folder / "recording"
-    file.write_bytes(data)
-    try:
-        open_recording(file)
     except UserError as error:
         said(error)

@@ -1,8 +1,7 @@
-"""Stands between the agent and a library or `/proc`, and writes down what is answered.
+"""Passes the agent's calls on to a library or `/proc`, and writes down calls and answers.
 
-Answers and errors pass through as they are. Where a `Redactor` writes the lines, what names a
-machine, a program or a pod is replaced by a pseudonym, the same one for the same name; models,
-versions and every number that is measured stay as they are.
+A `Redactor` replaces the names of machines, programs and pods by pseudonyms, the same one for the
+same name; models, versions and measured numbers stay.
 """
 
 import re
@@ -18,7 +17,7 @@ import pynvml
 from gpuledger.clock import Clock
 from gpuledger.errors import UserError
 from gpuledger_agent.host.procfs import Procfs
-from gpuledger_agent.recording.format import RecordingHeader, RecordingLine, open_file
+from gpuledger_agent.recording.format import READ, RecordingHeader, RecordingLine, open_file
 from gpuledger_agent.recording.serialize import Handles, to_json
 
 
@@ -27,21 +26,24 @@ def write_line(line: RecordingLine) -> bytes:
     return orjson.dumps(msgspec.to_builtins(line))
 
 
-class RecordingFile:
-    """A recording that is being made; safe to write to from several threads."""
+class Recorder:
+    """Writes a recording; safe to use from several threads."""
 
     def __init__(
         self,
         file: Path,
         header: RecordingHeader,
+        clock: Clock,
         *,
         redact: Callable[[RecordingLine], bytes] | None = None,
     ) -> None:
         self.lines = 0
-        """Lines written, the header's not counted."""
+        """Number of lines without the header."""
         self.is_probing = False
-        """Whether what is called now is no call of the agent."""
+        """Whether the recorder calls now and not the agent."""
         self._path = file
+        self._clock = clock
+        self._began_ns = header.monotonic_ns
         self._error: OSError | None = None
         self._lock = threading.Lock()
         self._write = redact or write_line
@@ -53,26 +55,27 @@ class RecordingFile:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the disk has refused a line; then no later one is kept."""
+        """Whether the disk refused a line; then no later line is kept."""
         return self._error is not None
 
-    def put(self, line: RecordingLine) -> None:
-        """Write a line; one that comes after the end is too late to be kept.
+    def now_ns(self) -> int:
+        """Nanoseconds since the begin."""
+        return self._clock.monotonic_ns() - self._began_ns
 
-        A disk that refuses it fails nobody's call of the library: `close` raises it.
+    def put(self, at_ns: int, **facts: Any) -> None:  # noqa: ANN401  # the fields of a line
+        """Write a call that began at `at_ns` and has ended now, unless the file is closed.
+
+        If the disk refuses it, the call succeeds all the same, and `close` raises the error.
         """
-        if self.is_probing:
-            line = msgspec.structs.replace(line, is_probe=True)
+        took_ns = self.now_ns() - at_ns
+        line = RecordingLine(at_ns=at_ns, took_ns=took_ns, is_probe=self.is_probing, **facts)
         with self._lock:
             if not (self.has_failed or self._file.closed):
                 self._write_text(self._write(line))
                 self.lines += 1
 
     def flush(self) -> None:
-        """Have all that was written until now in the file, should the process not come to its end.
-
-        A disk that refuses it is told of by `close`.
-        """
+        """Write all lines to the file, in case a probe ends the process."""
         with self._lock:
             try:
                 if not (self.has_failed or self._file.closed):
@@ -81,10 +84,10 @@ class RecordingFile:
                 self._error = self._error or error
 
     def close(self) -> None:
-        """End the file; raise UserError where it is not whole."""
+        """End the file; raise UserError if it is incomplete."""
         with self._lock:
             try:
-                # What compression and buffers still hold is written here, and may be refused.
+                # The disk may refuse the rest of the buffers.
                 self._file.close()
             except OSError as error:
                 self._error = self._error or error
@@ -99,23 +102,6 @@ class RecordingFile:
 
     def _explain(self, error: OSError) -> UserError:
         return UserError(f"cannot write {self._path}: {error.strerror}; give --out another place")
-
-
-class Recorder:
-    """Writes lines with their times."""
-
-    def __init__(self, recording: RecordingFile, clock: Clock, *, began_monotonic_ns: int) -> None:
-        self._file = recording
-        self._clock = clock
-        self._began_ns = began_monotonic_ns
-
-    def now_ns(self) -> int:
-        """Nanoseconds since the begin."""
-        return self._clock.monotonic_ns() - self._began_ns
-
-    def put(self, at_ns: int, **facts: Any) -> None:  # noqa: ANN401  # the fields of a line
-        """Write what began at `at_ns` and has ended now."""
-        self._file.put(RecordingLine(at_ns=at_ns, took_ns=self.now_ns() - at_ns, **facts))
 
 
 class RecordingLibrary:
@@ -186,9 +172,9 @@ class RecordingProcfs:
         try:
             content = self._procfs.read(path)
         except OSError as error:
-            self._recorder.put(at_ns, read=path, error=error.errno or 0)
+            self._recorder.put(at_ns, call=READ, arguments=[path], error=error.errno or 0)
             raise
-        self._recorder.put(at_ns, read=path, result=content.decode("latin-1"))
+        self._recorder.put(at_ns, call=READ, arguments=[path], result=content.decode("latin-1"))
         return content
 
 
@@ -245,15 +231,16 @@ class Redactor:
         if not isinstance(line.result, str):
             return line
         result = line.result
+        path = str(line.arguments[0]) if line.call == READ else ""
         if line.call in _SECRET_CALLS:
-            result = f"name-{self._number(line.call or '', result.encode())}"
-        elif line.read and line.read.endswith("/stat"):
+            result = f"name-{self._number(line.call, result.encode())}"
+        elif path.endswith("/stat"):
             # The name in parentheses is a program's, and may hold parentheses itself.
             result = _COMMAND.sub(
                 lambda found: f"(program-{self._number('program', found[0][1:-1].encode())})",
                 result,
             )
-        elif line.read and line.read.endswith(_PROGRAM_FILES):
+        elif path.endswith(_PROGRAM_FILES):
             result = f"program-{self._number('program', result.strip().encode())}\n"
         return msgspec.structs.replace(line, result=result)
 

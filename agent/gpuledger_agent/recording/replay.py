@@ -13,7 +13,7 @@ its time.
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,15 +24,22 @@ import structlog
 
 from gpuledger.clock import NS_PER_SECOND, Clock, SystemClock
 from gpuledger_agent.recording.format import (
-    BUFFERS,
-    METRICS,
-    SAMPLES,
+    READ,
     RecordingHeader,
     RecordingLine,
     read_recording,
 )
 from gpuledger_agent.recording.serialize import Handles, fill, from_json, to_json
 
+_METRICS: Final = "nvmlGpmMetricsGet"
+# The index of the argument that is the sample to fill.
+_SAMPLES: Final[Mapping[str, int]] = {"nvmlGpmSampleGet": 1, "nvmlGpmMigSampleGet": 2}
+# Functions that read the driver's buffers: the index of the newest time stamp seen.
+_BUFFERS: Final[Mapping[str, int]] = {
+    "nvmlDeviceGetSamples": 2,
+    "nvmlDeviceGetProcessUtilization": 1,
+    "nvmlDeviceGetProcessesUtilizationInfo": 1,
+}
 _DAY_US: Final = 86_400_000_000
 _TIMES: Final = frozenset(
     {"timeStamp", "timestamp", "timestampUsec", "startTime", "lastSeenTimeStamp"}
@@ -136,7 +143,7 @@ class ReplayLibrary:
         self._missing = {line.call for line in lines if line.failure == "missing"}
         recorded_devices: dict[int, Any] = {}
         for line in lines:
-            if line.call:
+            if line.call != READ:
                 question = _question(line.call, line.arguments, recorded_devices)
                 self._rows.add(question, line)
 
@@ -161,8 +168,8 @@ class ReplayLibrary:
         # The agent may open the library more often than the recorder did, and allocate again.
         if name == _ALLOCATION and lines[-1].error is None:
             return self._handles.another(lines[-1].result.get("of"))
-        if name in BUFFERS:
-            return self._buffered(name, lines, arguments[BUFFERS[name]])
+        if name in _BUFFERS:
+            return self._buffered(name, lines, arguments[_BUFFERS[name]])
         return self._answer(lines[-1], arguments)
 
     def _answer(self, line: RecordingLine, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401  # as above
@@ -212,8 +219,8 @@ class ReplayProcfs:
     ) -> None:
         self._rows = _Rows(clock, slack_ns=round(header.tick_seconds * NS_PER_SECOND / 2))
         for line in lines:
-            if line.read:
-                self._rows.add(line.read, line)
+            if line.call == READ:
+                self._rows.add(line.arguments[0], line)
 
     def read(self, path: str) -> bytes:
         """Return a file's bytes; raises OSError where it could not be read, or never was."""
@@ -226,17 +233,17 @@ class ReplayProcfs:
 
 def _question(name: str, arguments: list[Any], devices: dict[int, Any]) -> Any:  # noqa: ANN401  # a key, whose parts are the library's
     """Return what distinguishes a question: its arguments without the buffers to be filled."""
-    if name == METRICS:
+    if name == _METRICS:
         # Of whichever device its second sample is.
         struct = arguments[0]
         sample = struct.get("byref", struct)["fields"]["sample2"]
         return name, devices.get(int(sample["handle"]))
     others = list(arguments)
-    if name in BUFFERS:
+    if name in _BUFFERS:
         # The newest time stamp seen is the player's own, and seldom the recorder's.
-        del others[BUFFERS[name]]
-    if name in SAMPLES:
-        sample = others.pop(SAMPLES[name])
+        del others[_BUFFERS[name]]
+    if name in _SAMPLES:
+        sample = others.pop(_SAMPLES[name])
         devices[sample["handle"]] = orjson.dumps(others)
     plain = [
         argument

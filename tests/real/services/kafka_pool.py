@@ -40,20 +40,26 @@ class KafkaPool(Generic[KafkaT]):
 
     def lend(self) -> KafkaT:
         """Return a broker that runs and holds nothing."""
+        kafka = self._find_free() or self._start()
+        self._lent[kafka] = kafka.process.pid
+        return kafka
+
+    def _find_free(self) -> KafkaT | None:
         while self._free:
-            # Not when it is given back: what talks to it may be ended after that.
+            # Not when it is given back: its clients may end after that.
             kafka, pid = self._free.pop()
             if kafka.process.is_running() and kafka.process.pid == pid and _is_emptied(kafka):
-                break
+                return kafka
             kafka.discard()
-        else:
-            kafka = self._make()
-            try:
-                kafka.start()
-            except BaseException:
-                kafka.discard()
-                raise
-        self._lent[kafka] = kafka.process.pid
+        return None
+
+    def _start(self) -> KafkaT:
+        kafka = self._make()
+        try:
+            kafka.start()
+        except BaseException:
+            kafka.discard()
+            raise
         return kafka
 
     def take_back(self, kafka: KafkaT) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from gpuledger.clock import SystemClock
 from gpuledger.errors import UserError
-from gpuledger_agent.recording.format import RecordingHeader, RecordingLine, read_recording
-from gpuledger_agent.recording.recorder import RecordingFile
+from gpuledger_agent.recording.format import RecordingHeader, read_recording
+from gpuledger_agent.recording.recorder import Recorder
 from gpuledger_agent.settings import AgentSettings
 from gpuledger_agent.source_selection import find_source
 from gpuledger_cli.__main__ import main
@@ -127,9 +128,9 @@ def test_what_was_recorded_until_a_call_hangs_is_in_the_file(tmp_path: Path) -> 
         is_simulated=True,
         is_redacted=False,
     )
-    with contextlib.closing(RecordingFile(out, header)) as tape:
-        tape.put(RecordingLine(at_ns=1, took_ns=1, call="nvmlInit"))
-        tape.flush()
+    with contextlib.closing(Recorder(out, header, SystemClock())) as recorder:
+        recorder.put(1, call="nvmlInit")
+        recorder.flush()
         written = zlib.decompressobj(wbits=31).decompress(out.read_bytes())
     assert written.count(b"\n") == 2
 
@@ -177,13 +178,15 @@ OTHER = (
     b'{"format":"other","time_ns":1,"monotonic_ns":1,"boottime_ns":1,"tick_seconds":1,'
     b'"is_simulated":true,"is_redacted":false}\n'
 )
+OWN = OTHER.replace(b"other", b"gpuledger-nvml-recording")
 
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "no line of a recording"),
-        (b"{}\n", "no line of a recording"),
+        (b"", "line 1: invalid line of a recording"),
+        (b"{}\n", "line 1: invalid line of a recording"),
+        (OWN + b'{"call": 1}', "line 2: invalid line of a recording"),
         (OTHER, "expected format gpuledger-nvml-recording"),
     ],
 )

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import orjson
 import pytest
 
 from gpuledger.errors import UserError
@@ -11,22 +10,12 @@ from gpuledger.runtime.http.web_config import WebGuard
 from gpuledger.runtime.readiness import Check
 from gpuledger.settings import load_settings
 from gpuledger_agent.exposition.dcgm_fields import read_counters
-from gpuledger_agent.recording.format import FORMAT
 from gpuledger_agent.recording.replay import open_recording
 from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_sinks.settings import SinkSettings
 
 LONG = "x" * 30_000
 HASH = "$2y$10$KakQXgis27HqBQrOjKgWReS8eFjYfvy6bEz79sFSOTnCMcrX8eN6O"
-HEADER = {
-    "format": FORMAT,
-    "time_ns": 1,
-    "monotonic_ns": 1,
-    "boottime_ns": 1,
-    "tick_seconds": 1.0,
-    "is_simulated": True,
-    "is_redacted": False,
-}
 TLS = f"basic_auth_users: {{a: {HASH}}}\ntls_server_config: {{cert_file: a, key_file: b, "
 
 
@@ -37,10 +26,6 @@ def read_settings(file: Path) -> object:
 
 def guard(file: Path) -> WebGuard:
     return WebGuard(file, check=Check())
-
-
-def recording(**line: object) -> str:
-    return f"{orjson.dumps(HEADER).decode()}\n{orjson.dumps(line).decode()}\n"
 
 
 Read = Callable[[Path], object]
@@ -65,7 +50,6 @@ MISTAKES: list[tuple[Read, str]] = [
     (load_scenario, f"{LONG}: 1\n"),
     (load_scenario, f"nodes: [{{name: a, gpus: [{{accounting: {LONG}}}]}}]\n"),
     (load_scenario, f"nodes: [{{name: {LONG}}}, {{name: {LONG}}}]\n"),
-    (open_recording, recording(at_ns=1, call="nvmlInit", result={"struct": LONG, "fields": {}})),
     (open_recording, LONG),
 ]
 

@@ -19,7 +19,7 @@ from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from gpuledger_agent.gpu.nvidia.system_library import SystemNvml, with_own_lists
 from gpuledger_agent.metrics import NVML_ERRORS
 from gpuledger_agent.recording.format import RecordingHeader
-from gpuledger_agent.recording.recorder import Recorder, RecordingFile, RecordingLibrary
+from gpuledger_agent.recording.recorder import Recorder, RecordingLibrary
 from gpuledger_agent.recording.replay import open_recording
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
@@ -201,8 +201,7 @@ def test_a_recording_has_the_lists_as_they_are(tmp_path: Path) -> None:
         is_simulated=True,
         is_redacted=False,
     )
-    with closing(RecordingFile(tmp_path / "recording", header)) as file:
-        recorder = Recorder(file, clock, began_monotonic_ns=header.monotonic_ns)
+    with closing(Recorder(tmp_path / "recording", header, clock)) as recorder:
         recorded = RecordingLibrary(with_own_lists(node.nvml), recorder)
         # What records stands in front, and is not passed by.
         assert with_own_lists(recorded) is recorded

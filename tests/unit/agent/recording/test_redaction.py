@@ -2,7 +2,7 @@
 
 import orjson
 
-from gpuledger_agent.recording.format import RecordingLine
+from gpuledger_agent.recording.format import READ, RecordingLine
 from gpuledger_agent.recording.recorder import Redactor
 
 UUID = "GPU-0d07e64d-96cd-5282-9d68-4510288cf05a"
@@ -28,9 +28,14 @@ def test_the_same_identity_has_the_same_pseudonym_and_another_one_another() -> N
 def test_a_pod_is_the_same_in_both_spellings_of_its_cgroup() -> None:
     slice_name = f"kubepods-pod{POD.replace('-', '_')}.slice/cri-containerd-{CONTAINER}.scope"
     systemd, cgroupfs = written(
-        RecordingLine(at_ns=0, read="/proc/7/cgroup", result=f"0::/{slice_name}\n"),
         RecordingLine(
-            at_ns=0, read="/proc/8/cgroup", result=f"0::/kubepods/pod{POD}/{CONTAINER}\n"
+            at_ns=0, call=READ, arguments=["/proc/7/cgroup"], result=f"0::/{slice_name}\n"
+        ),
+        RecordingLine(
+            at_ns=0,
+            call=READ,
+            arguments=["/proc/8/cgroup"],
+            result=f"0::/kubepods/pod{POD}/{CONTAINER}\n",
         ),
     )
     container = f"{2:064x}"
@@ -45,8 +50,10 @@ def test_a_pod_is_the_same_in_both_spellings_of_its_cgroup() -> None:
 
 def test_programs_and_serials_are_numbered() -> None:
     stat, comm, serial = written(
-        RecordingLine(at_ns=0, read="/proc/7/stat", result="7 (secret (x)) S 1 2"),
-        RecordingLine(at_ns=0, read="/proc/7/comm", result="secret (x)\n"),
+        RecordingLine(
+            at_ns=0, call=READ, arguments=["/proc/7/stat"], result="7 (secret (x)) S 1 2"
+        ),
+        RecordingLine(at_ns=0, call=READ, arguments=["/proc/7/comm"], result="secret (x)\n"),
         RecordingLine(at_ns=0, call="nvmlDeviceGetSerial", result="1650522003820"),
     )
     assert stat["result"] == "7 (program-1) S 1 2"
