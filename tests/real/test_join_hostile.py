@@ -203,6 +203,7 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
     assert known.undecodable == len(HOSTILE)
 
 
+@pytest.mark.extended
 async def test_batches_of_headers_in_all_partitions_keep_neither_pages_nor_the_end_waiting(
     scene: Scene,
 ) -> None:
