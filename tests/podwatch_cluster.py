@@ -39,7 +39,7 @@ from gpuledger_enricher.podwatch.reflector import Reflector
 from gpuledger_enricher.podwatch.table import ObjectTable
 from gpuledger_enricher.watched_records import RecordT, WatchedRecord
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 MERGE = "application/merge-patch+json"
 NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
 

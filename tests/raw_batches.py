@@ -24,7 +24,7 @@ NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 _HEAD = struct.Struct(">qiibIhiqqqhii")
 _CHECKED = struct.Struct(">hiqqqhii")
 _SKIPPED_MAGIC = 0x184D2A50
-_LEADER_SECONDS = 30.0
+_LEADER_SECONDS = 120.0
 _PAUSE_SECONDS = 0.1
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuledger.bus.protocol import Bus, Consumer, PartitionsCallback, Record
 
 PARTITIONS = 4
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 IDLE_SECONDS = 0.05
 
 

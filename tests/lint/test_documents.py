@@ -5,9 +5,8 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
-
 from gpuledger.records import GpuEvent
+from tests.tables import for_each
 
 ROOT = Path(__file__).parents[2]
 ADRS = sorted((ROOT / "docs" / "adr").glob("*.md"))
@@ -21,7 +20,7 @@ def targets_of_make() -> set[str]:
     return {line.split()[1] for line in listed.stdout.splitlines() if line.startswith("  make ")}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@for_each("page", PAGES)
 def test_every_link_within_the_repository_leads_to_a_file(page: Path) -> None:
     links = re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", page.read_text())
 
@@ -34,7 +33,7 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@for_each("page", PAGES)
 def test_every_link_to_a_title_leads_to_one(page: Path) -> None:
     links = re.findall(r"\]\((?!\w+:)([^)#\s]*)#([^)\s]+)\)", page.read_text())
     pages = [(page.parent / target if target else page, anchor) for target, anchor in links]
@@ -55,7 +54,7 @@ def test_every_module_that_the_architecture_page_names_exists() -> None:
     assert [name for name in named if not any(path.endswith(f"/{name}") for path in modules)] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@for_each("page", PAGES)
 def test_every_file_of_the_repository_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(r"`((?:k8s|deploy|docs|scenarios)/[^`\s]*)`", page.read_text())
 
@@ -71,7 +70,7 @@ def test_one_window_for_late_samples_is_recommended_everywhere() -> None:
     assert set(windows) == {"6h"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@for_each("page", PAGES)
 def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
     named = set(re.findall(r"`make ([a-z-]+)", page.read_text()))
 
@@ -85,7 +84,7 @@ def test_each_decision_has_its_number_and_is_listed_in_the_index() -> None:
     assert [adr.name for adr in ADRS if f"adr/{adr.name}" not in index] == []
 
 
-@pytest.mark.parametrize("adr", ADRS, ids=lambda adr: str(adr.stem))
+@for_each("adr", ADRS)
 def test_a_decision_has_the_sections_of_its_template(adr: Path) -> None:
     text = adr.read_text()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuledger.bus.protocol import Span, TopicPartition
     from gpuledger.topics import Topic
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 
 
 async def remove_before(settings: KafkaSettings, place: TopicPartition, offset: int) -> None:

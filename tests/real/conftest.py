@@ -19,6 +19,7 @@ from tests.real.services.alertmanager import Alertmanager, AlertmanagerApi
 from tests.real.services.authorizing_kafka import AuthorizingKafka
 from tests.real.services.kafka import Kafka, KafkaBroker, KafkaDistribution
 from tests.real.services.kafka_cluster import KafkaCluster
+from tests.real.services.kafka_pool import KafkaPool, lending
 from tests.real.services.kcat import Kcat
 from tests.real.services.kube_client import KubeApiClient
 from tests.real.services.kubeconfig import read_kubeconfig
@@ -113,12 +114,25 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
         yield part
 
 
+@pytest.fixture(scope="session")
+def kafka_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaPool[Kafka]]:
+    """Yield this process's brokers for the project's fixed topic names."""
+    distribution = _kafka_distribution()
+
+    def make() -> Kafka:
+        return Kafka(distribution=distribution, folder=tmp_path_factory.mktemp("kafka-of-a-test"))
+
+    pool = KafkaPool(make)
+    yield pool
+    pool.discard()
+
+
 @pytest.fixture(scope="module")
-def kafka_of_this_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """Yield a file's tests a broker of their own, for the project's fixed topic names."""
-    folder = tmp_path_factory.mktemp("kafka-of-this-run")
-    with running(Kafka(distribution=_kafka_distribution(), folder=folder)) as part:
-        yield part
+def kafka_of_this_run(kafka_pool: KafkaPool[Kafka]) -> Iterator[Kafka]:
+    """Lend a file's tests an empty broker, for the project's fixed topic names."""
+    kafka = kafka_pool.lend()
+    yield kafka
+    kafka_pool.take_back(kafka)
 
 
 @pytest.fixture(scope="session")
@@ -129,24 +143,31 @@ def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKaf
 
 
 @pytest.fixture
-def start_kafka(starter: Starter) -> Callable[[], Kafka]:
+def start_kafka(kafka_pool: KafkaPool[Kafka]) -> Iterator[Callable[[], Kafka]]:
+    """Lend a test empty brokers that nobody else uses, to stop and kill, too."""
+    yield from lending(kafka_pool)
+
+
+@pytest.fixture(scope="session")
+def authorizing_kafka_pool(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[KafkaPool[AuthorizingKafka]]:
     distribution = _kafka_distribution()
 
-    def start() -> Kafka:
-        return starter.start(Kafka(distribution=distribution, folder=starter.new_folder("kafka")))
+    def make() -> AuthorizingKafka:
+        folder = tmp_path_factory.mktemp("authorizing-kafka")
+        return AuthorizingKafka(distribution=distribution, folder=folder)
 
-    return start
+    pool = KafkaPool(make)
+    yield pool
+    pool.discard()
 
 
 @pytest.fixture
-def start_authorizing_kafka(starter: Starter) -> Callable[[], AuthorizingKafka]:
-    distribution = _kafka_distribution()
-
-    def start() -> AuthorizingKafka:
-        folder = starter.new_folder("authorizing-kafka")
-        return starter.start(AuthorizingKafka(distribution=distribution, folder=folder))
-
-    return start
+def start_authorizing_kafka(
+    authorizing_kafka_pool: KafkaPool[AuthorizingKafka],
+) -> Iterator[Callable[[], AuthorizingKafka]]:
+    yield from lending(authorizing_kafka_pool)
 
 
 @pytest.fixture

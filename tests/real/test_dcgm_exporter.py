@@ -125,7 +125,7 @@ def start(folder: Path, *argv: str) -> Exporter:
     )
     process.start()
     exporter = Exporter(process, f"http://127.0.0.1:{port}", scenario)
-    process.wait_until(exporter.is_healthy, deadline_seconds=40.0)
+    process.wait_until(exporter.is_healthy, deadline_seconds=120.0)
     return exporter
 
 
@@ -137,7 +137,7 @@ def swapped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exporter]:
         time.sleep(12.0)
         yield exporter
     finally:
-        assert exporter.process.stop(deadline_seconds=30) == 0, exporter.process.log_tail()
+        assert exporter.process.stop(deadline_seconds=120) == 0, exporter.process.log_tail()
 
 
 def test_the_page_has_the_families_of_dcgm_exporters_list_with_their_types(
@@ -215,4 +215,4 @@ def test_a_lost_gpu_is_told_of_at_the_scrapes_that_users_make(tmp_path: Path) ->
         assert '"fields":["DCGM_FI_DEV_CPU_UTIL_TOTAL"]' in log
         assert '"settings":["-c"]' in log
     finally:
-        assert exporter.process.stop(deadline_seconds=30) == 0, exporter.process.log_tail()
+        assert exporter.process.stop(deadline_seconds=120) == 0, exporter.process.log_tail()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.real.services.authorizing_kafka import AuthorizingKafka
 
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 120.0
 USERS = {"gpuledger-dead-letters", "gpuledger-dead-letters-replay"}
 
 

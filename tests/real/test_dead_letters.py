@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.real.services.kafka import Kafka
     from tests.real.services.kcat import Kcat
 
-LOOK_SECONDS = 60.0
+LOOK_SECONDS = 120.0
 LETTERS = "gpuledger_dead_letters_total"
 COMMANDS = {
     "join": ["gpuledger-join"],

@@ -85,7 +85,7 @@ class Agent(Deployable):
         host, port = self.address
         argv = ["openssl", "s_client", "-connect", f"{host}:{port}", "-ign_eof", *arguments]
         request = f"GET {page} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode()
-        done = subprocess.run(argv, input=request, capture_output=True, timeout=30, check=False)
+        done = subprocess.run(argv, input=request, capture_output=True, timeout=120, check=False)
         return (done.stdout + done.stderr).decode(errors="replace")
 
 
@@ -100,13 +100,13 @@ def start_agent(tmp_path: Path) -> Iterator[Callable[[str], Agent]]:
             agent = Agent(tmp_path, text)
             agent.start()
             stack.callback(agent.kill)
-            web.await_some(agent.answering, what="the agent", deadline_seconds=30)
+            web.await_some(agent.answering, what="the agent", deadline_seconds=120)
             return agent
 
         yield start
 
 
-@pytest.mark.parametrize("sources", [1, 5])
+@pytest.mark.parametrize("sources", [pytest.param(1, marks=pytest.mark.extended), 5])
 def test_hundreds_of_idle_connections_leave_probes_and_scrapes_answered(
     start_agent: Callable[[str], Agent], sources: int
 ) -> None:
@@ -121,7 +121,11 @@ def test_hundreds_of_idle_connections_leave_probes_and_scrapes_answered(
     assert agent.stop() == 0, agent.log_tail()
 
 
-@pytest.mark.parametrize("hello", [True, False], ids=["half a handshake", "nothing"])
+@pytest.mark.parametrize(
+    "hello",
+    [True, pytest.param(False, marks=pytest.mark.extended)],
+    ids=["half a handshake", "nothing"],
+)
 def test_a_thousand_half_handshakes_take_no_memory_to_speak_of(
     start_agent: Callable[[str], Agent],
     hello: bool,  # noqa: FBT001  # a column of the table

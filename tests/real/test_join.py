@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NODES = 24
 TICKS = 30
-LOOK_SECONDS = 40.0
+LOOK_SECONDS = 120.0
 
 
 async def test_a_worker_that_dies_costs_no_tick_and_no_name(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 NODES = ("node-a", "node-b", "node-c")
 LATER_SECONDS = 10
 TICKS = 12
-LOOK_SECONDS = 60.0
+LOOK_SECONDS = 120.0
 
 
 async def publish_ticks(settings: KafkaSettings, numbers: Iterable[int]) -> None:

@@ -34,7 +34,7 @@ NODES = 2
 TICKS = 800
 MORE = 50
 ROUND_SECONDS = 4.0
-LOOK_SECONDS = 40.0
+LOOK_SECONDS = 120.0
 FENCED = 'gpuledger_join_transactions_aborted_total{cause="fenced"}'
 Id = tuple[str, int]
 Event = dict[str, Any]

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 NODE, OTHER = node_name(0), node_name(1)
 GROUP = "gpuledger-join"
-LOOK_SECONDS = 60.0
+LOOK_SECONDS = 120.0
 MAX_CHARACTERS = 1_100
 BEFORE, AFTER = range(5), range(100, 105)
 PLAIN = Hostile(lambda data: pack(data, ZSTD), ZSTD)
@@ -203,6 +203,7 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
     assert known.undecodable == len(HOSTILE)
 
 
+@pytest.mark.extended
 async def test_batches_of_headers_in_all_partitions_keep_neither_pages_nor_the_end_waiting(
     scene: Scene,
 ) -> None:

@@ -35,7 +35,7 @@ NODES = 24
 PODS_PER_NODE = 500
 STOPPED_SECONDS = 12.0
 """Twice the session: the group gives the worker up."""
-LOOK_SECONDS = 45.0
+LOOK_SECONDS = 120.0
 
 
 class Workers(JoinWorkers):

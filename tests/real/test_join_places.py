@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.real.services.kcat import Kcat
     from tests.real.services.kube_client import KubeApiClient
 
-LOOK_SECONDS = 60.0
+LOOK_SECONDS = 120.0
 ZONE = {"topology.kubernetes.io/zone": "eu-west-1a"}
 
 

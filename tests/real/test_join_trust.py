@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.real.services.kcat import Kcat
 
 NODES: Final = ("node-a", "node-b")
-LOOK_SECONDS: Final = 40.0
+LOOK_SECONDS: Final = 120.0
 
 
 class World:

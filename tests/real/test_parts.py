@@ -10,10 +10,14 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError
 
+from gpuledger.bus.kafka import KafkaBus
+from gpuledger.bus.protocol import Subscription, TopicPartition
+from tests.real.bus.builders import settings_of
 from tests.real.services import web
 from tests.real.services.kcat import Kcat
 from tests.real.services.kube_client import KubeApiClient
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 
     from tests.real.services.alertmanager import Alertmanager, AlertmanagerApi
     from tests.real.services.kafka import Kafka, KafkaBroker
+    from tests.real.services.kafka_pool import KafkaPool
     from tests.real.services.kubernetes import KubeApi
     from tests.real.services.prometheus import (
         Prometheus,
@@ -97,6 +102,34 @@ async def test_kafka_keeps_what_it_acknowledged_over_a_stop_and_a_kill(
         broker.start()
     values = [message.value for message in kcat.consume(broker.bootstrap_servers, topic)]
     assert values == [b"stop", b"kill"]
+
+
+async def test_a_lent_kafka_is_empty_for_the_next_test(
+    kafka_pool: KafkaPool[Kafka], kcat: Kcat
+) -> None:
+    """What is left goes: topics, groups and their members; with a transaction the broker goes."""
+    first = kafka_pool.lend()
+    bus = KafkaBus(settings_of(first.bootstrap_servers))
+    topic = await create_topic(first)
+    async with bus.consumer(Subscription(group="left", topics=[topic])) as consumer:
+        while not consumer.assignment():
+            await consumer.poll(timeout_seconds=0.2, max_records=1)
+        await consumer.commit({TopicPartition(topic, 0): 0})
+        kafka_pool.take_back(first)
+        again = kafka_pool.lend()
+    assert again is first
+    seen = [known["topic"] for known in kcat.metadata(first.bootstrap_servers)["topics"]]
+    assert [name for name in seen if not name.startswith("__")] == []
+
+    producer = AIOKafkaProducer(bootstrap_servers=first.bootstrap_servers, transactional_id="left")
+    await producer.start()
+    await producer.begin_transaction()
+    await producer.send_and_wait(await create_topic(first), b"left")
+    kafka_pool.take_back(first)
+    other = kafka_pool.lend()
+    assert other is not first
+    kafka_pool.take_back(other)
+    await producer.stop()
 
 
 async def log_in(broker: SecureKafka, *, password: str) -> None:

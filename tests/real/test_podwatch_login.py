@@ -19,7 +19,7 @@ from tests.real.test_podwatch import RealCluster, bind
 from tests.real.test_podwatch_stream import role
 
 PODS = 20
-LOOK_SECONDS = 30.0
+LOOK_SECONDS = 120.0
 
 
 async def list_pods(api: Api, cluster: RealCluster) -> bytes:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tests.real.services.kafka import KafkaDistribution
     from tests.real.services.kcat import Kcat
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 NEW_PASSWORD = "another-horse-another-battery"
 SCRAM, PLAIN = "SCRAM-SHA-512", "PLAIN"
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -88,7 +88,7 @@ class RotatedKafka(SecureKafka):
         argv += ["--add-config", f"{SCRAM}=[password={password}]"]
         setting = Process(name="password", argv=argv, folder=self.folder)
         setting.start()
-        setting.wait_until(lambda: setting.exit_status() == 0, deadline_seconds=30)
+        setting.wait_until(lambda: setting.exit_status() == 0, deadline_seconds=120)
 
 
 class Mounted:
@@ -215,7 +215,7 @@ async def at_work(
             working.stop()
 
 
-@pytest.mark.parametrize("mechanism", [SCRAM, PLAIN])
+@pytest.mark.parametrize("mechanism", [SCRAM, pytest.param(PLAIN, marks=pytest.mark.extended)])
 async def test_agent_and_sink_go_on_with_the_certificates_and_the_password_of_their_files(
     kafka_distribution: KafkaDistribution, kcat: Kcat, tmp_path: Path, mechanism: str
 ) -> None:
@@ -244,7 +244,7 @@ async def test_agent_and_sink_go_on_with_the_certificates_and_the_password_of_th
         await working.say(REFUSED, *READ)
 
 
-@pytest.mark.parametrize("mechanism", [SCRAM, PLAIN])
+@pytest.mark.parametrize("mechanism", [SCRAM, pytest.param(PLAIN, marks=pytest.mark.extended)])
 async def test_a_login_that_is_refused_is_named_by_the_log_of_agent_and_sink(
     kafka_distribution: KafkaDistribution, kcat: Kcat, tmp_path: Path, mechanism: str
 ) -> None:

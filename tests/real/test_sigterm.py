@@ -15,7 +15,7 @@ import pytest
 from tests.real.services.ports import free_ports
 
 BIN = Path(sys.executable).parent
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 120.0
 STARTS: dict[str, list[str | Path]] = {
     "agent": [BIN / "gpuledger-agent", "--source", "simulated"],
     "podwatch": [BIN / "gpuledger-podwatch"],

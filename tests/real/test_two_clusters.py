@@ -36,7 +36,7 @@ SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
 NODE = "gpu-node-1"
 POD = "llm-finetune-worker-0"
 CLUSTERS = ("blue", "green")
-LOOK_SECONDS = 60.0
+LOOK_SECONDS = 120.0
 
 
 class OneCluster:
@@ -154,7 +154,7 @@ def servers(kafka_of_this_run: KafkaBroker) -> str:
     refuse_stray_settings()
     servers = kafka_of_this_run.bootstrap_servers
     command = [str(BIN / "gpuledger"), "topics", "create", "--bootstrap-servers", servers]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=120)
     return servers
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
 NODE_OF = {"blue": "gpu-node-1", "green": "gpu-node-2"}
-LOOK_SECONDS = 60.0
+LOOK_SECONDS = 120.0
 RIGHTS = (
     ("--topic", "blue.", "--resource-pattern-type", "prefixed"),
     ("--group", "blue-", "--resource-pattern-type", "prefixed"),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.real.services.kube_client import KubeApiClient
     from tests.real.services.prometheus import PrometheusApi
 
-LOOK_SECONDS = 90.0
+LOOK_SECONDS = 120.0
 READERS_OF_EVENTS = {"remote_write", "alerts", "store", "rows"}
 IN_TRANSACTIONS = {"join", "rows"}
 IN_GROUPS = READERS_OF_EVENTS | {"join"}

@@ -67,11 +67,11 @@ def test_prometheus_gets_in_with_certificate_and_password_and_not_without_either
     ]
     agent.start()
     try:
-        await_some(lambda: [1] if _listens(target) else [], what="agent", deadline_seconds=30)
+        await_some(lambda: [1] if _listens(target) else [], what="agent", deadline_seconds=120)
         prometheus = start_prometheus(config="scrape_configs:" + "".join(jobs))
-        prometheus.await_query('up{job="let-in"} == 1', deadline_seconds=30)
-        prometheus.await_query("DCGM_FI_DEV_GPU_TEMP", deadline_seconds=30)
-        refused = prometheus.await_query("count(up == 0) == 2", deadline_seconds=30)
+        prometheus.await_query('up{job="let-in"} == 1', deadline_seconds=120)
+        prometheus.await_query("DCGM_FI_DEV_GPU_TEMP", deadline_seconds=120)
+        refused = prometheus.await_query("count(up == 0) == 2", deadline_seconds=120)
         assert refused[0]["value"][1] == "2"
         assert not prometheus.query('up{job!="let-in"} == 1')
     finally:

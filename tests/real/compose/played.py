@@ -23,7 +23,7 @@ TURNOVER_SECONDS: Final = 13
 """By then the scenario's batch job has ended and the next one runs."""
 SETTLED_SECONDS: Final = 2
 WINDOW_SECONDS: Final = 8
-WAIT_SECONDS: Final = 60.0
+WAIT_SECONDS: Final = 120.0
 UNNAMED: Final = 'gpuledger_pod_gpu_busy_ratio{namespace=""}'
 
 

@@ -159,7 +159,7 @@ def test_the_topics_are_those_that_the_check_of_the_page_asks_for(played: Played
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -19,7 +19,7 @@ COMPOSE = ROOT / "deploy" / "compose"
 
 def test_prometheus_takes_its_configuration(promtool: Path) -> None:
     command = [str(promtool), "check", "config", str(COMPOSE / "prometheus.yml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -47,6 +47,6 @@ def test_promtool_takes_the_documented_scrape_configuration(promtool: Path, tmp_
     rules = ROOT / "deploy" / "prometheus" / "gpuledger.rules.yaml"
     (tmp_path / "gpuledger.rules.yaml").write_text(rules.read_text())
     command = [str(promtool), "check", "config", "--syntax-only", str(tmp_path / "prometheus.yml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
 BIN: Final = Path(sys.executable).parent
-READY_SECONDS: Final = 60.0
+READY_SECONDS: Final = 120.0
 MAX_PORTS: Final = 40
 NOT_TO_BE_HAD: Final = frozenset({"grafana"})
 """Grafana is neither in the Go modules nor in Debian; the tests ask its queries in its place."""

@@ -33,7 +33,7 @@ SECOND_CLUSTER: Final = "overlays/second-cluster"
 COPY: Final = "overlays/my-cluster"
 NAMESPACE: Final = "gpuledger"
 PODWATCH: Final = "gpuledger-podwatch"
-SETTLED_SECONDS: Final = 20.0
+SETTLED_SECONDS: Final = 120.0
 _SECTION: Final = re.compile(r"^## On Kubernetes\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 _COMMAND: Final = re.compile(r"^(?:cp|kubectl (?:apply|wait)) .*$", re.MULTILINE)
 _ASKED: Final = re.compile(r"^\$ kubectl (auth can-i .*)\n(yes|no)$", re.MULTILINE)
@@ -129,7 +129,7 @@ class Installation:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=120,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -52,7 +52,10 @@ def said(made: Manifest) -> list[tuple[str, str]]:
     return sorted(strings(made))
 
 
-@pytest.mark.parametrize("first", COMPONENTS)
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(one, marks=[] if one == TLS else pytest.mark.extended) for one in COMPONENTS],
+)
 def test_two_components_make_the_same_in_both_orders_or_pages_tls_is_refused_in_front(
     first: str, kustomize: Kustomize, overlay: Path
 ) -> None:

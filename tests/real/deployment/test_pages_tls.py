@@ -144,7 +144,7 @@ def test_prometheus_scrapes_with_the_documented_lines(
     try:
         eventually(lambda: status(f"{agent.health}/livez", authority) == 200)
         prometheus = start_prometheus(config=yaml.safe_dump({"scrape_configs": [job]}))
-        prometheus.await_query("up == 1", deadline_seconds=30)
+        prometheus.await_query("up == 1", deadline_seconds=120)
     finally:
         assert agent.stop() == 0, agent.log_tail()
 

@@ -114,7 +114,10 @@ async def test_a_workload_logs_in_with_what_is_mounted(
     assert secure_kafka.users[name] not in "".join(workload.environment().values())
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize(
+    "name",
+    [WORKLOADS[0], *(pytest.param(one, marks=pytest.mark.extended) for one in WORKLOADS[1:])],
+)
 async def test_a_placeholder_that_was_left_is_named(
     kustomize: Kustomize, tmp_path: Path, name: str
 ) -> None:

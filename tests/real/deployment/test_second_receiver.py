@@ -36,7 +36,7 @@ NAME: Final = "gpuledger-sink-remote-write-second"
 GROUP: Final = "gpuledger-second-remote-write"
 FIRST: Final = "gpuledger-sink-remote-write"
 PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
-WITHIN_SECONDS: Final = 60.0
+WITHIN_SECONDS: Final = 120.0
 decode_letter: Final = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode
 
 

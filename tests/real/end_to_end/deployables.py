@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 BIN = Path(sys.executable).parent
-READY_SECONDS = 40.0
-END_SECONDS = 30.0
+READY_SECONDS = 120.0
+END_SECONDS = 120.0
 
 
 class Deployable:

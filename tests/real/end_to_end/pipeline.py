@@ -61,7 +61,7 @@ class Pipeline:
         servers = self.parts.kafka.bootstrap_servers
         command = [str(BIN / "gpuledger"), "topics", "create", "--bootstrap-servers", servers]
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=60, env={**os.environ}
+            command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ}
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[3]
 SCENARIO = ROOT / "scenarios" / "e2e.yaml"
 AHEAD_SECONDS = 15
 SCENARIO_SECONDS = 30
-LOOK_SECONDS = 30.0
+LOOK_SECONDS = 120.0
 BROKEN = b"this is no JSON {"
 # Who reads a topic, and so who puts its broken records aside.
 READERS = {

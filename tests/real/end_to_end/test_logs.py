@@ -27,7 +27,7 @@ SCENARIO = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
 AHEAD_SECONDS = 15
 HEALTHY_SECONDS = 12.0  # more than one round of everything that the Kafka client does by the clock
 AWAY_SECONDS = 45.0  # longer than a batch of the Kafka client's is tried for
-BACK_SECONDS = 60.0
+BACK_SECONDS = 120.0
 REASON = "check_reason_changed"
 LOUD = ("warning", "error", "critical")
 

@@ -17,7 +17,8 @@ from tests.real.services.process import Part, Process
 JVM_FLAGS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 CLUSTER_ID = "Z3B1bGVkZ2VyLXRlc3RzMQ"
 NOT_SAID = -1
-TOOL_SECONDS = 30.0
+TOOL_SECONDS = 120.0
+ANSWER_SECONDS = 5.0
 
 SERVER_PROPERTIES = """
 process.roles=broker,controller
@@ -160,7 +161,7 @@ class Kafka(Part, KafkaBroker):
         argv += ["-c", self._properties, *self.format_arguments()]
         formatting = Process(name="kafka-format", argv=argv, folder=self.folder)
         formatting.start()
-        formatting.wait_until(lambda: formatting.exit_status() == 0, deadline_seconds=60)
+        formatting.wait_until(lambda: formatting.exit_status() == 0, deadline_seconds=120)
 
     def run_tool(self, main_class: str, *arguments: str) -> None:
         """Run one of Kafka's tools for administrators to its end, which must be a success."""
@@ -182,11 +183,18 @@ class Kafka(Part, KafkaBroker):
 def count_brokers(host: str, port: int) -> int:
     """Ask a broker how many brokers it knows; raises OSError while it does not answer."""
     # Metadata v4, correlation id 1, no client id, no topics, none to be created.
-    request = struct.pack(">hhihib", 3, 4, 1, NOT_SAID, 0, 0)
-    with socket.create_connection((host, port), timeout=2) as connection:
+    answer = ask(host, port, struct.pack(">hhihib", 3, 4, 1, NOT_SAID, 0, 0))
+    # Correlation id, throttle time, then the array of brokers.
+    return int(struct.unpack_from(">iii", answer)[2])
+
+
+def ask(host: str, port: int, request: bytes) -> bytes:
+    """Return a broker's answer to a request in Kafka's protocol, both without their sizes."""
+    with socket.create_connection((host, port), timeout=ANSWER_SECONDS) as connection:
         connection.sendall(struct.pack(">i", len(request)) + request)
-        stream = connection.makefile("rb")
-        with stream:
-            head = stream.read(16)
-    # Size, correlation id, throttle time, then the array of brokers.
-    return int(struct.unpack(">iiii", head)[3]) if len(head) == struct.calcsize(">iiii") else 0
+        with connection.makefile("rb") as stream:
+            head = stream.read(4)
+            if len(head) < 4:
+                raise ConnectionError("closed without an answer")
+            (size,) = struct.unpack(">i", head)
+            return stream.read(size)

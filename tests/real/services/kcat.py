@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LIMIT_SECONDS = 20.0
+LIMIT_SECONDS = 120.0
 END_WAIT_MS = 10
 # Sizes before the bytes, so that no value can be mistaken for the next record.
 FORMAT = "%t %p %o %K %S\n%k%s"

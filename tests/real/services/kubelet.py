@@ -20,7 +20,7 @@ class KubeletServer(Part):
     """A server on a Unix socket whose answers a test writes."""
 
     name = "kubelet"
-    ready_seconds = 10.0
+    ready_seconds = 120.0
 
     def __init__(self, *, binary: Path, folder: Path) -> None:
         super().__init__(folder=folder)

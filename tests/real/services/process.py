@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-STOP_SECONDS = 30.0
+STOP_SECONDS = 120.0
 LOOK_AGAIN_SECONDS = 0.02
 LOG_TAIL_BYTES = 4_000
 
@@ -139,7 +139,7 @@ class Part(ABC):
     """A server of one process: started until ready, stopped, killed and started again."""
 
     name: str
-    ready_seconds: float = 60.0
+    ready_seconds: float = 120.0
 
     def __init__(self, *, folder: Path) -> None:
         self.folder = folder

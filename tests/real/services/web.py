@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping
 
-LIMIT_SECONDS = 10.0
+LIMIT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpuledger.bus.memory import MemoryBus
     from tests.real.services.starter import Starter
 
-WITHIN_SECONDS = 30
+WITHIN_SECONDS = 120
 
 
 class Mounted:

@@ -50,7 +50,7 @@ async def send(case: str, to: PrometheusApi, *, node: str) -> tuple[float, Count
     async with sending(on, settings):
         await publish(on, *(told.event([entry()], node=node, start_ns=start_ns) for told in ticks))
         await eventually(
-            lambda: committed(on, REMOTE_WRITE.group, at) == len(ticks), within_seconds=60
+            lambda: committed(on, REMOTE_WRITE.group, at) == len(ticks), within_seconds=120
         )
     promql = f'count_over_time({UTILIZATION}{{node="{node}"}}[3h])'
     await asyncio.to_thread(to.await_query, promql)

@@ -77,8 +77,8 @@ async def test_every_interval_is_stored_once_and_no_counter_falls_whenever_the_s
         found = prometheus.query(f"{BUSY} >= {whole}")
         return len(found) == len(NODES)
 
-    await asyncio.to_thread(sink.wait_until, all_sent, deadline_seconds=60)
-    assert sink.stop(deadline_seconds=30) == 0
+    await asyncio.to_thread(sink.wait_until, all_sent, deadline_seconds=120)
+    assert sink.stop(deadline_seconds=120) == 0
 
     now_seconds = time.time()
     stored = samples(prometheus, BUSY, at_seconds=now_seconds)

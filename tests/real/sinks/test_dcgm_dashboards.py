@@ -174,7 +174,7 @@ async def test_dashboards_and_rules_of_dcgm_exporter_have_their_series_by_remote
     await asyncio.to_thread(
         sink.wait_until,
         lambda: len(prometheus.query(all_sent)) == len(GPUS),
-        deadline_seconds=60,
+        deadline_seconds=120,
     )
 
     found: list[dict[str, Any]] = prometheus.query('{__name__=~"DCGM_.*"}')

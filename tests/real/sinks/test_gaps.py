@@ -74,25 +74,26 @@ def begin(broker: Kafka, start_sink: Callable[..., Sink]) -> Begin:
         await publish(broker, of_one_node(FEW))
         sink = start_sink(kind, broker, **settings)
         sink.wait_until(
-            lambda: metric(sink, "gpuledger_sink_sent_total") >= FEW, deadline_seconds=30
+            lambda: metric(sink, "gpuledger_sink_sent_total") >= FEW, deadline_seconds=120
         )
         return sink
 
     return begin
 
 
+@pytest.mark.extended
 async def test_a_topic_made_anew_while_the_store_is_stopped_stops_it_before_it_writes(
     broker: Kafka, tmp_path: Path, begin: Begin, start_sink: Callable[..., Sink]
 ) -> None:
     """The new topic has grown beyond what is stored, so that no offset looks wrong."""
     folder = tmp_path / "store"
     sink = await begin("store", **store_into(folder))
-    assert sink.stop(deadline_seconds=30) == 0
+    assert sink.stop(deadline_seconds=120) == 0
     await recreate(settings_of(broker), EVENTS)
     await publish(broker, of_one_node(MANY, first=100))
 
     sink.start()
-    sink.wait_exit(deadline_seconds=30)
+    sink.wait_exit(deadline_seconds=120)
 
     assert sink.exit_status() == 2
     assert "up to offset 4 of another topic of that name" in sink.log_tail()
@@ -102,7 +103,7 @@ async def test_a_topic_made_anew_while_the_store_is_stopped_stops_it_before_it_w
     assert query(gaps_sql(str(folder)), wanted) == [(AT.partition, "topic_recreated", FEW, None)]
 
     again = start_sink("store", broker, **store_into(folder, store__generation="second"))
-    again.wait_until(lambda: count_rows(str(folder)) >= FEW + MANY, deadline_seconds=30)
+    again.wait_until(lambda: count_rows(str(folder)) >= FEW + MANY, deadline_seconds=120)
 
 
 async def test_a_topic_made_anew_while_the_store_runs_stops_it_before_it_writes(
@@ -113,7 +114,7 @@ async def test_a_topic_made_anew_while_the_store_runs_stops_it_before_it_writes(
 
     await recreate(settings_of(broker), EVENTS)
     await publish(broker, of_one_node(MANY, first=100))
-    sink.wait_exit(deadline_seconds=60)
+    sink.wait_exit(deadline_seconds=120)
 
     assert sink.exit_status() == 2
     assert "of another topic of that name" in sink.log_tail()
@@ -125,14 +126,14 @@ async def test_what_was_removed_while_the_store_was_stopped_is_logged_counted_sh
 ) -> None:
     folder = tmp_path / "store"
     sink = await begin("store", **store_into(folder))
-    assert sink.stop(deadline_seconds=30) == 0
+    assert sink.stop(deadline_seconds=120) == 0
     await publish(broker, of_one_node(MANY, first=FEW))
     await remove_before(settings_of(broker), AT, FEW + 12)
 
     sink.start()
     left = MANY - 12
-    sink.wait_until(lambda: count_rows(str(folder)) >= FEW + left, deadline_seconds=30)
-    sink.wait_until(sink.is_ready, deadline_seconds=30)
+    sink.wait_until(lambda: count_rows(str(folder)) >= FEW + left, deadline_seconds=120)
+    sink.wait_until(sink.is_ready, deadline_seconds=120)
 
     assert metric(sink, "gpuledger_records_missed_total") == 12
     lines = [json.loads(line) for line in sink.log_tail().splitlines() if "records_missed" in line]
@@ -164,17 +165,18 @@ async def test_what_is_removed_while_a_sink_stands_still_is_said(
             + metric(sink, "gpuledger_records_missed_total")
             >= FEW + MANY + 1
         ),
-        deadline_seconds=30,
+        deadline_seconds=120,
     )
 
 
+@pytest.mark.extended
 async def test_what_retention_removes_is_said(broker: Kafka, begin: Begin) -> None:
     """Also to a sink whose records are gone to the last one."""
     short = {**EVENTS.extra, "retention.ms": "2000", "segment.ms": "300"}
     await make_topics(broker)
     await recreate(settings_of(broker), replace(EVENTS, extra=short))
     sink = await begin("rows")
-    assert sink.stop(deadline_seconds=30) == 0
+    assert sink.stop(deadline_seconds=120) == 0
     await publish(broker, of_one_node(MANY, first=FEW))
     deadline = time.monotonic() + 60
     # A segment is closed by the write after it.
@@ -184,6 +186,7 @@ async def test_what_retention_removes_is_said(broker: Kafka, begin: Begin) -> No
         await asyncio.sleep(0.5)
 
     sink.start()
-    sink.wait_until(lambda: metric(sink, "gpuledger_records_missed_total") > 0, deadline_seconds=30)
+    missed = "gpuledger_records_missed_total"
+    sink.wait_until(lambda: metric(sink, missed) > 0, deadline_seconds=120)
     check = web.fetch(f"{sink.health}/readyz").json()["checks"]["rows.gaps"]
     assert not check["ok"]

@@ -116,11 +116,11 @@ async def test_the_store_has_all_events_once_and_a_row_for_each_batch_it_cannot_
     assert max_memory_bytes(sink.pid) < 600 * 2**20
     checks = web.fetch(f"{sink.health}/readyz").json()["checks"]
     assert all(check["ok"] for check in checks.values()), checks
-    assert sink.stop(deadline_seconds=30) == 0
+    assert sink.stop(deadline_seconds=120) == 0
     again = start_sink("store", broker, **settings)
-    again.wait_until(again.is_ready, deadline_seconds=30)
+    again.wait_until(again.is_ready, deadline_seconds=120)
     await publish(broker, more := of_one_node(900, 1))
-    again.wait_until(lambda: count_rows(folder) >= len(written.seqs) + 1, deadline_seconds=30)
+    again.wait_until(lambda: count_rows(folder) >= len(written.seqs) + 1, deadline_seconds=120)
 
     seqs = [seq for (seq,) in query(entries_sql(folder), "seq")]
     assert seqs == sorted([*written.seqs, more[0].seq])

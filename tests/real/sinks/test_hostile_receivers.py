@@ -53,7 +53,7 @@ async def test_whatever_a_receiver_answers_its_sink_goes_on_until_it_takes_what_
         if kind == "remote_write":
             settings["remote_write__interval_seconds"] = "0"  # sent at once
         sink = start_sink(kind, broker, **settings)
-        await asyncio.to_thread(sink.wait_until, sink.is_ready, deadline_seconds=40)
+        await asyncio.to_thread(sink.wait_until, sink.is_ready, deadline_seconds=120)
         before_bytes = peak_bytes(sink.pid)
         if kind == "alerts":
             bus = KafkaBus(KafkaSettings(bootstrap_servers=broker.bootstrap_servers))
@@ -64,8 +64,8 @@ async def test_whatever_a_receiver_answers_its_sink_goes_on_until_it_takes_what_
         def was_taken() -> bool:
             return len(receiver.bodies) > len(ANSWERS)
 
-        await asyncio.to_thread(sink.wait_until, was_taken, deadline_seconds=60)
+        await asyncio.to_thread(sink.wait_until, was_taken, deadline_seconds=120)
         growth_bytes = peak_bytes(sink.pid) - before_bytes
-        assert await asyncio.to_thread(sink.stop, deadline_seconds=30) == 0
+        assert await asyncio.to_thread(sink.stop, deadline_seconds=120) == 0
     assert growth_bytes < 48 * MIB
     assert "Traceback" not in sink.log.read_text()

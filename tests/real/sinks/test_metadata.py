@@ -207,5 +207,5 @@ async def test_prometheus_3_sends_on_type_help_and_unit_of_every_series(
                 told.update({one.series.name: one.described for one in parse_v2(body)})
             return told.keys() >= names
 
-        await eventually(are_told, within_seconds=60)
+        await eventually(are_told, within_seconds=120)
     assert {name: told[name] for name in names} == {name: KNOWN[name] for name in names}

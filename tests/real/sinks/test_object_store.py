@@ -86,7 +86,7 @@ async def test_a_sink_that_is_killed_in_mid_commit_loses_and_repeats_nothing(
         await publish(broker, ticks(12, first=number * 12))
         # Data and commit are two requests: after the first one it is between them.
         awaited = before + 1 + number % 2
-        sink.wait_until(lambda n=awaited: gateway.count("PUT", "/usage/") >= n, deadline_seconds=60)  # type: ignore[misc]  # the number is bound here
+        sink.wait_until(lambda n=awaited: gateway.count("PUT", "/usage/") >= n, deadline_seconds=99)  # type: ignore[misc]  # the number is bound here
         sink.kill()
         sink.start()
     every = 12 * KILLS
@@ -97,10 +97,10 @@ async def test_a_sink_that_is_killed_in_mid_commit_loses_and_repeats_nothing(
         found = ask(capsys, sql)
         return sum(int(each["ticks"]) for each in found) >= (every + 1) * len(NODES)
 
-    sink.wait_until(is_there, deadline_seconds=90)
+    sink.wait_until(is_there, deadline_seconds=120)
     found = {each["node"]: (int(each["ticks"]), int(each["busy"])) for each in ask(capsys, sql)}
     assert found == dict.fromkeys(NODES, (every + 1, (every + 1) * SECOND_NS // 2))
-    assert sink.stop(deadline_seconds=30) == 0
+    assert sink.stop(deadline_seconds=120) == 0
     assert SECRET_KEY not in sink.log.read_text()
 
 

@@ -110,7 +110,7 @@ async def test_prometheus_3_is_spoken_to_in_2_0_and_has_values_and_metadata(
         assert shown == "remote-write 2.0: the receiver says what it has written"
         assert await has_all(prometheus, "node-2-0")
         (busy, *_), sent_on = metrics_of(POD), next_receiver.received
-        await eventually(lambda: busy.name in told_by(sent_on), within_seconds=60)
+        await eventually(lambda: busy.name in told_by(sent_on), within_seconds=120)
     assert told_by(sent_on)[busy.name] == Described(busy.kind, busy.help, busy.unit)
 
 

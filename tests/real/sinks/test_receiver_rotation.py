@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.real.services.starter import Starter
 
 READING = "gpuledger_gpu_memory_total_bytes"
-WITHIN_SECONDS = 30
+WITHIN_SECONDS = 120
 
 
 class Mounted:

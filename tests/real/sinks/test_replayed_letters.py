@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 WINDOW = CONFIG + "storage: {tsdb: {out_of_order_time_window: 2h}}\n"
 NODE = "node-late"
-LOOK_SECONDS = 60.0
+LOOK_SECONDS = 120.0
 LATE = 3
 BUSY = f'gpuledger_pod_gpu_busy_ratio{{node="{NODE}"}}[1h]'
 

@@ -50,6 +50,6 @@ async def test_the_series_of_a_node_whose_last_tick_came_in_a_transaction_are_en
             interval_seconds=0,
         )
         async with sending(bus, settings):
-            await eventually(lambda: len(receiver.received) == 2, within_seconds=60)
+            await eventually(lambda: len(receiver.received) == 2, within_seconds=120)
 
     assert [ends(request) for request in receiver.received] == [False, True]

@@ -13,6 +13,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import duckdb
+import pytest
 from deltalake import DeltaTable
 
 from tests.real.sinks.running_sinks import NODES, make_topics, publish, ticks
@@ -43,6 +44,7 @@ def sums(folder: Path) -> dict[str, tuple[int, int]]:
         return {row[0]: row[1:] for row in connection.execute(sql).fetchall()}
 
 
+@pytest.mark.extended
 async def test_killed_and_stopped_at_random_moments_two_sinks_count_each_tick_once(
     broker: Kafka, tmp_path: Path, start_sink: Callable[..., Sink]
 ) -> None:
@@ -73,7 +75,7 @@ async def test_killed_and_stopped_at_random_moments_two_sinks_count_each_tick_on
     expected = dict.fromkeys(NODES, (every, every * SECOND_NS // 2))
     sinks[0].wait_until(
         lambda: sum(count for count, _ in sums(folder).values()) >= every * len(NODES),
-        deadline_seconds=90,
+        deadline_seconds=120,
     )
     # What was written twice would come now.
     await publish(broker, ticks(1, first=every))
@@ -82,9 +84,9 @@ async def test_killed_and_stopped_at_random_moments_two_sinks_count_each_tick_on
     }
     sinks[0].wait_until(
         lambda: sum(count for count, _ in sums(folder).values()) >= (every + 1) * len(NODES),
-        deadline_seconds=60,
+        deadline_seconds=120,
     )
     assert sums(folder) == expected
     for sink in sinks:
-        assert sink.stop(deadline_seconds=30) == 0
+        assert sink.stop(deadline_seconds=120) == 0
     assert sums(folder) == expected

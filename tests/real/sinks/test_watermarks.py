@@ -96,7 +96,7 @@ async def test_a_sink_that_is_killed_after_its_commit_has_said_less_and_never_mo
                 for each in range(first, count)
             ],
         )
-        sink.wait_until(lambda: done() >= count, deadline_seconds=60)  # noqa: B023  # bound at once
+        sink.wait_until(lambda: done() >= count, deadline_seconds=120)  # noqa: B023  # bound at once
         sink.kill()
         told = until()
         assert told <= done()
@@ -105,7 +105,7 @@ async def test_a_sink_that_is_killed_after_its_commit_has_said_less_and_never_mo
     # The kill came between the commit and the watermark, which the next life has said.
     assert behind
     count = ROUNDS * PER_ROUND
-    sink.wait_until(lambda: until() == count, deadline_seconds=60)
+    sink.wait_until(lambda: until() == count, deadline_seconds=120)
     assert done() == count
     complete = Completeness(stage=stage, topic=ROWS.name if stage == "rows" else EVENTS.name)
     for each in said(broker, kcat, stage):
@@ -118,8 +118,8 @@ async def test_a_sink_that_is_killed_after_its_commit_has_said_less_and_never_mo
         command: list[str | Path] = [GPULEDGER, "topics", "complete", *servers, *options]
         return subprocess.run(command, check=False, capture_output=True, text=True)
 
-    sink.wait_until(lambda: asks().returncode == 0, deadline_seconds=30)
+    sink.wait_until(lambda: asks().returncode == 0, deadline_seconds=120)
     assert asks("--until", write_moment(start_ns // 10**6)).returncode == 0
     later = asks("--until", "now")
     assert (later.returncode, later.stdout.partition(" until")[0]) == (1, "not complete")
-    assert sink.stop(deadline_seconds=30) == 0
+    assert sink.stop(deadline_seconds=120) == 0

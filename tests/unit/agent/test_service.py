@@ -106,7 +106,7 @@ async def read_all(
     topics = [SAMPLES.name, PROCESSES.name]
     async with (
         bus.consumer(Subscription(group="test", topics=topics)) as consumer,
-        asyncio.timeout(60),
+        asyncio.timeout(120),
     ):
         while (batches := await consumer.poll(timeout_seconds=0.05, max_records=500)) or len(
             samples

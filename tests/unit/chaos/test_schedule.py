@@ -3,13 +3,12 @@
 from collections import Counter
 from itertools import pairwise
 
-import pytest
-
 from tests.chaos.schedule import CALM_SECONDS, WORKER_KINDS, Action, Kind, plan_actions
+from tests.tables import for_each
 
 WORKERS = ["join-0", "join-1", "join-2"]
 SESSION_SECONDS = 6.0
-seeds = pytest.mark.parametrize("seed", range(20))
+seeds = for_each("seed", range(20))
 
 
 def plan(seed: int, *, seconds: float = 300.0, workers: list[str] = WORKERS) -> list[Action]:
@@ -54,7 +53,7 @@ def test_nothing_is_done_to_a_part_that_is_away(seed: int) -> None:
 
 
 @seeds
-@pytest.mark.parametrize("workers", [WORKERS[:2], WORKERS], ids=len)
+@for_each("workers", [WORKERS[:2], WORKERS])
 def test_one_worker_is_always_at_work(seed: int, workers: list[str]) -> None:
     taken = [each for each in plan(seed, workers=workers) if each.kind in WORKER_KINDS]
     for action in taken:

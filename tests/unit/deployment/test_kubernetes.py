@@ -13,6 +13,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from tests.tables import for_each
 from tests.unit.deployment import manifests
 from tests.unit.deployment.deployables import ROOT
 from tests.unit.deployment.manifests import K8S, Manifest
@@ -32,7 +33,7 @@ def schema_of(manifest: Manifest, definitions: dict[str, Any]) -> dict[str, Any]
     return {"$ref": f"#/definitions/{name}", "definitions": definitions}
 
 
-@pytest.mark.parametrize("manifest", manifests.load(), ids=manifests.title)
+@for_each("manifest", manifests.load())
 def test_a_manifest_follows_the_schema_of_its_kind(
     manifest: Manifest, definitions: dict[str, Any]
 ) -> None:
@@ -70,7 +71,7 @@ def test_the_schema_refuses_what_the_api_server_would(definitions: dict[str, Any
     assert ["hostPid" in error.message for error in validator.iter_errors(manifest)] == [True]
 
 
-@pytest.mark.parametrize("folder", manifests.FOLDERS, ids=lambda folder: str(folder.name))
+@for_each("folder", manifests.FOLDERS)
 def test_what_a_kustomization_lists_exists(folder: Path) -> None:
     read = manifests.kustomization(folder)
 

@@ -27,6 +27,7 @@ from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger_reports.settings import ReportsSettings
 from gpuledger_sinks.settings import SinkSettings
 from tests.default_topics import BY_NAME
+from tests.tables import for_each
 from tests.unit.deployment import deployables, manifests
 from tests.unit.deployment.deployables import ROOT
 
@@ -61,7 +62,7 @@ def variables(model: type[msgspec.Struct]) -> set[str]:
     return files | {setting.variable for setting in found}
 
 
-@pytest.mark.parametrize("variable", sorted(set(re.findall(r"\bGPULEDGER_\w+", PAGE))))
+@for_each("variable", sorted(set(re.findall(r"\bGPULEDGER_\w+", PAGE))))
 def test_a_variable_is_taken_by_a_deployable_and_a_shared_one_by_all(variable: str) -> None:
     has_kafka = "GPULEDGER_KAFKA__" in variable
     models = MODELS if has_kafka else (*MODELS, *WITHOUT_KAFKA)
@@ -71,7 +72,7 @@ def test_a_variable_is_taken_by_a_deployable_and_a_shared_one_by_all(variable: s
     assert all(takes) if is_shared else any(takes)
 
 
-@pytest.mark.parametrize("metric", sorted(set(re.findall(r"\bgpuledger_[a-z_]+", PAGE)) - PACKAGES))
+@for_each("metric", sorted(set(re.findall(r"\bgpuledger_[a-z_]+", PAGE)) - PACKAGES))
 def test_a_metric_is_exposed(metric: str) -> None:
     found = [value for module in METRICS for value in vars(module).values()]
     exposed = {

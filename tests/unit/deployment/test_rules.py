@@ -6,7 +6,6 @@ import sys
 from functools import cache
 from typing import Any, Final
 
-import pytest
 import yaml
 from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,6 +16,7 @@ from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.runtime import CheckSeverity
 from gpuledger_cli.docs_gen import DEPLOYABLES, collectors_of
 from gpuledger_sinks.registry import KINDS
+from tests.tables import for_each
 from tests.unit.deployment import watching
 from tests.unit.deployment.deployables import ROOT
 from tests.unit.deployment.watching import Row, Selector
@@ -112,12 +112,12 @@ def test_every_line_of_the_table_is_read_as_a_row() -> None:
     assert len(lines) == len(ROWS) > 20
 
 
-@pytest.mark.parametrize("selector", COUNTED, ids=lambda selector: str(selector.metric))
+@for_each("selector", COUNTED)
 def test_what_a_rule_counts_begins_at_zero_with_the_process(selector: Selector) -> None:
     assert set(selected(selector)) == {0}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.alert))
+@for_each("row", ROWS)
 def test_what_a_row_selects_is_there_at_the_start_or_the_page_says_that_it_comes(row: Row) -> None:
     found = watching.selectors(row.expression)
 
@@ -156,7 +156,7 @@ def test_each_sink_says_why_it_drops() -> None:
     assert all(kind.drop_reasons for kind in KINDS.values())
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.alert))
+@for_each("row", ROWS)
 def test_a_rule_that_selects_any_check_fires_with_the_checks_own_severity(row: Row) -> None:
     """Its label takes the place of the metric's, which says whether a deployable does its work."""
     for selector in watching.selectors(row.expression):
@@ -177,7 +177,7 @@ def test_each_severity_of_a_check_has_a_rule() -> None:
     assert severities == {severity.value for severity in CheckSeverity}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.alert))
+@for_each("row", ROWS)
 def test_a_row_is_a_rule(row: Row) -> None:
     rule = rule_of(row)
 
@@ -200,7 +200,7 @@ def test_a_rule_on_gpus_selects_series_that_remote_write_sends() -> None:
             assert selector.metric in sent
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row.alert))
+@for_each("row", ROWS)
 def test_a_rule_that_waits_counts_over_less_than_it_waits(row: Row) -> None:
     """Else what came once stays in the window for longer than that, and fires the alert."""
     windows = [_minutes(window) for window in re.findall(r"\[(\d+[mh])\]", row.expression)]

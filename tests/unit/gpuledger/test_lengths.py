@@ -23,10 +23,11 @@ from gpuledger.records.base import ArrayRecord, BaseRecord
 from gpuledger.records.bounds import MAX_CONTAINERS, MAX_GPUS, MAX_SENTENCE_LENGTH, MAX_WORD_LENGTH
 from gpuledger.records.fitting import fit
 from tests.errors import has_words
+from tests.tables import for_each
 from tests.unit.enricher.join.ticks import pod, process, process_end, reading, sample
 
 RECORDS = [one for name in records.__all__ if issubclass(one := getattr(records, name), BaseRecord)]
-each_record = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+each_record = for_each("record", RECORDS)
 
 
 class Bounded(NamedTuple):
@@ -101,9 +102,7 @@ def bounded_fields() -> Iterator[Bounded]:
                 yield Bounded(record, name, *found)
 
 
-each_field = pytest.mark.parametrize(
-    "bounded", list(bounded_fields()), ids=lambda one: f"{one.record.__name__}.{one.field}"
-)
+each_field = for_each("bounded", list(bounded_fields()))
 
 
 @each_record

@@ -21,6 +21,7 @@ from gpuledger.records.base import ArrayRecord, BaseRecord
 from gpuledger.schemas import schema_of
 from gpuledger.topics import Topic
 from tests.default_topics import BY_NAME, TOPICS
+from tests.tables import for_each
 from tests.unit.gpuledger.strategies import records
 from tests.unit.record_fields import present_in
 
@@ -28,9 +29,7 @@ ROOT = Path(__file__).parents[3]
 MESSAGES = sorted((ROOT / "tests" / "data" / "messages").glob("*/*.json"))
 SPARE = {"a_field_of_tomorrow": {"deep": [None, 1]}}
 
-each_message = pytest.mark.parametrize(
-    "message", MESSAGES, ids=lambda path: f"{path.parent.name}/{path.stem}"
-)
+each_message = for_each("message", MESSAGES)
 each_topic = pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
 
 
@@ -190,7 +189,7 @@ def test_each_field_that_is_missing_or_of_a_wrong_type_is_named(message: Path) -
 
 
 @each_topic
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_any_record_reads_the_same_for_its_decoder_and_the_json_schema(
     topic: Topic, data: st.DataObject

@@ -11,10 +11,11 @@ from gpuledger import records
 from gpuledger.codegen import class_docstring, field_docstrings
 from gpuledger.records import ContainerRef, GpuReading
 from gpuledger.records.base import BaseRecord
+from tests.tables import for_each
 from tests.unit.record_fields import present_in
 
 RECORDS = [one for name in records.__all__ if issubclass(one := getattr(records, name), BaseRecord)]
-each_record = pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+each_record = for_each("record", RECORDS)
 
 
 @each_record

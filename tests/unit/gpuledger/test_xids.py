@@ -7,6 +7,7 @@ import pytest
 
 from gpuledger.records import Severity
 from gpuledger.xids import RECOVERY_ACTION_CHANGED, all_xids, find_xid, recovery_action
+from tests.tables import for_each
 
 FACTS = Path("tests/data/xids/catalogue.tsv")
 CATEGORIES = {
@@ -44,7 +45,7 @@ def test_the_catalogue_has_exactly_the_codes_that_are_known() -> None:
     assert len(facts()) == 61
 
 
-@pytest.mark.parametrize("fact", facts(), ids=lambda fact: fact["xid"])
+@for_each("fact", facts())
 def test_a_code_says_what_nvidia_says_and_its_class_is_ours(fact: dict[str, str]) -> None:
     xid = find_xid(int(fact["xid"]))
 

@@ -12,6 +12,7 @@ from gpuledger_simulator.nvml import SimulatedNvml
 from gpuledger_simulator.nvml.session import Handle
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import Simulation
+from tests.tables import for_each
 from tests.unit.simulator.conftest import EPOCH_NS
 
 WITHOUT_GPUS = SimulatedNvml(
@@ -45,7 +46,7 @@ def test_each_subject_of_the_library_is_played() -> None:
     assert {subject for name in PLAYED for subject in SUBJECTS if subject in name} == set(SUBJECTS)
 
 
-@pytest.mark.parametrize("name", PLAYED)
+@for_each("name", PLAYED)
 def test_a_played_function_has_the_parameters_of_the_real_one(
     name: str, nvml: SimulatedNvml
 ) -> None:

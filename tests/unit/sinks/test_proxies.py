@@ -145,7 +145,7 @@ async def test_a_proxy_that_hangs_ends_the_request_in_time(kind: str, authority:
         posting(kind, f"https://{HOST}", timeout_seconds=0.5, **settings) as client,
     ):
         proxy.hangs = True
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             with pytest.raises(ReceiverUnavailableError, match=r"not done in time.*proxy_url"):
                 await client.send()
 

@@ -23,6 +23,7 @@ from gpuledger_agent.exposition.families import (
     native_families,
 )
 from gpuledger_agent.settings import Profile
+from tests.tables import for_each
 
 # etc/default-counters.csv and etc/dcp-metrics-included.csv of dcgm-exporter, the lines that are on.
 DEFAULTS = """
@@ -63,7 +64,7 @@ def parts() -> dict[str, type]:
     }
 
 
-@pytest.mark.parametrize("path", sorted({field.path for field in all_fields()}))
+@for_each("path", sorted({field.path for field in all_fields()}))
 def test_a_path_of_the_table_leads_to_a_field_of_a_record(path: str) -> None:
     part, _, name = path.partition(".")
     if part == "derived":
@@ -82,7 +83,7 @@ def test_what_is_on_by_default_is_what_dcgm_exporter_has_on() -> None:
     )
 
 
-@pytest.mark.parametrize("name", OTHERS.split())
+@for_each("name", OTHERS.split())
 def test_what_dcgm_exporter_has_off_can_be_switched_on(name: str) -> None:
     field = find_field(name)
     assert field is not None

@@ -1,7 +1,6 @@
 """The catalogue holds every reading that a record has, and asks nothing that is slow."""
 
 import pynvml
-import pytest
 
 from gpuledger.records import (
     GpuDetails,
@@ -23,6 +22,7 @@ from gpuledger_agent.gpu.nvidia.catalogue import (
     GpmMetric,
     MetricSpec,
 )
+from tests.tables import for_each
 
 ALL: list[tuple[CallGroup, MetricSpec]] = [
     (group, reading) for group, readings in CATALOGUE.items() for reading in readings
@@ -50,7 +50,7 @@ def test_each_reading_of_the_seam_has_its_calls_in_the_same_group() -> None:
     assert asked == {group: list(specs) for group, specs in READINGS.items()}
 
 
-@pytest.mark.parametrize(("group", "reading"), ALL, ids=NAMES)
+@for_each("group, reading", ALL)
 def test_a_reading_that_is_several_values_is_asked_for_as_such(
     group: CallGroup, reading: MetricSpec
 ) -> None:
@@ -76,7 +76,7 @@ def test_every_field_of_a_reading_is_in_the_catalogue_once() -> None:
     assert sorted(NAMES) == sorted([*(name for name in own if name not in NOT_ASKED), *parts])
 
 
-@pytest.mark.parametrize(("group", "reading"), ALL, ids=NAMES)
+@for_each("group, reading", ALL)
 def test_a_question_is_one_that_the_binding_knows(group: CallGroup, reading: MetricSpec) -> None:
     for question in reading.sources:
         if isinstance(question, FunctionCall):
@@ -106,7 +106,7 @@ def test_what_stands_in_the_tick_itself_is_asked_in_each_tick() -> None:
     assert of_ticks - booked == {"graphics_engine_active_ratio"}, "an instance's utilization"
 
 
-@pytest.mark.parametrize("reading", [reading for _, reading in ALL], ids=NAMES)
+@for_each("reading", [reading for _, reading in ALL])
 def test_a_total_is_named_so_and_a_ratio_and_a_flag_have_their_types(reading: MetricSpec) -> None:
     field = reading.name.rpartition(".")[2]
     assert reading.unit.is_total == ("_total" in field and "memory_total" not in field)

@@ -9,6 +9,7 @@ import pytest
 from gpuledger_agent.core.processes.table import Location
 from gpuledger_agent.host.cgroup import find_node_paths, locate
 from gpuledger_agent.host.procfs import ProcessReader
+from tests.tables import for_each
 
 VECTORS = [
     json.loads(line)
@@ -21,7 +22,7 @@ POD = f"kubepods-burstable-pod{UID.replace('-', '_')}.slice"
 OUTER, INNER = "a" * 64, "b" * 64
 
 
-@pytest.mark.parametrize("vector", VECTORS, ids=[vector["shape"] for vector in VECTORS])
+@for_each("vector", VECTORS)
 def test_every_known_shape_gives_its_container_pod_and_job(vector: dict[str, Any]) -> None:
     found = locate(vector["line"])
     assert (found.container_id, found.pod_uid) == (vector["container_id"], vector["pod_uid"])

@@ -7,13 +7,14 @@ import pytest
 from prometheus_client import Metric
 
 from gpuledger_cli.docs_gen import DEPLOYABLES, collectors_of
+from tests.tables import for_each
 
 ROOT = Path(__file__).parents[4]
 PACKAGES = ["gpuledger", "agent", "enricher", "sinks", "reports", "simulator", "cli"]
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 COLLECTORS = {"Counter", "Gauge", "Histogram", "Summary", "Info", "Enum"}
 METRICS = [
-    pytest.param(metric, id=metric.name)
+    metric
     for module in DEPLOYABLES.values()
     for collector in collectors_of(module)
     for metric in collector.describe()
@@ -73,7 +74,7 @@ def test_a_metric_is_named_after_its_deployable_and_says_in_a_sentence_what_it_i
         assert metric.documentation.endswith("."), metric.name
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@for_each("metric", METRICS)
 def test_a_metric_of_time_has_its_unit_in_its_name(metric: Metric) -> None:
     is_time = metric.documentation.startswith(("Age ", "Time ", "Event time "))
 

@@ -15,6 +15,7 @@ from gpuledger.ledger.rows import (
     store_columns,
 )
 from gpuledger.store.schema import ENTRIES
+from tests.tables import for_each
 
 
 def names(columns: object) -> list[str]:
@@ -37,12 +38,12 @@ def test_a_column_that_came_later_stands_behind_those_before_it_and_may_be_null(
     assert all(nullable[column.name] for column in store_columns() if column.added)
 
 
-@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)
+@for_each("column", COLUMNS)
 def test_a_column_is_read_from_what_an_event_says_of_an_entry(column: Column) -> None:
     assert column.source.partition(".")[0] in BookedEntry._fields
 
 
-@pytest.mark.parametrize("column", TOPIC_COLUMNS, ids=lambda column: column.name)
+@for_each("column", TOPIC_COLUMNS)
 def test_a_column_of_the_topic_says_what_it_means(column: Column) -> None:
     assert column.meaning.endswith(".")
 

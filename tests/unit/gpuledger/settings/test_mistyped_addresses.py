@@ -17,6 +17,7 @@ from gpuledger.settings.secret import mask_address, mask_addresses, shown_url
 from gpuledger_cli.demo.plan import check_url, find_store, parse_bus
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from gpuledger_sinks.settings import AlertsSettings, RemoteWriteSettings, StoreSettings
+from tests.tables import for_each
 
 PASSWORD = "S3cr3t"
 
@@ -117,7 +118,7 @@ MANGLED = [
 ]
 
 
-@pytest.mark.parametrize("address", MANGLED)
+@for_each("address", MANGLED)
 def test_no_setting_and_no_option_says_the_secret_of_an_address_that_is_mangled(
     address: str,
 ) -> None:

@@ -155,7 +155,7 @@ async def test_a_node_of_which_more_waits_for_names_than_fits_is_counted_without
     changes: dict[str, Any] = {"gpus": of_gpus, "pods": pods, "containers": refs}
     await publish(on, *(event(tick, **changes) for tick in range(1, 7)))
     async with receiving() as receiver, running(sink(on, receiver)):
-        await eventually(is_committed(on, 5), within_seconds=60)
+        await eventually(is_committed(on, 5), within_seconds=120)
     ((_, counted),) = await state(on)
     assert counted is not None
     assert counted.waiting is None

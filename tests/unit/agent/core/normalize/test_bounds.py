@@ -3,11 +3,11 @@
 from typing import get_args, get_type_hints
 
 import msgspec
-import pytest
 
 from gpuledger.records import GpuDetails, GpuReading
 from gpuledger_agent.core.readings import converter
 from gpuledger_agent.gpu.nvidia.catalogue import CATALOGUE, MetricSpec
+from tests.tables import for_each
 
 ALL = [
     reading for readings in CATALOGUE.values() for reading in readings if not reading.unit.choices
@@ -28,7 +28,7 @@ def field_type(name: str) -> object:
     return hints[field]
 
 
-@pytest.mark.parametrize("asked", ALL, ids=lambda one: one.name)
+@for_each("asked", ALL)
 def test_the_least_and_the_most_that_is_believed_fits_in_its_field(asked: MetricSpec) -> None:
     """Whole or in a list or by link, as the field has it."""
     kind = field_type(asked.name)

@@ -224,7 +224,7 @@ def ask(machine: Machine, meanwhile: list[Step]) -> tuple[list[RawGpuSample], se
     return answers, seen
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rounds)
 def test_no_process_is_ever_shown_where_it_was_not(
     world: list[Round],
