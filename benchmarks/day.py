@@ -5,7 +5,10 @@ Kafka and sockets are not; `bench_agent` has them.
 """
 
 from dataclasses import dataclass, field
-from typing import Final
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pynvml
 
 from gpuledger.clock import NS_PER_US
 from gpuledger.keys import NodeId
@@ -20,7 +23,7 @@ from gpuledger_agent.sampling import Sampler
 from gpuledger_agent.settings import ExpositionSettings
 from gpuledger_simulator.clock import ManualClock
 from tests.default_topics import TOPICS
-from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
+from tests.fakes.nvml import NO_INSTANCE, FakeProcfs
 from tests.ticks import tick_of
 
 _EPOCH_NS: Final = 1_795_000_000_000_000_000
@@ -31,6 +34,66 @@ _PIDS: Final = 4_000
 _FIRST_PID: Final = 1_000
 _WINDOWS: Final = 6
 _SCRAPE_SECONDS: Final = 15
+
+
+@dataclass
+class DayGpu:
+    """What changes on a GPU."""
+
+    uuid: str
+    """Its UUID."""
+    stamps_us: list[int] = field(default_factory=list)
+    """When the driver has sampled it."""
+    pids: list[int] = field(default_factory=list)
+    """Its processes."""
+    energy_millijoules: int = 0
+    """What it has drawn."""
+
+
+def play_nvml(gpus: list[DayGpu]) -> SimpleNamespace:
+    """Return a library that keeps nothing: the simulator would grow with the processes it plays."""
+
+    def list_processes(gpu: DayGpu) -> list[Any]:
+        known = {"usedGpuMemory": 1_000, "gpuInstanceId": NO_INSTANCE}
+        return [
+            SimpleNamespace(pid=pid, computeInstanceId=NO_INSTANCE, **known) for pid in gpu.pids
+        ]
+
+    def sample(gpu: DayGpu, _kind: int, last_seen: int) -> tuple[int, list[Any]]:
+        value = SimpleNamespace(uiVal=50)
+        newer = [stamp for stamp in gpu.stamps_us if stamp > last_seen]
+        samples = [SimpleNamespace(timeStamp=stamp, sampleValue=value) for stamp in newer]
+        return pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples
+
+    def sample_processes(gpu: DayGpu, last_seen: int) -> list[Any]:
+        used = {"smUtil": 8, "memUtil": 4, "encUtil": 0, "decUtil": 0}
+        return [
+            SimpleNamespace(pid=pid, timeStamp=stamp, **used)
+            for stamp in gpu.stamps_us
+            if stamp > last_seen
+            for pid in gpu.pids
+        ]
+
+    memory = SimpleNamespace(total=80_000, used=30_000, reserved=500)
+    return SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(gpus),
+        nvmlDeviceGetHandleByIndex=lambda index: gpus[index],
+        nvmlDeviceGetUUID=lambda gpu: gpu.uuid,
+        nvmlDeviceGetName=lambda _: "GPU of a day",
+        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=50, memory=25),
+        nvmlDeviceGetSamples=sample,
+        nvmlDeviceGetMemoryInfo=lambda *_: memory,
+        nvmlDeviceGetPowerUsage=lambda _: 250_500,
+        nvmlDeviceGetTotalEnergyConsumption=lambda gpu: gpu.energy_millijoules,
+        nvmlDeviceGetTemperature=lambda *_: 40,
+        nvmlDeviceGetClockInfo=lambda *_: 1980,
+        nvmlDeviceGetComputeRunningProcesses_v3=list_processes,
+        nvmlDeviceGetGraphicsRunningProcesses_v3=lambda _: [],
+        nvmlDeviceGetMPSComputeRunningProcesses_v3=lambda _: [],
+        nvmlDeviceGetProcessUtilization=sample_processes,
+    )
 
 
 @dataclass
@@ -45,8 +108,8 @@ class Day:
     """How many ticks were made."""
     bytes_told: int = 0
     """How much was encoded and shown."""
-    _gpus: list[FakeGpu] = field(
-        default_factory=lambda: [FakeGpu(f"GPU-{number}") for number in range(_GPUS)]
+    _gpus: list[DayGpu] = field(
+        default_factory=lambda: [DayGpu(f"GPU-{number}") for number in range(_GPUS)]
     )
     _procfs: FakeProcfs = field(default_factory=FakeProcfs)
     _clock: ManualClock = field(default_factory=lambda: ManualClock(start_ns=_EPOCH_NS))
@@ -58,7 +121,7 @@ class Day:
         self._page = PageRenderer(view, settings=settings, clock=self._clock)
         self._outlets = Outputs(send_queue=None, node_state=view, topics=TOPICS)
         self._sampler = Sampler(node=NodeId(DEFAULT_CLUSTER, "node"), procfs=self._procfs)
-        nvml = NvmlSession(FakeNvml(*self._gpus), monotonic_ns=self._clock.monotonic_ns)
+        nvml = NvmlSession(play_nvml(self._gpus), monotonic_ns=self._clock.monotonic_ns)
         self._asked = nvml.open()
 
     def pass_seconds(self, seconds: int) -> None:
@@ -71,13 +134,13 @@ class Day:
                 self._run(gpu)
             self._tick()
 
-    def _churn(self, gpu: FakeGpu) -> None:
+    def _churn(self, gpu: DayGpu) -> None:
         """Start and end processes; pids come again, containers do not."""
         if self.second % _LIFE_SECONDS == 0:
-            for pid in list(gpu.compute)[: _ALIVE // 2]:
-                del gpu.compute[pid]
+            for pid in gpu.pids[: _ALIVE // 2]:
+                gpu.pids.remove(pid)
                 self._procfs.end(pid)
-        while len(gpu.compute) < _ALIVE:
+        while len(gpu.pids) < _ALIVE:
             self.started += 1
             pid = _FIRST_PID + self.started % _PIDS
             container = f"{self.started:064x}"
@@ -87,14 +150,13 @@ class Day:
                 cgroup=f"/kubepods.slice/cri-containerd-{container}.scope",
                 command=f"job-{self.started}",
             )
-            gpu.compute[pid] = 1_000
+            gpu.pids.append(pid)
 
-    def _run(self, gpu: FakeGpu) -> None:
+    def _run(self, gpu: DayGpu) -> None:
         now_us = self._clock.time_ns() // NS_PER_US
         stamps = [now_us - 1_000_000 * place // _WINDOWS for place in range(2 * _WINDOWS)]
-        gpu.samples = [(stamp, 50) for stamp in reversed(stamps)]
-        gpu.process_samples = [(pid, stamp, 8) for stamp in reversed(stamps) for pid in gpu.compute]
-        gpu.energy_mj += 300_000
+        gpu.stamps_us = stamps[::-1]
+        gpu.energy_millijoules += 300_000
 
     def _tick(self) -> None:
         if tick := tick_of(self._sampler, self._asked, self._clock):

@@ -14,7 +14,7 @@ from gpuledger_agent.gpu.watchdog import NothingWorksError
 from gpuledger_agent.settings import AgentSettings
 from gpuledger_simulator.clock import ManualClock
 from tests.default_topics import INCIDENTS
-from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
+from tests.fakes.nvml import Altered, FakeProcfs, play_node
 
 
 async def incidents_on(bus: MemoryBus) -> list[Incident]:
@@ -25,16 +25,16 @@ async def incidents_on(bus: MemoryBus) -> list[Incident]:
 
 
 async def test_the_reason_for_the_end_is_published_before_it() -> None:
-    gpu = FakeGpu("GPU-0", samples=[(1, 10)])
-    library, bus = FakeNvml(gpu), MemoryBus()
-
     class LosingClock(ManualClock):
         @override
         async def sleep(self, seconds: float) -> None:
-            gpu.lost = self.monotonic_ns() > 5e9
+            if self.monotonic_ns() > 5e9:
+                library.lost.add(0)
             await super().sleep(seconds)
 
     clock = LosingClock(start_ns=10**18)
+    node, bus = play_node(clock), MemoryBus()
+    library = Altered(node.nvml)
     with pytest.raises(NothingWorksError):
         await run_agent(
             host=Host(
@@ -48,4 +48,5 @@ async def test_the_reason_for_the_end_is_published_before_it() -> None:
             readiness=Readiness(),
         )
     reported = [(one.kind, one.gpu_uuid) for one in await incidents_on(bus)]
-    assert reported == [("gpu_lost", "GPU-0"), ("agent_ended", "GPU-0")]
+    uuid = node.gpus[0].facts.uuid
+    assert reported[-2:] == [("gpu_lost", uuid), ("agent_ended", uuid)]

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pynvml
 import pytest
@@ -35,7 +34,7 @@ from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_simulator.simulation import Simulation
 from tests.default_topics import PROCESSES, SAMPLES
 from tests.errors import has_words
-from tests.fakes.nvml import FakeGpu, FakeNvml, FakeProcfs
+from tests.fakes.nvml import Altered, FakeProcfs, play_node
 from tests.metric_values import value_of
 
 QUICKSTART = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
@@ -199,9 +198,7 @@ async def test_processes_that_proc_does_not_show_are_reported_and_leave_the_agen
     agent = asyncio.create_task(
         run_agent(
             host=Host(
-                gpus=NvmlSession(
-                    FakeNvml(FakeGpu("GPU-0", compute={7: 1})), monotonic_ns=clock.monotonic_ns
-                ),
+                gpus=NvmlSession(play_node(clock).nvml, monotonic_ns=clock.monotonic_ns),
                 procfs=FakeProcfs(),
                 clock=clock,
             ),
@@ -219,9 +216,15 @@ async def test_processes_that_proc_does_not_show_are_reported_and_leave_the_agen
 
 async def test_lists_of_processes_that_are_refused_each_time_are_reported() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=30)
-    readiness, nvml = Readiness(), FakeNvml(FakeGpu("GPU-0", compute={7: 1}))
-    call = "nvmlDeviceGetComputeRunningProcesses_v3"
-    nvml.errors[call] = [None] * 3 + [pynvml.NVML_ERROR_UNKNOWN] * 999
+    readiness, node = Readiness(), play_node(clock)
+    nvml = Altered(node.nvml)
+
+    def list_thrice(handle: object) -> object:
+        if nvml.calls["nvmlDeviceGetComputeRunningProcesses_v3"] > 3:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+        return node.nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+
+    nvml.functions["nvmlDeviceGetComputeRunningProcesses_v3"] = list_thrice
     agent = asyncio.create_task(
         run_agent(
             host=Host(
@@ -237,18 +240,21 @@ async def test_lists_of_processes_that_are_refused_each_time_are_reported() -> N
     await clock.rung.wait()
     agent.cancel()
     await asyncio.gather(agent, return_exceptions=True)
-    assert "refuses its lists of processes of GPU-0" in readiness.check("procfs").detail
+    assert (
+        f"refuses its lists of processes of {node.gpus[0].facts.uuid}"
+        in readiness.check("procfs").detail
+    )
     assert not readiness.check("procfs").is_ok
 
 
 async def test_a_lost_gpu_and_an_absent_kafka_leave_the_agent_ready() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=5)
-    lost, bus, readiness = FakeGpu("GPU-1"), RefusingBus(), Readiness()
-    lost.lost = True
+    library, bus, readiness = Altered(play_node(clock, gpus=2).nvml), RefusingBus(), Readiness()
+    library.lost.add(1)
     agent = asyncio.create_task(
         run_agent(
             host=Host(
-                gpus=NvmlSession(FakeNvml(FakeGpu("GPU-0"), lost), monotonic_ns=clock.monotonic_ns),
+                gpus=NvmlSession(library, monotonic_ns=clock.monotonic_ns),
                 procfs=FakeProcfs(),
                 clock=clock,
             ),
@@ -275,12 +281,14 @@ class RefusingBus(MemoryBus):
 class FickleProcfs(FakeProcfs):
     """Fails once in a way in which no file can."""
 
-    failures = 1
+    def __init__(self, *paths: str) -> None:
+        super().__init__()
+        self.failing = [*paths]
 
     @override
     def read(self, path: str) -> bytes:
-        if path == "/proc/7/stat" and self.failures:
-            self.failures -= 1
+        if path in self.failing:
+            self.failing.remove(path)
             raise RuntimeError("what nobody expects")
         return super().read(path)
 
@@ -288,14 +296,12 @@ class FickleProcfs(FakeProcfs):
 async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=5)
     failed = value_of(TICKS_FAILED)
-    readiness, bus = Readiness(), MemoryBus()
+    readiness, bus, node = Readiness(), MemoryBus(), play_node(clock)
     agent = asyncio.create_task(
         run_agent(
             host=Host(
-                gpus=NvmlSession(
-                    FakeNvml(FakeGpu("GPU-0", compute={7: 1})), monotonic_ns=clock.monotonic_ns
-                ),
-                procfs=FickleProcfs(),
+                gpus=NvmlSession(node.nvml, monotonic_ns=clock.monotonic_ns),
+                procfs=FickleProcfs(f"/proc/{node.gpus[0].processes[0].pid}/stat"),
                 clock=clock,
             ),
             bus=bus,
@@ -312,20 +318,17 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
     assert readiness.check("ticks").is_ok
 
 
-class FickleNvml(FakeNvml):
-    """Answers fast polls as no driver does."""
-
-    @override
-    def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> Any:
-        if threading.current_thread().name == "fast-poll":
-            raise RuntimeError("what nobody expects")
-        return super().nvmlDeviceGetUtilizationRates(gpu)
-
-
 async def test_a_fast_poll_that_fails_is_counted_and_costs_no_tick() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=15)
     failed, bus = value_of(LOOKS_FAILED), MemoryBus()
-    library = FickleNvml(FakeGpu("GPU-0", compute={7: 1}))
+    nvml = play_node(clock).nvml
+
+    def fail_fast_polls(handle: object) -> object:
+        if threading.current_thread().name == "fast-poll":
+            raise RuntimeError("what nobody expects")
+        return nvml.nvmlDeviceGetUtilizationRates(handle)
+
+    library = Altered(nvml, nvmlDeviceGetUtilizationRates=fail_fast_polls)
     # In ticks of three seconds there is a fast poll each second, whatever the driver has shown.
     settings = AgentSettings(node_name="node-1", tick_seconds=3.0)
     agent = asyncio.create_task(
@@ -349,13 +352,11 @@ async def test_a_fast_poll_that_fails_is_counted_and_costs_no_tick() -> None:
 
 
 async def test_a_node_without_proc_is_reported_in_one_line() -> None:
-    procfs = FakeProcfs()
+    clock, procfs = ManualClock(start_ns=EPOCH_NS), FakeProcfs()
     procfs.files.clear()
     with pytest.raises(UserError, check=has_words("/proc")):
         await run_agent(
-            host=Host(
-                gpus=NvmlSession(FakeNvml()), procfs=procfs, clock=ManualClock(start_ns=EPOCH_NS)
-            ),
+            host=Host(gpus=NvmlSession(play_node(clock).nvml), procfs=procfs, clock=clock),
             bus=MemoryBus(),
             settings=AgentSettings(node_name="node-1"),
             readiness=Readiness(),
@@ -389,14 +390,14 @@ def test_the_automatic_source_says_what_to_do_where_nvml_does_not_answer(
 
 
 def test_a_library_that_hangs_is_no_source() -> None:
-    library, hanging = FakeNvml(), threading.Event()
-    library.nvmlInit = hanging.wait  # type: ignore[method-assign, assignment]  # it never returns
+    hanging = threading.Event()
     with pytest.raises(UserError):
-        probe(library, seconds=0.01)
+        probe(Altered(nvmlInit=hanging.wait), seconds=0.01)
     hanging.set()
 
 
 def test_a_library_that_answers_is_left_closed() -> None:
-    library = FakeNvml(FakeGpu("GPU-0"))
+    nvml = play_node(ManualClock(start_ns=EPOCH_NS)).nvml
+    library = Altered(nvml)
     probe(library)
-    assert (library.inits, library.open) == (1, False)
+    assert (library.calls["nvmlInit"], nvml.session.users) == (1, 0)

@@ -10,17 +10,19 @@ from gpuledger.runtime import Backoff, Check
 from gpuledger_agent.gpu.driver import Driver
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_simulator.clock import ManualClock
-from tests.fakes.nvml import FakeGpu, FakeNvml
+from tests.fakes.nvml import Altered, play_node
 from tests.hanging import HANG_SECONDS
 
 
 class Bench:
-    """A driver over two fake GPUs."""
+    """A driver over two simulated GPUs."""
 
     def __init__(self) -> None:
-        self.gpus = [FakeGpu("GPU-0"), FakeGpu("GPU-1")]
-        self.library = FakeNvml(*self.gpus)
         self.clock = ManualClock(start_ns=0)
+        node = play_node(self.clock, gpus=2)
+        self.session = node.nvml.session
+        self.uuids = [gpu.facts.uuid for gpu in node.gpus]
+        self.library = Altered(node.nvml)
         self.check, self.gpus_check = Check(name="nvml"), Check()
         self.driver = Driver(
             NvmlSession(self.library),
@@ -31,13 +33,13 @@ class Bench:
             backoff=Backoff(first_seconds=1, max_seconds=8, jitter=lambda: 1.0),
         )
 
-    async def ask(self) -> list[str] | None:
+    async def ask(self) -> list[int] | None:
         poll = await self.driver.poll({})
-        return None if poll is None else sorted(sample.uuid for sample in poll.samples)
+        return None if poll is None else sorted(sample.index for sample in poll.samples)
 
-    def thread_is_back(self, uuid: str) -> None:
+    def thread_is_back(self, index: int) -> None:
         """Wait until a GPU's thread has done what it was handed."""
-        (worker,) = [worker for worker in self.driver.pool.workers if worker.gpu.uuid == uuid]
+        (worker,) = [worker for worker in self.driver.pool.workers if worker.gpu.index == index]
         back = threading.Event()
         worker.thread.submit(back.set)
         assert back.wait(HANG_SECONDS)
@@ -51,45 +53,43 @@ def bench() -> Iterator[Bench]:
 
 
 async def test_all_gpus_answer(bench: Bench) -> None:
-    assert await bench.ask() == ["GPU-0", "GPU-1"]
+    assert await bench.ask() == [0, 1]
     assert (bench.check.is_ok, bench.check.detail) == (True, "2 GPUs")
-    assert await bench.ask() == ["GPU-0", "GPU-1"]
-    assert bench.library.inits == 1
+    assert await bench.ask() == [0, 1]
+    assert bench.library.calls["nvmlInit"] == 1
 
 
 async def test_a_gpu_that_hangs_costs_its_own_readings_only(bench: Bench) -> None:
     await bench.ask()
     bench.driver.pool.deadline_seconds = 0.05
-    bench.gpus[0].hangs = threading.Event()
-    assert await bench.ask() == ["GPU-1"]
+    bench.library.hanging[0] = threading.Event()
+    assert await bench.ask() == [1]
     assert (bench.check.is_ok, bench.check.detail) == (True, "1 GPUs")
     assert not bench.gpus_check.is_ok
-    assert bench.gpus_check.detail == "no answer in time from GPU-0"
-    assert await bench.ask() == ["GPU-1"]
-    assert bench.library.inits == 1
-    hanging, bench.gpus[0].hangs = bench.gpus[0].hangs, None
-    hanging.set()
-    bench.thread_is_back("GPU-0")
+    assert bench.gpus_check.detail == f"no answer in time from {bench.uuids[0]}"
+    assert await bench.ask() == [1]
+    assert bench.library.calls["nvmlInit"] == 1
+    bench.library.hanging.pop(0).set()
+    bench.thread_is_back(0)
     bench.driver.pool.deadline_seconds = 5
-    assert await bench.ask() == ["GPU-0", "GPU-1"]
+    assert await bench.ask() == [0, 1]
     assert bench.gpus_check.is_ok
 
 
 async def test_where_no_gpu_answers_both_checks_fail_and_say_so(bench: Bench) -> None:
     """A check that is shown as not ok has its log line: it fails, and does not wait."""
     await bench.ask()
-    for gpu in bench.gpus:
-        gpu.lost = True
+    bench.library.lost = {0, 1}
     await bench.ask()
     assert (bench.check.has_failed, bench.gpus_check.has_failed) == (True, True)
     assert bench.gpus_check.detail == "no GPU answers, see nvml"
 
 
 async def test_where_the_library_does_not_start_both_checks_fail(bench: Bench) -> None:
-    bench.library.errors["nvmlInit"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    bench.library.refuse("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     assert await bench.ask() is None
     assert (bench.check.has_failed, bench.gpus_check.has_failed) == (True, True)
-    bench.library.errors.clear()
+    bench.library.functions.clear()
     bench.clock.advance(8)
     await bench.ask()
     assert (bench.check.is_ok, bench.gpus_check.is_ok) == (True, True)
@@ -98,25 +98,25 @@ async def test_where_the_library_does_not_start_both_checks_fail(bench: Bench) -
 async def test_a_lost_gpu_starts_the_library_again_after_a_wait(bench: Bench) -> None:
     await bench.ask()
     bench.clock.advance(60)
-    bench.gpus[0].lost = True
-    assert await bench.ask() == ["GPU-1"]
+    bench.library.lost.add(0)
+    assert await bench.ask() == [1]
     assert (bench.check.is_ok, bench.gpus_check.is_ok) == (True, False)
-    assert await bench.ask() == ["GPU-1"]
-    assert bench.library.inits == 2
-    assert bench.gpus_check.detail == "1 GPUs do not answer: GPU-0"
-    bench.gpus[0].lost = False
-    assert await bench.ask() == ["GPU-1"]
+    assert await bench.ask() == [1]
+    assert bench.library.calls["nvmlInit"] == 2
+    assert bench.gpus_check.detail == f"1 GPUs do not answer: {bench.uuids[0]}"
+    bench.library.lost.clear()
+    assert await bench.ask() == [1]
     bench.clock.advance(60)
-    assert await bench.ask() == ["GPU-1"]
-    assert await bench.ask() == ["GPU-0", "GPU-1"]
-    assert bench.library.inits == 3
+    assert await bench.ask() == [1]
+    assert await bench.ask() == [0, 1]
+    assert bench.library.calls["nvmlInit"] == 3
     assert bench.gpus_check.is_ok
 
 
 async def test_a_library_that_does_not_start_is_tried_again_with_a_growing_wait(
     bench: Bench,
 ) -> None:
-    bench.library.errors["nvmlInit"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    bench.library.refuse("nvmlInit", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     tried = []
     for _ in range(20):
         before = bench.library.calls["nvmlInit"]
@@ -125,15 +125,15 @@ async def test_a_library_that_does_not_start_is_tried_again_with_a_growing_wait(
         bench.clock.advance(1)
     assert [second for second, tries in enumerate(tried) if tries] == [0, 1, 3, 7, 15]
     assert bench.check.detail == "nvmlInit: Driver Not Loaded"
-    bench.library.errors.clear()
+    bench.library.functions.clear()
     bench.clock.advance(8)
-    assert await bench.ask() == ["GPU-0", "GPU-1"]
+    assert await bench.ask() == [0, 1]
 
 
 async def test_the_end_lets_go_of_the_driver(bench: Bench) -> None:
     await bench.ask()
-    assert bench.library.open
+    assert bench.session.users
     closing = bench.driver.close()
     assert closing
     closing.result(timeout=HANG_SECONDS)
-    assert not bench.library.open
+    assert not bench.session.users

@@ -2,12 +2,12 @@
 # ruff: noqa: ANN401  # the structs of nvidia-ml-py have no types
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
-from typing_extensions import override
 
 from gpuledger.records import ProcessKind
 from gpuledger_agent.core.raw import (
@@ -19,24 +19,87 @@ from gpuledger_agent.core.raw import (
 )
 from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from gpuledger_agent.gpu.protocol import SourceLostError
+from gpuledger_simulator.clock import ManualClock
 from tests.errors import has_words
-from tests.fakes.nvml import FakeGpu, FakeNvml
+from tests.fakes.nvml import NO_INSTANCE, Altered, answering, play_node
 from tests.fakes.nvml_pointers import play_gpu, referent_of
 
 UTILIZATION = "nvmlDeviceGetProcessUtilization"
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
 
 
-def a_gpu(**known: Any) -> tuple[FakeNvml, NvidiaGpu]:
-    library = FakeNvml(FakeGpu("GPU-0", **known))
-    return library, NvmlSession(library).open()[0]
+SAMPLES = "nvmlDeviceGetSamples"
+LISTS = {
+    "compute": COMPUTE,
+    "graphics": "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "mps": "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+}
+CLOCKS = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 2619}
+
+
+def a_gpu(**functions: Any) -> tuple[Altered, NvidiaGpu]:
+    """Return a GPU with these functions besides those that every GPU has."""
+    library = answering(
+        nvmlDeviceGetUtilizationRates=SimpleNamespace(gpu=50, memory=25),
+        nvmlDeviceGetMemoryInfo=SimpleNamespace(total=80_000, used=30_000, reserved=500),
+        nvmlDeviceGetPowerUsage=250_500,
+        nvmlDeviceGetTotalEnergyConsumption=1000,
+        **{name: [] for name in LISTS.values()},
+    )
+    library.functions |= functions
+    return library, NvidiaGpu(library=library, handle=object(), uuid="GPU-0", index=0)
+
+
+def listed(*pids: int, memory: int | None = 100) -> list[Any]:
+    return [
+        SimpleNamespace(
+            pid=pid, usedGpuMemory=memory, gpuInstanceId=NO_INSTANCE, computeInstanceId=NO_INSTANCE
+        )
+        for pid in pids
+    ]
+
+
+def sampled(*samples: tuple[int, int]) -> Callable[..., Any]:
+    """Return a function with (time stamp, percent) in the driver's buffers."""
+    return lambda _handle, _kind, last_seen: (
+        pynvml.NVML_VALUE_TYPE_UNSIGNED_INT,
+        [
+            SimpleNamespace(timeStamp=stamp, sampleValue=SimpleNamespace(uiVal=percent))
+            for stamp, percent in samples
+            if stamp > last_seen
+        ],
+    )
+
+
+def used(*samples: tuple[int, int, int]) -> Callable[..., Any]:
+    """Return a function with (pid, time stamp, percent) in the driver's buffer."""
+    return lambda _handle, last_seen: [
+        SimpleNamespace(
+            pid=pid, timeStamp=stamp, smUtil=percent, memUtil=percent // 2, encUtil=0, decUtil=0
+        )
+        for pid, stamp, percent in samples
+        if stamp > last_seen
+    ]
+
+
+def failing(*codes: int, then: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that raises each of these errors once."""
+    left = [*codes]
+
+    def call(*arguments: Any) -> Any:
+        if left:
+            raise pynvml.NVMLError(left.pop(0))
+        return then(*arguments)
+
+    return call
 
 
 def test_everything_that_the_driver_says_is_asked_for_in_its_own_units() -> None:
     _, gpu = a_gpu(
-        samples=[(1, 10), (2, 20), (3, 30)],
-        compute={7: 100},
-        process_samples=[(7, 2, 9), (7, 3, 8)],
+        nvmlDeviceGetSamples=sampled((1, 10), (2, 20), (3, 30)),
+        nvmlDeviceGetComputeRunningProcesses_v3=lambda _: listed(7),
+        nvmlDeviceGetProcessUtilization=used((7, 2, 9), (7, 3, 8)),
+        nvmlDeviceGetClockInfo=lambda _, kind: CLOCKS[kind],
     )
     answer = gpu.query_all(SampleCursor(gpu_us=1, memory_us=2, process_us=2))
     assert answer.uuid == "GPU-0"
@@ -58,22 +121,23 @@ def test_everything_that_the_driver_says_is_asked_for_in_its_own_units() -> None
 @pytest.mark.parametrize(
     "error",
     [
-        pynvml.NVML_ERROR_NOT_SUPPORTED,
-        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED),
+        pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND),
+        pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION),
         pynvml.NVMLLibraryMismatchError("no such symbol"),
     ],
 )
 def test_what_the_driver_does_not_support_is_absent_and_asked_once(error: Any) -> None:
     library, gpu = a_gpu()
-    library.errors["nvmlDeviceGetPowerUsage"] = error
+    library.answer("nvmlDeviceGetPowerUsage", error)
     assert [gpu.query_all(SampleCursor()).power_milliwatts for _ in range(3)] == [None] * 3
     assert library.calls["nvmlDeviceGetPowerUsage"] == 1
 
 
 def test_what_fails_now_is_absent_now_and_asked_again() -> None:
-    library, gpu = a_gpu()
-    library.errors["nvmlDeviceGetPowerUsage"] = [pynvml.NVML_ERROR_TIMEOUT]
+    _, gpu = a_gpu(
+        nvmlDeviceGetPowerUsage=failing(pynvml.NVML_ERROR_TIMEOUT, then=lambda _: 250_500)
+    )
     assert gpu.query_all(SampleCursor()).power_milliwatts is None
     assert gpu.query_all(SampleCursor()).power_milliwatts == 250_500
 
@@ -88,8 +152,8 @@ def test_what_fails_now_is_absent_now_and_asked_again() -> None:
 def test_a_list_that_grew_while_it_was_read_is_asked_for_three_times(
     failures: int, expected: object
 ) -> None:
-    library, gpu = a_gpu(process_samples=[(7, 3, 8)])
-    library.errors[UTILIZATION] = [pynvml.NVML_ERROR_INSUFFICIENT_SIZE] * failures
+    errors = [pynvml.NVML_ERROR_INSUFFICIENT_SIZE] * failures
+    _, gpu = a_gpu(nvmlDeviceGetProcessUtilization=failing(*errors, then=used((7, 3, 8))))
     assert gpu.query_all(SampleCursor()).process_samples == expected
     assert gpu.query_all(SampleCursor()).process_samples is not None
 
@@ -97,29 +161,31 @@ def test_a_list_that_grew_while_it_was_read_is_asked_for_three_times(
 @pytest.mark.parametrize("error", [pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND])
 def test_no_sample_is_an_empty_list_and_not_an_error(error: int) -> None:
     library, gpu = a_gpu()
-    library.errors[UTILIZATION] = error
+    library.refuse(UTILIZATION, error)
     assert gpu.query_all(SampleCursor()).process_samples == ()
     assert gpu.query_all(SampleCursor()).process_samples == ()
 
 
 def test_a_list_that_failed_leaves_the_processes_unknown() -> None:
-    library, gpu = a_gpu(compute={7: 1}, graphics={8: 1})
-    library.errors[COMPUTE] = pynvml.NVML_ERROR_TIMEOUT
+    library, gpu = a_gpu()
+    library.answer(LISTS["graphics"], listed(8))
+    library.refuse(COMPUTE, pynvml.NVML_ERROR_TIMEOUT)
     assert gpu.query_all(SampleCursor()).processes is None
 
 
 def test_a_list_that_is_not_supported_is_an_empty_one_beside_others() -> None:
-    library, gpu = a_gpu(graphics={8: None})
-    library.errors[COMPUTE] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    library, gpu = a_gpu()
+    library.answer(LISTS["graphics"], listed(8, memory=None))
+    library.refuse(COMPUTE, pynvml.NVML_ERROR_NOT_SUPPORTED)
     assert gpu.query_all(SampleCursor()).processes == (
         ListedProcess(pid=8, kind=ProcessKind.GRAPHICS, memory_bytes=None),
     )
 
 
 def test_the_latest_rates_are_asked_beside_samples_and_where_there_are_none() -> None:
-    library, gpu = a_gpu(samples=[(1, 10)])
+    library, gpu = a_gpu(nvmlDeviceGetSamples=sampled((1, 10)))
     assert gpu.query_all(SampleCursor()).percent == 50
-    library.errors["nvmlDeviceGetSamples"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    library.refuse(SAMPLES, pynvml.NVML_ERROR_NOT_SUPPORTED)
     answer = gpu.query_all(SampleCursor())
     assert (answer.samples, answer.percent, answer.memory_percent) == (None, 50, 25)
 
@@ -137,56 +203,52 @@ def test_the_latest_rates_are_asked_beside_samples_and_where_there_are_none() ->
 )
 def test_a_lost_gpu_asks_for_a_new_start(code: int) -> None:
     library, gpu = a_gpu()
-    library.errors["nvmlDeviceGetMemoryInfo"] = code
+    library.refuse("nvmlDeviceGetMemoryInfo", code)
     with pytest.raises(SourceLostError, match="nvmlDeviceGetMemoryInfo"):
         gpu.query_all(SampleCursor())
 
 
 def test_one_call_that_ends_in_an_unknown_error_is_no_lost_gpu() -> None:
     library, gpu = a_gpu()
-    library.errors["nvmlDeviceGetPowerUsage"] = pynvml.NVML_ERROR_UNKNOWN
+    library.refuse("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN)
     answer = gpu.query_all(SampleCursor())
     assert (answer.power_milliwatts, answer.energy_millijoules) == (None, 1000)
 
 
 def test_a_gpu_that_is_lost_at_the_start_does_not_cost_the_others() -> None:
-    library = FakeNvml(FakeGpu("GPU-0", lost=True), FakeGpu("GPU-1"))
+    node = play_node(ManualClock(start_ns=0), gpus=2)
+    library = Altered(node.nvml)
+    library.lost.add(0)
     nvml = NvmlSession(library)
-    assert [(gpu.uuid, gpu.index) for gpu in nvml.open()] == [("GPU-1", 1)]
+    assert [(gpu.uuid, gpu.index) for gpu in nvml.open()] == [(node.gpus[1].facts.uuid, 1)]
     assert len(nvml.unfound) == 1
 
 
 def test_a_gpu_that_does_not_report_who_it_is_is_named_by_its_slot() -> None:
-    class Slotted(FakeNvml):
-        @override
-        def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-
-        def nvmlDeviceGetPciInfo_v3(self, gpu: FakeGpu) -> Any:  # noqa: N802  # NVML's own name
-            return SimpleNamespace(busId="00000000:1B:00.0")
-
-    nvml = NvmlSession(Slotted(FakeGpu("GPU-0")))
+    library = Altered(play_node(ManualClock(start_ns=0)).nvml)
+    library.refuse("nvmlDeviceGetUUID", pynvml.NVML_ERROR_GPU_IS_LOST)
+    library.answer("nvmlDeviceGetPciInfo_v3", SimpleNamespace(busId="00000000:1B:00.0"))
+    nvml = NvmlSession(library)
     nvml.open()
     assert nvml.unfound == {0: "PCI:0000:1b:00"}
 
 
 def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others() -> None:
-    released, asked = threading.Event(), []
+    node = play_node(ManualClock(start_ns=0), gpus=2)
+    released = threading.Event()
+    asked: list[int] = []
 
-    class Hanging(FakeNvml):
-        @override
-        def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
-            asked.append(gpu.uuid)
-            if gpu.uuid == "GPU-0":
-                released.wait()
-            return gpu.uuid
+    def give_uuid(handle: Any) -> Any:
+        asked.append(handle.index)
+        if handle.index == 0:
+            released.wait()
+        return node.gpus[handle.index].facts.uuid
 
-    library = Hanging(FakeGpu("GPU-0"), FakeGpu("GPU-1"))
-    nvml = NvmlSession(library, find_seconds=1.0)
+    nvml = NvmlSession(Altered(node.nvml, nvmlDeviceGetUUID=give_uuid), find_seconds=1.0)
     for _ in range(2):
-        assert [gpu.uuid for gpu in nvml.open()] == ["GPU-1"]
+        assert [gpu.index for gpu in nvml.open()] == [1]
     assert len(nvml.unfound) == 1
-    assert sorted(asked) == ["GPU-0", "GPU-1", "GPU-1"], "no second thread hangs"
+    assert sorted(asked) == [0, 1, 1], "no second thread hangs"
     assert nvml.is_stuck
     released.set()
     while len(nvml.open()) < 2:
@@ -195,8 +257,8 @@ def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others() -> None:
 
 
 def test_a_missing_library_is_reported_by_its_error() -> None:
-    library = FakeNvml()
-    library.errors["nvmlInit"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    library = Altered()
+    library.refuse("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     with pytest.raises(SourceLostError, check=has_words("nvmlInit")):
         NvmlSession(library).open()
 
@@ -238,26 +300,23 @@ def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
     )
 
 
-RARE_LISTS = (
-    "nvmlDeviceGetGraphicsRunningProcesses_v3",
-    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-)
-
-
 class Lists:
     """A GPU, whose lists are asked as ticks ask them."""
 
     def __init__(self) -> None:
-        self.gpu = FakeGpu("GPU-0", compute={1: 100})
-        self.library = FakeNvml(self.gpu)
-        (self.opened,) = NvmlSession(self.library).open()
+        self.library, self.opened = a_gpu()
+        self.put("compute", 1)
         self.tick()
+
+    def put(self, name: str, *pids: int) -> None:
+        """Let a list have these processes from now on."""
+        self.library.answer(LISTS[name], listed(*pids))
 
     def tick(self) -> tuple[set[int] | None, int]:
         """Return the pids of all lists, and how often those that are asked rarely were asked."""
-        before = sum(self.library.calls[name] for name in RARE_LISTS)
+        before = sum(self.library.calls[LISTS[name]] for name in ("graphics", "mps"))
         processes = self.opened.query(CallGroup.BOOKS, SampleCursor())["processes"]
-        asked = sum(self.library.calls[name] for name in RARE_LISTS) - before
+        asked = sum(self.library.calls[LISTS[name]] for name in ("graphics", "mps")) - before
         return (None if processes is None else {one.pid for one in processes}), asked
 
 
@@ -272,52 +331,53 @@ def test_lists_that_were_empty_are_asked_at_first_and_then_with_the_readings_alo
 
 def test_a_list_that_has_somebody_is_asked_in_each_tick_until_it_is_empty() -> None:
     lists = Lists()
-    lists.gpu.graphics = {2: 5}
+    lists.put("graphics", 2)
     lists.opened.query(CallGroup.READINGS, SampleCursor())
     assert lists.tick() == ({1, 2}, 2)
     assert lists.tick() == ({1, 2}, 1), "the one that is empty still is not asked"
-    lists.gpu.graphics = {}
+    lists.put("graphics")
     assert lists.tick() == ({1}, 1), "it has ended at once"
 
 
 @pytest.mark.parametrize(
-    "come",
+    ("compute", "used_bytes"),
     [
-        pytest.param({"compute": {1: 100, 3: 100}}, id="a process on the compute list"),
-        pytest.param({"compute": {}}, id="a process gone from it"),
-        pytest.param({"used_bytes": 31_000}, id="memory in use"),
+        pytest.param({1, 3}, 30_000, id="a process on the compute list"),
+        pytest.param(set(), 30_000, id="a process gone from it"),
+        pytest.param({1}, 31_000, id="memory in use"),
     ],
 )
-def test_what_comes_is_found_on_all_lists_at_once(come: dict[str, Any]) -> None:
+def test_what_comes_is_found_on_all_lists_at_once(compute: set[int], used_bytes: int) -> None:
     lists = Lists()
     assert lists.tick() == ({1}, 0)
-    for name, value in {"graphics": {2: 5}, "mps": {4: 5}, **come}.items():
-        setattr(lists.gpu, name, value)
-    assert lists.tick() == ({2, 4, *lists.gpu.compute}, 2)
+    lists.put("compute", *compute)
+    lists.put("graphics", 2)
+    lists.put("mps", 4)
+    memory = SimpleNamespace(total=80_000, used=used_bytes, reserved=500)
+    lists.library.answer("nvmlDeviceGetMemoryInfo", memory)
+    assert lists.tick() == ({2, 4, *compute}, 2)
 
 
 def test_where_the_memory_in_use_is_not_told_all_lists_are_asked_in_each_tick() -> None:
     lists = Lists()
-    lists.library.errors["nvmlDeviceGetMemoryInfo"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    lists.library.refuse("nvmlDeviceGetMemoryInfo", pynvml.NVML_ERROR_NOT_SUPPORTED)
     lists.tick()
-    lists.gpu.graphics = {2: 5}
+    lists.put("graphics", 2)
     assert lists.tick() == ({1, 2}, 2)
 
 
 def test_a_list_that_fails_is_no_empty_one() -> None:
     lists = Lists()
     lists.opened.query(CallGroup.READINGS, SampleCursor())
-    lists.library.errors[RARE_LISTS[0]] = [pynvml.NVML_ERROR_TIMEOUT]
+    lists.library.refuse(LISTS["graphics"], pynvml.NVML_ERROR_TIMEOUT)
     assert lists.tick()[0] is None
-    lists.gpu.graphics = {2: 5}
+    lists.put("graphics", 2)
     assert lists.tick() == ({1, 2}, 2), "it is asked again at once"
 
 
 def test_where_the_compute_list_is_refused_the_others_are_asked_in_each_tick() -> None:
     lists = Lists()
-    lists.library.errors["nvmlDeviceGetComputeRunningProcesses_v3"] = (
-        pynvml.NVML_ERROR_NOT_SUPPORTED
-    )
+    lists.library.refuse(COMPUTE, pynvml.NVML_ERROR_NOT_SUPPORTED)
     lists.tick()
-    lists.gpu.graphics = {2: 5}
+    lists.put("graphics", 2)
     assert lists.tick()[0] == {2}
