@@ -77,6 +77,11 @@ def both(overlay: Path) -> Rendering:
     return Rendering(objects=[*render(overlay).objects, *render(overlay / "topics").objects])
 
 
+def on_kafka(rendering: Rendering) -> list[Workload]:
+    """Return the workloads that talk to Kafka; the maintenance of the store does not."""
+    return [each for each in rendering.workloads() if each.name != "gpuledger-store-maintain"]
+
+
 def kafka_settings(workload: Workload, folder: Path) -> KafkaSettings:
     """Load the settings that the workload's program loads, and return the part on Kafka."""
     laid_out = workload.lay_out(folder / workload.name)
@@ -95,7 +100,7 @@ def kafka_settings(workload: Workload, folder: Path) -> KafkaSettings:
 
 
 def test_the_overlay_has_every_workload(kustomize: Kustomize) -> None:
-    assert {each.name for each in both(K8S / OVERLAY).workloads()} == set(WORKLOADS)
+    assert {each.name for each in on_kafka(both(K8S / OVERLAY))} == set(WORKLOADS)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -173,12 +178,12 @@ def test_a_second_cluster_has_what_its_two_workloads_need_as_the_whole_base_has_
 def test_each_workload_has_a_user_of_its_own_and_nobody_elses_password(
     filled_in: Rendering, secure_kafka: SecureKafka, tmp_path: Path
 ) -> None:
-    found = {each.name: kafka_settings(each, tmp_path) for each in filled_in.workloads()}
+    found = {each.name: kafka_settings(each, tmp_path) for each in on_kafka(filled_in)}
 
     assert {name: kafka.sasl_username for name, kafka in found.items()} == {
         name: name for name in WORKLOADS
     }
-    for workload in filled_in.workloads():
+    for workload in on_kafka(filled_in):
         mounted = b"".join(workload.files().values()).decode()
         assert [user for user, password in secure_kafka.users.items() if password in mounted] == [
             workload.name
@@ -197,7 +202,7 @@ def test_client_certificates_stand_in_for_the_users_by_the_lines_that_are_commen
         (file.parent / "tls.key").write_text("its key")
         of_login = re.compile(r"literals: \[username=.*\]\n    files: \[password.*\]")
         file.write_text(of_login.sub("files: [tls.crt, tls.key]", file.read_text()))
-    workloads = both(overlay).workloads()
+    workloads = on_kafka(both(overlay))
 
     assert {each.name for each in workloads} == set(WORKLOADS)
     for workload in workloads:
@@ -217,9 +222,7 @@ def test_brokers_without_a_login_need_one_line_and_no_secret(
     env.write_text("GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=broker-1:9092\n")
     leave_out_secrets(overlay, beginning="gpuledger-kafka-")
     rendering = both(overlay)
-    settings = {
-        each.name: kafka_settings(each, tmp_path / "files") for each in rendering.workloads()
-    }
+    settings = {each.name: kafka_settings(each, tmp_path / "files") for each in on_kafka(rendering)}
 
     assert mounted_secrets(rendering) <= {
         (made["metadata"]["namespace"], made["metadata"]["name"])
