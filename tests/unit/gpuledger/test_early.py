@@ -4,14 +4,17 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
 
 import pytest
 
-ROOT: Final = Path(__file__).parents[3]
-
-DEPLOYABLES = ("agent", "gpuledger_enricher.podwatch", "gpuledger_enricher.join", "sinks")
+DEPLOYABLES = (
+    "gpuledger_agent",
+    "gpuledger_enricher.podwatch",
+    "gpuledger_enricher.join",
+    "gpuledger_sinks",
+)
 INTERRUPTED = 130
 # Raises the signal in the process itself, just as the first of what takes long is imported.
 SIGNALLED = """
@@ -34,7 +37,10 @@ STARTS = {
 
 def run_by(module: str) -> str:
     """Return the module that a deployable's `__main__` imports once it handles signals."""
-    main = ROOT.joinpath(*module.split("."), "__main__.py").read_text()
+    spec = find_spec(f"{module}.__main__")
+    assert spec
+    assert spec.origin
+    main = Path(spec.origin).read_text()
     (found,) = re.findall(r"^    from (\S+) import main as run\b", main, flags=re.MULTILINE)
     return str(found)
 
@@ -97,11 +103,11 @@ def test_a_deployable_ends_with_its_exit_code_whatever_its_threads_are_doing(mod
     "at", ["gpuledger_cli.command", "cyclopts", "gpuledger_cli.demo.demo_command", "asyncio"]
 )
 def test_ctrl_c_before_the_work_ends_the_command_quietly_with_130(at: str, start: str) -> None:
-    ended = signalled(signal.SIGINT, module="cli", start=start, at=at, argv=("demo",))
+    ended = signalled(signal.SIGINT, module="gpuledger_cli", start=start, at=at, argv=("demo",))
     assert ended == (INTERRUPTED, b"")
 
 
-@pytest.mark.parametrize("module", [*DEPLOYABLES, "cli"])
+@pytest.mark.parametrize("module", [*DEPLOYABLES, "gpuledger_cli"])
 def test_nothing_but_our_own_empty_packages_is_imported_before_signals_are_heeded(
     module: str,
 ) -> None:
