@@ -38,5 +38,5 @@ def test_a_store_without_rows_is_named_with_the_remedy(
 
 def test_a_login_in_the_stores_address_is_not_told(tmp_path: Path) -> None:
     with pytest.raises(UserError) as raised:
-        entries_sql(str(tmp_path / "store?token=hunter2"))
+        entries_sql(f"file://{tmp_path}/store?token=hunter2")
     assert "hunter2" not in str(raised.value)

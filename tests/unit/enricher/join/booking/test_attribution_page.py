@@ -9,6 +9,8 @@ from msgspec.structs import replace
 from gpuledger.ledger.holders import find_holders
 from gpuledger.ledger.quantities import apportion
 from gpuledger.records import Account, BusyMethod, DeviceAllocation, EnergyMethod, GpuReading
+from gpuledger_agent import sampling
+from gpuledger_agent.core import gpu_sampler
 from gpuledger_enricher.join.booking import books, settlement, shares
 from gpuledger_enricher.join.booking.shares import (
     Claim,
@@ -137,14 +139,9 @@ def test_the_example_with_an_end_is_what_the_join_books() -> None:
 
 
 def test_every_method_is_told_and_used_by_the_code() -> None:
-    modules = (books, shares, settlement)
-    sources = [ROOT / module.__name__.replace(".", "/") for module in modules]
     # What the agent makes of samples, it names itself.
-    sources += [
-        ROOT / "agent" / "gpuledger_agent" / "core" / "normalize" / "gpu",
-        ROOT / "agent" / "gpuledger_agent" / "sampling",
-    ]
-    code = "".join(source.with_suffix(".py").read_text() for source in sources)
+    modules = (books, shares, settlement, gpu_sampler, sampling)
+    code = "".join(Path(module.__file__ or "").read_text() for module in modules)
     table = PAGE.partition("| method | applies when |")[2].partition("\n\n")[0]
     told = [row.split("|")[1].strip(" `") for row in table.splitlines() if row.startswith("| `")]
 
