@@ -141,7 +141,13 @@ def test_the_example_with_an_end_is_what_the_join_books() -> None:
 def test_every_method_is_told_and_used_by_the_code() -> None:
     # What the agent makes of samples, it names itself.
     modules = (books, shares, settlement, gpu_sampler, sampling)
-    code = "".join(Path(module.__file__ or "").read_text() for module in modules)
+    # Beside the compiled module, if there is one.
+    code = "".join(
+        Path(module.__file__ or "")
+        .with_name(f"{module.__name__.rpartition('.')[2]}.py")
+        .read_text()
+        for module in modules
+    )
     table = PAGE.partition("| method | applies when |")[2].partition("\n\n")[0]
     told = [row.split("|")[1].strip(" `") for row in table.splitlines() if row.startswith("| `")]
 
