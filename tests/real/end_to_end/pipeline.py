@@ -135,10 +135,7 @@ class Pipeline:
         parts = self.parts
         settings = {
             "remote_write": {"REMOTE_WRITE__URL": parts.prometheus.remote_write_url},
-            "alerts": {
-                "ALERTS__URLS": parts.alertmanager.url,
-                "ALERTS__BUSY_WITHOUT_POD__FOR_SECONDS": "5",
-            },
+            "alerts": {"ALERTS__URLS": parts.alertmanager.url},
             "store": {
                 "STORE__URI": str(self.store),
                 "STORE__ENTRIES": "true",

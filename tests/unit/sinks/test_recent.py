@@ -96,7 +96,7 @@ def test_memory_does_not_grow_with_the_names_of_nodes_that_come_and_go(
     take, used = remembering(clock), list[int]()
     tracemalloc.start()
     try:
-        for day in range(12):
+        for day in range(18):
             for number in range(200):
                 clock.advance(DAY / 200)
                 take(event(node=f"node-{day}-{number}", entries=[entry(Account.HOST)]))
@@ -104,7 +104,8 @@ def test_memory_does_not_grow_with_the_names_of_nodes_that_come_and_go(
             used.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert max(used[8:]) < 1.5 * max(used[:4])
+    # By then the caches of names, which are as large as they are for any number of nodes, are full.
+    assert max(used[12:]) < 1.2 * max(used[6:9])
 
 
 def test_names_that_come_once_take_bounded_memory_and_what_is_used_on_stays() -> None:
