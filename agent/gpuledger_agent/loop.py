@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import structlog
@@ -143,6 +143,8 @@ class SampleLoop:
     """Whether ticks can be made of what was answered."""
     settings: AgentSettings
     """How often."""
+    _hidden_ticks: int = field(default=0, init=False)
+    """Ticks on end in which `/proc` showed no process that is on a GPU."""
 
     async def run(self) -> None:
         """Tick for ever."""
@@ -299,10 +301,13 @@ class SampleLoop:
                 f"the driver refuses its lists of processes of {', '.join(unlisted)}: who uses"
                 " them is not known; gpuledger_agent_nvml_errors_total has the call and its error"
             )
-        elif running and all(process.started_boottime_ns is None for process in running):
-            # One that has just ended cannot be read either, but hardly all of them in one tick.
+            return
+        is_hidden = all(process.started_boottime_ns is None for process in running)
+        self._hidden_ticks = self._hidden_ticks + 1 if running and is_hidden else 0
+        # Those that have just ended cannot be read either, but hardly all of them twice.
+        if self._hidden_ticks > 1:
             self.procfs_check.failed(
                 f"/proc shows none of the {len(running)} processes on GPUs: is hostPID set?"
             )
-        else:
+        elif not self._hidden_ticks:
             self.procfs_check.ok(f"{len(running)} processes on GPUs")
