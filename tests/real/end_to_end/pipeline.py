@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from gpuledger.clock import NS_PER_SECOND
 from tests.real.deployment.rendering import RBAC, render
 from tests.real.end_to_end.deployables import BIN, Deployable
 from tests.real.services.process import Process
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 NAMESPACE: Final = "gpuledger"
 JOINS: Final = 2
 UIDS_FILE: Final = "uids.json"
+AHEAD_SECONDS: Final = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,21 @@ class RealParts:
     kube_api: KubeApiClient
     prometheus: PrometheusApi
     alertmanager: AlertmanagerApi
+
+
+def begin_ns(kafka: KafkaBroker) -> int:
+    """Create the topics as an operator would; return when the scenario is to begin.
+
+    Until then its driver has the time to create the first pods: a container does not run before its
+    pod is there.
+    """
+    command = [str(BIN / "gpuledger"), "topics", "create"]
+    command += ["--bootstrap-servers", kafka.bootstrap_servers]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return time.time_ns() + AHEAD_SECONDS * NS_PER_SECOND
 
 
 class Pipeline:
@@ -55,15 +72,6 @@ class Pipeline:
         self.joins = [self._join(number) for number in range(JOINS)]
         self.sinks = self._make_sinks()
         self._driver = self._drive()
-
-    def create_topics(self) -> None:
-        """Make the topics as an operator would."""
-        servers = self.parts.kafka.bootstrap_servers
-        command = [str(BIN / "gpuledger"), "topics", "create", "--bootstrap-servers", servers]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ}
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
 
     def start(self) -> None:
         """Start everything; return when all of it is ready."""

@@ -29,7 +29,7 @@ from tests.default_topics import (
     SAMPLES,
 )
 from tests.real.end_to_end.deployables import refuse_stray_settings
-from tests.real.end_to_end.pipeline import UIDS_FILE, Pipeline, RealParts
+from tests.real.end_to_end.pipeline import UIDS_FILE, Pipeline, RealParts, begin_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 SCENARIO = ROOT / "scenarios" / "e2e.yaml"
-AHEAD_SECONDS = 15
 SCENARIO_SECONDS = 30
 LOOK_SECONDS = 120.0
 BROKEN = b"this is no JSON {"
@@ -83,13 +82,8 @@ def parts(
 
 @pytest.fixture(scope="module")
 def simulation(parts: RealParts, folder: Path) -> Simulation:
-    """Return the run, whose pods have the UIDs that the real API server gives.
-
-    It begins once its driver has had the time to create the first pods: a container does not run
-    before its pod is there.
-    """
-    del parts  # their start must not use up that time
-    epoch_ns = time.time_ns() + AHEAD_SECONDS * 1_000_000_000
+    """Return the run, whose pods have the UIDs that the real API server gives."""
+    epoch_ns = begin_ns(parts.kafka)
     return open_simulation(SCENARIO, epoch_ns=epoch_ns, uids_file=folder / UIDS_FILE)
 
 
@@ -101,7 +95,6 @@ def pipeline(
     refuse_stray_settings()
     made = Pipeline(parts=parts, simulation=simulation, scenario=SCENARIO, folder=folder)
     try:
-        made.create_topics()
         made.start()
         for topic in READERS:
             kcat.produce(parts.kafka.bootstrap_servers, topic, BROKEN, partition=1, key="k")

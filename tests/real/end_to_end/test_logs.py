@@ -12,7 +12,7 @@ import pytest
 
 from gpuledger_simulator.simulation import open_simulation
 from tests.real.end_to_end.deployables import refuse_stray_settings
-from tests.real.end_to_end.pipeline import UIDS_FILE, Pipeline, RealParts
+from tests.real.end_to_end.pipeline import UIDS_FILE, Pipeline, RealParts, begin_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tests.real.services.prometheus import PrometheusApi
 
 SCENARIO = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
-AHEAD_SECONDS = 15
 HEALTHY_SECONDS = 12.0  # more than one round of everything that the Kafka client does by the clock
 AWAY_SECONDS = 45.0  # longer than a batch of the Kafka client's is tried for
 BACK_SECONDS = 120.0
@@ -50,7 +49,7 @@ def pipeline(
 ) -> Iterator[Pipeline]:
     """Start every deployable."""
     refuse_stray_settings()
-    epoch_ns = time.time_ns() + AHEAD_SECONDS * 1_000_000_000
+    epoch_ns = begin_ns(broker)
     uids = tmp_path / UIDS_FILE
     made = Pipeline(
         parts=RealParts(
@@ -64,7 +63,6 @@ def pipeline(
         folder=tmp_path,
     )
     try:
-        made.create_topics()
         made.start()
         yield made
     finally:
