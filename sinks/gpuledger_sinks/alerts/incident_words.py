@@ -109,11 +109,13 @@ def labels_of(attributed: AttributedIncident) -> dict[str, str]:
 def annotations_of(attributed: AttributedIncident) -> dict[str, str]:
     """Return the alert's words, with all pods that were on the GPU."""
     incident = attributed.incident
-    pods = [
+    named = [
         # A foreign pod has no name here: its owner is not reached by it.
         f"{pod.namespace}/{pod.name}" if pod.name is not None else pod.uid or "unknown"
         for pod in attributed.pods
     ]
+    # A pod is there twice if its processes were known by UID and its allocation by name.
+    pods = list(dict.fromkeys(named))
     what = incident.kind if incident.xid is None else f"XID {incident.xid}"
     where = f"{_gpu(incident)} on node {show_node(incident.cluster, incident.node)}"
     if pods:

@@ -138,6 +138,15 @@ def test_a_name_that_comes_with_a_tick_is_in_the_words(watched: Watched) -> None
     assert (alert.labels, alert.annotations["pods"]) == (before, "research/train-0")
 
 
+def test_a_pod_that_was_known_by_its_uid_and_by_its_name_is_named_once(watched: Watched) -> None:
+    by_name = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
+    watched.add(xid(79, 0, UNNAMED, by_name))
+    watched.of.observe(event(1, pods=[pod()]), now=at(1))
+    (alert,) = watched.of.alerts
+    assert alert.annotations["pods"] == "research/train-0"
+    assert "(pod research/train-0)" in alert.annotations["summary"]
+
+
 def test_an_equal_event_of_another_pod_is_another_alert(watched: Watched) -> None:
     event_of = {"kind": "ecc_uncorrected", "xid": None}
     watched.add(xid(79, 0, pod(), **event_of), xid(79, 1, OTHER_POD, **event_of))
