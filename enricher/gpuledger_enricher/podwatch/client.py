@@ -10,11 +10,13 @@ with; that client is closed when its last reader ends.
 """
 
 import asyncio
+import errno
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -80,6 +82,7 @@ async def _open_session(settings: KubernetesSettings) -> "_LoggedIn":
             if in_cluster:
                 load_incluster_config(configuration, try_refresh_token=False)  # type: ignore[no-untyped-call]  # the library types only some of its functions
             else:
+                _require_kubeconfig(settings.kubeconfig)
                 await load_kube_config(
                     config_file=settings.kubeconfig or None,
                     context=settings.context or None,
@@ -93,6 +96,12 @@ async def _open_session(settings: KubernetesSettings) -> "_LoggedIn":
         # Of a kubeconfig most messages quote a part of it, which may be a secret.
         why = str(error) if in_cluster or isinstance(error, OSError) else type(error).__name__
     raise KubernetesError(f"the Kubernetes configuration cannot be used: {why}")
+
+
+def _require_kubeconfig(names: str) -> None:
+    """Raise `FileNotFoundError` if none of the named files is there: the library names no file."""
+    if names and not any(Path(name).expanduser().exists() for name in names.split(os.pathsep)):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), names)
 
 
 class _LoggedIn:

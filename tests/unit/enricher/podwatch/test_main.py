@@ -31,6 +31,7 @@ def test_a_missing_kubeconfig_is_said_in_one_line(tmp_path: Path) -> None:
     said = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
     assert ended.returncode == 2, ended.stderr
     assert len(said) == 1
+    assert f"No such file or directory: '{file}'" in said[0]
     assert said[0].endswith(f"check the file kubernetes.kubeconfig names: {file}")
 
 
