@@ -24,6 +24,7 @@ from gpuledger_cli.demo.totals import Tally
 from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings, PodwatchSettings
 from gpuledger_enricher.podwatch.pod_watch import run_podwatch
+from gpuledger_simulator.clock import ScaledClock
 from gpuledger_simulator.kube import serve_kube_api
 from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_simulator.simulation import Simulation
@@ -49,17 +50,21 @@ class DemoSource(Protocol):
 
 
 class SimulatedMachine:
-    """The nodes of a scenario that begins now."""
+    """The nodes of a scenario, which begins with `start`: brokers may need seconds until then."""
+
+    _simulation: Simulation
 
     def __init__(self, scenario: Path, *, cluster: str) -> None:
         self._cluster = cluster
-        loaded = load_scenario(scenario)
-        self._simulation = Simulation(loaded, epoch_ns=time.time_ns())
-        self.headline = f"scenario {loaded.name}"
-        self.clock: Clock = self._simulation.clock
+        self._scenario = load_scenario(scenario)
+        self.headline = f"scenario {self._scenario.name}"
+        self.clock: Clock = ScaledClock(epoch_ns=time.time_ns(), speed=self._scenario.speed)
 
     async def start(self, stages: Stages, *, bus: Bus, stack: AsyncExitStack) -> None:
         """Start an agent for each node, and podwatch on the simulator's own API server."""
+        self._simulation = Simulation(
+            self._scenario, epoch_ns=self.clock.time_ns(), clock=self.clock
+        )
         for node in self._simulation.nodes.values():
             stages.start_agent(
                 f"the agent of {node.name}",

@@ -10,10 +10,12 @@ from typing_extensions import override
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.memory_consumer import MemoryConsumer
 from gpuledger.bus.protocol import Consumer, Record, Subscription, TopicPartition
+from gpuledger.keys import key_in
 from gpuledger.store.query import count_rows
 from gpuledger_cli.demo.pipeline import drain, running
 from gpuledger_cli.demo.plan import DEMO_SCENARIO, DemoPlan
 from gpuledger_cli.demo.source import SimulatedMachine
+from gpuledger_cli.demo.totals import Tally
 from gpuledger_sinks.registry import STORE
 from tests.hanging import HANG_SECONDS
 
@@ -82,3 +84,18 @@ async def test_what_a_sink_has_not_read_at_the_end_is_counted(tmp_path: Path) ->
         await until(lambda: run.tally.events >= 2)
     missing = {sink.sink: sink.line(run.reader.newest).missing for sink in run.sinks}
     assert missing["store"] >= 2
+
+
+async def test_the_scenario_begins_when_its_agents_start(tmp_path: Path) -> None:
+    plan = DemoPlan(
+        scenario=DEMO_SCENARIO, source="simulated", kafka=None, store=tmp_path, seconds=None
+    )
+    machine = SimulatedMachine(plan.scenario, cluster="default")
+    made_ns = machine.clock.time_ns()
+    await asyncio.sleep(0.5)  # as long as brokers need to make topics
+    started_ns = machine.clock.time_ns()
+    async with running(plan, bus=MemoryBus(), machine=machine) as run:
+        await until(lambda: run.tally.events >= 2)
+    before = Tally(covered_ns={key_in("default", "gpu-node-1"): [(made_ns, started_ns)]})
+    assert sum(machine.truth(before).values()) == 0
+    assert sum(machine.truth(run.tally).values()) > 0
