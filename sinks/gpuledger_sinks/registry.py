@@ -86,7 +86,7 @@ STORE: Final = SinkKind(
     group="gpuledger-store",
     module="gpuledger_sinks.store.store_sink",
     takes_replays=True,
-    summary="sums by minute, hour and day, to Delta Lake tables",
+    summary="sums by minute, to Delta Lake tables",
     relays_watermarks=True,
     drop_reasons=("duplicate", "future", "invalid", "too_large", "too_old"),
 )
