@@ -19,7 +19,7 @@ from gpuledger.bus.protocol import Message
 from gpuledger.clock import NS_PER_MINUTE, NS_PER_MS
 from gpuledger.codec import encode
 from gpuledger.keys import watermark_key
-from gpuledger.records import SilentNode, Watermark
+from gpuledger.records import Watermark
 from gpuledger.records.bounds import MAX_WORD_LENGTH
 
 PODWATCH: Final = "podwatch"
@@ -130,15 +130,6 @@ class Completeness:
         if any(at == partition and cluster not in found for at, cluster in self._expected):
             return None
         return min(found.values(), default=None)
-
-    def silent_nodes(self, partitions: Iterable[int]) -> list[SilentNode]:
-        """Return the silent nodes of these partitions: they are not waited for."""
-        return [
-            node
-            for partition in partitions
-            for watermark in self.of(partition)
-            for node in watermark.silent or ()
-        ]
 
     def _apply(self, partition: int, waiting_of: Mapping[str, deque[Watermark]]) -> None:
         """Apply the watermarks that the reader has read past; none of them goes back in time."""

@@ -52,17 +52,14 @@ def printing_progress(total: int, *, what: str, done: str) -> Iterator[Advance]:
 
 
 class _Lines:
-    def __init__(
-        self, total: int, *, what: str, done: str, seconds: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, total: int, *, what: str, done: str) -> None:
         self._total, self._what, self._done_word = total, what, done
-        self._seconds = seconds
         self._count = 0
-        self._printed_seconds = seconds()
+        self._printed_seconds = time.monotonic()
 
     def advance(self, count: int) -> None:
         self._count += count
-        now_seconds = self._seconds()
+        now_seconds = time.monotonic()
         if now_seconds - self._printed_seconds >= LINE_SECONDS:
             self._printed_seconds = now_seconds
             sys.stderr.write(

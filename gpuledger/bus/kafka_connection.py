@@ -39,7 +39,7 @@ from gpuledger.bus.protocol import TopicDescription
 from gpuledger.certificates import Validity, authorities_of, load_own, trusting
 from gpuledger.errors import BusUnavailableError, RefusedError, TopicsError
 from gpuledger.runtime import Check, CheckSeverity, Readiness
-from gpuledger.runtime.file_watch import POLL_INTERVAL_SECONDS, FilesInForce, FileWatch
+from gpuledger.runtime.file_watch import FilesInForce, FileWatch
 from gpuledger.runtime.http.credentials import NO_CREDENTIALS, BasicCredentials
 from gpuledger.runtime.http.token_endpoint import DEADLINE_SECONDS, TokenEndpoint, post_form
 from gpuledger.runtime.tokens import BearerToken, TokenSource
@@ -65,7 +65,6 @@ class KafkaCredentials:
         settings: KafkaSettings,
         *,
         check: Check,
-        poll_interval_seconds: float = POLL_INTERVAL_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
         time_seconds: Callable[[], float] = time.time,
     ) -> None:
@@ -85,11 +84,7 @@ class KafkaCredentials:
             oauth.ca_file,
         )
         named = (*files, *(secret.file for secret in secrets if secret))
-        watch = FileWatch(
-            (file for file in named if file),
-            poll_interval_seconds=poll_interval_seconds,
-            monotonic=monotonic,
-        )
+        watch = FileWatch((file for file in named if file), monotonic=monotonic)
         self._files = FilesInForce(
             self._take,
             validities=self._take(),

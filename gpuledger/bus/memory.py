@@ -44,20 +44,18 @@ class MemoryBus:
     """Topics, partitions and consumer groups in this process's memory.
 
     A partition keeps at most `max_partition_bytes` and `max_partition_records`, its newest ones; a
-    compacted one keeps the last record of each key. There are the topics of `table`, or `topics`
-    alone.
+    compacted one keeps the last record of each key. Without `topics` there are those of `Topics`.
     """
 
     def __init__(
         self,
         topics: Iterable[Topic] | None = None,
         *,
-        table: Topics | None = None,
         max_partition_bytes: int = MAX_PARTITION_BYTES,
         max_partition_records: int = MAX_PARTITION_RECORDS,
         session_timeout_seconds: float = SESSION_TIMEOUT_SECONDS,
     ) -> None:
-        self.topics = table or Topics()
+        self.topics = Topics()
         self._session_timeout_seconds = session_timeout_seconds
         self._groups: dict[str, ConsumerGroup] = {}
         self._owners: dict[str, object] = {}

@@ -226,11 +226,11 @@ def require_topic_prefix(prefix: str) -> None:
         )
 
 
-def require_group_name(setting: str, group: str) -> None:
+def require_group_name(group: str) -> None:
     """Raise `ValueError` where a consumer group cannot be called so."""
     if not _GROUP_NAME.fullmatch(group):
         raise ValueError(
-            f"{setting}: {shorten(repr(group), _SHOWN_CHARACTERS)} is no name of a consumer group;"
+            f"group: {shorten(repr(group), _SHOWN_CHARACTERS)} is no name of a consumer group;"
             f" give 1 to {_MAX_GROUP_NAME} of the characters a-z, A-Z, 0-9, '.', '_' and '-'"
         )
 

@@ -142,7 +142,7 @@ class KafkaSink(Sink):
         self._cannot_take_over = False
 
     @override
-    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
+    async def assign(self, partitions: Partitions) -> None:
         """Remember that these have yet to be taken over."""
         self._unopened |= partitions
 

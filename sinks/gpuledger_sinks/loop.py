@@ -272,7 +272,7 @@ class _Session:
             self.consumer.pause(partitions)
         # Before the sink knows of it: what it acknowledges from now on is of the new epoch.
         self._progress.begin(partitions)
-        await self._sink.assign(partitions, self._context())
+        await self._sink.assign(partitions)
 
     async def on_revoked(self, partitions: Partitions) -> None:
         """Commit what the receiver has; what it does not have is the next owner's to send."""

@@ -190,7 +190,7 @@ class Sink(Protocol):
     """Where it goes, for people: an address without its secrets."""
 
     @abstractmethod
-    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
+    async def assign(self, partitions: Partitions) -> None:
         """Record that partitions are newly held; must neither block nor raise."""
 
     async def prepare(self, context: SinkContext) -> Partitions:

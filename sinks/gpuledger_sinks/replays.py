@@ -47,7 +47,7 @@ class ReplaySink(Sink):
         self._retrying = retrying
 
     @override
-    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
+    async def assign(self, partitions: Partitions) -> None:
         """Do nothing: no state is kept of a partition."""
 
     @override

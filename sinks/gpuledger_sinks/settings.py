@@ -405,7 +405,7 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         And what names no group, or goes with another kind alone.
         """
         if self.group:
-            require_group_name("group", self.group)
+            require_group_name(self.group)
         if self.kind in KINDS:
             return
         if not self.kind:

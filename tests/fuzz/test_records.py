@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from gpuledger.bus.limits import refuse_too_large
 from gpuledger.bus.protocol import Record
-from gpuledger.codec import Decoder, decoder_of, encode, validate
+from gpuledger.codec import decoder_of, encode, validate
 from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.errors import UndecodableError
 from gpuledger.ledger.quantities import imbalances
-from gpuledger.records import AttributedIncident, DeadLetter, GpuEvent, NodeSample
+from gpuledger.records import AttributedIncident, DeadLetter, GpuEvent
 from gpuledger.topics import Topic
 from gpuledger_enricher.join.stage import JoinStage
 from tests.default_topics import (
@@ -33,7 +33,6 @@ from tests.fuzz.mutations import changed_bytes, changed_json
 from tests.unit.enricher.join.ticks import anywhere
 
 MESSAGES = Path(__file__).parents[1] / "data" / "messages"
-SAMPLE_OF = Decoder(topic=SAMPLES.name, record=NodeSample)
 
 
 def golden(topic: Topic) -> list[bytes]:

@@ -57,7 +57,6 @@ class Watchdog:
         *,
         seconds: float,
         report: Report,
-        end_process: Callable[[], None] | None = None,
         now_seconds: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver
@@ -66,9 +65,7 @@ class Watchdog:
         self._now_seconds = now_seconds
         self._looked_seconds = now_seconds()
         self._awake_since_seconds = -math.inf
-        self._loop_watch = LoopWatch(
-            max_missed=_LOOKS, end_process=end_process or _end_process, seconds=seconds
-        )
+        self._loop_watch = LoopWatch(max_missed=_LOOKS, end_process=_end_process, seconds=seconds)
 
     async def run(self) -> None:
         """Look for ever; raise NothingWorksError when it is time to end."""

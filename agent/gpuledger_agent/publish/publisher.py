@@ -73,7 +73,6 @@ class SamplePublisher:
         backoff: Backoff,
         catch_up_factor: float,
         now_ns: Callable[[], int] = time.time_ns,
-        chance: Callable[[], float] = random.random,
     ) -> None:
         self._node = node
         self._bus = bus
@@ -82,7 +81,6 @@ class SamplePublisher:
         self._backoff = backoff
         self._catch_up_factor = catch_up_factor
         self._now_ns = now_ns
-        self._chance = chance
         self._times_ms: list[int] = []
         self._unsent: dict[str, list[Message]] = {}
         self._partitions: dict[str, int] = {}
@@ -136,7 +134,8 @@ class SamplePublisher:
             times_ms, self._times_ms = self._times_ms, []
             self._backoff.reset()
             self._check.ok(self._describe_waiting())
-            pause = pause_seconds(times_ms, factor=self._catch_up_factor, chance=self._chance())
+            chance = random.random()  # noqa: S311  # jitter, no secret
+            pause = pause_seconds(times_ms, factor=self._catch_up_factor, chance=chance)
             if pause > 0:
                 await wait_event(self._skip_pauses, pause)
 

@@ -36,7 +36,7 @@ class JoinTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         """Refuse what names no group; raises ValueError."""
-        require_group_name("group", self.group)
+        require_group_name(self.group)
 
 
 class JoinSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -156,7 +156,7 @@ class HttpClient:
             _telling_whom(route.proxy),
             translating(lambda reason: NoAnswerError(f"{shown_url(url)}: {reason}"), sent=sent),
         ):
-            async with self._requesting("POST", url, headers, route, data=data) as response:
+            async with self._requesting(url, headers, route, data=data) as response:
                 return await read_answer(response, sent=sent)
 
     async def post_form(
@@ -166,7 +166,6 @@ class HttpClient:
         headers: Mapping[str, str] = _NOTHING,
         *,
         route: Route = DIRECT,
-        max_bytes: int = MAX_BODY_BYTES,
     ) -> tuple[int, bytes]:
         """Return the status and the whole body of the answer to a POST, whatever the status.
 
@@ -176,12 +175,14 @@ class HttpClient:
         sent = self._sent(url, headers, route)
         try:
             with _telling_whom(route.proxy), translating(NoAnswerError, sent=sent):
-                async with self._requesting("POST", url, headers, route, data=form) as response:
+                async with self._requesting(url, headers, route, data=form) as response:
                     body = bytearray()
                     async for piece in response.content.iter_any():
                         body += piece
-                        if len(body) > max_bytes:
-                            raise ValueError(f"answered with more than {max_bytes // 1024} KiB")
+                        if len(body) > MAX_BODY_BYTES:
+                            raise ValueError(
+                                f"answered with more than {MAX_BODY_BYTES // 1024} KiB"
+                            )
                     return response.status, bytes(body)
         except NoAnswerError as error:
             if isinstance(error.__cause__, aiohttp.ClientConnectorCertificateError):
@@ -191,20 +192,13 @@ class HttpClient:
             raise
 
     def _requesting(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        route: Route,
-        *,
-        data: bytes | None = None,
+        self, url: str, headers: Mapping[str, str], route: Route, *, data: bytes
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         proxy = route.proxy
         # With TLS the proxy is asked for a tunnel, in which it sees nothing of the request.
         has_tunnel = url.lower().startswith("https://")
         to_proxy = proxy.headers if proxy else {}
-        return self._session.request(
-            method,
+        return self._session.post(
             url,
             data=data,
             headers=headers if has_tunnel else {**headers, **to_proxy},
@@ -284,19 +278,16 @@ async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredential
 
 
 async def read_begin(
-    response: aiohttp.ClientResponse,
-    *,
-    max_bytes: int = MAX_BODY_BYTES,
-    timeout_seconds: float = BODY_SECONDS,
+    response: aiohttp.ClientResponse, *, timeout_seconds: float = BODY_SECONDS
 ) -> bytes:
-    """Return up to `max_bytes` of a body, or what came of it before it broke off or was late."""
+    """Return the begin of a body, or what came of it before it broke off or was late."""
     body = bytearray()
     with suppress(*_BROKEN):
         async with asyncio.timeout(timeout_seconds):
             # What is unpacked comes in pieces as well, each no larger than the buffer.
-            while len(body) < max_bytes and (piece := await response.content.readany()):
+            while len(body) < MAX_BODY_BYTES and (piece := await response.content.readany()):
                 body += piece
-    return bytes(body[:max_bytes])
+    return bytes(body[:MAX_BODY_BYTES])
 
 
 @contextmanager

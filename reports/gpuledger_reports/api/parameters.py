@@ -40,11 +40,11 @@ def read_query(query: str, *, known: Collection[str]) -> dict[str, str]:
     return found
 
 
-def flag(given: Mapping[str, str], name: str, *, default: bool = False) -> bool:
+def flag(given: Mapping[str, str], name: str) -> bool:
     """Return whether a parameter says true; raises `ArgumentError` where it says neither."""
     value = given.get(name)
     if value is None:
-        return default
+        return False
     if value in _TRUE:
         return True
     if value in _FALSE:

@@ -137,7 +137,7 @@ class AlertsSink(Sink):
         )
 
     @override
-    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
+    async def assign(self, partitions: Partitions) -> None:
         """Begin anew: states are read back by `prepare`."""
         self._held |= partitions
         self._unrestored |= {at for at in partitions if at.topic == self._incidents}

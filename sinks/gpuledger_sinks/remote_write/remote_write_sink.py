@@ -133,7 +133,7 @@ class RemoteWriteSink(Sink):
         WAITING_BYTES.labels(sink=NAME).set_function(self._waiting_bytes)
 
     @override
-    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
+    async def assign(self, partitions: Partitions) -> None:
         """Remember that these have yet to be taken over."""
         for partition in partitions:
             if (former := self._senders.pop(partition, None)) is not None:

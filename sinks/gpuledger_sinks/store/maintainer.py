@@ -107,38 +107,6 @@ class MaintenanceDone:
     lost_to_another: str | None = None
     """How somebody else was seen to be at it too, who goes on in place of this run."""
 
-    @property
-    def hours(self) -> int:
-        """How many hours were summed up."""
-        return self._count(SUM_UP, USAGE_HOURLY.name)
-
-    @property
-    def days(self) -> int:
-        """How many days were summed up."""
-        return self._count(SUM_UP, USAGE_DAILY.name)
-
-    @property
-    def purged_files(self) -> int:
-        """How many files had rows that went for their age."""
-        return self._count(REMOVE_OLD_ROWS)
-
-    @property
-    def compacted_files(self) -> int:
-        """How many small files went into larger ones."""
-        return self._count(MERGE)
-
-    @property
-    def vacuumed_files(self) -> int:
-        """How many files went that nobody needs any more."""
-        return self._count(VACUUM)
-
-    def _count(self, action: str, table: str | None = None) -> int:
-        return sum(
-            step.count
-            for step in self.steps
-            if step.action == action and table in {None, step.table}
-        )
-
 
 def report_nothing(number: int, total: int, step: MaintenanceStep) -> None:
     """Tell nobody of a step."""

@@ -204,7 +204,7 @@ class StoreSink(Sink):
         self._lock = asyncio.Lock()
 
     @override
-    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
+    async def assign(self, partitions: Partitions) -> None:
         """Remember that these have yet to be set to where the table ends."""
         self._resuming.require(partitions)
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.completeness import MAX_WAITING, Completeness, key_of
-from gpuledger.records import SilentNode, Watermark
+from gpuledger.records import Watermark
 from tests.default_topics import EVENTS
 
 
@@ -105,15 +105,6 @@ def test_other_stages_and_topics_do_not_count() -> None:
     told.take(watermark(100, offset=1, stage="podwatch"))
     told.take(watermark(100, offset=1, topic="gpuledger.pods.v1"))
     assert told.complete_until_ns([3]) is None
-
-
-def test_silent_nodes_are_named_until_a_later_watermark_does_not() -> None:
-    told, silent = reader(), SilentNode(node="node-a", since_time_ns=7)
-    told.read_to(3, 9)
-    told.take(watermark(100, offset=1, silent=[silent]))
-    assert told.silent_nodes([3]) == [silent]
-    told.take(watermark(110, offset=2))
-    assert told.silent_nodes([3]) == []
 
 
 def test_a_reader_that_is_far_behind_goes_from_one_watermark_to_the_next() -> None:

@@ -64,7 +64,7 @@ class Recorder(Sink):
         self.acknowledges = True
 
     @override
-    async def assign(self, partitions: Partitions, context: SinkContext) -> None:
+    async def assign(self, partitions: Partitions) -> None:
         pass
 
     @override

@@ -80,7 +80,7 @@ _DRAW_OF_TABLE: Final = IdleDrawSource.TABLE
 
 # A board's draw without a process and without a kernel, as nvidia-smi showed them on machines whose
 # listings are public: the low end, as a floor too high would take from idle what work drew.
-_IDLE_MILLIWATTS: Final = {
+IDLE_MILLIWATTS: Final = {
     "B200": 136_000,
     "H200": 76_000,
     "H200 NVL": 69_000,
@@ -98,7 +98,6 @@ _IDLE_MILLIWATTS: Final = {
     "T4": 9_000,
     "V100-SXM2": 38_000,
 }
-LISTED_PRODUCTS: Final = len(_IDLE_MILLIWATTS)
 
 
 class RepeatedContainerError(GpuledgerError):
@@ -572,10 +571,10 @@ def idle_milliwatts(model: str | None) -> int | None:
     # Whole words alone, and the longest that fit: an A1000 is no A100, an H200 NVL is no H200.
     known = [
         product
-        for product in _IDLE_MILLIWATTS
+        for product in IDLE_MILLIWATTS
         if name == product or name.startswith((f"{product} ", f"{product}-"))
     ]
-    return _IDLE_MILLIWATTS[max(known, key=len)] if known else None
+    return IDLE_MILLIWATTS[max(known, key=len)] if known else None
 
 
 def energy_of(reading: GpuReading, interval_ns: int) -> Energy | None:

@@ -17,7 +17,6 @@ from tests.fakes.nvml_pointers import Function, play, referent_of
 MODE = "nvmlDeviceGetAccountingMode"
 PIDS = "nvmlDeviceGetAccountingPids"
 STATS = "nvmlDeviceGetAccountingStats"
-STATS_V2 = "nvmlDeviceGetAccountingStats_v2"
 
 
 class Buffer:

@@ -1,6 +1,6 @@
-"""Whatever happens to broker, files and process: the order on the bus is the order in time.
+"""Whatever happens to broker and process: the order on the bus is the order in time.
 
-Outages, lost answers, crashes that cut a file at any byte, and restarts come in any interleaving.
+Outages, lost answers, crashes and restarts come in any interleaving.
 """
 
 import asyncio
@@ -31,8 +31,6 @@ from tests.unit.agent.publish.builders import (
 )
 
 AFTER_SECONDS = 5.0
-# Small, so that a few ticks fill a file.
-FILE_BYTES = 400
 
 bus_step = st.tuples(st.sampled_from(["away", "away", "deaf", "back"]), st.just(0))
 step = st.one_of(

@@ -127,12 +127,6 @@ class ExitMatcher:
     late: int = 0
     """How many accounts came after their end was published, until they are counted."""
 
-    @property
-    def remembered(self) -> int:
-        """How many ends and accounts it remembers."""
-        ends = len(self._waiting) + len(self._recent)
-        return ends + len(self._partial) + len(self._repeats)
-
     def match(
         self, table_update: TableUpdate, accounts: DriverAccounts, *, time_ns: int, boottime_ns: int
     ) -> list[ProcessRecord]:

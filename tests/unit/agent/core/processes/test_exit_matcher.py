@@ -11,6 +11,7 @@ from gpuledger_agent.core.processes.accounting.exit_matcher import DriverAccount
 from gpuledger_agent.core.processes.table import ProcessTable
 from gpuledger_agent.host.procfs import ProcessReader
 from tests.fakes.nvml import FakeProcfs
+from tests.held_objects import is_bounded
 
 SECOND_NS = 1_000_000_000
 HALF_NS = SECOND_NS // 2
@@ -178,6 +179,8 @@ def test_an_account_without_a_start_goes_by_the_pid(node: Node) -> None:
 
 
 def test_memory_of_it_all_is_bounded(node: Node) -> None:
-    for number in range(2000):
+    def feed(number: int) -> None:
         node.tick({"GPU-0": []}, {"GPU-0": [account(number + 10, opened=node.seconds)]})
-    assert node.matcher.remembered <= 10
+        node.matcher.exited.clear()
+
+    assert is_bounded(node.matcher, feed, times=1000)
