@@ -18,8 +18,7 @@ from contextlib import (
     suppress,
 )
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from typing_extensions import override
@@ -29,7 +28,7 @@ from gpuledger.bus.protocol import Subscription
 from gpuledger.clock import SystemClock
 from gpuledger.records import PodRecord
 from gpuledger.runtime import Readiness
-from gpuledger_enricher.podwatch.api import Answer, Api
+from gpuledger_enricher.podwatch.api import Answer, Api, Request
 from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.events import Deleted, Phase, Skipped, Step, Upserted
 from gpuledger_enricher.podwatch.kinds import POD, ObjectKind
@@ -41,7 +40,6 @@ from gpuledger_enricher.watched_records import RecordT, WatchedRecord
 
 DEADLINE_SECONDS = 120.0
 MERGE = "application/merge-patch+json"
-NO_QUERY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Cluster(ABC):
@@ -217,11 +215,9 @@ class _Noting(Api):
         self.asked: list[Mapping[str, str]] = []
 
     @override
-    def request(
-        self, method: str, path: str, *, query: Mapping[str, str] = NO_QUERY, **how: Any
-    ) -> AbstractAsyncContextManager[Answer]:
-        self.asked.append(query)
-        return self._api.request(method, path, query=query, **how)
+    def request(self, request: Request) -> AbstractAsyncContextManager[Answer]:
+        self.asked.append(request.query)
+        return self._api.request(request)
 
 
 @asynccontextmanager

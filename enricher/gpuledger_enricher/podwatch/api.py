@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
@@ -124,6 +124,19 @@ class Answer:
                 yield chunk
 
 
+class Request(NamedTuple):
+    """What is sent to the API server."""
+
+    method: str
+    path: str
+    time_limits: aiohttp.ClientTimeout
+    query: Mapping[str, str] = MappingProxyType({})
+    body: Mapping[str, object] | None = None
+    """Sent as JSON."""
+    accept: str = JSON
+    """In which form the answer is wanted."""
+
+
 class Api(ABC):
     """An API server; the ways to send a request differ by credentials."""
 
@@ -145,26 +158,17 @@ class Api(ABC):
         `accept` says in which form the answer is wanted.
         """
         time_limits = self._limits(idle_seconds=idle_timeout_seconds, total_seconds=total_seconds)
-        return self.request("GET", path, time_limits=time_limits, query=query, accept=accept)
+        return self.request(Request("GET", path, time_limits, query=query, accept=accept))
 
     def send(
         self, method: Method, path: str, *, body: Mapping[str, object], total_seconds: float
     ) -> AbstractAsyncContextManager[Answer]:
         """Send JSON and open the answer; `KubernetesError` for all but success."""
         time_limits = self._limits(idle_seconds=total_seconds, total_seconds=total_seconds)
-        return self.request(method, path, time_limits=time_limits, body=body)
+        return self.request(Request(method, path, time_limits, body=body))
 
     @abstractmethod
-    def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        time_limits: aiohttp.ClientTimeout,
-        query: Mapping[str, str] = MappingProxyType({}),
-        body: Mapping[str, object] | None = None,
-        accept: str = JSON,
-    ) -> AbstractAsyncContextManager[Answer]:
+    def request(self, request: Request) -> AbstractAsyncContextManager[Answer]:
         """Send a request and open its answer; `KubernetesError` for all but success."""
 
     def _limits(self, *, idle_seconds: float, total_seconds: float) -> aiohttp.ClientTimeout:
@@ -190,30 +194,21 @@ class AnonymousClient(Api):
         self._session = session
 
     @override
-    def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        time_limits: aiohttp.ClientTimeout,
-        query: Mapping[str, str] = MappingProxyType({}),
-        body: Mapping[str, object] | None = None,
-        accept: str = JSON,
-    ) -> AbstractAsyncContextManager[Answer]:
-        request = self._session.request(
-            method,
-            self._server + path,
-            params=query,
-            json=body,
-            headers={"Accept": accept},
-            timeout=time_limits,
+    def request(self, request: Request) -> AbstractAsyncContextManager[Answer]:
+        sending = self._session.request(
+            request.method,
+            self._server + request.path,
+            params=request.query,
+            json=request.body,
+            headers={"Accept": request.accept},
+            timeout=request.time_limits,
             # A redirect would carry the request to a server that nobody has named.
             allow_redirects=False,
         )
         # A user in the address is a credential all the same.
         sent = BasicCredentials.sent(self._server, {})
         server = shown_url(self._server)
-        return answered(request, server=server, sent=sent)
+        return answered(sending, server=server, sent=sent)
 
 
 @asynccontextmanager

@@ -13,14 +13,12 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
-import aiohttp
 from kubernetes_asyncio.client.api_client import ApiClient
 from kubernetes_asyncio.client.configuration import Configuration
 from kubernetes_asyncio.config import load_incluster_config, load_kube_config
@@ -31,7 +29,14 @@ from gpuledger.runtime.http.credentials import BasicCredentials
 from gpuledger.runtime.readiness import Check
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger.settings.secret import shown_url
-from gpuledger_enricher.podwatch.api import JSON, USER_AGENT, Answer, Api, KubernetesError, answered
+from gpuledger_enricher.podwatch.api import (
+    USER_AGENT,
+    Answer,
+    Api,
+    KubernetesError,
+    Request,
+    answered,
+)
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 
 REFRESH_SECONDS: Final = 60.0
@@ -166,30 +171,21 @@ class Client(Api):
 
     @asynccontextmanager
     @override
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        time_limits: aiohttp.ClientTimeout,
-        query: Mapping[str, str] = MappingProxyType({}),
-        body: Mapping[str, object] | None = None,
-        accept: str = JSON,
-    ) -> AsyncIterator[Answer]:
+    async def request(self, request: Request) -> AsyncIterator[Answer]:
         async with self._session.reading() as client:
             configuration = client.configuration
             host = configuration.host or ""
             token = configuration.api_key.get(_LOGIN, "").strip()
             try:
-                headers = {"Accept": accept, **({"Authorization": token} if token else {})}
+                headers = {"Accept": request.accept, **({"Authorization": token} if token else {})}
                 sending = client.call_api(
-                    path,
-                    method,
-                    query_params=dict(query),
+                    request.path,
+                    request.method,
+                    query_params=dict(request.query),
                     header_params=headers,
-                    body=body,
+                    body=request.body,
                     _preload_content=False,
-                    _request_timeout=time_limits,
+                    _request_timeout=request.time_limits,
                 )
                 sent = BasicCredentials.sent(host, headers).secrets
                 sent += BasicCredentials.sent(configuration.proxy or "", {}).secrets
