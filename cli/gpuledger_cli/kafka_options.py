@@ -1,7 +1,8 @@
-"""How a command is told the brokers, and what it reads of a deployable's settings file."""
+"""The options by which a command finds Kafka, and what it reads of a settings file."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from cyclopts import Parameter
@@ -16,9 +17,6 @@ class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How to reach the brokers."""
 
 
-BootstrapServers = Annotated[
-    str | None, Parameter(help="Brokers to ask first, host:port, separated by commas.")
-]
 Config = Annotated[
     Path | None,
     Parameter(
@@ -28,19 +26,36 @@ Config = Annotated[
 ]
 
 
-def kafka_settings(*, bootstrap_servers: str | None, config: Path | None) -> KafkaSettings:
-    """Read the settings as a deployable does; raises `SettingsError`."""
-    argv = [f"--config={config}"] if config else []
-    argv += [f"--bootstrap-servers={bootstrap_servers}"] if bootstrap_servers else []
-    option = Option(
-        name="--bootstrap-servers", setting="kafka.bootstrap_servers", help="Brokers to ask first."
-    )
-    loaded = load_settings(
-        TopicsSettings,
-        prog="gpuledger topics",
-        description="",
-        options=[option],
-        argv=argv,
-        ignores_other_sections=True,
-    )
-    return loaded.kafka
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class KafkaOptions:
+    """The options of every command that asks Kafka."""
+
+    bootstrap_servers: Annotated[
+        str | None, Parameter(help="Brokers to ask first, host:port, separated by commas.")
+    ] = None
+    config: Config = None
+
+    def settings(self) -> KafkaSettings:
+        """Read the settings as a deployable does; raises `SettingsError`."""
+        argv = [f"--config={self.config}"] if self.config else []
+        if self.bootstrap_servers:
+            argv.append(f"--bootstrap-servers={self.bootstrap_servers}")
+        option = Option(
+            name="--bootstrap-servers",
+            setting="kafka.bootstrap_servers",
+            help="Brokers to ask first.",
+        )
+        loaded = load_settings(
+            TopicsSettings,
+            prog="gpuledger topics",
+            description="",
+            options=[option],
+            argv=argv,
+            ignores_other_sections=True,
+        )
+        return loaded.kafka
+
+
+NO_OPTIONS: Final = KafkaOptions()
+"""The default of commands: what the environment says."""

@@ -27,7 +27,7 @@ from gpuledger.keys import NodeId, node_key
 from gpuledger.records import Inventory, Watermark
 from gpuledger.time_ranges import parse_moment, write_moment
 from gpuledger.topics import partition_of_node
-from gpuledger_cli.kafka_options import BootstrapServers, Config, kafka_settings
+from gpuledger_cli.kafka_options import NO_OPTIONS, KafkaOptions
 from gpuledger_cli.topics import read_watermarks
 
 _SILENT_NS: Final = 2 * NS_PER_MINUTE
@@ -80,14 +80,13 @@ def retire(
             allow_leading_hyphen=True,
         ),
     ] = None,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    kafka: KafkaOptions = NO_OPTIONS,
 ) -> int:
     """Take back what is said of a cluster or a node that is gone: its boards cost no more.
 
     Nor does anybody wait for its podwatch. Refused while its agents or its podwatch are at work.
     """
-    settings = kafka_settings(bootstrap_servers=bootstrap_servers, config=config)
+    settings = kafka.settings()
     now_ns = time.time_ns()
     since_ns = now_ns
     if since is not None:

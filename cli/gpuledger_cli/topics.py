@@ -24,7 +24,7 @@ from gpuledger.records import Watermark
 from gpuledger.rights import ApiVersion, strimzi_manifests
 from gpuledger.time_ranges import parse_moment, write_moment
 from gpuledger.topics import Topics
-from gpuledger_cli.kafka_options import BootstrapServers, Config, kafka_settings
+from gpuledger_cli.kafka_options import NO_OPTIONS, Config, KafkaOptions
 
 WIDTH_IN_FILES: Final = 160
 _COLOURS: Final = {"ok": "green", "created": "green"}
@@ -57,13 +57,12 @@ Replicas = Annotated[
 @app.command
 def create(
     *,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    kafka: KafkaOptions = NO_OPTIONS,
     partitions: Partitions = None,
     replication_factor: Replicas = None,
 ) -> int:
     """Make the topics that are missing; refuse where one has another number of partitions."""
-    settings = kafka_settings(bootstrap_servers=bootstrap_servers, config=config)
+    settings = kafka.settings()
     lines = asyncio.run(
         create_topics(settings, partitions=partitions, replication_factor=replication_factor)
     )
@@ -74,12 +73,11 @@ def create(
 @app.command
 def check(
     *,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    kafka: KafkaOptions = NO_OPTIONS,
     partitions: Partitions = None,
 ) -> int:
     """Report for each topic whether it is as it must be; exit 1 where one is not."""
-    settings = kafka_settings(bootstrap_servers=bootstrap_servers, config=config)
+    settings = kafka.settings()
     lines = asyncio.run(check_topics(settings, partitions=partitions))
     show(lines)
     return 0 if all(line.status == "ok" for line in lines) else 1
@@ -106,11 +104,10 @@ def complete(
             allow_leading_hyphen=True,
         ),
     ] = None,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    kafka: KafkaOptions = NO_OPTIONS,
 ) -> int:
     """Say up to when a stage is complete; exit 1 where that is unknown, or before --until."""
-    settings = kafka_settings(bootstrap_servers=bootstrap_servers, config=config)
+    settings = kafka.settings()
     now_ms = time.time_ns() // NS_PER_MS
     until_ms = None if until is None else parse_moment(until, option="--until", now_ms=now_ms)
     partitions, watermarks = asyncio.run(read_watermarks(KafkaBus(settings), stage))
@@ -205,7 +202,7 @@ def strimzi(
     ] = "v1",
 ) -> int:
     """Print a KafkaTopic for each topic and a KafkaUser, with its rights, for each deployable."""
-    settings = kafka_settings(bootstrap_servers=None, config=config)
+    settings = KafkaOptions(config=config).settings()
     objects = strimzi_manifests(
         Topics(settings.topic_prefix),
         cluster=cluster,

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
@@ -27,7 +26,7 @@ from gpuledger_cli.dead_letters.letter_log import (
 from gpuledger_cli.dead_letters.letter_printing import Format, LetterPrinter, open_log, print_counts
 from gpuledger_cli.dead_letters.letter_replay import replay_letters
 from gpuledger_cli.dead_letters.letter_views import LetterCounts, full_text, parse_count_by, row_of
-from gpuledger_cli.kafka_options import kafka_settings
+from gpuledger_cli.kafka_options import NO_OPTIONS, KafkaOptions
 from gpuledger_cli.long_work import printing_progress, run_cancellable
 
 _REPLAY_HELP: Final = """
@@ -131,13 +130,6 @@ class Chosen:
 
 _EVERYTHING: Final = Chosen()
 Flag = Annotated[bool, Parameter(negative=())]
-BootstrapServers = Annotated[
-    str | None, Parameter(help="Brokers to ask first, host:port, separated by commas.")
-]
-Config = Annotated[
-    Path | None,
-    Parameter(help="Settings file (YAML) of any deployable; its kafka section is read."),
-]
 
 
 @app.command(name="list")
@@ -147,8 +139,7 @@ def list_letters(
     limit: Annotated[int, Parameter(validator=Number(gte=0))] = 100,
     count_by: str | None = None,
     format: Format = "table",  # noqa: A002  # the option's name
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    kafka: KafkaOptions = NO_OPTIONS,
 ) -> int:
     """List dead letters, the newest last.
 
@@ -164,11 +155,10 @@ def list_letters(
     """
     if limit == 0 and format == "table" and count_by is None:
         raise UserError("--limit: 0 is for --format json and csv; a table has an end")
-    _quiet()
     fields = None if count_by is None else parse_count_by(count_by)
     into = LetterPrinter(format=format, limit=limit) if fields is None else LetterCounts(fields)
     wanted = chosen.filter()
-    bus = KafkaBus(kafka_settings(bootstrap_servers=bootstrap_servers, config=config))
+    bus = _open_quietly(kafka)
     why_none = run_cancellable(scan(bus, wanted, into=into))
     if isinstance(into, LetterCounts):
         print_counts(into, format=format)
@@ -201,8 +191,7 @@ async def scan(history: Bus, wanted: LetterFilter, *, into: LetterCounts | Lette
 def show(
     *positions: str,
     value: Flag = False,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    kafka: KafkaOptions = NO_OPTIONS,
 ) -> int:
     """Show all that dead letters say, and the records that they stand for.
 
@@ -216,8 +205,7 @@ def show(
     """
     if not positions:
         raise UserError("which letter? give PARTITION:OFFSET, such as 0:17")
-    _quiet()
-    bus = KafkaBus(kafka_settings(bootstrap_servers=bootstrap_servers, config=config))
+    bus = _open_quietly(kafka)
     wanted = LetterFilter(positions=frozenset(map(parse_position, positions)))
     for letter in run_cancellable(find(bus, wanted)):
         if value:
@@ -250,8 +238,7 @@ def replay(
     chosen: Chosen = _EVERYTHING,
     all_: Annotated[bool, Parameter(name="--all", negative=())] = False,
     yes: Flag = False,
-    bootstrap_servers: BootstrapServers = None,
-    config: Config = None,
+    kafka: KafkaOptions = NO_OPTIONS,
 ) -> int:
     """Send dead-letter records to the consumers that rejected them once more.
 
@@ -268,10 +255,10 @@ def replay(
     wanted = chosen.filter(positions)
     if wanted.is_empty and not all_:
         raise UserError("which letters? give positions, options of `list`, or --all")
-    _quiet()
-    bus = KafkaBus(kafka_settings(bootstrap_servers=bootstrap_servers, config=config))
+    bus = _open_quietly(kafka)
     return run_cancellable(replay_letters(bus, wanted, is_rehearsal=not yes, clock=SystemClock()))
 
 
-def _quiet() -> None:
+def _open_quietly(kafka: KafkaOptions) -> KafkaBus:
     configure_logs(LogSettings(level="error", format="text"))
+    return KafkaBus(kafka.settings())

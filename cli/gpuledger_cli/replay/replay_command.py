@@ -19,7 +19,7 @@ from gpuledger.keys import show_node
 from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings
 from gpuledger.time_ranges import parse_duration, parse_moment, write_moment
-from gpuledger_cli.kafka_options import kafka_settings
+from gpuledger_cli.kafka_options import NO_OPTIONS, KafkaOptions
 from gpuledger_cli.long_work import printing_progress, run_cancellable
 from gpuledger_cli.replay.range_plan import ReplayRequest, TimeRange, make_plan
 from gpuledger_cli.replay.run import (
@@ -71,8 +71,7 @@ def replay(  # one parameter an option
     lead_in: str = "5m",
     lateness: str = "10m",
     accept_gaps: bool = False,
-    bootstrap_servers: str | None = None,
-    config: Path | None = None,
+    kafka: KafkaOptions = NO_OPTIONS,
 ) -> int:
     """Join the ticks of a time range again, and compare with the first run.
 
@@ -100,10 +99,6 @@ def replay(  # one parameter an option
         left out, of the comparison too.
     accept_gaps
         Replay what is kept where retention has removed a part of the range.
-    bootstrap_servers
-        Brokers to ask first, host:port, separated by commas.
-    config
-        Settings file (YAML); its kafka section is read.
 
     """
     configure_logs(LogSettings(level="error", format="text"))
@@ -117,7 +112,7 @@ def replay(  # one parameter an option
     )
     open_output = choose_output(output, topic, compare=compare)
     comparison = Comparison(shown=show) if compare else None
-    bus = KafkaBus(kafka_settings(bootstrap_servers=bootstrap_servers, config=config))
+    bus = KafkaBus(kafka.settings())
     # By cancelling, so that an output's context is left by an error, and leaves no half of a file.
     outcome = run_cancellable(
         replay_range(bus, bus, request=request, open_output=open_output, comparison=comparison)
