@@ -39,6 +39,8 @@ time. Pod c holds nothing.
 
 from typing import Final, NamedTuple
 
+import msgspec
+
 from gpuledger_reports.reading.times import HOUR_US
 
 UNITS: Final = 27_720
@@ -179,6 +181,26 @@ class Detail(NamedTuple):
             else NAMED_US
         )
         return f"coalesce({named}, {self.since})"
+
+    def device(self, *, node: str, since_us: str) -> str:
+        """Return the SQL of the columns of `DeviceRow`."""
+        return (
+            f"cluster, {node} AS node, model, mig_profile, slices, board_slices,"
+            f" {self.gpu} AS gpu, {since_us} AS since_us"
+        )
+
+
+class DeviceRow(msgspec.Struct, frozen=True, gc=False):
+    """A class of devices, and from when on what is known of it holds."""
+
+    cluster: str
+    node: str
+    model: str | None
+    mig_profile: str | None
+    slices: int | None
+    board_slices: int | None
+    gpu: str | None
+    since_us: int
 
 
 DEVICES: Final = f"""
@@ -331,7 +353,7 @@ WHERE device_hours.device = special.device AND device_hours.hour_us = special.ho
 """  # noqa: S608  # our own names
 
 
-class CoveredRow(NamedTuple):
+class CoveredRow(msgspec.Struct, frozen=True, gc=False):
     """A row of `covered_sql`."""
 
     cluster: str
@@ -472,17 +494,9 @@ FROM claimed
 """  # noqa: S608  # our own names
 
 
-class ComplexPartyRow(NamedTuple):
+class ComplexPartyRow(DeviceRow, frozen=True, gc=False):
     """A row of `complex_parties_sql`."""
 
-    cluster: str
-    node: str
-    model: str | None
-    mig_profile: str | None
-    slices: int | None
-    board_slices: int | None
-    gpu: str | None
-    since_us: int
     party: int
     units: int
 
@@ -490,24 +504,15 @@ class ComplexPartyRow(NamedTuple):
 def complex_parties_sql(detail: Detail) -> str:
     """Return the SQL of what parties are charged of complex hours, by device class and time."""
     return f"""
-SELECT cluster, class_node AS node, model, mig_profile, slices, board_slices, {detail.gpu} AS gpu,
-    {detail.since} AS since_us, party, sum(charged) AS units
+SELECT {detail.device(node="class_node", since_us=detail.since)}, party, sum(charged) AS units
 FROM complex_charges JOIN devices USING (device) WHERE party <> 0 AND charged <> 0
 GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
-class ComplexIdleRow(NamedTuple):
+class ComplexIdleRow(DeviceRow, frozen=True, gc=False):
     """A row of `complex_idle_sql`."""
 
-    cluster: str
-    node: str
-    model: str | None
-    mig_profile: str | None
-    slices: int | None
-    board_slices: int | None
-    gpu: str | None
-    since_us: int
     silent: int
     held_idle: int
     unallocated: int
@@ -522,8 +527,8 @@ WITH by_hour AS (
         greatest(0, any_value(all_held) - sum(CASE WHEN is_holder THEN charged ELSE 0 END)) AS held
     FROM complex_charges GROUP BY device, hour_us
 )
-SELECT cluster, class_node AS node, model, mig_profile, slices, board_slices, {detail.gpu} AS gpu,
-    {detail.since} AS since_us, sum(silent) AS silent, sum(least(left_over, held)) AS held_idle,
+SELECT {detail.device(node="class_node", since_us=detail.since)},
+    sum(silent) AS silent, sum(least(left_over, held)) AS held_idle,
     sum(left_over - least(left_over, held)) AS unallocated
 FROM by_hour JOIN devices USING (device)
 GROUP BY ALL

@@ -5,7 +5,9 @@ an expression of a text would be calculated, and compared, for each row. Whose r
 out of some ten thousand sums, and not of half a million rows.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from gpuledger_reports.reading.charging_sql import (
     COLUMNS,
@@ -13,6 +15,7 @@ from gpuledger_reports.reading.charging_sql import (
     NAMED_US,
     PARTY,
     Detail,
+    DeviceRow,
     rows_of_hours,
     scaled,
 )
@@ -87,18 +90,9 @@ FROM (
 """  # noqa: S608  # our own names
 
 
-class SumRow(NamedTuple):
-    """A row of `sums_sql`."""
+class DevicePartyRow(DeviceRow, frozen=True, gc=False):
+    """A party's part of a class of devices."""
 
-    cluster: str
-    node: str
-    model: str | None
-    mig_profile: str | None
-    slices: int | None
-    board_slices: int | None
-    gpu: str | None
-    since_us: int
-    is_holding: bool
     kind: PartyKind
     uid: str | None
     named_namespace: str | None
@@ -107,6 +101,12 @@ class SumRow(NamedTuple):
     is_named_by_row: bool
     namespace: str | None
     pod: str | None
+
+
+class SumRow(DevicePartyRow, frozen=True, gc=False):
+    """A row of `sums_sql`."""
+
+    is_holding: bool
     factor: int
     held_ns: int
     silent_ns: int
@@ -119,8 +119,7 @@ class SumRow(NamedTuple):
 def sums_sql(rows: str, detail: Detail) -> str:
     """Return the SQL of sums over rows, by device class, time and party."""
     return f"""
-SELECT cluster, {detail.node} AS node, model, mig_profile, slices, board_slices,
-    {detail.gpu} AS gpu, {detail.since_us} AS since_us, is_holding, {detail.party},
+SELECT {detail.device(node=detail.node, since_us=detail.since_us)}, {detail.party}, is_holding,
     ({FACTOR})::HUGEINT AS factor,
     {", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in _SUMMED)}
 FROM {rows} JOIN node_classes USING (cluster, node)
@@ -128,7 +127,7 @@ GROUP BY ALL
 """  # noqa: S608  # our own names
 
 
-class PartyRow(NamedTuple):
+class PartyRow(msgspec.Struct, frozen=True, gc=False):
     """A row of `parties_sql`."""
 
     cluster: str
@@ -146,7 +145,17 @@ class PartyRow(NamedTuple):
     @property
     def key(self) -> tuple[object, ...]:
         """By what rows of the party are found: names that they merely have are no part of it."""
-        return (*self[:8], self.since_us)
+        return (
+            self.cluster,
+            self.node,
+            self.kind,
+            self.uid,
+            self.named_namespace,
+            self.named_pod,
+            self.job,
+            self.named_us,
+            self.since_us,
+        )
 
 
 def parties_sql(rows: str, detail: Detail) -> str:
@@ -166,25 +175,9 @@ _IN_ORDER: Final = ", ".join(
 )
 
 
-class ExcessRow(NamedTuple):
+class ExcessRow(DevicePartyRow, frozen=True, gc=False):
     """A row of `excess_sql`."""
 
-    cluster: str
-    node: str
-    model: str | None
-    mig_profile: str | None
-    slices: int | None
-    board_slices: int | None
-    gpu: str | None
-    since_us: int
-    kind: PartyKind
-    uid: str | None
-    named_namespace: str | None
-    named_pod: str | None
-    job: str | None
-    is_named_by_row: bool
-    namespace: str | None
-    pod: str | None
     units: int
 
 
@@ -205,8 +198,8 @@ def excess_sql(detail: Detail, *, same_device: str) -> str:
 )"""  # noqa: S608  # our own names
     parts = _parts(detail, _ALL_NAMES, of=rows, also="excess")
     return f"""
-SELECT cluster, {detail.node} AS node, model, mig_profile, slices, board_slices,
-    {detail.gpu} AS gpu, {detail.since_us} AS since_us, {detail.party}, sum(excess) AS units
+SELECT {detail.device(node=detail.node, since_us=detail.since_us)}, {detail.party},
+    sum(excess) AS units
 FROM ({parts}) JOIN node_classes USING (cluster, node)
 GROUP BY ALL
 """  # noqa: S608  # our own names

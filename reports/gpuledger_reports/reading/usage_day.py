@@ -40,12 +40,14 @@ from gpuledger_reports.reading.charging_sql import (
     ComplexIdleRow,
     ComplexPartyRow,
     CoveredRow,
+    DeviceRow,
 )
 from gpuledger_reports.reading.inventory import Node
 from gpuledger_reports.reading.parties import PartyKey
 from gpuledger_reports.reading.parts_sql import (
     UNNAMED,
     UNTOLD,
+    DevicePartyRow,
     ExcessRow,
     PartyRow,
     SumRow,
@@ -464,13 +466,13 @@ class _UsageDay:
         return {(*board,): model for *board, model in found if (*board,) in unnamed}
 
 
-def _device_of(row: SumRow | ExcessRow | ComplexPartyRow | ComplexIdleRow) -> DeviceClass:
+def _device_of(row: DeviceRow) -> DeviceClass:
     return DeviceClass(
         row.cluster, row.node, row.model, row.mig_profile, row.slices, row.board_slices, row.gpu
     )
 
 
-def _party_of(row: SumRow | ExcessRow) -> PartyKey:
+def _party_of(row: DevicePartyRow) -> PartyKey:
     # Names by which rows are told apart come before those that rows merely have.
     is_named = row.uid is None
     namespace = row.named_namespace if is_named else row.namespace

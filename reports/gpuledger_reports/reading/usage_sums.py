@@ -40,7 +40,7 @@ _UNSEEN_US: Final = 31 * DAY_US
 board of which the node had no clock."""
 _INPUTS: Final = (USAGE, USAGE_HOURLY, INVENTORY, NODES, PODS, NAMESPACES, GAPS)
 V = TypeVar("V", NodeVersion, NamespaceVersion)
-R = TypeVar("R", bound=NamedTuple)
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 class DeviceClass(NamedTuple):
@@ -554,9 +554,9 @@ class UsageReader:
             answer = self._duckdb.execute(query)
             rows = answer.fetchall()
         # Rows have their values by position: a column that moved would be taken for another.
-        if (columns := tuple(name for name, *_ in answer.description)) != kind._fields:
+        if (columns := tuple(name for name, *_ in answer.description)) != kind.__struct_fields__:
             raise RuntimeError(f"{kind.__name__} has other columns than {columns}")
-        return list(map(kind._make, rows))
+        return [kind(*row) for row in rows]
 
     def ask(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """Return all rows of a query's answer; raises StoreReadError."""
