@@ -1,18 +1,18 @@
-"""When to poll GPUs between two ticks, and which of them.
+"""The times of fast polls: queries to GPUs between two ticks.
 
-A tick queries every GPU once. That is enough if one container is on a GPU, and if the driver gives
-a sample for each of its windows and processes. It is not enough
+A tick queries every GPU once. That suffices for a GPU with one container and a driver that returns
+a sample per window and process. Fast polls cover the other cases:
 
-- if a driver gives one sample per process for all the time since the last query. Whether that is
-  the mean, the newest window or the mean of the windows of use, no driver documents. Queried in
-  each of its windows, all of them agree: so a GPU that several containers share is polled as often;
-- for energy, which is a counter of this instant, while a tick covers the driver's time up to some
-  windows ago: so it is read when that time comes;
-- in ticks that are longer than the driver keeps samples of an idle GPU: so each second is polled;
-- for processes that come and go within a tick: so if some did recently, the lists are read in
-  between, too.
+- **Shared GPUs, one sample per process.** Some drivers return one sample per process for the whole
+  time since the last query. They do not document whether it is the mean, the newest window, or the
+  mean of the used windows. With one query per window all three are equal.
+- **Energy.** The counter shows the present, but a tick ends some windows in the past. The counter
+  is therefore read at the time at which the next tick will end.
+- **Long ticks.** Drivers discard samples of an idle GPU after some seconds. If ticks are longer
+  than a second, every GPU is polled each second.
+- **Short processes.** After a process started or ended, process lists are read between ticks too.
 
-Which GPUs need it is decided in `gpuledger_agent.core.gpu_sampler`.
+`gpuledger_agent.core.gpu_sampler` decides which GPUs need frequent polls.
 """
 
 from dataclasses import dataclass
@@ -22,54 +22,54 @@ from typing import Final, NamedTuple
 from gpuledger.clock import NS_PER_SECOND
 
 MAX_PAUSE_NS: Final = NS_PER_SECOND
-"""Longest time without samples: no driver is known to lose those of the last second."""
+"""Maximum time between polls of samples: all known drivers keep those of the last second."""
 _APART_NS: Final = 20_000_000
-"""A fast poll that is nearer to a tick would show nothing else."""
+"""Minimum time between a fast poll and a tick; closer polls would return the same."""
 
 
 class OthersScope(Enum):
-    """What is read from GPUs that are not watched closely. Those that are get a full poll."""
+    """What to read from GPUs that are not watched closely; the others always get a full poll."""
 
     NOTHING = "nothing"
-    """They are left out."""
+    """They are not polled."""
     ENERGY = "energy"
-    """The board's energy."""
+    """Energy only."""
     ALL = "all"
     """Samples, energy and processes."""
 
 
 class FastPollTime(NamedTuple):
-    """When to poll."""
+    """The time of one fast poll, and its scope."""
 
     at_ns: int
     """By the monotonic clock."""
     others: OthersScope
-    """What of those that are not watched closely."""
+    """What to read from GPUs that are not watched closely."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FastPollPlan:
-    """When to poll between two ticks; times are of the monotonic clock."""
+    """The fast polls between two ticks; all times are from the monotonic clock."""
 
     begin_ns: int
-    """When the first of the two was."""
+    """The time of the earlier tick."""
     end_ns: int
-    """When the other one will be."""
+    """The time of the later tick."""
     lag_ns: int
-    """How long before its end a tick's cover ends: energy is read then. If the lag is several
-    ticks, it is the cover of a tick to come."""
+    """How far the time that a tick covers lags behind the tick; energy is read at its end. If the
+    lag exceeds a tick, that is the end of a later tick's time."""
     pause_ns: int
-    """The time from one fast poll of what is watched closely to the next."""
+    """The pause between two polls of the GPUs that are watched closely."""
 
     def next(self, now_ns: int, *, is_close: bool) -> FastPollTime | None:
-        """Return when to poll next; `None` if not before the tick.
+        """Return the next poll; `None` if there is none before the tick.
 
-        `is_close` is whether any GPU is watched closely, as far as is known by now.
+        `is_close` is whether any GPU is watched closely now.
         """
         after_ns, last_ns = max(now_ns, self.begin_ns) + _APART_NS, self.end_ns - _APART_NS
         length_ns = self.end_ns - self.begin_ns
         cover_ns = self.end_ns - self.lag_ns % max(1, length_ns)
-        # The widest scope comes last: it is taken if times are the same.
+        # From narrow to wide, so that the wider scope wins if two times are equal.
         times: dict[int, OthersScope] = {}
         if is_close:
             times[self._next_of(self.pause_ns, after_ns)] = OthersScope.NOTHING
@@ -80,5 +80,5 @@ class FastPollPlan:
         return FastPollTime(at_ns, times[at_ns]) if at_ns < last_ns else None
 
     def _next_of(self, period_ns: int, after_ns: int) -> int:
-        """Return the first time after another one that is some periods behind the beginning."""
+        """Return the first time after `after_ns` that is whole periods behind the begin."""
         return after_ns + period_ns - (after_ns - self.begin_ns) % period_ns

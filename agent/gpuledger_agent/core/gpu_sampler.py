@@ -1,4 +1,4 @@
-"""One GPU, or one MIG instance, from its answers to the rows of ticks: a state machine.
+"""The state machine of one GPU or MIG instance, which turns its answers into rows of ticks.
 
               first answer          a stamp shows the driver's clock
     (none) ────────────▶ UNTIMED ─────────────────────────────────▶ TIMED
@@ -8,25 +8,28 @@
                           └──── SILENT ◀── no answer, a failed tick ────┘
                                            (from UNTIMED as well)
 
-| state   | known                                    | a tick has                                |
+| state   | known                                    | in the tick                               |
 |---------|------------------------------------------|-------------------------------------------|
-| UNTIMED | counters, energy, processes              | the driver's latest window                |
-| TIMED   | the same, and what its clock shows       | means from where the tick before ended    |
-| SILENT  | counters, energy, length of the windows  | a row without measurements                |
+| UNTIMED | counters, energy, processes              | values of the driver's latest window      |
+| TIMED   | the same, and the driver's clock         | means since the end of the previous tick  |
+| SILENT  | counters, energy, window length          | a row without measurements                |
 
-UNTIMED and TIMED differ by `last.clock`; SILENT begins with `forget`. Between two ticks, fast polls
-add what the driver's buffers would lose (`take`). Their answers wait in `_told` until a tick covers
-them. Three properties of a driver are learned from its answers, and kept in every state:
+In TIMED `last.clock` is set; in UNTIMED it is not. `forget` starts SILENT. Between two ticks, fast
+polls read samples that the driver would discard before the next tick (`take`). They are kept in
+`_told` until a tick covers their time.
 
-- `one_sample_each`: one sample per process for all the time since the last query. Two samples of
-  one process in an answer show that it gives one per window. If windows in which the device was
-  used have no sample of any process, it gives one for all of them.
-- `skips_idle`: no sample for windows in which nothing was used. The rates show it: they are always
-  of the latest window.
-- `window`: how long its sampling windows are.
+The sampler learns three properties of the driver from its answers, and keeps them in every state:
 
-A GPU is watched closely, by frequent fast polls, for 10 s after a process came or went or a time
-was left unknown, and while several containers share it under a driver with `one_sample_each`.
+- `one_sample_each`: the driver returns one sample per process for the whole time since the last
+  query, not one per window. Two samples of one process in an answer disprove this. Windows in which
+  the GPU was used, but no process has a sample, confirm it.
+- `skips_idle`: the driver returns no sample for idle windows. The utilization rates reveal this,
+  because they always describe the latest window.
+- `window`: the length of the driver's sampling windows.
+
+A GPU is watched closely, by frequent fast polls, for 10 s after a process started or ended, or
+after a tick with a gap in its samples. It is also watched closely while several containers share
+it, if the driver has `one_sample_each`.
 """
 
 from collections import Counter, deque
@@ -89,102 +92,102 @@ _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 _SILENCE_NS: Final = 5_000_000_000
-# A driver samples at least once a second; if the machine's clock was set back, this is enough.
+# Drivers sample at least once per second, so this is enough after the wall clock was set back.
 _SILENCE_BEHIND_NS: Final = 2_000_000_000
-# A query takes this long at most, after the clock was read.
+# The maximum time between reading the clock and the end of the query.
 _AHEAD_US: Final = 1_000_000
 _WINDOWS_TO_LEARN: Final = 6
-"""So many windows in which the device was used, and of which no answer had a sample of any process,
-show the form of the driver's samples: a driver leaves out the window in which a process ends."""
+"""Number of used windows without a sample of any process that confirm `one_sample_each`. One is not
+enough: drivers omit the window in which a process ends."""
 _USED_PERCENT: Final = 5
-"""Less may be several processes' that each round to nothing."""
+"""Below this, the shares of several processes may each round to zero."""
 _WATCHED_NS: Final = 10 * NS_PER_SECOND
-"""For so long after a process has come or gone the next one is expected."""
+"""How long a GPU is watched closely after a process started or ended."""
 _MAX_KEPT: Final = 65_536
-"""Samples of one GPU: of 4,096 windows those of 16 processes."""
+"""Maximum number of samples kept for one GPU: 16 processes in 4,096 windows."""
 _BELIEVED_TICKS: Final = 5
-"""A list that only fails now and then leaves who is there as it was."""
+"""Number of ticks without a process list for which the last list still counts."""
 _COUNTER_MILLIJOULES: Final = (0, bounds.MAX_MILLIJOULES)
 _DRAW_MILLIWATTS: Final = (0, bounds.MAX_MILLIWATTS)
 _RARE: Final = ("readings", "health")
-"""Fields of `RawGpuSample` that are not queried for each tick. The chip's counters are as rare: the
-first query only begins a time, and later ones are of the time that they bear."""
+"""Fields of `RawGpuSample` that most ticks do not query. The chip's counters are as rare, but are
+not listed here: each answer names the time that it covers, and the first one has no values."""
 
 
 class LastTick(msgspec.Struct, frozen=True, kw_only=True):
-    """What the next tick must know of this one; nothing of it outlives a silence."""
+    """State that one tick hands to the next; a silent GPU loses it."""
 
     read_ns: int = 0
     """When the GPU answered, by the monotonic clock."""
     last_seen: SampleCursor = SampleCursor()
-    """The newest samples of which nothing is needed any more."""
+    """Position behind the last samples that are fully covered."""
     clock: DriverClock | None = None
-    """The driver's clock; `None` while no sample has shown it, or after it has been set back."""
+    """The driver's clock; `None` until a sample shows it, and after it was set back."""
     silent_ns: int = 0
-    """For how long the driver has shown no sample of the GPU."""
+    """How long the driver has returned no new sample."""
     window_us: int | None = None
-    """The driver's sampling window of processes, once it has shown."""
+    """Length of the driver's sampling windows of processes; `None` until it is known."""
     processes: Mapping[int, ListedProcess] = {}
-    """The processes that were there, by pid."""
+    """The processes in this tick, by pid."""
     unlisted_ticks: int | None = None
-    """How many ticks ago the driver listed them last; `None` if it has not yet."""
+    """Ticks since the driver last returned a process list; `None` before the first list."""
     gone: Mapping[int, GoneProcess] = {}
-    """The processes that ended and may have run in time that is not covered yet, by pid."""
+    """Ended processes that may have run in time that no tick covers yet, by pid."""
     newest_us: int = 0
-    """The newest stamp of the GPU's samples."""
+    """The newest time stamp of the GPU's samples."""
     was_set_back: bool = False
-    """Whether the driver's clock was set back of late, as its silence showed."""
+    """Whether the driver's clock was set back recently, according to its silence."""
 
     @property
     def is_list_refused(self) -> bool:
-        """Whether the driver has refused its lists for so long that nobody knows who is there."""
+        """Whether the driver has refused its process lists for too long to know the processes."""
         return self.unlisted_ticks is not None and self.unlisted_ticks > _BELIEVED_TICKS
 
 
 class _Told(msgspec.Struct):
-    """What a GPU has told since the time that ticks have covered."""
+    """Answers of a GPU about time that no tick covers yet."""
 
     gpu: dict[int, UtilizationSample] = {}
     memory: dict[int, UtilizationSample] = {}
     uses: dict[tuple[int, int], ProcessUtilizationSample] = {}
-    """Of the processes, by pid and stamp."""
+    """Samples of processes, by pid and time stamp."""
     energy: list[EnergyReading] = []
     processes: dict[int, ListedProcess] = {}
-    """Those listed in any fast poll since the tick before, by pid."""
+    """Processes in any fast poll since the last tick, by pid."""
     left_ns: dict[int, int] = {}
-    """When those that left since the tick before were first missed, by pid."""
+    """When a process that left since the last tick was first missing, by pid."""
     cursor: SampleCursor | None = None
-    """After which samples to ask next; `None` is where a tick would."""
+    """Position for the next fast poll; `None` means the position of the next tick."""
     freshness: Freshness = Freshness.LATEST
-    """Of which window the newest sample is."""
+    """Which window the newest sample belongs to."""
     synced: ClockSync | None = None
-    """When the newest sample was last of the latest window."""
+    """The last time at which the newest sample belonged to the latest window."""
     idle_after: set[int] = set()
-    """The stamps of samples of use beside which the latest window's rate was nothing."""
+    """Time stamps of samples with use that were the newest while the rate was zero."""
     ahead_us: int | None = None
-    """How far stamps are ahead of the monotonic clock, at most."""
+    """The largest lead of a time stamp over the monotonic clock."""
     dropped: Counter[str] = msgspec.field(default_factory=Counter)
-    """Samples left out as their stamps cannot be true, by field."""
+    """Number of samples dropped for an impossible time stamp, by field."""
 
 
 class GpuTick(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU in one tick."""
+    """The part of one GPU in one tick."""
 
     reading: GpuReading
-    """Its readings from which ticks are booked."""
+    """Readings that the join books."""
     details: GpuDetails
-    """Its other readings."""
+    """All other readings."""
     usages: list[ProcessUsage]
-    """Its processes, those that ended and may have run in the covered time included."""
+    """Its processes, including ended ones that may have run in the covered time."""
     last: LastTick
-    """What is known of it behind the tick."""
+    """State for the next tick."""
     dropped_readings: Counter[tuple[str, str]]
-    """Values that could not be true, by reading and reason."""
+    """Number of implausible values, by reading and reason."""
     dropped_samples: Counter[str]
-    """Process samples left out, by reason."""
+    """Number of dropped process samples, by reason."""
     accounts: Sequence[tuple[int, GpuTotals]] | None = None
-    """What processes that are done with it used, by pid; `None` if the driver has no accounts.
-    One may come again in the next ticks."""
+    """Accounts of processes that no longer use the GPU, by pid; `None` if the driver keeps none.
+    The next ticks may repeat an account."""
 
 
 class GpuSampler:
@@ -192,26 +195,26 @@ class GpuSampler:
 
     def __init__(self) -> None:
         self.last = LastTick()
-        """What the last tick left for the next one."""
+        """State that the last tick handed over."""
         self.totals: dict[str, CounterTotal] = {}
         """The counters, by field name."""
         self.energy: DrawnEnergy | None = None
-        """Its energy; `None` if it gives neither energy nor draw, as an instance."""
+        """The energy; `None` if the device reports neither energy nor power, like an instance."""
         self.idle = IdleDraw()
-        """What it draws without a process."""
+        """The power that the board draws without a process."""
         self.window = WindowLength()
-        """The driver's sampling window of the GPU, as far as it has shown."""
+        """The length of the driver's sampling windows, as far as it is known."""
         self.one_sample_each: bool | None = None
-        """Whether the driver gives one sample a process, however many windows were asked for;
-        `None` until it has shown."""
+        """Whether the driver returns one sample per process for any number of windows;
+        `None` until it is known."""
         self.skips_idle = False
-        """Whether the driver gives no sample of windows in which nothing was used."""
+        """Whether the driver returns no samples of idle windows."""
         self.is_shared = False
-        """Whether processes of several containers, or of one and the host, are on it."""
+        """Whether several containers, or a container and the host, use it."""
         self.reading: GpuReading | None = None
-        """Its row in the last tick in which it answered."""
+        """Its row in the last tick that it answered."""
         self.instances: tuple[str, ...] | None = None
-        """UUIDs of its MIG instances when it last answered; `None` if it is one."""
+        """UUIDs of its MIG instances in its last answer; `None` for an instance."""
         self._told = _Told()
         self._asked = SampleCursor()
         self._missing_windows = 0
@@ -219,20 +222,20 @@ class GpuSampler:
         self._listed: frozenset[int] | None = None
         self._answered_ns = 0
         self._unreported: dict[str, Any] = {}
-        """Rare readings that no tick has reported, so that the first answers, which only open the
-        first interval, do not cost a node's health until that is asked again."""
+        """Rare readings that no tick has reported yet. The first answers make no tick; without this
+        their health readings would be missing until the next health query."""
 
     # Questions.
 
     def ask_tick(self, *, is_set_back: bool) -> SampleCursor:
-        """Return after which samples a tick's query begins."""
+        """Return the position from which a tick queries samples."""
         self._asked = self.cursor(is_set_back=is_set_back)
         return self._asked
 
     def cursor(self, *, is_set_back: bool) -> SampleCursor:
-        """Return after which samples the next query begins."""
+        """Return the position from which to query samples next."""
         of_tick, cursor = self.last.last_seen, self._told.cursor
-        # After a clock was set back ticks find out of which of its times the stamps are.
+        # After a clock was set back, ticks find out which stamps are from before.
         if is_set_back or cursor is None:
             return of_tick
         return SampleCursor(
@@ -242,7 +245,7 @@ class GpuSampler:
         )
 
     def is_watched_closely(self, now_ns: int) -> bool:
-        """Return whether processes come and go on it, or share it so that fast polls are needed."""
+        """Return whether the GPU needs frequent fast polls."""
         if self._watched_ns is not None and now_ns - self._watched_ns < _WATCHED_NS:
             return True
         return self.is_shared and bool(self.one_sample_each)
@@ -252,9 +255,9 @@ class GpuSampler:
     def take(self, poll: FastPoll, *, is_asking: bool) -> bool:
         """Take in a fast poll; return whether it came in time.
 
-        One that came so late that a tick asks for the same, or that something was answered since,
-        counts for its energy alone: its lists name who has gone since, and its samples would be
-        there twice.
+        A poll is late if a tick is already asking, or if a later answer was taken in before it. In
+        that case only its energy counts, because its process list is outdated and its samples would
+        count twice.
         """
         told, at_ns = self._told, poll.at.monotonic_ns
         told.energy.append(EnergyReading(at_ns, poll.energy_millijoules, poll.power_milliwatts))
@@ -264,7 +267,7 @@ class GpuSampler:
         poll = self._take_samples(poll, poll.at, since_us=poll.since_us)
         self._take_listed(poll.processes, at_ns)
         if poll.processes is not None:
-            # One that is in two lists is one; what cannot be true is counted of ticks alone.
+            # A process in two lists counts once. Only ticks count implausible values.
             listed = merge_processes(poll.processes, {}, memory_bytes=None, validator=Validator())
             told.processes.update(listed)
         return True
@@ -278,18 +281,18 @@ class GpuSampler:
         set_back_now_us: int | None = None,
         is_reported: bool = True,
     ) -> GpuTick:
-        """Return its part of the tick that ends `at`.
+        """Return the GPU's part of the tick that ends `at`.
 
-        The first one, and the first after a silence, has values of this instant, samples as far as
-        they lie within the interval, and nothing that needs a difference. `set_back_now_us` is what
-        the machine's wall clock shows, while samples may be among the others that are stamped by
-        that clock as it was before it was set back; else `None`. With `is_reported` off, only what
-        a next tick needs is kept of it.
+        The first tick, and the first after a silence, has the values of this instant and the
+        samples within the interval, but no difference of counters. `set_back_now_us` is the
+        machine's wall clock while the driver may still return samples that were stamped before that
+        clock was set back; else `None`. If `is_reported` is false, no tick is published, and rare
+        readings are kept for the next one.
         """
         now_ns, validator = at.monotonic_ns, Validator()
         raw = self._with_unreported(raw, is_reported=is_reported)
         raw = self._take_samples(raw, at, since_us=self._asked.process_us)
-        # Of a GPU that is cut, they are those of its instances.
+        # A partitioned GPU lists the processes of its instances.
         is_board = not (raw.mig_enabled or raw.instance)
         self._take_listed(raw.processes if is_board else None, now_ns)
         self._answered_ns = now_ns
@@ -314,7 +317,7 @@ class GpuSampler:
             memory_bytes=fields.reading.get("memory_total_bytes"),
             validator=validator,
         )
-        # Those between the two ticks included, whoever came and went in one fast poll.
+        # Including processes that only a fast poll between the two ticks has seen.
         listed = {**was.processes, **told.processes}
         gone = self._find_gone(was, listed, running, clock, now_ns)
         ratio = _utilization_ratio(raw, cover, fields, validator)
@@ -336,7 +339,7 @@ class GpuSampler:
             interval_us=interval_ns / NS_PER_US,
             window_us=was.window_us,
             gpu_ratio=ratio,
-            # The gap between two samples is no window if their stamps are of two timelines.
+            # Stamps from two timelines do not show the length of a window.
             learns=set_back_now_us is None,
             validator=validator,
         )
@@ -356,7 +359,7 @@ class GpuSampler:
         dropped_samples = shares.dropped + Counter(implausible=told.dropped["process_samples"])
         self._drop_covered()
         if cover.has_gap:
-            # Closely watched, the driver shows whether it leaves out what was idle.
+            # Frequent polls reveal whether the driver skips idle windows.
             self._watched_ns = now_ns
         self.reading = self._make_reading(
             raw, cover, fields, energy, ratio, takes_turns=shares.overlaps, validator=validator
@@ -374,38 +377,38 @@ class GpuSampler:
     # What ends a state.
 
     def forget(self) -> None:
-        """Fall silent: of a GPU that did not answer only what outlives that is kept.
+        """Enter the state SILENT: drop all that a GPU without an answer must not keep.
 
-        A reset of its counters is still seen; its next samples cover more than one interval.
+        The counters stay, so that a reset is still detected.
         """
         self.last, self.is_shared = LastTick(), False
         self.drop_told()
         self.idle, self.window = self.idle.interrupt(), self.window.interrupt()
 
     def drop_told(self) -> None:
-        """Drop what fast polls told, after one that cannot be used: the next tick asks again."""
+        """Drop the answers of fast polls, after an unusable one: the next tick queries again."""
         self._told = _Told(dropped=self._told.dropped)
 
     def _watch_silence(
         self, was: LastTick, cover: Cover, interval_ns: int, set_back_now_us: int | None
     ) -> LastTick:
-        """Return the last tick with how long the driver has shown no sample.
+        """Return the state of this tick with the time for which the driver has shown no new sample.
 
-        A driver samples at least once a second. One that shows nothing newer for long has had its
-        clock set back: the stamps seen last lie in its future, so it is followed from the start.
+        Drivers sample at least once per second. If nothing newer comes for long, the driver's clock
+        was set back, and the last stamps lie in its future. The sampler then returns to UNTIMED.
         """
         last, stamps = self.last, self._told.gpu
         newest_us = max(stamps, default=0)
         has_new_samples, max_silence_ns = bool(cover.gpu), _SILENCE_NS
         if set_back_now_us is not None:
-            # What is not covered yet is answered again and again: only what is newer is a sign.
+            # Samples that are not covered yet are returned again, so only newer ones count.
             has_new_samples, max_silence_ns = newest_us > was.newest_us, _SILENCE_BEHIND_NS
         silent_ns = 0 if has_new_samples else was.silent_ns + interval_ns
         if silent_ns <= max_silence_ns:
             newest_us = max(newest_us, was.newest_us)
             return replace(last, silent_ns=silent_ns, newest_us=newest_us)
         self.window = self.window.interrupt()
-        # All that is stamped earlier may be of either timeline.
+        # Earlier stamps may be from either timeline.
         since_us = set_back_now_us or 0
         cursor = SampleCursor(gpu_us=since_us, memory_us=since_us, process_us=since_us)
         return replace(last, last_seen=cursor, clock=None, gone={}, newest_us=0, was_set_back=True)
@@ -413,7 +416,7 @@ class GpuSampler:
     # Parts of taking answers in.
 
     def _with_unreported(self, raw: RawGpuSample, *, is_reported: bool) -> RawGpuSample:
-        """Return the answers with rare readings that no tick has reported yet."""
+        """Return the answers, with the rare readings that no tick has reported yet."""
         kept = {name: told for name, told in self._unreported.items() if not getattr(raw, name)}
         raw = replace(raw, **kept) if kept else raw
         self._unreported = {}
@@ -422,9 +425,9 @@ class GpuSampler:
         return raw
 
     def _take_samples(self, answer: _Answer, at: ClockReading, *, since_us: int) -> _Answer:
-        """Take over what an answer has of the driver's buffers; return it without what is false.
+        """Store the samples of an answer; return the answer without impossible samples.
 
-        `since_us` is the stamp after which process samples were asked for.
+        `since_us` is the stamp after which process samples were requested.
         """
         told, last, window_us = self._told, self.last, self.window.length_us
         answer, told.ahead_us = drop_impossible(
@@ -432,7 +435,7 @@ class GpuSampler:
         )
         samples, uses, closed_us = answer.samples, answer.process_samples, None
         if last.clock:
-            # The driver's windows up to here have closed, so that none of them is told of later.
+            # The driver's windows up to here are closed: it returns no further samples of them.
             closed_us = last.clock.closed_us((at.monotonic_ns - last.read_ns) / NS_PER_US)
         if uses is not None:
             newest_us = _newest(uses if samples is None else samples, since_us)
@@ -442,7 +445,7 @@ class GpuSampler:
             told.cursor = SampleCursor(
                 gpu_us=_newest(samples, before.gpu_us),
                 memory_us=_newest(answer.memory_samples, before.memory_us),
-                # Asked on from where nothing was used, a mean would be of the time before, too.
+                # Otherwise the next mean would include idle time that is already accounted for.
                 process_us=max(newest_us, before.process_us, int(closed_us or 0)),
             )
         told.memory.update((one.timestamp_us, one) for one in answer.memory_samples or ())
@@ -455,7 +458,7 @@ class GpuSampler:
     def _follow_rates(
         self, rate_percent: int | None, given: AnswerTime, closed_us: float | None
     ) -> None:
-        """Learn from the latest window's rates what the newest sample shows of the clock."""
+        """Find out from the rates of the latest window whether the newest sample belongs to it."""
         told = self._told
         newest_us = max(told.gpu, default=told.cursor.gpu_us if told.cursor else 0)
         newest = told.gpu.get(newest_us)
@@ -484,7 +487,7 @@ class GpuSampler:
         newest_us: int,
         window_us: float | None,
     ) -> Sequence[ProcessUtilizationSample]:
-        """Return an answer's samples, each with the time that it is of, if that is known."""
+        """Return the samples of an answer, each with its time span if that is known."""
         since_us = since_us or min((sample.timestamp_us for sample in samples), default=0)
         if not since_us or not (window_us or self._told.cursor):
             return uses
@@ -507,7 +510,7 @@ class GpuSampler:
         return [replace(use, since_us=use.timestamp_us - width_us) for use in uses]
 
     def _take_listed(self, listed: Sequence[ListedProcess] | None, now_ns: int) -> None:
-        """Record who is on the GPU now; `None` is not known."""
+        """Record which processes use the GPU now; `None` means unknown."""
         if listed is None:
             return
         pids, before = frozenset(process.pid for process in listed), self._listed
@@ -523,10 +526,10 @@ class GpuSampler:
     # Parts of a tick.
 
     def _begin(self, raw: RawGpuSample, set_back_now_us: int | None) -> LastTick:
-        """Return what is left of the tick before; leave out what was told of another time.
+        """Return the previous tick's state; drop samples from before the clock was set back.
 
-        If the driver has refused too many lists of processes, who was there then is no longer taken
-        to be there.
+        If the driver has refused its process lists too often, the last known processes no longer
+        count as running.
         """
         told, was = self._told, self.last
         if raw.processes is not None:
@@ -534,13 +537,13 @@ class GpuSampler:
         elif was.unlisted_ticks is not None:
             was = replace(was, unlisted_ticks=was.unlisted_ticks + 1)
         if was.is_list_refused:
-            # Nor can what fast polls listed be told from who has gone since.
+            # The lists of fast polls may contain processes that have ended since.
             was = replace(was, processes={}, gone={})
             told.processes, told.left_ns = {}, {}
         if was.was_set_back and set_back_now_us is None:
             was = replace(was, was_set_back=False)
         elif was.was_set_back and set_back_now_us is not None:
-            # Stamped later than the wall clock shows, they are of the time before.
+            # Stamps ahead of the wall clock are from before it was set back.
             latest_us = set_back_now_us + _AHEAD_US
             told.gpu = {us: one for us, one in told.gpu.items() if us <= latest_us}
             told.memory = {us: one for us, one in told.memory.items() if us <= latest_us}
@@ -565,7 +568,7 @@ class GpuSampler:
             gpu = _plausible(told.gpu, "utilization_ratio", validator)
         if raw.memory_samples is not None:
             memory = _plausible(told.memory, "memory_utilization_ratio", validator)
-        # The gap between two samples is no window if their stamps are of two timelines.
+        # Stamps from two timelines do not show the length of a window.
         if is_one_timeline:
             self.window = self.window.learn(
                 gpu,
@@ -596,7 +599,7 @@ class GpuSampler:
         clock: DriverClock | None,
         now_ns: int,
     ) -> Mapping[int, GoneProcess]:
-        """Return the ended processes that may have run in time that is not covered yet."""
+        """Return ended processes that may have run in time that no tick covers yet."""
         if clock is None:
             return {}
         gone, left_ns = dict(was.gone), self._told.left_ns
@@ -621,9 +624,9 @@ class GpuSampler:
         utilization_ratio: float | None,
         validator: Validator,
     ) -> TickEnergy:
-        """Return what a board drew in the covered time; an instance has neither energy nor draw.
+        """Return the energy that the board used in the covered time; instances report none.
 
-        `is_free` is whether no process is on the board now.
+        `is_free` is whether no process uses the board now.
         """
         counter = fields.reading.get("energy_total_millijoules")
         power = fields.reading.get("power_milliwatts")
@@ -646,7 +649,7 @@ class GpuSampler:
             readings, interval_ns=interval_ns, cover_end_ns=cover_end_ns, validator=validator
         )
         if utilization_ratio is None and "profiling" in fields.details:
-            # The driver has none of a GPU that is cut, while its chip may have counters.
+            # The driver reports none for a partitioned GPU, but the chip may have counters.
             utilization_ratio = fields.details["profiling"].graphics_engine_active_ratio
         self.idle = self.idle.watch(
             energy,
@@ -658,7 +661,7 @@ class GpuSampler:
         return energy
 
     def _drop_covered(self) -> None:
-        """Drop what no tick needs any more of what was told; all if the clock is not known."""
+        """Drop the answers that the tick has covered; all of them if the clock is unknown."""
         told, clock, since = self._told, self.last.clock, self.last.last_seen
         if clock is None:
             self._told = _Told()
@@ -669,7 +672,7 @@ class GpuSampler:
             (key, one) for key, one in told.uses.items() if key[1] > clock.covered_us
         )
         told.idle_after = {us for us in told.idle_after if us >= since.gpu_us}
-        # What was read while the tick asked is the next one's.
+        # Readings from after the tick's query belong to the next tick.
         told.energy = [one for one in told.energy if one.at_ns > self._answered_ns]
         told.processes, told.left_ns, told.dropped = {}, {}, Counter()
 
@@ -722,7 +725,7 @@ def _newest(
 
 
 def _latest(kept: Iterable[tuple[_K, _V]]) -> dict[_K, _V]:
-    """Return those that came last, as many as are kept at most."""
+    """Return the last `_MAX_KEPT` items."""
     return dict(deque(kept, maxlen=_MAX_KEPT))
 
 
@@ -742,13 +745,13 @@ def _mean_ratio(
     reading: str,
     validator: Validator,
 ) -> float | None:
-    """Return the mean over the cover; `None` if a part of the cover is unknown."""
+    """Return the mean over the covered time; `None` if a part of it is unknown."""
     if cover.has_gap:
         return None
     if percent is None:
-        # A driver without samples gives its latest window alone.
+        # A driver without samples reports its latest window only.
         percent = validator.keep(latest_percent, PERCENT, reading=reading)
-    # The mean of hundreds may be a hair more, in floating point.
+    # Rounding may push a mean of 100 % slightly above 1.
     return None if percent is None else min(1.0, ratio_of(percent))
 
 
@@ -759,16 +762,16 @@ def _utilization_ratio(
     if not raw.instance:
         reading = "utilization_ratio"
         return _mean_ratio(cover, cover.gpu_percent, raw.percent, reading, validator)
-    # The driver's own utilization is of whole GPUs only; the chip's counters are of instances too.
+    # The driver reports utilization of whole GPUs only; the chip's counters cover instances too.
     profiling = fields.details.get("profiling")
     return profiling.graphics_engine_active_ratio if profiling else None
 
 
 def _is_free(raw: RawGpuSample, fields: ReadFields) -> bool:
-    """Return whether no process is on a board: none is listed, and no memory is held unlisted."""
+    """Return whether no process uses a board: none is listed, and none hides in used memory."""
     rows = raw.instances if raw.mig_enabled else [raw]
     used = fields.reading.get("memory_used_bytes", 0)
-    # Before 510 the driver's reserve is part of what is used.
+    # Drivers before 510 count their reserve as used memory.
     is_told_apart = "memory_reserved_bytes" in fields.reading
     is_hidden = is_told_apart and used > FREE_BYTES * max(1, len(raw.instances))
     return not is_hidden and all(row.processes == () for row in rows)
@@ -777,7 +780,7 @@ def _is_free(raw: RawGpuSample, fields: ReadFields) -> bool:
 def _next_cursor(
     since: SampleCursor, clock: DriverClock | None, cover: Cover, shares: Shares
 ) -> SampleCursor:
-    """Return after which samples to query: windows of which the next tick covers a part again."""
+    """Return the position for the next query, before any window that this tick covers in part."""
     newest_us = max(since.process_us, shares.newest_us)
     if clock is None:
         return replace(since, process_us=newest_us)
@@ -787,13 +790,13 @@ def _next_cursor(
     return SampleCursor(
         gpu_us=max(gpu_ends, default=since.gpu_us),
         memory_us=max(memory_ends, default=since.memory_us),
-        # Without windows, a sample is of all the time since the query before.
+        # Without windows, a sample covers the whole time since the previous query.
         process_us=newest_us if shares.window_us is None else min(newest_us, covered_us),
     )
 
 
 def _lag_ns(clock: DriverClock | None, cover: Cover) -> int:
-    """Return how long ago the cover ended; 0 if nothing shows what was sampled when."""
+    """Return how long ago the covered time ended; 0 if the driver's clock is unknown."""
     if clock is None or cover.interval is None:
         return 0
     return round(((clock.earliest_us + clock.latest_us) / 2 - clock.covered_us) * 1000)

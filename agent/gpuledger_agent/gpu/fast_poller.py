@@ -1,7 +1,7 @@
 """Polls the GPUs of an open source between two ticks, in a thread beside those of the ticks.
 
-`gpuledger_agent.core.fast_polls` and `gpuledger_agent.core.gpu_sampler` decide which GPUs need it,
-and when.
+`gpuledger_agent.core.gpu_sampler` decides which GPUs need it, and `gpuledger_agent.core.fast_polls`
+when.
 """
 
 from collections.abc import Sequence
