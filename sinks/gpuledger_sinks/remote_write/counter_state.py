@@ -6,6 +6,9 @@ offsets in one transaction: of use after the receiver has answered for what was 
 incidents before anything of them is sent. So a sink that goes on from there counts each tick and
 each incident once. Whoever opens a partition's transactions shuts out who had it before, so that of
 two sinks that take themselves for its owner one alone moves it.
+
+A record's timestamp is when the sink wrote it, by the sink's clock: brokers would refuse a node's
+time that is days ahead.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -15,15 +18,14 @@ from typing import Final
 import structlog
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES, size_bytes
-from gpuledger.bus.protocol import Bus, HistoryReader, Message, TopicPartition
+from gpuledger.bus.protocol import Bus, HistoryReader, Message, Record, TopicPartition
 from gpuledger.bus.transactional_writers import TransactionalWriters
 from gpuledger.clock import NS_PER_DAY, NS_PER_MS, Clock
-from gpuledger.codec import encode
+from gpuledger.codec import Decoder, decoder_of, encode
 from gpuledger.errors import UndecodableError
 from gpuledger.keys import group_key, node_key
 from gpuledger.records import NodeCounters
 from gpuledger.runtime.logs import Repeats
-from gpuledger_sinks.group_state import read_states
 from gpuledger_sinks.remote_write.node_intervals import NodeIntervals
 
 _KEPT_NS: Final = 2 * NS_PER_DAY
@@ -89,16 +91,31 @@ class CounterState:
 
         Those of nodes that are gone are removed by the next commit.
         """
-        found = await read_states(
-            reader,
-            TopicPartition(self._topic.name, number),
-            NodeCounters,
-            group=self._group,
-            kept_ns=_KEPT_NS,
-            skip=_skip,
-        )
-        self._outdated[number] = [group_key(self._group, node) for node in found.outdated]
-        return found.states
+        at = TopicPartition(self._topic.name, number)
+        found: dict[str, NodeCounters] = {}
+        written_ms: dict[str, int] = {}
+        span = (await reader.spans(at.topic)).get(at)
+        if span is not None and span.first < span.end:
+            async for records in reader.read(at, span):
+                for record in records:
+                    if (node := self._node_of(record)) is None:
+                        continue
+                    if (counted := _decode(record)) is not None:
+                        found[node], written_ms[node] = counted, record.timestamp_ms
+                    else:
+                        # An older one is of an offset behind which nothing is read again.
+                        found.pop(node, None)
+        newest_ms = max((written_ms[node] for node in found), default=0)
+        gone = [node for node in found if newest_ms - written_ms[node] > _KEPT_NS // NS_PER_MS]
+        self._outdated[number] = [group_key(self._group, node) for node in gone]
+        return {node: counted for node, counted in found.items() if node not in gone}
+
+    def _node_of(self, record: Record) -> str | None:
+        """Return the key of a record's node; `None` if the record is of another group."""
+        key = (record.key or b"").decode(errors="replace")
+        node = key.removeprefix(group_key(self._group, ""))
+        # A node's key has one slash: with more it is of a group whose name begins alike.
+        return None if node == key or node.count("/") != 1 else node
 
     def _message(self, node: NodeIntervals) -> Message:
         while True:
@@ -115,10 +132,19 @@ class CounterState:
             node.shrink()
 
 
-def _skip(key: str, error: UndecodableError) -> None:
-    # Its counters begin anew, which readers take for a reset.
-    if count := _repeats.count("counters"):
-        _log.warning("counters_skipped", key=key, count=count, error=str(error))
+def _decode(record: Record) -> NodeCounters | None:
+    """Return what was counted; `None` for a tombstone, and for what cannot be read."""
+    if record.value is None:
+        return None
+    decoder: Decoder[NodeCounters] = decoder_of(record.topic, NodeCounters)
+    try:
+        return decoder.decode(record.value)
+    except UndecodableError as error:
+        # The node's counters begin anew, which readers take for a reset.
+        if count := _repeats.count("counters"):
+            key = (record.key or b"").decode(errors="replace")
+            _log.warning("counters_skipped", key=key, count=count, error=str(error))
+        return None
 
 
 @asynccontextmanager
