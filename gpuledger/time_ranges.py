@@ -143,13 +143,12 @@ def _calendar(text: str) -> tuple[int, int] | None:
     if match is None:
         return None
     year, month, day = (int(part or 1) for part in match.groups())
-    try:
-        begin = datetime(year, month, day, tzinfo=UTC)
-    except ValueError:
-        return None
     unit: Unit = "day" if match[3] else "month" if match[2] else "year"
-    begin_ms = round((begin - _EPOCH) / _MS)
-    return begin_ms, begin_of_unit(unit, begin_ms, ahead=1)
+    try:
+        begin_ms = round((datetime(year, month, day, tzinfo=UTC) - _EPOCH) / _MS)
+        return begin_ms, begin_of_unit(unit, begin_ms, ahead=1)
+    except ValueError:  # no such date, or its end is in the year 10000
+        return None
 
 
 def _lasting(text: str, now_ms: int) -> tuple[int, int] | None:

@@ -124,6 +124,7 @@ def _duration(text: str) -> object:
         (_moment, "-999999w", "1970"),
         *((_range, text, "lastmonth") for text in ("", "7", "d", "-7d", "7x", "tomorrow", "٣d")),
         *((_range, text, "lastmonth") for text in ("2026-13", "2026-02-30", "\u0662026-10")),
+        *((_range, text, "lastmonth") for text in ("0000", "9999", "9999-12")),
         *((_range, text, "invalid time") for text in ("7d,8d", "2026-10-01,2026-10-02")),
         (_range, "0d", "ends before"),
         (_range, "999999w", "1970"),
