@@ -244,5 +244,7 @@ async def shut_down(
             await send_queue.spill_all()
     if send_queue.bundles_in_memory:
         _log.error("ticks_lost", count=send_queue.bundles_in_memory)
-    send_queue.close()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSING_SECONDS):
+            await send_queue.close()
     await asyncio.wait((draining, *tasks), timeout=_CLOSING_SECONDS)

@@ -155,11 +155,16 @@ class SendQueue:
             self._writing.skip_wait()
             await self._spill()
 
-    def close(self) -> None:
-        """Let go of the disk; what is on it is the next process's."""
-        if self._spool is not None:
-            self._spool.close()
-        self._disk.close()
+    async def close(self) -> None:
+        """Let go of the disk; what is on it is the next process's.
+
+        In the disk's thread: SQLite crashes if a database is closed while another thread uses it.
+        """
+        try:
+            if self._spool is not None:
+                await self._on_disk(self._spool.close, self._writing)
+        finally:
+            self._disk.close()
 
     @property
     def _waits_on_disk(self) -> bool:

@@ -95,7 +95,7 @@ class Node:
         await asyncio.wait(self.tasks)
         # Memory may hold what is younger than this, and no longer what is older.
         self.lost |= set(range(self.made - int(AFTER_SECONDS) - 1, self.made))
-        self.send_queue.close()
+        await self.send_queue.close()
         self.start()
 
     async def restart(self) -> None:
@@ -111,7 +111,7 @@ class Node:
         for task in self.tasks:
             task.cancel()
         await asyncio.wait(self.tasks)
-        self.send_queue.close()
+        await self.send_queue.close()
 
 
 async def settle() -> None:

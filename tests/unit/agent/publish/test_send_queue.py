@@ -337,7 +337,7 @@ async def test_at_the_end_what_is_not_sent_is_on_the_disk_in_its_order(tmp_path:
     await put(send_queue, clock, 0, 1, 2)
     assert len(await send_queue.take(max_bundles=2)) == 2
     await send_queue.spill_all()
-    send_queue.close()
+    await send_queue.close()
     assert await take_all(send_queue_of(spool_in(tmp_path)), 3) == [0, 1, 2]
 
 
@@ -356,7 +356,7 @@ async def test_a_disk_that_hangs_is_given_up_and_what_lies_there_counted(tmp_pat
     answer.set()
     assert value_of(hung) - before == 1
     assert check.detail == "in memory only: [Errno 110] no answer within 0.05 s"
-    send_queue.close()
+    await send_queue.close()
 
 
 async def test_a_disk_that_answers_with_a_timeout_does_not_hang() -> None:
@@ -387,8 +387,39 @@ async def test_the_event_loop_goes_on_while_the_disk_is_slow(tmp_path: Path) -> 
     send_queue.put(bundle_of(1))
     written.set()
     await keeping
-    send_queue.close()
+    await send_queue.close()
     assert await take_all(send_queue_of(spool_in(tmp_path)), 2) == [0, 1]
+
+
+async def test_a_database_that_is_in_use_is_closed_behind_that(tmp_path: Path) -> None:
+    is_written, may_end = threading.Event(), threading.Event()
+
+    def write_slowly() -> int:
+        is_written.set()
+        return may_end.wait(HANG_SECONDS)
+
+    class SlowDisk(FlakyDisk):
+        @override
+        def connect(self, file: Path) -> sqlite3.Connection:
+            database = super().connect(file)
+            database.create_function("write_slowly", 0, write_slowly)
+            database.executescript(
+                "CREATE TABLE IF NOT EXISTS frames (id INTEGER PRIMARY KEY, boot_id, spooled_ms,"
+                " oldest_ms, bundles, size_bytes, crc32, body);"
+                "CREATE TEMP TRIGGER slow BEFORE INSERT ON frames BEGIN SELECT write_slowly(); END"
+            )
+            return database
+
+    send_queue = send_queue_of(spool_in(tmp_path, disk=SlowDisk()), disk=IoThread())
+    send_queue.put(bundle_of(0))
+    spilling = asyncio.create_task(send_queue.spill_all())
+    await asyncio.to_thread(is_written.wait, HANG_SECONDS)
+    spilling.cancel()
+    closing = asyncio.create_task(send_queue.close())
+    await asyncio.sleep(0)
+    may_end.set()
+    await closing
+    assert await take_all(send_queue_of(spool_in(tmp_path)), 1) == [0]
 
 
 async def test_a_burst_goes_to_the_disk_before_memory_is_full(tmp_path: Path) -> None:
@@ -420,7 +451,7 @@ async def test_at_the_end_a_disk_that_has_refused_is_asked_once_more_without_a_w
     disk.error = None
 
     await send_queue.spill_all()
-    send_queue.close()
+    await send_queue.close()
 
     assert send_queue.bundles_in_memory == 0
     left = spool_in(tmp_path)
