@@ -1,9 +1,10 @@
 """The pages of `gpuledger-reports`: which question a request asks, and how its answer is sent.
 
 An answer is kept for as long as the store's tables and the prices are what they were: whoever asks
-the same again is answered without a process.
+the same again is answered without a process. A question whose client is gone is given up.
 """
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpuledger.errors import ArgumentError
+from gpuledger.runtime.tasks import end_tasks
 from gpuledger_reports.api.answering import ReportAnswer, error_body
 from gpuledger_reports.api.metrics import (
     CACHE_BYTES,
@@ -94,7 +96,15 @@ class ReportPages:
 
     async def _show(self, request: Request) -> Response:
         page, begin_seconds = request.scope["path"], time.monotonic()
-        response = await self._report(page, request.scope["query_string"].decode())
+        reporting = asyncio.create_task(self._report(page, request.scope["query_string"].decode()))
+        leaving = asyncio.create_task(_wait_gone(request))
+        try:
+            await asyncio.wait({reporting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not reporting.done():
+                return Response()  # nobody reads it
+            response = reporting.result()
+        finally:
+            await end_tasks(reporting, leaving)
         REQUEST_SECONDS.labels(page=page).observe(time.monotonic() - begin_seconds)
         REQUESTS_TOTAL.labels(page=page, status=str(response.status_code)).inc()
         return response
@@ -145,6 +155,12 @@ class ReportPages:
         except ProcessEndedError as error:
             problem = f"{error}, perhaps for want of memory; ask for less at a time"
             return _error_answer(unavailable, problem)
+
+
+async def _wait_gone(request: Request) -> None:
+    """Wait until the client has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _show_description(_: Request) -> Response:

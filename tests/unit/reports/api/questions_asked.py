@@ -40,12 +40,18 @@ class Response:
     body: bytes
 
 
-async def ask(app: AsgiApp, path: str, query: str = "") -> Response:
-    """Return the answer to a GET of an ASGI application."""
+async def ask(
+    app: AsgiApp, path: str, query: str = "", *, gone: asyncio.Event | None = None
+) -> Response:
+    """Return the answer to a GET of an ASGI application, whose client may be gone."""
     told: list[Message] = []
+    received = iter([{"type": "http.request"}])
 
     async def receive() -> Message:
-        return {"type": "http.request"}
+        if message := next(received, None):
+            return message
+        await (gone or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
         told.append(message)
@@ -120,8 +126,10 @@ class InlinePages:
             monotonic_seconds=lambda: self.clock_seconds,
         )
 
-    async def get(self, path: str, query: str = "") -> Response:
-        return await ask(self.pages.app(), path, query)
+    async def get(
+        self, path: str, query: str = "", *, gone: asyncio.Event | None = None
+    ) -> Response:
+        return await ask(self.pages.app(), path, query, gone=gone)
 
     async def look(self) -> None:
         """Look at the store now."""

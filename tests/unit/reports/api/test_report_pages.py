@@ -194,6 +194,22 @@ async def test_questions_that_take_long_keep_nobody_from_knowing_how_the_store_i
         assert (await served.get("/bill", query)).body != kept.body
 
 
+async def test_a_question_whose_client_is_gone_is_given_up(served: InlinePages) -> None:
+    gone, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def compute(_: Question) -> ReportAnswer:
+        gone.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    async with served.running(compute):
+        await served.get("/bill", gone=gone)
+    assert cancelled.is_set()
+
+
 @pytest.mark.parametrize(("intervals", "count", "count_later"), [(2.9, 1, 1), (3.1, 3, 4)])
 async def test_answers_are_kept_for_three_intervals_without_a_look_that_succeeds(
     told: AnswerSettings, intervals: float, count: int, count_later: int
