@@ -104,7 +104,7 @@ def open_file(file: Path, mode: str) -> IO[bytes]:
 def _decode(text: bytes, shape: type[T], where: str) -> T:
     try:
         return msgspec.json.decode(text, type=shape)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(
             f"{where}: invalid line of a recording: {shorten_middle(str(error))};"
             " record the machine again with record-nvml"

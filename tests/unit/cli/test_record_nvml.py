@@ -187,6 +187,8 @@ OWN = OTHER.replace(b"other", b"gpuledger-nvml-recording")
         (b"", "line 1: invalid line of a recording"),
         (b"{}\n", "line 1: invalid line of a recording"),
         (OWN + b'{"call": 1}', "line 2: invalid line of a recording"),
+        (OWN + b'{"call": "\xff"}', "line 2: invalid line of a recording"),
+        (OWN + b'{"result": ' + b"[" * 10_000, "line 2: invalid line of a recording"),
         (OTHER, "expected format gpuledger-nvml-recording"),
     ],
 )
