@@ -52,9 +52,8 @@ _READ_BYTES: Final = 2**20
 _LEVEL: Final = 1  # the fastest; higher levels save little on ticks this much alike
 _PRIVATE: Final = 0o700
 _DECODER: Final = msgspec.msgpack.Decoder(list[MessageBundle])
+_INCREMENTAL: Final = 2
 _OPEN: Final = """
-PRAGMA locking_mode = EXCLUSIVE;
-PRAGMA auto_vacuum = INCREMENTAL;
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
 BEGIN IMMEDIATE;
@@ -244,6 +243,10 @@ class Spool:
         with self._errors():
             database = self._connect_to(self.path / FILE_NAME)
             try:
+                database.execute("PRAGMA locking_mode = EXCLUSIVE")
+                # To set it writes, for which a full disk has no room.
+                if database.execute("PRAGMA auto_vacuum").fetchone() != (_INCREMENTAL,):
+                    database.execute("PRAGMA auto_vacuum = INCREMENTAL")
                 database.executescript(_OPEN)
                 columns = ", ".join(Frame._fields)
                 rows = database.execute(f"SELECT {columns} FROM frames ORDER BY id")  # noqa: S608  # our own names
@@ -327,6 +330,11 @@ class Spool:
             self._start_over(error)
         except OSError as error:
             count_failure(error)
+            if error.errno == errno.ENOSPC and not self._frames:
+                # A full disk has no room to delete rows, but a file goes, and its space comes back.
+                self.close()
+                (self.path / FILE_NAME).unlink()
+                self._begin_new()
 
     def _start_over(self, error: Exception) -> None:
         """Count all frames as lost, rename the database, and start a new one."""
@@ -336,9 +344,12 @@ class Spool:
         self.close()
         file = self.path / FILE_NAME
         if file.exists():
-            _log.error("spool_damaged", count=lost, error=str(error), renamed_to=SET_ASIDE_NAME)
             file.rename(self.path / SET_ASIDE_NAME)
+            _log.error("spool_damaged", count=lost, error=str(error), renamed_to=SET_ASIDE_NAME)
             SPOOL_FILES_SET_ASIDE.inc()
+        self._begin_new()
+
+    def _begin_new(self) -> None:
         (self.path / f"{FILE_NAME}-wal").unlink(missing_ok=True)
         self._connect()
 

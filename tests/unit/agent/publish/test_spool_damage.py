@@ -1,6 +1,7 @@
 """A disk that fails, a database that is damaged or in use, a directory that is missing."""
 
 import errno
+import shutil
 import sqlite3
 import stat
 from pathlib import Path
@@ -66,6 +67,31 @@ def test_frames_that_cannot_be_deleted_are_sent_again_by_the_next_process(tmp_pa
     with disk.failing():
         spool.ack(found[1])
     assert drain(reopened(spool, tmp_path)) == [1, 2]
+
+
+def test_what_was_sent_gives_its_space_back_to_a_full_disk(tmp_path: Path) -> None:
+    disk = FlakyDisk()
+    spool = spool_in(tmp_path, disk=disk)
+    fill(spool, 1, 2)
+    found = spool.read(max_bundles=60)
+    assert found
+    with disk.failing(sqlite3.SQLITE_FULL), pytest.raises(OSError, check=has_errno(errno.ENOSPC)):
+        spool.ack(found[1])  # nor is there room for a new database
+    assert list(database_in(tmp_path).parent.iterdir()) == []
+    fill(spool, 3)
+    assert drain(spool) == [3]
+
+
+def test_to_open_a_database_takes_no_room_on_a_full_disk(tmp_path: Path) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    fill(spool_in(before), 1, 2)
+    shutil.copytree(before, after)
+    written = {file: file.read_bytes() for file in database_in(after).parent.iterdir()}
+    spool = spool_in(after)
+    spool.open()
+    assert {file: file.read_bytes() for file in written} == written
+    assert drain(spool) == [1, 2]
 
 
 def test_a_disk_that_fails_for_a_minute_is_given_up_and_what_it_holds_counted(
