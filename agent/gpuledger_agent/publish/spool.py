@@ -92,7 +92,7 @@ class DamagedError(OSError):
 
 
 class FrameDamagedError(GpuledgerError):
-    """A frame does not have its checksum."""
+    """A frame does not have its checksum, or was written by another version."""
 
 
 class Frame(NamedTuple):
@@ -290,7 +290,10 @@ class Spool:
             ).fetchone()
         if row is None or zlib.crc32(row[1]) != row[0]:
             raise FrameDamagedError(f"frame {frame.id} is missing or has another checksum")
-        return _DECODER.decode(bytes(cramjam.zstd.decompress(row[1])))
+        try:
+            return _DECODER.decode(bytes(cramjam.zstd.decompress(row[1])))
+        except (msgspec.MsgspecError, cramjam.DecompressionError) as error:
+            raise FrameDamagedError(f"frame {frame.id} is of another version: {error}") from error
 
     def _require_free_space(self) -> None:
         """Raise `OSError` (ENOSPC) if the file system has too little free space."""

@@ -4,8 +4,11 @@ import errno
 import shutil
 import sqlite3
 import stat
+import zlib
 from pathlib import Path
 
+import cramjam
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -25,6 +28,8 @@ from tests.unit.agent.publish.builders import (
     settings_in,
     spool_in,
 )
+
+OTHER = bytes(cramjam.zstd.compress(msgspec.msgpack.encode([{"topic": "x"}])))
 
 
 def test_the_directory_is_private(tmp_path: Path) -> None:
@@ -152,14 +157,19 @@ def test_a_damaged_database_is_renamed_counted_and_replaced(
     assert file.with_name(SET_ASIDE_NAME).exists()
 
 
-def test_a_frame_with_another_checksum_is_dropped_and_counted_and_the_others_are_sent(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("body", "crc32"),
+    [(OTHER, 0), (OTHER, zlib.crc32(OTHER)), (b"?", zlib.crc32(b"?"))],
+    ids=["damaged", "with other bundles", "packed otherwise"],
+)
+def test_a_frame_that_cannot_be_read_is_dropped_and_counted_and_the_others_are_sent(
+    tmp_path: Path, body: bytes, crc32: int
 ) -> None:
     before, spool = dropped("damaged"), spool_in(tmp_path)
     fill(spool, 1, 2, 3)
     spool.close()
     with sqlite3.connect(database_in(tmp_path)) as database:
-        database.execute("UPDATE frames SET crc32 = crc32 + 1 WHERE id = 2")
+        database.execute("UPDATE frames SET body = ?, crc32 = ? WHERE id = 2", (body, crc32))
     database.close()
     assert drain(spool_in(tmp_path)) == [1, 3]
     assert dropped("damaged") - before == 1
