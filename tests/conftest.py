@@ -14,15 +14,14 @@ from pathlib import Path
 
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 from tests.compiled import compiled_modules, describe_compiled, hot_modules
+from tests.examples import ALL, register_profiles
 from tests.spreading import Spreading, count_processes
 
 TESTS = Path(__file__).parent
-# A law does not fail because the machine is busy: with the usual 200 ms for an example it would.
-settings.register_profile("gpuledger", deadline=None)
-settings.load_profile("gpuledger")
+register_profiles()
 
 
 def pytest_report_header() -> str:
@@ -35,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--extended",
         action="store_true",
-        help="run the tests marked extended instead of the others",
+        help="run the tests marked extended, and the laws with all their examples, and no others",
     )
 
 
@@ -49,8 +48,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Spreading
     return Spreading(config, log)
 
 
-def pytest_configure() -> None:
-    """Run no test on sources that is meant for what was compiled of them."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Run no test on sources that is meant for what was compiled; give laws their examples."""
+    if config.getoption("extended"):
+        settings.load_profile(ALL)
     if os.environ.get("TESTS_REQUIRE_COMPILED") == "1" and compiled_modules() != hot_modules():
         raise pytest.UsageError(
             f"{describe_compiled()}; `make test-compiled` compiles them and finds them"
@@ -58,11 +59,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test by its folder; deselect extended tests, or with `--extended` all others."""
+    """Mark each test by its folder; deselect those that are for the other kind of run."""
     extended = bool(config.getoption("extended"))
-    left_out = [
-        item for item in items if (item.get_closest_marker("extended") is not None) != extended
-    ]
+    left_out = [item for item in items if not _belongs(item, extended=extended)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
@@ -71,6 +70,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             kind = item.path.relative_to(TESTS).parts[0]
             if kind in ("lint", "unit", "wheel", "real"):
                 item.add_marker(kind)
+
+
+def _belongs(item: pytest.Item, *, extended: bool) -> bool:
+    is_marked = item.get_closest_marker("extended") is not None
+    # Without `--extended` a law gets but a part of its examples.
+    return is_marked == extended or (extended and is_hypothesis_test(getattr(item, "obj", None)))
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -25,6 +25,7 @@ from gpuledger.codec import encode
 from gpuledger.keys import node_key
 from gpuledger.records import NodeSample
 from tests.default_topics import SAMPLES
+from tests.examples import examples
 from tests.unit.enricher.join.booking.test_laws import ticks as contradictory_ticks
 from tests.unit.enricher.laws.runs import draw_runs
 from tests.unit.enricher.laws.stage_worker import Made
@@ -106,7 +107,7 @@ def events_of(workers: tuple[Worker, Worker], given_topics: Topics) -> int:
     return len(sources[0])
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(given_topics=any_ticks())
 def test_any_ticks_give_the_same_bytes_compiled_and_not(
     workers: tuple[Worker, Worker], given_topics: Topics
@@ -114,7 +115,7 @@ def test_any_ticks_give_the_same_bytes_compiled_and_not(
     assert events_of(workers, given_topics) == len(given_topics.samples[0])
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(given_topics=topics())
 def test_nodes_that_boot_pause_and_repeat_themselves_give_the_same_bytes_compiled_and_not(
     workers: tuple[Worker, Worker], given_topics: Topics

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.clock import NS_PER_SECOND
@@ -18,6 +18,7 @@ from gpuledger_simulator.clock import ManualClock, NodeClock, SetClock
 from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_simulator.schema import ClockStep
 from gpuledger_simulator.simulation import SimulatedNode, Simulation
+from tests.examples import examples
 from tests.ticks import play, tick_of
 from tests.unit.agent.test_sampling import EPOCH_NS, QUICKSTART, busy_seconds
 
@@ -109,7 +110,7 @@ def test_after_a_clock_was_set_back_energy_is_read_on() -> None:
     assert asked[4:] == [[(0, False), (GPUS, False), (GPUS, False)]] * 4
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(
     steps=st.lists(
         st.tuples(st.integers(1, 40), st.integers(-(10**6), 10**6) | st.integers(-9, 9)), max_size=5

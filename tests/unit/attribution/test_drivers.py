@@ -28,6 +28,7 @@ from gpuledger_agent.metrics import READINGS_DROPPED
 from gpuledger_agent.sampling import Sampler
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.simulation import SimulatedNode
+from tests.examples import examples
 from tests.metric_values import value_of
 from tests.ticks import take_fast_polls, tick_of
 from tests.truth_runs import (
@@ -94,7 +95,7 @@ each_run = given(
 )
 
 
-@settings(max_examples=10, derandomize=True)
+@settings(examples(10), derandomize=True)
 @each_run
 def test_whatever_a_driver_answers_a_pod_is_booked_what_it_used_to_one_percent(
     driver: Mapping[str, Any], kind: str, tick_seconds: float, seed: int
@@ -104,7 +105,7 @@ def test_whatever_a_driver_answers_a_pod_is_booked_what_it_used_to_one_percent(
 
 
 @pytest.mark.extended
-@settings(max_examples=100)
+@examples(100)
 @each_run
 def test_many_more_drivers_answer_so_that_a_pod_is_booked_what_it_used(
     driver: Mapping[str, Any], kind: str, tick_seconds: float, seed: int

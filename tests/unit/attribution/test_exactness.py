@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.keys import NodeId
@@ -20,6 +20,7 @@ from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import SimulatedNode, Simulation
+from tests.examples import examples
 from tests.ticks import tick_of
 from tests.unit.owners import pod_of
 
@@ -143,7 +144,7 @@ runs = st.builds(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(runs)
 def test_the_ticks_of_a_gpu_add_up_to_the_time_in_which_kernels_ran(run: Run) -> None:
     """But for the driver's whole percents, and a window where the run itself begins and ends."""
@@ -160,7 +161,7 @@ def test_the_ticks_of_a_gpu_add_up_to_the_time_in_which_kernels_ran(run: Run) ->
         )
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(runs)
 def test_each_pod_is_booked_what_its_kernels_used(run: Run) -> None:
     """Those that live within the run, turnover or not, to one percent."""

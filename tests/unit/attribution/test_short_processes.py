@@ -29,6 +29,7 @@ from gpuledger_enricher.join.booking.settlement import settle_ends
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import SimulatedNode, Simulation
+from tests.examples import examples
 from tests.ticks import tick_of
 
 PAGE: Final = (Path(__file__).parents[3] / "docs" / "attribution.md").read_text()
@@ -185,7 +186,7 @@ seeds = st.integers(0, 2**32)
 accountings = st.sampled_from(["v1", "v2"])
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(examples(15), derandomize=True)
 @given(seeds, accountings)
 def test_a_pod_alone_on_its_gpu_has_all_that_its_short_processes_used(
     seed: int, accounting: str
@@ -199,7 +200,7 @@ def test_a_pod_alone_on_its_gpu_has_all_that_its_short_processes_used(
         assert both[uid] == pytest.approx(seconds, rel=0.01, abs=0.09)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(examples(15), derandomize=True)
 @given(seeds, accountings, st.sampled_from([0, LOOKS]))
 def test_a_pod_alone_on_its_gpu_has_what_it_used_in_visits_shorter_than_a_look(
     seed: int, accounting: str, looks: int
@@ -213,7 +214,7 @@ def test_a_pod_alone_on_its_gpu_has_what_it_used_in_visits_shorter_than_a_look(
     assert off_settled <= 0.03 * sum(truth.values())
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(examples(15), derandomize=True)
 @given(
     seeds,
     st.sampled_from([short_processes, short_visits]),

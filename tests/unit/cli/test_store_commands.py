@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -19,14 +20,19 @@ from gpuledger_cli.__main__ import main
 from tests.unit.sinks.store.test_maintainer import fill
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    """Return a store of ten minutes that are summed up."""
-    path = tmp_path / "store"
+@pytest.fixture(scope="module")
+def summed_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store of ten minutes that are summed up, to copy."""
+    path = tmp_path_factory.mktemp("summed-up") / "store"
     fill(path, commits=10)
-    forever = ("--usage-days", "0", "--usage-hourly-days", "0")
-    assert main(["store", "maintain", "--store", str(path), *forever]) == 0
+    assert maintain(path, *FOREVER) == 0
     return path
+
+
+@pytest.fixture
+def store(summed_up: Path, tmp_path: Path) -> Path:
+    """Return a store of ten minutes that are summed up."""
+    return Path(shutil.copytree(summed_up, tmp_path / "store"))
 
 
 def ask(store: Path, sql: str, *options: str) -> int:

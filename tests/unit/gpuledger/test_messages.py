@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -21,6 +21,7 @@ from gpuledger.records.base import ArrayRecord, BaseRecord
 from gpuledger.schemas import schema_of
 from gpuledger.topics import Topic
 from tests.default_topics import BY_NAME, TOPICS
+from tests.examples import examples
 from tests.tables import for_each
 from tests.unit.gpuledger.strategies import records
 from tests.unit.record_fields import present_in
@@ -189,7 +190,7 @@ def test_each_field_that_is_missing_or_of_a_wrong_type_is_named(message: Path) -
 
 
 @each_topic
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(data=st.data())
 def test_any_record_reads_the_same_for_its_decoder_and_the_json_schema(
     topic: Topic, data: st.DataObject

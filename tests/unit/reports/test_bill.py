@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from deltalake import write_deltalake
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuledger.errors import ArgumentError
@@ -19,6 +19,7 @@ from gpuledger_reports.pricing.policy_file import ReadPolicy, parse_policy
 from gpuledger_reports.reading.charging_sql import UNITS
 from gpuledger_reports.reading.times import Window
 from gpuledger_reports.reading.usage_sums import UsageReader
+from tests.examples import examples
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
@@ -516,7 +517,7 @@ inventories = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(40)
 @given(rows=rows_of_hours(), policy=st.sampled_from(POLICIES), inventory=inventories)
 def test_the_lines_of_any_bill_sum_to_what_the_gpus_cost(
     rows: list[Row], policy: str, inventory: list[Row]
@@ -534,7 +535,7 @@ def test_the_lines_of_any_bill_sum_to_what_the_gpus_cost(
     assert min((line.charged for line in bill.lines), default=0) >= 0
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(15)
 @given(rows=rows_of_hours())
 def test_boards_that_are_there_cost_their_hours_whatever_rows_say_of_them(rows: list[Row]) -> None:
     inventory = [inventory_row(gpu) for gpu in ("GPU-a", "GPU-b")]
@@ -687,7 +688,7 @@ def states_of(rows: list[Row], state: str, unnamed: set[int]) -> list[Row]:
     return found
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(25)
 @given(
     rows=rows_of_hours(),
     state=st.sampled_from(["known", "unknown"]),
@@ -738,7 +739,7 @@ def test_an_unknown_dimension_is_refused_by_name(tmp_path: Path) -> None:
         bill_of(store, by=["nmespace"])
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(15)
 @given(
     rows=rows_of_hours(),
     policy=st.sampled_from(POLICIES),

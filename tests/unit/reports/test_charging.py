@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_reports.reading import charging_sql
@@ -16,6 +16,7 @@ from gpuledger_reports.reading.parties import PartyKey
 from gpuledger_reports.reading.times import Window
 from gpuledger_reports.reading.usage_day import days_of
 from gpuledger_reports.reading.usage_sums import PartyBasis, UsageReader
+from tests.examples import examples
 from tests.unit.reports.oracle import Claim, charge_board_hour
 from tests.unit.reports.stores import (
     BEGIN_US,
@@ -193,7 +194,7 @@ def _tables(text: str) -> tuple[list[list[str]], list[list[str]]]:
 
 
 @pytest.mark.parametrize("claims", [ALL_HELD, CLAIMS], ids=["all pay what they hold", "mixed"])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(rows=rows_of_hours(), boards=inventories)
 def test_the_charges_of_each_board_and_hour_are_those_of_the_rules(
     claims: dict[str, Claim], rows: list[Row], boards: dict[str, list[tuple[float, bool]]]
@@ -203,7 +204,7 @@ def test_the_charges_of_each_board_and_hour_are_those_of_the_rules(
         assert charged_by_store(store, claims) == expected(rows, boards, claims)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(30)
 @given(rows=rows_of_hours())
 def test_minutes_are_charged_as_the_hour_that_they_add_up_to(rows: list[Row]) -> None:
     minutes = [{**row, "hour": row["hour"] + 59 * 60_000_000} for row in rows]

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.errors import UserError
@@ -27,6 +27,7 @@ from gpuledger_reports.pricing.closing import (
 )
 from gpuledger_reports.pricing.rows import row_of
 from gpuledger_reports.reading.times import DAY_US, Window
+from tests.examples import examples
 from tests.unit.reports.api.questions_asked import settings_for
 from tests.unit.reports.stores import (
     BEGIN_US,
@@ -139,7 +140,7 @@ def test_a_closed_period_is_shown_in_every_format(
     assert words in capsys.readouterr().out
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(10)
 @given(first=rows_of_hours(), late=rows_of_hours(), policy=st.sampled_from(POLICIES))
 def test_revisions_sum_to_the_bill_as_it_is_by_the_last_of_them(
     first: list[Row], late: list[Row], policy: str

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.store.commits import describe
@@ -16,6 +16,7 @@ from gpuledger_reports.reading.snapshot import StoreSnapshot
 from gpuledger_reports.reading.times import DAY_US
 from gpuledger_reports.reading.usage_sums import UsageReader
 from gpuledger_sinks.store.rollups import DAILY, HOURLY, Rollup
+from tests.examples import examples
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_US,
@@ -151,7 +152,7 @@ def test_usage_is_billed_up_to_where_all_of_it_is_there(
     assert bill.excess_units == 0
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(15)
 @given(
     commits=st.lists(
         st.tuples(

@@ -6,12 +6,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuledger.store.views import create_views
 from gpuledger_reports.pricing.tenants import NONE
 from gpuledger_reports.reading.charging_sql import UNITS
+from tests.examples import examples
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
@@ -82,7 +83,7 @@ holders = st.one_of(
 Drawn = list[tuple[int, dict[str, Any]]]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(40)
 @given(
     records=pods(),
     using=st.lists(st.tuples(st.integers(0, 1), users), max_size=3),
@@ -163,7 +164,7 @@ def fields_of(offset: int, said: Said) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 @given(of_node=versions(), of_namespace=versions())
 # Deleted before the hour, and made anew within it.
 @example(

@@ -8,7 +8,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Record
@@ -21,6 +21,7 @@ from gpuledger_sinks.rows import encoded_rows_of
 from gpuledger_sinks.store.buffer import rows_of as store_rows_of
 from tests.default_topics import ROWS
 from tests.errors import has_words
+from tests.examples import examples
 from tests.unit.sinks.builders import (
     START_NS,
     books,
@@ -79,13 +80,13 @@ def in_the_store(one: GpuEvent) -> list[dict[str, Any]]:
     return [{name: row[name] for name in names if name not in STORES_OWN} for row in found]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(events())
 def test_a_row_says_what_the_stores_row_says_under_the_same_names(one: GpuEvent) -> None:
     assert [as_in_the_store(row) for row in rows(one)] == in_the_store(one)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(events())
 def test_a_row_has_no_other_column_than_the_stores_and_its_number(one: GpuEvent) -> None:
     allowed = {column.name for column in ENTRIES.columns} - STORES_OWN | {"row"}
@@ -93,7 +94,7 @@ def test_a_row_has_no_other_column_than_the_stores_and_its_number(one: GpuEvent)
     assert all(row.keys() <= allowed for row in rows(one))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(events())
 def test_rows_are_numbered_through_their_event(one: GpuEvent) -> None:
     count = sum(len(each.entries) for each in [*one.gpus, *(one.settlements or ())])
@@ -101,7 +102,7 @@ def test_rows_are_numbered_through_their_event(one: GpuEvent) -> None:
     assert [row["row"] for row in rows(one)] == list(range(count))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(events())
 def test_a_row_says_what_its_entry_says_digit_for_digit(one: GpuEvent) -> None:
     """Whatever its account and its methods are called, of which a newer version may have more."""
@@ -149,7 +150,7 @@ def test_the_active_time_of_a_gpus_rows_sums_to_its_counters_to_the_last_digit(
     assert found == [amounts[at] for amounts in apportion(of_gpu, interval_ns)]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(events())
 def test_a_row_is_the_record_of_its_topic_and_flat(one: GpuEvent) -> None:
     decoder: Decoder[Any] = Decoder(topic=ROWS.name, record=EntryRow)
@@ -162,7 +163,7 @@ def test_a_row_is_the_record_of_its_topic_and_flat(one: GpuEvent) -> None:
         assert nested <= MAPS
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(events())
 def test_an_event_that_is_read_again_gives_the_same_bytes(one: GpuEvent) -> None:
     decoder: Decoder[GpuEvent] = Decoder(topic="events", record=GpuEvent)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from structlog.testing import capture_logs
@@ -28,6 +28,7 @@ from gpuledger_agent.gpu.protocol import (
 )
 from gpuledger_agent.gpu.worker import MAX_LEAKED, Pace
 from gpuledger_simulator.clock import ManualClock
+from tests.examples import examples
 from tests.fakes.gpus import ANSWERS, PlayedGpu, PlayedSource
 from tests.hanging import HANG_SECONDS
 
@@ -481,7 +482,7 @@ async def test_what_a_node_is_built_of_is_handed_out_when_it_is_news(bench: Benc
         max_size=8,
     )
 )
-@settings(max_examples=40, deadline=None)
+@examples(40)
 async def test_whatever_happens_losses_and_recoveries_come_in_turn_and_the_end_is_good(
     happenings: list[tuple[SourceLostError | None, set[str], LibraryLostError | None, int]],
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Bus
@@ -20,6 +20,7 @@ from gpuledger_agent.publish.publisher import SamplePublisher, shut_down
 from gpuledger_agent.publish.send_queue import SendQueue
 from gpuledger_agent.publish.spool import Spool
 from tests.default_topics import PROCESSES, SAMPLES
+from tests.examples import examples
 from tests.hanging import HANG_SECONDS
 from tests.unit.agent.publish.builders import (
     BOOT,
@@ -133,7 +134,7 @@ async def live(node: Node, steps: Sequence[tuple[str, int]]) -> None:
     await node.end()
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(steps=st.lists(step, min_size=3, max_size=30))
 def test_a_nodes_order_on_the_bus_is_its_order_in_time_and_nothing_whole_is_lost(
     tmp_path_factory: pytest.TempPathFactory, steps: Sequence[tuple[str, int]]

@@ -30,6 +30,7 @@ from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_simulator.simulation import Simulation
 from tests.errors import has_words
+from tests.examples import examples
 from tests.ticks import tick_of
 
 QUICKSTART = Path(__file__).parents[4] / "scenarios" / "quickstart.yaml"
@@ -106,9 +107,7 @@ def encoded(ticks: list[NodeTick], *, moved_ns: int = 0) -> list[bytes]:
     name=st.sampled_from(["gpu-node-1", "gpu-node-2"]),
     waits=st.lists(st.sampled_from([0.25, 0.5, 0.75, 1.0]), min_size=1, max_size=6),
 )
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_played_recording_gives_the_ticks_of_the_recorded_machine(
     tmp_path: Path, name: str, waits: list[float]
 ) -> None:

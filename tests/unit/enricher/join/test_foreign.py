@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 from hypothesis import given as for_any
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from gpuledger.codec import Decoder
@@ -236,7 +235,6 @@ allocations = st.lists(
 )
 
 
-@settings(deadline=None)
 @for_any(
     cached=known_pods,
     containers=st.lists(named_containers, min_size=1, max_size=4),

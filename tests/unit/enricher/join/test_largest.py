@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.bus.limits import MAX_MESSAGE_BYTES
@@ -34,6 +34,7 @@ from gpuledger.records.bounds import (
 )
 from gpuledger_enricher.join.stage import JoinStage
 from tests.default_topics import ATTRIBUTED_INCIDENTS, DEAD_LETTERS, EVENTS, TOPICS
+from tests.examples import examples
 from tests.fakes.producer import KeepingProducer
 from tests.unit.enricher.join.builders import value_of
 from tests.unit.enricher.join.incidents import incident, incident_record
@@ -171,7 +172,7 @@ def named_by(container: ContainerRef) -> tuple[str, str]:
 
 
 @given(found=st.lists(refs, max_size=20, unique_by=named_by), data=st.data())
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_the_event_of_any_tick_that_is_decoded_is_decoded(
     found: list[ContainerRef], data: st.DataObject
 ) -> None:

@@ -7,13 +7,14 @@ the same to the byte as those of a replay that reads all pods first.
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger_cli.replay.range_plan import TimeRange
 from gpuledger_cli.replay.run import Replay
 from gpuledger_enricher.join.replay_diff import Agreement, EventId, compare_events
 from tests.default_topics import TOPICS
+from tests.examples import examples
 from tests.unit.enricher.join.ticks import anywhere
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics, topics
 from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers
@@ -55,7 +56,7 @@ def ids_in(given_topics: Topics) -> set[EventId]:
     }
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(topics(), steps)
 def test_the_books_do_not_depend_on_batches_workers_deaths_and_interleaving(
     given_topics: Topics, given_steps: list[Step]
@@ -72,7 +73,7 @@ def test_the_books_do_not_depend_on_batches_workers_deaths_and_interleaving(
         assert [each for each in changes if ".pod." not in each.field] == []
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(topics(), steps)
 def test_without_a_death_each_tick_has_exactly_one_event(
     given_topics: Topics, given_steps: list[Step]
@@ -89,7 +90,7 @@ def test_without_a_death_each_tick_has_exactly_one_event(
     assert len(seen) == len(set(seen))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(topics(), steps)
 def test_a_replay_of_all_pods_knows_whom_the_first_run_knew(
     given_topics: Topics, given_steps: list[Step]

@@ -17,6 +17,7 @@ from gpuledger.codec import Decoder
 from gpuledger.records import Account, GpuEvent
 from gpuledger_enricher.join.replay_diff import EventId
 from tests.default_topics import EVENTS
+from tests.examples import examples
 from tests.unit.enricher.laws.runs import SECOND_NS, Run, runs_in_topics
 from tests.unit.enricher.laws.topics import PARTITIONS, Topics
 from tests.unit.enricher.laws.workers import WORKERS, Death, Move, Step, Tell, Work, Workers
@@ -53,8 +54,7 @@ def booked(messages: Sequence[Message]) -> list[GpuEvent]:
 
 
 @settings(
-    max_examples=6,
-    deadline=None,
+    examples(12),
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

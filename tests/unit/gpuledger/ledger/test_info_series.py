@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.ledger.families import (
@@ -42,6 +42,7 @@ from gpuledger.records import (
     PodDescription,
     PodState,
 )
+from tests.examples import examples
 from tests.unit.sinks.builders import (
     GPU,
     SECOND_NS,
@@ -339,7 +340,7 @@ def test_the_holder_of_what_is_idle_is_found_by_its_uid_where_its_record_has_com
     assert [one["holder_uid"] for one in labels_of(ACCOUNT, values_of(held))] == ["uid-notebook-0"]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(events(), min_size=1, max_size=4), st.lists(st.integers(0, 3), max_size=8))
 def test_what_is_known_of_the_event_before_changes_no_value(
     drawn: list[GpuEvent], order: list[int]

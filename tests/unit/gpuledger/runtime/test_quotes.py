@@ -9,7 +9,7 @@ from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from gpuledger.runtime.http.credentials import mask_quotes
@@ -98,7 +98,6 @@ def letters(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", WRITINGS)
-@settings(deadline=None)
 @given(secret=SECRETS)
 @example(secret="S3cr&t<Pw>+x'9")
 @example(secret='tok "hünt/er+2')
@@ -115,7 +114,6 @@ def test_a_secret_is_masked_in_every_writing(name: str, secret: str) -> None:
 
 @pytest.mark.parametrize("outer", ["Python's JSON", "Go's HTML", "in an address", "in a form"])
 @pytest.mark.parametrize("inner", ["Python's JSON", "Go's HTML", "in an address", "base64"])
-@settings(deadline=None)
 @given(secret=SECRETS)
 def test_a_writing_within_another_is_undone_as_well(inner: str, outer: str, secret: str) -> None:
     assume(len(re.sub("[^!-~]", "", secret)) >= 8)
@@ -127,7 +125,6 @@ def test_a_writing_within_another_is_undone_as_well(inner: str, outer: str, secr
 
 
 @pytest.mark.parametrize("name", ["as it is", "Go's JSON", "Go's HTML", "in an address", "base64"])
-@settings(deadline=None)
 @given(data=st.data())
 def test_a_text_that_breaks_off_within_a_secret_shows_no_more_than_its_begin(
     name: str, data: st.DataObject

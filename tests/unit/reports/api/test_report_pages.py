@@ -10,13 +10,14 @@ from urllib.parse import urlencode
 import jsonschema
 import pytest
 import yaml
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from gpuledger_reports.api.answering import AnswerSettings, ReportAnswer
 from gpuledger_reports.api.pages import DESCRIPTION_FILE, AnswerCache, description
 from gpuledger_reports.api.processes import BusyError, LateError, ProcessEndedError
 from gpuledger_reports.api.questions import PAGES, Question
+from tests.examples import examples
 from tests.unit.reports.api.questions_asked import (
     DAY,
     INTERVAL_SECONDS,
@@ -132,7 +133,7 @@ def runner() -> Iterator[asyncio.Runner]:
         yield runner
 
 
-@settings(deadline=None, max_examples=80)
+@examples(80)
 @given(request=requests())
 def test_whatever_is_asked_the_answer_has_the_described_form(
     told: AnswerSettings, runner: asyncio.Runner, request: tuple[str, dict[str, str]]

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.clock import NS_PER_DAY, NS_PER_MINUTE
@@ -36,6 +36,7 @@ from gpuledger_sinks.store.minute_sums import (
     bookings_of,
     minute_parts,
 )
+from tests.examples import examples
 from tests.unit.sinks.builders import START_NS, books, entry, event, reading, settlement
 
 NAMES = [column.name for column in USAGE.columns]
@@ -223,7 +224,7 @@ def found(rows: Sequence[dict[str, Any]]) -> Counter[tuple[tuple[Any, ...], str]
     return sums
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(data=st.data(), of=st.lists(events(), max_size=6))
 def test_rows_sum_to_the_entries_of_the_events_wherever_flushes_cut_and_partitions_interleave(
     data: st.DataObject, of: list[GpuEvent]

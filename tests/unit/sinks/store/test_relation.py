@@ -7,11 +7,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.ledger.quantities import BOOKED
 from gpuledger.records import Account, BusyMethod, EnergyMethod, Entry, GpuEvent, MemoryMethod
+from tests.examples import examples
 from tests.unit.sinks.builders import SECOND_NS, books, entry, event, holder, reading
 from tests.unit.sinks.events import events
 from tests.unit.sinks.store.storing import at_seconds, fill, query
@@ -19,7 +20,7 @@ from tests.unit.sinks.store.storing import at_seconds, fill, query
 MAX = 2**63 - 1
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(events(), min_size=1, max_size=3))
 def test_sums_over_the_table_are_the_sums_over_the_events(ticks: list[GpuEvent]) -> None:
     """Equal, not near; also where a sum has more than 64 bits."""
@@ -49,7 +50,7 @@ AMOUNTS = tuple(quantity.name for quantity in BOOKED)
 _AMOUNT = st.integers(0, MAX)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.lists(st.tuples(_AMOUNT, st.integers(0, 2**48), _AMOUNT), min_size=1, max_size=5),
     st.integers(1, 90_000 * SECOND_NS),

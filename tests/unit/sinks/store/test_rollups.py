@@ -19,6 +19,7 @@ from gpuledger_sinks.errors import ReceiverUnavailableError
 from gpuledger_sinks.store import rollups
 from gpuledger_sinks.store.rollups import DAILY, HOURLY, Rollup
 from gpuledger_sinks.store.table import StaleTableError, UsageTable
+from tests.examples import examples
 
 DAY = 20_000
 FIRST_MINUTE = DAY * 1440
@@ -385,7 +386,7 @@ _STEPS = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(examples(20), suppress_health_check=list(HealthCheck))
 @given(steps=_STEPS)
 def test_in_whatever_order_rows_sums_and_purges_come_the_hours_sum_all_rows(
     steps: Sequence[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory

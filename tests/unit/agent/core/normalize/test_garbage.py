@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pynvml
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -23,6 +23,7 @@ from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import Simulation
+from tests.examples import examples
 from tests.ticks import tick_gpu
 
 EPOCH_NS = 1_790_000_000_000_000_000
@@ -144,7 +145,7 @@ def check_totals(tick: GpuTick, before: dict[str, float]) -> None:
                     before[name] = now
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(seed=st.integers(0, 2**32))
 def test_garbage_never_becomes_a_reading_nor_an_error(seed: int) -> None:
     library, clock = machine(seed)

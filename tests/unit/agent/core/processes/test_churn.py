@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from gpuledger.clock import NS_PER_MS
@@ -27,6 +27,7 @@ from gpuledger_agent.core.raw import (
 )
 from gpuledger_agent.core.tick import NodeTick
 from gpuledger_agent.sampling import Sampler
+from tests.examples import examples
 from tests.fakes.nvml import stat
 
 TICK_NS: Final = 10 * NS_PER_MS
@@ -224,7 +225,7 @@ def ask(machine: Machine, meanwhile: list[Step]) -> tuple[list[RawGpuSample], se
     return answers, seen
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(150)
 @given(rounds)
 def test_no_process_is_ever_shown_where_it_was_not(
     world: list[Round],

@@ -7,13 +7,14 @@ whole number of energy that each row was given, from the board's; and the row's 
 from fractions import Fraction
 from math import ceil, floor
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuledger.ledger.division import divide, part_of, parts_per_million
 from gpuledger.records import Account, ContainerRef, NodeSample
 from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_TICK_MILLIJOULES
 from gpuledger_enricher.join.booking.books import book_tick
+from tests.examples import examples
 from tests.unit.enricher.join.booking.test_holders import replica
 from tests.unit.enricher.join.booking.test_laws import draws, energies, intervals
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, GIB, UIDS, process, reading, sample
@@ -47,7 +48,7 @@ def ppm_of(ratio: float | None) -> Fraction:
     return Fraction(round((ratio or 0.0) * 1_000_000), 10**6)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(shared_gpus())
 def test_every_entry_is_within_one_unit_of_its_exact_share(tick: NodeSample) -> None:
     (gpu,) = tick.gpus
@@ -161,7 +162,7 @@ def shared_energy(tick: NodeSample) -> list[tuple[Fraction, Fraction]]:
     return [shares[gpu.uuid] for gpu in tick.gpus]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(cut_boards())
 def test_every_row_of_a_cut_board_and_its_entries_are_within_a_unit_of_their_share(
     tick: NodeSample,

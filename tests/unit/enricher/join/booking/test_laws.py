@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -36,6 +36,7 @@ from gpuledger.records.bounds import (
 from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_enricher.join.booking.shares import RepeatedContainerError
 from tests.default_topics import SAMPLES
+from tests.examples import examples
 from tests.unit.enricher.join.ticks import (
     CONTAINER_IDS,
     GIB,
@@ -179,7 +180,7 @@ job_allocations = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(ticks())
 def test_entries_sum_to_the_device_and_none_is_negative(tick: NodeSample) -> None:
     """They are equal, for each quantity, whatever the readings say."""
@@ -191,7 +192,7 @@ def test_entries_sum_to_the_device_and_none_is_negative(tick: NodeSample) -> Non
             assert all(value is None or (type(value) is int and value >= 0) for value in values)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(ticks())
 def test_held_time_sums_to_the_interval_on_every_row_whatever_is_used(tick: NodeSample) -> None:
     """Also on a GPU that does not answer, or is cut: the same bytes as if nobody used anything."""
@@ -222,7 +223,7 @@ def held_by_row(tick: NodeSample) -> list[dict[tuple[int | None, str | None], in
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(ticks(), st.randoms(use_true_random=False))
 def test_the_order_in_which_a_tick_names_things_changes_nothing(
     tick: NodeSample, random: Random
@@ -271,7 +272,7 @@ def amounts_of(tick: NodeSample) -> list[dict[tuple[object, ...], tuple[object, 
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(ticks())
 def test_a_method_is_told_where_the_quantity_is_known_and_only_there(tick: NodeSample) -> None:
     for row in book_tick(tick):
@@ -283,7 +284,7 @@ def test_a_method_is_told_where_the_quantity_is_known_and_only_there(tick: NodeS
         assert (row.idle_draw_milliwatts is not None) == is_from_table
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(ticks())
 def test_a_quantity_is_known_of_all_entries_or_of_none(tick: NodeSample) -> None:
     for row in book_tick(tick):
@@ -292,7 +293,7 @@ def test_a_quantity_is_known_of_all_entries_or_of_none(tick: NodeSample) -> None
             assert len(known) <= 1, quantity
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(ticks())
 def test_nothing_is_booked_on_a_pod_without_a_process_there(tick: NodeSample) -> None:
     for place, row in enumerate(book_tick(tick)):
@@ -307,7 +308,7 @@ def test_nothing_is_booked_on_a_pod_without_a_process_there(tick: NodeSample) ->
 ORDER = [Account.POD, Account.JOB, Account.HOST, Account.UNATTRIBUTED, Account.IDLE]
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(ticks())
 def test_a_job_has_one_entry_where_it_has_a_process_between_the_pods_and_the_host(
     tick: NodeSample,
@@ -326,7 +327,7 @@ def test_a_job_has_one_entry_where_it_has_a_process_between_the_pods_and_the_hos
         assert {one.job_id for one in others} <= {None}
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(ticks())
 def test_the_jobs_of_a_device_hold_equal_parts_behind_its_containers(tick: NodeSample) -> None:
     for row in book_tick(tick):
@@ -359,7 +360,7 @@ def test_a_job_that_stands_in_a_tick_twice_is_refused(containers: list[Container
         book_tick(sample(containers=containers, processes=[process(container=0)]))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(ticks())
 def test_idle_names_holders_of_that_gpu_alone_and_each_container_once(
     tick: NodeSample,
@@ -397,7 +398,7 @@ def holders_of(row: GpuBooks) -> Iterator[int]:
             yield entry.holder
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(ticks())
 def test_a_tick_read_from_its_bytes_has_the_same_books(tick: NodeSample) -> None:
     decoder = Decoder(topic=SAMPLES.name, record=NodeSample)

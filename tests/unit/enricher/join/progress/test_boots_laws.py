@@ -9,7 +9,7 @@ of the node's own boot a `seq` that is ahead by less than two days makes duplica
 from dataclasses import dataclass
 from typing import Final
 
-from hypothesis import example, settings
+from hypothesis import example
 from hypothesis import given as for_any
 from hypothesis import strategies as st
 
@@ -81,7 +81,6 @@ def hand_over(given: Given) -> None:
     given.read_watermarks(watermarks)
 
 
-@settings(deadline=None)
 @example(uptime_ms=30 * DAY, passages=[REPORTED, REPORTED])
 @example(uptime_ms=30 * DAY, passages=[REPORTED, Passage(HOUR, BOOTS * 2, 0.9, hands_over=True)])
 @for_any(uptime_ms=st.integers(1, 400 * DAY), passages=st.lists(passages, max_size=15))

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from hypothesis import given as for_any
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from tests.unit.enricher.join.builders import T_NS, Given
@@ -48,7 +47,6 @@ def offer(given: Given, *, seq: int, stamped_ms: int, read_ms: int) -> int:
     return len(given.stage.take_samples([tick._replace(timestamp_ms=max(0, stamped_ms))]))
 
 
-@settings(deadline=None)
 @for_any(
     ticks=st.lists(honest_ticks, min_size=1, max_size=12),
     uptime_ms=spans,
@@ -80,7 +78,6 @@ forged_ticks = st.lists(
 )
 
 
-@settings(deadline=None)
 @for_any(forged=forged_ticks, uptime_ms=spans)
 def test_forged_ticks_silence_a_node_for_three_days_at_most(
     forged: list[tuple[int, int]], uptime_ms: int
