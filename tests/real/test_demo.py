@@ -112,7 +112,9 @@ def test_ctrl_c_ends_it_cleanly_with_the_summary(
     assert topics_on(broker, kcat) == set()
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [None, pytest.param(signal.SIGINT, marks=pytest.mark.extended)]
+)
 def test_a_broker_that_dies_neither_holds_up_the_end_nor_takes_the_summary_along(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path, number: signal.Signals | None
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_topic_that_is_deleted_is_named_and_kafka_is_not_said_to_be_away(
     assert "bus_away" not in summary
 
 
+@pytest.mark.extended
 def test_each_event_counts_once_although_the_groups_have_given_the_run_up_meanwhile(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
@@ -188,7 +191,10 @@ def test_two_runs_at_once_do_not_see_one_another(
     assert topics_on(broker, kcat) == set()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (None, 2)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.extended), (None, 2)],
+)
 def test_a_start_that_waits_for_silent_brokers_ends_soon(
     start_kafka: Callable[[], Kafka], number: signal.Signals | None, code: int
 ) -> None:

@@ -168,6 +168,7 @@ def versions(installation: Installation) -> dict[str, str]:
     return {path: made["metadata"]["resourceVersion"] for path, made in found.items()}
 
 
+@pytest.mark.extended
 def test_every_kustomization_can_be_applied_by_itself(installation: Installation) -> None:
     """All that belong to this installation; together the two have all of k8s/."""
     for folder in kustomizations():

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from gpuledger.bus.administration import create_topics
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Message
@@ -46,7 +48,12 @@ async def sending(
     readiness: Readiness | None = None,
     clock: Clock | None = None,
 ) -> AsyncIterator[Readiness]:
-    """Run the sink of these settings within this process; yields its checks."""
+    """Run the sink of these settings within this process; yields its checks.
+
+    Samples are committed after each poll, which tests wait for.
+    """
+    if isinstance(settings, RemoteWriteSettings):
+        settings = replace(settings, commit_interval_seconds=0)
     shown, kind = readiness or Readiness(), KINDS[type(settings)]
     sink = run_sink(kind, bus=on, settings=settings, readiness=shown, clock=clock)
     async with running(sink):

@@ -22,7 +22,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 B200 = "NVIDIA B200"
 T4 = "Tesla T4"
 TICK_SECONDS = 5
-BEGIN, END = 100, 400
+BEGIN, END = 60, 240
 
 
 class Node:
@@ -123,7 +123,7 @@ def test_a_state_is_an_incident_when_it_begins_and_when_it_ends(kind: str) -> No
 
 def test_what_stays_is_told_once() -> None:
     node = Node({"start_seconds": BEGIN, "sram_uncorrected": 5})
-    assert node.run(until=1000) == ["sram_threshold_exceeded"]
+    assert node.run(until=BEGIN + 300) == ["sram_threshold_exceeded"]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_an_error_that_is_new_is_an_incident(
     model: str, ailment: dict[str, Any], kind: str, words: str
 ) -> None:
     node = Node({"start_seconds": BEGIN, **ailment}, model=model)
-    assert node.run(until=1000) == [kind]
+    assert node.run(until=BEGIN + 120) == [kind]
     assert node.incidents[-1].message.endswith(words)
     assert node.incidents[-1].severity is Severity.CRITICAL
 
@@ -221,10 +221,10 @@ GARBLED = (
 @pytest.mark.parametrize("model", [H100, B200, T4])
 @pytest.mark.parametrize(("calls", "begin"), [([], 100), (GARBLED, 100), (GARBLED, 0)])
 def test_garbage_is_no_incident(model: str, calls: list[str], begin: int) -> None:
-    fault = {"node": "n", "kind": "garbage", "start_seconds": begin, "end_seconds": 300}
+    fault = {"node": "n", "kind": "garbage", "start_seconds": begin, "end_seconds": 200}
     node = Node(model=model, faults=[{**fault, "calls": list(calls)}])
-    assert node.run(until=600) == []
+    assert node.run(until=300) == []
 
 
 def test_a_link_that_has_trained_down_while_the_gpu_is_idle_is_no_incident() -> None:
-    assert Node(works=False).run(until=600) == []
+    assert Node(works=False).run(until=300) == []

@@ -91,10 +91,10 @@ def test_a_process_that_takes_no_real_tests_has_nothing_to_do_once_only_those_ar
     assert next_file(UNIT, takes_real=True) == UNIT[0]
 
 
-def test_there_are_never_more_processes_than_cores_or_four_unless_told(
+def test_there_are_never_more_processes_than_two_a_core_or_four_unless_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
-    assert 1 <= count_processes() <= min(MAX_PROCESSES, os.cpu_count() or 1)
+    assert 1 <= count_processes() <= min(MAX_PROCESSES, 2 * (os.cpu_count() or 1))
     monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "9")
     assert count_processes() == 9

@@ -4,6 +4,7 @@ Delta's commits keep them apart: what both change at once is refused to the late
 is lost or doubled.
 """
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,26 +81,38 @@ def count_minutes(store: Path) -> int:
     return sum(actions["num_records"].to_pylist())
 
 
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a store in which there is something to do in each step, to copy."""
+    store = tmp_path_factory.mktemp("filled")
+    fill(store, copies=9)
+    return store
+
+
+@pytest.fixture
+def store(filled: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(filled, tmp_path / "store"))
+
+
 STEPS = 4
 """Hours, days, and of what there is at first: minutes to merge and to vacuum."""
 
 
 @pytest.mark.parametrize("at", range(1, STEPS + 1))
 def test_another_whose_clock_is_ahead_may_do_everything_between_any_two_steps(
-    tmp_path: Path, at: int
+    store: Path, at: int
 ) -> None:
-    fill(tmp_path, copies=9)
     done: list[MaintenanceDone] = []
 
     def overtaken(number: int, total: int, step: MaintenanceStep) -> None:
         assert total == STEPS, step
         if number == at:
-            done.append(maintainer(tmp_path, hours_ahead=1).run())
+            done.append(maintainer(store, hours_ahead=1).run())
 
-    maintainer(tmp_path).run(overtaken)
+    maintainer(store).run(overtaken)
     assert len(done) == 1
-    assert sums(tmp_path) == expected(9)
-    assert count_minutes(tmp_path) == 9 * len(MINUTES)
+    assert sums(store) == expected(9)
+    assert count_minutes(store) == 9 * len(MINUTES)
 
 
 @pytest.mark.parametrize(
@@ -187,27 +200,25 @@ maintainer(Path(sys.argv[1])).run(report)
 
 @pytest.mark.parametrize("before", [1, 2, 3, 4])
 def test_after_one_that_was_killed_between_its_steps_the_next_one_goes_on(
-    tmp_path: Path, before: int
+    store: Path, before: int
 ) -> None:
-    fill(tmp_path, copies=9)
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(before)]
+    command = [sys.executable, "-c", KILLED, str(store), str(before)]
     root = Path(__file__).parents[4]
     assert subprocess.run(command, cwd=root, check=False).returncode == -signal.SIGKILL
-    done = maintainer(tmp_path, hours_ahead=1).run()
+    done = maintainer(store, hours_ahead=1).run()
     assert done.lost_to_another is None
-    assert sums(tmp_path) == expected(9)
-    assert count_minutes(tmp_path) == 9 * len(MINUTES)
-    assert len(DeltaTable(str(tmp_path / "usage")).file_uris()) == 2
+    assert sums(store) == expected(9)
+    assert count_minutes(store) == 9 * len(MINUTES)
+    assert len(DeltaTable(str(store / "usage")).file_uris()) == 2
 
 
 def test_who_reads_an_older_version_or_is_about_to_commit_is_not_disturbed_by_the_vacuum(
-    tmp_path: Path,
+    store: Path,
 ) -> None:
-    fill(tmp_path, copies=9)
-    reader = DeltaTable(str(tmp_path / "usage"))
-    about_to_be_committed = next((tmp_path / "usage").glob("event_date=*")) / "part-new.parquet"
+    reader = DeltaTable(str(store / "usage"))
+    about_to_be_committed = next((store / "usage").glob("event_date=*")) / "part-new.parquet"
     about_to_be_committed.write_bytes(b"of a writer that has not committed yet")
-    done = maintainer(tmp_path).run()
+    done = maintainer(store).run()
     assert sum(counted(done, MERGE)) > 0
     assert sum(counted(done, VACUUM)) == 0
     assert about_to_be_committed.exists()
