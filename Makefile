@@ -21,7 +21,7 @@ COMPILE := $(UV) pip compile --universal --generate-hashes --no-emit-index-url -
 # PYTHONSAFEPATH, -m would put the checkout first.
 ON_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/compiled:$(CURDIR)
 
-# On up to four cores (tests/conftest.py), a file of tests at a time. With ARGS one looks for something: in one process,
+# In up to four processes (tests/spreading.py), a file of tests at a time. With ARGS one looks for something: in one process,
 # where --pdb and -x work, unless ARGS name a number of processes.
 SPREAD := $(if $(ARGS),,-n auto)
 
@@ -37,7 +37,7 @@ demo: $(VENV)/.demo ## Run the whole way in one process and watch it (options: A
 test: $(VENV)/.dev test-tools $(if $(ARGS),,test-compiled) ## Fetch and build the real parts, then run every test
 	@$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
-test-extended: $(VENV)/.dev test-tools ## Run the long matrices that `make test` leaves out, then make chaos (an hour)
+test-extended: $(VENV)/.dev test-tools ## Run the long matrices that `make test` leaves out and the laws with all their examples, then make chaos (an hour)
 	@$(BIN)/python -m pytest $(SPREAD) --extended $(ARGS)
 	@$(MAKE) --no-print-directory chaos ARGS=
 

@@ -112,9 +112,7 @@ def test_ctrl_c_ends_it_cleanly_with_the_summary(
     assert topics_on(broker, kcat) == set()
 
 
-@pytest.mark.parametrize(
-    "number", [None, pytest.param(signal.SIGINT, marks=pytest.mark.extended)]
-)
+@pytest.mark.parametrize("number", [None, pytest.param(signal.SIGINT, marks=pytest.mark.extended)])
 def test_a_broker_that_dies_neither_holds_up_the_end_nor_takes_the_summary_along(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path, number: signal.Signals | None
 ) -> None:

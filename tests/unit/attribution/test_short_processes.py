@@ -14,6 +14,7 @@ from random import Random
 from typing import Final
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
@@ -233,13 +234,20 @@ def test_nothing_is_taken_but_from_nobody_and_the_sum_over_all_accounts_stays(
     assert settled or load is short_processes
 
 
-def table(name: str) -> list[list[float]]:
-    """Return the page's rows: pods on the GPU, and how far they are from the truth."""
+def table(name: str) -> list[ParameterSet]:
+    """Return the page's rows: pods on the GPU, and how far they are from the truth.
+
+    All but the first are extended.
+    """
     text = PAGE.partition(f"<!-- {name}:begin -->\n")[2].partition(f"<!-- {name}:end -->")[0]
     rows = [line.strip("|").split("|") for line in text.splitlines()[2:]]
     return [
-        [int(pods), *(float(cell.replace("%", "")) / 100 for cell in cells)]
-        for pods, *cells in rows
+        pytest.param(
+            int(pods),
+            *(float(cell.replace("%", "")) / 100 for cell in cells),
+            marks=[pytest.mark.extended] if number else [],
+        )
+        for number, (pods, *cells) in enumerate(rows)
     ]
 
 
