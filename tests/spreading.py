@@ -22,6 +22,34 @@ MAX_REAL_PROCESSES: Final = 3
 PROCESSES_A_CORE: Final = 2
 MAX_PENDING: Final = 1
 """With so many tests a process gets another file: xdist runs a test once it knows the next one."""
+SLOWEST: Final = frozenset(
+    {
+        "tests/real/compose/test_compose.py",
+        "tests/real/deployment/test_cluster.py",
+        "tests/real/end_to_end/test_end_to_end.py",
+        "tests/real/end_to_end/test_logs.py",
+        "tests/real/sinks/test_hostile_batches.py",
+        "tests/real/sinks/test_hostile_receivers.py",
+        "tests/real/sinks/test_object_store.py",
+        "tests/real/test_demo.py",
+        "tests/real/test_dcgm_exporter.py",
+        "tests/real/test_images.py",
+        "tests/real/test_join_exactly_once.py",
+        "tests/real/test_join_hostile.py",
+        "tests/real/test_podwatch.py",
+        "tests/real/test_replay.py",
+        "tests/real/test_rotation.py",
+        "tests/unit/attribution/test_month.py",
+        "tests/unit/attribution/test_short_processes.py",
+        "tests/unit/benchmarks/test_agent_day.py",
+        "tests/unit/enricher/laws/test_same_books.py",
+        "tests/unit/enricher/laws/test_window.py",
+        "tests/unit/reports/test_bill.py",
+        "tests/unit/reports/test_charging.py",
+        "tests/unit/reports/test_one_rule_of_names.py",
+    }
+)
+"""Files that take longest; xdist has the others by their number of tests."""
 _REAL: Final = PurePosixPath("tests/real")
 
 
@@ -40,7 +68,7 @@ def is_real(file: str) -> bool:
 def next_file(files: Iterable[str], *, takes_real: bool) -> str | None:
     """Return what a process is to do next: real tests first where it takes them, else others."""
     others: str | None = None
-    for file in files:
+    for file in sorted(files, key=lambda file: file not in SLOWEST):
         if not is_real(file):
             others = others or file
         elif takes_real:

@@ -121,7 +121,7 @@ def test_a_broker_that_dies_neither_holds_up_the_end_nor_takes_the_summary_along
     The topics cannot be deleted then, and a line names them.
     """
     broker = start_kafka()
-    arguments = ("--store", tmp_path / "store", "--for", "600" if number else "12")
+    arguments = ("--store", tmp_path / "store", "--for", "600" if number else "20")
     with started_demo(broker, *arguments) as running:
         wait_for_events(broker, kcat)
         broker.kill()
@@ -141,7 +141,7 @@ def test_a_topic_that_is_deleted_is_named_and_kafka_is_not_said_to_be_away(
 ) -> None:
     broker = start_kafka()
     settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
-    arguments = ("--store", tmp_path / "store", "--format", "json", "--for", "15")
+    arguments = ("--store", tmp_path / "store", "--format", "json", "--for", "20")
     with started_demo(broker, *arguments) as running:
         (events,) = wait_for_events(broker, kcat)
         samples = Topics(events.removesuffix(".events.v1")).samples
@@ -177,7 +177,7 @@ def test_two_runs_at_once_do_not_see_one_another(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
     broker = start_kafka()
-    arguments = ("--store", tmp_path / "first", "--for", "9", "--format", "json")
+    arguments = ("--store", tmp_path / "first", "--for", "15", "--format", "json")
     with started_demo(broker, *arguments) as running:
         wait_for_events(broker, kcat)
         second = run_demo(broker, "--store", tmp_path / "second")
@@ -232,7 +232,7 @@ def test_brokers_that_fall_silent_while_the_groups_form_are_said_soon_too(
 
 def wait_for_events(broker: Kafka, kcat: Kcat) -> list[str]:
     """Return the topics of events once one has a few of each node, however long the start takes."""
-    end_seconds = time.monotonic() + 45
+    end_seconds = time.monotonic() + 120
     while time.monotonic() < end_seconds:
         with contextlib.suppress(KcatError):
             topics = [name for name in topics_on(broker, kcat) if name.endswith(".events.v1")]

@@ -31,6 +31,8 @@ BIN = Path(sys.executable).parent
 DONE_BY_MAKE = ["python", "-m", "pip"]
 # What a package of Debian's brings that the Dockerfile's next steps need.
 BROUGHT = {"gcc": "gcc", "libc6-dev": "/usr/include/stdio.h"}
+RUN_SECONDS = 1800
+"""A busy machine takes long to compile."""
 OF_IMAGES_ONLY = {"UV_NO_CACHE", "UV_LINK_MODE", "PATH"}
 LEFT_OUT = ("GPULEDGER_", "PYTHON", "VIRTUAL_ENV", "KUBECONFIG", "KAFKA_")
 NEEDED = {
@@ -94,7 +96,7 @@ class Image:
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,
+            timeout=RUN_SECONDS,
         )
         assert done.returncode == 0, f"{moved}: {done.stderr}"
         return done.stdout

@@ -20,7 +20,7 @@ def run_without_tools(tmp_path: Path, environment: dict[str, str]) -> tuple[int,
         env={**os.environ, **unset, **tools, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     return done.returncode, done.stdout

@@ -14,7 +14,7 @@ from random import Random
 from typing import Final
 
 import pytest
-from _pytest.mark.structures import ParameterSet
+from _pytest.mark import ParameterSet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override

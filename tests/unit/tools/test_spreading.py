@@ -1,6 +1,7 @@
 """How the tests are spread over processes."""
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,11 +9,13 @@ import pytest
 from tests.spreading import (
     MAX_PROCESSES,
     MAX_REAL_PROCESSES,
+    SLOWEST,
     Spreading,
     count_processes,
     next_file,
 )
 
+ROOT = Path(__file__).parents[3]
 UNIT = [f"tests/unit/cli/test_{name}.py" for name in "abcdef"]
 REAL = [f"tests/real/test_{name}.py" for name in "abcdef"] + ["tests/real/bus/test_g.py"]
 
@@ -82,6 +85,12 @@ def test_real_tests_begin_first_and_keep_at_most_three_processes_busy(
         processes - real
     )
     assert sum(any("tests/real" in test for test in each) for each in ran.values()) == real
+
+
+def test_the_slowest_files_are_there_and_begin_first() -> None:
+    assert [file for file in SLOWEST if not (ROOT / file).is_file()] == []
+    slow = "tests/real/test_demo.py"
+    assert next_file([*REAL, slow], takes_real=True) == slow
 
 
 def test_a_process_that_takes_no_real_tests_has_nothing_to_do_once_only_those_are_left() -> None:
