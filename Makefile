@@ -38,6 +38,7 @@ test: $(VENV)/.dev test-tools $(if $(ARGS),,test-compiled) ## Fetch and build th
 	@$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 test-extended: $(VENV)/.dev test-tools ## Run the long matrices that `make test` leaves out and the laws with all their examples, then make chaos (an hour)
+	@$(BIN)/python -m tests.tools otel-collector
 	@$(BIN)/python -m pytest $(SPREAD) --extended $(ARGS)
 	@$(MAKE) --no-print-directory chaos ARGS=
 

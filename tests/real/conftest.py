@@ -249,6 +249,11 @@ def prometheus_binary() -> Path:
 
 
 @pytest.fixture(scope="session")
+def otel_collector() -> Path:
+    return _found("otel-collector")
+
+
+@pytest.fixture(scope="session")
 def alertmanager_binary() -> Path:
     return _found("alertmanager")
 

@@ -21,6 +21,7 @@ import yaml
 from gpuledger_simulator.simulation import open_simulation
 from tests.real.end_to_end.deployables import Deployable
 from tests.real.services import web
+from tests.real.services.process import Process
 from tests.real.services.prometheus import Prometheus
 from tests.real.services.starter import running
 
@@ -386,21 +387,48 @@ def test_promtool_reads_the_page_and_has_nothing_against_our_own_names(
     assert done.returncode in (0, 3), said[:5]
 
 
+def documented_collector(cluster: Cluster) -> dict[str, Any]:
+    """Return the collector's configuration of the docs, which scrapes the agent of the test."""
+    page = (ROOT / "docs" / "remote-write.md").read_text()
+    text = page.partition("collector:begin -->\n```yaml\n")[2].partition("```")[0]
+    config: dict[str, Any] = yaml.safe_load(text)
+    (scraped,) = config["receivers"]["prometheus"]["config"]["scrape_configs"]
+    (target,) = scraped["static_configs"][0]["targets"]
+    assert target.endswith(":9820")
+    scraped["static_configs"][0]["targets"] = [cluster.instance]
+    scraped["scrape_interval"] = "1s"
+    return config
+
+
 def test_the_documented_scrape_of_the_collector_keeps_the_labels_of_pods(
     cluster: Cluster, start_prometheus: Callable[..., Prometheus]
 ) -> None:
-    page = (ROOT / "docs" / "remote-write.md").read_text()
-    text = page.partition("collector:begin -->\n```yaml\n")[2].partition("```")[0]
-    collector = yaml.safe_load(text)
-    (pipeline,) = collector["service"]["pipelines"].values()
-    assert (pipeline["receivers"], pipeline["exporters"]) == (
-        [*collector["receivers"]],
-        [*collector["exporters"]],
-    )
-    config = collector["receivers"]["prometheus"]["config"]
-    (target,) = config["scrape_configs"][0]["static_configs"][0]["targets"]
-    assert target.endswith(":9820")
-    config["scrape_configs"][0]["static_configs"][0]["targets"] = [cluster.instance]
-    config["scrape_configs"][0] |= {"scrape_interval": "1s"}
+    config = documented_collector(cluster)["receivers"]["prometheus"]["config"]
     scraping = start_prometheus(config=yaml.safe_dump(config))
     assert scraping.await_query('{job="gpuledger-agent", pod="finetune-worker-0"}')
+
+
+@pytest.mark.extended
+def test_the_documented_collector_scrapes_the_series_of_pods(
+    cluster: Cluster, otel_collector: Path, tmp_path: Path
+) -> None:
+    """Beside the documented exporter, whose backend is nowhere, one prints what was scraped."""
+    config = documented_collector(cluster)
+    (pipeline,) = config["service"]["pipelines"].values()
+    pipeline["exporters"].append("debug")
+    config["exporters"]["debug"] = {"verbosity": "detailed"}
+    config["service"]["telemetry"] = {"metrics": {"level": "none"}}
+    (tmp_path / "collector.yaml").write_text(yaml.safe_dump(config))
+    collector = Process(
+        name="collector",
+        argv=[otel_collector, "--config", tmp_path / "collector.yaml"],
+        folder=tmp_path,
+    )
+    collector.start()
+    try:
+        collector.wait_until(
+            lambda: "pod: Str(finetune-worker-0)" in collector.log.read_text(),
+            deadline_seconds=60,
+        )
+    finally:
+        collector.kill()

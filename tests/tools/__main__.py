@@ -21,14 +21,20 @@ if TYPE_CHECKING:
 USAGE_ERROR = 2
 
 
-def main(arguments: Sequence[str], *, known: Sequence[catalogue.Tool] = catalogue.TOOLS) -> int:
+def main(
+    arguments: Sequence[str],
+    *,
+    known: Sequence[catalogue.Tool] = catalogue.TOOLS,
+    extended: Sequence[catalogue.Tool] = catalogue.EXTENDED_TOOLS,
+) -> int:
     """Run the command and give its exit code."""
     options = _parse(arguments)
     try:
-        tools = [catalogue.named(name, known) for name in options.names] or list(known)
+        named = [catalogue.named(name, (*known, *extended)) for name in options.names]
     except MissingToolError as error:
         sys.stderr.write(f"{error}\n")
         return USAGE_ERROR
+    tools = named or list(known)
     started_seconds = time.monotonic()
     look_only = options.list or options.check
     missing = [tool.name for tool in tools if not _tell(tool, look_only=look_only)]
@@ -41,7 +47,9 @@ def main(arguments: Sequence[str], *, known: Sequence[catalogue.Tool] = catalogu
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.tools", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="only these (default: those of make test)"
+    )
     parser.add_argument("--list", action="store_true", help="say what is there and where")
     parser.add_argument(
         "--check", action="store_true", help="as --list, with exit code 1 when a part is missing"

@@ -32,6 +32,7 @@ PROMETHEUS_VERSION = "0.315.0"
 # can be fetched, and tests/real/sinks/test_sender_suites.py has its cases.
 COMPLIANCE_VERSION = "0.0.0-20260223092825-818283e1171e"
 PROMETHEUS_TAGS = "netgo,remove_all_sd"
+OTEL_COLLECTOR_VERSION = "0.165.0"
 
 
 class Tool(Protocol):
@@ -134,8 +135,18 @@ TOOLS: tuple[Tool, ...] = (
     ),
 )
 
+# Built only when they are named, as `make test-extended` does.
+EXTENDED_TOOLS: tuple[Tool, ...] = (
+    GoTool(
+        name="otel-collector",
+        version=OTEL_COLLECTOR_VERSION,
+        module="otel_collector",
+        tags=PROMETHEUS_TAGS,
+    ),
+)
 
-def named(name: str, known: Sequence[Tool] = TOOLS) -> Tool:
+
+def named(name: str, known: Sequence[Tool] = (*TOOLS, *EXTENDED_TOOLS)) -> Tool:
     """Return the tool of that name; raises MissingToolError that lists the names there are."""
     for tool in known:
         if tool.name == name:

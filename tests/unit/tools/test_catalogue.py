@@ -4,7 +4,11 @@ import pytest
 
 from tests.tools import catalogue, go_modules
 
-GO_TOOLS = [tool for tool in catalogue.TOOLS if isinstance(tool, go_modules.GoTool)]
+GO_TOOLS = [
+    tool
+    for tool in (*catalogue.TOOLS, *catalogue.EXTENDED_TOOLS)
+    if isinstance(tool, go_modules.GoTool)
+]
 
 
 @pytest.mark.parametrize("tool", GO_TOOLS, ids=lambda tool: tool.name)

@@ -68,5 +68,5 @@ def test_a_part_that_already_runs_elsewhere_is_not_fetched(
 def test_an_unknown_name_is_answered_with_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    main(["zookeeper"], known=[THERE, ABSENT])
+    main(["zookeeper"], known=[THERE], extended=[ABSENT])
     assert capsys.readouterr().err == "zookeeper: no such part; there are etcd, kafka\n"
