@@ -94,7 +94,7 @@ class LetterReplay:
         self._producer, self._topics, self._partitions = producer, topics, partitions
         self._batches: dict[TopicPartition, list[Message]] = {}
         self._count = self._bytes = 0
-        self._seen: set[int] = set()
+        self._seen: set[tuple[str, str, int, int]] = set()
         self.written: Counter[str] = Counter()
         """Letters by the consumer group that rejected them."""
         self.left_out: Counter[str] = Counter()
@@ -103,7 +103,7 @@ class LetterReplay:
     async def add(self, letter: KeptLetter, *, now_ms: int) -> None:
         """Take a letter."""
         content = letter.content
-        identity = hash((content.consumer, content.topic, content.partition, content.offset))
+        identity = (content.consumer, content.topic, content.partition, content.offset)
         if identity in self._seen:
             return
         self._seen.add(identity)

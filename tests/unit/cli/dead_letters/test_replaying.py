@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -158,6 +159,14 @@ async def test_of_several_letters_of_one_record_one_is_replayed() -> None:
 
     assert await replay(on) == 0
     assert len(on.kept(REPLAY.name)) == 2
+
+
+async def test_letters_whose_identities_have_one_hash_are_all_replayed() -> None:
+    on, offsets = bus(), [7, 7 + sys.hash_info.modulus]
+    for offset in offsets:
+        await reject(on, record_of(event(0), offset=offset))
+    assert await replay(on) == 0
+    assert [offset for _, _, offset in replayed_on(on)] == offsets
 
 
 async def test_many_letters_are_written_in_their_order() -> None:
