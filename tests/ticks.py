@@ -1,14 +1,14 @@
 """Ticks as the agent makes them and events as the join does, without their loops."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.keys import NodeId
 from gpuledger.records import EventContainer, GpuEvent, NodeSample
 from gpuledger_agent.core.fast_polls import FastPollPlan
 from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick
-from gpuledger_agent.core.raw import ClockReading, RawGpuSample, SampleCursor
+from gpuledger_agent.core.raw import CallGroup, ClockReading, RawGpuSample, SampleCursor
 from gpuledger_agent.core.tick import NodeTick
 from gpuledger_agent.gpu.nvidia.session import NvidiaGpu, NvmlSession
 from gpuledger_agent.sampling import Sampler
@@ -17,6 +17,7 @@ from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.simulation import SimulatedNode
 
 FAST_POLL_PAUSE_NS: Final = NS_PER_SECOND // 10
+_FROM_THE_START: Final = SampleCursor()
 
 
 def tick_gpu(
@@ -27,10 +28,18 @@ def tick_gpu(
     return gpu.tick(raw, at=at, interval_ns=interval_ns)
 
 
+def query_all(gpu: NvidiaGpu, cursor: SampleCursor = _FROM_THE_START) -> RawGpuSample:
+    """Return a GPU's answers to all groups; raises SourceLostError."""
+    values: dict[str, Any] = {}
+    for group in CallGroup:
+        values |= gpu.query(group, cursor)
+    return RawGpuSample(uuid=gpu.uuid, index=gpu.index, **values)
+
+
 def tick_of(sampler: Sampler, gpus: Sequence[NvidiaGpu], clock: Clock) -> NodeTick | None:
     """Ask the GPUs now and give the tick; none where it is the first, which only opens counters."""
     at, seen = ClockReading.read(clock), sampler.begin_tick()
-    answers = [gpu.query_all(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
+    answers = [query_all(gpu, seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
     return sampler.sample(answers, at=at)
 
 

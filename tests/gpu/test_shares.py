@@ -25,7 +25,7 @@ from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.gpu.protocol import SourceLostError
 from gpuledger_agent.host.procfs import SystemProcfs
 from gpuledger_agent.sampling import Sampler
-from tests.ticks import tick_of
+from tests.ticks import query_all, tick_of
 
 LOAD = Path(__file__).with_name("load.py")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -176,7 +176,7 @@ def test_ends_are_told_and_with_accounting_what_was_used(loads: list[Load]) -> N
             for load in loads:
                 load.process.terminate()
         at, seen = ClockReading.read(clock), sampler.begin_tick()
-        answers = [gpu.query_all(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
+        answers = [query_all(gpu, seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
         is_accounted = answers[0].process_stats is not None
         tick = sampler.sample(answers, at=at)
         records += tick.processes if tick else []

@@ -15,7 +15,7 @@ from gpuledger_agent.monitor import IncidentMonitor
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import Simulation
-from tests.ticks import tick_gpu
+from tests.ticks import query_all, tick_gpu
 
 EPOCH_NS = 1_790_000_000_000_000_000
 H100 = "NVIDIA H100 80GB HBM3"
@@ -82,7 +82,7 @@ class Node:
             if not self._is_open:
                 (self._gpu,) = self._session.open()
                 self._is_open = True
-            raw = self._gpu.query_all(self._sampler.ask_tick(is_set_back=False))
+            raw = query_all(self._gpu, self._sampler.ask_tick(is_set_back=False))
         except SourceLostError:
             self._session.close()
             self._is_open = False

@@ -8,7 +8,7 @@ import pytest
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord
-from gpuledger_agent.core.raw import ClockReading, SampleCursor
+from gpuledger_agent.core.raw import ClockReading
 from gpuledger_agent.core.tick import NodeTick
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.sampling import Sampler
@@ -16,7 +16,7 @@ from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import Simulation
-from tests.ticks import play
+from tests.ticks import play, query_all
 from tests.unit.simulator.mig_builders import EPOCH_NS, GIB, cut_simulation
 
 
@@ -105,7 +105,7 @@ def test_an_instance_that_vanishes_with_a_process_in_it_ends_that(clock: ManualC
     for seconds in (1.0, 1.0, 19.0, 1.0):
         clock.advance(seconds)
         at = ClockReading.read(node.clock)
-        tick = sampler.sample([gpu.query_all(SampleCursor())], at=at)
+        tick = sampler.sample([query_all(gpu)], at=at)
         records += tick.processes if tick else []
     changes = [record.change for record in records]
     assert changes == [ProcessChange.SEEN] * 3 + [ProcessChange.ENDED] * 3
@@ -118,7 +118,7 @@ def test_an_incident_of_an_instance_names_who_is_in_it_also_while_the_gpu_does_n
     sampler = Sampler(node=NodeId("default", "node-a"), procfs=node.procfs)
     (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     clock.advance(1.0)
-    answer = gpu.query_all(SampleCursor())
+    answer = query_all(gpu)
     ids = [one.instance.gpu_instance for one in answer.instances if one.instance]
     named = []
     for raw in ([answer], [], []):

@@ -25,7 +25,7 @@ from gpuledger_agent.sampling import Sampler
 from gpuledger_agent.settings import AgentSettings
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.simulation import SimulatedNode
-from tests.ticks import take_fast_polls, tick_of
+from tests.ticks import query_all, take_fast_polls, tick_of
 from tests.truth_runs import RUN_SECONDS, Lives, errors_of, play_lives
 
 BURSTS: Final[Lives] = [(0.0, 999.0, 0.3, 0.5), (0.0, 999.0, 0.15, 0.35)]
@@ -168,7 +168,7 @@ def watch_late(
         at, seen = ClockReading.read(node.clock), sampler.begin_tick()
         waited_seconds = delay_seconds if number % 20 in range(5, 15) else 0.0
         clock.advance(waited_seconds)
-        answers = [gpu.query_all(seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
+        answers = [query_all(gpu, seen.get(gpu.uuid, SampleCursor())) for gpu in gpus]
         if tick := sampler.sample(answers, at=at):
             made.append(tick.sample)
         left_ns = round((1.0 - waited_seconds) * NS_PER_SECOND)

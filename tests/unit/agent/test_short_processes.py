@@ -17,7 +17,7 @@ from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import Simulation
 from tests.default_topics import PROCESSES, SAMPLES
-from tests.ticks import play, take_fast_polls
+from tests.ticks import play, query_all, take_fast_polls
 from tests.unit.agent.builders import EPOCH_NS, short_lives, watch
 
 # Ticks are taken 0.25 s after the start and then each second: this one is gone before the third.
@@ -105,7 +105,7 @@ def test_one_that_ends_before_proc_is_read_has_what_a_look_saw_of_it() -> None:
     for _ in range(6):
         take_fast_polls(sampler, gpus, clock, node.clock, 750_000_000)
         at, cursors = ClockReading.read(node.clock), sampler.begin_tick()
-        answers = [gpu.query_all(cursors.get(gpu.uuid, SampleCursor())) for gpu in gpus]
+        answers = [query_all(gpu, cursors.get(gpu.uuid, SampleCursor())) for gpu in gpus]
         # Other GPUs take their time to answer.
         clock.advance(0.25)
         if tick := sampler.sample(answers, at=at):

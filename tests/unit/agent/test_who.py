@@ -3,10 +3,11 @@
 import pytest
 
 from gpuledger.keys import NodeId
-from gpuledger_agent.core.raw import ClockReading, SampleCursor
+from gpuledger_agent.core.raw import ClockReading
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.sampling import Sampler
 from gpuledger_simulator.clock import ManualClock
+from tests.ticks import query_all
 from tests.unit.simulator.mig_builders import EPOCH_NS, cut_simulation
 
 Seen = tuple[Sampler, str, dict[str | None, int]]
@@ -20,7 +21,7 @@ def seen() -> Seen:
     sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
     (gpu,) = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
     clock.advance(2)
-    answers, at = gpu.query_all(SampleCursor()), ClockReading.read(node.clock)
+    answers, at = query_all(gpu), ClockReading.read(node.clock)
     sampler.sample([answers], at=at)
     found = [instance.instance for instance in answers.instances if instance.instance]
     return sampler, gpu.uuid, {one.profile: one.gpu_instance or 0 for one in found}

@@ -17,9 +17,9 @@ from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
 from gpuledger.records import NodeSample
 from gpuledger_agent.core.raw import (
+    CallGroup,
     ClockReading,
     FastPoll,
-    RawGpuSample,
     SampleCursor,
     UtilizationSample,
 )
@@ -199,13 +199,15 @@ class StraySampleGpu:
     """A GPU in whose answers a row stands that is stamped as no clock shows."""
 
     def __init__(self, gpu: NvidiaGpu, stamp_us: int) -> None:
-        self.uuid = gpu.uuid
+        self.uuid, self.index = gpu.uuid, gpu.index
         self._gpu = gpu
         self._stray = UtilizationSample(timestamp_us=stamp_us, percent=0)
 
-    def query_all(self, cursor: SampleCursor) -> RawGpuSample:
-        raw = self._gpu.query_all(cursor)
-        return replace(raw, samples=(*(raw.samples or ()), self._stray))
+    def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
+        answer = self._gpu.query(group, cursor)
+        if group is CallGroup.BOOKS:
+            answer["samples"] = (*(answer["samples"] or ()), self._stray)
+        return answer
 
     def fast_poll(self, cursor: SampleCursor | None, *, at: ClockReading) -> FastPoll:
         look = self._gpu.fast_poll(cursor, at=at)

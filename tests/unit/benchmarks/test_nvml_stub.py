@@ -7,12 +7,12 @@ import pynvml
 
 from benchmarks.nvml_stub.functions import FUNCTIONS, as_bytes, as_header
 from benchmarks.nvml_stub.memory import Question, SharedMemory
-from gpuledger_agent.core.raw import SampleCursor
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_simulator.simulation import Simulation
 from tests.fakes.nvml import Altered
+from tests.ticks import query_all
 
 QUICKSTART: Final = Path(__file__).parents[3] / "scenarios" / "quickstart.yaml"
 SOURCE: Final = Path(__file__).parents[3] / "benchmarks" / "nvml_stub" / "stub.c"
@@ -28,7 +28,7 @@ def called_by_the_agent() -> set[str]:
     for _ in range(3):
         clock.advance(1)
         for gpu in gpus:
-            gpu.query_all(SampleCursor())
+            query_all(gpu)
     nvml.close()
     return set(library.calls)
 

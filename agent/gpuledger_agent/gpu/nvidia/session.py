@@ -21,7 +21,7 @@ from gpuledger.clock import Clock
 from gpuledger.errors import UnavailableError
 from gpuledger.records import GpuFacts
 from gpuledger_agent.core.incidents import read_bus, write_bus
-from gpuledger_agent.core.raw import CallGroup, ClockReading, FastPoll, RawGpuSample, SampleCursor
+from gpuledger_agent.core.raw import CallGroup, ClockReading, FastPoll, SampleCursor
 from gpuledger_agent.gpu.nvidia.accounting import AccountingReader
 from gpuledger_agent.gpu.nvidia.catalogue import DriverVersion, specs_for
 from gpuledger_agent.gpu.nvidia.core import ProcessLists, query_core, query_energy, query_fast_poll
@@ -109,13 +109,6 @@ class NvidiaGpu:
         # The facts come last, as their capabilities are those of all calls before.
         self._known_facts = self._with_layout(self._facts.query())
         return {"health": health, "facts": self._known_facts}
-
-    def query_all(self, cursor: SampleCursor) -> RawGpuSample:
-        """Return the answers to all groups; raises SourceLostError."""
-        values: dict[str, Any] = {}
-        for group in CallGroup:
-            values |= self.query(group, cursor)
-        return RawGpuSample(uuid=self.uuid, index=self.index, **values)
 
     @property
     def has_process_accounting(self) -> bool:

@@ -13,7 +13,7 @@ from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import Simulation
-from tests.ticks import tick_gpu
+from tests.ticks import query_all, tick_gpu
 from tests.unit.record_fields import present_in
 
 EPOCH_NS = 1_790_000_000_000_000_000
@@ -48,7 +48,7 @@ class Machine:
     def ticks(self, count: int) -> Iterator[GpuTick]:
         for _ in range(count):
             self.clock.advance(1)
-            answers = self.gpu.query_all(self._sampler.ask_tick(is_set_back=False))
+            answers = query_all(self.gpu, self._sampler.ask_tick(is_set_back=False))
             yield tick_gpu(self._sampler, answers, now_ns=self.clock.monotonic_ns())
 
 

@@ -17,6 +17,7 @@ from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import Simulation
 from tests.fakes.nvml import Altered
 from tests.fakes.nvml_pointers import play, referent_of
+from tests.ticks import query_all
 
 EPOCH_NS = 1_790_000_000_000_000_000
 H100 = "NVIDIA H100 80GB HBM3"
@@ -175,7 +176,7 @@ def test_each_call_is_reported_with_the_drivers_reason_where_it_is_refused(
     reason: str | None,
 ) -> None:
     (gpu,) = NvmlSession(machine({"model": model})).open()
-    found = gpu.query_all(SampleCursor()).facts
+    found = query_all(gpu).facts
     assert found
     reported = {capability.call: capability for capability in found.capabilities}
     assert reported[call] == Capability(call=call, supported=supported, reason=reason)
@@ -213,9 +214,9 @@ def test_a_fact_that_failed_once_is_asked_again_until_it_is_known() -> None:
     library.refuse("nvmlDeviceGetVbiosVersion", pynvml.NVML_ERROR_NOT_SUPPORTED)
     library.refuse("nvmlDeviceGetP2PStatus", pynvml.NVML_ERROR_TIMEOUT)
     gpu = NvmlSession(library).open()[0]
-    first = gpu.query_all(SampleCursor()).facts
+    first = query_all(gpu).facts
     library.functions.clear()
-    second = gpu.query_all(SampleCursor()).facts
+    second = query_all(gpu).facts
     assert first
     assert second
     assert (first.serial, first.vbios_version, first.nvlink_peers) == (None, None, None)

@@ -23,6 +23,7 @@ from gpuledger_simulator.clock import ManualClock
 from tests.errors import has_words
 from tests.fakes.nvml import NO_INSTANCE, Altered, answering, play_node
 from tests.fakes.nvml_pointers import play_gpu, referent_of
+from tests.ticks import query_all
 
 UTILIZATION = "nvmlDeviceGetProcessUtilization"
 COMPUTE = "nvmlDeviceGetComputeRunningProcesses_v3"
@@ -101,7 +102,7 @@ def test_everything_that_the_driver_says_is_asked_for_in_its_own_units() -> None
         nvmlDeviceGetProcessUtilization=used((7, 2, 9), (7, 3, 8)),
         nvmlDeviceGetClockInfo=lambda _, kind: CLOCKS[kind],
     )
-    answer = gpu.query_all(SampleCursor(gpu_us=1, memory_us=2, process_us=2))
+    answer = query_all(gpu, SampleCursor(gpu_us=1, memory_us=2, process_us=2))
     assert answer.uuid == "GPU-0"
     assert answer.samples == (
         UtilizationSample(timestamp_us=2, percent=20),
@@ -130,7 +131,7 @@ def test_everything_that_the_driver_says_is_asked_for_in_its_own_units() -> None
 def test_what_the_driver_does_not_support_is_absent_and_asked_once(error: Any) -> None:
     library, gpu = a_gpu()
     library.answer("nvmlDeviceGetPowerUsage", error)
-    assert [gpu.query_all(SampleCursor()).power_milliwatts for _ in range(3)] == [None] * 3
+    assert [query_all(gpu).power_milliwatts for _ in range(3)] == [None] * 3
     assert library.calls["nvmlDeviceGetPowerUsage"] == 1
 
 
@@ -138,8 +139,8 @@ def test_what_fails_now_is_absent_now_and_asked_again() -> None:
     _, gpu = a_gpu(
         nvmlDeviceGetPowerUsage=failing(pynvml.NVML_ERROR_TIMEOUT, then=lambda _: 250_500)
     )
-    assert gpu.query_all(SampleCursor()).power_milliwatts is None
-    assert gpu.query_all(SampleCursor()).power_milliwatts == 250_500
+    assert query_all(gpu).power_milliwatts is None
+    assert query_all(gpu).power_milliwatts == 250_500
 
 
 @pytest.mark.parametrize(
@@ -154,39 +155,39 @@ def test_a_list_that_grew_while_it_was_read_is_asked_for_three_times(
 ) -> None:
     errors = [pynvml.NVML_ERROR_INSUFFICIENT_SIZE] * failures
     _, gpu = a_gpu(nvmlDeviceGetProcessUtilization=failing(*errors, then=used((7, 3, 8))))
-    assert gpu.query_all(SampleCursor()).process_samples == expected
-    assert gpu.query_all(SampleCursor()).process_samples is not None
+    assert query_all(gpu).process_samples == expected
+    assert query_all(gpu).process_samples is not None
 
 
 @pytest.mark.parametrize("error", [pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND])
 def test_no_sample_is_an_empty_list_and_not_an_error(error: int) -> None:
     library, gpu = a_gpu()
     library.refuse(UTILIZATION, error)
-    assert gpu.query_all(SampleCursor()).process_samples == ()
-    assert gpu.query_all(SampleCursor()).process_samples == ()
+    assert query_all(gpu).process_samples == ()
+    assert query_all(gpu).process_samples == ()
 
 
 def test_a_list_that_failed_leaves_the_processes_unknown() -> None:
     library, gpu = a_gpu()
     library.answer(LISTS["graphics"], listed(8))
     library.refuse(COMPUTE, pynvml.NVML_ERROR_TIMEOUT)
-    assert gpu.query_all(SampleCursor()).processes is None
+    assert query_all(gpu).processes is None
 
 
 def test_a_list_that_is_not_supported_is_an_empty_one_beside_others() -> None:
     library, gpu = a_gpu()
     library.answer(LISTS["graphics"], listed(8, memory=None))
     library.refuse(COMPUTE, pynvml.NVML_ERROR_NOT_SUPPORTED)
-    assert gpu.query_all(SampleCursor()).processes == (
+    assert query_all(gpu).processes == (
         ListedProcess(pid=8, kind=ProcessKind.GRAPHICS, memory_bytes=None),
     )
 
 
 def test_the_latest_rates_are_asked_beside_samples_and_where_there_are_none() -> None:
     library, gpu = a_gpu(nvmlDeviceGetSamples=sampled((1, 10)))
-    assert gpu.query_all(SampleCursor()).percent == 50
+    assert query_all(gpu).percent == 50
     library.refuse(SAMPLES, pynvml.NVML_ERROR_NOT_SUPPORTED)
-    answer = gpu.query_all(SampleCursor())
+    answer = query_all(gpu)
     assert (answer.samples, answer.percent, answer.memory_percent) == (None, 50, 25)
 
 
@@ -205,13 +206,13 @@ def test_a_lost_gpu_asks_for_a_new_start(code: int) -> None:
     library, gpu = a_gpu()
     library.refuse("nvmlDeviceGetMemoryInfo", code)
     with pytest.raises(SourceLostError, match="nvmlDeviceGetMemoryInfo"):
-        gpu.query_all(SampleCursor())
+        query_all(gpu)
 
 
 def test_one_call_that_ends_in_an_unknown_error_is_no_lost_gpu() -> None:
     library, gpu = a_gpu()
     library.refuse("nvmlDeviceGetPowerUsage", pynvml.NVML_ERROR_UNKNOWN)
-    answer = gpu.query_all(SampleCursor())
+    answer = query_all(gpu)
     assert (answer.power_milliwatts, answer.energy_millijoules) == (None, 1000)
 
 
@@ -269,7 +270,7 @@ def test_a_missing_library_is_reported_by_its_error() -> None:
 def test_the_true_wrapper_over_a_library_without_functions_gives_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answer = play_gpu(monkeypatch, {}).query_all(SampleCursor())
+    answer = query_all(play_gpu(monkeypatch, {}))
     assert (answer.samples, answer.memory_total_bytes, answer.processes) == (None, None, None)
 
 
@@ -277,7 +278,7 @@ def test_the_true_wrapper_takes_success_with_nothing_for_an_error_and_we_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     functions = {UTILIZATION: lambda *_: pynvml.NVML_SUCCESS}
-    assert play_gpu(monkeypatch, functions).query_all(SampleCursor()).process_samples == ()
+    assert query_all(play_gpu(monkeypatch, functions)).process_samples == ()
 
 
 def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
@@ -295,7 +296,7 @@ def test_the_true_wrapper_is_asked_again_where_processes_came_in_between(
         return next(answers)
 
     gpu = play_gpu(monkeypatch, {COMPUTE: list_processes})
-    assert gpu.query_all(SampleCursor()).processes == (
+    assert query_all(gpu).processes == (
         ListedProcess(pid=7, kind=ProcessKind.COMPUTE, memory_bytes=None),
     )
 

@@ -1,12 +1,11 @@
 """After a reload of the driver its counters begin anew, and the tick says which."""
 
 from gpuledger_agent.core.gpu_sampler import GpuSampler
-from gpuledger_agent.core.raw import SampleCursor
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import Simulation
-from tests.ticks import tick_gpu
+from tests.ticks import query_all, tick_gpu
 
 EPOCH_NS = 1_790_000_000_000_000_000
 
@@ -24,12 +23,12 @@ def test_counters_that_a_reload_set_back_are_named_and_lifetime_counts_are_not()
     nvml = NvmlSession(node.nvml, monotonic_ns=clock.monotonic_ns)
     clock.advance(9)
     gpu = GpuSampler()
-    answers = nvml.open()[0].query_all(SampleCursor())
+    answers = query_all(nvml.open()[0])
     before = tick_gpu(gpu, answers, now_ns=clock.monotonic_ns())
     clock.advance(12)
     nvml.close()
     gpu.forget()
-    answers = nvml.open()[0].query_all(SampleCursor())
+    answers = query_all(nvml.open()[0])
     after = tick_gpu(gpu, answers, now_ns=clock.monotonic_ns())
     assert before.details.resets is None
     assert after.details.resets == [

@@ -17,14 +17,13 @@ from msgspec.structs import replace
 from gpuledger.codec import decoder_of, encode, validate
 from gpuledger.records import GpuReading
 from gpuledger_agent.core.gpu_sampler import GpuSampler, GpuTick
-from gpuledger_agent.core.raw import SampleCursor
 from gpuledger_agent.gpu.nvidia.catalogue import CATALOGUE
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import Simulation
 from tests.examples import examples
-from tests.ticks import tick_gpu
+from tests.ticks import query_all, tick_gpu
 
 EPOCH_NS = 1_790_000_000_000_000_000
 SECOND_NS = 1_000_000_000
@@ -154,7 +153,7 @@ def test_garbage_never_becomes_a_reading_nor_an_error(seed: int) -> None:
     totals: dict[str, float] = {}
     for _ in range(8):
         clock.advance(1)
-        answers = gpu.query_all(sampler.ask_tick(is_set_back=False))
+        answers = query_all(gpu, sampler.ask_tick(is_set_back=False))
         tick = tick_gpu(sampler, answers, now_ns=clock.monotonic_ns())
         check_plausible(tick)
         check_totals(tick, totals)
@@ -163,7 +162,7 @@ def test_garbage_never_becomes_a_reading_nor_an_error(seed: int) -> None:
 def test_the_garbage_of_this_test_would_be_seen() -> None:
     library, _ = machine(1)
     gpu = NvmlSession(library).open()[0]
-    ticks = [tick_gpu(GpuSampler(), gpu.query_all(SampleCursor()), now_ns=0) for _ in range(20)]
+    ticks = [tick_gpu(GpuSampler(), query_all(gpu), now_ns=0) for _ in range(20)]
     assert sum(tick.dropped_readings.total() for tick in ticks) > 20
     with pytest.raises(msgspec.ValidationError, match="power_milliwatts"):
         check_plausible(
