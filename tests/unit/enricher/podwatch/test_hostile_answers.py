@@ -82,7 +82,6 @@ QUOTES: dict[str, bytes] = {
     "a header": OK + f"bad header Bearer {TOKEN}\r\n\r\n".encode(),
     "the size of a chunk": CHUNKED + f"Bearer {TOKEN}\r\n".encode(),
     "a line of a watch": CHUNKED + expired(TOKEN),
-    "a line of a watch, as Go's HTML": CHUNKED + expired(TOKEN.replace("-", "&#45;")),
     "where it redirects to": f"HTTP/1.1 302 to {TOKEN}\r\nLocation: ftp://h/{TOKEN}\r\n"
     "Content-Length: 0\r\n\r\n".encode(),
     "the reason": f"HTTP/1.1 403 no {TOKEN}\r\nContent-Length: 0\r\n\r\n".encode(),

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import html
+import json
 import logging
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -57,8 +58,8 @@ def _answer(key: int, said: bytes) -> bytes:
 QUOTED: dict[str, Callable[[str], str]] = {
     "as it was sent": str,
     "as HTML": html.escape,
-    "as Go's JSON": lambda text: text.replace("&", r"\u0026").replace("<", r"\u003c"),
-    "the login in base64": lambda text: base64.b64encode(f"me\0me\0{text}".encode()).decode(),
+    "as JSON": lambda text: json.dumps(text)[1:-1],
+    "in base64": lambda text: base64.b64encode(text.encode()).decode(),
 }
 
 
