@@ -53,9 +53,6 @@ class Quantity:
     apportioned_from: str | None = None
     """The reading's field that has its share of the time, where it is apportioned; else it is
     booked."""
-    added: int = 0
-    """With which version of the store's table (`TABLE_VERSION` in `gpuledger.ledger.rows`) its
-    column came; older tables get it at their end."""
     units_per_base: int
     """How many of its unit are one of the base unit (second, byte, joule) in which series are."""
     is_of_holders: bool = False

@@ -5,10 +5,10 @@ of the store's table `entries` are made from it, so that a column has
 one name, one type and one meaning wherever it is found. To add a column is one row of the table
 and, where the event does not say it already, what it is read from in `gpuledger.ledger.entries`.
 Its place is that of the topic's fields. Tables of the store that are there already get it behind
-their last column, hence `added`; what is added may be null there.
+their last column, where it may be null.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, Final
@@ -82,13 +82,6 @@ class Column:
     """Whether it may be absent."""
     in_store: bool = True
     """Whether the store's table has it."""
-    added: int = 0
-    """With which version of the store's table (`TABLE_VERSION`) it came; 0 is the first."""
-
-    @property
-    def is_nullable(self) -> bool:
-        """Whether the store's column may be null: rows of before a column came have none."""
-        return self.optional or self.added > 0
 
 
 _OF_ENTRIES: Final = {field.name: field.type for field in msgspec.structs.fields(Entry)}
@@ -103,7 +96,6 @@ def _quantities(quantities: Iterable[Quantity], *, source: str) -> list[Column]:
             # Below zero where an entry may be; what is apportioned never is.
             bounds=_OF_ENTRIES.get(quantity.name, Natural),
             optional=True,
-            added=quantity.added,
             meaning=quantity.meaning,
         )
         for quantity in quantities
@@ -353,7 +345,6 @@ COLUMNS: Final = (
         source="job_id",
         bounds=JobId,
         optional=True,
-        added=1,
         meaning="On a job's account: the id that its scheduler, such as Slurm, has given it.",
     ),
     *_quantities(BOOKED, source="entry"),
@@ -441,7 +432,6 @@ COLUMNS: Final = (
         source="holder_job_id",
         bounds=JobId,
         optional=True,
-        added=1,
         meaning="On `idle`: the job that held this part unused, by the scheduler's directory.",
     ),
     Column(
@@ -510,18 +500,10 @@ COLUMNS: Final = (
         meaning="The annotations of that namespace that podwatch was asked to keep.",
     ),
 )
-TABLE_VERSION: Final = max(column.added for column in COLUMNS)
-"""The store's table counted by its columns: what is added next is `added` with one more."""
 TOPIC_COLUMNS: Final = tuple(column for column in COLUMNS if column.bounds is not None)
 """The columns of `gpuledger.rows.v1`, in the order of its record."""
-
-
-def store_columns() -> Sequence[Column]:
-    """Return the columns of the store's table, in the order in which they came to it."""
-    # Stable: columns that came together stay in the order of the table.
-    return sorted(
-        (column for column in COLUMNS if column.in_store), key=lambda column: column.added
-    )
+STORE_COLUMNS: Final = tuple(column for column in COLUMNS if column.in_store)
+"""The columns of the store's table."""
 
 
 def row_maker(

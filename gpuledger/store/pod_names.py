@@ -112,14 +112,12 @@ def named_usage(rows: str, pods: str, *, until: str) -> str:
 
 def _named(rows: str, pods: str, looked_up: _LookedUp) -> str:
     return f"""(
-        WITH versions AS (
-            -- Files that are older than the column have not got it.
-            SELECT NULL::VARCHAR AS requested WHERE false UNION ALL BY NAME SELECT * FROM {pods}
-        ), requested AS ({_REQUESTED}), by_uid AS ({_BY_UID}), by_hash AS ({_BY_HASH}),
+        WITH versions AS (FROM {pods}),
+        requested AS ({_REQUESTED}), by_uid AS ({_BY_UID}), by_hash AS ({_BY_HASH}),
         placed AS ({_PLACED}), bearers AS ({_BEARERS}), found AS ({_found(rows, looked_up)}),
         told AS ({_TOLD})
         {_NAMED}
-    )"""  # noqa: S608  # the tables' own names, quoted files
+    )"""
 
 
 def _found(rows: str, looked_up: _LookedUp) -> str:

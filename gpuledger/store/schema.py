@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from arro3.core import Array, DataType, Field, Schema, Table
 
-from gpuledger.ledger.rows import ColumnType, store_columns
+from gpuledger.ledger.rows import STORE_COLUMNS, ColumnType
 
 PARTITION_COLUMN: Final = "event_date"
 _MICROSECONDS_UTC: Final = DataType.timestamp("us", tz="UTC")
@@ -101,8 +101,8 @@ ENTRIES: Final = TableSchema(
     name="entries",
     description="One row for each account entry of each GPU and tick.",
     columns=[
-        StoreColumn(name=column.name, nullable=column.is_nullable, **_TYPES[column.type])
-        for column in store_columns()
+        StoreColumn(name=column.name, nullable=column.optional, **_TYPES[column.type])
+        for column in STORE_COLUMNS
     ],
     partition_by=(PARTITION_COLUMN,),
     statistics_columns=6,

@@ -350,10 +350,8 @@ class UsageReader:
             uids = pods_sql.PODS_THERE
             if rows and self.ask("SELECT 1 FROM pod_spans WHERE is_gone LIMIT 1"):
                 uids += f" UNION ALL ({pods_sql.gone_pods_sql(rows)})"
-        # A store that was written by an earlier version alone has no such column.
-        column = "SELECT NULL::VARCHAR AS annotations WHERE false"
-        pods = f"({column} UNION ALL BY NAME FROM {relation(files)})"
-        return [PodVersion(*row) for row in self.ask(pods_sql.pod_versions_sql(pods, uids))]
+        versions = pods_sql.pod_versions_sql(relation(files), uids)
+        return [PodVersion(*row) for row in self.ask(versions)]
 
     def namespaces(self) -> Mapping[tuple[str, str], Sequence[NamespaceVersion]]:
         """Return all versions of each namespace, in the order of `holding_versions`."""

@@ -20,7 +20,7 @@ import orjson
 from gpuledger.bus.protocol import Record, TopicPartition
 from gpuledger.clock import NS_PER_DAY, NS_PER_SECOND
 from gpuledger.ledger.entries import Origin, RecordPosition, booked_entries
-from gpuledger.ledger.rows import ColumnType, row_maker, store_columns
+from gpuledger.ledger.rows import STORE_COLUMNS, ColumnType, row_maker
 from gpuledger.records import GpuEvent
 from gpuledger_sinks.protocol import Refusal
 from gpuledger_sinks.store.minute_sums import Booking, MinuteSums, Row, bookings_days
@@ -35,7 +35,7 @@ def rows_of(event: GpuEvent, position: RecordPosition, *, ingested_time_ns: int)
 
 
 _make_row: Final = row_maker(
-    store_columns(),
+    STORE_COLUMNS,
     {
         ColumnType.DAY: "{} // 86_400_000_000_000",
         ColumnType.TIME: "{} // 1000",

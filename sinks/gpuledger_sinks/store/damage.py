@@ -74,7 +74,7 @@ def is_complete(
     """Return whether the table has the offsets that the commits of its history announce.
 
     Offsets only grow, so that of a later commit will do. A commit that announces nothing, as a
-    compaction or one of an earlier version, is taken for whole.
+    compaction, is taken for whole.
     """
     for commit in history:
         for stream, offset in _announced(commit).items():

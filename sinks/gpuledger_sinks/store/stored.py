@@ -115,7 +115,7 @@ def number_of(topic_id: str) -> int:
 def is_same_topic(*, stored: int | None, topic_id: str | None) -> bool:
     """Return whether the table's offsets are those of the topic with this identity.
 
-    Tables of before know of no identity, nor do brokers before Kafka 2.8; these are trusted.
+    Brokers before Kafka 2.8 give no identity, nor has the table one then; these are trusted.
     """
     return stored is None or topic_id is None or stored == number_of(topic_id)
 

@@ -1,19 +1,16 @@
 """What a bill says: whose each cost is, by which price, and that all of it adds up."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from deltalake import write_deltalake
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuledger.errors import ArgumentError
-from gpuledger.store.schema import PODS, table_uri
 from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
 from gpuledger_reports.pricing.policy_file import ReadPolicy, parse_policy
 from gpuledger_reports.reading.charging_sql import UNITS
@@ -222,17 +219,6 @@ def test_annotations_are_those_of_the_time_of_use_and_may_stand_for_labels(tmp_p
     policy = SEVEN + f"dimensions: {{centre: {tried}}}\n"
     expected = {"17": "7.00", "18": "14.00", "19": "7.00"}
     assert costs(bill_of(store, policy, by=["centre"])) == expected
-
-
-def test_pods_that_an_earlier_version_stored_have_no_annotations(tmp_path: Path) -> None:
-    store = store_of(tmp_path, held(0, "a"))
-    columns = [column for column in PODS.columns if column.name != "annotations"]
-    before = replace(PODS, columns=columns)
-    row = {**pod_row("a"), "labels": '{"team": "x"}'}
-    values = tuple(row.get(column.name) for column in columns)
-    write_deltalake(table_uri(store, PODS.name), before.table_of([values]))
-    assert costs(bill_of(store, by=["label:team"], hours=1)) == {"x": "7.00"}
-    assert costs(bill_of(store, by=["annotation:team"], hours=1)) == {"__none__": "7.00"}
 
 
 def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: Path) -> None:

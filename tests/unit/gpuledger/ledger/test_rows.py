@@ -7,13 +7,7 @@ import pytest
 from gpuledger.ledger.entries import BookedEntry
 from gpuledger.ledger.families import ACCOUNT, HOLDER, POD
 from gpuledger.ledger.quantities import QUANTITIES, Quantity
-from gpuledger.ledger.rows import (
-    COLUMNS,
-    TOPIC_COLUMNS,
-    Column,
-    EntryRow,
-    store_columns,
-)
+from gpuledger.ledger.rows import COLUMNS, TOPIC_COLUMNS, Column, EntryRow
 from gpuledger.store.schema import ENTRIES
 from tests.tables import for_each
 
@@ -28,14 +22,6 @@ def test_the_record_of_the_topic_has_the_columns_of_the_table_in_their_order() -
 
 def test_the_table_of_the_store_has_all_columns_but_the_topics_own() -> None:
     assert set(names(ENTRIES.columns)) == set(names(COLUMNS)) - {"row"}
-
-
-def test_a_column_that_came_later_stands_behind_those_before_it_and_may_be_null() -> None:
-    added = [column.added for column in store_columns()]
-    nullable = {column.name: column.nullable for column in ENTRIES.columns}
-
-    assert added == sorted(added)
-    assert all(nullable[column.name] for column in store_columns() if column.added)
 
 
 @for_each("column", COLUMNS)

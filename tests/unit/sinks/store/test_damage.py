@@ -184,7 +184,7 @@ def test_an_empty_commit_is_one_that_did_not_happen(tmp_path: Path) -> None:
     assert rows(tmp_path) == dict.fromkeys(range(COMMITS), 2)
 
 
-def test_commits_of_an_earlier_version_announce_nothing_and_are_taken_for_whole() -> None:
+def test_commits_that_announce_nothing_are_taken_for_whole() -> None:
     history: list[dict[str, str]] = [{"operation": "WRITE"}, announce({STREAM: 7})]
     assert is_complete(history, {STREAM: 7}.get)
     assert is_complete(history, {STREAM: 8}.get)

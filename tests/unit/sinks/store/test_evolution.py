@@ -50,8 +50,11 @@ def names_of(uri: Path) -> list[str]:
     return [field.name for field in DeltaTable(str(uri / "entries")).schema().fields]
 
 
-async def test_an_older_table_gets_the_new_columns_and_no_row_is_repeated(tmp_path: Path) -> None:
-    make_first(tmp_path)
+@pytest.mark.parametrize("in_the_middle", ["", "energy_millijoules"])
+async def test_an_older_table_gets_the_new_columns_and_no_row_is_repeated(
+    in_the_middle: str, tmp_path: Path
+) -> None:
+    make_first(tmp_path, without=in_the_middle)
     on = bus()
     held: dict[str, Any] = {
         "entries": [entry(), entry(Account.IDLE, holder=0)],

@@ -89,10 +89,10 @@ async def test_a_topic_made_anew_before_anything_was_stored_is_simply_read(
     assert seqs == [(101_000,), (102_000,), (103_000,)]
 
 
-async def test_offsets_of_before_are_taken_over_with_the_topic_that_there_is(
+async def test_offsets_without_an_identity_are_taken_over_with_the_topic_that_there_is(
     tmp_path: Path,
 ) -> None:
-    """A table that an earlier version wrote knows no identity of the topic."""
+    """Brokers before Kafka 2.8 give no identity of a topic."""
     on = bus()
     await publish(on, *map(event, range(3)))
     old = EntriesTable(store_uri=str(tmp_path))
