@@ -1,9 +1,9 @@
-"""How `-n` spreads the tests: a file to a process; those on real parts side by side in three.
+"""How `-n` spreads the tests: a file to a process; those on real parts in one process a core.
 
-Real tests wait two thirds of their time, so a core has two processes. Brokers and API servers have
-deadlines of their own, which four of them on a busy machine miss: three processes take real tests,
-those first, and one takes all else, which needs little but its core. Files are taken one at a time,
-the slowest first: the longest that begins last is what a run takes more.
+Real tests wait most of their time, and those of brokers and API servers miss their deadlines on a
+machine that is too busy. So one process a core takes real tests, those first, and one more takes
+all else. Files are taken one at a time, the slowest first: the longest that begins last is what a
+run takes more.
 """
 
 import os
@@ -17,9 +17,9 @@ from xdist.scheduler import LoadFileScheduling
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
+CORES: Final = len(os.sched_getaffinity(0))
 MAX_PROCESSES: Final = 4
-MAX_REAL_PROCESSES: Final = 3
-PROCESSES_A_CORE: Final = 2
+MAX_REAL_PROCESSES: Final = min(MAX_PROCESSES - 1, CORES)
 MAX_PENDING: Final = 1
 """With so many tests a process gets another file: xdist runs a test once it knows the next one."""
 SLOWEST: Final = frozenset(
@@ -54,10 +54,9 @@ _REAL: Final = PurePosixPath("tests/real")
 
 
 def count_processes() -> int:
-    """Return for `-n auto` what PYTEST_XDIST_AUTO_NUM_WORKERS says, else two a core, at most 4."""
+    """Return for `-n auto` what PYTEST_XDIST_AUTO_NUM_WORKERS says, else one more than cores."""
     wanted = os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS")
-    cores = len(os.sched_getaffinity(0))
-    return int(wanted) if wanted else min(MAX_PROCESSES, PROCESSES_A_CORE * cores)
+    return int(wanted) if wanted else min(MAX_PROCESSES, CORES + 1)
 
 
 def is_real(file: str) -> bool:
@@ -77,7 +76,7 @@ def next_file(files: Iterable[str], *, takes_real: bool) -> str | None:
 
 
 class Spreading(LoadFileScheduling):  # type: ignore[misc]  # xdist publishes no types
-    """Gives a file to one process, and those of real tests to no more than three processes."""
+    """Gives a file to one process, and those of real tests to no more than one a core."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # xdist's, handed on
         super().__init__(*args, **kwargs)

@@ -74,7 +74,7 @@ def test_each_test_runs_once_and_a_file_s_tests_share_a_process(
 
 
 @pytest.mark.parametrize("processes", [2, 3, 4, 6])
-def test_real_tests_begin_first_and_keep_at_most_three_processes_busy(
+def test_real_tests_begin_first_and_keep_at_most_one_process_a_core_busy(
     processes: int, config: pytest.Config
 ) -> None:
     tests = [f"{file}::test_{index}" for file in UNIT + REAL for index in range(5)]
@@ -100,10 +100,10 @@ def test_a_process_that_takes_no_real_tests_has_nothing_to_do_once_only_those_ar
     assert next_file(UNIT, takes_real=True) == UNIT[0]
 
 
-def test_there_are_never_more_processes_than_two_a_core_or_four_unless_told(
+def test_there_is_one_process_more_than_cores_and_never_more_than_four_unless_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
-    assert 1 <= count_processes() <= min(MAX_PROCESSES, 2 * (os.cpu_count() or 1))
+    assert count_processes() == min(MAX_PROCESSES, len(os.sched_getaffinity(0)) + 1)
     monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "9")
     assert count_processes() == 9
