@@ -76,6 +76,8 @@ class Pipeline:
     def start(self) -> None:
         """Start everything; return when all of it is ready."""
         self._driver.start()
+        # Its first pods are not to wait for the start of all others.
+        self._driver.wait_until(self._uids.exists, deadline_seconds=60)
         for deployable in self.everything():
             deployable.start()
         for deployable in self.everything():
