@@ -14,6 +14,7 @@ from tests.bus_contract.harness import (
     messages,
     noting,
     poll_once,
+    poll_until,
     read,
     reading,
     settle,
@@ -229,7 +230,7 @@ class GroupLaws:
             before = member.assignment()
             async with harness.bus.consumer(other) as stranger:
                 with pytest.raises(RefusedError, match="another kind in the group"):
-                    await poll_once(stranger)
+                    await poll_until(lambda _: False, stranger)
                 assert not stranger.assignment()
             for number in range(PARTITIONS):
                 await producer.publish(harness.readings, number, messages("x"))

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 NODES = 2
 TICKS = 800
 MORE = 50
-ROUND_SECONDS = 4.0
+ROUND_SECONDS = 10.0
+STEP_SECONDS = 0.01
 LOOK_SECONDS = 120.0
 FENCED = 'gpuledger_join_transactions_aborted_total{cause="fenced"}'
 Id = tuple[str, int]
@@ -106,20 +107,21 @@ class Scene(JoinWorkers):
             while True:
                 await self.publish_ticks(range(published, published + TICKS))
                 published += TICKS
-                if await self._is_met_within(ROUND_SECONDS):
-                    worker.pause()
-                    # What was on its way when it stopped may have been the transaction's end.
-                    await asyncio.sleep(1)
-                    if is_in_transaction(*await self.look()):
-                        return published
-                    worker.resume()
+                if await self._is_paused_in_transaction(worker):
+                    return published
 
-    async def _is_met_within(self, seconds: float) -> bool:
-        """Look without a pause, for a transaction is short."""
-        end = time.monotonic() + seconds
+    async def _is_paused_in_transaction(self, worker: Deployable) -> bool:
+        """Stop a worker again and again, for a transaction is short; leave it stopped in one."""
+        end = time.monotonic() + ROUND_SECONDS
         while time.monotonic() < end:
+            worker.pause()
             if is_in_transaction(*await self.look()):
-                return True
+                # What was on its way when it stopped may have been the transaction's end.
+                await asyncio.sleep(1)
+                if is_in_transaction(*await self.look()):
+                    return True
+            worker.resume()
+            await asyncio.sleep(STEP_SECONDS)
         return False
 
     async def look(self) -> tuple[Ends, Ends]:
