@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 NAMESPACE: Final = "gpuledger"
 JOINS: Final = 2
 UIDS_FILE: Final = "uids.json"
-AHEAD_SECONDS: Final = 20
+AHEAD_SECONDS: Final = 40
 
 
 @dataclass(frozen=True, kw_only=True)
