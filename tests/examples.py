@@ -1,6 +1,6 @@
 """How many examples a law of Hypothesis' gets: all of them with `--extended`, else a quarter.
 
-Each run draws others, so what a quarter leaves out comes up in a later run.
+Each run draws others, except for laws that are derandomized: those get the same few each time.
 """
 
 from typing import Final

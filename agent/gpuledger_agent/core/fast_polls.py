@@ -28,7 +28,7 @@ _APART_NS: Final = 20_000_000
 
 
 class OthersScope(Enum):
-    """What to read from GPUs that are not watched closely; the others always get a full poll."""
+    """The scope of a poll of GPUs that are not watched closely; others get a full one."""
 
     NOTHING = "nothing"
     """They are not polled."""
@@ -44,7 +44,7 @@ class FastPollTime(NamedTuple):
     at_ns: int
     """By the monotonic clock."""
     others: OthersScope
-    """What to read from GPUs that are not watched closely."""
+    """The scope for GPUs that are not watched closely."""
 
 
 @dataclass(frozen=True, kw_only=True)

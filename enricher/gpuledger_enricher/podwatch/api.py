@@ -125,7 +125,7 @@ class Answer:
 
 
 class Request(NamedTuple):
-    """What is sent to the API server."""
+    """A request to the API server."""
 
     method: str
     path: str
@@ -134,7 +134,7 @@ class Request(NamedTuple):
     body: Mapping[str, object] | None = None
     """Sent as JSON."""
     accept: str = JSON
-    """In which form the answer is wanted."""
+    """The wanted media type of the answer."""
 
 
 class Api(ABC):

@@ -280,7 +280,7 @@ async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredential
 async def read_begin(
     response: aiohttp.ClientResponse, *, timeout_seconds: float = BODY_SECONDS
 ) -> bytes:
-    """Return the begin of a body, or what came of it before it broke off or was late."""
+    """Return the beginning of a body: what arrived before its limit, its end or its deadline."""
     body = bytearray()
     with suppress(*_BROKEN):
         async with asyncio.timeout(timeout_seconds):
