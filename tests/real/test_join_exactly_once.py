@@ -35,7 +35,7 @@ TICKS = 800
 MORE = 50
 ROUND_SECONDS = 10.0
 STEP_SECONDS = 0.01
-LOOK_SECONDS = 120.0
+LOOK_SECONDS = 300.0
 FENCED = 'gpuledger_join_transactions_aborted_total{cause="fenced"}'
 Id = tuple[str, int]
 Event = dict[str, Any]
