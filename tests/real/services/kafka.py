@@ -44,7 +44,7 @@ log.retention.ms=-1
 log.segment.delete.delay.ms=1000
 num.recovery.threads.per.data.dir=2
 unclean.leader.election.enable=false
-broker.session.timeout.ms=3000
+broker.session.timeout.ms=1000
 broker.heartbeat.interval.ms=200
 """
 
