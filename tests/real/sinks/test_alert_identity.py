@@ -73,7 +73,9 @@ async def tell(on: MemoryBus, *incidents: AttributedIncident) -> None:
     async with on.producer() as producer:
         for one in incidents:
             message = Message(
-                key=key_in("default", NODE).encode(), value=encode(one), timestamp_ms=0
+                key=key_in("default", NODE).encode(),
+                value=encode(one),
+                timestamp_ms=time.time_ns() // 1_000_000,
             )
             await producer.publish(*AT, [message])
     await eventually(lambda: committed(on, ALERTS.group, AT) == before + len(incidents))

@@ -76,7 +76,11 @@ async def tell(on: MemoryBus, node: str) -> None:
     at = place_of(node, ATTRIBUTED_INCIDENTS.name)
     value = encode(AttributedIncident(incident=incident, pods=[]))
     async with on.producer() as producer:
-        message = Message(key=key_in("default", node).encode(), value=value, timestamp_ms=0)
+        message = Message(
+            key=key_in("default", node).encode(),
+            value=value,
+            timestamp_ms=time.time_ns() // 1_000_000,
+        )
         await producer.publish(at.topic, at.partition, [message])
 
 

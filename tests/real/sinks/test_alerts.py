@@ -68,7 +68,11 @@ async def publish_incident(on: Bus, node: str, **changes: Any) -> None:  # noqa:
     value = encode(AttributedIncident(incident=replace(incident, **changes), pods=[pod()]))
     at = place_of(node, ATTRIBUTED_INCIDENTS.name)
     async with on.producer() as producer:
-        message = Message(key=key_in("default", node).encode(), value=value, timestamp_ms=0)
+        message = Message(
+            key=key_in("default", node).encode(),
+            value=value,
+            timestamp_ms=time.time_ns() // 1_000_000,
+        )
         await producer.publish(at.topic, at.partition, [message])
 
 

@@ -162,7 +162,10 @@ async def send_all(to: PrometheusApi) -> set[str]:
     times = [time.time_ns() + number * SECOND_NS for number in range(TICKS)]
     await publish(on, *(tick_of(number, at_ns) for number, at_ns in enumerate(times)))
     told = [readings_of(number, at_ns) for number, at_ns in enumerate(times)]
-    messages = [Message(key=b"key", value=encode(one), timestamp_ms=0) for one in told]
+    messages = [
+        Message(key=b"key", value=encode(one), timestamp_ms=time.time_ns() // 1_000_000)
+        for one in told
+    ]
     async with on.producer() as producer:
         await producer.publish(of_readings.topic, of_readings.partition, messages)
     settings = RemoteWriteSettings(url=to.remote_write_url, interval_seconds=5)

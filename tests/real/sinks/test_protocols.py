@@ -186,7 +186,10 @@ async def test_duty_28_what_prometheus_3_has_not_written_of_a_request_is_counted
         await publish(on, *ticks(others))
         await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 5)
         together = [*ticks(nodes[0]), *ticks(nodes[1])]
-        messages = [Message(key=b"k", value=encode(one), timestamp_ms=0) for one in together]
+        messages = [
+            Message(key=b"k", value=encode(one), timestamp_ms=time.time_ns() // 1_000_000)
+            for one in together
+        ]
         async with on.producer() as producer:
             await producer.publish(at.topic, at.partition, messages)
         await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 15)
