@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from tests.real.services.kafka import Kafka
     from tests.real.services.kcat import Kcat
 
-FEW_EVENTS = 8
+NODES = 2
+FEW_EVENTS = 4
 """Of two nodes, a tick a second."""
 COMMAND = [str(Path(sys.executable).parent / "gpuledger"), "demo", "--source", "simulated"]
 ENVIRONMENT = {
@@ -237,7 +239,9 @@ def wait_for_events(broker: Kafka, kcat: Kcat) -> list[str]:
         with contextlib.suppress(KcatError):
             topics = [name for name in topics_on(broker, kcat) if name.endswith(".events.v1")]
             for topic in topics:
-                if len(kcat.consume(broker.bootstrap_servers, topic)) >= FEW_EVENTS:
+                found = kcat.consume(broker.bootstrap_servers, topic)
+                by_node = Counter(message.key for message in found)
+                if len(by_node) == NODES and min(by_node.values()) >= FEW_EVENTS:
                     return topics
         time.sleep(0.5)
     raise TimeoutError("too few events came")
