@@ -52,7 +52,7 @@ async def put_aside(kafka: AuthorizingKafka) -> None:
     await create_topics(settings, TOPICS)
     await kafka.allow(right for right in granted_rights() if right.user in USERS)
     bus = KafkaBus(settings)
-    # Of now: the topic's retention would remove older ones before they are read.
+    # Retention would remove older records before they are read.
     now_ns = time.time_ns()
     await reject(bus, record_of(event(0)), consumer=ROWS.group, time_ns=now_ns)
     partitions = await bus.partitions(TOPICS.samples.name)

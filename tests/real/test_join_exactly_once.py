@@ -59,7 +59,7 @@ class Scene(JoinWorkers):
     async def publish_poison(self) -> None:
         """Publish a record that can only be put aside."""
         async with KafkaBus(self.settings).producer() as producer:
-            # Of now: a record of long ago is removed by the topic's retention before it is read.
+            # Retention would remove an older record before it is read.
             message = Message(b"x", b"no json", time.time_ns() // 1_000_000)
             await producer.publish(SAMPLES.name, 0, [message])
 

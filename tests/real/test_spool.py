@@ -130,12 +130,7 @@ async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_it_may(
     # ends is what shows it to be faster than real time, as ticks come on meanwhile.
     assert took_seconds >= (waiting - 60) * TICK_SECONDS / 8, waiting
     read = await read_all(kafka)
-    # Readings have a pace of their own: a tick that comes a little early has none.
-    told = {one.seq for one in read.readings}
-    assert [one.seq for one in read.readings] == [
-        one.seq for one in read.samples if one.seq in told
-    ]
-    assert len(read.samples) - len(told) <= len(read.samples) // 20
+    assert [one.seq for one in read.readings] == [one.seq for one in read.samples]
     for before, after in pairwise(read.samples):
         assert after.time_ns - before.time_ns == pytest.approx(after.interval_ns, abs=100_000_000)
 

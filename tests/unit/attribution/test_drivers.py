@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from _pytest.mark import ParameterSet
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -110,6 +110,8 @@ def test_whatever_a_driver_answers_a_pod_is_booked_what_it_used_to_one_percent(
 def test_many_more_drivers_answer_so_that_a_pod_is_booked_what_it_used(
     driver: Mapping[str, Any], kind: str, tick_seconds: float, seed: int
 ) -> None:
+    # Known to fail, see below.
+    assume(driver["window_seconds"] != 1.0 or driver["ring_idle"] != "skipped")
     check_one_percent(driver, kind, tick_seconds, seed)
 
 
@@ -117,9 +119,23 @@ def check_one_percent(driver: Mapping[str, Any], kind: str, tick_seconds: float,
     errors = errors_of(
         play_cell(kind, driver, tick_seconds=tick_seconds, seed=seed), tick_seconds=tick_seconds
     )
-    is_known_gap = driver["window_seconds"] == 1.0 and driver["ring_idle"] == "skipped"
-    # Whether such a window was idle or is not over yet shows a second later only.
-    assert errors.largest.busy_ns <= (0.04 if is_known_gap else 0.01)
+    assert errors.largest.busy_ns <= 0.01
+
+
+LEAVES_OUT_IDLE_SECONDS = {
+    "processes": "windows",
+    "window_seconds": 1.0,
+    "stamps": "wall",
+    "rounding": "nearest",
+    "ring_idle": "skipped",
+    "ring_samples": 100,
+    "empty_answer": "not_found",
+}
+
+
+@pytest.mark.xfail(strict=True, reason="1.4 %: whether a second was idle shows a second later")
+def test_a_driver_that_leaves_out_idle_seconds_is_kept_to_one_percent() -> None:
+    check_one_percent(LEAVES_OUT_IDLE_SECONDS, "one pod, long pauses", 1.0, -1)
 
 
 @pytest.mark.parametrize(("driver", "kind"), cells(MEASURED))
