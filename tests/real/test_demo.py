@@ -138,6 +138,7 @@ def test_a_broker_that_dies_neither_holds_up_the_end_nor_takes_the_summary_along
     assert re.search(r"^An unknown number of ticks, [1-9]\d* events", out, re.MULTILINE)
 
 
+@pytest.mark.extended
 def test_a_topic_that_is_deleted_is_named_and_kafka_is_not_said_to_be_away(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
@@ -175,6 +176,7 @@ def test_each_event_counts_once_although_the_groups_have_given_the_run_up_meanwh
     assert not any("missing" in sink for sink in summary["sinks"])
 
 
+@pytest.mark.extended
 def test_two_runs_at_once_do_not_see_one_another(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
@@ -214,6 +216,7 @@ def test_a_start_that_waits_for_silent_brokers_ends_soon(
     assert (broker.bootstrap_servers in err) is not bool(number)
 
 
+@pytest.mark.extended
 def test_brokers_that_fall_silent_while_the_groups_form_are_said_soon_too(
     start_kafka: Callable[[], Kafka],
 ) -> None:

@@ -244,7 +244,8 @@ async def test_agent_and_sink_go_on_with_the_certificates_and_the_password_of_th
         await working.say(REFUSED, *READ)
 
 
-@pytest.mark.parametrize("mechanism", [SCRAM, pytest.param(PLAIN, marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("mechanism", [SCRAM, PLAIN])
 async def test_a_login_that_is_refused_is_named_by_the_log_of_agent_and_sink(
     kafka_distribution: KafkaDistribution, kcat: Kcat, tmp_path: Path, mechanism: str
 ) -> None:

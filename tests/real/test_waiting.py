@@ -159,6 +159,7 @@ async def test_topics_that_are_missing_or_deleted_are_named_and_waited_for(
     await everything.until_ready()
 
 
+@pytest.mark.extended
 async def test_rights_that_are_missing_or_revoked_are_named_and_waited_for(
     start_authorizing_kafka: Callable[[], AuthorizingKafka], everything: Everything
 ) -> None:

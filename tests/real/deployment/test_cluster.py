@@ -77,7 +77,7 @@ MAY_NOT: list[dict[str, str]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=["base", OVERLAY])
+@pytest.fixture(scope="module", params=[OVERLAY, pytest.param("base", marks=pytest.mark.extended)])
 def installation(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

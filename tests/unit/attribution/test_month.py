@@ -85,7 +85,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """Play the month, close it while an hour is away, and let that hour come."""
     folder = tmp_path_factory.mktemp("month")
     (folder / "prices.yaml").write_text(POLICY)
-    month = Month(store=folder / "store", day_seconds=DAY_SECONDS, tick_seconds=5.0)
+    month = Month(store=folder / "store", day_seconds=DAY_SECONDS, tick_seconds=10.0)
     times = ["--from", "2026-10-01T00:00:00Z", "--to", "2026-10-01T02:00:00Z"]
     arguments = ["--store", str(month.store), *times, "--prices", str(folder / "prices.yaml")]
     early: list[Bill] = []
