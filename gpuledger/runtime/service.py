@@ -111,6 +111,7 @@ class _EndingSignals:
     def take(self, stop: Callable[[str], None]) -> None:
         """Call `stop` in the running event loop, with the name of the first signal that comes."""
         loop = asyncio.get_running_loop()
+        self._deadline.wake_up(loop)
         passed_on = False
 
         def stop_once(name: str) -> None:
@@ -147,6 +148,7 @@ class _Deadline:
     it run at all: a signal that comes right before the main thread waits in the system, as for a
     reader of standard error that does not read, has its handler called when that wait is over. So
     the interpreter itself writes to the pipe (`signal.set_wakeup_fd`), whatever the thread does.
+    An event loop that is about to wait is woken by this thread, so that it calls the handler.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -155,8 +157,13 @@ class _Deadline:
         os.set_blocking(self._wake, False)
         self._former_wake = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         self._lifted = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._watch, name="deadline", daemon=True)
         self._thread.start()
+
+    def wake_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wake this event loop when a signal comes."""
+        self._loop = loop
 
     def begin(self) -> None:
         """Let the time run from now on, unless it runs; also for a signal's handler."""
@@ -174,6 +181,9 @@ class _Deadline:
     def _watch(self) -> None:
         while not set(os.read(self._woken, 1)) & _BEGINS:
             pass  # another signal than those that end us
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(bool)
         if self._lifted.wait(self._seconds):
             # Nobody writes any more: handlers and `set_wakeup_fd` are as they were before.
             os.close(self._wake)
