@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from tests.real.services.kafka import Kafka
 
 TICK_SECONDS = 0.25
-STARTS = 3
 AFTER_SECONDS = 0.5
 READ_SECONDS = 0.1
 MISSED_TICKS = 80
 """More than one batch, of 60."""
+MOST_WITHOUT_READINGS = 10
 
 
 def spooling_agent_of(
@@ -57,6 +57,18 @@ async def wait_until_spooled(agent: Deployable, ticks: int) -> None:
     async with asyncio.timeout(120):
         while agent.metric("gpuledger_agent_spool_ticks") < ticks:  # noqa: ASYNC110  # a process
             await asyncio.sleep(READ_SECONDS)
+
+
+def assert_readings_are_in_order_and_whole(readings: list[int], samples: list[int]) -> None:
+    """Assert that each of these belongs to a sample, in the samples' order, and no batch is lost.
+
+    On a busy machine a GPU may answer for a sample in time and for its other readings too late;
+    such a sample has none. A lost batch would leave 60 samples in a row without.
+    """
+    have = set(readings)
+    assert readings == [seq for seq in samples if seq in have]
+    without = [len(list(run)) for found, run in groupby(samples, have.__contains__) if not found]
+    assert max(without, default=0) < MOST_WITHOUT_READINGS
 
 
 async def test_an_outage_with_a_kill_and_a_restart_ends_with_the_whole_time_in_its_order(
@@ -91,10 +103,8 @@ async def test_an_outage_with_a_kill_and_a_restart_ends_with_the_whole_time_in_i
     once = list({sample.seq: sample for sample in read.samples}.values())
     assert len({sample.boot_id for sample in once}) == 1
     assert [sample.seq for sample in once] == sorted(sample.seq for sample in once)
-    # A tick that comes right behind a start may have no readings yet.
-    told = list(dict.fromkeys(one.seq for one in read.readings))
-    assert told == [one.seq for one in once if one.seq in set(told)]
-    assert len(once) - len(told) <= STARTS
+    readings = list(dict.fromkeys(one.seq for one in read.readings))
+    assert_readings_are_in_order_and_whole(readings, [one.seq for one in once])
     assert (once[-1].time_ns - once[0].time_ns) / 1e9 > 8
     gaps = [
         (after.time_ns - before.time_ns - after.interval_ns) / 1e9
@@ -130,7 +140,9 @@ async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_it_may(
     # ends is what shows it to be faster than real time, as ticks come on meanwhile.
     assert took_seconds >= (waiting - 60) * TICK_SECONDS / 8, waiting
     read = await read_all(kafka)
-    assert [one.seq for one in read.readings] == [one.seq for one in read.samples]
+    assert_readings_are_in_order_and_whole(
+        [one.seq for one in read.readings], [one.seq for one in read.samples]
+    )
     for before, after in pairwise(read.samples):
         assert after.time_ns - before.time_ns == pytest.approx(after.interval_ns, abs=100_000_000)
 
