@@ -90,27 +90,27 @@ FROM runtime AS agent
 ENV MALLOC_ARENA_MAX=1
 COPY --from=agent-environment /opt/gpuledger /opt/gpuledger
 EXPOSE 9820
-ENTRYPOINT ["gpuledger-agent"]
+ENTRYPOINT ["gpuledger", "agent"]
 
 FROM runtime AS podwatch
 COPY --from=enricher-environment /opt/gpuledger /opt/gpuledger
 EXPOSE 9821
-ENTRYPOINT ["gpuledger-podwatch"]
+ENTRYPOINT ["gpuledger", "podwatch"]
 
 FROM runtime AS join
 COPY --from=enricher-environment /opt/gpuledger /opt/gpuledger
 EXPOSE 9822
-ENTRYPOINT ["gpuledger-join"]
+ENTRYPOINT ["gpuledger", "join"]
 
 FROM runtime AS sinks
 COPY --from=sinks-environment /opt/gpuledger /opt/gpuledger
 EXPOSE 9823
-ENTRYPOINT ["gpuledger-sink"]
+ENTRYPOINT ["gpuledger", "sink"]
 
 FROM runtime AS reports
 COPY --from=reports-environment /opt/gpuledger /opt/gpuledger
 EXPOSE 9824
-ENTRYPOINT ["gpuledger-reports"]
+ENTRYPOINT ["gpuledger", "reports"]
 
 FROM runtime AS cli
 COPY --from=demo-environment /opt/gpuledger /opt/gpuledger

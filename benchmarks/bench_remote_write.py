@@ -106,7 +106,7 @@ def _measure_sending() -> Iterator[Figure]:
 def _sink(settings: KafkaSettings, receiver: str, folder: Path, group: str) -> Deployable:
     return Deployable(
         name=group,
-        command=["gpuledger-sink", "remote_write"],
+        command=["gpuledger", "sink", "remote_write"],
         folder=folder / group,
         environment={
             "KAFKA__BOOTSTRAP_SERVERS": settings.bootstrap_servers,

@@ -67,7 +67,7 @@ def _measure(kafka: Kafka, folder: Path) -> tuple[_Look, _Look]:
     """Return a look at the sink as soon as it writes, and one when it is done."""
     sink = Deployable(
         name=_KIND,
-        command=["gpuledger-sink", _KIND],
+        command=["gpuledger", "sink", _KIND],
         folder=folder,
         environment={"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers},
     )

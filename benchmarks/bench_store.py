@@ -73,7 +73,7 @@ def _events_a_core_second() -> float:
         asyncio.run(_publish(settings))
         sink = Deployable(
             name="bench-store",
-            command=["gpuledger-sink", "store"],
+            command=["gpuledger", "sink", "store"],
             folder=Path(name) / "sink",
             environment={
                 "KAFKA__BOOTSTRAP_SERVERS": settings.bootstrap_servers,

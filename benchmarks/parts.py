@@ -40,7 +40,7 @@ def run_workers(kafka: Kafka, *, count: int, folder: Path) -> Iterator[Sequence[
     workers = [
         Deployable(
             name=f"join-{number}",
-            command=["gpuledger-join"],
+            command=["gpuledger", "join"],
             folder=folder / f"join-{number}",
             environment={**servers, "JOIN__PODWATCH_TIMEOUT_SECONDS": "0"},
         )

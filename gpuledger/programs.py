@@ -1,7 +1,7 @@
-"""Start and end of a program: its signals, its console script and its exit.
+"""Start and end of a program: its subcommand, its signals and its exit.
 
-Each console script is a function here. It names its program by a string, because the core imports
-no component.
+`gpuledger` starts here: `main` dispatches on the first argument, before anything is imported that
+a component does not need. It names components by strings, because the core imports none.
 
 Signals count from a program's first line on, so nothing here may import anything slow; the
 interpreter's own start cannot be covered from Python.
@@ -15,38 +15,44 @@ TYPE_CHECKING = False  # as `typing` has it, which takes long to import
 if TYPE_CHECKING:
     from typing import Final, NoReturn
 
+COMPONENTS: "Final" = {
+    "agent": ("gpuledger_agent", "agent"),
+    "podwatch": ("gpuledger_enricher.podwatch", "enricher"),
+    "join": ("gpuledger_enricher.join", "enricher"),
+    "sink": ("gpuledger_sinks", "sinks"),
+    "reports": ("gpuledger_reports", "reports"),
+}
+"""By the name of a component: the package whose `__main__` runs it, and the extra it needs."""
+INTERRUPTED: "Final" = 130
 _OURS: "Final" = "gpuledger"
 _USER_ERROR: "Final" = 2
 
 
-def run_agent() -> None:
-    """Run `gpuledger-agent`."""
-    _run("gpuledger_agent.__main__", script="gpuledger-agent", extra="agent")
+def main() -> "int | None":
+    """Run the component or the command that the first argument names; return its exit code.
 
-
-def run_podwatch() -> None:
-    """Run `gpuledger-podwatch`."""
-    _run("gpuledger_enricher.podwatch.__main__", script="gpuledger-podwatch", extra="enricher")
-
-
-def run_join() -> None:
-    """Run `gpuledger-join`."""
-    _run("gpuledger_enricher.join.__main__", script="gpuledger-join", extra="enricher")
-
-
-def run_sink() -> None:
-    """Run `gpuledger-sink`."""
-    _run("gpuledger_sinks.__main__", script="gpuledger-sink", extra="sinks")
-
-
-def run_reports() -> None:
-    """Run `gpuledger-reports`."""
-    _run("gpuledger_reports.__main__", script="gpuledger-reports", extra="reports")
-
-
-def run_command() -> "int | None":
-    """Run `gpuledger`; return its exit code."""
+    `gpuledger help X` is `gpuledger X --help`. From `sys.argv` on, a component is a program of two
+    words, such as `gpuledger agent`.
+    """
+    if sys.argv[1:2] == ["help"]:
+        sys.argv[1:] = [*sys.argv[2:], "--help"]
+    name = "".join(sys.argv[1:2])
+    if name in COMPONENTS:
+        package, extra = COMPONENTS[name]
+        sys.argv[:2] = [f"gpuledger {name}"]
+        return _run(f"{package}.__main__", script=sys.argv[0], extra=extra)
+    if name == "config":
+        return _run_config()
     return _run("gpuledger_cli.__main__", script="gpuledger", extra="demo")
+
+
+def _run_config() -> "int | None":
+    """Run `gpuledger config`, which needs only the extra of the component that it explains."""
+    end_on_interrupt(INTERRUPTED)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `gpuledger config explain agent | head`
+    sys.argv[:2] = ["gpuledger config"]
+    _, extra = COMPONENTS.get("".join(sys.argv[2:3]), ("", "demo"))
+    return _run("gpuledger.settings.explain_command", script=sys.argv[0], extra=extra)
 
 
 def _run(module: str, *, script: str, extra: str) -> "int | None":

@@ -1,4 +1,4 @@
-"""`gpuledger-agent`: heeds signals, then imports and runs `gpuledger_agent.command`."""
+"""`gpuledger agent`: heeds signals, then imports and runs `gpuledger_agent.command`."""
 
 from gpuledger.programs import end_on_signals, end_process
 

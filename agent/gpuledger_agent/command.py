@@ -1,4 +1,4 @@
-"""`gpuledger-agent`: its options, its source and its page; `context` puts the rest together."""
+"""`gpuledger agent`: its options, its source and its page; `context` puts the rest together."""
 
 import os
 import sys
@@ -28,8 +28,26 @@ _log = structlog.get_logger(__name__)
 # CPU.
 _COLLECT_AFTER: Final = (10_000, 20, 20)
 _DESCRIPTION: Final = (
-    "Reads a node's GPUs and their processes; publishes and shows a sample a tick."
-    " dcgm-exporter's flags and DCGM_EXPORTER_ variables are understood too."
+    "Run the agent on a GPU node: it samples the GPUs and their processes, publishes the samples to"
+    " Kafka and serves them on /metrics. It accepts the flags and the DCGM_EXPORTER_ variables of"
+    " dcgm-exporter too."
+)
+_EXAMPLES: Final = (
+    "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=kafka:9092 gpuledger agent",
+    "gpuledger agent --no-kafka --listen 127.0.0.1:9400",
+    "gpuledger agent --no-kafka --source simulated",
+)
+_COMMON: Final = (
+    "kafka.bootstrap_servers",
+    "cluster",
+    "node_name",
+    "source",
+    "no_kafka",
+    "tick_seconds",
+    "http.listen",
+    "exposition.profile",
+    "spool.folder",
+    "log.level",
 )
 OPTIONS = (
     Option(
@@ -65,9 +83,11 @@ def main() -> int:
     swap = read_swap(sys.argv[1:], os.environ)
     settings = load_settings(
         AgentSettings,
-        prog="gpuledger-agent",
+        prog="gpuledger agent",
         description=_DESCRIPTION,
         options=OPTIONS,
+        examples=_EXAMPLES,
+        common=_COMMON,
         argv=swap.argv,
         complete=swap.complete,
     )

@@ -206,7 +206,7 @@ class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that `gpuledger-agent` can be told."""
+    """Everything that `gpuledger agent` can be told."""
 
     cluster: str = DEFAULT_CLUSTER
     """The Kubernetes cluster that the node is in, a DNS label; the same as podwatch's. Names of

@@ -3,9 +3,8 @@
 import os
 import sys
 
-from gpuledger.programs import end_on_interrupt, raise_on_interrupt
+from gpuledger.programs import INTERRUPTED, end_on_interrupt, raise_on_interrupt
 
-INTERRUPTED = 130
 PIPE_CLOSED = 141
 """As of a program that SIGPIPE ends."""
 

@@ -18,10 +18,19 @@ USER_ERROR: Final = 2
 OWN_ERROR: Final = 5
 """Of no command's own codes: what it was about is not done, and its user can change nothing."""
 
+_HELP: Final = """For every GPU and every second: who used it, how much, and how we know.
+
+- Try it without a GPU: gpuledger demo
+- Bill this month by namespace: gpuledger bill --store gpuledger-store
+- Run the agent on a GPU node: gpuledger agent --no-kafka
+
+`gpuledger help COMMAND` describes a command or a component, and `gpuledger config explain` all its
+settings.
+"""
 app = App(
     name="gpuledger",
     version=__version__,
-    help="For every GPU and every second: who used it, how much, and how we know.",
+    help=_HELP,
     result_action="return_value",
 )
 # The help stands here as well, because asking the module for it would load it.
@@ -31,46 +40,39 @@ app.command(
     help="Watch the whole pipeline at work on one screen.",
     help_epilogue=as_help(),
 )
-app.command(
-    "gpuledger_cli.topics:app",
-    name="topics",
-    help="Make the topics on a Kafka broker, or check those there.",
-)
-app.command(
-    "gpuledger_cli.bill:app",
-    name="bill",
-    help="Say what GPUs cost, by whom, and how each line was calculated.",
-)
-app.command(
-    "gpuledger_cli.replay.replay_command:app",
-    name="replay",
-    help="Join the ticks of a time range again, and compare with the first run.",
-)
-app.command(
-    "gpuledger_cli.dead_letters.dead_letters_command:app",
-    name="dead-letters",
-    help="List what could not be used, show it, and put it back.",
-)
-app.command(
-    "gpuledger_cli.store:app",
-    name="store",
-    help="Maintain the store: rollups, retention, compaction.",
-)
-app.command(
-    "gpuledger_cli.query:query",
-    name="query",
-    help="Ask the store in SQL, names and readable units included.",
-)
-app.command(
-    "gpuledger_cli.cgroup:cgroup",
-    name="cgroup",
-    help="Show the container and the pod that cgroup lines mean.",
-)
-app.command(
-    "gpuledger_cli.record_nvml:record_nvml",
-    name="record-nvml",
-    help="Write down what this machine's NVML answers, to play it elsewhere.",
-)
+_COMMANDS: Final = {
+    "topics": ("topics:app", "Make the topics on a Kafka broker, or check those there."),
+    "bill": ("bill:app", "Say what GPUs cost, by whom, and how each line was calculated."),
+    "replay": (
+        "replay.replay_command:app",
+        "Join the ticks of a time range again, and compare with the first run.",
+    ),
+    "dead-letters": (
+        "dead_letters.dead_letters_command:app",
+        "List what could not be used, show it, and put it back.",
+    ),
+    "store": ("store:app", "Maintain the store: rollups, retention, compaction."),
+    "query": ("query:query", "Ask the store in SQL, names and readable units included."),
+    "cgroup": ("cgroup:cgroup", "Show the container and the pod that cgroup lines mean."),
+    "record-nvml": (
+        "record_nvml:record_nvml",
+        "Write down what this machine's NVML answers, to play it elsewhere.",
+    ),
+    "config": ("elsewhere:run", "Explain the settings of a component."),
+}
+_COMPONENTS: Final = {
+    "agent": "Sample the GPUs of a node, and publish and serve the samples.",
+    "podwatch": "Publish the pods, nodes and namespaces of a Kubernetes cluster.",
+    "join": "Attribute samples to pods, and publish the events.",
+    "sink": "Deliver events to one receiver: remote_write, alerts, store or rows.",
+    "reports": "Serve the costs of GPUs over HTTP.",
+}
+for _name, (_path, _help) in _COMMANDS.items():
+    app.command(f"gpuledger_cli.{_path}", name=_name, help=_help)
+for _name, _help in _COMPONENTS.items():
+    app.command("gpuledger_cli.elsewhere:run", name=_name, help=_help, group="Components")
+_BARE_GROUPS: Final = (["bill"],)
+"""Command lines that name only a group with a command of its own: what they lack is most of it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,8 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     2, with one line, for what its user can put right; 5, with one line, for a mistake of ours.
     """
+    given = sys.argv[1:] if argv is None else [*argv]
+    if given in _BARE_GROUPS:
+        given.append("--help")
+    if given and not given[0].startswith("-") and given[0] not in app:
+        del given[1:]  # with --help there it would be answered by the help of `gpuledger`
     try:
-        result = app(argv, exit_on_error=False, print_error=False)
+        result = app(given, exit_on_error=False, print_error=False)
     except (CycloptsError, UserError, UnavailableError) as error:
         # An address in an argument may hold a login, and cyclopts quotes what it refuses.
         sys.stderr.write(f"gpuledger: {mask_addresses(' '.join(str(error).split()))}\n")

@@ -21,7 +21,7 @@ Config = Annotated[
     Path | None,
     Parameter(
         help="Settings file (YAML) of any deployable; its kafka section is read, which"
-        " `gpuledger-join --help` lists."
+        " `gpuledger config explain join kafka` lists."
     ),
 ]
 

@@ -98,7 +98,7 @@ def _hint(sql: str, files: Mapping[str, Sequence[str]], store: str) -> None:
             sys.stderr.write(
                 f"gpuledger: {table} has no rows yet, as nobody has summed up {USAGE.name}:"
                 f" `gpuledger store maintain --store {shown_url(store)}` does, and so does a"
-                " running `gpuledger-sink store`\n"
+                " running `gpuledger sink store`\n"
             )
 
 

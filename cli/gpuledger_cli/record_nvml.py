@@ -67,7 +67,7 @@ def record_nvml(
     asked that the agent does not need, to learn how this driver behaves. Nothing is sent away and
     nothing on the machine is changed.
 
-    Play the file on any machine: gpuledger-agent --source recorded:FILE
+    Play the file on any machine: gpuledger agent --source recorded:FILE
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def record_nvml(
             recorder.is_probing = True
             _probe(library, stop)
     _say(f"{out}: {recorder.lines} calls, {out.stat().st_size} bytes; play it with:")
-    _say(f"  gpuledger-agent --source recorded:{out}")
+    _say(f"  gpuledger agent --source recorded:{out}")
 
 
 class _StoppedError(Exception):

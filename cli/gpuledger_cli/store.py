@@ -177,7 +177,7 @@ def _require_store(settings: MaintenanceSettings) -> None:
     ]
     if not any(table.exists() for table in tables):
         raise UserError(
-            f"no store at {shown_url(settings.uri)}; give the store.uri of a `gpuledger-sink store`"
+            f"no store at {shown_url(settings.uri)}; give the store.uri of a `gpuledger sink store`"
             " that has written there"
         )
 

@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -19,9 +19,9 @@ from typing_extensions import override
 from gpuledger import __version__
 from gpuledger.errors import SettingsError
 from gpuledger.settings.build import build
-from gpuledger.settings.secret import MASK, Secret, mask_address, mask_texts, mask_value
+from gpuledger.settings.explanation import WIDTH, summarize
+from gpuledger.settings.secret import MASK, mask_address, mask_texts, mask_value
 from gpuledger.settings.sources import (
-    REQUIRED,
     Given,
     Layer,
     Setting,
@@ -31,7 +31,11 @@ from gpuledger.settings.sources import (
 )
 
 S = TypeVar("S", bound=msgspec.Struct)
-_WIDTH: Final = 100
+_SHOWN_SETTINGS: Final = 10
+_EXIT_CODES: Final = """\
+Exit codes: 0 ended by SIGTERM or SIGINT; 1 failed; 2 invalid settings or arguments, or a missing
+extra.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +56,7 @@ class Option:
     """Whether it takes no value and makes its setting true."""
     chooses_section: bool = False
     """Whether each of its choices is the name of a section of settings, of which one alone counts:
-    `--help` beside a choice leaves out the others."""
+    `--help` after a choice leaves out the others."""
 
     @property
     def attribute(self) -> str:
@@ -66,6 +70,8 @@ def load_settings(
     prog: str,
     description: str,
     options: Sequence[Option] = (),
+    examples: Sequence[str] = (),
+    common: Sequence[str] = (),
     argv: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
     complete: Callable[[Layer], Layer] | None = None,
@@ -74,12 +80,16 @@ def load_settings(
     """Return the settings: defaults < YAML file < environment < options.
 
     With `ignores_other_sections` file and environment may be another program's.
+    `--help` shows the `examples` and the first ten of the `common` settings, named as in the file.
     `complete` gets what was given, and returns what stands between that and the defaults.
     `--help`, `--version` and `--print-config` print and raise `SystemExit(0)`. Raises
     `SettingsError` naming the setting, the value and the remedy.
     """
     settings = settings_of(model)
-    parsed = _parser(settings, prog=prog, description=description, options=options).parse_args(argv)
+    introduction = _introduction(description, examples)
+    parser = _Parser(prog=prog, description=introduction, settings=settings, common=common)
+    parser.add_options(options)
+    parsed = parser.parse_args(argv)
     lenient = {"ignores_other_sections": ignores_other_sections}
     layers = [
         *([read_yaml(parsed.config, settings, **lenient)] if parsed.config else []),
@@ -120,16 +130,57 @@ def _masked(settings: Sequence[Setting], path: tuple[str, ...], value: Any) -> A
 
 
 class _Parser(argparse.ArgumentParser):
-    _given: Sequence[str] = ()
-    settings: Sequence[Setting] = ()
-    options: Sequence[Option] = ()
+    def __init__(
+        self, *, prog: str, description: str, settings: Sequence[Setting], common: Sequence[str]
+    ) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self._settings, self._common = settings, common
+        self._options: Sequence[Option] = ()
+        self._given: Sequence[str] = ()
+
+    def add_options(self, options: Sequence[Option]) -> None:
+        """Add a component's own options, then those of all components."""
+        self._options = options
+        for option in options:
+            details: dict[str, Any] = {
+                "help": option.help,
+                "metavar": "|".join(option.choices) or option.metavar or None,
+            }
+            if option.is_flag:
+                details = {"help": option.help, "action": "store_const", "const": "true"}
+            if not option.name.startswith("-"):
+                details["nargs"] = "?"
+            self.add_argument(option.name, **details)
+        self.add_argument("--config", type=Path, metavar="FILE", help="settings file (YAML)")
+        self.add_argument(
+            "--print-config",
+            action="store_true",
+            help="print the settings, secrets masked, and exit",
+        )
+        self.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
 
     @override
     def format_help(self) -> str:
-        left_out = {name for option in self.options for name in _not_chosen(option, self._given)}
         # Not at each start: what each setting means stands in the source, to be read and parsed.
-        self.epilog = _table([each for each in self.settings if each.path[0] not in left_out])
+        self.epilog = "\n".join(self._epilog())
         return super().format_help()
+
+    def _epilog(self) -> Iterator[str]:
+        left_out = {name for option in self._options for name in _not_chosen(option, self._given)}
+        by_name = {setting.name: setting for setting in self._settings}
+        common = [by_name[name] for name in self._common]
+        shown = [setting for setting in common if setting.path[0] not in left_out][:_SHOWN_SETTINGS]
+        if shown:
+            yield "Common settings, by name in the file, with default and environment variable:\n"
+            yield summarize(shown)
+        yield _EXIT_CODES
+        component = self.prog.removeprefix("gpuledger ")
+        yield f"All {len(self._settings)} settings: gpuledger config explain {component}"
 
     @override
     def parse_args(  # type: ignore[override]  # the form without a namespace
@@ -143,63 +194,17 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(f"{mask_texts(message, self._given)}; --help lists all options")
 
 
+def _introduction(description: str, examples: Sequence[str]) -> str:
+    """Return what stands above the options in `--help`."""
+    paragraphs = [
+        text if text.startswith(" ") else textwrap.fill(text, width=WIDTH)
+        for text in description.split("\n\n")
+    ]
+    listed = "\n".join(("Examples:", *(f"  {example}" for example in examples)))
+    return "\n\n".join([*paragraphs, *([listed] if examples else [])])
+
+
 def _not_chosen(option: Option, given: Sequence[str]) -> set[str]:
     """Return the sections that do not count, as another one was chosen by the command line."""
     chosen = set(option.choices).intersection(given)
     return set(option.choices) - chosen if option.chooses_section and chosen else set()
-
-
-def _parser(
-    settings: Sequence[Setting], *, prog: str, description: str, options: Sequence[Option]
-) -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=prog,
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.settings, parser.options = settings, options
-    for option in options:
-        details: dict[str, Any] = {
-            "help": option.help,
-            "metavar": "|".join(option.choices) or option.metavar or None,
-        }
-        if option.is_flag:
-            details = {"help": option.help, "action": "store_const", "const": "true"}
-        if not option.name.startswith("-"):
-            details["nargs"] = "?"
-        parser.add_argument(option.name, **details)
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (YAML)")
-    parser.add_argument(
-        "--print-config", action="store_true", help="print the settings, secrets masked, and exit"
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    return parser
-
-
-def _table(settings: Sequence[Setting]) -> str:
-    """Return what `--help` says of each setting."""
-    head = (
-        "Settings, by name in the file, with their default and environment variable. A variable\n"
-        "wins over the file, an option over both. A secret may also stand in a file that\n"
-        "NAME_file or VARIABLE_FILE names. A text or path whose default is none is none as null\n"
-        "and as an empty text.\n"
-    )
-    rows = [head]
-    for setting in settings:
-        is_required = setting.default is REQUIRED
-        default = "required" if is_required else f"default {_shown(setting.default)}"
-        indent = " " * 6
-        meaning = textwrap.fill(
-            setting.meaning, width=_WIDTH, initial_indent=indent, subsequent_indent=indent
-        )
-        rows.append(f"  {setting.name} ({default})\n      {setting.variable}\n{meaning}\n")
-    return "\n".join(rows)
-
-
-def _shown(default: Any) -> str:  # noqa: ANN401  # any setting
-    if default is None or default == "":
-        return "none"
-    if isinstance(default, Secret | Path | str):
-        return str(default)
-    return msgspec.json.encode(default, enc_hook=str).decode()

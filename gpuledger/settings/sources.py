@@ -104,7 +104,7 @@ def is_group(hint: Any) -> bool:  # noqa: ANN401  # any type annotation
     return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
-_ELSEWHERE: Final = {"cluster": "it is a setting of gpuledger-agent and gpuledger-podwatch alone"}
+_ELSEWHERE: Final = {"cluster": "only `gpuledger agent` and `gpuledger podwatch` have this setting"}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -118,7 +118,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     # A name without its group is as likely meant as one that is mistyped.
     tails = (full for lower, full in by_lower.items() if lower.endswith("." + name.lower()))
     found = next(tails, None) or find_near(name, by_lower.values())
-    return f"did you mean {found}?" if found else "--help lists all settings"
+    return f"did you mean {found}?" if found else "`gpuledger config explain` lists all settings"
 
 
 def _walk(model: type[msgspec.Struct], path: Path, instance: Any) -> Iterator[Setting]:  # noqa: ANN401  # a group's default

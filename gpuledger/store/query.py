@@ -79,7 +79,7 @@ def entries_sql(store_uri: str, storage_options: Mapping[str, str] | None = None
     if not by_day:
         raise UserError(
             f"no store with rows at {mask_address(store_uri)}; give the store.uri of a"
-            " `gpuledger-sink store` that has written events there"
+            " `gpuledger sink store` that has written events there"
         )
     # Each day with its files, so that a query of a few days opens those alone. Not by DuckDB's own
     # hive_partitioning, which takes every folder above the store that is called a=b for a column.
@@ -114,7 +114,7 @@ def rows_sql(store_uri: str, name: str, storage_options: Mapping[str, str] | Non
         return relation(files)
     raise UserError(
         f"no table {name} with rows at {mask_address(store_uri)}; give the store.uri of a"
-        " `gpuledger-sink store` that has written there"
+        " `gpuledger sink store` that has written there"
     )
 
 

@@ -114,7 +114,7 @@ def create_views(
     if not relations:
         raise UserError(
             f"no store with rows at {mask_address(store_uri)}; give the store.uri of a"
-            " `gpuledger-sink store` that has written there"
+            " `gpuledger sink store` that has written there"
         )
     open_object_files(connection, store_uri, storage_options)
     # Days and hours are those of UTC, whatever zone the machine is in.

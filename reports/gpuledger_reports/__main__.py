@@ -1,4 +1,4 @@
-"""`gpuledger-reports`: heeds signals, then imports and runs `gpuledger_reports.command`."""
+"""`gpuledger reports`: heeds signals, then imports and runs `gpuledger_reports.command`."""
 
 from gpuledger.programs import end_on_signals, end_process
 

@@ -1,4 +1,4 @@
-"""`gpuledger-reports`: the wiring of the HTTP service. No decision about any bill."""
+"""`gpuledger reports`: the wiring of the HTTP service. No decision about any bill."""
 
 from functools import partial
 from typing import Final
@@ -13,19 +13,39 @@ from gpuledger_reports.api.store_state import StoreState
 from gpuledger_reports.pricing.policy_file import read_policy
 from gpuledger_reports.settings import ReportsSettings
 
-_DESCRIPTION: Final = """Answer over HTTP what GPUs cost, by whom, from the store.
-
-  GPULEDGER_STORE__URI=gpuledger-store gpuledger-reports
-  curl 'http://localhost:9824/allocation?window=7d&aggregate=namespace'
-  curl 'http://localhost:9824/bill?period=2026-10&by=team'
-
-/allocation is OpenCost's. /openapi.json describes all pages. It only reads. Ctrl-C ends it."""
+_DESCRIPTION: Final = (
+    "Serve the costs of GPUs over HTTP, from the store, which it only reads. /allocation is"
+    " OpenCost's API; /openapi.json describes all endpoints."
+)
+_EXAMPLES: Final = (
+    "GPULEDGER_STORE__URI=gpuledger-store gpuledger reports",
+    "curl 'http://localhost:9824/allocation?window=7d&aggregate=namespace'",
+    "curl 'http://localhost:9824/bill?period=2026-10&by=team'",
+)
+_COMMON: Final = (
+    "store.uri",
+    "store.storage_options",
+    "prices",
+    "requests.max_concurrent",
+    "requests.max_waiting",
+    "requests.timeout_seconds",
+    "requests.memory_bytes",
+    "http.listen",
+    "http.web_config_file",
+    "log.level",
+)
 
 
 @explain_user_errors
 def main() -> int:
     """Serve reports until a signal; return the exit code."""
-    settings = load_settings(ReportsSettings, prog="gpuledger-reports", description=_DESCRIPTION)
+    settings = load_settings(
+        ReportsSettings,
+        prog="gpuledger reports",
+        description=_DESCRIPTION,
+        examples=_EXAMPLES,
+        common=_COMMON,
+    )
     # Before anything is served: mistakes in the file are whose who starts this.
     read = read_policy(settings.prices)
     description()

@@ -1,4 +1,4 @@
-"""The settings of `gpuledger-reports`. Loading them is `gpuledger.settings`' business."""
+"""The settings of `gpuledger reports`. Loading them is `gpuledger.settings`' business."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -15,7 +15,7 @@ class ReadStoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """The store that is read."""
 
     uri: Annotated[str, msgspec.Meta(min_length=1)] = "/var/lib/gpuledger/store"
-    """Folder or object-store URI of the store: the `store.uri` of `gpuledger-sink store`."""
+    """Folder or object-store URI of the store: the `store.uri` of `gpuledger sink store`."""
     storage_options: dict[str, str] = {}
     """Options for the object store, as deltalake names them; credentials come from the environment
     or the machine's role, not from here."""
@@ -42,7 +42,7 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ReportsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that `gpuledger-reports` can be told."""
+    """Everything that `gpuledger reports` can be told."""
 
     http: HttpSettings = HttpSettings(listen="0.0.0.0:9824")
     """Reports, health and metrics."""

@@ -1,4 +1,4 @@
-"""`gpuledger-sink`: heeds signals, then imports and runs `gpuledger_sinks.command`."""
+"""`gpuledger sink`: heeds signals, then imports and runs `gpuledger_sinks.command`."""
 
 from gpuledger.programs import end_on_signals, end_process
 

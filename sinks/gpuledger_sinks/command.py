@@ -1,4 +1,4 @@
-"""`gpuledger-sink remote_write|alerts|store|rows`: the wiring of the sinks.
+"""`gpuledger sink remote_write|alerts|store|rows`: the wiring of the sinks.
 
 Here settings, bus and sink meet. No decision about any record.
 """
@@ -14,15 +14,47 @@ from gpuledger_sinks.registry import KINDS
 from gpuledger_sinks.settings import SinkSettings
 
 _KINDS_SHOWN: Final = "\n".join(f"  {kind.name:<14}{kind.summary}" for kind in KINDS.values())
-_DESCRIPTION: Final = f"""Hand the booked events on to a receiver. KIND is one of
+_DESCRIPTION: Final = f"""Run a sink: it delivers events to one receiver.
 
 {_KINDS_SHOWN}
 
-Each kind is a consumer group of its own; run several of one kind to share its partitions."""
+Each sink is a consumer group of its own. Run several of one sink to share its partitions."""
+_EXAMPLES: Final = (
+    "GPULEDGER_REMOTE_WRITE__URL=http://prometheus:9090/api/v1/write gpuledger sink remote_write",
+    "GPULEDGER_STORE__URI=s3://ledger/gpuledger gpuledger sink store",
+    "gpuledger sink alerts --config sinks.yaml",
+)
+# `--help` shows the first ten that count for the sink that was chosen.
+_COMMON: Final = (
+    "kafka.bootstrap_servers",
+    "http.listen",
+    "log.level",
+    "group",
+    "remote_write.url",
+    "alerts.urls",
+    "store.uri",
+    "store.storage_options",
+    "rows.topic",
+    "kafka.security_protocol",
+    "remote_write.bearer_token",
+    "remote_write.external_labels",
+    "remote_write.interval_seconds",
+    "remote_write.pod_labels",
+    "alerts.external_labels",
+    "alerts.pod_labels",
+    "alerts.runbook_url",
+    "alerts.generator_url",
+    "store.entries",
+    "store.flush_seconds",
+    "rows.commit_interval_seconds",
+    "kafka.sasl_mechanism",
+    "kafka.sasl_username",
+    "kafka.sasl_password",
+)
 _KIND: Final = Option(
     name="kind",
     setting="kind",
-    help="which sink to run; before --help, whose settings are listed",
+    help="sink to run; give it before --help to see its own settings",
     choices=tuple(KINDS),
     chooses_section=True,
 )
@@ -33,9 +65,11 @@ def main() -> int:
     """Run the sink that the command line names; return the exit code."""
     settings = load_settings(
         SinkSettings,
-        prog="gpuledger-sink",
+        prog="gpuledger sink",
         description=_DESCRIPTION,
         options=[_KIND],
+        examples=_EXAMPLES,
+        common=_COMMON,
     )
     about = {
         "sink": settings.kind,

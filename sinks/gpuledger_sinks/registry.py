@@ -19,7 +19,7 @@ class SinkKind:
     """One kind of sink."""
 
     name: str
-    """The argument of `gpuledger-sink`, the section of the settings, and the metrics' label."""
+    """The argument of `gpuledger sink`, the section of the settings, and the metrics' label."""
     group: str
     """Its consumer group."""
     module: str

@@ -1,4 +1,4 @@
-"""The settings of `gpuledger-sink`: what all kinds have, and a section for each kind."""
+"""The settings of `gpuledger sink`: what all kinds have, and a section for each kind."""
 
 import re
 from collections.abc import Collection
@@ -409,6 +409,6 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.kind in KINDS:
             return
         if not self.kind:
-            raise ValueError(f"kind: say which sink to run: gpuledger-sink {'|'.join(KINDS)}")
+            raise ValueError(f"kind: say which sink to run: gpuledger sink {'|'.join(KINDS)}")
         nearest = find_near(self.kind, KINDS, cutoff=0.0)  # there always is one
         raise ValueError(f"kind: there is no sink {self.kind!r}; did you mean {nearest!r}?")

@@ -106,7 +106,7 @@ class Deployables:
         program = name.split("-", maxsplit=1)[0]
         return Deployable(
             name=name,
-            command=[f"gpuledger-{program}"],
+            command=["gpuledger", program],
             folder=self._folder / name,
             environment={
                 "KAFKA__BOOTSTRAP_SERVERS": self._servers,

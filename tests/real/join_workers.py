@@ -55,7 +55,7 @@ class JoinWorkers:
         name = f"join-{len(self.started)}"
         worker = Deployable(
             name=name,
-            command=["gpuledger-join"],
+            command=["gpuledger", "join"],
             folder=self._folder / name,
             environment=self._environment,
         )

@@ -35,7 +35,7 @@ def agent_of(
 ) -> Deployable:
     return Deployable(
         name="agent",
-        command=["gpuledger-agent", "--source", f"simulated:{scenario}"],
+        command=["gpuledger", "agent", "--source", f"simulated:{scenario}"],
         folder=folder,
         environment={
             "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,

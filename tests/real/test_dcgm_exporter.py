@@ -112,7 +112,7 @@ def start(folder: Path, *argv: str) -> Exporter:
     scenario.write_text(SCENARIO)
     process = Process(
         name="dcgm-exporter",
-        argv=[BIN / "gpuledger-agent", *argv, "--source", f"simulated:{scenario}"],
+        argv=[BIN / "gpuledger", "agent", *argv, "--source", f"simulated:{scenario}"],
         folder=folder,
         environment={
             "DCGM_EXPORTER_KUBERNETES": "true",

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 120.0
 LETTERS = "gpuledger_dead_letters_total"
 COMMANDS = {
-    "join": ["gpuledger-join"],
-    "rows": ["gpuledger-sink", "rows"],
-    "store": ["gpuledger-sink", "store"],
+    "join": ["gpuledger", "join"],
+    "rows": ["gpuledger", "sink", "rows"],
+    "store": ["gpuledger", "sink", "store"],
 }
 UNDONE = {
     "join": "gpuledger_join_transactions_aborted_total",

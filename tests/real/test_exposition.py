@@ -171,7 +171,8 @@ def cluster(prometheus_binary: Path, tmp_path_factory: pytest.TempPathFactory) -
     agent = Deployable(
         name="agent",
         command=[
-            "gpuledger-agent",
+            "gpuledger",
+            "agent",
             *("--no-kafka", "--process-series", "--source", f"simulated:{scenario}"),
         ],
         folder=folder,

@@ -42,7 +42,7 @@ async def test_whatever_answers_in_the_api_servers_place_podwatch_asks_again(
     async with answering(ANSWERS) as server:
         podwatch = Deployable(
             name="podwatch",
-            command=["gpuledger-podwatch"],
+            command=["gpuledger", "podwatch"],
             folder=tmp_path,
             environment={
                 "KAFKA__BOOTSTRAP_SERVERS": broker.bootstrap_servers,

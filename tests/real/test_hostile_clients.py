@@ -40,7 +40,7 @@ class Agent(Deployable):
         web_config = {"HTTP__WEB_CONFIG_FILE": str(self.web_config)} if text else {}
         super().__init__(
             name="agent",
-            command=["gpuledger-agent", "--no-kafka", "--source", "simulated"],
+            command=["gpuledger", "agent", "--no-kafka", "--source", "simulated"],
             folder=folder,
             environment=web_config,
         )

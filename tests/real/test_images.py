@@ -164,7 +164,8 @@ def test_an_environment_holds_all_that_its_image_starts(
     environment = "/opt/gpuledger/bin"
     imports = f"import {', '.join(NEEDED[stage.name])}"
 
-    assert image.run([f"{environment}/{entrypoint(stage)[0]}", "--version"])
+    program, *subcommand = entrypoint(stage)
+    assert image.run([f"{environment}/{program}", *subcommand, "--version"])
     image.run([f"{environment}/python", "-c", imports])
 
 

@@ -65,7 +65,7 @@ def worker(kafka: Kafka, folder: Path, number: int) -> Deployable:
     """Return a worker, not yet started."""
     return Deployable(
         name=f"join-{number}",
-        command=["gpuledger-join"],
+        command=["gpuledger", "join"],
         folder=folder / f"join-{number}",
         environment={
             "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,

@@ -73,7 +73,7 @@ async def test_no_pod_stays_nameless_of_a_podwatch_that_comes_ten_seconds_later(
     def deployable(name: str, **more: str) -> Deployable:
         return Deployable(
             name=name,
-            command=[f"gpuledger-{name}"],
+            command=["gpuledger", name],
             folder=tmp_path / name,
             environment=environment | more,
         )
@@ -120,7 +120,7 @@ async def test_no_row_of_the_store_is_nameless_once_a_podwatch_that_came_later_i
     def deployable(name: str, *arguments: str, **more: str) -> Deployable:
         return Deployable(
             name=name,
-            command=[f"gpuledger-{name}", *arguments],
+            command=["gpuledger", name, *arguments],
             folder=tmp_path / name,
             environment={"KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers, **more},
         )

@@ -84,7 +84,7 @@ class Scene:
         self.bus = KafkaBus(self._settings)
         self.worker = Deployable(
             name="join",
-            command=["gpuledger-join"],
+            command=["gpuledger", "join"],
             folder=folder,
             environment={
                 "KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,

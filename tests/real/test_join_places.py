@@ -52,7 +52,7 @@ async def test_a_namespaces_label_and_a_nodes_zone_are_in_the_event(
     started = [
         Deployable(
             name=name,
-            command=[f"gpuledger-{name}"],
+            command=["gpuledger", name],
             folder=tmp_path / name,
             environment=environment | more,
         )

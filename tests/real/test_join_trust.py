@@ -40,7 +40,7 @@ class World:
         self.settings = KafkaSettings(bootstrap_servers=self._servers)
         self.worker = Deployable(
             name="join",
-            command=["gpuledger-join"],
+            command=["gpuledger", "join"],
             folder=folder / "join",
             environment={
                 "KAFKA__BOOTSTRAP_SERVERS": self._servers,

@@ -91,7 +91,7 @@ def brokers(
             stages = {
                 name: Deployable(
                     name=name,
-                    command=[f"gpuledger-{name}"],
+                    command=["gpuledger", name],
                     folder=folder / name,
                     environment={**plain, **OWN.get(name, {}), **others},
                 )
@@ -233,7 +233,7 @@ def test_a_right_that_is_missing_is_missed_by_name(
         own["STORE__FLUSH_SECONDS"] = "1"
     made = Deployable(
         name=f"{user}",
-        command=[f"gpuledger-{name}", *([kind] if kind else [])],
+        command=["gpuledger", name, *([kind] if kind else [])],
         folder=tmp_path / "run",
         environment={**login(brokers, user, tmp_path), **own},
     )

@@ -43,7 +43,7 @@ WITHIN_SECONDS = 120.0
 def start(stack: ExitStack, servers: str, folder: Path, *command: str, **own: str) -> Deployable:
     made = Deployable(
         name="-".join(command),
-        command=[f"gpuledger-{command[0]}", *command[1:]],
+        command=["gpuledger", *command],
         folder=folder / "-".join(command),
         environment={"KAFKA__BOOTSTRAP_SERVERS": servers, **own},
     )

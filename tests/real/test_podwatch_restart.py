@@ -52,7 +52,7 @@ class Cluster:
         """Start a podwatch."""
         made = Deployable(
             name=name,
-            command=["gpuledger-podwatch"],
+            command=["gpuledger", "podwatch"],
             folder=self._folder / name,
             environment={
                 "KAFKA__BOOTSTRAP_SERVERS": self._kafka.bootstrap_servers,

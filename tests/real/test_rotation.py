@@ -143,12 +143,12 @@ class Working:
         login = mounted.login(kafka)
         self.agent = Deployable(
             name="agent",
-            command=["gpuledger-agent", "--source", f"simulated:{QUICKSTART}"],
+            command=["gpuledger", "agent", "--source", f"simulated:{QUICKSTART}"],
             folder=folder,
             environment={**login, "NODE_NAME": NODE},
         )
         self.sink = Deployable(
-            name="sink", command=["gpuledger-sink", "rows"], folder=folder, environment=login
+            name="sink", command=["gpuledger", "sink", "rows"], folder=folder, environment=login
         )
         self.both = (self.agent, self.sink)
 

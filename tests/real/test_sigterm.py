@@ -17,11 +17,11 @@ from tests.real.services.ports import free_ports
 BIN = Path(sys.executable).parent
 TIMEOUT_SECONDS = 120.0
 STARTS: dict[str, list[str | Path]] = {
-    "agent": [BIN / "gpuledger-agent", "--source", "simulated"],
-    "podwatch": [BIN / "gpuledger-podwatch"],
-    "join": [BIN / "gpuledger-join"],
-    "sink": [BIN / "gpuledger-sink", "alerts"],
-    "reports": [BIN / "gpuledger-reports"],
+    "agent": [BIN / "gpuledger", "agent", "--source", "simulated"],
+    "podwatch": [BIN / "gpuledger", "podwatch"],
+    "join": [BIN / "gpuledger", "join"],
+    "sink": [BIN / "gpuledger", "sink", "alerts"],
+    "reports": [BIN / "gpuledger", "reports"],
     "python -m gpuledger_agent": [sys.executable, "-m", "gpuledger_agent", "--source", "simulated"],
     "python -m gpuledger_sinks": [sys.executable, "-m", "gpuledger_sinks", "alerts"],
 }

@@ -94,7 +94,7 @@ class OneCluster:
         command = name.partition("-")[0]
         return Deployable(
             name=f"{self.name}-{name}",
-            command=[f"gpuledger-{command}"],
+            command=["gpuledger", command],
             folder=self._folder / name,
             environment={**self._kafka, **environment},
         )
@@ -208,10 +208,10 @@ def test_two_clusters_with_equal_names_on_one_kafka_and_in_one_store_do_not_coll
 def central(servers: str, *, store: str, folder: Path) -> list[Deployable]:
     """Return what the clusters share: a join, a sink of rows, and one of a store."""
     commands = {
-        "join": (["gpuledger-join"], {}),
-        "rows": (["gpuledger-sink", "rows"], {}),
+        "join": (["gpuledger", "join"], {}),
+        "rows": (["gpuledger", "sink", "rows"], {}),
         "store": (
-            ["gpuledger-sink", "store"],
+            ["gpuledger", "sink", "store"],
             {"STORE__URI": store, "STORE__ENTRIES": "true", "STORE__FLUSH_SECONDS": "2"},
         ),
     }

@@ -67,7 +67,7 @@ def deployables(prefix: str, settings: Mapping[str, str], folder: Path) -> list[
     return [
         Deployable(
             name=f"{prefix}-{name}",
-            command=[f"gpuledger-{name}", *kinds.get(name, [])],
+            command=["gpuledger", name, *kinds.get(name, [])],
             folder=folder / f"{prefix}-{name}",
             environment={**settings, **own},
         )

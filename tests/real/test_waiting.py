@@ -49,10 +49,10 @@ class Everything:
             **settings,
         }
         commands = {
-            "agent": ["gpuledger-agent", "--source", "simulated"],
-            "podwatch": ["gpuledger-podwatch"],
-            "join": ["gpuledger-join"],
-            **{kind: ["gpuledger-sink", kind] for kind in sorted(READERS_OF_EVENTS)},
+            "agent": ["gpuledger", "agent", "--source", "simulated"],
+            "podwatch": ["gpuledger", "podwatch"],
+            "join": ["gpuledger", "join"],
+            **{kind: ["gpuledger", "sink", kind] for kind in sorted(READERS_OF_EVENTS)},
         }
         own = {
             "agent": {"NODE_NAME": "node-a", "SPOOL__FOLDER": str(spool)},

@@ -51,7 +51,7 @@ def test_prometheus_gets_in_with_certificate_and_password_and_not_without_either
     (tmp_path / "web.yml").write_text(WEB_CONFIG.format(hashed=hashed))
     agent = Deployable(
         name="agent",
-        command=["gpuledger-agent", "--no-kafka", "--source", "simulated"],
+        command=["gpuledger", "agent", "--no-kafka", "--source", "simulated"],
         folder=tmp_path,
         environment={"HTTP__WEB_CONFIG_FILE": str(tmp_path / "web.yml")},
     )

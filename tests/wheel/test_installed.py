@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+from gpuledger.programs import COMPONENTS
 from tests.compiled import hot_modules
 from tests.wheel.building import ROOT, build_wheel
 
@@ -80,12 +81,12 @@ def test_site_packages_has_only_names_that_are_ours(installed: Environment) -> N
     }
 
 
-@pytest.mark.parametrize("script", PYPROJECT["project"]["scripts"])
-def test_every_console_script_answers(installed: Environment, script: str) -> None:
-    done = installed.run(script, "--help")
+@pytest.mark.parametrize("subcommand", ["", *COMPONENTS, "config explain agent"])
+def test_the_console_script_runs_every_component(installed: Environment, subcommand: str) -> None:
+    done = installed.run("gpuledger", *subcommand.split(), "--help")
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert script in done.stdout
+    assert f"gpuledger {subcommand}" in done.stdout
 
 
 def test_an_analyst_imports_the_store(installed: Environment) -> None:

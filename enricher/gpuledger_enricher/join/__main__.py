@@ -1,4 +1,4 @@
-"""`gpuledger-join`: heeds signals, then imports and runs `gpuledger_enricher.join.join_command`."""
+"""`gpuledger join`: heeds signals, then imports and runs `gpuledger_enricher.join.join_command`."""
 
 from gpuledger.programs import end_on_signals, end_process
 

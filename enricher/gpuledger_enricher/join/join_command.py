@@ -1,4 +1,4 @@
-"""`gpuledger-join`: joins ticks with pods into events. The only wiring of the join."""
+"""`gpuledger join`: joins ticks with pods into events. The only wiring of the join."""
 
 import asyncio
 from collections.abc import Mapping
@@ -45,6 +45,23 @@ from gpuledger_enricher.join.worker import JoinWorker
 
 # Each has its own, as it grows with the failures of what it waits for.
 _new_backoff: Final = partial(Backoff, first_seconds=0.2, max_seconds=10.0)
+_EXAMPLES: Final = (
+    "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=kafka:9092 gpuledger join",
+    "gpuledger join --config join.yaml",
+    "gpuledger join --config join.yaml --print-config",
+)
+_COMMON: Final = (
+    "kafka.bootstrap_servers",
+    "kafka.security_protocol",
+    "kafka.sasl_mechanism",
+    "kafka.sasl_username",
+    "kafka.sasl_password",
+    "kafka.ssl_ca_file",
+    "kafka.group_instance_id",
+    "join.podwatch_timeout_seconds",
+    "http.listen",
+    "log.level",
+)
 _FINISH_SECONDS: Final = 0.0
 """The group takes partitions back between deliveries: no commit is under way that could end."""
 
@@ -54,8 +71,11 @@ def main() -> int:
     """Run the join until it is told to stop; return the exit code."""
     settings = load_settings(
         JoinSettings,
-        prog="gpuledger-join",
-        description="Join nodes' ticks with their pods into events whose entries sum to the GPU.",
+        prog="gpuledger join",
+        description="Run a worker of the join: it attributes the samples of each GPU to pods and"
+        " publishes events whose entries sum to the GPU. Run at most one worker a partition.",
+        examples=_EXAMPLES,
+        common=_COMMON,
     )
     topics = Topics(settings.kafka.topic_prefix)
     about = {

@@ -40,7 +40,7 @@ class JoinTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class JoinSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that `gpuledger-join` can be told."""
+    """Everything that `gpuledger join` can be told."""
 
     kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-join")
     """The brokers."""

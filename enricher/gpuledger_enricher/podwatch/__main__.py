@@ -1,4 +1,4 @@
-"""`gpuledger-podwatch`: handles signals, then runs `gpuledger_enricher.podwatch.pod_watch`."""
+"""`gpuledger podwatch`: handles signals, then runs `gpuledger_enricher.podwatch.pod_watch`."""
 
 from gpuledger.programs import end_on_signals, end_process
 

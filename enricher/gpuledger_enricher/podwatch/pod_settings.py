@@ -83,7 +83,7 @@ class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of gpuledger-podwatch."""
+    """Settings of `gpuledger podwatch`."""
 
     cluster: str = DEFAULT_CLUSTER
     """The Kubernetes cluster that is watched, a DNS label; the same as its agents'. Each cluster on

@@ -1,6 +1,6 @@
 """Podwatch put together: the reflector's steps into the table, what is due in it onto the bus.
 
-`main` is `gpuledger-podwatch`: it makes settings, bus and API server, and runs it with them.
+`main` is `gpuledger podwatch`: it makes settings, bus and API server, and runs it with them.
 
 With a Lease this begins anew each time that it is won: what was published meanwhile is read back
 from the topic, because another podwatch has published and this one's table is of before.
@@ -41,6 +41,23 @@ from gpuledger_enricher.podwatch.reflector import Reflector
 from gpuledger_enricher.podwatch.table import ObjectTable
 from gpuledger_enricher.watched_records import RecordT
 
+_EXAMPLES: Final = (
+    "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=kafka:9092 gpuledger podwatch",
+    "GPULEDGER_KUBERNETES__KUBECONFIG=~/.kube/config gpuledger podwatch",
+    "gpuledger podwatch --config podwatch.yaml",
+)
+_COMMON: Final = (
+    "kafka.bootstrap_servers",
+    "cluster",
+    "kubernetes.url",
+    "kubernetes.kubeconfig",
+    "lease.enabled",
+    "labels",
+    "namespace_labels",
+    "node_labels",
+    "http.listen",
+    "log.level",
+)
 _EXPIRY_SECONDS: Final = 5.0
 _BRIDGED_NS: Final = NS_PER_HOUR
 _log = structlog.get_logger(__name__)
@@ -311,8 +328,11 @@ def main() -> int:
     """Run podwatch until a signal; return the exit code."""
     settings = load_settings(
         PodwatchSettings,
-        prog="gpuledger-podwatch",
-        description="Watches the Kubernetes API server and publishes slim pod records to Kafka.",
+        prog="gpuledger podwatch",
+        description="Run podwatch, once per cluster: it watches the Kubernetes API server and"
+        " publishes records of pods, nodes and namespaces to Kafka.",
+        examples=_EXAMPLES,
+        common=_COMMON,
     )
     kubernetes = settings.kubernetes
     about = {

@@ -1,1 +1,1 @@
-"""The service `gpuledger-reports`: questions over HTTP, answered by processes that make bills."""
+"""The service `gpuledger reports`: questions over HTTP, answered by processes that make bills."""

@@ -1,4 +1,4 @@
-"""The metrics of `gpuledger-reports`: requests, their time, processes, the cache."""
+"""The metrics of `gpuledger reports`: requests, their time, processes, the cache."""
 
 from enum import StrEnum
 from typing import Final

@@ -1,4 +1,4 @@
-"""The pages of `gpuledger-reports`: which question a request asks, and how its answer is sent.
+"""The pages of `gpuledger reports`: which question a request asks, and how its answer is sent.
 
 An answer is kept for as long as the store's tables and the prices are what they were: whoever asks
 the same again is answered without a process. A question whose client is gone is given up.

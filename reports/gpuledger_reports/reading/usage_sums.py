@@ -255,7 +255,7 @@ class UsageReader:
         if not (self._files[USAGE.name] or self._files[USAGE_HOURLY.name]):
             raise UserError(
                 f"no usage in the store at {mask_address(store_uri)}; give the store.uri of a"
-                " `gpuledger-sink store` that has written events there"
+                " `gpuledger sink store` that has written events there"
             )
         self.keeps_boards = distinguishes_gpus
         self._memory_bytes = memory_bytes

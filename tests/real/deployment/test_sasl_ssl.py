@@ -87,12 +87,12 @@ def kafka_settings(workload: Workload, folder: Path) -> KafkaSettings:
     laid_out = workload.lay_out(folder / workload.name)
     loaded = load_settings(
         MODELS[workload.stage.name],
-        prog=laid_out.argv[0],
+        prog="p",
         description="",
         options=[Option(name="kind", setting="kind", help="")]
         if workload.stage.name == "sinks"
         else [],
-        argv=[] if workload.stage.name == "cli" else laid_out.argv[1:],
+        argv=[] if workload.stage.name == "cli" else laid_out.argv[2:],
         environ=laid_out.environment,
     )
     kafka: KafkaSettings = loaded.kafka  # type: ignore[attr-defined]  # each of them has it
@@ -331,7 +331,7 @@ def test_a_receivers_password_is_mounted_by_its_own_sink_alone(
         prog=name,
         description="",
         options=[kind],
-        argv=laid_out.argv[1:],
+        argv=laid_out.argv[2:],
         environ=laid_out.environment,
     )
     settings = getattr(loaded, section)

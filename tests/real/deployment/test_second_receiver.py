@@ -47,7 +47,7 @@ def sink_settings(workload: Workload, folder: Path) -> SinkSettings:
         prog=workload.name,
         description="",
         options=[Option(name="kind", setting="kind", help="which")],
-        argv=laid_out.argv[1:],
+        argv=laid_out.argv[2:],
         environ=laid_out.environment,
     )
 

@@ -124,7 +124,7 @@ class Pipeline:
             "SIMULATOR__EPOCH_NS": str(self._simulation.epoch_ns),
             "SIMULATOR__UIDS_FILE": str(self._uids),
         }
-        return self._deployable(f"agent-{node}", "gpuledger-agent", **settings)
+        return self._deployable(f"agent-{node}", "gpuledger", "agent", **settings)
 
     def _podwatch(self) -> Deployable:
         """Watch with nothing but the rights that the manifests give."""
@@ -134,12 +134,12 @@ class Pipeline:
             kube_api.apply(manifest)
         file = kube_api.service_account_kubeconfig(namespace=NAMESPACE, name="gpuledger-podwatch")
         settings = {"KUBERNETES__KUBECONFIG": str(file)}
-        return self._deployable("podwatch", "gpuledger-podwatch", **settings)
+        return self._deployable("podwatch", "gpuledger", "podwatch", **settings)
 
     def _join(self, number: int) -> Deployable:
         name = f"join-{number}"
         settings = {"KAFKA__GROUP_INSTANCE_ID": name, "KAFKA__SESSION_TIMEOUT_SECONDS": "6"}
-        return self._deployable(name, "gpuledger-join", **settings)
+        return self._deployable(name, "gpuledger", "join", **settings)
 
     def _make_sinks(self) -> list[Deployable]:
         parts = self.parts
@@ -153,7 +153,7 @@ class Pipeline:
             },
         }
         return [
-            self._deployable(kind, "gpuledger-sink", kind, **section)
+            self._deployable(kind, "gpuledger", "sink", kind, **section)
             for kind, section in settings.items()
         ]
 

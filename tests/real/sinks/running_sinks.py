@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 KINDS = {AlertsSettings: ALERTS, RemoteWriteSettings: REMOTE_WRITE}
 NODES = [f"node-{number}" for number in range(8)]
-SINK = Path(sys.executable).with_name("gpuledger-sink")
+SINK = (Path(sys.executable).with_name("gpuledger"), "sink")
 
 
 @asynccontextmanager
@@ -66,7 +66,7 @@ class Sink(Process):
         self.health = f"http://127.0.0.1:{port}"
         super().__init__(
             name=f"{kind}-{port}",
-            argv=[SINK, kind],
+            argv=[*SINK, kind],
             folder=folder,
             environment={
                 "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS": kafka.bootstrap_servers,

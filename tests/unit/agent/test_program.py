@@ -1,4 +1,4 @@
-"""`gpuledger-agent` as a program: its settings, its weight."""
+"""`gpuledger agent` as a program: its settings, its weight."""
 
 import asyncio
 import json

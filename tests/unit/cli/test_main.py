@@ -10,16 +10,26 @@ from pathlib import Path
 import pytest
 
 from gpuledger import __version__
+from gpuledger.programs import COMPONENTS
 from gpuledger_cli.__main__ import main
 
 
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
 
-    shown = capsys.readouterr().out
+    commands, _, components = capsys.readouterr().out.partition("─ Components ─")
     assert all(
-        command in shown for command in ("demo", "topics", "cgroup", "replay", "dead-letters")
+        command in commands for command in ("demo", "topics", "cgroup", "replay", "dead-letters")
     )
+    assert [name for name in COMPONENTS if f"│ {name} " not in components] == []
+
+
+@pytest.mark.parametrize("group", ["", "bill", "dead-letters", "store", "topics"])
+def test_a_group_by_itself_prints_its_help(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(group.split()) == 0
+    bare = capsys.readouterr().out
+    assert main([*group.split(), "--help"]) == 0
+    assert capsys.readouterr().out == bare
 
 
 def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,6 +41,7 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
     ("argv", "named"),
     [
         (["topisc"], "topisc"),
+        (["agnet", "--help"], "agent"),
         (["topics", "chekc"], "chekc"),
         (["topics", "create", "--replication-factor", "0"], "--replication-factor"),
         (["topics", "check", "--config", "/absent.yaml"], "/absent.yaml"),

@@ -32,7 +32,7 @@ def record(out: Path, *more: str) -> int:
 def test_what_it_writes_can_be_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "node.jsonl.gz"
     assert record(out) == 0
-    assert f"gpuledger-agent --source recorded:{out}" in capsys.readouterr().err
+    assert f"gpuledger agent --source recorded:{out}" in capsys.readouterr().err
     header, lines = read_recording(out)
     assert header.is_simulated
     assert header.gpus == ["NVIDIA H100 80GB HBM3"] * 2

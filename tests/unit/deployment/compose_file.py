@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import yaml
 
+from gpuledger.programs import COMPONENTS
 from tests.unit.deployment import deployables
 from tests.unit.deployment.deployables import ROOT, Stage
 
@@ -108,8 +109,8 @@ def services() -> list[Service]:
 
 def deployed() -> list[Service]:
     """Return the services that run a deployable, so neither `topics` nor the simulator."""
-    names = deployables.SCRIPTS.keys() - {"gpuledger"}
-    return [service for service in services() if service.is_ours and service.command()[0] in names]
+    ours = [service for service in services() if service.is_ours]
+    return [service for service in ours if service.command()[1] in COMPONENTS]
 
 
 def urls(value: object) -> Iterator[str]:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from gpuledger.programs import COMPONENTS
 from gpuledger.settings import load_settings
 from gpuledger_cli.kafka_options import TopicsSettings
 from tests.unit.deployment import compose_file, deployables
@@ -64,9 +65,7 @@ def test_it_follows_the_compose_specification() -> None:
 
 
 def test_every_deployable_has_a_service() -> None:
-    started = {Path(service.command()[0]).name for service in SERVICES.values() if service.is_ours}
-
-    assert set(deployables.SCRIPTS) <= started
+    assert {service.command()[1] for service in DEPLOYED.values()} == set(COMPONENTS)
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES)

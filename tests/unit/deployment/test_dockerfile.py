@@ -6,10 +6,10 @@ from itertools import chain
 
 import pytest
 
+from gpuledger.programs import COMPONENTS
 from tests.unit.deployment.deployables import (
     PYPROJECT,
     ROOT,
-    SCRIPTS,
     VERSION,
     Stage,
     entrypoint,
@@ -19,7 +19,7 @@ from tests.unit.deployment.deployables import (
     targets,
 )
 
-NEEDED = {"gpuledger-sink": ["store"]}
+NEEDED = {"sinks": ["store"]}
 
 
 def copies(stage: Stage) -> list[list[str]]:
@@ -34,7 +34,8 @@ def stack(stage: Stage) -> list[Stage]:
 
 def test_there_is_one_target_for_each_deployable() -> None:
     assert list(targets()) == ["agent", "podwatch", "join", "sinks", "reports", "cli"]
-    assert {entrypoint(stage)[0] for stage in targets().values()} == set(SCRIPTS)
+    subcommands = [["gpuledger", name] for name in COMPONENTS]
+    assert [entrypoint(stage) for stage in targets().values()] == [*subcommands, ["gpuledger"]]
 
 
 @pytest.mark.parametrize("stage", stages().values(), ids=lambda stage: stage.name)
@@ -119,9 +120,8 @@ def test_the_label_names_the_version() -> None:
 @pytest.mark.parametrize("name", ["agent", "podwatch", "join", "sinks", "reports"])
 def test_an_image_exposes_the_port_on_which_its_deployable_listens(name: str) -> None:
     stage = targets()[name]
-    (command,) = entrypoint(stage)
 
-    loaded = settings([command, *NEEDED.get(command, [])], {"NODE_NAME": "node-1"})
+    loaded = settings([*entrypoint(stage), *NEEDED.get(name, [])], {"NODE_NAME": "node-1"})
 
     assert stage.values("EXPOSE") == [str(listen_port(loaded))]
 

@@ -20,6 +20,7 @@ import gpuledger_enricher.join.join_metrics
 import gpuledger_enricher.podwatch.pod_metrics
 import gpuledger_reports.api.metrics
 import gpuledger_sinks.metrics
+from gpuledger.programs import COMPONENTS
 from gpuledger.settings.sources import settings_of, variable_of
 from gpuledger_agent.settings import AgentSettings
 from gpuledger_enricher.join.join_settings import JoinSettings
@@ -132,7 +133,9 @@ def test_a_wheel_is_installed_everywhere_as_there_is_one_in_no_registry() -> Non
 
 PROCESSES: Final = PAGE.partition("## As plain processes")[2].partition("```console\n")[2]
 STARTED: Final = re.findall(
-    r"^(.*gpuledger-\w+ ?.*) &$", PROCESSES.partition("```")[0], re.MULTILINE
+    rf"^(.*gpuledger (?:{'|'.join(COMPONENTS)})\b.*) &$",
+    PROCESSES.partition("```")[0],
+    re.MULTILINE,
 )
 
 

@@ -1,22 +1,21 @@
-"""The console scripts: what they say where their extra is not installed."""
+"""`gpuledger`: which program the first argument starts, and what it says without its extra."""
 
 import subprocess
 import sys
 
 import pytest
 
+from gpuledger.programs import COMPONENTS
 
-def run_without(script: str, module: str) -> subprocess.CompletedProcess[str]:
-    """Run a script's function as if a module were not installed."""
-    lines = (
-        "import sys",
-        f"sys.modules[{module!r}] = None",
-        f"from gpuledger.programs import {script}",
-        "sys.argv[1:] = ['--version']",
-        f"sys.exit({script}())",
+
+def gpuledger(*argv: str, without: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the console script, as if one module were not installed."""
+    code = (
+        f"import sys; sys.modules[{without!r}] = None; sys.argv[0] = 'gpuledger'\n"
+        "from gpuledger.programs import main; sys.exit(main())"
     )
     return subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)],
+        [sys.executable, "-c", code, *argv],
         capture_output=True,
         text=True,
         check=False,
@@ -25,50 +24,94 @@ def run_without(script: str, module: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("script", "module", "said"),
+    ("argv", "module", "said"),
     [
         (
-            "run_command",
+            "--version",
             "cyclopts",
             "gpuledger: the module cyclopts is not installed: install gpuledger[demo]",
         ),
         (
-            "run_agent",
+            "agent --version",
             "pynvml",
-            "gpuledger-agent: the module pynvml is not installed: install gpuledger[agent]",
+            "gpuledger agent: the module pynvml is not installed: install gpuledger[agent]",
         ),
         (
-            "run_podwatch",
+            "podwatch",
             "aiohttp",
-            "gpuledger-podwatch: the module aiohttp is not installed: install gpuledger[enricher]",
+            "gpuledger podwatch: the module aiohttp is not installed: install gpuledger[enricher]",
         ),
         (
-            "run_join",
+            "join",
             "msgspec",
-            "gpuledger-join: the module msgspec is not installed: install gpuledger[enricher]",
+            "gpuledger join: the module msgspec is not installed: install gpuledger[enricher]",
         ),
         (
-            "run_sink",
+            "sink store",
             "msgspec",
-            "gpuledger-sink: the module msgspec is not installed: install gpuledger[sinks]",
+            "gpuledger sink: the module msgspec is not installed: install gpuledger[sinks]",
         ),
         (
-            "run_reports",
+            "reports",
             "duckdb",
-            "gpuledger-reports: the module duckdb is not installed: install gpuledger[reports]",
+            "gpuledger reports: the module duckdb is not installed: install gpuledger[reports]",
+        ),
+        (
+            "config explain sink",
+            "msgspec",
+            "gpuledger config: the module msgspec is not installed: install gpuledger[sinks]",
         ),
     ],
 )
 def test_a_program_whose_extra_is_not_installed_names_it_in_one_line(
-    script: str, module: str, said: str
+    argv: str, module: str, said: str
 ) -> None:
-    done = run_without(script, module)
+    done = gpuledger(*argv.split(), without=module)
 
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{said}\n")
 
 
 def test_a_module_of_ours_that_is_missing_is_a_mistake_of_ours() -> None:
-    done = run_without("run_command", "gpuledger_cli.command")
+    done = gpuledger("--version", without="gpuledger_cli.command")
 
     assert done.returncode == 1
     assert "ModuleNotFoundError" in done.stderr
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_component_needs_no_library_of_the_commands_for_people(component: str) -> None:
+    done = gpuledger(component, "--version", without="cyclopts")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"gpuledger {component} ")
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_the_help_of_a_component_is_short_and_names_what_explains_the_rest(component: str) -> None:
+    done = gpuledger("help", component, without="cyclopts")
+    usage, *_, last = done.stdout.splitlines()
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert usage.startswith(f"usage: gpuledger {component} ")
+    assert "\nExamples:\n" in done.stdout
+    assert done.stdout.count("\n      GPULEDGER_") == 10
+    assert "\nExit codes: " in done.stdout
+    assert last.endswith(f"gpuledger config explain {component}")
+
+
+def test_the_help_of_a_group_of_commands_is_that_of_its_option() -> None:
+    assert gpuledger("help", "topics").stdout == gpuledger("topics", "--help").stdout
+    assert gpuledger("help").stdout == gpuledger("--help").stdout
+
+
+def test_settings_that_are_explained_to_a_reader_who_ends_early_leave_no_traceback() -> None:
+    code = "import sys; from gpuledger.programs import main; sys.exit(main())"
+    piped = f'"$0" -c "{code}" config explain agent | head -n 1; exit ${{PIPESTATUS[0]}}'
+    done = subprocess.run(
+        ["bash", "-c", piped, sys.executable],  # noqa: S607  # the shell that the tests have
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")

@@ -1,4 +1,4 @@
-"""`gpuledger-reports` as its users start it."""
+"""`gpuledger reports` as its users start it."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ def test_a_mistake_in_the_settings_is_one_line_that_names_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpuledger-reports"])
+    monkeypatch.setattr(sys, "argv", ["gpuledger reports"])
     monkeypatch.setenv(f"GPULEDGER_{variable}", value)
     assert main() == 2
     said = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What `gpuledger-sink` makes of its command line and environment."""
+"""What `gpuledger sink` makes of its command line and environment."""
 
 import re
 
@@ -15,7 +15,7 @@ from tests.errors import has_words
 def load(*argv: str, **environ: str) -> SinkSettings:
     return load_settings(
         SinkSettings,
-        prog="gpuledger-sink",
+        prog="gpuledger sink",
         description="",
         argv=argv,
         environ={f"GPULEDGER_{name}": value for name, value in environ.items()},
@@ -34,7 +34,7 @@ def test_each_kind_needs_nothing_but_its_name(kind: str) -> None:
 def test_a_kind_that_there_is_not_names_the_nearest(
     typed: str, meant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["gpuledger-sink", typed])
+    monkeypatch.setattr("sys.argv", ["gpuledger sink", typed])
 
     assert main() == 2
     assert f"there is no sink {typed!r}; did you mean {meant!r}?" in capsys.readouterr().err
@@ -153,7 +153,7 @@ def test_what_names_no_consumer_group_is_refused(kind: str, group: str) -> None:
 def test_the_help_of_a_kind_has_its_own_settings_and_those_of_all_kinds_alone(
     kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["gpuledger-sink", kind, "--help"])
+    monkeypatch.setattr("sys.argv", ["gpuledger sink", kind, "--help"])
     with pytest.raises(SystemExit):
         main()
 

@@ -1,4 +1,4 @@
-"""`gpuledger-podwatch` as its user meets it."""
+"""`gpuledger podwatch` as its user meets it."""
 
 import os
 import subprocess

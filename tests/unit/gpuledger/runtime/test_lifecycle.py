@@ -187,7 +187,7 @@ def test_the_exit_code_says_how_the_work_ended(work: object, code: int) -> None:
 
 
 @pytest.mark.parametrize("work", [err, err_in_a_group])
-@pytest.mark.parametrize("started", ["/bin/gpuledger-agent", "/x/gpuledger-agent/__main__.py"])
+@pytest.mark.parametrize("started", ["gpuledger agent", "/x/gpuledger agent/__main__.py"])
 def test_a_users_mistake_is_one_line_with_the_programs_name(
     work: object,
     started: str,
@@ -197,7 +197,7 @@ def test_a_users_mistake_is_one_line_with_the_programs_name(
     monkeypatch.setattr(sys, "argv", [started])
     run_until_signalled(work)  # type: ignore[arg-type]  # a row of the table above
 
-    assert capsys.readouterr().err == "gpuledger-agent: kafka.client_id: wrong\n"
+    assert capsys.readouterr().err == "gpuledger agent: kafka.client_id: wrong\n"
 
 
 @pytest.mark.parametrize("work", [want_a_fresh_start, want_a_fresh_start_in_a_group])

@@ -57,6 +57,7 @@ OPTIONS = (
     Option(name="--tick", setting="tick_seconds", help="length of a tick"),
     Option(name="kind", setting="kind", help="what to run", choices=("one", "two")),
 )
+COMMON = ("tick_seconds", "kafka.client_id", "ticks", "watch.costs")
 
 
 def load(*argv: str, **variables: str) -> Settings:
@@ -66,6 +67,8 @@ def load(*argv: str, **variables: str) -> Settings:
         prog="watcher",
         description="Watches.",
         options=OPTIONS,
+        examples=["watcher --tick 2"],
+        common=COMMON,
         argv=argv,
         environ={"HOME": "/", **{f"GPULEDGER_{name}": text for name, text in variables.items()}},
     )
@@ -143,8 +146,8 @@ MISTAKES_IN_VARIABLES = [
     ({"KAFKA_BOOTSTRAP_SERVERS": "x"}, "did you mean GPULEDGER_KAFKA__BOOTSTRAP_SERVERS?"),
     ({"KAFKA__BOOTSTRAP_SERVER": "x"}, "did you mean GPULEDGER_KAFKA__BOOTSTRAP_SERVERS?"),
     ({"kafka__client_id": "x"}, "did you mean GPULEDGER_KAFKA__CLIENT_ID?"),
-    ({"XYZ": "x"}, "unknown environment variable GPULEDGER_XYZ: --help lists all settings"),
-    ({"CLUSTER": "x"}, "CLUSTER: it is a setting of gpuledger-agent and gpuledger-podwatch alone"),
+    ({"XYZ": "x"}, "variable GPULEDGER_XYZ: `gpuledger config explain` lists all"),
+    ({"CLUSTER": "x"}, "CLUSTER: only `gpuledger agent` and `gpuledger podwatch` have"),
     ({"TICK_SECONDS": "soon"}, "GPULEDGER_TICK_SECONDS: expected a number, got 'soon'"),
     ({"TICKS": "1.5"}, "GPULEDGER_TICKS: expected a whole number, got '1.5'"),
     ({"KIND": "three"}, "GPULEDGER_KIND: expected one of one, two, got 'three'"),
@@ -262,7 +265,7 @@ def test_variables_without_the_prefix_are_nobodys_business() -> None:
     )
 
 
-def test_help_lists_every_setting_with_default_variable_and_meaning(
+def test_help_lists_common_settings_with_default_variable_and_meaning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -278,13 +281,17 @@ def test_help_lists_every_setting_with_default_variable_and_meaning(
         "watch.costs (default {})",
         "--tick",
         "one|two",
+        "Examples:\n  watcher --tick 2\n",
     ):
         assert line in shown
+    assert "kafka.topic_prefix" not in shown
 
 
 def test_help_says_which_settings_are_required(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        load_settings(Strict, prog="p", description="d", argv=["--help"], environ={})
+        load_settings(
+            Strict, prog="p", description="d", common=["node_name"], argv=["--help"], environ={}
+        )
 
     assert "node_name (required)\n      GPULEDGER_NODE_NAME" in capsys.readouterr().out
 

@@ -1,0 +1,95 @@
+"""`gpuledger config explain COMPONENT [PREFIX]`: all settings of a component, or some of them.
+
+It imports the settings of that component, which it names by a string, and nothing else of it.
+"""
+
+import argparse
+import sys
+from importlib import import_module
+from typing import Final, NoReturn
+
+import msgspec
+from typing_extensions import override
+
+from gpuledger.errors import SettingsError
+from gpuledger.settings.explanation import explain, explain_all
+from gpuledger.settings.secret import mask_texts
+from gpuledger.settings.sources import settings_of
+from gpuledger.texts import find_near
+
+_USER_ERROR: Final = 2
+_SETTINGS: Final = {
+    "agent": ("gpuledger_agent.settings", "AgentSettings"),
+    "podwatch": ("gpuledger_enricher.podwatch.pod_settings", "PodwatchSettings"),
+    "join": ("gpuledger_enricher.join.join_settings", "JoinSettings"),
+    "sink": ("gpuledger_sinks.settings", "SinkSettings"),
+    "reports": ("gpuledger_reports.settings", "ReportsSettings"),
+}
+_EXAMPLES: Final = """\
+Examples:
+  gpuledger config explain agent
+  gpuledger config explain sink store
+  gpuledger config explain join kafka.sasl_mechanism
+
+Exit codes: 0 printed; 2 invalid arguments, or a missing extra.
+"""
+
+
+def main() -> int:
+    """Print what the command line asks for; return the exit code."""
+    parser = _parser()
+    try:
+        asked = parser.parse_args()
+        if asked.command is None:
+            parser.print_help()
+        else:
+            sys.stdout.write(settings_text(asked.component, asked.prefix))
+    except SettingsError as error:
+        sys.stderr.write(f"{parser.prog}: {error}\n")
+        return _USER_ERROR
+    return 0
+
+
+def settings_text(component: str, prefix: str = "") -> str:
+    """Explain the settings of a component, or those that a prefix names.
+
+    A prefix is a setting or a group of them, such as `kafka`. Raises `SettingsError` for another.
+    """
+    module, name = _SETTINGS[component]
+    model: type[msgspec.Struct] = getattr(import_module(module), name)
+    settings = settings_of(model)
+    if not prefix:
+        return explain_all(settings)
+    path = tuple(prefix.split("."))
+    found = [setting for setting in settings if setting.path[: len(path)] == path]
+    if not found:
+        names = [".".join(each.path[:end]) for each in settings for end in (1, len(each.path))]
+        near = find_near(prefix, names)
+        remedy = f"did you mean {near}?" if near else f"run `gpuledger config explain {component}`"
+        raise SettingsError(f"PREFIX: unknown setting of {component}: {prefix!r}; {remedy}")
+    return explain(found)
+
+
+class _Parser(argparse.ArgumentParser):
+    @override
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{mask_texts(message, sys.argv[1:])}; see {self.prog} --help")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="gpuledger config", description="Explain the settings of a component.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    described = commands.add_parser(
+        "explain",
+        help="print settings with their defaults, variables and meanings",
+        description="Print the settings of a component: default, environment variable, meaning.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    described.add_argument(
+        "component", choices=tuple(_SETTINGS), metavar="COMPONENT", help=", ".join(_SETTINGS)
+    )
+    described.add_argument(
+        "prefix", nargs="?", default="", metavar="PREFIX", help="setting or group of settings"
+    )
+    return parser

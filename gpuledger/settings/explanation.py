@@ -1,0 +1,57 @@
+"""How help describes settings: the most common ones in `--help`, all of them in `config explain`.
+
+Nothing here runs at the start of a component: the meanings are read from its source.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gpuledger.settings.secret import Secret
+from gpuledger.settings.sources import REQUIRED, Setting
+
+WIDTH: Final = 100
+_HEAD: Final = """\
+Settings, by name in the file, with their default and environment variable. A variable
+wins over the file, an option over both. A secret may also stand in a file that
+NAME_file or VARIABLE_FILE names. A text or path whose default is none is none as null
+and as an empty text.
+"""
+
+
+def explain_all(settings: Sequence[Setting]) -> str:
+    """Return what there is to know of all settings of a component."""
+    return "\n".join((_HEAD, explain(settings)))
+
+
+def explain(settings: Sequence[Setting]) -> str:
+    """Return name, default, variable and meaning of each setting."""
+    return "\n".join(_entry(setting, setting.meaning) for setting in settings)
+
+
+def summarize(settings: Sequence[Setting]) -> str:
+    """Return the same, with the first sentence of each meaning."""
+    return "\n".join(_entry(setting, _first_sentence(setting.meaning)) for setting in settings)
+
+
+def _entry(setting: Setting, meaning: str) -> str:
+    default = "required" if setting.default is REQUIRED else f"default {_shown(setting.default)}"
+    indent = " " * 6
+    filled = textwrap.fill(meaning, width=WIDTH, initial_indent=indent, subsequent_indent=indent)
+    return f"  {setting.name} ({default})\n      {setting.variable}\n{filled}\n"
+
+
+def _first_sentence(meaning: str) -> str:
+    first, ends, _ = " ".join(meaning.split()).partition(". ")
+    return f"{first}." if ends else first
+
+
+def _shown(default: Any) -> str:  # noqa: ANN401  # any setting
+    if default is None or default == "":
+        return "none"
+    if isinstance(default, Secret | Path | str):
+        return str(default)
+    return msgspec.json.encode(default, enc_hook=str).decode()

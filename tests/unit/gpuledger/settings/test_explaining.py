@@ -1,0 +1,78 @@
+"""`gpuledger config explain` prints all of a component's settings, or those that a prefix names."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from gpuledger.programs import COMPONENTS
+from gpuledger.settings.explain_command import main, settings_text
+
+NAME = re.compile(r"^ {2}(\S+) \(", re.MULTILINE)
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_every_component_explains_its_settings_with_default_variable_and_meaning(
+    component: str,
+) -> None:
+    explained = settings_text(component)
+
+    assert explained.startswith("Settings, by name in the file")
+    assert "  log.level (default info)\n      GPULEDGER_LOG__LEVEL\n      " in explained
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_to_explain_a_component_imports_nothing_heavy(component: str) -> None:
+    heavy = {"aiohttp", "aiokafka", "cyclopts", "deltalake", "duckdb", "pynvml"}
+    code = (
+        "import sys; from gpuledger.settings.explain_command import settings_text;"
+        f"settings_text({component!r}); print(*sys.modules)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert heavy.isdisjoint(ended.stdout.split())
+
+
+def test_a_prefix_names_a_group_of_settings_or_one_of_them() -> None:
+    everything = NAME.findall(settings_text("sink"))
+    stores = NAME.findall(settings_text("sink", "store"))
+
+    assert stores == [name for name in everything if name.startswith("store.")]
+    assert NAME.findall(settings_text("join", "kafka.client_id")) == ["kafka.client_id"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["explain"], "COMPONENT"),
+        (["explain", "agnet"], "agent"),
+        (["explain", "sink", "stor"], "did you mean store?"),
+        (["explain", "join", "kafka.client"], "did you mean kafka.client_id?"),
+        (["explain", "join", "zzz"], "gpuledger config explain join"),
+        (["print"], "explain"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    argv: list[str],
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpuledger config", *argv])
+    assert main() == 2
+
+    printed = capsys.readouterr()
+    assert printed.err.startswith("gpuledger config: ")
+    assert named in printed.err
+    assert (printed.err.count("\n"), printed.out) == (1, "")
+
+
+def test_without_a_command_it_prints_its_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpuledger config"])
+
+    assert main() == 0
+    assert "explain" in capsys.readouterr().out
