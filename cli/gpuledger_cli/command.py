@@ -59,6 +59,7 @@ _COMMANDS: Final = {
         "Write down what this machine's NVML answers, to play it elsewhere.",
     ),
     "config": ("elsewhere:run", "Explain the settings of a component."),
+    "completion": ("completion:app", "Print the completion script of a shell."),
 }
 _COMPONENTS: Final = {
     "agent": "Sample the GPUs of a node, and publish and serve the samples.",

@@ -32,6 +32,16 @@ def test_a_group_by_itself_prints_its_help(group: str, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == bare
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_components_and_options(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+
+    script = capsys.readouterr().out
+    assert all(word in script for word in ("gpuledger", "maintain", "podwatch", "--replication"))
+
+
 def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == __version__
