@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-DEPLOYABLES = (
-    "gpuledger_agent",
-    "gpuledger_enricher.podwatch",
-    "gpuledger_enricher.join",
-    "gpuledger_sinks",
-)
+from gpuledger.programs import COMPONENTS
+
+SUBCOMMANDS = {package: name for name, (package, _) in COMPONENTS.items()}
+DEPLOYABLES = tuple(SUBCOMMANDS)
 INTERRUPTED = 130
 # Raises the signal in the process itself, just as the first of what takes long is imported.
 SIGNALLED = """
@@ -30,7 +28,7 @@ sys.meta_path.insert(0, Signals())
 {start}
 """
 STARTS = {
-    "script": "from {module}.__main__ import main; sys.exit(main())",
+    "script": "sys.argv[1:1] = {given}; from gpuledger.programs import main; sys.exit(main())",
     "module": "runpy.run_module({module!r}, run_name='__main__', alter_sys=True)",
 }
 
@@ -49,7 +47,8 @@ def signalled(
     number: signal.Signals, *, module: str, start: str, at: str, argv: tuple[str, ...] = ()
 ) -> tuple[int, bytes]:
     """Return exit code and standard error of a program that is signalled as it imports `at`."""
-    begun = STARTS[start].format(module=module)
+    given = [SUBCOMMANDS[module]] if module in SUBCOMMANDS else []
+    begun = STARTS[start].format(module=module, given=given)
     code = SIGNALLED.format(first=at, number=int(number), start=begun)
     ended = subprocess.run(
         [sys.executable, "-c", code, *argv], capture_output=True, check=False, timeout=60
