@@ -30,7 +30,7 @@ SPREAD := $(if $(ARGS),,-n auto)
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo ## Run the whole way in one process and watch it (options: ARGS="--for 20")
+demo: $(VENV)/.demo ## Run the whole way in one process and watch it (options: ARGS="--for 20s")
 	@$(BIN)/gpuledger demo $(ARGS)
 
 # With ARGS among the sources alone.

@@ -1,9 +1,10 @@
-"""What each deployable may do on Kafka: the one source of the table, the manifests and the tests.
+"""What each deployable may do on Kafka: the one source of the table, manifests, ACLs and tests.
 
 A topic is a row of `USES`, a deployable one of `DEPLOYABLES`. `grants` makes of both what is to be
 granted to whom, with the names of one installation. Here no broker is asked.
 """
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -253,6 +254,29 @@ def _acl_of(grant: Grant) -> dict[str, object]:
         },
         "operations": list(grant.operations),
     }
+
+
+def acl_commands(topics: Topics, *, bootstrap_servers: str) -> Iterator[str]:
+    """Yield a command of Kafka's own tool for each grant of each user, below a comment with it."""
+    for who in DEPLOYABLES:
+        user = _name_of_object(topics.group(who.user))
+        yield f"# {who.shown or who.name}"
+        for grant in grants(who, topics):
+            words = [
+                *("kafka-acls.sh", "--bootstrap-server", bootstrap_servers, "--add"),
+                *("--allow-principal", f"User:{user}"),
+                *(word for each in grant.operations for word in ("--operation", each)),
+                *(_ACL_OPTIONS[grant.resource], grant.name),
+                *("--resource-pattern-type", "prefixed" if grant.is_prefix else "literal"),
+            ]
+            yield shlex.join(words)
+
+
+_ACL_OPTIONS: Final[dict[Resource, str]] = {
+    "topic": "--topic",
+    "group": "--group",
+    "transactionalId": "--transactional-id",
+}
 
 
 def _name_of_object(name: str) -> str:

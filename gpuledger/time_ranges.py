@@ -3,6 +3,7 @@
 | text                                        | a time                                  |
 |---------------------------------------------|-----------------------------------------|
 | `2026-10-01T14:00:00Z`, with any offset     | as written                              |
+| `2026-10-01`                                | the start of that day                   |
 | `1791554400`                                | seconds since 1970                      |
 | `-90s`, `-1h30m`, `-7d`                     | so long before now                      |
 | `now`                                       | now                                     |
@@ -14,6 +15,8 @@
 | `week`, `month`                             | from its begin until now                |
 | `3h`, `7d`, `2w`                            | up to the end of this hour or day       |
 | `TIME,TIME`, `SECONDS-SECONDS`              | from one up to and without another      |
+
+A duration is one or more numbers with a unit each: `s`, `m`, `h`, `d` or `w`.
 
 The forms of ranges are those of OpenCost, and the calendar's. Everything is in UTC. `option` names
 the option or the parameter in errors.
@@ -37,12 +40,16 @@ _MS: Final = timedelta(milliseconds=1)
 _DURATION: Final = re.compile(r"(?:\d{1,9}(?:\.\d{1,9})?[smhdw])+", re.ASCII)
 _PART: Final = re.compile(r"([\d.]+)([smhdw])", re.ASCII)
 _SECONDS: Final = re.compile(r"\d{9,11}", re.ASCII)
+_DAY: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _DATE: Final = re.compile(r"(\d{4})(?:-(\d\d))?(?:-(\d\d))?", re.ASCII)
 _PAIR: Final = re.compile(r"([^,]+),([^,]+)|(\d{9,11})-(\d{9,11})", re.ASCII)
-_RANGES: Final = (
-    "a month such as 2026-10, a day, a year, today, yesterday, week, lastweek, month, lastmonth, a"
-    " duration such as 7d, or two times such as 2026-10-01T00:00:00Z,2026-10-02T00:00:00Z"
+TIME_FORMS: Final = "2026-11-21T14:00:00Z, 2026-11-21 (start of that day, UTC), -1h30m (ago) or now"
+RANGE_FORMS: Final = (
+    "2026-11, 2026-11-21, 2026, today, yesterday, week, lastweek, month, lastmonth, 7d (until now)"
+    " or two times separated by a comma"
 )
+DURATION_FORMS: Final = "90s, 15m, 1h30m, 7d or 2w"
+"""How help and errors write the forms."""
 _SHOWN: Final = 60
 
 
@@ -54,17 +61,15 @@ def parse_moment(text: str, *, option: str, now_ms: int) -> int:
         return _in_bounds(now_ms - _duration_ms(text[1:]), text, option)
     if _SECONDS.fullmatch(text):
         return _in_bounds(int(text) * 1000, text, option)
+    if _DAY.fullmatch(text) and (day := _calendar(text)):
+        return _in_bounds(day[0], text, option)
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
         found = None
     if found is None or found.tzinfo is None:
-        hint = " without a time zone; append Z for UTC" if found else ""
-        raise ArgumentError(
-            option,
-            f"invalid time {_shown(text)}{hint}; give one such as 2026-11-21T14:00:00Z, a time"
-            " before now (-90s, -15m, -1h30m, -1d), or now",
-        )
+        hint = ": no time zone; append Z for UTC" if found else ""
+        raise _invalid("time", text, TIME_FORMS, option, hint=hint)
     return _in_bounds(round((found - _EPOCH) / _MS), text, option)
 
 
@@ -84,8 +89,7 @@ def parse_range(text: str, *, option: str, now_ms: int) -> tuple[int, int]:
 def parse_duration(text: str, *, option: str) -> int:
     """Return a duration in milliseconds; raises `ArgumentError`."""
     if not _DURATION.fullmatch(text):
-        problem = f"invalid duration {_shown(text)}; give one such as 90s, 15m, 1h30m, 1d"
-        raise ArgumentError(option, problem)
+        raise _invalid("duration", text, DURATION_FORMS, option)
     return _duration_ms(text)
 
 
@@ -163,7 +167,7 @@ def _lasting(text: str, now_ms: int) -> tuple[int, int] | None:
 def _pair(text: str, option: str, now_ms: int) -> tuple[int, int]:
     match = _PAIR.fullmatch(text)
     if match is None:
-        raise ArgumentError(option, f"invalid range {_shown(text)}; give {_RANGES}")
+        raise _invalid("range", text, RANGE_FORMS, option)
     begin, end = (match[1], match[2]) if match[1] else (match[3], match[4])
     times = (parse_moment(time, option=option, now_ms=now_ms) for time in (begin, end))
     return next(times), next(times)
@@ -171,6 +175,10 @@ def _pair(text: str, option: str, now_ms: int) -> tuple[int, int]:
 
 def _duration_ms(text: str) -> int:
     return round(sum(float(number) * _UNITS_MS[unit] for number, unit in _PART.findall(text)))
+
+
+def _invalid(kind: str, text: str, forms: str, option: str, *, hint: str = "") -> ArgumentError:
+    return ArgumentError(option, f"invalid {kind} {_shown(text)}{hint}; write {forms}")
 
 
 def _in_bounds(time_ms: int, text: str, option: str) -> int:

@@ -17,8 +17,10 @@ from gpuledger.clock import NS_PER_US
 from gpuledger.errors import ArgumentError, UserError
 from gpuledger_cli.bill_table import bill_table
 from gpuledger_cli.long_work import printing_progress
+from gpuledger_cli.option_help import epilogue, range_option, time_option
 from gpuledger_cli.store_arguments import (
     StorageOption,
+    StoreUri,
     require_writable,
     storage_options_of,
     written,
@@ -56,25 +58,26 @@ UNPRICED: Final = 3
 NOTHING: Final = 4
 _WIDTH_IN_FILES: Final = 160
 _HTML_MODULES: Final = frozenset({"jinja2", "markupsafe", "vl_convert"})
-_HELP: Final = """
-- This month so far, by namespace, at example prices: gpuledger bill --store gpuledger-store
-- A month by team at your own prices: gpuledger bill --store s3://ledger/gpuledger --period 2026-10
-  --by team,model --prices prices.yaml
-- Keep a month's lines for good: gpuledger bill close --store gpuledger-store --period 2026-10
-  --prices prices.yaml
-- What is wrong with a file of prices: gpuledger bill check prices.yaml
-- Why a line costs what it costs: gpuledger bill explain 4be1c0d2aa17 --store gpuledger-store
-  --period 2026-10
-
-Exit codes: 0 the bill is made; 1 a check found a mistake, or a period cannot be closed; 2 a mistake
-in what was asked; 3 the bill is made, and some GPUs have no price; 4 there was nothing to bill; 5 a
-mistake of gpuledger's own, and no bill.
-"""
+_CODES: Final = {
+    0: "the bill is made",
+    3: "the bill is made, and some GPUs have no price",
+    4: "there is nothing to bill in this period",
+}
 app = App(
     name="bill",
-    help="Say what GPUs cost, by whom, and how each line was calculated.",
-    help_epilogue=_HELP,
-    help_format="markdown",
+    help_format="plaintext",
+    help_epilogue=epilogue(
+        examples={
+            "This month so far, by namespace, at example prices": (
+                "gpuledger bill --store gpuledger-store"
+            ),
+            "Last month by team and model at your own prices": (
+                "gpuledger bill --period lastmonth --by team,model --prices prices.yaml"
+            ),
+            "As a page for a browser": "gpuledger bill --format html --output bill.html",
+        },
+        codes=_CODES,
+    ),
 )
 Format = Literal["table", "json", "csv", "parquet", "focus", "html"]
 
@@ -84,29 +87,22 @@ Format = Literal["table", "json", "csv", "parquet", "focus", "html"]
 class BillOf:
     """Which bill is meant."""
 
-    store: Annotated[
-        str, Parameter(help="The store: a folder or an address such as s3://ledger/gpuledger.")
-    ]
+    store: StoreUri
     period: Annotated[
         str | None,
-        Parameter(
-            help="A month such as 2026-10, a day, a year, lastmonth, 7d or TIME,TIME, in UTC;"
-            " absent: the month of the newest usage. It is billed up to where there is usage."
+        range_option(
+            "Billing period, by default the month of the newest usage; billed as far as there is"
+            " usage"
         ),
     ] = None
     from_: Annotated[
         str | None,
-        Parameter(
-            name="--from",
-            help="In place of --period: from this whole hour on, 2026-10-01T00:00:00Z or -7d.",
-            allow_leading_hyphen=True,
-        ),
+        time_option("Start of the period instead of --period, a whole hour", name="--from"),
     ] = None
     to: Annotated[
         str | None,
-        Parameter(
-            help="Up to and without this whole hour; absent: as far as usage is complete.",
-            allow_leading_hyphen=True,
+        time_option(
+            "End of the period (exclusive), a whole hour; by default as far as usage is complete"
         ),
     ] = None
     by: Annotated[
@@ -118,7 +114,7 @@ class BillOf:
     ] = "namespace"
     prices: Annotated[
         Path | None,
-        Parameter(help="File of prices and policies (YAML); absent: built-in examples."),
+        Parameter(help="File of prices and policies (YAML); by default built-in example prices."),
     ] = None
     storage_option: StorageOption = ()
 
@@ -203,7 +199,8 @@ def _naming_options() -> Iterator[None]:
 
 
 Output = Annotated[
-    Path | None, Parameter(help="File to write to; absent: standard output. Parquet needs one.")
+    Path | None,
+    Parameter(help="File to write to instead of standard output; required for parquet."),
 ]
 
 
@@ -211,7 +208,7 @@ Output = Annotated[
 def bill(
     bill_of: BillOf,
     *,
-    format: Annotated[Format, Parameter(help="How the bill is written.")] = "table",  # noqa: A002  # the option's name
+    format: Annotated[Format, Parameter(help="Format of the bill.")] = "table",  # noqa: A002  # the option's name
     output: Output = None,
     focus_allocations: Annotated[
         bool,
@@ -220,19 +217,19 @@ def bill(
     recompute: Annotated[
         bool,
         Parameter(
-            help="Calculate a closed period again: what it would cost by the usage and the prices"
-            " of today, and how much more that is.",
+            help="Calculate a closed period again from the current usage and prices, and show the"
+            " difference.",
             negative=(),
         ),
     ] = False,
 ) -> int:
-    """Make a bill, and check that its lines sum to what the GPUs cost.
+    """Calculate what GPUs cost and for whom; the line items sum to the cost of the GPUs.
 
-    A period that was closed is shown as it was closed, with all its corrections.
+    A closed period is shown as it was closed, with its corrections, unless --recompute is given.
     """
     # Before anything is read: a bill may take a while.
     if format == "parquet" and output is None:
-        raise UserError("--output: a Parquet file is no text; name the file")
+        raise UserError("--format parquet: missing --output; give the file to write")
     require_writable(output)
     as_html = _html_writer() if format == "html" else None
     closed = bill_of.closed()
@@ -260,9 +257,14 @@ def bill(
     return UNPRICED if made.unpriced else MADE
 
 
-@app.command
-def check(file: Path) -> int:
-    """Check a file of prices and policies; exit 1 where it has mistakes, each with its line."""
+@app.command(
+    help_epilogue=epilogue(
+        examples={"Before you bill by it": "gpuledger bill check prices.yaml"},
+        codes={0: "the file is valid", 1: "the file has errors; each is printed with its line"},
+    )
+)
+def check(file: Annotated[Path, Parameter(help="File of prices and policies (YAML).")], /) -> int:
+    """Check a file of prices and policies."""
     try:
         read = read_policy(file)
     except PolicyError as error:
@@ -282,12 +284,24 @@ def check(file: Path) -> int:
     return MADE
 
 
-@app.command
+@app.command(
+    help_epilogue=epilogue(
+        examples={
+            "Last month": "gpuledger bill close --period lastmonth --prices prices.yaml",
+            "A month by team and model": (
+                "gpuledger bill close --period 2026-10 --prices prices.yaml \\\n    --by team,model"
+            ),
+        },
+        codes={
+            0: "closed, or unchanged since it was closed",
+            1: "not closed: usage is missing, data coverage is too low, or GPUs have no price",
+        },
+    )
+)
 def close(bill_of: BillOf) -> int:
-    """Close a period: keep its lines for good, or what changed since as correction lines.
+    """Close a period: store its line items permanently, or later changes as corrections.
 
-    --period (or --from and --to) and --prices must be given. Exit 1 where it cannot be closed:
-    usage is missing, too little is covered, GPUs have no price.
+    --prices and --period (or --from and --to) are required.
     """
     # What is closed stays: nothing of it is guessed, as it is for a look at a bill.
     bill_of.check_is_named()
@@ -314,16 +328,27 @@ def close(bill_of: BillOf) -> int:
     return MADE
 
 
-@app.command
+@app.command(
+    help_epilogue=epilogue(
+        examples={
+            "A line of the bill of October by namespace": (
+                "gpuledger bill explain 4be1c0d2aa17 --period 2026-10"
+            )
+        },
+        codes={0: "the calculation is printed"},
+    )
+)
 def explain(
-    line: str,
+    line: Annotated[str, Parameter(help="Id of the line item, from the column Line of the bill.")],
+    /,
     bill_of: BillOf,
     *,
-    rows: Annotated[
-        int, Parameter(help="How many rows of usage to show at most; 0 shows all.")
-    ] = 20,
+    rows: Annotated[int, Parameter(help="Maximum number of usage rows to show; 0 shows all.")] = 20,
 ) -> int:
-    """Print how a line was calculated: prices, times, the rows of usage and their events."""
+    """Show how a line item was calculated: prices, times, usage rows and their events.
+
+    Give the same --period, --by and --prices as for the bill.
+    """
     made, maker = bill_of.make()
     closed = closed_lines(
         bill_of.store, made.window, made.by, storage_options_of(bill_of.storage_option)
@@ -380,7 +405,7 @@ def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
         closed_at = time_text(closed[-1].closed_time_us)
         return (
             f"closed as revision {made.revision} at {closed_at};"
-            " --recompute says what it would be now"
+            " --recompute calculates it from the current usage and prices"
         )
     revision = f"closed as revision {change.revision}"
     if change.other_currency:
@@ -394,7 +419,7 @@ def _closed_text(made: Bill, closed: Sequence[ClosedLine]) -> str:
 
 
 def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
-    """Say on standard error what whoever pays should know."""
+    """Write warnings about the bill to standard error."""
     if closed:
         sys.stderr.write(f"gpuledger: {_closed_text(made, closed)}\n")
     for model, units in made.unpriced.items():
@@ -404,15 +429,15 @@ def _warn(made: Bill, closed: Sequence[ClosedLine]) -> None:
         )
     for name in dimensions_without_value(made):
         sys.stderr.write(
-            f"gpuledger: --by {name}: no line has a value of it; look how the label is written, and"
-            " whether podwatch is told to keep it\n"
+            f"gpuledger: --by {name}: no line item has a value; check the spelling, and whether"
+            " podwatch keeps this label\n"
         )
     if text := usage_text(made):
         sys.stderr.write(f"gpuledger: {text}\n")
     if made.removed_until_us is not None:
         sys.stderr.write(
-            f"gpuledger: usage before {time_text(made.removed_until_us)} is removed from the store,"
-            " by its retention: it is billed as uncovered\n"
+            f"gpuledger: retention has removed usage before {time_text(made.removed_until_us)}:"
+            " that time is billed without data\n"
         )
     for topic, partition, reason, missed in made.gaps:
         missing = "" if missed is None else f", {missed} offsets"

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from gpuledger_reports.presenting.output import hours_text, state_of
+from gpuledger_reports.presenting.output import efficiency_text, hours_text, state_of
 from gpuledger_reports.pricing.billing import Bill
 from gpuledger_reports.pricing.money import money_text, text_of
 from gpuledger_reports.reading.times import time_text
@@ -21,7 +21,13 @@ from gpuledger_reports.reading.times import time_text
 _AROUND: Final = 3
 _NARROWEST: Final = 10
 """A dimension's text folds down to so many characters before a column is left out."""
-_MAY_GO: Final = ("of it unused", "GPU h used", "GPU h held", "GPU h charged")
+_MAY_GO: Final = (
+    "Unused cost",
+    "Used GPU-hours",
+    "Allocated GPU-hours",
+    "Efficiency",
+    "Billed GPU-hours",
+)
 """What is left out where nothing else helps, the first of them first."""
 
 
@@ -77,7 +83,7 @@ def bill_table(bill: Bill, *, width: int) -> tuple[Table, int]:
     begin, end = map(time_text, bill.window)
     caption = _totals(bill)
     if gone:
-        caption += f"\nleft out, as there is no room: {', '.join(gone)}; --format csv has them"
+        caption += f"\nnot shown, terminal too narrow: {', '.join(gone)}; see --format csv"
     table = Table(
         title=f"{begin} to {end}, {state_of(bill)}, in {bill.currency}, by {bill.policy.name}",
         title_justify="left",
@@ -97,11 +103,12 @@ def _columns(bill: Bill) -> list[_Column]:
     # The dearest first; files have them by their values, as those are compared.
     lines = sorted(bill.lines, key=lambda line: (-line.cost, line.values))
     numbers = {
-        "GPU h held": [hours_text(line.held) for line in lines],
-        "GPU h used": [hours_text(line.used) for line in lines],
-        "GPU h charged": [hours_text(line.charged) for line in lines],
+        "Allocated GPU-hours": [hours_text(line.held) for line in lines],
+        "Used GPU-hours": [hours_text(line.used) for line in lines],
+        "Efficiency": [efficiency_text(line.used, line.held) for line in lines],
+        "Billed GPU-hours": [hours_text(line.charged) for line in lines],
         "Cost": [money_text(line.cost, bill.currency) for line in lines],
-        "of it unused": [money_text(line.held_idle_cost, bill.currency) for line in lines],
+        "Unused cost": [money_text(line.held_idle_cost, bill.currency) for line in lines],
     }
     return [
         *(
@@ -117,11 +124,14 @@ def _columns(bill: Bill) -> list[_Column]:
 def _totals(bill: Bill) -> str:
     money = partial(money_text, currency=bill.currency)
     parts = [f"Lines {money(bill.line_cost)} = GPUs {money(bill.origin_cost)}"]
-    for name, ratio in (("covered", bill.covered_ratio), ("use measured", bill.measured_ratio)):
+    for name, ratio in (
+        ("data coverage", bill.covered_ratio),
+        ("measured usage", bill.measured_ratio),
+    ):
         if ratio is not None:
             parts.append(f"{name} {text_of(ratio * 100, digits=2)} %")
     for state in bill.budgets:
         spent = f"{money(state.spent)} of {money(state.amount)} {bill.currency}"
-        at_end = "" if state.forecast is None else f", {money(state.forecast)} at the end"
+        at_end = "" if state.forecast is None else f", forecast {money(state.forecast)}"
         parts.append(f"\nbudget {state.name}: {spent}{at_end}")
     return "  ".join(parts)

@@ -11,28 +11,44 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from gpuledger.errors import UserError
 from gpuledger_agent.core.processes.table import Location
 from gpuledger_agent.host.cgroup import locate
+from gpuledger_cli.option_help import epilogue
+
+app = App(
+    name="cgroup",
+    help_format="plaintext",
+    help_epilogue=epilogue(
+        examples={
+            "A process of this machine": "gpuledger cgroup /proc/4711/cgroup",
+            "All processes": "cat /proc/[0-9]*/cgroup | sort -u | gpuledger cgroup",
+        },
+        codes={2: "a file cannot be read"},
+    ),
+)
 
 
+@app.default
 def cgroup(
-    *lines: Annotated[str, Parameter(name="PATH-OR-LINE", allow_leading_hyphen=False)],
-    format: Literal["table", "json"] = "table",  # noqa: A002  # the option's name
+    *lines: Annotated[
+        str,
+        Parameter(
+            name="PATH-OR-LINE",
+            help="A file such as /proc/4711/cgroup, or a line of one; without any, lines are read"
+            " from standard input.",
+            allow_leading_hyphen=False,
+        ),
+    ],
+    format: Annotated[  # noqa: A002  # the option's name
+        Literal["table", "json"], Parameter(help="table, or json: one object per line.")
+    ] = "table",
 ) -> None:
-    """Show the container, the pod and the job that cgroup lines mean.
-
-    Parameters
-    ----------
-    lines
-        A file such as /proc/123/cgroup, or a line of one. Without any, lines are read from
-        standard input.
-    format
-        A table for people, or one JSON object a line.
-
-    """
+    """Show the container, the pod and the job that cgroup lines belong to."""
+    if not lines and sys.stdin.isatty():
+        sys.stderr.write("gpuledger: reading cgroup lines from the terminal; Ctrl-D ends\n")
     # All arguments are read before anything is shown, so that a mistake is all that is said.
     locations: Iterable[Location] = map(locate, filter(str.strip, sys.stdin))
     if lines:

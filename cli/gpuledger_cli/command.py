@@ -12,7 +12,6 @@ from cyclopts import App, CycloptsError
 from gpuledger import __version__
 from gpuledger.errors import GpuledgerError, UnavailableError, UserError
 from gpuledger.settings.secret import mask_addresses
-from gpuledger_cli.demo.tables import as_help
 
 USER_ERROR: Final = 2
 OWN_ERROR: Final = 5
@@ -35,28 +34,41 @@ app = App(
 )
 # The help stands here as well, because asking the module for it would load it.
 app.command(
-    "gpuledger_cli.demo.demo_command:demo",
+    "gpuledger_cli.demo.demo_command:app",
     name="demo",
-    help="Watch the whole pipeline at work on one screen.",
-    help_epilogue=as_help(),
+    help="Run the whole pipeline in one process and show who uses each GPU.",
 )
 _COMMANDS: Final = {
-    "topics": ("topics:app", "Make the topics on a Kafka broker, or check those there."),
-    "bill": ("bill:app", "Say what GPUs cost, by whom, and how each line was calculated."),
+    "topics": (
+        "topics:app",
+        "Create topics, check topics, print topics and ACLs for other tools.",
+    ),
+    "watermarks": (
+        "watermarks:app",
+        "Show the time through which the topics are complete.",
+    ),
+    "cluster": ("cluster:app", "Retire a cluster or a node that is gone."),
+    "bill": (
+        "bill:app",
+        "Calculate what GPUs cost and for whom; close periods, explain line items.",
+    ),
     "replay": (
         "replay.replay_command:app",
-        "Join the ticks of a time range again, and compare with the first run.",
+        "Run the join again over a time range; write the events or compare them.",
     ),
     "dead-letters": (
         "dead_letters.dead_letters_command:app",
-        "List what could not be used, show it, and put it back.",
+        "List, show and replay records that a component rejected.",
     ),
-    "store": ("store:app", "Maintain the store: rollups, retention, compaction."),
-    "query": ("query:query", "Ask the store in SQL, names and readable units included."),
-    "cgroup": ("cgroup:cgroup", "Show the container and the pod that cgroup lines mean."),
+    "store": ("store:app", "Maintain the store: hourly and daily sums, retention, compaction."),
+    "query": ("query:app", "Query the store in SQL, with names and readable units."),
+    "cgroup": (
+        "cgroup:app",
+        "Show the container, the pod and the job that cgroup lines belong to.",
+    ),
     "record-nvml": (
-        "record_nvml:record_nvml",
-        "Write down what this machine's NVML answers, to play it elsewhere.",
+        "record_nvml:app",
+        "Record what NVML returns on this machine, to replay it on another.",
     ),
     "config": ("elsewhere:run", "Explain the settings of a component."),
     "completion": ("completion:app", "Print the completion script of a shell."),

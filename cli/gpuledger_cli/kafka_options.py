@@ -8,6 +8,10 @@ import msgspec
 from cyclopts import Parameter
 
 from gpuledger.settings import KafkaSettings, Option, load_settings
+from gpuledger.settings.sources import variable_of
+
+_KAFKA: Final = "kafka"
+_SERVERS: Final = (_KAFKA, "bootstrap_servers")
 
 
 class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,8 +24,9 @@ class TopicsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 Config = Annotated[
     Path | None,
     Parameter(
-        help="Settings file (YAML) of any deployable; its kafka section is read, which"
-        " `gpuledger config explain join kafka` lists."
+        help="Settings file (YAML) of a component; only its section kafka is read, which"
+        " `gpuledger config explain join kafka` lists. Each setting of it may also be an"
+        f" environment variable, such as {variable_of((_KAFKA, 'security_protocol'))}."
     ),
 ]
 
@@ -29,23 +34,26 @@ Config = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class KafkaOptions:
-    """The options of every command that asks Kafka."""
+    """The options of every command that connects to Kafka."""
 
+    # The variable is read with the other settings, so that errors name it; cyclopts' own
+    # fallback would name the option.
     bootstrap_servers: Annotated[
-        str | None, Parameter(help="Brokers to ask first, host:port, separated by commas.")
+        str | None,
+        Parameter(
+            help="Kafka brokers to connect to first, host:port, separated by commas."
+            f" [env var: {variable_of(_SERVERS)}]",
+            show_default=lambda _: TopicsSettings().kafka.bootstrap_servers,
+        ),
     ] = None
     config: Config = None
 
     def settings(self) -> KafkaSettings:
-        """Read the settings as a deployable does; raises `SettingsError`."""
+        """Read the settings as a component does; raises `SettingsError`."""
         argv = [f"--config={self.config}"] if self.config else []
         if self.bootstrap_servers:
             argv.append(f"--bootstrap-servers={self.bootstrap_servers}")
-        option = Option(
-            name="--bootstrap-servers",
-            setting="kafka.bootstrap_servers",
-            help="Brokers to ask first.",
-        )
+        option = Option(name="--bootstrap-servers", setting=".".join(_SERVERS), help="Brokers.")
         loaded = load_settings(
             TopicsSettings,
             prog="gpuledger topics",

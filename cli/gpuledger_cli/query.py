@@ -14,7 +14,8 @@ from typing import Annotated, Any, Final, Literal
 
 import duckdb
 import orjson
-from cyclopts import Parameter
+from cyclopts import App, Parameter
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -24,6 +25,7 @@ from gpuledger.settings.secret import shown_url
 from gpuledger.store.confinement import confine, parse_question
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
 from gpuledger.store.views import create_views
+from gpuledger_cli.option_help import epilogue
 from gpuledger_cli.store_arguments import (
     StorageOption,
     StoreUri,
@@ -32,31 +34,60 @@ from gpuledger_cli.store_arguments import (
     written,
 )
 
-_WIDTH_IN_FILES: Final = 10_000
+_ANY_WIDTH: Final = 1_000_000_000
 _ROWS_AT_ONCE: Final = 10_000
 Format = Literal["table", "csv", "json", "parquet"]
 
 
+app = App(
+    name="query",
+    help_format="plaintext",
+    help_epilogue=epilogue(
+        "Views: usage, usage_hourly, usage_daily, entries, pods, nodes, namespaces, inventory,"
+        " incidents, gaps and bill_lines. `DESCRIBE usage` lists the columns of one. Only one"
+        " statement that returns rows is accepted, and it cannot read other files.",
+        examples={
+            "Busy GPU seconds by namespace": (
+                'gpuledger query "SELECT namespace, sum(busy_seconds)\n'
+                '    FROM usage_hourly GROUP BY ALL"'
+            ),
+            "One line per column": (
+                'gpuledger query --expanded "FROM incidents ORDER BY time DESC LIMIT 3"'
+            ),
+            "For a spreadsheet": (
+                'gpuledger query "FROM usage_daily" --format csv --output usage.csv'
+            ),
+        },
+    ),
+)
+
+
+@app.default
 def query(
-    sql: Annotated[str, Parameter(help="What to ask, in DuckDB's SQL.")],
+    sql: Annotated[str, Parameter(help="One statement in DuckDB's SQL.")],
     /,
     *,
     store: StoreUri,
-    format: Annotated[Format, Parameter(help="How to show what is found.")] = "table",  # noqa: A002  # the option's name
+    format: Annotated[Format, Parameter(help="Format of the result.")] = "table",  # noqa: A002  # the option's name
+    expanded: Annotated[
+        bool | None,
+        Parameter(
+            help="Print a line for each column instead of one for each row; by default if rows are"
+            " wider than the terminal.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
         Path | None, Parameter(help="File to write to instead of standard output.")
     ] = None,
     storage_option: StorageOption = (),
 ) -> int:
-    """Ask the store in SQL. Each table is a view, with readable units and names joined to it.
-
-    The tables: usage, usage_hourly, usage_daily, entries, pods, nodes, namespaces, inventory,
-    incidents, gaps and bill_lines. One statement that gives rows is answered, and reads no other
-    file. Whole numbers stay whole; of JSON and CSV, decimals are written with all their digits.
-    """
+    """Query the store in SQL, with names and readable units."""
+    if expanded is not None and format != "table":
+        raise UserError(f"--expanded: only for --format table, not {format}")
     # Bytes on a terminal help nobody, and Parquet is written from its end.
     if format == "parquet" and output is None:
-        raise UserError("--format parquet: give the file to write as --output FILE")
+        raise UserError("--format parquet: missing --output; give the file to write")
     require_writable(output)
     with duckdb.connect() as connection:
         try:
@@ -73,12 +104,12 @@ def query(
                 if format == "parquet":
                     found.write_parquet(str(file))
                 elif file is None:
-                    _write(sys.stdout, format, found.columns, rows)
+                    _write(sys.stdout, format, found.columns, rows, expanded=expanded)
                 else:
                     with file.open("w", encoding="utf-8", newline="") as text:
-                        _write(text, format, found.columns, rows)
+                        _write(text, format, found.columns, rows, expanded=expanded)
         except duckdb.Error as error:
-            raise UserError(f"the store refuses the SQL: {error}") from error
+            raise UserError(f"cannot run the query: {error}") from error
     return 0
 
 
@@ -92,17 +123,23 @@ def _require_names(columns: Sequence[str]) -> None:
 
 
 def _hint(sql: str, files: Mapping[str, Sequence[str]], store: str) -> None:
-    """Say how sums come to be where a query asks for some that nobody has made yet."""
+    """Write a hint if a query reads sums that have not been made yet."""
     for table in (USAGE_HOURLY.name, USAGE_DAILY.name):
         if re.search(rf"\b{table}\b", sql) and files[USAGE.name] and not files[table]:
             sys.stderr.write(
-                f"gpuledger: {table} has no rows yet, as nobody has summed up {USAGE.name}:"
-                f" `gpuledger store maintain --store {shown_url(store)}` does, and so does a"
-                " running `gpuledger sink store`\n"
+                f"gpuledger: {table} has no rows yet: {USAGE.name} has not been summed up; run"
+                f" `gpuledger store maintain --store {shown_url(store)}`\n"
             )
 
 
-def _write(file: Any, format: Format, columns: Sequence[str], rows: Iterable[Any]) -> None:  # noqa: ANN401, A002  # a text file; the option's name
+def _write(
+    file: Any,  # noqa: ANN401  # a text file
+    format: Format,  # noqa: A002  # the option's name
+    columns: Sequence[str],
+    rows: Iterable[Any],
+    *,
+    expanded: bool | None,
+) -> None:
     if format == "json":
         before = "[\n  "
         for row in rows:
@@ -116,12 +153,49 @@ def _write(file: Any, format: Format, columns: Sequence[str], rows: Iterable[Any
         writer.writerow(columns)
         writer.writerows([_shown(value) for value in row] for row in rows)
     else:
-        # Texts: what stands in brackets would be taken for a style.
-        table = Table(*(Column(Text(name)) for name in columns), safe_box=True)
-        for row in rows:
-            table.add_row(*[Text("" if value is None else str(_shown(value))) for value in row])
-        # In a file or a pipe nothing is cut off.
-        Console(file=file, width=None if file.isatty() else _WIDTH_IN_FILES).print(table)
+        cells = [["" if value is None else str(_shown(value)) for value in row] for row in rows]
+        print_rows(file, columns, cells, expanded=expanded)
+
+
+def print_rows(
+    file: Any,  # noqa: ANN401  # a text file
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    expanded: bool | None,
+    width: int | None = None,
+) -> None:
+    """Print rows as a table, or expanded where that would be wider than a terminal.
+
+    No value is ever cut. In a file or a pipe a table has the width that it needs.
+    """
+    # Texts: what stands in brackets would be taken for a style.
+    texts = [[Text(cell) for cell in row] for row in rows]
+    table = Table(*(Column(Text(name), no_wrap=True) for name in columns), safe_box=True)
+    for row in texts:
+        table.add_row(*row)
+    needed = Console(width=_ANY_WIDTH).measure(table).maximum
+    console = Console(file=file, width=width)
+    is_too_wide = (width is not None or file.isatty()) and needed > console.width
+    if rows and (is_too_wide if expanded is None else expanded):
+        _print_expanded(console, columns, texts)
+        return
+    Console(file=file, width=needed).print(table, soft_wrap=True)
+
+
+def _print_expanded(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[Text]]
+) -> None:
+    name_width = max(map(cell_len, columns))
+    for number, row in enumerate(rows, start=1):
+        head = f"-[ RECORD {number} ]"
+        console.print(Text(head.ljust(name_width + 1, "-") + "+-"), soft_wrap=True)
+        for name, cell in zip(columns, row, strict=True):
+            label = name + " " * (name_width - cell_len(name)) + " | "
+            # Further lines of a value stand below its first one.
+            before = [label, *[" " * name_width + " | "] * cell.plain.count("\n")]
+            for text, line in zip(before, cell.split("\n", allow_blank=True), strict=True):
+                console.print(Text(text).append_text(line), soft_wrap=True)
 
 
 def _shown(value: object) -> object:

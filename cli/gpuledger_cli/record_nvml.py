@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Annotated, Final, TypeVar, cast
 
 import pynvml
-from cyclopts import Parameter
-from cyclopts.validators import Number
+from cyclopts import App, Parameter
 
 from gpuledger.errors import UnavailableError, UserError
 from gpuledger.runtime import Readiness, configure_logs
@@ -41,6 +40,7 @@ from gpuledger_agent.recording.recorder import (
 from gpuledger_agent.settings import AgentSettings
 from gpuledger_agent.source_selection import find_only_node, find_source
 from gpuledger_cli.nvml_probes import CallHangsError, probe_all
+from gpuledger_cli.option_help import duration_option, epilogue, parse_seconds
 
 _OUT: Final = Path("nvml-recording.jsonl.gz")
 _NODE: Final = "recorded"
@@ -50,52 +50,63 @@ _WAIT_SECONDS: Final = 0.2
 T = TypeVar("T")
 
 
+app = App(
+    name="record-nvml",
+    help_format="plaintext",
+    help_epilogue=epilogue(
+        "The file has every NVML call of the agent with its result, and the files of /proc that it"
+        " read. Nothing is sent, and nothing on the machine is changed.",
+        examples={
+            "A minute, without names that identify you": (
+                "gpuledger record-nvml --redact --output node.jsonl.gz"
+            ),
+            "Play it on any machine": "gpuledger agent --source recorded:node.jsonl.gz",
+        },
+        codes={2: "NVML is unavailable, the file cannot be written, or invalid input"},
+    ),
+)
+
+
+@app.default
 def record_nvml(
     *,
-    seconds: Annotated[float, Parameter(validator=Number(gte=1, lte=86_400))] = 60.0,
-    interval: Annotated[float, Parameter(validator=Number(gte=0.25, lte=60))] = 1.0,
-    out: Path = _OUT,
-    redact: bool = False,
-    probes: bool = True,
-    source: str = "auto",
-    node: str | None = None,
+    for_: Annotated[str, duration_option("How long to record", name="--for")] = "60s",
+    interval: Annotated[str, duration_option("Sampling interval")] = "1s",
+    output: Annotated[
+        Path, Parameter(help="File to write; compressed if its name ends in .gz.")
+    ] = _OUT,
+    redact: Annotated[
+        bool,
+        Parameter(
+            help="Replace UUIDs, serial numbers, PCI addresses, container ids, pod ids and program"
+            " names by pseudonyms.",
+            negative=(),
+        ),
+    ] = False,
+    probes: Annotated[
+        bool, Parameter(help="Make calls that the agent does not need, to learn about the driver.")
+    ] = True,
+    source: Annotated[
+        str, Parameter(help="GPU data source: auto, nvml or simulated:FILE, as for the agent.")
+    ] = "auto",
+    node: Annotated[
+        str | None,
+        Parameter(help="Node of the scenario to record; required if it has several."),
+    ] = None,
 ) -> None:
-    """Write down what this machine's NVML answers, with its return codes, to play it elsewhere.
-
-    The agent reads the GPUs as it always does and every call of it is kept: function, arguments,
-    answer or error code, and time; so are the files of /proc that it reads. Then some calls are
-    asked that the agent does not need, to learn how this driver behaves. Nothing is sent away and
-    nothing on the machine is changed.
-
-    Play the file on any machine: gpuledger agent --source recorded:FILE
-
-    Parameters
-    ----------
-    seconds
-        For how long to record.
-    interval
-        Seconds from one tick to the next.
-    out
-        The file to write; a name that ends in .gz is compressed.
-    redact
-        Replace UUIDs, serial numbers, PCI addresses, container and pod ids and program names by
-        pseudonyms, so that the file can be given to others.
-    probes
-        Ask the additional calls.
-    source
-        As the agent's: auto, nvml or simulated:FILE.
-    node
-        The node to play, where the source is a scenario; its only one by itself.
-
-    """
+    """Record what NVML returns on this machine, to replay it on another."""
+    seconds = parse_seconds(for_, option="--for", minimum=1)
+    interval_seconds = parse_seconds(interval, option="--interval", minimum=0.25, maximum=60)
     configure_logs(LogSettings(level="error"))
     try:
         named = node or find_only_node(source) or _NODE
-        settings = AgentSettings(source=source, tick_seconds=interval, node_name=named)
+        settings = AgentSettings(source=source, tick_seconds=interval_seconds, node_name=named)
     except ValueError as error:
         raise UserError(str(error)) from error
     if source.startswith("recorded:"):
-        raise UserError("--source: a recording of a recording tells nothing new")
+        raise UserError(
+            "--source: a recording cannot be recorded again; give nvml or simulated:FILE"
+        )
     found = find_source(settings)
     if not isinstance(found.gpus, NvmlSession):
         raise UserError(f"--source {source}: it has no NVML to record")
@@ -108,7 +119,7 @@ def record_nvml(
         except _StoppedError:
             return
         recorder = stack.enter_context(
-            contextlib.closing(Recorder(out, header, found.clock, redact=write))
+            contextlib.closing(Recorder(output, header, found.clock, redact=write))
         )
         library = RecordingLibrary(with_own_lists(nvml), recorder)
         # The agent itself asks, so that the recording has what an agent needs, in its order.
@@ -123,8 +134,8 @@ def record_nvml(
         if probes and not recorder.has_failed:
             recorder.is_probing = True
             _probe(library, stop)
-    _say(f"{out}: {recorder.lines} calls, {out.stat().st_size} bytes; play it with:")
-    _say(f"  gpuledger agent --source recorded:{out}")
+    _say(f"{output}: {recorder.lines} calls, {output.stat().st_size} bytes; play it with:")
+    _say(f"  gpuledger agent --source recorded:{output}")
 
 
 class _StoppedError(Exception):

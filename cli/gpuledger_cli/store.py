@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
-from cyclopts.validators import Number
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -20,7 +19,8 @@ from gpuledger.errors import UserError
 from gpuledger.settings.secret import shown_url
 from gpuledger.store.schema import ENTRIES, TableSchema
 from gpuledger.store.usage_schema import USAGE, USAGE_DAILY, USAGE_HOURLY
-from gpuledger.time_ranges import parse_duration
+from gpuledger.time_ranges import write_duration
+from gpuledger_cli.option_help import duration_option, epilogue, parse_seconds, parse_whole
 from gpuledger_cli.store_arguments import StorageOption, StoreUri, storage_options_of
 from gpuledger_sinks.errors import ReceiverUnavailableError
 from gpuledger_sinks.store.maintainer import (
@@ -37,64 +37,77 @@ from gpuledger_sinks.store.table import StreamTable
 _LOST: Final = 1
 _DEFAULT_AGE_HOURS: Final = MaintenanceSettings(uri="").orphan_age_hours
 _RETENTION: Final = Retention()
+_HOUR_MS: Final = 3_600_000
 _END_SECONDS: Final = 8.0
 """How long a run that is told to end may take for the step that is under way."""
 _WIDTH_IN_FILES: Final = 100
 
-app = App(name="store", help="Maintain the tables of a store.")
+app = App(name="store", help_format="plaintext")
 
 
-def days_of(table: TableSchema) -> Parameter:
-    """Return the option that says for how long a table keeps its rows."""
-    return Parameter(
-        help=f"For how many days {table.name} keeps its rows; 0 is for ever.",
-        validator=Number(gte=0),
+def retention_option(table: TableSchema) -> Parameter:
+    """Return the option of how long a table keeps its rows."""
+    return duration_option(
+        f"How long {table.name} keeps its rows, in whole days; 0d keeps them all"
     )
 
 
-@app.command
+@app.command(
+    help_epilogue=epilogue(
+        "Run it every ten minutes, as a CronJob or with --every.",
+        examples={
+            "Once": "gpuledger store maintain --store s3://ledger/gpuledger",
+            "Every ten minutes until SIGTERM": "gpuledger store maintain --every 10m",
+            "What would it do?": "gpuledger store maintain --dry-run",
+        },
+        codes={
+            1: "another maintainer is running and does the rest",
+            2: "no store there, the storage is unavailable, or invalid input",
+        },
+    )
+)
 def maintain(
     *,
     store: StoreUri,
     storage_option: StorageOption = (),
-    every: Annotated[
-        str | None,
-        Parameter(help="Go on, and do it again at this interval, such as 10m, until SIGTERM."),
-    ] = None,
+    every: Annotated[str | None, duration_option("Repeat at this interval until SIGTERM")] = None,
     dry_run: Annotated[
-        bool, Parameter(help="Say what would be done, and change nothing.", negative=())
+        bool, Parameter(help="Print what would be done and change nothing.", negative=())
     ] = False,
-    orphan_age_hours: Annotated[
-        int,
-        Parameter(
-            help="How old a file must be that no version of its table has any more, or never had,"
-            " before it is removed; far more than a write or a reader's query takes.",
-            validator=Number(gte=1),
+    orphan_age: Annotated[
+        str,
+        duration_option(
+            "Age from which files that no table refers to are removed, in whole hours; keep it"
+            " far longer than a write or a query takes"
         ),
-    ] = _DEFAULT_AGE_HOURS,
-    usage_days: Annotated[int, days_of(USAGE)] = _RETENTION.usage_days,
-    usage_hourly_days: Annotated[int, days_of(USAGE_HOURLY)] = _RETENTION.usage_hourly_days,
-    usage_daily_days: Annotated[int, days_of(USAGE_DAILY)] = _RETENTION.usage_daily_days,
-    entries_days: Annotated[int, days_of(ENTRIES)] = _RETENTION.entries_days,
+    ] = write_duration(_DEFAULT_AGE_HOURS * _HOUR_MS),
+    usage_retention: Annotated[str, retention_option(USAGE)] = f"{_RETENTION.usage_days}d",
+    usage_hourly_retention: Annotated[
+        str, retention_option(USAGE_HOURLY)
+    ] = f"{_RETENTION.usage_hourly_days}d",
+    usage_daily_retention: Annotated[
+        str, retention_option(USAGE_DAILY)
+    ] = f"{_RETENTION.usage_daily_days}d",
+    entries_retention: Annotated[str, retention_option(ENTRIES)] = f"{_RETENTION.entries_days}d",
     verbose: Annotated[
         bool,
-        Parameter(help="Name each step as it begins, also where it finds nothing.", negative=()),
+        Parameter(help="Print each step as it begins, even if it has nothing to do.", negative=()),
     ] = False,
 ) -> int:
-    """Sum up hours and days, remove old rows, merge small files, and vacuum.
-
-    Exit code 1 if another maintainer runs at the same time and goes on with the rest, 2 if there is
-    no store or the storage does not answer.
-    """
+    """Sum up hours and days, remove old rows, merge small files, and vacuum."""
     settings = MaintenanceSettings(
         uri=store,
         storage_options=storage_options_of(storage_option),
-        orphan_age_hours=orphan_age_hours,
+        orphan_age_hours=parse_whole(
+            orphan_age, option="--orphan-age", unit_ms=_HOUR_MS, unit="hours", minimum=1
+        ),
         retention=Retention(
-            usage_days=usage_days,
-            usage_hourly_days=usage_hourly_days,
-            usage_daily_days=usage_daily_days,
-            entries_days=entries_days,
+            usage_days=parse_whole(usage_retention, option="--usage-retention"),
+            usage_hourly_days=parse_whole(
+                usage_hourly_retention, option="--usage-hourly-retention"
+            ),
+            usage_daily_days=parse_whole(usage_daily_retention, option="--usage-daily-retention"),
+            entries_days=parse_whole(entries_retention, option="--entries-retention"),
         ),
     )
     if every is None:
@@ -102,8 +115,8 @@ def maintain(
             Maintainer(settings, clock=SystemClock()), settings, dry_run=dry_run, verbose=verbose
         )
     if dry_run:
-        raise UserError("--dry-run and --every exclude each other")
-    _Repeated(settings, every_seconds=parse_duration(every, option="--every") / 1000).run()
+        raise UserError("--dry-run and --every: give only one of them")
+    _Repeated(settings, every_seconds=parse_seconds(every, option="--every")).run()
     return 0
 
 

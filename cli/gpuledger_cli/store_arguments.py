@@ -9,31 +9,57 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import duckdb
+import msgspec
 from cyclopts import Parameter
 
 from gpuledger.errors import UserError
+from gpuledger.settings import load_settings
+from gpuledger.settings.sources import variable_of
 
-StoreUri = Annotated[str, Parameter(help="Folder or object-store URI of the store.")]
+_OPTIONS_VARIABLE: Final = variable_of(("store", "storage_options"))
+StoreUri = Annotated[
+    str,
+    Parameter(
+        help="Directory or object-store URI of the store, such as s3://ledger/gpuledger.",
+        env_var=variable_of(("store", "uri")),
+    ),
+]
 StorageOption = Annotated[
     tuple[str, ...],
     Parameter(
-        help="A KEY=VALUE for the store, as store.storage_options; may be given several times.",
+        help="KEY=VALUE for the object store, as in store.storage_options; may be repeated."
+        f" [env var: {_OPTIONS_VARIABLE}]",
         negative=(),
         show_default=False,
     ),
 ]
 
 
+class _StorageSettings(msgspec.Struct, frozen=True, kw_only=True):
+    storage_options: dict[str, str] = {}
+
+
+class _EnvironmentSettings(msgspec.Struct, frozen=True, kw_only=True):
+    store: _StorageSettings = _StorageSettings()
+
+
 def storage_options_of(given: Sequence[str]) -> dict[str, str]:
-    """Return options of a storage by their names; raises UserError for one without either part."""
+    """Return options of a storage by their names, over those of the environment.
+
+    Raises UserError for one that is not KEY=VALUE.
+    """
     pairs = [option.partition("=") for option in given]
     # Without its value, which may be a key of the storage.
     if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
-        raise UserError(f"--storage-option: {wrong[0]!r} is no KEY=VALUE")
-    return {key: value for key, _, value in pairs}
+        raise UserError(f"--storage-option: expected KEY=VALUE, got {wrong[0]!r}")
+    environ = {name: text for name, text in os.environ.items() if name == _OPTIONS_VARIABLE}
+    settings = load_settings(
+        _EnvironmentSettings, prog="gpuledger", description="", argv=(), environ=environ
+    )
+    return settings.store.storage_options | {key: value for key, _, value in pairs}
 
 
 def require_writable(output: Path | None) -> None:

@@ -48,7 +48,7 @@ unload() {
 
 record() {
 	load
-	"$python" -m gpuledger_cli record-nvml --redact --seconds 60 --out "$1/nvml-recording.jsonl.gz" \
+	"$python" -m gpuledger_cli record-nvml --redact --for 60s --output "$1/nvml-recording.jsonl.gz" \
 		2>"$1/findings.txt" || { cat "$1/findings.txt" >&2; unload; exit 1; }
 	unload
 	cat "$1/findings.txt"
@@ -56,11 +56,11 @@ record() {
 
 demo() {
 	load
-	"$python" -m gpuledger_cli demo --for 40 >"$1/demo.txt" 2>&1 || true
+	"$python" -m gpuledger_cli demo --for 40s >"$1/demo.txt" 2>&1 || true
 	cat "$1/demo.txt"
 	unload
 	load
-	"$python" -m gpuledger_cli demo --for 30 --format json >"$1/demo.json" 2>"$1/demo.stderr.txt" || true
+	"$python" -m gpuledger_cli demo --for 30s --format json >"$1/demo.json" 2>"$1/demo.stderr.txt" || true
 	unload
 }
 

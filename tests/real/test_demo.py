@@ -41,7 +41,7 @@ ENVIRONMENT = {
 
 def run_demo(broker: Kafka, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run it to its end."""
-    bus = ("--bus", f"kafka://{broker.bootstrap_servers}", "--for", "5", "--format", "json")
+    bus = ("--bus", f"kafka://{broker.bootstrap_servers}", "--for", "5s", "--format", "json")
     return subprocess.run(
         [*COMMAND, *bus, *map(str, arguments)],
         env=ENVIRONMENT,
@@ -104,7 +104,7 @@ def test_ctrl_c_ends_it_cleanly_with_the_summary(
 ) -> None:
     """On a broker too."""
     broker = start_kafka()
-    arguments = ("--for", "60", "--format", "json", "--store", tmp_path)
+    arguments = ("--for", "60s", "--format", "json", "--store", tmp_path)
     with started_demo(broker, *arguments) as running:
         wait_for_events(broker, kcat)
         running.send_signal(signal.SIGINT)
@@ -123,7 +123,7 @@ def test_a_broker_that_dies_neither_holds_up_the_end_nor_takes_the_summary_along
     The topics cannot be deleted then, and a line names them.
     """
     broker = start_kafka()
-    arguments = ("--store", tmp_path / "store", "--for", "600" if number else "20")
+    arguments = ("--store", tmp_path / "store", "--for", "600s" if number else "20s")
     with started_demo(broker, *arguments) as running:
         wait_for_events(broker, kcat)
         broker.kill()
@@ -144,7 +144,7 @@ def test_a_topic_that_is_deleted_is_named_and_kafka_is_not_said_to_be_away(
 ) -> None:
     broker = start_kafka()
     settings = KafkaSettings(bootstrap_servers=broker.bootstrap_servers)
-    arguments = ("--store", tmp_path / "store", "--format", "json", "--for", "20")
+    arguments = ("--store", tmp_path / "store", "--format", "json", "--for", "20s")
     with started_demo(broker, *arguments) as running:
         (events,) = wait_for_events(broker, kcat)
         samples = Topics(events.removesuffix(".events.v1")).samples
@@ -162,7 +162,7 @@ def test_each_event_counts_once_although_the_groups_have_given_the_run_up_meanwh
 ) -> None:
     """As after a lid that was closed for longer than a session."""
     broker = start_kafka()
-    arguments = ("--store", tmp_path / "store", "--format", "json", "--for", "40")
+    arguments = ("--store", tmp_path / "store", "--format", "json", "--for", "40s")
     with started_demo(broker, *arguments) as running:
         wait_for_events(broker, kcat)
         time.sleep(5)
@@ -181,7 +181,7 @@ def test_two_runs_at_once_do_not_see_one_another(
     start_kafka: Callable[[], Kafka], kcat: Kcat, tmp_path: Path
 ) -> None:
     broker = start_kafka()
-    arguments = ("--store", tmp_path / "first", "--for", "15", "--format", "json")
+    arguments = ("--store", tmp_path / "first", "--for", "15s", "--format", "json")
     with started_demo(broker, *arguments) as running:
         wait_for_events(broker, kcat)
         second = run_demo(broker, "--store", tmp_path / "second")

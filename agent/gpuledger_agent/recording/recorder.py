@@ -101,7 +101,7 @@ class Recorder:
             self._error = self._error or error
 
     def _explain(self, error: OSError) -> UserError:
-        return UserError(f"cannot write {self._path}: {error.strerror}; give --out another place")
+        return UserError(f"cannot write {self._path}: {error.strerror}; give another --output")
 
 
 class RecordingLibrary:

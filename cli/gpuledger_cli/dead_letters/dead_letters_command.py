@@ -1,4 +1,4 @@
-"""`gpuledger dead-letters`: options in; tables, letters and replays out."""
+"""`gpuledger dead-letters`: options in; tables, records and replays out."""
 
 import sys
 import time
@@ -28,42 +28,33 @@ from gpuledger_cli.dead_letters.letter_replay import replay_letters
 from gpuledger_cli.dead_letters.letter_views import LetterCounts, full_text, parse_count_by, row_of
 from gpuledger_cli.kafka_options import NO_OPTIONS, KafkaOptions
 from gpuledger_cli.long_work import printing_progress, run_cancellable
+from gpuledger_cli.option_help import epilogue, time_option
 
-_REPLAY_HELP: Final = """
-A dead-letter record is replayed only to the consumer that rejected it:
-
-- Records that the join rejected are written back to their own topic.
-- Events that a sink rejected (remote_write, store, rows) are written to the topic
-  `gpuledger.replay.v1`, from which that sink takes them. Alerts are not replayed.
-
-Without `--yes` nothing is written: the records are counted. A record that is rejected again gets
-another dead letter: `gpuledger dead-letters list --since -10m` shows it. You may replay a record
-again: its consumer recognises what it already has.
-
-Exit codes: 0 all are written; 3 some cannot be replayed; 2 invalid input, or Kafka is unavailable;
-130 interrupted.
-
-- Count first: gpuledger dead-letters replay --reason out_of_order
-- Then send: gpuledger dead-letters replay --reason out_of_order --yes
-- One record: gpuledger dead-letters replay 0:17 --yes
-- After an upgrade of the join: gpuledger dead-letters replay --reason undecodable --yes
-"""
-_HELP: Final = """
-Reads the topic of dead letters outside any consumer group: nobody notices.
-
-- The newest hundred: gpuledger dead-letters list
-- Who refuses what: gpuledger dead-letters list --count-by consumer,reason
-- Of one node since an hour: gpuledger dead-letters list --since -1h --node gpu-node-07
-- For jq: gpuledger dead-letters list --format json --limit 0 | jq -r .detail | sort | uniq -c
-- All of one: gpuledger dead-letters show 0:17
-- Send again what a receiver refused: gpuledger dead-letters replay --help
-"""
-app = App(
-    name="dead-letters",
-    help="List what could not be used, show it, and put it back.",
-    help_epilogue=_HELP,
-    help_format="markdown",
+_READS: Final = (
+    "The command reads the dead-letter topic outside any consumer group, so it does not affect"
+    " running components."
 )
+_REPLAY_HELP: Final = epilogue(
+    """
+A dead-letter record is replayed only to the consumer that rejected it:
+  - Records that the join rejected are written back to their own topic.
+  - Events that a sink rejected (remote_write, store, rows) are written to the
+    topic gpuledger.replay.v1. Only that sink takes them from there. Alerts
+    are not replayed.
+
+A record that is rejected again becomes another dead letter:
+`gpuledger dead-letters list --since -10m` shows it. You may replay a record
+twice: its consumer recognizes what it already has.
+""",
+    examples={
+        "Count first": "gpuledger dead-letters replay --reason out_of_order",
+        "Then send": "gpuledger dead-letters replay --reason out_of_order --yes",
+        "One record": "gpuledger dead-letters replay 0:17 --yes",
+        "After an upgrade of the join": "gpuledger dead-letters replay --reason undecodable --yes",
+    },
+    codes={0: "all records are counted or written", 3: "some records cannot be replayed"},
+)
+app = App(name="dead-letters", help_format="plaintext")
 
 
 @Parameter(name="*")
@@ -71,20 +62,12 @@ app = App(
 class Chosen:
     """Which letters; conditions of several options hold together."""
 
-    since: Annotated[
-        str | None,
-        Parameter(
-            help="Put aside at this time or later: 2026-11-21T14:00:00Z, or -1h.",
-            allow_leading_hyphen=True,
-        ),
-    ] = None
-    until: Annotated[
-        str | None, Parameter(help="Put aside before this time.", allow_leading_hyphen=True)
-    ] = None
+    since: Annotated[str | None, time_option("Rejected at this time or later")] = None
+    until: Annotated[str | None, time_option("Rejected before this time")] = None
     consumer: Annotated[
         tuple[str, ...],
         Parameter(
-            help="Put aside by this consumer group; may be given several times.",
+            help="Rejected by this consumer group; may be repeated.",
             negative=(),
             show_default=False,
         ),
@@ -92,21 +75,21 @@ class Chosen:
     reason: Annotated[
         tuple[str, ...],
         Parameter(
-            help="For this reason; may be given several times.", negative=(), show_default=False
+            help="Rejected for this reason; may be repeated.", negative=(), show_default=False
         ),
     ] = ()
     topic: Annotated[
         tuple[str, ...],
         Parameter(
-            help="Of a record of this topic; may be given several times.",
+            help="Records of this topic; may be repeated.",
             negative=(),
             show_default=False,
         ),
     ] = ()
-    key: Annotated[str | None, Parameter(help="Of a record under this key.")] = None
+    key: Annotated[str | None, Parameter(help="Records with this key.")] = None
     node: Annotated[
         str | None,
-        Parameter(help="Of a record of this node: its name, or CLUSTER/NODE."),
+        Parameter(help="Records of this node: its name, or CLUSTER/NODE."),
     ] = None
 
     def filter(self, positions: Iterable[str] = ()) -> LetterFilter:
@@ -132,7 +115,22 @@ _EVERYTHING: Final = Chosen()
 Flag = Annotated[bool, Parameter(negative=())]
 
 
-@app.command(name="list")
+@app.command(
+    name="list",
+    help_epilogue=epilogue(
+        _READS,
+        examples={
+            "The newest hundred": "gpuledger dead-letters list",
+            "How many by consumer and reason": (
+                "gpuledger dead-letters list --count-by consumer,reason"
+            ),
+            "One node, the last hour": (
+                "gpuledger dead-letters list --since -1h --node gpu-node-07"
+            ),
+            "For jq": "gpuledger dead-letters list --format json --limit 0 | jq -r .detail",
+        },
+    ),
+)
 def list_letters(
     chosen: Chosen = _EVERYTHING,
     *,
@@ -141,16 +139,16 @@ def list_letters(
     format: Format = "table",  # noqa: A002  # the option's name
     kafka: KafkaOptions = NO_OPTIONS,
 ) -> int:
-    """List dead letters, the newest last.
+    """List dead-letter records, the newest last.
 
     Parameters
     ----------
     limit
-        How many to show at most, the newest; 0 is all, for json and csv.
+        Maximum number of records to show, the newest ones; 0 shows all, for json and csv.
     count_by
-        Count instead, by fields separated by commas: consumer, reason, topic, partition, node.
+        Count records by fields, separated by commas: consumer, reason, topic, partition, node.
     format
-        A table for people, a JSON object a line, or CSV.
+        table, json (one object per line) or csv.
 
     """
     if limit == 0 and format == "table" and count_by is None:
@@ -187,24 +185,31 @@ async def scan(history: Bus, wanted: LetterFilter, *, into: LetterCounts | Lette
         return "" if found else log.why_none()
 
 
-@app.command
+@app.command(
+    help_epilogue=epilogue(
+        examples={
+            "All about one record": "gpuledger dead-letters show 0:17",
+            "The bytes of the rejected record": "gpuledger dead-letters show 0:17 --value > record",
+        }
+    )
+)
 def show(
-    *positions: str,
+    *positions: Annotated[str, Parameter(name="PARTITION:OFFSET")],
     value: Flag = False,
     kafka: KafkaOptions = NO_OPTIONS,
 ) -> int:
-    """Show all that dead letters say, and the records that they stand for.
+    """Show dead-letter records with the records that were rejected.
 
     Parameters
     ----------
     positions
-        Where they lie, PARTITION:OFFSET, as `list` shows it.
+        Position of a dead-letter record, such as 0:17, as `list` shows it; may be repeated.
     value
-        Write the record's bytes alone, as they are.
+        Write only the bytes of the rejected record.
 
     """
     if not positions:
-        raise UserError("which letter? give PARTITION:OFFSET, such as 0:17")
+        raise UserError("PARTITION:OFFSET: missing; give a position, such as 0:17")
     bus = _open_quietly(kafka)
     wanted = LetterFilter(positions=frozenset(map(parse_position, positions)))
     for letter in run_cancellable(find(bus, wanted)):
@@ -234,27 +239,27 @@ def refuse_missing(log: LetterLog) -> None:
 
 @app.command(help_epilogue=_REPLAY_HELP)
 def replay(
-    *positions: str,
+    *positions: Annotated[str, Parameter(name="PARTITION:OFFSET")],
     chosen: Chosen = _EVERYTHING,
     all_: Annotated[bool, Parameter(name="--all", negative=())] = False,
     yes: Flag = False,
     kafka: KafkaOptions = NO_OPTIONS,
 ) -> int:
-    """Send dead-letter records to the consumers that rejected them once more.
+    """Replay dead-letter records to the consumers that rejected them; without --yes, only count.
 
     Parameters
     ----------
     positions
-        Which records, PARTITION:OFFSET, as `list` shows them; or by the options of `list`.
+        Position of a dead-letter record, such as 0:17, as `list` shows it; may be repeated.
     all_
-        All records, if no option chooses any.
+        Replay all records; required if neither a position nor an option chooses any.
     yes
-        Send them; without it, they are only counted.
+        Write the records; without it, they are only counted.
 
     """
     wanted = chosen.filter(positions)
     if wanted.is_empty and not all_:
-        raise UserError("which letters? give positions, options of `list`, or --all")
+        raise UserError("no records chosen; give positions, options such as --reason, or --all")
     bus = _open_quietly(kafka)
     return run_cancellable(replay_letters(bus, wanted, is_rehearsal=not yes, clock=SystemClock()))
 

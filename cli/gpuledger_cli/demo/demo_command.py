@@ -13,8 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, null
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from cyclopts import Parameter
-from cyclopts.validators import Number
+from cyclopts import App, Parameter
 from msgspec.structs import replace
 from rich.console import Console, Group
 from rich.live import Live
@@ -54,7 +53,9 @@ from gpuledger_cli.demo.summary import (
     pod_lines,
     truth_error_ratio,
 )
+from gpuledger_cli.demo.tables import as_help
 from gpuledger_cli.demo.totals import as_line
+from gpuledger_cli.option_help import duration_option, epilogue, parse_seconds
 
 WIDTH_IN_FILES: Final = 160
 _REDRAW_SECONDS: Final = 0.25
@@ -64,49 +65,74 @@ Draw = Callable[[int, int, float], Sequence[ScreenLine]]
 """Returns the lines of a frame for a width, a height and the seconds since the first one."""
 
 
+app = App(
+    name="demo",
+    help_format="plaintext",
+    help_epilogue=epilogue(
+        as_help(),
+        examples={
+            "Until Ctrl-C, on this machine's GPUs or simulated ones": "gpuledger demo",
+            "Twenty seconds, then a summary and a bill": "gpuledger demo --for 20s",
+            "Into your Prometheus": (
+                "gpuledger demo --remote-write-url http://localhost:9090/api/v1/write"
+            ),
+            "Bill what it stored, by owner": (
+                "gpuledger demo --for 20s --store demo-store\n"
+                "  gpuledger bill --store demo-store --by owner"
+            ),
+        },
+        codes={1: "something was not sent or is missing; the summary names it"},
+    ),
+)
+
+
+@app.default
 def demo(  # one parameter an option
     *,
     for_: Annotated[
-        float | None,
-        Parameter(name="--for", validator=Number(gt=0)),
+        str | None, duration_option("How long to run; by default until Ctrl-C", name="--for")
     ] = None,
-    scenario: Path | None = None,
-    source: Source = "auto",
-    cluster: str = DEFAULT_CLUSTER,
-    bus: str = "memory",
-    store: Path | None = None,
-    format: Literal["table", "json"] = "table",  # noqa: A002  # the option's name
-    remote_write_url: str | None = None,
-    alertmanager_url: str | None = None,
+    scenario: Annotated[
+        Path | None,
+        Parameter(help="Scenario to play (YAML); by default 2 nodes, 7 GPUs, 7 pods and faults."),
+    ] = None,
+    source: Annotated[
+        Source,
+        Parameter(
+            help="GPU data source: nvml for this machine's GPUs, simulated for the scenario's, auto"
+            " for NVML if available."
+        ),
+    ] = "auto",
+    cluster: Annotated[
+        str,
+        Parameter(help="Cluster name of nodes and pods, a DNS label; a second demo needs another."),
+    ] = DEFAULT_CLUSTER,
+    bus: Annotated[
+        str,
+        Parameter(
+            help="memory, or kafka://host:port[,host:port…]; the demo creates topics of its own"
+            " there and deletes them at the end."
+        ),
+    ] = "memory",
+    store: Annotated[
+        Path | None,
+        Parameter(help="Directory of the store; by default a new one, printed at the end."),
+    ] = None,
+    format: Annotated[  # noqa: A002  # the option's name
+        Literal["table", "json"], Parameter(help="A live table, or one JSON object at the end.")
+    ] = "table",
+    remote_write_url: Annotated[
+        str | None,
+        Parameter(help="Prometheus to write to; by default a built-in receiver that counts."),
+    ] = None,
+    alertmanager_url: Annotated[
+        str | None,
+        Parameter(help="Alertmanager to send alerts to; by default they are only shown."),
+    ] = None,
 ) -> int:
     """Run the whole pipeline in one process and show who uses each GPU.
 
-    Agents, podwatch, join and all sinks run on a bus in memory, or on a real Kafka. GPUs are this
-    machine's own where NVML answers, else those of a scenario. Ends on Ctrl-C.
-
-    Parameters
-    ----------
-    for_
-        How many seconds to run; without it, until Ctrl-C.
-    scenario
-        The scenario to play, a YAML file; by default 2 nodes, 7 GPUs, 7 pods, and what goes wrong.
-    source
-        `nvml` for this machine's GPUs, `simulated` for the scenario's, `auto` for the first that
-        is there.
-    cluster
-        Name of the cluster in whose name nodes and pods are published, a DNS label; with another
-        one, a second demo's nodes of equal names are others.
-    bus
-        `memory`, or `kafka://host:port[,host:port…]`, where the run has topics of its own, which
-        are deleted at the end.
-    store
-        Folder of the store; by default a new one, which is named at the end.
-    format
-        A live table, or one JSON object at the end.
-    remote_write_url
-        A Prometheus to write to; by default a receiver built in, which counts.
-    alertmanager_url
-        An Alertmanager to alert; by default a receiver built in. Alerts are shown either way.
+    Agents, podwatch, join and all sinks run on an in-memory bus, or on Kafka.
     """
     began_seconds = _process_start_seconds()
     configure_logs(LogSettings(level="error", format="text"))
@@ -117,7 +143,7 @@ def demo(  # one parameter an option
         cluster=check_cluster(cluster),
         kafka=parse_bus(bus),
         store=find_store(store),
-        seconds=for_,
+        seconds=None if for_ is None else parse_seconds(for_, option="--for", minimum=0.1),
         remote_write_url=check_url("--remote-write-url", remote_write_url),
         alertmanager_url=check_url("--alertmanager-url", alertmanager_url),
     )

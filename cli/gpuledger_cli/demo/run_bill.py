@@ -18,6 +18,7 @@ from gpuledger.store.query import open_table
 from gpuledger.store.usage_schema import USAGE
 from gpuledger_cli.demo.screen import ScreenLine
 from gpuledger_cli.demo.tables import TableColumn, fit, fold, line
+from gpuledger_reports.presenting.output import efficiency_text
 from gpuledger_reports.pricing.billing import Bill, BillMaker, gpu_seconds
 from gpuledger_reports.pricing.money import quantize_together
 from gpuledger_reports.pricing.policy_file import read_policy
@@ -34,15 +35,17 @@ _NAMES: Final = {
 }
 COLUMNS: Final = (
     TableColumn("Owner", "left", floor=18),
-    TableColumn("GPU s charged", leaves=2),
-    TableColumn("GPU s used", leaves=1),
+    TableColumn("Allocated GPU s", leaves=1),
+    TableColumn("Used GPU s", leaves=2),
+    TableColumn("Efficiency", leaves=4),
+    TableColumn("Billed GPU s", leaves=3),
     TableColumn("Cost"),
-    TableColumn("of it unused"),
+    TableColumn("Unused cost"),
 )
 """Of the bill's table; `BILL_COLUMNS` says what they mean."""
 _MEANING: Final = (
-    "Charged is time held while the GPU answered; of (host) what it used, of (lost) the time"
-    " without an answer, and of (idle) what is left, with last kernels of pods that held no more."
+    "Billed is allocated time while the GPU responded. For (host) it is the used time, for (lost)"
+    " the time without a response, and for (idle) the rest."
 )
 
 
@@ -53,6 +56,8 @@ class OwnerCost(BaseRecord, frozen=True, kw_only=True):
     """Kind and name of the workload, or in brackets who it is that has none."""
     idle_kind: str | None = None
     """Why nobody pays it, as on bills; absent for an owner's."""
+    held_gpu_seconds: float
+    """How much of GPUs was allocated to it."""
     charged_gpu_seconds: float
     """How much of GPUs it pays for: what it held while they answered; the lines sum to all GPUs."""
     used_gpu_seconds: float
@@ -111,6 +116,7 @@ def of_bill(bill: Bill) -> RunBill | None:
         OwnerCost(
             owner=_NAMES.get(each.values[0], each.values[0]),
             idle_kind=each.idle_kind,
+            held_gpu_seconds=float(gpu_seconds(each.held)),
             charged_gpu_seconds=float(gpu_seconds(each.charged)),
             used_gpu_seconds=float(gpu_seconds(each.used)),
             cost=f"{cost:f}",
@@ -139,8 +145,10 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
     rows = [
         [
             each.owner,
-            f"{each.charged_gpu_seconds:.1f}",
+            f"{each.held_gpu_seconds:.1f}",
             f"{each.used_gpu_seconds:.1f}",
+            efficiency_text(each.used_gpu_seconds, each.held_gpu_seconds),
+            f"{each.charged_gpu_seconds:.1f}",
             each.cost,
             each.unused_cost,
         ]
@@ -152,7 +160,7 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
     share = Fraction(unused) / Fraction(bill.cost) if Decimal(bill.cost) else Fraction(0)
     said = (
         f"It cost {bill.cost} {bill.currency} by {bill.prices}, {unused} of it"
-        f" ({float(share):.0%}) for GPUs that were held and not used."
+        f" ({float(share):.0%}) for GPUs that were allocated and unused."
     )
     return [
         ScreenLine(line(COLUMNS, [column.name for column in COLUMNS], widths), "bold"),

@@ -14,6 +14,7 @@ from gpuledger.keys import show_node, split_key
 from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry
 from gpuledger.records import (
     Account,
+    BusyMethod,
     Entry,
     GpuEvent,
     PodState,
@@ -53,7 +54,7 @@ _STYLES: Final = {
 _COLUMNS: Final = (
     TableColumn("GPU"),
     TableColumn("Pod", "left", floor=36),
-    TableColumn("SM %"),
+    TableColumn("Util %"),
     TableColumn("Memory", leaves=4),
     TableColumn("Watts", leaves=3),
     TableColumn("Method", "left", floor=12, leaves=2, keeps="beginning"),
@@ -244,7 +245,7 @@ def _blocks(
         found[-1][1].append(ScreenLine(line(_COLUMNS, row[:-1], widths), row.style))
     for gpu in lost:
         since = f"{datetime.fromtimestamp(gpu.since_ns / NS_PER_SECOND, tz=UTC):%H:%M:%S UTC}"
-        held = f"held by {', '.join(gpu.holders)}" if gpu.holders else None
+        held = f"allocated to {', '.join(gpu.holders)}" if gpu.holders else None
         facts = ", ".join(filter(None, [f"(lost) since {since}", gpu.cause, held]))
         text = elide(f"{gpu.index!s:>{widths[0]}}  {facts}", width=width)
         found.append((gpu.index, [ScreenLine(text, "bold red")]))
@@ -277,11 +278,24 @@ def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
                 memory="" if held is None else f"{held / _GIB:.1f} GiB",
                 # A millijoule a nanosecond is a million watts.
                 watts="" if drawn is None else f"{drawn * 10**6 / interval_ns:.0f}",
-                method=(gpu.busy_method or "") if entry.account is Account.POD else "",
+                method=_method(gpu.busy_method) if entry.account is Account.POD else "",
                 owner=(user.pod and owner_of(user.pod)) or "",
                 style=_STYLES.get(entry.account, ""),
             )
             index = ""
+
+
+def _method(busy_method: str | None) -> str:
+    """Return how the busy time of a GPU's users is known."""
+    match busy_method:
+        case None:
+            return ""
+        case BusyMethod.EXCLUSIVE:
+            return "measured"
+        case BusyMethod.PROCESS_UTILIZATION | BusyMethod.ACCOUNTING:
+            return "measured (shared)"
+        case _:
+            return f"estimated ({busy_method.replace('_', ' ')})"
 
 
 def _account(entry: Entry, holder: PodOfEntry) -> str:

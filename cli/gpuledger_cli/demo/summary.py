@@ -307,7 +307,7 @@ def _sentences(summary: Summary) -> list[str]:
             f"{seconds:.2f} GPU s ran on account {account}."
             for account, seconds in summary.other_gpu_seconds.items()
         ),
-        "" if truth is None else f"{truth:.2%} of the pods' GPU time was booked wrongly.",
+        "" if truth is None else f"{truth:.2%} of the pods' GPU time was attributed wrongly.",
         f"{ticks} ticks, {summary.events} events, {summary.entries} entries.",
         f"{summary.dead_letters} records could not be used.",
         f"Entries do not sum to the device: {error:.1e} of it is missing or too much."

@@ -139,28 +139,30 @@ def wrap(facts: Iterable[str], *, width: int) -> list[str]:
 
 
 LIVE_COLUMNS: Final = {
-    "SM %": "share of the last tick in which its kernels ran",
-    "Watts": "its part of what the GPU draws",
-    "Method": "how its part is known: exclusive is measured, others say by what it is split",
+    "Util %": "share of the last sampling interval in which its kernels ran",
+    "Watts": "its share of the GPU's power",
+    "Method": "measured, measured (shared), or estimated (how the GPU's value is split)",
 }
 LIVE_ROWS: Final = {
-    "(idle) POD": "what POD holds and nobody uses",
-    "(host)": "work of no pod",
-    "(unattributed)": "work of nobody who can be seen",
+    "(idle) POD": "allocated to POD and unused",
+    "(host)": "used by processes outside pods",
+    "(unattributed)": "used, by an unknown process",
 }
 """The rows that are no pod's use."""
 SUMMARY_COLUMNS: Final = {
-    "GPU s": "seconds in which its kernels ran, as booked",
-    "true": "the same as the scenario played it",
-    "unused s": "its part of the seconds in which GPUs that it holds ran no kernel",
-    "GiB h": "device memory that it held, times hours",
+    "GPU s": "seconds in which its kernels ran, as attributed",
+    "true": "the same in the scenario",
+    "unused s": "its share of the seconds in which GPUs allocated to it ran no kernel",
+    "GiB h": "GPU memory that it used, times hours",
     "kJ": "its energy",
 }
 BILL_COLUMNS: Final = {
-    "GPU s charged": "seconds of GPUs that it pays for: what it held while they answered",
-    "GPU s used": "seconds in which its kernels ran",
-    "Cost": "what it pays at the prices that the last line names",
-    "of it unused": "how much of the cost is for GPUs that it held and nobody used",
+    "Allocated GPU s": "GPU seconds that were allocated to it",
+    "Used GPU s": "GPU seconds in which its kernels ran",
+    "Efficiency": "used ÷ allocated",
+    "Billed GPU s": "GPU seconds that it pays for: allocated while the GPU responded",
+    "Cost": "billed GPU seconds at the prices that the last line names",
+    "Unused cost": "the part of the cost for GPUs that were allocated and unused",
 }
 
 
@@ -173,7 +175,7 @@ def as_help() -> str:
     """Return the tables' names with their meanings, as Markdown."""
     tables = {
         "The table while it runs": LIVE_COLUMNS | LIVE_ROWS,
-        "What was booked, at the end": SUMMARY_COLUMNS,
+        "The usage by pod, at the end": SUMMARY_COLUMNS,
         "The bill below that": BILL_COLUMNS,
     }
     return "\n\n".join(

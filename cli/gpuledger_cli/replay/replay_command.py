@@ -21,6 +21,7 @@ from gpuledger.settings import LogSettings
 from gpuledger.time_ranges import parse_duration, parse_moment, write_moment
 from gpuledger_cli.kafka_options import NO_OPTIONS, KafkaOptions
 from gpuledger_cli.long_work import printing_progress, run_cancellable
+from gpuledger_cli.option_help import duration_option, epilogue, time_option
 from gpuledger_cli.replay.range_plan import ReplayRequest, TimeRange, make_plan
 from gpuledger_cli.replay.run import (
     Replaying,
@@ -35,72 +36,66 @@ from gpuledger_cli.replay.run import (
 from gpuledger_enricher.join.replay_diff import Comparison, Counts, Difference
 
 OpenOutput = Callable[[Bus], AbstractAsyncContextManager[Write]]
-_Moment = Parameter(allow_leading_hyphen=True)
-# The command's own text would be hidden behind the one that the list of commands shows.
-_HELP: Final = """
-Reads gpuledger.namespaces.v1, gpuledger.pods.v1, gpuledger.nodes.v1 and gpuledger.samples.v1 as far
-as they are kept, outside any consumer group: the running join notices nothing. Of each partition
-all pods are read first, then the ticks whose end lies in the range, so a pod that the first run did
-not know yet is known.
+_HELP: Final = epilogue(
+    """
+The command reads the topics outside any consumer group, so it does not affect
+the running join. It reads all pods first. A pod that the first run did not
+know yet is therefore known.
 
-With --compare the events are held against those of the first run, in gpuledger.events.v1. The books
-(all of an event but the description and late) must be the same to the byte. The description (pods,
-namespaces, node) must be the same or more complete: a pod pending then may be known now, and what
-was absent may be there. The mark late tells how a tick came and is only counted. What differs is
-listed; the last line counts.
-
-Exit codes: 0 all agrees; 1 something differs, is missing or is extra; 2 a mistake, or Kafka is
-away; 130 interrupted.
-
-- The last hour into a file: gpuledger replay --from -1h --output events.jsonl.gz
-- Does the ledger hold? gpuledger replay --from -2h --to -1h --compare
-- Into a topic of its own: gpuledger replay --from 2026-11-21T14:00:00Z --topic events-again
-"""
-app = App(name="replay", help_epilogue=_HELP, help_format="markdown")
+--compare checks the events against gpuledger.events.v1. Usage must be the same
+to the byte. Descriptions (pods, namespaces, node) must be the same or more
+complete. Differences are listed; the last line is the result.
+""",
+    examples={
+        "The last hour into a file": "gpuledger replay --from -1h --output events.jsonl.gz",
+        "Compare an hour with the first run": "gpuledger replay --from -2h --to -1h --compare",
+        "Into a topic of its own": "gpuledger replay --from 2026-11-21 --topic events-again",
+    },
+    codes={0: "replayed; with --compare: no difference", 1: "an event differs or is missing"},
+)
+app = App(name="replay", help_epilogue=_HELP, help_format="plaintext")
 
 
 @app.default
 def replay(  # one parameter an option
     *,
-    from_: Annotated[str, Parameter(name="--from", allow_leading_hyphen=True)],
-    to: Annotated[str, _Moment] = "now",
-    output: Path | None = None,
-    topic: str | None = None,
-    compare: bool = False,
-    show: Annotated[int, Parameter(validator=Number(gte=0))] = 20,
-    lead_in: str = "5m",
-    lateness: str = "10m",
-    accept_gaps: bool = False,
+    from_: Annotated[str, time_option("Start of the range", name="--from")],
+    to: Annotated[str, time_option("End of the range (exclusive)")] = "now",
+    output: Annotated[
+        Path | None,
+        Parameter(help="File to write, one JSON event per line; compressed if it ends in .gz."),
+    ] = None,
+    topic: Annotated[
+        str | None,
+        Parameter(
+            help="Topic to write to, not one of gpuledger's own; it needs as many partitions as"
+            " gpuledger.events.v1."
+        ),
+    ] = None,
+    compare: Annotated[
+        bool, Parameter(help="Compare with the events of the first run.", negative=())
+    ] = False,
+    show: Annotated[
+        int,
+        Parameter(help="Maximum number of differing fields to show.", validator=Number(gte=0)),
+    ] = 20,
+    lead_in: Annotated[
+        str,
+        duration_option("How long before the range to start reading, for state of earlier ticks"),
+    ] = "5m",
+    lateness: Annotated[
+        str,
+        duration_option("How late a record may have arrived, as after an outage of Kafka"),
+    ] = "10m",
+    accept_gaps: Annotated[
+        bool,
+        Parameter(
+            help="Replay the rest if retention has removed a part of the range.", negative=()
+        ),
+    ] = False,
     kafka: KafkaOptions = NO_OPTIONS,
 ) -> int:
-    """Join the ticks of a time range again, and compare with the first run.
-
-    Parameters
-    ----------
-    from_
-        First moment of the range: RFC 3339 (2026-11-21T14:00:00Z), or how long ago (-90s, -15m,
-        -1h30m, -1d).
-    to
-        End of the range, itself left out; by default now.
-    output
-        File to write, one event as JSON a line; a name that ends in .gz is compressed.
-    topic
-        Topic to publish to, other than the project's own; it needs as many partitions as
-        gpuledger.events.v1 has.
-    compare
-        Compare with the first run.
-    show
-        How many differing fields to show, at most.
-    lead_in
-        How much before the range to begin reading, for what a tick says of the one before it
-        (repeated, gap).
-    lateness
-        How much later than its time a tick may have come, after an outage of Kafka; later ones are
-        left out, of the comparison too.
-    accept_gaps
-        Replay what is kept where retention has removed a part of the range.
-
-    """
+    """Run the join again over a time range; write the events or compare them."""
     configure_logs(LogSettings(level="error", format="text"))
     now_ms = time.time_ns() // NS_PER_MS
     request = ReplayRequest(
@@ -130,7 +125,7 @@ def choose_output(output: Path | None, topic: str | None, *, compare: bool) -> O
     if topic is not None:
         return lambda bus: to_topic(bus, topic)
     if not compare:
-        raise UserError("nowhere to put the events: give --output FILE, --topic NAME or --compare")
+        raise UserError("no output: give --output FILE, --topic NAME or --compare")
     return lambda _bus: to_nowhere()
 
 

@@ -30,7 +30,7 @@ from gpuledger_reports.presenting.bill_charts import (
     draw_gauges,
     printable,
 )
-from gpuledger_reports.presenting.output import hours_text, state_of, usage_text
+from gpuledger_reports.presenting.output import efficiency_text, hours_text, state_of, usage_text
 from gpuledger_reports.pricing.billing import Bill, BillLine, gpu_seconds
 from gpuledger_reports.pricing.closing import ClosedLine, change_since_close
 from gpuledger_reports.pricing.money import minor_digits, money_text, quantize_together, rounded
@@ -41,22 +41,22 @@ _FOLDER: Final = Path(__file__).with_name("bill_page")
 _MAX_BARS: Final = 20
 _MIN_DAYS: Final = 2
 _PARTS: Final[Mapping[str, str]] = {
-    "used": "held and used",
-    "unused": "held, not used",
+    "used": "allocated and used",
+    "unused": "allocated, unused",
     "tenants": "tenants",
-    "shared": "shared idle",
-    "unallocated": "unallocated",
-    "held_idle": "held, uncharged",
+    "shared": "distributed idle",
+    "unallocated": "idle",
+    "held_idle": "unused, not billed",
     "overhead": "overhead",
-    "uncovered": "uncovered",
+    "uncovered": "no data",
 }
 """What a part of the cost is called, by the name of its colour."""
 _TILES: Final[Mapping[str, str]] = {
-    "unused": "charged, not used",
-    "unallocated": "held by nobody",
-    "held_idle": "held, not charged",
+    "unused": "unused cost",
+    "unallocated": "idle cost",
+    "held_idle": "unused, not billed",
     "overhead": "overhead",
-    "uncovered": "not covered",
+    "uncovered": "no data",
 }
 """What a part is called where it stands alone."""
 
@@ -92,6 +92,7 @@ def as_html(bill: Bill, *, closed: Sequence[ClosedLine], asked: Sequence[str]) -
         ),
         time_text=time_text,
         gpu_seconds=gpu_seconds,
+        efficiency_text=efficiency_text,
     )
     return f"{text}\n"
 
@@ -130,6 +131,12 @@ class _BillPage:
     def hours(self, units: int) -> str:
         """Return GPU-hours, to the thousandth at least."""
         return hours_text(units, digits=3)
+
+    def efficiency(self, used: int, allocated: int) -> str:
+        """Return used over allocated time for sorting, with equally many digits on every line."""
+        # Lines without allocated time come first or last.
+        ratio = Fraction(used, allocated) if allocated else Fraction(-1)
+        return f"{rounded(ratio, digits=6):f}"
 
     def percent(self, ratio: Fraction) -> str:
         """Return a ratio in percent; down, as nothing may read as if it were complete."""

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Final, NamedTuple
 
 from gpuledger.errors import ArgumentError
+from gpuledger_reports.presenting.output import efficiency_text
 from gpuledger_reports.pricing.billing import Bill, BillLine, BillMaker
 from gpuledger_reports.pricing.closing import ClosedLine, taken_back
 from gpuledger_reports.pricing.lookup import Cell, CellKey, Terms
@@ -110,7 +111,7 @@ def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
         )
         yield f"  {word}: {text_of(line.shared_cost)}"
     if line.held_idle_cost:
-        yield f"  of this held, and used by nobody: {text_of(line.held_idle_cost)}"
+        yield f"  of this unused cost: {text_of(line.held_idle_cost)}"
     yield f"  sum: {text_of(line.exact_cost)}, rounded with the other lines: {line.cost:f}"
 
 
@@ -122,7 +123,8 @@ def _time_cost(bill: Bill, terms: Terms, cell: Cell) -> Iterator[str]:
     product = f"{text_of(hours)} GPU h x {text_of(rate.per_gpu_hour)}"
     yield f"  {where}: {product} = {text_of(cell.cost(terms))}"
     held, used = Fraction(cell.held, HOUR_UNITS), Fraction(cell.used, HOUR_UNITS)
-    yield f"    held {text_of(held, digits=6)} h, used {text_of(used, digits=6)} h"
+    efficiency = f", efficiency {efficiency_text(used, held)}" if held else ""
+    yield f"    allocated {text_of(held, digits=6)} h, used {text_of(used, digits=6)} h{efficiency}"
     if rate.price is None:
         yield "    no row of the price book fits: it costs nothing"
         return
@@ -161,7 +163,7 @@ def _name(terms: Terms) -> str:
 
 
 def _usage(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Iterator[str]:
-    yield "usage, by hour, node, GPU: seconds held and used, and the events of each sum"
+    yield "usage by hour, node and GPU: seconds allocated and used, and the events of each sum"
     count, all_ns = 0, [0, 0]
     for row in maker.rows_of(bill, line):
         count += 1
@@ -170,15 +172,15 @@ def _usage(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Itera
         if not max_rows or count <= max_rows:
             yield f"  {_row_text(row)}"
     if max_rows and count > max_rows:
-        yield f"  and {count - max_rows} rows more, which are not shown"
+        yield f"  and {count - max_rows} more rows; --rows 0 shows all"
     held, used = (_seconds(ns) for ns in all_ns)
-    yield f"  all {count} rows: held {held} s, used {used} s of their devices"
+    yield f"  all {count} rows: allocated {held} s, used {used} s of their devices"
 
 
 def _row_text(row: UsageRow) -> str:
-    silent = f" (silent {_seconds(row.silent_ns)})" if row.silent_ns else ""
+    silent = f" (unresponsive {_seconds(row.silent_ns)})" if row.silent_ns else ""
     what = (
-        f"held {_seconds(row.held_ns)}{silent}"
+        f"allocated {_seconds(row.held_ns)}{silent}"
         if row.is_holding
         else f"used {_seconds(row.busy_ns)}"
     )

@@ -168,6 +168,14 @@ def hours_text(units: int, *, digits: int = 1) -> str:
     return f"{rounded(hours, digits=digits):,f}"
 
 
+def efficiency_text(used: Fraction | float, allocated: Fraction | float) -> str:
+    """Return used over allocated time in percent for people; empty where nothing was allocated.
+
+    Rounded down: what was not used completely does not read as if it were.
+    """
+    return f"{int(Fraction(used) * 1000 / Fraction(allocated)) / 10:.1f} %" if allocated else ""
+
+
 def _ratio(ratio: Fraction | None) -> Decimal | None:
     # Down: what is not covered at all must not read as if it were.
     if ratio is None:

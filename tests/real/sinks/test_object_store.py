@@ -115,7 +115,7 @@ def test_the_page_s_lines_for_polars_run_as_they_are(
     options = {**gateway.options, "aws_secret_access_key_file": str(secret)}
     del options["aws_secret_access_key"]
     given = [f"--storage-option={name}={value}" for name, value in options.items()]
-    assert main(["store", "maintain", "--store", STORE, "--usage-days=0", *given]) == 0
+    assert main(["store", "maintain", "--store", STORE, "--usage-retention=0d", *given]) == 0
     page = (Path(__file__).parents[3] / "docs" / "store.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (example,) = [each for each in examples if "polars" in each]
@@ -131,7 +131,7 @@ def test_maintenance_and_readers_take_credentials_from_the_environment_and_never
     table.load([])
     for number in range(9):
         table.append([row(number, 1, offset=number)], {"s": number}, time_ms=1)
-    forever = ["--usage-days", "0", "--usage-hourly-days", "0"]
+    forever = ["--usage-retention", "0d", "--usage-hourly-retention", "0d"]
     assert main(["store", "maintain", "--store", STORE, *forever]) == 0
     shown = capsys.readouterr()
     assert "9 files" in shown.out

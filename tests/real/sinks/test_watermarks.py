@@ -114,12 +114,12 @@ async def test_a_sink_that_is_killed_after_its_commit_has_said_less_and_never_mo
     assert (complete.complete_until_ns([AT]) or 0) < start_ns + (count - 1) * SECOND_NS
 
     def asks(*options: str) -> subprocess.CompletedProcess[str]:
-        servers = ["--bootstrap-servers", broker.bootstrap_servers, "--stage", stage]
-        command: list[str | Path] = [GPULEDGER, "topics", "complete", *servers, *options]
+        servers = ["--bootstrap-servers", broker.bootstrap_servers, "--component", stage]
+        command: list[str | Path] = [GPULEDGER, "watermarks", *servers, *options]
         return subprocess.run(command, check=False, capture_output=True, text=True)
 
     sink.wait_until(lambda: asks().returncode == 0, deadline_seconds=120)
     assert asks("--until", write_moment(start_ns // 10**6)).returncode == 0
     later = asks("--until", "now")
-    assert (later.returncode, later.stdout.partition(" until")[0]) == (1, "not complete")
+    assert (later.returncode, later.stdout.partition(" through")[0]) == (1, "not complete")
     assert sink.stop(deadline_seconds=120) == 0

@@ -235,9 +235,9 @@ def test_a_line_is_explained_down_to_its_price_and_its_events(
     explained = capsys.readouterr().out
     assert "1 GPU h x 7 = 7" in explained
     assert "price h100: 7 USD per GPU h" in explained
-    assert "GPU-a a held 3600  partition 3, offsets 0 to 9" in explained
+    assert "GPU-a a allocated 3600  partition 3, offsets 0 to 9" in explained
     assert "GPU-a a used 1800  partition 3, offsets 0 to 9" in explained
-    assert "all 2 rows: held 3600 s, used 1800 s" in explained
+    assert "all 2 rows: allocated 3600 s, used 1800 s" in explained
     # As over HTTP: a beginning that no other line has is enough.
     assert main(["bill", "explain", line[:8], *arguments]) == 0
     assert capsys.readouterr().out == explained
@@ -303,9 +303,9 @@ def test_a_file_without_any_price_is_a_mistake(
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--period", "last-year"], ["--period", "2026-10"]),
-        (["--period", "2026-13"], ["--period", "2026-10"]),
-        (["--period", "soon"], ["--period", "2026-10"]),
+        (["--period", "last-year"], ["--period", "lastmonth"]),
+        (["--period", "2026-13"], ["--period", "lastmonth"]),
+        (["--period", "soon"], ["--period", "lastmonth"]),
         (["--to", "2026-10-01T00:00:00Z"], ["--from", "missing"]),
         (["--from", "-2h", "--to", "-30m"], ["--to", "whole hour", "-30m"]),
         (["--from", "-90m"], ["--from", "whole hour", "-90m"]),

@@ -52,20 +52,25 @@ def test_a_table_is_no_wider_than_the_terminal(bill: Bill, width: int) -> None:
 def test_texts_of_dimensions_fold_before_a_column_goes(bill: Bill) -> None:
     text = printed(bill, 150)
     assert OWNER not in text
-    assert "left out" not in text
+    assert "not shown" not in text
     assert OWNER in printed(bill, 220)
 
 
 def test_columns_that_find_no_room_are_named(bill: Bill) -> None:
     """The last of the numbers first, and never what a line costs."""
     text = " ".join(printed(bill, 80).split())
-    assert "left out, as there is no room: of it unused, GPU h used" in text
+    assert "not shown, terminal too narrow: Unused cost, Used GPU-hours" in text
 
 
 def test_idle_is_charged_and_was_held_by_nobody(bill: Bill) -> None:
     """As in the files: a column has one meaning, and what is charged has its own."""
     (idle,) = (row for row in printed(bill, 300).splitlines() if "unallocated" in row)
-    assert [cell.strip() for cell in idle.split("│")[5:8]] == ["0.0", "0.0", "1.0"]
+    assert [cell.strip() for cell in idle.split("│")[5:9]] == ["0.0", "0.0", "", "1.0"]
+
+
+def test_efficiency_is_used_over_allocated(bill: Bill) -> None:
+    (line,) = (row for row in printed(bill, 300).splitlines() if OWNER in row)
+    assert [cell.strip() for cell in line.split("│")[5:9]] == ["1.0", "0.017", "1.6 %", "1.0"]
 
 
 def test_short_times_have_two_digits_that_say_something_and_budgets_their_currency(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,15 @@ import pytest
 
 from gpuledger import __version__
 from gpuledger.programs import COMPONENTS
+from gpuledger.time_ranges import TIME_FORMS
 from gpuledger_cli.__main__ import main
+
+COMMANDS = (
+    *("demo", "query", "watermarks", "replay", "cgroup", "record-nvml", "store maintain"),
+    *("topics create", "topics check", "topics export", "cluster retire"),
+    *("bill", "bill check", "bill close", "bill explain"),
+    *("dead-letters list", "dead-letters show", "dead-letters replay"),
+)
 
 
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,6 +51,42 @@ def test_a_shell_completes_commands_components_and_options(
     assert all(word in script for word in ("gpuledger", "maintain", "podwatch", "--replication"))
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_has_examples_exit_codes_and_describes_every_option(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--help"]) == 0
+
+    shown = capsys.readouterr().out
+    _, has_examples, examples = shown.partition("\nExamples:\n  # ")
+    assert has_examples
+    assert f"gpuledger {command}" in examples
+    assert "\nExit codes:\n  0  " in examples
+    assert not re.search(r"^│[* ]+[-A-Z][\w:-]+( --\S+)* +(\[.*)?│$", shown, re.MULTILINE)
+    assert {"--since", "--until", "--from", "--to"} & {*re.findall(r"--\w+", shown)} == set() or (
+        TIME_FORMS in " ".join(shown.replace("│", " ").split())
+    )
+
+
+def test_a_group_alone_prints_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topics"]) == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in ("create", "check", "export", "ACLs"))
+
+
+@pytest.mark.parametrize("command", ["topics check", "watermarks", "dead-letters list"])
+def test_help_names_the_variable_and_the_default_of_the_brokers(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "[env var: GPULEDGER_KAFKA__BOOTSTRAP_SERVERS] [default: localhost:9092]" in shown
+
+    monkeypatch.setenv("GPULEDGER_KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    assert main(command.split()) == 2
+    assert "127.0.0.1:1" in capsys.readouterr().err
+
+
 def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == __version__
@@ -63,6 +108,13 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
         (["replay", "--from", "-1h"], "--output FILE, --topic NAME or --compare"),
         (["replay", "--from", "-1h", "--output", "a", "--topic", "b"], "--output and --topic"),
         (["replay", "--from", "-1h", "--to", "-2h", "--compare"], "is not before --to"),
+        (["store", "maintain", "--store=s", "--orphan-age", "0h"], "--orphan-age: invalid"),
+        (["store", "maintain", "--store=s", "--usage-retention", "12h"], "must be whole days"),
+        (["store", "maintain", "--store=s", "--every", "2d"], "--every: invalid duration '2d'"),
+        (["record-nvml", "--interval", "0.1s"], "must be between 0.25s and 1m"),
+        (["topics", "export", "--format", "strimzi"], "--cluster: missing"),
+        (["watermarks", "--until", "tomorrow"], "--until: invalid time 'tomorrow'"),
+        (["cluster", "retire", "a", "--since", "soon"], "--since: invalid time 'soon'"),
         (
             ["replay", "--from", "-1h", "--lead-in", "5", "--compare"],
             "--lead-in: invalid duration",
@@ -114,7 +166,7 @@ def test_output_that_nobody_reads_on_ends_it_without_a_complaint() -> None:
     os.close(reading)
     with os.fdopen(writing) as output:
         ran = subprocess.run(
-            [sys.executable, "-m", "gpuledger_cli", "topics", "strimzi", "--cluster", "main"],
+            [sys.executable, "-m", "gpuledger_cli", "topics", "export", "--format", "acls"],
             stdout=output,
             stderr=subprocess.PIPE,
             check=False,

@@ -71,13 +71,13 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "a time": (
         lambda _: parse_moment("yesterday", option="--from", now_ms=0),
         (
-            "--from: invalid time 'yesterday'; give one such as 2026-11-21T14:00:00Z, a time"
-            " before now (-90s, -15m, -1h30m, -1d), or now"
+            "--from: invalid time 'yesterday'; write 2026-11-21T14:00:00Z, 2026-11-21 (start of"
+            " that day, UTC), -1h30m (ago) or now"
         ),
     ),
     "a duration": (
         lambda _: parse_duration("5y", option="--lead-in"),
-        "--lead-in: invalid duration '5y'; give one such as 90s, 15m, 1h30m, 1d",
+        "--lead-in: invalid duration '5y'; write 90s, 15m, 1h30m, 7d or 2w",
     ),
     "a position of a dead letter": (
         lambda _: parse_position("17"),

@@ -24,7 +24,7 @@ def record(out: Path, *more: str) -> int:
     return main(
         [
             "record-nvml", "--source", f"simulated:{QUICKSTART}", "--node", "gpu-node-1",
-            "--seconds", "1", "--interval", "0.25", "--out", str(out), "--no-probes", *more,
+            "--for", "1s", "--interval", "0.25s", "--output", str(out), "--no-probes", *more,
         ]
     )  # fmt: skip
 
@@ -59,18 +59,18 @@ def test_a_full_disk_gets_one_line(
     assert record(out) == 2
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if "recording: " not in line] == [
-        f"gpuledger: cannot write {out}: No space left on device; give --out another place"
+        f"gpuledger: cannot write {out}: No space left on device; give another --output"
     ]
 
 
-@pytest.mark.parametrize("seconds", ["600", "1"], ids=["while it records", "while it probes"])
+@pytest.mark.parametrize("seconds", ["600s", "1s"], ids=["while it records", "while it probes"])
 def test_sigterm_ends_a_recording_that_can_be_played(tmp_path: Path, seconds: str) -> None:
     out = tmp_path / "node.jsonl.gz"
     recording = subprocess.Popen(
         [
             sys.executable, "-m", "gpuledger_cli", "record-nvml",
             "--source", f"simulated:{QUICKSTART}",
-            "--node", "gpu-node-1", "--seconds", seconds, "--interval", "0.25", "--out", str(out),
+            "--node", "gpu-node-1", "--for", seconds, "--interval", "0.25s", "--output", str(out),
         ],
         stderr=subprocess.PIPE,
         text=True,
@@ -82,7 +82,7 @@ def test_sigterm_ends_a_recording_that_can_be_played(tmp_path: Path, seconds: st
             with contextlib.suppress(subprocess.TimeoutExpired):
                 recording.wait(0.05)
             assert recording.returncode is None
-        if seconds == "1":
+        if seconds == "1s":
             assert any(line.startswith("probing GPU 0") for line in said)
         recording.terminate()
         assert "play it with" in "".join(said)
@@ -101,8 +101,8 @@ def scenario_of(tmp_path: Path, *names: str) -> Path:
 def record_played(tmp_path: Path, scenario: Path) -> int:
     return main(
         [
-            "record-nvml", "--source", f"simulated:{scenario}", "--seconds", "1", "--interval",
-            "0.25", "--no-probes", "--out", str(tmp_path / "out.jsonl"),
+            "record-nvml", "--source", f"simulated:{scenario}", "--for", "1s", "--interval",
+            "0.25s", "--no-probes", "--output", str(tmp_path / "out.jsonl"),
         ]
     )  # fmt: skip
 
@@ -143,7 +143,7 @@ def test_sigterm_ends_a_recording_though_a_probe_hangs(tmp_path: Path) -> None:
         [
             sys.executable, "-m", "gpuledger_cli", "record-nvml",
             "--source", f"simulated:{scenario}",
-            "--seconds", "1", "--interval", "0.25", "--out", str(out),
+            "--for", "1s", "--interval", "0.25s", "--output", str(out),
         ],
         stderr=subprocess.PIPE,
         text=True,
@@ -165,7 +165,7 @@ def test_a_machine_without_nvml_gets_one_line(
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        assert main(["record-nvml", "--out", str(tmp_path / "x")]) == 2
+        assert main(["record-nvml", "--output", str(tmp_path / "x")]) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1
         assert "NVML does not answer on this machine" in said

@@ -43,7 +43,7 @@ def maintain(store: Path, *options: str) -> int:
     return main(["store", "maintain", "--store", str(store), *options])
 
 
-FOREVER = ("--usage-days", "0", "--usage-hourly-days", "0")
+FOREVER = ("--usage-retention", "0d", "--usage-hourly-retention", "0d")
 
 
 def cells(table: str) -> list[list[str]]:

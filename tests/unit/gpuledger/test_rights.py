@@ -58,7 +58,7 @@ def test_the_command_prints_topics_and_users_for_strimzi(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPULEDGER_KAFKA__TOPIC_PREFIX", "Blue_Team")
-    assert main(["topics", "strimzi", "--cluster", "main", "--partitions", "24"]) == 0
+    assert main(["topics", "export", "--format=strimzi", "--cluster=main", "--partitions=24"]) == 0
     found = list(yaml.safe_load_all(capsys.readouterr().out))
     topics = Topics("Blue_Team")
     assert found == list(strimzi_manifests(topics, cluster="main", partitions=24))
@@ -76,6 +76,20 @@ def test_the_command_prints_topics_and_users_for_strimzi(
         },
         "operations": ["Write"],
     } in acls
+
+
+def test_the_command_prints_a_command_for_each_acl(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPULEDGER_KAFKA__TOPIC_PREFIX", "blue")
+    monkeypatch.setenv("GPULEDGER_KAFKA__BOOTSTRAP_SERVERS", "kafka:9092")
+    assert main(["topics", "export", "--format", "acls"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[0] != "#"]
+    assert len(lines) == sum(1 for who in DEPLOYABLES for _ in grants(who, Topics("blue")))
+    assert (
+        "kafka-acls.sh --bootstrap-server kafka:9092 --add --allow-principal User:blue-sink-rows"
+        " --operation Write --transactional-id blue-rows- --resource-pattern-type prefixed"
+    ) in lines
 
 
 def test_a_topic_for_strimzi_has_the_configuration_of_the_table() -> None:

@@ -38,6 +38,7 @@ WEDNESDAY_MS = ms("07 13:45")
         ("-1d", NOW_MS - 86_400_000),
         ("1795269600", 1_795_269_600_000),
         ("2026-11-21T14:00:00Z", 1_795_269_600_000),
+        ("2026-11-21", 1_795_219_200_000),
         ("2026-11-21T15:00:00+01:00", 1_795_269_600_000),
         ("2026-11-21T14:00:00.25Z", 1_795_269_600_250),
     ],
@@ -67,6 +68,7 @@ def test_a_time_is_read(text: str, expected_ms: int) -> None:
         (f"{ms('01') // 1000},{ms('03') // 1000}", "01", "03"),
         (f"{ms('01') // 1000}-{ms('03') // 1000}", "01", "03"),
         ("-2d,now", "05 13:45", "07 13:45"),
+        ("2026-10-01,2026-10-03", "01", "03"),
     ],
 )
 def test_a_range_is_read(text: str, begin: str, end: str) -> None:
@@ -118,14 +120,17 @@ def _duration(text: str) -> object:
 @pytest.mark.parametrize(
     ("parse", "text", "said"),
     [
-        *((_moment, text, "-1h30m") for text in ("", "yesterday", "-", "-1", "1h", "-1h30", "14Z")),
+        *(
+            (_moment, text, "-1h30m")
+            for text in ("", "yesterday", "-", "-1", "1h", "-1h30", "14Z", "2026-02-30")
+        ),
         (_moment, "2026-11-21T14:00:00", "Z for UTC"),
         (_moment, "0001-01-01T00:00:00Z", "1970"),
         (_moment, "-999999w", "1970"),
         *((_range, text, "lastmonth") for text in ("", "7", "d", "-7d", "7x", "tomorrow", "٣d")),
         *((_range, text, "lastmonth") for text in ("2026-13", "2026-02-30", "\u0662026-10")),
         *((_range, text, "lastmonth") for text in ("0000", "9999", "9999-12")),
-        *((_range, text, "invalid time") for text in ("7d,8d", "2026-10-01,2026-10-02")),
+        *((_range, text, "invalid time") for text in ("7d,8d", "2026-10,2026-11")),
         (_range, "0d", "ends before"),
         (_range, "999999w", "1970"),
         (_range, "2026-10-02T00:00:00Z,2026-10-01T00:00:00Z", "ends before"),

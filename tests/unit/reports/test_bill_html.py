@@ -4,6 +4,7 @@ import re
 from base64 import b64encode
 from collections.abc import Sequence
 from decimal import Decimal
+from fractions import Fraction
 from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,6 +22,7 @@ from gpuledger_reports.pricing.closing import (
     closed_lines,
     standing_bill,
 )
+from gpuledger_reports.pricing.money import rounded
 from gpuledger_reports.pricing.policy_file import ReadPolicy, parse_policy
 from gpuledger_reports.pricing.rows import row_of
 from gpuledger_reports.reading.times import Window
@@ -191,6 +193,7 @@ def test_the_table_has_each_line_with_its_very_cost(store: str) -> None:
     assert shown == {
         line.id: [
             *(row_of(bill, line)[name] for name in columns),
+            rounded(Fraction(line.used, line.held) if line.held else Fraction(-1), digits=6),
             row_of(bill, line)["charged_gpu_seconds"],
         ]
         for line in bill.lines
@@ -243,15 +246,15 @@ def test_a_large_part_of_which_nothing_is_known_is_said_with_its_cost(store: str
     bill = make(store)
     (uncovered,) = (line for line in bill.lines if line.idle_kind == "uncovered")
     page = page_of(bill)
-    assert f"{uncovered.cost:,f} USD are for time of which nothing is known" in page
+    assert f"{uncovered.cost:,f} USD are for time without data" in page
     lenient = page_of(make(store, SEVEN + "close: {min_covered_ratio: 0}"))
-    assert "of which nothing is known" not in lenient
+    assert "for time without data" not in lenient
 
 
 def test_the_first_look_has_the_largest_kind_of_idle_in_words_of_its_own(store: str) -> None:
     page = page_of(make(store))
-    words = re.findall(r'class="tile"><span>(of it [^<]+)</span>', page)
-    assert words == ["of it charged, not used", "of it not covered"]
+    words = re.findall(r'class="tile"><span>([^<]+)</span>', page)
+    assert words[1:3] == ["unused cost", "no data"]
 
 
 @pytest.mark.parametrize(

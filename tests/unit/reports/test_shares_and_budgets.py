@@ -126,8 +126,8 @@ def explained(store: str, policy: str, kind: str, *, hours: int, max_rows: int =
 def test_silent_time_is_explained_by_the_rows_that_have_it(tmp_path: Path) -> None:
     silent = held(0, "a", HOUR_NS, silent_ns=HOUR_NS // 2)
     row, last = explained(store_of(tmp_path, silent, held(1, "a")), SEVEN, "overhead", hours=2)
-    assert "a held 3600 (silent 1800)" in row
-    assert "all 1 rows: held 3600 s" in last
+    assert "a allocated 3600 (unresponsive 1800)" in row
+    assert "all 1 rows: allocated 3600 s" in last
 
 
 def test_what_is_held_and_not_charged_to_its_holder_is_explained_by_the_rows_of_holders(
@@ -138,12 +138,12 @@ def test_what_is_held_and_not_charged_to_its_holder_is_explained_by_the_rows_of_
         tmp_path, held(0, "a"), used(0, "a", HOUR_NS // 4), held(1, "b"), held(2, None)
     )
     row, last = explained(store, policy, "held_idle", hours=3)
-    assert "a held 3600" in row
-    assert "all 1 rows: held 3600 s" in last
+    assert "a allocated 3600" in row
+    assert "all 1 rows: allocated 3600 s" in last
 
 
 @pytest.mark.parametrize(
-    ("max_rows", "shown", "said"), [(1, 1, "2 rows more"), (3, 3, ""), (0, 3, "")]
+    ("max_rows", "shown", "said"), [(1, 1, "2 more rows"), (3, 3, ""), (0, 3, "")]
 )
 def test_rows_that_are_not_shown_are_counted(
     tmp_path: Path, max_rows: int, shown: int, said: str

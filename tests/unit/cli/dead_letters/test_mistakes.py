@@ -13,9 +13,9 @@ from gpuledger_cli.__main__ import main
         (["list", "--limit", "0"], "--limit: 0 is for --format json and csv"),
         (["list", "--count-by", "consumer,size"], "--count-by: 'size'"),
         (["list", "--bootstrap-servers", "127.0.0.1:1"], "127.0.0.1:1"),
-        (["show"], "which letter?"),
+        (["show"], "PARTITION:OFFSET: missing"),
         (["show", "seventeen"], "PARTITION:OFFSET"),
-        (["replay"], "which letters?"),
+        (["replay"], "--all"),
         (["replay", "17"], "PARTITION:OFFSET"),
         (["replay", "--all", "--config", "/absent.yaml"], "/absent.yaml"),
     ],
@@ -29,9 +29,3 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert named in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
-
-
-@pytest.mark.parametrize("command", ["list", "show", "replay"])
-def test_help_teaches_with_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["dead-letters", command, "--help"]) == 0
-    assert capsys.readouterr().out.count("gpuledger dead-letters") > 3

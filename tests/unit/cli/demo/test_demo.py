@@ -39,7 +39,9 @@ def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_short_run_books_what_was_used(tmp_path: Path) -> None:
     """Ticks become events, books balance, pods are named, the store holds every entry."""
     store = tmp_path / "store"
-    ran = run_demo("--source", "simulated", "--for", "3", "--format", "json", "--store", str(store))
+    ran = run_demo(
+        "--source", "simulated", "--for", "3s", "--format", "json", "--store", str(store)
+    )
     assert ran.returncode == 0, ran.stderr
     summary = json.loads(ran.stdout)
     assert summary["events"] == summary["ticks"] > 0
@@ -90,14 +92,14 @@ def test_what_goes_wrong_is_shown_as_an_alert_within_the_readme_s_20_seconds(
     """Four times as fast here; and where there is no terminal the last frame stands in the file."""
     scenario = tmp_path / "demo.yaml"
     scenario.write_text(f"{DEMO_SCENARIO.read_text()}\nspeed: 4\n")
-    ran = run_demo("--source", "simulated", "--for", "5", "--scenario", str(scenario))
+    ran = run_demo("--source", "simulated", "--for", "5s", "--scenario", str(scenario))
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr == ""
     frame, _, summary = ran.stdout.partition("\n\n")
     for shown in (frame, summary):
         assert ALERT in shown
     assert re.search(
-        r"^ +3  \(lost\) since \d\d:\d\d:\d\d UTC, XID 79, held by vision/transcode",
+        r"^ +3  \(lost\) since \d\d:\d\d:\d\d UTC, XID 79, allocated to vision/transcode",
         frame,
         re.MULTILINE,
     )
@@ -112,7 +114,7 @@ def test_receivers_that_cannot_be_reached_are_said_and_exit_code_1(tmp_path: Pat
     options = {"remote_write": "--remote-write-url", "alerts": "--alertmanager-url"}
     nobody = "http://127.0.0.1:9"
     arguments = [word for option in options.values() for word in (option, nobody)]
-    ran = run_demo(*arguments, "--source", "simulated", "--scenario", str(scenario), "--for", "5")
+    ran = run_demo(*arguments, "--source", "simulated", "--scenario", str(scenario), "--for", "5s")
     assert ran.returncode == 1, ran.stderr
     # What fires is shown as with the built-in receivers, though nobody was told.
     assert ran.stdout.count(ALERT) == 2
@@ -125,7 +127,7 @@ def test_receivers_that_cannot_be_reached_are_said_and_exit_code_1(tmp_path: Pat
 def test_no_password_and_no_token_of_an_address_is_shown(format_: str) -> None:
     secret = "http://user:hunter2@127.0.0.1:9/{}?token=hunter3".format
     urls = ["--remote-write-url", secret("write"), "--alertmanager-url", secret("am")]
-    ran = run_demo(*urls, "--source", "simulated", "--for", "3", "--format", format_)
+    ran = run_demo(*urls, "--source", "simulated", "--for", "3s", "--format", format_)
     assert ran.returncode == 1, ran.stderr
     assert "http://127.0.0.1:9/write" in ran.stdout
     assert "hunter" not in ran.stdout + ran.stderr
@@ -138,7 +140,7 @@ def test_no_password_and_no_token_of_an_address_is_shown(format_: str) -> None:
         (["--scenario", "absent.yaml"], "absent.yaml: there is no such file"),
         (["--bus", "kafka://127.0.0.1:1", "--source", "simulated"], "127.0.0.1:1"),
         (["--source", "gpu"], "--source"),
-        (["--for", "0"], "--for"),
+        (["--for", "0s"], "--for"),
         (["--remote-write-url", "prometheus"], "--remote-write-url '********' must begin"),
         (["--every", "1"], "--every"),
     ],

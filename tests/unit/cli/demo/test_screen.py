@@ -68,7 +68,7 @@ def test_each_entry_has_a_row_in_the_units_people_read() -> None:
     """Percent of the tick, GiB, watts; the GPU on its first row only."""
     pod, idle = rows_of(event())
     assert tuple(pod)[:-1] == (
-        *("0", "research/train-0", "25", "20.0 GiB", "50", "exclusive", "Job/train"),
+        *("0", "research/train-0", "25", "20.0 GiB", "50", "measured", "Job/train"),
     )
     assert tuple(idle)[:-1] == ("", "(idle)", "75", "60.0 GiB", "150", "", "")
 
@@ -97,10 +97,10 @@ def test_what_the_driver_reserved_is_not_worth_a_row() -> None:
 @pytest.mark.parametrize(
     ("width", "titles"),
     [
-        (60, ["GPU", "Pod", "SM", "%", "Memory"]),
-        (80, ["GPU", "Pod", "SM", "%", "Memory", "Watts", "Method"]),
-        (120, ["GPU", "Pod", "SM", "%", "Memory", "Watts", "Method", "Owner"]),
-        (200, ["GPU", "Pod", "SM", "%", "Memory", "Watts", "Method", "Owner"]),
+        (60, ["GPU", "Pod", "Util", "%", "Memory"]),
+        (80, ["GPU", "Pod", "Util", "%", "Memory", "Watts", "Method"]),
+        (120, ["GPU", "Pod", "Util", "%", "Memory", "Watts", "Method", "Owner"]),
+        (200, ["GPU", "Pod", "Util", "%", "Memory", "Watts", "Method", "Owner"]),
     ],
 )
 def test_names_come_first_and_what_is_needed_least_goes(width: int, titles: list[str]) -> None:
@@ -112,7 +112,7 @@ def test_names_come_first_and_what_is_needed_least_goes(width: int, titles: list
 
 def test_all_names_are_whole_where_people_have_120_columns() -> None:
     drawn = draw_on(120, shared())
-    for whole in ("process_utilization", "PyTorchJob/llm-finetune", "(idle) research/llm-finetune"):
+    for whole in ("measured (shared)", "PyTorchJob/llm-finetune", "(idle) research/llm-finetune"):
         assert any(whole in line for line in drawn)
 
 
@@ -139,7 +139,7 @@ def test_a_lost_gpu_stays_in_its_place_with_since_when_and_why() -> None:
         event(second=5, gpus=[0, 2], silent=[1], holders=[HELD]),
     ]
     lines = draw_on(80, *happened)
-    assert "  1  (lost) since 00:00:04 UTC, XID 79, held by research/notebook-0" in lines
+    assert "  1  (lost) since 00:00:04 UTC, XID 79, allocated to research/notebook-0" in lines
     assert [line.split()[0] for line in lines if line[:3].strip().isdigit()] == ["0", "1", "2"]
 
 
@@ -178,7 +178,7 @@ def test_columns_and_rows_that_do_not_say_it_themselves_are_explained_where_ther
         lines = draw_on(width, event(), with_meanings=True)
         said = " ".join(lines[lines.index("") :])
         assert ("Method: " in said) is method
-        assert all(f"{name}: " in said for name in ("SM %", "(idle) POD", "(host)"))
+        assert all(f"{name}: " in said for name in ("Util %", "(idle) POD", "(host)"))
         fits, low = (
             draw_on(width, event(), height=height, with_meanings=True)
             for height in (len(lines), len(lines) - 1)

@@ -264,6 +264,7 @@ def test_the_bill_is_the_last_thing_that_is_shown_and_fits_the_screen(width: int
     """Of what went wrong is told behind it."""
     line = OwnerCost(
         owner="StatefulSet/notebook-of-somebody",
+        held_gpu_seconds=19.4,
         charged_gpu_seconds=19.4,
         used_gpu_seconds=0.0,
         cost="0.0371",

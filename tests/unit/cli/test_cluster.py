@@ -1,4 +1,4 @@
-"""What `gpuledger topics retire` takes back of what is gone, over the bus in memory."""
+"""What `gpuledger cluster retire` takes back of what is gone, over the bus in memory."""
 
 import pytest
 
@@ -10,8 +10,8 @@ from gpuledger.errors import UserError
 from gpuledger.keys import NodeId, key_in
 from gpuledger.records import GpuFacts, Inventory, Watermark
 from gpuledger.topics import partition_of_node
-from gpuledger_cli.retiring import Retired, retire_from
-from gpuledger_cli.topics import read_watermarks
+from gpuledger_cli.cluster import Retired, retire_from
+from gpuledger_cli.watermarks import read_watermarks
 from gpuledger_reports.reading.inventory import NEVER_US, InventoryRow, stays_of
 from gpuledger_reports.reading.times import HOUR_US
 from gpuledger_sinks.store.dimensions import rows_of_inventory

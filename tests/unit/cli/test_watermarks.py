@@ -1,9 +1,9 @@
-"""What `gpuledger topics complete` says of watermarks, over the bus in memory."""
+"""What `gpuledger watermarks` shows, over the bus in memory."""
 
 from gpuledger.bus.protocol import Message
 from gpuledger.completeness import message_of
 from gpuledger.records import SilentNode, Watermark
-from gpuledger_cli.topics import completeness_lines, read_watermarks
+from gpuledger_cli.watermarks import completeness_lines, read_watermarks
 from tests.default_topics import EVENTS, ROWS, WATERMARKS
 from tests.unit.sinks.builders import PARTITIONS, bus
 
@@ -30,28 +30,28 @@ def lines(*watermarks: Watermark, until_seconds: int | None = None) -> list[str]
 
 def test_a_time_is_complete_once_every_partition_is() -> None:
     assert lines(said(0, seconds=5), said(1, seconds=60), until_seconds=5) == [
-        "complete until 2026-11-20T12:00:05Z"
+        "complete through 2026-11-20T12:00:05Z"
     ]
 
 
 def test_what_is_not_complete_names_its_partitions_and_up_to_when_they_are() -> None:
     assert lines(said(0, seconds=5), said(1, seconds=60), until_seconds=60) == [
-        "not complete until 2026-11-20T12:01:00Z, but until 2026-11-20T12:00:05Z",
-        "partition 0, cluster default: complete until 2026-11-20T12:00:05Z",
+        "not complete through 2026-11-20T12:01:00Z, only through 2026-11-20T12:00:05Z",
+        "partition 0, cluster default: complete through 2026-11-20T12:00:05Z",
     ]
 
 
 def test_a_partition_of_which_nothing_is_known_is_not_complete() -> None:
     assert lines(said(0, seconds=5)) == [
-        "not complete: of 1 of 2 partitions nothing is known",
-        "partition 1: nothing is known",
+        "not complete: no watermark of 1 of 2 partitions",
+        "partition 1: no watermark",
     ]
 
 
 def test_silent_nodes_are_named_with_the_end_of_their_last_tick() -> None:
     silent = [SilentNode(node="node-b", since_time_ns=NOON_NS)]
     assert lines(said(0, seconds=5, silent=silent), said(1, seconds=60))[1:] == [
-        "node node-b, cluster default: silent since 2026-11-20T12:00:00Z, and not waited for"
+        "node node-b, cluster default: unresponsive since 2026-11-20T12:00:00Z, not waited for"
     ]
 
 

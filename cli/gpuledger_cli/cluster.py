@@ -1,4 +1,4 @@
-"""`gpuledger topics retire`: takes back what is said of a cluster, or of a node, that is gone.
+"""`gpuledger cluster retire`: takes back what is said of a cluster, or of a node, that is gone.
 
 Two things would be said of it for ever: by podwatch, up to when its pods are complete, and by the
 agents' last inventories, that there are boards, which a bill then counts as boards of which no tick
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from gpuledger.bus.kafka import KafkaBus
 from gpuledger.bus.protocol import Bus, HistoryReader, Message, Span
@@ -28,7 +28,8 @@ from gpuledger.records import Inventory, Watermark
 from gpuledger.time_ranges import parse_moment, write_moment
 from gpuledger.topics import partition_of_node
 from gpuledger_cli.kafka_options import NO_OPTIONS, KafkaOptions
-from gpuledger_cli.topics import read_watermarks
+from gpuledger_cli.option_help import epilogue, time_option
+from gpuledger_cli.watermarks import read_watermarks
 
 _SILENT_NS: Final = 2 * NS_PER_MINUTE
 """After so long the join calls a node silent: one that ticked since is at work."""
@@ -65,26 +66,38 @@ class Retired:
     boards: int
 
 
+app = App(name="cluster", help_format="plaintext")
+
+
+@app.command(
+    help_epilogue=epilogue(
+        "Stop the agents and podwatch first, and wait two minutes. The command refuses to retire"
+        " what is still running. An agent that starts again later undoes it.",
+        examples={
+            "A cluster": "gpuledger cluster retire eu-west-1",
+            "A node of a cluster, gone since the morning": (
+                "gpuledger cluster retire eu-west-1 --node gpu-node-7 --since 2026-11-21T08:00:00Z"
+            ),
+            "A node without a cluster name": ("gpuledger cluster retire default --node gpu-node-7"),
+        },
+        codes={2: "still running, unknown, invalid input, or Kafka is unavailable"},
+    )
+)
 def retire(
-    cluster: Annotated[str, Parameter(help="The cluster that is gone, or that the node was in.")],
+    cluster: Annotated[str, Parameter(help="Cluster that is gone, or that the node was in.")],
     /,
     *,
     node: Annotated[
-        str | None, Parameter(help="The node that is gone; absent: the whole cluster is.")
+        str | None, Parameter(help="Node that is gone; by default the whole cluster.")
     ] = None,
     since: Annotated[
-        str | None,
-        Parameter(
-            help="From when on it is gone: 2026-11-21T14:00:00Z, or -3h; absent: now. Its boards"
-            " cost until then.",
-            allow_leading_hyphen=True,
-        ),
+        str | None, time_option("When it was removed; its GPUs cost until then, by default now")
     ] = None,
     kafka: KafkaOptions = NO_OPTIONS,
 ) -> int:
-    """Take back what is said of a cluster or a node that is gone: its boards cost no more.
+    """Retire a cluster or a node that is gone: its GPUs stop costing.
 
-    Nor does anybody wait for its podwatch. Refused while its agents or its podwatch are at work.
+    The inventory and podwatch's watermarks of it end, so that nothing waits for them.
     """
     settings = kafka.settings()
     now_ns = time.time_ns()

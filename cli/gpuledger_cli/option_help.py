@@ -1,0 +1,77 @@
+"""How options and help are written: one sentence for each kind of time, examples, exit codes.
+
+The forms themselves are `gpuledger.time_ranges`'.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from cyclopts import Parameter
+
+from gpuledger.errors import ArgumentError
+from gpuledger.time_ranges import (
+    DURATION_FORMS,
+    RANGE_FORMS,
+    TIME_FORMS,
+    parse_duration,
+    write_duration,
+)
+
+_COMMON_CODES: Final = {
+    2: "invalid input, or a service is unavailable",
+    5: "internal error; please report it",
+    130: "interrupted",
+}
+_DAY_MS: Final = 24 * 3_600_000
+
+
+def time_option(meaning: str, *, name: str | None = None) -> Parameter:
+    """Return the option of a time; `meaning` is a sentence without its full stop."""
+    return Parameter(name=name, help=f"{meaning}. Time: {TIME_FORMS}.", allow_leading_hyphen=True)
+
+
+def range_option(meaning: str) -> Parameter:
+    """Return the option of a range of time."""
+    return Parameter(help=f"{meaning}. Range (UTC): {RANGE_FORMS}.", allow_leading_hyphen=True)
+
+
+def duration_option(meaning: str, *, name: str | None = None) -> Parameter:
+    """Return the option of a duration."""
+    return Parameter(
+        name=name, help=f"{meaning}. Duration: {DURATION_FORMS}.", allow_leading_hyphen=True
+    )
+
+
+def parse_seconds(text: str, *, option: str, minimum: float = 0, maximum: float = 86_400) -> float:
+    """Return a duration in seconds; raises `ArgumentError` where it is not within the bounds."""
+    seconds = parse_duration(text, option=option) / 1000
+    if not minimum <= seconds <= maximum:
+        raise ArgumentError(
+            option,
+            f"invalid duration {text!r}; it must be between {minimum:g}s and"
+            f" {write_duration(round(maximum * 1000))}",
+        )
+    return seconds
+
+
+def parse_whole(
+    text: str, *, option: str, unit_ms: int = _DAY_MS, unit: str = "days", minimum: int = 0
+) -> int:
+    """Return a duration as a whole number of days, or of another unit; raises `ArgumentError`."""
+    count, rest = divmod(parse_duration(text, option=option), unit_ms)
+    if rest or count < minimum:
+        bound = f", at least {minimum}" if minimum else ""
+        raise ArgumentError(option, f"invalid duration {text!r}; it must be whole {unit}{bound}")
+    return count
+
+
+def epilogue(
+    text: str = "", *, examples: Mapping[str, str], codes: Mapping[int, str] | None = None
+) -> str:
+    """Return what stands below the options of a command: examples by their titles, exit codes."""
+    shown = "\n".join(f"  # {title}\n  {command}" for title, command in examples.items())
+    all_codes = {0: "success", **(codes or {})}
+    all_codes |= {code: said for code, said in _COMMON_CODES.items() if code not in all_codes}
+    written = "\n".join(f"  {code:<3}  {all_codes[code]}" for code in sorted(all_codes))
+    parts = [text.strip(), f"Examples:\n{shown}", f"Exit codes:\n{written}"]
+    return "\n\n".join(part for part in parts if part)
