@@ -108,7 +108,7 @@ def _columns(bill: Bill) -> list[_Column]:
         "Efficiency": [efficiency_text(line.used, line.held) for line in lines],
         "Billed GPU-hours": [hours_text(line.charged) for line in lines],
         "Cost": [money_text(line.cost, bill.currency) for line in lines],
-        "Unused cost": [money_text(line.held_idle_cost, bill.currency) for line in lines],
+        "Unused cost": [money_text(line.unused_cost, bill.currency) for line in lines],
     }
     return [
         *(

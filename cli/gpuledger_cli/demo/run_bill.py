@@ -28,9 +28,9 @@ from gpuledger_reports.reading.usage_sums import UsageReader
 _DIGITS: Final = 4
 """A run of half a minute costs cents: a bill's two digits would be zeros."""
 _NAMES: Final = {
-    "__silent__": "(lost)",
-    "__system__": "(host)",
-    "__unallocated__": "(idle)",
+    "__unresponsive__": "(lost)",
+    "__host__": "(host)",
+    "__idle__": "(idle)",
     "__unattributed__": "(unattributed)",
 }
 COLUMNS: Final = (
@@ -105,13 +105,13 @@ def write_last_marks(store: Path) -> None:
 
 def of_bill(bill: Bill) -> RunBill | None:
     """Return what of a bill is the run's: not the time of its hours in which nothing ran."""
-    # What is uncovered is the rest of the last minute, up to which there is usage by the rows, and
+    # What has no data is the rest of the last minute, up to which there is usage by the rows, and
     # whatever was between this run and an earlier one: nobody watched then, so it is not the run's.
-    lines = [each for each in bill.lines if each.idle_kind != "uncovered"]
+    lines = [each for each in bill.lines if each.idle_kind != "no_data"]
     if not lines:
         return None
     # Together, as a bill's: the lines sum to what is said below them.
-    costs = shown_costs([(each.exact_cost, each.held_idle_cost) for each in lines])
+    costs = shown_costs([(each.exact_cost, each.unused_cost) for each in lines])
     made = [
         OwnerCost(
             owner=_NAMES.get(each.values[0], each.values[0]),

@@ -26,11 +26,11 @@ from gpuledger_reports.pricing.policy import is_of_device
 from gpuledger_reports.pricing.tenants import (
     ABSENT,
     IDLE,
-    NONE,
-    SILENT,
-    SYSTEM,
     UNALLOCATED,
-    UNCOVERED,
+    UNRESPONSIVE,
+    HOST,
+    UNALLOCATED,
+    NO_DATA,
 )
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from gpuledger_reports.reading.times import Window, time_text
@@ -49,7 +49,7 @@ _COSTLESS: Final = (
     "ramEfficiency", "externalCost",
 )  # fmt: skip
 """What an allocation of OpenCost has and no GPU does."""
-_NOBODY: Final = ABSENT | {IDLE, SILENT, SYSTEM, UNALLOCATED, UNCOVERED}
+_NOBODY: Final = ABSENT | {IDLE, UNUSED, UNRESPONSIVE, HOST, UNALLOCATED, NO_DATA}
 """What stands for a tenant on lines of idle that nobody was given."""
 Values = Mapping[str, str]
 """A line's dimensions, by name."""
@@ -312,7 +312,7 @@ def _gpu_allocation(share: _Share, minutes: Fraction) -> dict[str, Any] | None:
     if not share.models or not minutes:
         return None
     held, used = (Fraction(units * 60, HOUR_UNITS) / minutes for units in (share.held, share.used))
-    known = share.models - {NONE}
+    known = share.models - {UNALLOCATED}
     model = {"gpuModel": next(iter(known))} if len(share.models) == len(known) == 1 else {}
     averages = {"gpuUsageAverage": _number(used), "gpuRequestAverage": _number(held)}
     # Whether others had the same GPU at the time is not on a bill.

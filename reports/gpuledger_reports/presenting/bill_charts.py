@@ -232,7 +232,7 @@ def _gauges_spec(gauges: Sequence[Gauge], size: _Size) -> dict[str, Any]:
                     {
                         "at": number,
                         "end": float(ratio),
-                        "colour": (_INK, "var(--c-unused)")[number_of_tick],
+                        "colour": (_INK, "var(--c-billed_unused)")[number_of_tick],
                         "text": f"{name}: {what}, {ratio * 100:.0f} %",
                     }
                 )

@@ -42,21 +42,21 @@ _MAX_BARS: Final = 20
 _MIN_DAYS: Final = 2
 _PARTS: Final[Mapping[str, str]] = {
     "used": "allocated and used",
-    "unused": "allocated, unused",
+    "billed_unused": "allocated, unused",
     "tenants": "tenants",
     "shared": "distributed idle",
-    "unallocated": "idle",
-    "held_idle": "unused, not billed",
+    "idle": "idle",
+    "unused": "unused, not billed",
     "overhead": "overhead",
-    "uncovered": "no data",
+    "no_data": "no data",
 }
 """What a part of the cost is called, by the name of its colour."""
 _TILES: Final[Mapping[str, str]] = {
-    "unused": "unused cost",
-    "unallocated": "idle cost",
-    "held_idle": "unused, not billed",
+    "billed_unused": "unused cost",
+    "idle": "idle cost",
+    "unused": "unused, not billed",
     "overhead": "overhead",
-    "uncovered": "no data",
+    "no_data": "no data",
 }
 """What a part is called where it stands alone."""
 
@@ -149,7 +149,7 @@ class _BillPage:
     def exact(self, line: BillLine) -> dict[str, Decimal]:
         """Return a line's parts of the cost, as the other formats have them."""
         return {
-            "held_idle_cost": self.plain(line.held_idle_cost),
+            "unused_cost": self.plain(line.unused_cost),
             "energy_cost": self.plain(line.energy_cost),
             "shared_cost": self.plain(line.shared_cost),
         }
@@ -184,10 +184,10 @@ class _BillPage:
         largest = max(
             (kind for kind in IDLE_KINDS if kind in costs), key=costs.__getitem__, default=None
         )
-        return [(_TILES[part], costs[part]) for part in ("unused", largest) if part in costs]
+        return [(_TILES[part], costs[part]) for part in ("billed_unused", largest) if part in costs]
 
     @property
-    def uncovered_cost(self) -> Decimal | None:
+    def no_data_cost(self) -> Decimal | None:
         """What a part costs of which no tick says anything; absent where that is little."""
         covered, minimum = (
             self._bill.covered_ratio,
@@ -195,7 +195,7 @@ class _BillPage:
         )
         if covered is None or covered >= minimum:
             return None
-        return next((each.cost for each in self.amounts if each.part == "uncovered"), None)
+        return next((each.cost for each in self.amounts if each.part == "no_data"), None)
 
     @property
     def tenants(self) -> list[dict[str, Any]]:
@@ -341,8 +341,8 @@ def _parts_of(line: BillLine) -> dict[str, Fraction]:
     if line.idle_kind is not None:
         return {line.idle_kind: line.exact_cost}
     return {
-        "used": line.gpu_cost + line.energy_cost - line.held_idle_cost,
-        "unused": line.held_idle_cost,
+        "used": line.gpu_cost + line.energy_cost - line.unused_cost,
+        "billed_unused": line.unused_cost,
         "shared": line.shared_cost,
     }
 

@@ -110,8 +110,8 @@ def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
             else "shared among others"
         )
         yield f"  {word}: {text_of(line.shared_cost)}"
-    if line.held_idle_cost:
-        yield f"  of this unused cost: {text_of(line.held_idle_cost)}"
+    if line.unused_cost:
+        yield f"  of this unused cost: {text_of(line.unused_cost)}"
     yield f"  sum: {text_of(line.exact_cost)}, rounded with the other lines: {line.cost:f}"
 
 

@@ -19,7 +19,7 @@ from gpuledger.store.query import quoted, quoted_name
 from gpuledger_reports.pricing.billing import Bill, gpu_seconds
 from gpuledger_reports.pricing.money import minor_digits, rounded
 from gpuledger_reports.pricing.rows import COSTS, NUMBERS, columns_of, row_of
-from gpuledger_reports.pricing.tenants import NONE
+from gpuledger_reports.pricing.tenants import UNALLOCATED
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from gpuledger_reports.reading.times import time_text
 
@@ -44,7 +44,7 @@ def dimensions_without_value(bill: Bill) -> list[str]:
         for at, name in enumerate(bill.by)
         if bill.policy.policy.may_be_misspelt(name)
         and tenants
-        and all(values[at] == NONE for values in tenants)
+        and all(values[at] == UNALLOCATED for values in tenants)
     ]
 
 

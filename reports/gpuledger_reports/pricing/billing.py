@@ -58,7 +58,7 @@ class BillLine:
     energy_cost: Fraction
     shared_cost: Fraction
     """Idle that the line pays for others, or below zero what others pay of it."""
-    held_idle_cost: Fraction
+    unused_cost: Fraction
     """Of `gpu_cost` what was held and used by nobody."""
     cost: Decimal
     """All of it, rounded together with the other lines."""
@@ -227,7 +227,7 @@ class BillMaker:
     def _look_up(self, window: Window) -> tuple[Window, BillLookup]:
         """Return the part of a time of which there is usage, and what is known in it."""
         reader, read = self._reader, self._read
-        # Beyond the last usage nothing is known, and nothing is billed: not even as uncovered.
+        # Beyond the last usage nothing is known, and nothing is billed: not even as `__no_data__`.
         end_us = max(window.begin_us, min(window.end_us, reader.usage_end_us))
         used = Window(window.begin_us, end_us)
         by_names = names_suffice(self._dimensions, read.policy)
@@ -371,7 +371,7 @@ def _idle_kinds_of(row: UsageSum, basis: PartyBasis) -> set[IdleKind]:
         kinds.add("overhead")
     # Held and not used is charged to the holder otherwise.
     if row.is_holding and row.party.kind != "nobody" and basis.basis != "held":
-        kinds.add("held_idle")
+        kinds.add("unused")
     return kinds
 
 
@@ -411,7 +411,7 @@ def _lines(
                     (shares.get(key, Fraction(0)) + extra.get(key, Fraction(0)) for key in keys),
                     Fraction(0),
                 ),
-                held_idle_cost=sum(
+                unused_cost=sum(
                     (_waste_cost(terms, cell) for terms, cell in cells), Fraction(0)
                 ),
                 cost=Decimal(0),

@@ -59,7 +59,7 @@ class ClosedLine:
     gpu_cost: Decimal
     energy_cost: Decimal
     shared_cost: Decimal
-    held_idle_cost: Decimal
+    unused_cost: Decimal
     cost: Decimal
     parts: str | None
     """JSON of what the line is made of, by price; absent in corrections."""
@@ -328,7 +328,7 @@ def _standing_line(closed: ClosedLine, amounts: dict[str, Decimal]) -> BillLine:
         gpu_cost=fraction_of(amounts["gpu_cost"]),
         energy_cost=fraction_of(amounts["energy_cost"]),
         shared_cost=fraction_of(amounts["shared_cost"]),
-        held_idle_cost=fraction_of(amounts["held_idle_cost"]),
+        unused_cost=fraction_of(amounts["unused_cost"]),
         cost=amounts["cost"].quantize(Decimal(1).scaleb(-minor_digits(closed.currency))),
     )
 

@@ -26,10 +26,10 @@ from gpuledger_reports.pricing.policy import (
 from gpuledger_reports.pricing.policy_file import ReadPolicy, days_of_change
 from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook, Rate
 from gpuledger_reports.pricing.tenants import (
+    UNUSED,
+    UNRESPONSIVE,
     IDLE,
-    SILENT,
-    UNALLOCATED,
-    UNCOVERED,
+    NO_DATA,
     Dimensions,
     TenantBook,
     fits_all,
@@ -42,10 +42,10 @@ from gpuledger_reports.reading.usage_sums import DeviceClass, Needs, PartyBasis,
 from gpuledger_reports.reading.versions import holding_versions, version_at
 
 IDLE_WORDS: Final[dict[IdleKind, str]] = {
-    "unallocated": UNALLOCATED,
-    "held_idle": IDLE,
-    "overhead": SILENT,
-    "uncovered": UNCOVERED,
+    "idle": IDLE,
+    "unused": UNUSED,
+    "overhead": UNRESPONSIVE,
+    "no_data": NO_DATA,
 }
 Values = tuple[str, ...]
 
@@ -233,7 +233,7 @@ class BillLookup:
 
     def _find_terms(self, device: DeviceClass, since_us: int) -> Terms:
         facts, day = self.facts_of(device, since_us), day_of(since_us)
-        # The board that a device is, or is a part of: idle and uncovered time are the board's.
+        # The board that a device is, or is a part of: idle time and time without data are the board's.
         board = facts._replace(mig_profile=None, compute_slices=None, board_compute_slices=None)
         rules = {kind: self.prices.idle_rule_of(kind, board, day) for kind in IDLE_KINDS}
         shared_rules = self.prices.shared_rules_of(facts, day)
@@ -268,7 +268,7 @@ class BillLookup:
 
     def _find_key(self, device: DeviceClass, party: PartyKey, since_us: int, at: int) -> CellKey:
         if party.kind == "nobody":
-            return CellKey(self.idle_values(UNALLOCATED, device, since_us), "unallocated")
+            return CellKey(self.idle_values(IDLE, device, since_us), "idle")
         tenant = self._book.find(party, at)
         facts = self.facts_of(device, since_us)
         values = self.dimensions.of_tenant(tenant, facts, since_us=at, day=day_of(since_us))

@@ -17,8 +17,8 @@ from gpuledger_reports.pricing.money import CURRENCIES
 
 Basis = Literal["held", "used", "greater", "blended"]
 Share = Literal["own_line", "even", "held", "used", "table"]
-IdleKind = Literal["unallocated", "held_idle", "overhead", "uncovered"]
-IDLE_KINDS: Final[tuple[IdleKind, ...]] = ("unallocated", "held_idle", "overhead", "uncovered")
+IdleKind = Literal["idle", "unused", "overhead", "no_data"]
+IDLE_KINDS: Final[tuple[IdleKind, ...]] = ("idle", "unused", "overhead", "no_data")
 _MAX_DIGITS: Final = 18
 """Before the point: a closed bill has room for sums of such amounts."""
 _MAX_DECIMALS: Final = 60
@@ -36,7 +36,7 @@ OWN_COLUMNS: Final = frozenset(
         *("line", "idle_kind", "currency"),
         *("held_gpu_seconds", "used_gpu_seconds", "charged_gpu_seconds"),
         *("memory_byte_seconds", "energy_kilowatt_hours"),
-        *("gpu_cost", "energy_cost", "shared_cost", "held_idle_cost", "cost"),
+        *("gpu_cost", "energy_cost", "shared_cost", "unused_cost", "cost"),
     }
 )
 """What each line has beside its dimensions."""

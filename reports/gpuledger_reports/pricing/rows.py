@@ -18,7 +18,7 @@ NUMBERS: Final = (
     "memory_byte_seconds",
     "energy_kilowatt_hours",
 )
-COSTS: Final = ("gpu_cost", "energy_cost", "shared_cost", "held_idle_cost", "cost")
+COSTS: Final = ("gpu_cost", "energy_cost", "shared_cost", "unused_cost", "cost")
 
 
 def columns_of(bill: Bill) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def row_of(bill: Bill, line: BillLine) -> dict[str, Any]:
         "gpu_cost": gpu,
         "energy_cost": energy,
         "shared_cost": shared,
-        "held_idle_cost": rounded(line.held_idle_cost, digits=digits),
+        "unused_cost": rounded(line.unused_cost, digits=digits),
         "cost": line.cost,
         "currency": bill.currency,
     }

@@ -22,17 +22,17 @@ from gpuledger_reports.reading.parties import PartyKey, PartyKind, PodVersion
 from gpuledger_reports.reading.times import HOUR_US
 from gpuledger_reports.reading.versions import NamespaceVersion, holding_versions, version_at
 
-NONE: Final = "__none__"
+UNALLOCATED: Final = "__unallocated__"
 """Of who or what has no such value: a pod without the label, a whole GPU without a MIG profile."""
 UNATTRIBUTED: Final = "__unattributed__"
 """Work of nobody who was seen."""
-ABSENT: Final = frozenset({NONE, UNATTRIBUTED})
+ABSENT: Final = frozenset({UNALLOCATED, UNATTRIBUTED})
 """What stands in the place of a value that others have no word for."""
-SYSTEM: Final = "__system__"
-SILENT: Final = "__silent__"
-UNALLOCATED: Final = "__unallocated__"
+HOST: Final = "__host__"
+UNRESPONSIVE: Final = "__unresponsive__"
 IDLE: Final = "__idle__"
-UNCOVERED: Final = "__uncovered__"
+UNUSED: Final = "__unused__"
+NO_DATA: Final = "__no_data__"
 SHARED: Final = "__shared__"
 """In the place of a tenant whose cost a table gives to others."""
 _SKEW_US: Final = NAME_SKEW_SECONDS * 10**6
@@ -210,7 +210,7 @@ class Dimensions:
         """Return the values of a tenant's line."""
         said = self._book.namespace_of(tenant, since_us)
         # What is known of nobody still says whether the host did it.
-        word = {"host": SYSTEM, "unattributed": UNATTRIBUTED}.get(tenant.kind, NONE)
+        word = {"host": HOST, "unattributed": UNATTRIBUTED}.get(tenant.kind, UNALLOCATED)
         look = _ValueFinder(tenant, facts, said, day, self._policy)
         return tuple(look.value(name) or self._word(name, word) for name in self.names)
 
@@ -220,7 +220,7 @@ class Dimensions:
         return tuple(look.value(name) or self._word(name, word) for name in self.names)
 
     def _word(self, name: str, word: str) -> str:
-        return NONE if self.is_of_device(name) else word
+        return UNALLOCATED if self.is_of_device(name) else word
 
 
 class _ValueFinder(NamedTuple):

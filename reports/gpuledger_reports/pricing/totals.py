@@ -9,7 +9,7 @@ from gpuledger.errors import GpuledgerError
 from gpuledger_reports.pricing.lookup import IDLE_WORDS, BillLookup, Cell, CellKey, Scope, Terms
 from gpuledger_reports.pricing.money import fraction_of
 from gpuledger_reports.pricing.policy import IDLE_KINDS, IdleKind, IdleRule, SharedRule
-from gpuledger_reports.pricing.tenants import NONE, SHARED, fits_all
+from gpuledger_reports.pricing.tenants import UNALLOCATED, SHARED, fits_all
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from gpuledger_reports.reading.parties import PartyKey
 from gpuledger_reports.reading.usage_sums import DaySums, DeviceClass
@@ -103,7 +103,7 @@ class BillTally:
             self.covered += row_.covered
             self.excess += row_.excess
             if row_.present != row_.covered:
-                cell = self._idle_cell("uncovered", row_.device, since_us, terms)
+                cell = self._idle_cell("no_data", row_.device, since_us, terms)
                 cell.charged += row_.present - row_.covered
 
     def _add_charges(self, day: DaySums) -> None:
@@ -124,8 +124,8 @@ class BillTally:
             terms = self._lookup.terms_of(idle.device, since_us)
             parts: tuple[tuple[IdleKind, int], ...] = (
                 ("overhead", idle.silent),
-                ("held_idle", idle.held_idle),
-                ("unallocated", idle.unallocated),
+                ("unused", idle.unused),
+                ("idle", idle.idle),
             )
             for kind, units in parts:
                 self._device_units[terms] += units
@@ -158,7 +158,7 @@ class BillTally:
         for cells in self.cells.values():
             for terms, cell in cells.items():
                 if terms.rate.price is None:
-                    found[terms.scope.model or NONE] += cell.charged
+                    found[terms.scope.model or UNALLOCATED] += cell.charged
         return {model: units for model, units in sorted(found.items()) if units}
 
     def check_balance(self) -> None:

@@ -8,8 +8,8 @@ too. The parts of a board's hour sum to the time for which the inventory had the
    basis. A user that did not hold the device has a claim by used time; those claims are bounded by
    the time that nobody held.
 3. Claims of more than the device are scaled down to it. The rest is idle: held idle, or
-   unallocated.
-4. Time of the board that no device covers is uncovered.
+   idle.
+4. Time of the board that no device covers is `no_data`.
 
 Each scaling is by largest remainder, ties by device and tenant, so that the order of rows does not
 matter. Most hours are plain: nobody used what another held, and each holder pays for held time.
@@ -31,10 +31,10 @@ time. Pod c holds nothing.
 |-------------|---------|--------------------------------------------------------|
 | a           | 30      | it held them                                           |
 | b           | 6       | it used them                                           |
-| held_idle   | 9       | b held 15 in which the GPU answered, and paid for 6    |
+| unused   | 9       | b held 15 in which the GPU answered, and paid for 6    |
 | silent      | 5       | b held them, and the GPU did not answer                |
 | c           | 4       | it used them, of the 10 that nobody held               |
-| unallocated | 6       | they are left of those 10                              |
+| idle | 6       | they are left of those 10                              |
 """
 
 from typing import Final, NamedTuple
@@ -514,13 +514,13 @@ class ComplexIdleRow(DeviceRow, frozen=True, gc=False):
     """A row of `complex_idle_sql`."""
 
     silent: int
-    held_idle: int
-    unallocated: int
+    unused: int
+    idle: int
 
 
 # Left over is first what holders were given and not charged for, then what nobody held.
 def complex_idle_sql(detail: Detail) -> str:
-    """Return the SQL of what complex hours leave: silent, held and left over, and unallocated."""
+    """Return the SQL of what complex hours leave: silent, held and left over, and idle."""
     return f"""
 WITH by_hour AS (
     SELECT device, hour_us, sum(silent_part) AS silent, sum(answering) - sum(charged) AS left_over,
@@ -528,8 +528,8 @@ WITH by_hour AS (
     FROM complex_charges GROUP BY device, hour_us
 )
 SELECT {detail.device(node="class_node", since_us=detail.since)},
-    sum(silent) AS silent, sum(least(left_over, held)) AS held_idle,
-    sum(left_over - least(left_over, held)) AS unallocated
+    sum(silent) AS silent, sum(least(left_over, held)) AS unused,
+    sum(left_over - least(left_over, held)) AS idle
 FROM by_hour JOIN devices USING (device)
 GROUP BY ALL
 """  # noqa: S608  # our own names

@@ -204,7 +204,7 @@ class _UsageDay:
         charges: list[PartyCharge] = []
         idle: list[IdleCharge] = []
         covered: dict[tuple[DeviceClass, int], list[int]] = defaultdict(lambda: [0, 0, 0])
-        # A day without any row may still have boards: all of their time is uncovered.
+        # A day without any row may still have boards: all of their time is `no_data`.
         if self._open_rows():
             window = self._window._asdict()
             usage = self._usage("usage_parts")
@@ -377,8 +377,8 @@ class _UsageDay:
                 device=_device_of(left),
                 since_us=left.since_us,
                 silent=int(left.silent),
-                held_idle=int(left.held_idle),
-                unallocated=int(left.unallocated),
+                unused=int(left.unused),
+                idle=int(left.idle),
             )
             for left in self._reader.ask_for(ComplexIdleRow, sql.complex_idle_sql(self._detail))
         ]

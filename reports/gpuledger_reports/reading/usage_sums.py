@@ -103,8 +103,8 @@ class IdleCharge(NamedTuple):
     device: DeviceClass
     since_us: int
     silent: int
-    held_idle: int
-    unallocated: int
+    unused: int
+    idle: int
 
 
 class BoardTime(NamedTuple):

@@ -127,9 +127,9 @@ def test_what_nobody_pays_is_what_the_boards_cost_beside_the_tenants(outcome: Ou
     ) - sum(owed(name, outcome.truth[name]) for name in (USED, BLENDED))
     tenants = sum(owed(name, truth) for name, truth in outcome.truth.items())
     expected = {
-        ("__silent__", "overhead"): silent,
-        ("__idle__", "held_idle"): held_back,
-        ("__unallocated__", "unallocated"): boards - silent - held_back - tenants,
+        ("__unresponsive__", "overhead"): silent,
+        ("__unused__", "unused"): held_back,
+        ("__idle__", "idle"): boards - silent - held_back - tenants,
     }
     off = {key: (float(found[key]) - cost) / boards for key, cost in expected.items()}
     assert max(map(abs, off.values())) < TOLERANCE, off
@@ -144,8 +144,8 @@ def test_lines_are_what_the_boards_cost_to_the_last_unit(outcome: Outcome) -> No
 def test_a_late_hour_gives_corrections_that_sum_to_the_difference(outcome: Outcome) -> None:
     assert "closed as revision 1" in outcome.closed.out, outcome.closed
     before, after = costs(outcome.early), costs(outcome.late)
-    uncovered = ("__uncovered__", "uncovered")
-    found = before[uncovered] - after.get(uncovered, 0)
+    no_data = ("__no_data__", "no_data")
+    found = before[no_data] - after.get(no_data, 0)
     assert float(found) == pytest.approx(LATE_NS / 3600e9 * PRICES[L4], rel=TOLERANCE)
     assert "revision 2" in outcome.ask("bill", "close").out
     corrections = [one for one in outcome.lines() if one.revision == 2]

@@ -135,13 +135,13 @@ def test_json_has_what_the_bill_says_with_costs_as_texts(
     written = capsys.readouterr().out
     bill = json.loads(written, parse_float=Decimal)
     assert [(line["pod"], line["cost"], line["idle_kind"]) for line in bill["lines"]] == [
-        ("__unallocated__", "7.00", "unallocated"),
+        ("__idle__", "7.00", "idle"),
         ("a", "7.00", None),
         ("b", "7.00", None),
     ]
     line = bill["lines"][1]
     assert (line["held_gpu_seconds"], line["used_gpu_seconds"]) == (3600, 1800)
-    assert line["held_idle_cost"] == "3.50"
+    assert line["unused_cost"] == "3.50"
     assert (bill["currency"], bill["origin_cost"], bill["line_cost"]) == ("USD", "21.00", "21.00")
     assert (bill["state"], bill["usage_until"]) == ("open", "2026-10-01T03:00:00Z")
     assert bill["covered_ratio"] == 1

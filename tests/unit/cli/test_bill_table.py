@@ -64,7 +64,7 @@ def test_columns_that_find_no_room_are_named(bill: Bill) -> None:
 
 def test_idle_is_charged_and_was_held_by_nobody(bill: Bill) -> None:
     """As in the files: a column has one meaning, and what is charged has its own."""
-    (idle,) = (row for row in printed(bill, 300).splitlines() if "unallocated" in row)
+    (idle,) = (row for row in printed(bill, 300).splitlines() if "idle" in row)
     assert [cell.strip() for cell in idle.split("│")[5:9]] == ["0.0", "0.0", "", "1.0"]
 
 

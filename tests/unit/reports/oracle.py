@@ -11,7 +11,7 @@ from gpuledger_reports.reading.charging_sql import UNITS
 from tests.unit.reports.stores import HOUR_NS
 
 NOBODY = ""
-KINDS = ("held_idle", "overhead", "unallocated", "uncovered")
+KINDS = ("unused", "overhead", "idle", "no_data")
 Row = Mapping[str, Any]
 
 
@@ -85,7 +85,7 @@ def charge_board_hour(
             claim_of,
             charged,
         )
-    charged["uncovered"] += there - sum(fitted.values())
+    charged["no_data"] += there - sum(fitted.values())
     return +charged
 
 
@@ -118,5 +118,5 @@ def charge_device(
         charged["overhead" if who in ("host", "unattributed") else who] += units
     left_over = usable - sum(granted.values())
     held_back = max(0, usable - free - sum(granted[who] for who in holders))
-    charged["held_idle"] += min(left_over, held_back)
-    charged["unallocated"] += left_over - min(left_over, held_back)
+    charged["unused"] += min(left_over, held_back)
+    charged["idle"] += left_over - min(left_over, held_back)

@@ -74,10 +74,10 @@ def test_who_holds_pays_and_what_nobody_used_of_it_is_shown(tmp_path: Path) -> N
         held(1, None),
     )
     bill = bill_of(store)
-    assert costs(bill) == {"a": "7.00", "__unallocated__/unallocated": "7.00"}
+    assert costs(bill) == {"a": "7.00", "__idle__/idle": "7.00"}
     (line,) = (line for line in bill.lines if not line.idle_kind)
     assert (gpu_seconds(line.held), gpu_seconds(line.used)) == (Decimal(3600), Decimal(900))
-    assert line.held_idle_cost == Fraction(21, 4)
+    assert line.unused_cost == Fraction(21, 4)
     assert bill.origin_cost == bill.line_cost == Decimal(14)
     assert bill.covered_ratio == Fraction(1)
 
@@ -90,7 +90,7 @@ def test_an_hour_of_an_instance_costs_its_slices_of_the_board(tmp_path: Path) ->
         held(0, "a", gpu="MIG-1", mig_profile="1g.10gb", compute_slices=1, **cut),
         held(0, "b", gpu="MIG-2", mig_profile="4g.40gb", compute_slices=4, **cut),
     )
-    by_slices = {"__unallocated__/unallocated": "2.00", "a": "1.00", "b": "4.00"}
+    by_slices = {"__idle__/idle": "2.00", "a": "1.00", "b": "4.00"}
     assert costs(bill_of(store)) == by_slices
     own_price = "prices: [{name: 1g, mig_profile: '1g.*', per_gpu_hour: 1.5},"
     assert costs(bill_of(store, SEVEN.replace("prices: [", own_price))) == by_slices | {"a": "1.50"}
@@ -108,12 +108,12 @@ def test_an_instance_costs_its_slices_of_memory_where_the_policy_says_so(tmp_pat
         costs(bill_of(store, SEVEN + f"mig_slices: {slices}\n", hours=1))
         for slices in ("compute", "memory")
     )
-    assert by_compute == {"a": "1.00", "__unallocated__/unallocated": "6.00"}
-    assert by_memory == {"a": "1.75", "__unallocated__/unallocated": "5.25"}
+    assert by_compute == {"a": "1.00", "__idle__/idle": "6.00"}
+    assert by_memory == {"a": "1.75", "__idle__/idle": "5.25"}
 
 
 @pytest.mark.parametrize(
-    ("inventory", "nodes", "uncovered"),
+    ("inventory", "nodes", "no_data"),
     [
         pytest.param([inventory_row()], [], "14.00", id="there all the time"),
         pytest.param([inventory_row(hour=1.5)], [], "10.50", id="from its first version on"),
@@ -140,7 +140,7 @@ def test_an_instance_costs_its_slices_of_memory_where_the_policy_says_so(tmp_pat
     ],
 )
 def test_what_was_there_and_no_tick_covers_is_uncovered(
-    tmp_path: Path, inventory: list[Row], nodes: list[Row], uncovered: str | None
+    tmp_path: Path, inventory: list[Row], nodes: list[Row], no_data: str | None
 ) -> None:
     """The first of three hours is covered; another GPU's row says that there is usage of all."""
     other = [inventory_row("GPU-z", hour=99)]
@@ -152,7 +152,7 @@ def test_what_was_there_and_no_tick_covers_is_uncovered(
         nodes=nodes,
     )
     found = costs(bill_of(store, hours=3))
-    assert found.get("__uncovered__/uncovered") == uncovered
+    assert found.get("__no_data__/no_data") == no_data
 
 
 def test_nothing_is_billed_beyond_the_last_usage(tmp_path: Path) -> None:
@@ -250,9 +250,9 @@ def test_who_has_no_such_value_is_told_from_work_of_nobody_who_was_seen(tmp_path
     )
     found = costs(bill_of(store, by=["label:team", "mig_profile"], hours=3))
     assert found == {
-        "__none__/__none__": "7.00",
-        "__unattributed__/__none__/overhead": "7.00",
-        "__system__/__none__/overhead": "7.00",
+        "__unallocated__/__unallocated__": "7.00",
+        "__unattributed__/__unallocated__/overhead": "7.00",
+        "__host__/__unallocated__/overhead": "7.00",
     }
 
 
@@ -286,7 +286,7 @@ def test_teams_are_told_by_a_table_with_days(tmp_path: Path) -> None:
         held(2, "c"),
         pods=[pod_row("b", labels='{"team": "own"}')],
     )
-    expected = {"nlp": "7.00", "own": "7.00", "__none__": "7.00"}
+    expected = {"nlp": "7.00", "own": "7.00", "__unallocated__": "7.00"}
     assert costs(bill_of(store, policy, by=["team"])) == expected
 
 
@@ -302,23 +302,23 @@ def test_use_of_nobody_who_holds_is_charged_by_time_where_nobody_holds(tmp_path:
     assert costs(bill_of(store)) == {
         "a": "3.50",
         "b": "7.00",
-        "__system__/overhead": "1.75",
-        "__unallocated__/unallocated": "1.75",
+        "__host__/overhead": "1.75",
+        "__idle__/idle": "1.75",
     }
 
 
 def test_a_gpu_that_does_not_answer_is_overhead(tmp_path: Path) -> None:
     store = store_of(tmp_path, held(0, "a", silent_ns=HOUR_NS // 2))
-    assert costs(bill_of(store)) == {"a": "3.50", "__silent__/overhead": "3.50"}
+    assert costs(bill_of(store)) == {"a": "3.50", "__unresponsive__/overhead": "3.50"}
 
 
 @pytest.mark.parametrize(
     ("basis", "expected"),
     [
         ("basis: held", {"a": "7.00"}),
-        ("basis: used", {"a": "1.75", "__idle__/held_idle": "5.25"}),
+        ("basis: used", {"a": "1.75", "__unused__/unused": "5.25"}),
         ("basis: greater", {"a": "7.00"}),
-        ("basis: blended, held_weight: 0.5", {"a": "4.37", "__idle__/held_idle": "2.63"}),
+        ("basis: blended, held_weight: 0.5", {"a": "4.37", "__unused__/unused": "2.63"}),
         ("basis: used, match: {pod: b}", {"a": "7.00"}),
     ],
 )
@@ -332,23 +332,23 @@ def test_each_tenant_pays_by_its_basis_and_idle_has_the_rest(
 @pytest.mark.parametrize(
     ("share", "expected"),
     [
-        ("share: own_line", {"a": "7.00", "b": "14.00", "__unallocated__/unallocated": "7.00"}),
-        ("share: even", {"a": "10.50", "b": "17.50", "__unallocated__/unallocated": "0.00"}),
-        ("share: held", {"a": "9.33", "b": "18.67", "__unallocated__/unallocated": "0.00"}),
-        ("share: used", {"a": "14.00", "b": "14.00", "__unallocated__/unallocated": "0.00"}),
+        ("share: own_line", {"a": "7.00", "b": "14.00", "__idle__/idle": "7.00"}),
+        ("share: even", {"a": "10.50", "b": "17.50", "__idle__/idle": "0.00"}),
+        ("share: held", {"a": "9.33", "b": "18.67", "__idle__/idle": "0.00"}),
+        ("share: used", {"a": "14.00", "b": "14.00", "__idle__/idle": "0.00"}),
         (
             "share: table, by: pod, weights: {a: 1, c: 3}",
             {
                 "a": "7.00",
                 "b": "14.00",
-                "a/unallocated": "1.75",
-                "c/unallocated": "5.25",
-                "__unallocated__/unallocated": "0.00",
+                "a/idle": "1.75",
+                "c/idle": "5.25",
+                "__idle__/idle": "0.00",
             },
         ),
         (
             "share: held, model: A100",
-            {"a": "7.00", "b": "14.00", "__unallocated__/unallocated": "7.00"},
+            {"a": "7.00", "b": "14.00", "__idle__/idle": "7.00"},
         ),
     ],
 )
@@ -363,7 +363,7 @@ def test_idle_is_shared_as_the_file_says(
         held(2, "b"),
         held(3, None),
     )
-    policy = f"{SEVEN}idle: [{{kind: unallocated, {share}}}]"
+    policy = f"{SEVEN}idle: [{{kind: idle, {share}}}]"
     assert costs(bill_of(store, policy)) == expected
 
 
@@ -377,12 +377,12 @@ def test_idle_is_shared_among_those_of_the_same_pool_alone(tmp_path: Path) -> No
         inventory=[inventory_row(), inventory_row("GPU-m", node="m", in_force_from=BEGIN_US)],
         nodes=[node_row(node_pool="one"), node_row(node="m", node_pool="two")],
     )
-    policy = f"{SEVEN}idle: [{{kind: unallocated, share: held}}]"
+    policy = f"{SEVEN}idle: [{{kind: idle, share: held}}]"
     found = costs(bill_of(store, policy, by=["node_pool", "pod"], hours=1))
     assert found == {"one/a": "7.00", "two/b": "7.00"}
     found = costs(bill_of(store, policy, by=["node_pool", "pod"]))
     assert found["one/a"] == "14.00"
-    assert found["two/__uncovered__/uncovered"] == "7.00"
+    assert found["two/__no_data__/no_data"] == "7.00"
 
 
 def test_energy_is_charged_beside_the_hours_where_it_has_a_price(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_what_an_instance_is_charged_by_its_own_price_is_not_without_one(tmp_pat
         held(0, None, compute_slices=3, board_compute_slices=7),
     )
     bill = bill_of(store, "prices: [{name: m, mig_profile: '4g*', per_gpu_hour: 3}]", hours=1)
-    assert costs(bill) == {"a": "3.00", "__unallocated__/unallocated": "0.00"}
+    assert costs(bill) == {"a": "3.00", "__idle__/idle": "0.00"}
     left_over = Fraction(3600 * 3, 7)
     (unpriced,) = bill.unpriced.values()
     assert Fraction(unpriced, UNITS * 10**9) == left_over
@@ -441,7 +441,7 @@ def test_an_hour_is_billed_by_what_held_when_it_began(tmp_path: Path) -> None:
     assert costs(bill_of(store, policy)) == {"a": "11.00"}
 
 
-EVEN = "{kind: uncovered, share: even}, {kind: overhead, share: used}"
+EVEN = "{kind: no_data, share: even}, {kind: overhead, share: used}"
 
 
 def test_alike_nodes_are_told_apart_from_when_one_of_them_changes(tmp_path: Path) -> None:
@@ -463,7 +463,7 @@ def test_alike_nodes_are_told_apart_from_when_one_of_them_changes(tmp_path: Path
     expected = "44.00"
     assert costs(bill_of(store, policy, by=["namespace"], hours=48)) == {"ns": expected}
     assert costs(bill_of(store, policy, by=["node"], hours=48)) == {"m": "32.00", "n": "12.00"}
-    assert costs(bill_of(store, policy, by=["owner"], hours=48)) == {"__none__": expected}
+    assert costs(bill_of(store, policy, by=["owner"], hours=48)) == {"__unallocated__": expected}
 
 
 def test_a_deleted_node_was_what_it_was_before(tmp_path: Path) -> None:
@@ -481,8 +481,8 @@ def test_a_deleted_node_was_what_it_was_before(tmp_path: Path) -> None:
     assert costs(bill_of(store, policy, hours=2)) == {"a": "10.50"}
 
 
-SHARED = "{kind: unallocated, share: held}"
-TABLE = "{kind: unallocated, share: table, by: pod, weights: {a: 1, x: 2}}"
+SHARED = "{kind: idle, share: held}"
+TABLE = "{kind: idle, share: table, by: pod, weights: {a: 1, x: 2}}"
 MACHINE = "{name: m, instance: {per_hour: 98.32, gpus: 8, vcpus: 192, memory_gb: 2048}}"
 POLICIES = [
     SEVEN,
@@ -565,7 +565,7 @@ def test_a_row_its_board_and_their_price_have_one_model(
 def test_time_of_an_instance_of_which_nobody_knows_the_slices_is_uncovered(tmp_path: Path) -> None:
     unknown = {**SEVENTH, "compute_slices": None}
     store = store_of(tmp_path, held(0, "a", gpu="MIG-1", parent_uuid="GPU-a", **unknown))
-    assert costs(bill_of(store)) == {"__uncovered__/uncovered": "7.00"}
+    assert costs(bill_of(store)) == {"__no_data__/no_data": "7.00"}
 
 
 def test_made_up_amounts_are_billed_as_no_more_than_the_gpu(tmp_path: Path) -> None:
@@ -574,14 +574,14 @@ def test_made_up_amounts_are_billed_as_no_more_than_the_gpu(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("nodes", "uncovered"),
+    ("nodes", "no_data"),
     [
         pytest.param([], None, id="from its first usage on"),
         pytest.param([node_row(node="m", hour=1)], "7.00", id="or from when Kubernetes has it"),
     ],
 )
 def test_a_board_of_a_node_without_a_clock_costs_nothing_before_it_was_there(
-    tmp_path: Path, nodes: list[Row], uncovered: str | None
+    tmp_path: Path, nodes: list[Row], no_data: str | None
 ) -> None:
     store = store_of(
         tmp_path,
@@ -596,7 +596,7 @@ def test_a_board_of_a_node_without_a_clock_costs_nothing_before_it_was_there(
     )
     found = costs(bill_of(store, hours=3))
     assert (found["a"], found["b"]) == ("21.00", "7.00")
-    assert found.get("__uncovered__/uncovered") == uncovered
+    assert found.get("__no_data__/no_data") == no_data
 
 
 @pytest.mark.parametrize(
@@ -618,7 +618,7 @@ def test_a_basis_by_a_label_holds_for_the_time_of_that_label(
     assert costs(bill_of(store, policy, by=["label:tier"])) == {
         "prod": "14.00",
         "batch": "7.00",
-        "__idle__/held_idle": idle,
+        "__unused__/unused": idle,
     }
 
 
@@ -635,7 +635,7 @@ def test_a_pod_that_was_deleted_long_ago_is_nobody_whatever_its_versions_were(
             pod_row("db-0", hour=-4799, deleted_time=BEGIN_US - 4799 * HOUR_US, **long_ago),
         ],
     )
-    assert costs(bill_of(store, by=["label:team"])) == {"__none__": "7.00"}
+    assert costs(bill_of(store, by=["label:team"])) == {"__unallocated__": "7.00"}
     assert UsageReader(store).pods(Window(BEGIN_US, BEGIN_US + HOUR_US)) == []
 
 

@@ -189,7 +189,7 @@ def test_the_table_has_each_line_with_its_very_cost(store: str) -> None:
     for row in rows:
         (line,) = re.findall(r'class="line">(\w+)<', row)
         shown[line] = [Decimal(value) for value in re.findall(r'<data value="([^"]+)">', row)]
-    columns = ("cost", "held_idle_cost", "held_gpu_seconds", "used_gpu_seconds")
+    columns = ("cost", "unused_cost", "held_gpu_seconds", "used_gpu_seconds")
     assert shown == {
         line.id: [
             *(row_of(bill, line)[name] for name in columns),
@@ -215,8 +215,8 @@ def test_days_sum_to_what_the_gpus_cost_to_the_last_fraction(store: str) -> None
     assert sum(cost for day in bill.days for cost in day.costs.values()) == bill.exact_origin_cost
     # Two tenants a day, and a second GPU from 16:00 of the second day on, which nothing covers.
     hour = bill.days[0].costs[None] / 2
-    assert [day.costs["uncovered"] / hour for day in bill.days] == [22, 22 + 8, 45]
-    assert [day.costs.get("unallocated", 0) / hour for day in bill.days] == [0, 0, 1]
+    assert [day.costs["no_data"] / hour for day in bill.days] == [22, 22 + 8, 45]
+    assert [day.costs.get("idle", 0) / hour for day in bill.days] == [0, 0, 1]
 
 
 def test_many_tenants_are_one_bar_in_the_chart_and_a_row_each_in_the_table(
@@ -244,9 +244,9 @@ def test_what_one_should_know_before_paying_stands_at_the_top(store: str) -> Non
 
 def test_a_large_part_of_which_nothing_is_known_is_said_with_its_cost(store: str) -> None:
     bill = make(store)
-    (uncovered,) = (line for line in bill.lines if line.idle_kind == "uncovered")
+    (no_data,) = (line for line in bill.lines if line.idle_kind == "no_data")
     page = page_of(bill)
-    assert f"{uncovered.cost:,f} USD are for time without data" in page
+    assert f"{no_data.cost:,f} USD are for time without data" in page
     lenient = page_of(make(store, SEVEN + "close: {min_covered_ratio: 0}"))
     assert "for time without data" not in lenient
 

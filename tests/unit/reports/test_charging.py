@@ -107,19 +107,19 @@ def charged_by_store(store: str, claims: dict[str, Claim]) -> Counter[str]:
     for day in days_of(UsageReader(store), WINDOW, changes=[], basis_of=basis_of):
         for row in day.usage:
             if row.is_holding:
-                charged[row.party.uid or "unallocated"] += row.held - row.silent
+                charged[row.party.uid or "idle"] += row.held - row.silent
                 charged["overhead"] += row.silent
         for charge in day.charges:
             who = charge.party.uid or (
-                "unallocated" if charge.party.kind == "nobody" else "overhead"
+                "idle" if charge.party.kind == "nobody" else "overhead"
             )
             charged["overhead" if charge.is_silent else who] += charge.units
         for idle in day.idle:
             charged["overhead"] += idle.silent
-            charged["held_idle"] += idle.held_idle
-            charged["unallocated"] += idle.unallocated
+            charged["unused"] += idle.unused
+            charged["idle"] += idle.idle
         for board in day.boards:
-            charged["uncovered"] += board.present - board.covered
+            charged["no_data"] += board.present - board.covered
     assert min(charged.values(), default=0) >= 0
     return +charged
 
@@ -179,7 +179,7 @@ def test_the_documented_example_is_charged_as_documented(tmp_path: Path) -> None
     documented = {names.get(to, to): int(minutes) for to, minutes, _ in charges}
     charged = charged_by_store(store, {"uid-b": Claim("used")})
     hour = {to: units // (minute_ns * UNITS) for to, units in charged.items()}
-    assert hour == {**documented, "uncovered": 60}  # of the second hour there is no usage
+    assert hour == {**documented, "no_data": 60}  # of the second hour there is no usage
     assert len(rows) == 5
 
 

@@ -153,7 +153,7 @@ prices:
 - {name: slice, model: A100, mig_profile: 1g, per_gpu_hour: 1}
 exchange_rates: [{currency: EUR, rate: 1.07, from: 2026-01-01}]
 energy: [{name: grid, per_kilowatt_hour: 0.3}]
-idle: [{kind: unallocated, share: held}]
+idle: [{kind: idle, share: held}]
 """
 
 

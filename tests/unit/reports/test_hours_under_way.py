@@ -148,7 +148,7 @@ def test_usage_is_billed_up_to_where_all_of_it_is_there(
     bill = bill_of(store, hours=HOURS)
     assert bill.end_us == BEGIN_US + usage_end
     assert (refusals_of(bill) != []) is refused
-    assert {line.idle_kind for line in bill.lines} <= {None, "uncovered"}
+    assert {line.idle_kind for line in bill.lines} <= {None, "no_data"}
     assert bill.excess_units == 0
 
 

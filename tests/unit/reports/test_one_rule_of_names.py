@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuledger.store.views import create_views
-from gpuledger_reports.pricing.tenants import NONE
+from gpuledger_reports.pricing.tenants import UNALLOCATED
 from gpuledger_reports.reading.charging_sql import UNITS
 from tests.examples import examples
 from tests.unit.reports.stores import (
@@ -131,8 +131,8 @@ def test_a_bill_names_whom_a_query_names(records: list[Row], using: Drawn, holdi
     used: Counter[str] = Counter()
     having: Counter[str] = Counter()
     for owner, busy_ns, held_ns, account in found:
-        used[owner or NONE] += busy_ns if account == "pod" else 0
-        having[owner or NONE] += held_ns
+        used[owner or UNALLOCATED] += busy_ns if account == "pod" else 0
+        having[owner or UNALLOCATED] += held_ns
     tenants = [line for line in bill.lines if not line.idle_kind]
     assert {line.values[0]: line.used // UNITS for line in tenants if line.used} == +used
     assert {line.values[0]: line.held // UNITS for line in tenants if line.held} == +having
@@ -190,7 +190,7 @@ def test_a_bill_takes_nodes_and_namespaces_for_what_a_query_does(
             "SELECT coalesce(node_labels->>'team', $absent),"
             " coalesce(namespace_labels->>'team', $absent), sum(held_ns)"
             " FROM usage_hourly GROUP BY ALL",
-            {"absent": NONE},
+            {"absent": UNALLOCATED},
         ).fetchall()
         bill = bill_of(store, by=["node-label:team", "namespace-label:team"], hours=3)
     billed = {line.values: line.held // UNITS for line in bill.lines}

@@ -51,7 +51,7 @@ EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
             "prices:\n- {name: a, per_gpu_hour: 1, from: 2026-02-01, to: 2026-01-01}",
             ["line 2: prices[0]", "later day"],
         ),
-        ("idle:\n- {kind: unallocated, share: table}", ["line 2: idle[0]", "`by` and `weights`"]),
+        ("idle:\n- {kind: idle, share: table}", ["line 2: idle[0]", "`by` and `weights`"]),
         ("idle:\n- {kind: unalocated, share: even}", ["line 2: idle[0].kind"]),
         ("prices:\n- {name: a, per_gpu_hour: 1e999999999}", ["line 2: prices[0]", "18 digits"]),
         ("prices:\n- {name: a, per_gpu_hour: 1e-999999999}", ["line 2: prices[0]", "18 digits"]),
@@ -118,7 +118,7 @@ def test_every_digit_of_a_price_counts() -> None:
     ("text", "remedy"),
     [
         ("dimensions: {cost: [namespace]}", "give yours another name"),
-        ("idle: [{kind: unallocated, share: held, mig_profile: '7g.*'}]", "whole boards"),
+        ("idle: [{kind: idle, share: held, mig_profile: '7g.*'}]", "whole boards"),
     ],
 )
 def test_what_could_not_mean_anything_is_refused(text: str, remedy: str) -> None:

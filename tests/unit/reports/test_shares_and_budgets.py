@@ -28,7 +28,7 @@ from tests.unit.reports.test_bill import SEVEN, bill_of, costs, store_of
 
 TABLE = (
     "dimensions: {team: [namespace]}\n"
-    "idle: [{kind: unallocated, share: table, by: team, weights: {ns: 1}}]\n"
+    "idle: [{kind: idle, share: table, by: team, weights: {ns: 1}}]\n"
 )
 
 
@@ -62,7 +62,7 @@ def test_a_budget_has_the_idle_that_a_table_gives_it(tmp_path: Path) -> None:
     store = store_of(tmp_path, held(0, "a"), held(1, None))
     policy = SEVEN + TABLE + budget("2026-10-01", "2026-11-01", "{team: ns}")
     bill = bill_of(store, policy, by=["team"], hours=2)
-    assert costs(bill)["ns/unallocated"] == "7.00"
+    assert costs(bill)["ns/idle"] == "7.00"
     assert bill.budgets[0].spent == 14
 
 
@@ -78,7 +78,7 @@ def test_idle_that_a_table_shares_stays_with_its_cluster(tmp_path: Path) -> None
     for line in bill.lines:
         of_clusters[line.values[0]] += line.cost
     assert of_clusters == {"prod": 14, "eu": 14}
-    assert costs(bill)["eu/ns/unallocated"] == "14.00"
+    assert costs(bill)["eu/ns/idle"] == "14.00"
 
 
 def test_the_parts_of_a_line_sum_to_it(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_what_is_held_and_not_charged_to_its_holder_is_explained_by_the_rows_of_
     store = store_of(
         tmp_path, held(0, "a"), used(0, "a", HOUR_NS // 4), held(1, "b"), held(2, None)
     )
-    row, last = explained(store, policy, "held_idle", hours=3)
+    row, last = explained(store, policy, "unused", hours=3)
     assert "a allocated 3600" in row
     assert "all 1 rows: allocated 3600 s" in last
 

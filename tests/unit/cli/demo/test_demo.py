@@ -58,7 +58,7 @@ def test_a_short_run_books_what_was_used(tmp_path: Path) -> None:
     assert sum(Decimal(line["cost"]) for line in lines.values()) == Decimal(summary["bill"]["cost"])
     notebook = lines["StatefulSet/notebook-ada"]
     assert Decimal(notebook["cost"]) == Decimal(notebook["unused_cost"]) > 0
-    assert not any(line.get("idle_kind") == "uncovered" for line in lines.values())
+    assert not any(line.get("idle_kind") == "no_data" for line in lines.values())
     # A node's first tick begins a moment before its inventory. If an hour ends right then, nobody
     # pays for that moment.
     excess = excess_of_the_store_s_bill(store, lines)
@@ -79,7 +79,7 @@ def excess_of_the_store_s_bill(store: Path, lines: dict[str, dict[str, Any]]) ->
     found = {
         (line["used_gpu_seconds"], line["charged_gpu_seconds"])
         for line in bill["lines"]
-        if line["idle_kind"] != "uncovered"
+        if line["idle_kind"] != "no_data"
     }
     shown = {(line["used_gpu_seconds"], line["charged_gpu_seconds"]) for line in lines.values()}
     assert found == shown

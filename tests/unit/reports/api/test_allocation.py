@@ -107,7 +107,7 @@ def test_idle_that_a_table_gives_to_somebody_is_theirs(
     assert found.prices
     with Path(found.prices).open("a") as prices:
         prices.write("dimensions: {team: [namespace]}\n")
-        prices.write("idle: [{kind: unallocated, share: table, by: team, weights: {x: 1}}]\n")
+        prices.write("idle: [{kind: idle, share: table, by: team, weights: {x: 1}}]\n")
     assert costs(found, query) == expected
 
 
