@@ -54,7 +54,7 @@ WITH device_hours AS (
             ELSE 0 END AS used_ns
     FROM slots
 ), accounts AS (
-    SELECT *, 'idle' AS account FROM parts
+    SELECT *, 'idle' AS category FROM parts
     UNION ALL SELECT *, 'pod' FROM parts WHERE used_ns > 0
 )
 SELECT DATE '2026-10-01' + $day::INTEGER AS event_date, 'prod' AS cluster,
@@ -62,20 +62,20 @@ SELECT DATE '2026-10-01' + $day::INTEGER AS event_date, 'prod' AS cluster,
     TIMESTAMPTZ '2026-10-01 00:00:00+00' + to_hours(($day * 24 + hour)::INTEGER) AS hour,
     'GPU-' || md5(gpu::VARCHAR) AS gpu_uuid, gpu % 8 AS gpu_index,
     CASE WHEN node % 3 = 0 THEN 'NVIDIA A100-SXM4-80GB' ELSE 'NVIDIA H100 80GB HBM3' END AS model,
-    7 AS compute_slices, 8 AS memory_slices, 7 AS board_compute_slices, 8 AS board_memory_slices,
-    account, CASE WHEN account = 'idle' THEN part_ns END AS held_ns,
-    CASE WHEN account = 'idle' THEN part_ns - used_ns ELSE used_ns END AS busy_ns,
-    CASE WHEN account = 'pod' THEN used_ns END AS measured_busy_ns,
+    7 AS compute_slices, 8 AS memory_slices, 7 AS gpu_compute_slices, 8 AS gpu_memory_slices,
+    category, CASE WHEN category = 'idle' THEN part_ns END AS allocated_ns,
+    CASE WHEN category = 'idle' THEN part_ns - used_ns ELSE used_ns END AS busy_ns,
+    CASE WHEN category = 'pod' THEN used_ns END AS measured_busy_ns,
     80000000000::HUGEINT * part_ns AS memory_byte_ns, chance AS energy_millijoules,
-    CASE WHEN account = 'pod' THEN uid END AS pod_uid,
-    CASE WHEN account = 'pod' THEN 'known' END AS pod_state,
-    CASE WHEN account = 'pod' THEN namespace END AS namespace,
-    CASE WHEN account = 'pod' THEN pod END AS pod,
-    CASE WHEN account = 'idle' AND slot > 0 THEN 'known' END AS holder_state,
-    CASE WHEN account = 'idle' AND slot > 0 THEN uid END AS holder_uid,
-    CASE WHEN account = 'idle' AND slot > 0 THEN namespace END AS holder_namespace,
-    CASE WHEN account = 'idle' AND slot > 0 THEN pod END AS holder_pod,
-    1800 AS tick_count, node % 12 AS kafka_partition,
+    CASE WHEN category = 'pod' THEN uid END AS pod_uid,
+    CASE WHEN category = 'pod' THEN 'known' END AS pod_state,
+    CASE WHEN category = 'pod' THEN namespace END AS namespace,
+    CASE WHEN category = 'pod' THEN pod END AS pod,
+    CASE WHEN category = 'idle' AND slot > 0 THEN 'known' END AS allocated_state,
+    CASE WHEN category = 'idle' AND slot > 0 THEN uid END AS allocated_uid,
+    CASE WHEN category = 'idle' AND slot > 0 THEN namespace END AS allocated_namespace,
+    CASE WHEN category = 'idle' AND slot > 0 THEN pod END AS allocated_pod,
+    1800 AS sample_count, node % 12 AS kafka_partition,
     ($day * 24 + hour) * 1000000 AS first_offset,
     ($day * 24 + hour) * 1000000 + 999999 AS last_offset, 0 AS ingested_time_ns
 FROM (
@@ -86,11 +86,11 @@ FROM (
 """
 _PODS: Final = """
 WITH pods AS (
-    SELECT cluster, node, coalesce(pod_uid, holder_uid) AS pod_uid,
-        any_value(coalesce(namespace, holder_namespace)) AS namespace,
-        any_value(coalesce(pod, holder_pod)) AS pod, min(hour) AS begin_time,
+    SELECT cluster, node, coalesce(pod_uid, allocated_uid) AS pod_uid,
+        any_value(coalesce(namespace, allocated_namespace)) AS namespace,
+        any_value(coalesce(pod, allocated_pod)) AS pod, min(hour) AS begin_time,
         max(hour) + INTERVAL 1 HOUR AS end_time, min(kafka_partition) AS kafka_partition
-    FROM usage_hourly WHERE coalesce(pod_uid, holder_uid) IS NOT NULL GROUP BY ALL
+    FROM usage_hourly WHERE coalesce(pod_uid, allocated_uid) IS NOT NULL GROUP BY ALL
 ), versions AS (
     SELECT *, row_number() OVER (ORDER BY node, pod_uid, version) AS number
     FROM pods CROSS JOIN range(4) AS versions(version)
@@ -183,7 +183,7 @@ def _bill_seconds(store: str, by: tuple[str, ...]) -> tuple[float, float]:
         parse_window("2026-10", option="period", now_us=0)
     )
     seconds, cpu_seconds = time.monotonic() - began, time.process_time() - cpu_began
-    if bill.line_cost != bill.origin_cost or not bill.lines:
+    if bill.line_cost != bill.asset_cost or not bill.lines:
         raise AssertionError("the bill does not add up")
     return seconds, cpu_seconds
 
@@ -193,7 +193,7 @@ def _group_by_seconds(store: str) -> float:
     with duckdb.connect() as connection:
         began = time.monotonic()
         connection.execute(
-            "SELECT model, coalesce(holder_namespace, namespace), account, sum(held_ns),"
+            "SELECT model, coalesce(allocated_namespace, namespace), category, sum(allocated_ns),"
             " sum(busy_ns) FROM read_parquet($files) GROUP BY ALL",
             {"files": files},
         ).fetchall()

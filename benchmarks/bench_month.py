@@ -28,7 +28,7 @@ def run(*, seconds: float = 2 * _HOUR_SECONDS) -> Iterator[Figure]:
         month = Month(
             store=Path(folder) / "store",
             day_seconds=hours * _HOUR_SECONDS // DAYS,
-            tick_seconds=_TICK_SECONDS,
+            sampling_interval_seconds=_TICK_SECONDS,
         )
         began = time.process_time()
         truth = asyncio.run(month.play(before_late=lambda: None))
@@ -44,7 +44,7 @@ def run(*, seconds: float = 2 * _HOUR_SECONDS) -> Iterator[Figure]:
 
 def _errors(month: Month, truth: dict[str, TenantTruth]) -> dict[str, float]:
     bill = month.bill()
-    if bill.line_cost != bill.origin_cost:
+    if bill.line_cost != bill.asset_cost:
         raise AssertionError("the bill does not add up")
     billed = {line.values[0]: float(line.cost) for line in bill.lines if not line.idle_kind}
     return {name: abs(billed.get(name, 0.0) / owed(name, one) - 1) for name, one in truth.items()}

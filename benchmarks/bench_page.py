@@ -46,7 +46,7 @@ def _costs(name: str, settings: ExpositionSettings) -> Iterator[Figure]:
     samples = [fleet.tick(0, second) for second in range(_SCRAPES)]
     ticks = [(sample, _beside(sample)) for sample in samples]
     pods = PodLookup(name_of=_names(samples, clock).name_of)
-    view = make_node_state(settings, clock=clock, tick_seconds=1.0, pods=pods)
+    view = make_node_state(settings, clock=clock, sampling_interval_seconds=1.0, pods=pods)
     view.set_inventory(_inventory(samples[0]))
     page = PageRenderer(view, settings=settings, clock=clock)
     text = _text(view, page, ticks[0])

@@ -106,7 +106,7 @@ def _ticks_stored(store: Path) -> int:
     if not table.exists() or not (files := table.open().file_uris()):
         return 0
     with duckdb.connect() as connection:
-        sql = f"SELECT sum(tick_count)::BIGINT FROM read_parquet({files})"  # noqa: S608  # our own files
+        sql = f"SELECT sum(sample_count)::BIGINT FROM read_parquet({files})"  # noqa: S608  # our own files
         (found,) = connection.execute(sql).fetchone() or (0,)
     return int(found or 0)
 

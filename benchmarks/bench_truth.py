@@ -45,9 +45,9 @@ def run() -> Iterator[Figure]:
     worst = modelled = unmeasured = joules = 0.0
     for driver in DRIVERS:
         for kind in CLASSES:
-            for tick_seconds in TICKS_SECONDS:
-                cell = _measure(driver, kind, tick_seconds)
-                _print(driver, kind, tick_seconds, cell)
+            for sampling_interval_seconds in TICKS_SECONDS:
+                cell = _measure(driver, kind, sampling_interval_seconds)
+                _print(driver, kind, sampling_interval_seconds, cell)
                 off = cell.largest.busy_ns
                 if driver in MODELLED:
                     modelled = max(modelled, off)
@@ -56,7 +56,7 @@ def run() -> Iterator[Figure]:
                     continue
                 else:
                     worst = max(worst, off)
-                if tick_seconds == 1:
+                if sampling_interval_seconds == 1:
                     joules = max(joules, cell.largest.millijoules)
     yield Figure(name="truth_measured_max_error_ratio", value=worst, unit="of the device")
     yield Figure(name="truth_modelled_max_error_ratio", value=modelled, unit="of the device")
@@ -75,23 +75,28 @@ def _run_further(kind: str) -> Iterator[Figure]:
 
 
 def _measure(
-    driver: str, kind: str, tick_seconds: float, *, seeds: Iterable[int] = _SEEDS
+    driver: str, kind: str, sampling_interval_seconds: float, *, seeds: Iterable[int] = _SEEDS
 ) -> Errors:
     """Return the worst of some runs of a cell."""
     cells = [
         errors_of(
-            play_cell(kind, DRIVERS[driver], tick_seconds=tick_seconds, seed=seed),
-            tick_seconds=tick_seconds,
+            play_cell(
+                kind,
+                DRIVERS[driver],
+                sampling_interval_seconds=sampling_interval_seconds,
+                seed=seed,
+            ),
+            sampling_interval_seconds=sampling_interval_seconds,
         )
         for seed in seeds
     ]
     return max(cells, key=lambda cell: cell.largest.busy_ns)
 
 
-def _print(driver: str, kind: str, tick_seconds: float, cell: Errors) -> None:
+def _print(driver: str, kind: str, sampling_interval_seconds: float, cell: Errors) -> None:
     largest = cell.largest
     print(
-        f"{driver:<32} {kind:<24} {tick_seconds:>4.0f}s {largest.busy_ns:>10.2%}"
+        f"{driver:<32} {kind:<24} {sampling_interval_seconds:>4.0f}s {largest.busy_ns:>10.2%}"
         f" {cell.mean.busy_ns:>8.2%} {largest.byte_ns:>11.2%} {largest.millijoules:>11.2%}"
         f" {cell.unknown:>8.1%}",
         flush=True,

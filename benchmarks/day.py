@@ -117,7 +117,7 @@ class Day:
     def __post_init__(self) -> None:
         """Put the agent's parts together."""
         settings = ExpositionSettings(process_series=True, dcgm_names="both")
-        view = make_node_state(settings, clock=self._clock, tick_seconds=1)
+        view = make_node_state(settings, clock=self._clock, sampling_interval_seconds=1)
         self._page = PageRenderer(view, settings=settings, clock=self._clock)
         self._outlets = Outputs(send_queue=None, node_state=view, topics=TOPICS)
         self._sampler = Sampler(node=NodeId(DEFAULT_CLUSTER, "node"), procfs=self._procfs)

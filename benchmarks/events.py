@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.records import (
-    Account,
     BusyMethod,
+    Category,
     EnergyMethod,
     Entry,
     EventContainer,
@@ -45,20 +45,20 @@ def booked(tick: int, *, node: str = NODE, start_ns: int = START_NS) -> GpuEvent
             for one in range(GPUS * CONTAINERS_A_GPU)
         ],
         pods=pods,
-        holders=[],
+        allocations=[],
     )
 
 
 def _books(number: int, tick: int) -> GpuBooks:
     thousandths = (tick * 37 + number) % 1000
     entry = Entry(
-        account=Account.IDLE,
+        category=Category.IDLE,
         busy_ns=(1000 - thousandths) * 1_000_000,
         memory_bytes=2**34 + tick,
         energy_millijoules=90_000 + thousandths,
     )
     containers = range(number * CONTAINERS_A_GPU, (number + 1) * CONTAINERS_A_GPU)
-    booked = [replace(entry, account=Account.POD, container=one) for one in containers]
+    booked = [replace(entry, category=Category.POD, container=one) for one in containers]
     reading = GpuReading(
         uuid=f"GPU-{number:08d}-2222-3333-4444-555555555555",
         index=number,
@@ -74,7 +74,7 @@ def _books(number: int, tick: int) -> GpuBooks:
         sm_clock_hertz=1_980_000_000,
         memory_clock_hertz=2_619_000_000,
     )
-    host = replace(entry, account=Account.HOST)
+    host = replace(entry, category=Category.HOST)
     return GpuBooks(
         reading=reading,
         entries=[*booked, host, entry],

@@ -15,7 +15,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 FORGOTTEN_AFTER_NS: Final = NS_PER_DAY
-"""As long as events are kept: nothing of a node that was silent for so long comes again."""
+"""As long as events are kept: nothing of a node that was unresponsive for so long comes again."""
 
 
 MAX_A_DAY: Final = 100_000

@@ -111,7 +111,7 @@ class PlayedNode:
             self.agent = asyncio.create_task(running)
         await self.clock.go_on(until_ns)
         # A tick ends some windows before it is made, and a clock may have been set back.
-        expected_ns = until_ns - round(3 * self.settings.tick_seconds * NS_PER_SECOND)
+        expected_ns = until_ns - round(3 * self.settings.sampling_interval_seconds * NS_PER_SECOND)
         found, newest_ns = list[Record](), 0
         async with asyncio.timeout(HANG_SECONDS):
             while newest_ns < expected_ns:
@@ -192,7 +192,7 @@ class Month:
 
     store: Path
     day_seconds: int = 86_400
-    tick_seconds: float = 10.0
+    sampling_interval_seconds: float = 10.0
 
     @property
     def end_ns(self) -> int:
@@ -251,10 +251,10 @@ class Month:
             reading = Subscription(group="month", topics=[SAMPLES.name, INVENTORY.name])
             settings = AgentSettings(
                 node_name=spec.name,
-                tick_seconds=self.tick_seconds,
+                sampling_interval_seconds=self.sampling_interval_seconds,
                 # Of the machine's time, not the played one: on a busy machine threads answer late.
                 gpu_timeout_seconds=60.0,
-                queue_ticks=10_000,
+                queue_samples=10_000,
                 # An hour is played within seconds, and what waits is sent no faster than this.
                 spool=SpoolSettings(catch_up_factor=1000),
             )

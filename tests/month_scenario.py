@@ -151,7 +151,7 @@ class TenantTruth:
     """What it was given while the GPU answered."""
     used: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """For how long its kernels ran."""
-    silent: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    unresponsive: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """What it was given while the GPU was lost."""
 
 
@@ -182,7 +182,7 @@ def _add_truth(
             )
             model = gpu.facts.name
             truth.held[model] += share * ((end - begin) / NS_PER_SECOND - lost)
-            truth.silent[model] += share * lost
+            truth.unresponsive[model] += share * lost
             busy_ns = sum(gpu.busy_ns(one, begin, end) for one in gpu.processes if one.pod is pod)
             # The time of an instance is the time of its part of the board.
             part = share if device.instance is not None else 1.0
@@ -220,8 +220,8 @@ prices:
   - {{name: l4, model: "{L4}", per_gpu_hour: {PRICES[L4]}}}
 basis:
   - {{match: {{namespace: {USED}}}, basis: used}}
-  - {{match: {{namespace: {BLENDED}}}, basis: blended, held_weight: 0.5}}
-close: {{min_covered_ratio: 0.8}}
+  - {{match: {{namespace: {BLENDED}}}, basis: blended, allocated_weight: 0.5}}
+close: {{min_data_coverage_ratio: 0.8}}
 """
 
 

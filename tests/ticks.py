@@ -89,5 +89,5 @@ def event_of(sample: NodeSample) -> GpuEvent:
         gpus=book_tick(sample),
         pods=[],
         containers=[EventContainer(container_id=one.container_id) for one in sample.containers],
-        holders=[],
+        allocations=[],
     )

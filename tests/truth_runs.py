@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
-from gpuledger.records import Account, NodeSample
+from gpuledger.records import Category, NodeSample
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.sampling import Sampler
 from gpuledger_enricher.join.booking.books import book_tick
@@ -218,7 +218,7 @@ class Played:
         for sample in self.samples:
             own: dict[str | None, Amounts] = defaultdict(Amounts)
             for entry in chain.from_iterable(books.entries for books in book_tick(sample)):
-                if entry.account is Account.POD:
+                if entry.category is Category.POD:
                     uid = pod_of(entry, sample)
                     byte_ns = (entry.memory_bytes or 0) * sample.interval_ns
                     of_entry = Amounts(entry.busy_ns or 0, byte_ns, entry.energy_millijoules or 0)
@@ -284,9 +284,12 @@ class Errors:
     """Part of the ticks of which no busy time is known."""
 
 
-def errors_of(played: Played, *, tick_seconds: float) -> Errors:
+def errors_of(played: Played, *, sampling_interval_seconds: float) -> Errors:
     """Return how far a run's books are off, once the agent has met its driver."""
-    count, first = round(WINDOW_SECONDS / tick_seconds), round(LEAD_SECONDS / tick_seconds)
+    count, first = (
+        round(WINDOW_SECONDS / sampling_interval_seconds),
+        round(LEAD_SECONDS / sampling_interval_seconds),
+    )
     booked, true, known = played.booked(), played.true(), played.is_known()
     found: list[Amounts] = []
     for begin in range(first, len(booked) - count + 1):
@@ -310,27 +313,33 @@ def play_cell(
     kind: str,
     driver: Mapping[str, Any],
     *,
-    tick_seconds: float,
+    sampling_interval_seconds: float,
     seed: int,
     gpu: Mapping[str, Any] = MappingProxyType({}),
 ) -> Played:
     """Let an agent watch a run of a class under a driver."""
     random = Random(f"{kind}/{seed}")  # noqa: S311  # a scenario, no secret
     use = FURTHER[kind](random) if kind in FURTHER else _use(CLASSES[kind](random))
-    return play_use(use, driver, tick_seconds=tick_seconds, random=random, gpu=gpu)
+    return play_use(
+        use, driver, sampling_interval_seconds=sampling_interval_seconds, random=random, gpu=gpu
+    )
 
 
 def play_lives(
     lives: Lives,
     driver: Mapping[str, Any],
     *,
-    tick_seconds: float,
+    sampling_interval_seconds: float,
     random: Random,
     watched_by: Watch | None = None,
 ) -> Played:
     """Let an agent watch these pods under a driver: one that looks in time, or the one given."""
     return play_use(
-        _use(lives), driver, tick_seconds=tick_seconds, random=random, watched_by=watched_by
+        _use(lives),
+        driver,
+        sampling_interval_seconds=sampling_interval_seconds,
+        random=random,
+        watched_by=watched_by,
     )
 
 
@@ -338,7 +347,7 @@ def play_use(
     use: Use,
     driver: Mapping[str, Any],
     *,
-    tick_seconds: float,
+    sampling_interval_seconds: float,
     random: Random,
     gpu: Mapping[str, Any] = MappingProxyType({}),
     watched_by: Watch | None = None,
@@ -352,14 +361,16 @@ def play_use(
     return Played(
         samples=watched_by(node, clock)
         if watched_by
-        else watch(node, clock, tick_seconds=tick_seconds, seconds=RUN_SECONDS),
+        else watch(
+            node, clock, sampling_interval_seconds=sampling_interval_seconds, seconds=RUN_SECONDS
+        ),
         simulation=simulation,
         node=node,
     )
 
 
 def watch(
-    node: SimulatedNode, clock: ManualClock, *, tick_seconds: float, seconds: float
+    node: SimulatedNode, clock: ManualClock, *, sampling_interval_seconds: float, seconds: float
 ) -> list[NodeSample]:
     """Return the ticks of an agent that has just been started, with its looks in between."""
     sampler = Sampler(node=NodeId("default", node.name), procfs=node.procfs)
@@ -370,7 +381,7 @@ def watch(
         if tick := tick_of(sampler, gpus, node.clock):
             made.append(tick.sample)
         take_fast_polls(sampler, gpus, clock, node.clock, tick_ns)
-        tick_ns = round(tick_seconds * NS_PER_SECOND)
+        tick_ns = round(sampling_interval_seconds * NS_PER_SECOND)
     return made
 
 

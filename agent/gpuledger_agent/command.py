@@ -43,10 +43,10 @@ _COMMON: Final = (
     "node_name",
     "source",
     "no_kafka",
-    "tick_seconds",
+    "sampling_interval_seconds",
     "http.listen",
     "exposition.profile",
-    "spool.folder",
+    "spool.directory",
     "log.level",
 )
 OPTIONS = (
@@ -103,7 +103,7 @@ def main() -> int:
     node_state = make_node_state(
         settings.exposition,
         clock=host.clock,
-        tick_seconds=settings.tick_seconds,
+        sampling_interval_seconds=settings.sampling_interval_seconds,
         readings_seconds=settings.readings_seconds,
         pods=look_up_pods(host, pod_labels),
     )

@@ -230,8 +230,8 @@ class AgentContext:
             boottime_ns=self._host.clock.boottime_ns,
         )
         return SendQueue(
-            queue=BundleQueue(max_bundles=settings.queue_ticks),
-            spool=spool if settings.spool.folder else None,
+            queue=BundleQueue(max_bundles=settings.queue_samples),
+            spool=spool if settings.spool.directory else None,
             check=self._readiness.check("spool", severity=CheckSeverity.WARNING),
             spill_after_seconds=settings.spool.spill_after_seconds,
         )

@@ -148,8 +148,10 @@ class SampleLoop:
 
     async def run(self) -> None:
         """Tick for ever."""
-        tick_ns = round(self.settings.tick_seconds * NS_PER_SECOND)
-        first_seconds = min(self.settings.first_tick_seconds, self.settings.tick_seconds)
+        tick_ns = round(self.settings.sampling_interval_seconds * NS_PER_SECOND)
+        first_seconds = min(
+            self.settings.first_sample_seconds, self.settings.sampling_interval_seconds
+        )
         first_ns = round(first_seconds * NS_PER_SECOND)
         # Until the driver answers there is no interval to begin.
         while not await self._try_tick():
@@ -171,7 +173,7 @@ class SampleLoop:
             begin_ns=begin_ns,
             end_ns=begin_ns + round(seconds * NS_PER_SECOND),
             lag_ns=self.sampler.lag_ns,
-            pause_ns=round(self.settings.look_seconds * NS_PER_SECOND),
+            pause_ns=round(self.settings.fast_poll_interval_seconds * NS_PER_SECOND),
         )
         while poll_time := self._next_fast_poll(plan):
             await self._sleep_until(poll_time.at_ns)
@@ -250,7 +252,7 @@ class SampleLoop:
         if self.allocations:
             spent_seconds = time.perf_counter() - began_seconds
             await self.allocations.wait_answer(
-                self.settings.tick_seconds * _ANSWER_RATIO - spent_seconds
+                self.settings.sampling_interval_seconds * _ANSWER_RATIO - spent_seconds
             )
         self._take_late_polls()
         tick = self.sampler.sample(

@@ -8,15 +8,16 @@ from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.topics import Topics
 
-TICKS: Final = Counter("gpuledger_agent_ticks", "Ticks sampled.")
+TICKS: Final = Counter("gpuledger_agent_samples", "Ticks sampled.")
 TICKS_LATE: Final = Counter(
-    "gpuledger_agent_ticks_late", "Ticks that began later than half a tick after their time."
+    "gpuledger_agent_samples_late", "Ticks that began later than half a tick after their time."
 )
 TICKS_FAILED: Final = Counter(
-    "gpuledger_agent_ticks_failed", "Ticks that could not be made, by a mistake of the agent's own."
+    "gpuledger_agent_samples_failed",
+    "Ticks that could not be made, by a mistake of the agent's own.",
 )
 TICKS_DROPPED: Final = Counter(
-    "gpuledger_agent_ticks_dropped",
+    "gpuledger_agent_samples_dropped",
     "Ticks and other messages dropped, oldest first, as the queue was full: the broker did not"
     " answer for too long.",
 )
@@ -24,10 +25,10 @@ RECORDS_PUBLISHED: Final = Counter(
     "gpuledger_agent_records_published", "Records that the broker has acknowledged.", ["topic"]
 )
 QUEUE_TICKS: Final = Gauge(
-    "gpuledger_agent_queue_ticks", "Ticks and other messages that wait to be published."
+    "gpuledger_agent_queue_samples", "Ticks and other messages that wait to be published."
 )
 TICK_SECONDS: Final = Histogram(
-    "gpuledger_agent_tick_seconds",
+    "gpuledger_agent_sample_duration_seconds",
     "Time that taking one tick took.",
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
@@ -63,11 +64,11 @@ count_from_zero(
     EXITS_UNREPORTED, reason=("unidentified", "undated", "older", "gpu_gone", "too_many")
 )
 LOOKS_FAILED: Final = Counter(
-    "gpuledger_agent_looks_failed",
+    "gpuledger_agent_fast_polls_failed",
     "Looks at GPUs, between two ticks, that could not be used, by a mistake of the agent's own.",
 )
 LOOKS_LATE: Final = Counter(
-    "gpuledger_agent_looks_late",
+    "gpuledger_agent_fast_polls_late",
     "Looks at GPUs, between two ticks, that were not answered at once.",
 )
 GPU_DEADLINES_MISSED: Final = Counter(
@@ -212,18 +213,18 @@ SPOOL_USABLE: Final = Gauge(
 )
 SPOOL_BYTES: Final = Gauge("gpuledger_agent_spool_bytes", "Size of the frames on the disk.")
 SPOOL_TICKS: Final = Gauge(
-    "gpuledger_agent_spool_ticks", "Ticks and other messages that wait on the disk."
+    "gpuledger_agent_spool_samples", "Ticks and other messages that wait on the disk."
 )
 SPOOL_OLDEST_SECONDS: Final = Gauge(
     "gpuledger_agent_spool_oldest_timestamp_seconds",
     "Event time of the oldest that waits on the disk, seconds since the epoch; 0 where none does.",
 )
 SPOOL_WRITTEN: Final = Counter(
-    "gpuledger_agent_spool_ticks_written",
+    "gpuledger_agent_spool_samples_written",
     "Ticks and other messages (incidents, inventories) that were written to the disk.",
 )
 SPOOL_DROPPED: Final = Counter(
-    "gpuledger_agent_spool_ticks_dropped",
+    "gpuledger_agent_spool_samples_dropped",
     "Ticks and other messages that were on the disk and will never be sent, by reason: bytes or age"
     " (the bounds), damaged (a file that could not be read), hung (a disk that does not answer),"
     " late (found after newer ones were sent).",
@@ -231,7 +232,7 @@ SPOOL_DROPPED: Final = Counter(
 )
 count_from_zero(SPOOL_DROPPED, reason=("bytes", "age", "damaged", "hung", "late"))
 SPOOL_FILES_SET_ASIDE: Final = Counter(
-    "gpuledger_agent_spool_files_set_aside",
+    "gpuledger_agent_spool_files_quarantined",
     "Number of damaged spool databases that were renamed and replaced by an empty one.",
 )
 SPOOL_FAILURES: Final = Counter(

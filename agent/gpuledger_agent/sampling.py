@@ -170,9 +170,9 @@ class Sampler:
 
         That is so at the first call, and after an interval that is too long to be reported. `at` is
         when the GPUs were queried: a process that started later cannot be the one that they listed
-        under its pid. GPUs that are `known`, by UUID, and did not answer are in the tick as silent,
-        with the instances that they had when they answered last. `late` is whether the tick began
-        more than half a tick after its time.
+        under its pid. GPUs that are `known`, by UUID, and did not answer are in the tick as
+        unresponsive, with the instances that they had when they answered last. `late` is whether
+        the tick began more than half a tick after its time.
         """
         self._is_asking = False
         length_ns = self._clock.follow(at)
@@ -184,7 +184,7 @@ class Sampler:
         rows = flatten(raw)
         ticks = [self._tick_gpu(row, at, length_ns) for row in rows]
         vanished = self._take_layout(raw)
-        silent = self._silence({row.uuid for row in rows}, known)
+        unresponsive = self._silence({row.uuid for row in rows}, known)
         gpus = [self._gpus[tick.reading.uuid] for tick in ticks if tick.last.clock]
         self._clock.learn_lag(
             [(gpu.window.is_confirmed and gpu.window.length_us) or USUAL_WINDOW_US for gpu in gpus]
@@ -199,7 +199,7 @@ class Sampler:
                 ticks,
                 table_update,
                 self._clock.interval(at, length_ns),
-                silent=silent,
+                unresponsive=unresponsive,
                 allocations=allocations,
                 job_allocations=job_allocations,
                 late=late,
@@ -254,14 +254,14 @@ class Sampler:
             is_kept = gpu.totals or gpu.energy or board in known
             if not is_kept and (board == uuid or board not in self._gpus):
                 del self._gpus[uuid]
-        silent = [
+        unresponsive = [
             uuid
             for uuid, gpu in self._gpus.items()
             if gpu.instances is not None and uuid in known and uuid not in answered
         ]
         return [
             without_measurements(reading)
-            for board in silent
+            for board in unresponsive
             for uuid in (board, *(self._gpus[board].instances or ()))
             if (reading := self._gpus[uuid].reading)
         ]
@@ -272,7 +272,7 @@ class Sampler:
         table_update: TableUpdate,
         covered: TickInterval,
         *,
-        silent: Sequence[GpuReading],
+        unresponsive: Sequence[GpuReading],
         allocations: Sequence[DeviceAllocation],
         job_allocations: Sequence[JobAllocation],
         late: bool,
@@ -290,8 +290,8 @@ class Sampler:
             time_ns=covered.time_ns,
             interval_ns=covered.length_ns,
             late=True if late else None,
-            # Silent ones last, as processes go by the positions of the GPUs that answered.
-            gpus=[*readings, *silent],
+            # Unresponsive ones last, as processes go by the positions of the GPUs that answered.
+            gpus=[*readings, *unresponsive],
             containers=found.containers,
             processes=found.processes,
             allocations=list(allocations),

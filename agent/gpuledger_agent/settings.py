@@ -188,7 +188,7 @@ class IncidentsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The disk that takes the ticks while Kafka is away."""
 
-    folder: str = "/var/spool/gpuledger"
+    directory: str = "/var/spool/gpuledger"
     """Where the ticks wait; empty means in memory only, and so does a folder that does not exist:
     the agent makes only one for its node inside it."""
     max_bytes: Annotated[int, msgspec.Meta(ge=2**20, le=2**40)] = 256 * 2**20
@@ -224,14 +224,14 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     toolkit, the GPU Operator, GKE and WSL have it."""
     procfs_root: Path = Path("/proc")
     """Where the machine's `/proc` is mounted."""
-    tick_seconds: Annotated[float, msgspec.Meta(ge=0.25, le=60)] = 1.0
+    sampling_interval_seconds: Annotated[float, msgspec.Meta(ge=0.25, le=60)] = 1.0
     """Time from one tick to the next."""
-    first_tick_seconds: Annotated[float, msgspec.Meta(ge=0.01, le=60)] = 0.25
+    first_sample_seconds: Annotated[float, msgspec.Meta(ge=0.01, le=60)] = 0.25
     """Length of the first interval; short, so that there is something to see soon."""
     gpu_timeout_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.8
     """How long a tick waits for a GPU's answers; a GPU that is later is not in that tick. Never
     more than four fifths of a tick, so that one that hangs does not make the others' ticks late."""
-    look_seconds: Annotated[float, msgspec.Meta(ge=0.02, le=60)] = 0.1
+    fast_poll_interval_seconds: Annotated[float, msgspec.Meta(ge=0.02, le=60)] = 0.1
     """Time from one look to the next, between ticks, at GPUs that are watched closely: several
     containers share them and their driver gives one sample a process, their processes come and go,
     or their driver keeps accounts. A driver's window is a sixth of a second or longer: it needs a
@@ -254,7 +254,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How often a GPU is asked for its health, its limits and what is built into it."""
     watchdog_seconds: Annotated[float, msgspec.Meta(ge=10, le=86_400)] = 300.0
     """The process ends, so that it is started afresh, when no GPU has answered for so long."""
-    queue_ticks: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 600
+    queue_samples: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 600
     """Ticks kept in memory while neither Kafka nor the spool takes them; then the oldest is
     dropped."""
     spool: SpoolSettings = SpoolSettings()
@@ -279,7 +279,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def poll_timeout_seconds(self) -> float:
         """How long a tick waits for a GPU's answers, ticks shorter than the deadline included."""
-        return min(self.gpu_timeout_seconds, _MAX_OF_A_TICK * self.tick_seconds)
+        return min(self.gpu_timeout_seconds, _MAX_OF_A_TICK * self.sampling_interval_seconds)
 
     @property
     def node(self) -> NodeId:

@@ -123,9 +123,9 @@ def _columns(bill: Bill) -> list[_Column]:
 
 def _totals(bill: Bill) -> str:
     money = partial(money_text, currency=bill.currency)
-    parts = [f"Lines {money(bill.line_cost)} = GPUs {money(bill.origin_cost)}"]
+    parts = [f"Lines {money(bill.line_cost)} = GPUs {money(bill.asset_cost)}"]
     for name, ratio in (
-        ("data coverage", bill.covered_ratio),
+        ("data coverage", bill.data_coverage_ratio),
         ("measured usage", bill.measured_ratio),
     ):
         if ratio is not None:

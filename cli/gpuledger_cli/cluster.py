@@ -31,8 +31,8 @@ from gpuledger_cli.kafka_options import NO_OPTIONS, KafkaOptions
 from gpuledger_cli.option_help import epilogue, time_option
 from gpuledger_cli.watermarks import read_watermarks
 
-_SILENT_NS: Final = 2 * NS_PER_MINUTE
-"""After so long the join calls a node silent: one that ticked since is at work."""
+_UNRESPONSIVE_NS: Final = 2 * NS_PER_MINUTE
+"""After so long the join calls a node unresponsive: one that ticked since is at work."""
 _NAMED: Final = 5
 """Nodes of many that a message names."""
 
@@ -140,7 +140,7 @@ async def retire_from(
             raise _unknown(cluster, node, {*inventories}, {each.cluster for each in watermarks})
         partitions = {last.partition for last in told.inventories.values()}
         ticked = await read_ticked_nodes(
-            bus, reader, partitions, since_ms=(now_ns - _SILENT_NS) // NS_PER_MS
+            bus, reader, partitions, since_ms=(now_ns - _UNRESPONSIVE_NS) // NS_PER_MS
         )
     refuse_at_work(told, ticked, now_ns=now_ns)
     refuse_time(told, now_ns=now_ns, since_ns=since_ns)

@@ -100,7 +100,9 @@ def record_nvml(
     configure_logs(LogSettings(level="error"))
     try:
         named = node or find_only_node(source) or _NODE
-        settings = AgentSettings(source=source, tick_seconds=interval_seconds, node_name=named)
+        settings = AgentSettings(
+            source=source, sampling_interval_seconds=interval_seconds, node_name=named
+        )
     except ValueError as error:
         raise UserError(str(error)) from error
     if source.startswith("recorded:"):
@@ -235,7 +237,7 @@ def _header(
         time_ns=source.clock.time_ns(),
         monotonic_ns=source.clock.monotonic_ns(),
         boottime_ns=source.clock.boottime_ns(),
-        tick_seconds=settings.tick_seconds,
+        sampling_interval_seconds=settings.sampling_interval_seconds,
         is_simulated=not isinstance(nvml, SystemNvml),
         is_redacted=is_redacted,
         driver_version=driver,

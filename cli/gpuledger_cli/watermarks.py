@@ -123,10 +123,10 @@ def completeness_lines(
         first = f"not complete through {write_moment(until_ns // NS_PER_MS)}, only through {shown}"
     else:
         first = f"complete through {shown}"
-    silent = [
+    unresponsive = [
         f"node {node.node}, cluster {watermark.cluster}: unresponsive since"
         f" {write_moment(node.since_time_ns // NS_PER_MS)}, not waited for"
         for watermark in watermarks
-        for node in watermark.silent or ()
+        for node in watermark.unresponsive or ()
     ]
-    return [first, *lines, *silent]
+    return [first, *lines, *unresponsive]

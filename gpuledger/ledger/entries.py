@@ -1,4 +1,4 @@
-"""The entries of an event, and whose each is: on which account, of which pod or job, held by whom.
+"""The entries of an event, and whose each is: on which category, of which pod or job, held by whom.
 
 An event names pods, containers and holders once, and its entries point to them by position.
 Here lives the walk over the entries and these look-ups, for all who write rows or series or show
@@ -16,12 +16,12 @@ import msgspec
 
 from gpuledger.ledger.quantities import UNKNOWN, Amounts, apportion
 from gpuledger.records import (
-    Account,
     BusyMethod,
+    Category,
     EnergyMethod,
     Entry,
+    EventAllocation,
     EventContainer,
-    EventHolder,
     GpuBooks,
     GpuEvent,
     GpuReading,
@@ -35,7 +35,7 @@ from gpuledger.records import (
 T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)
 
-_described = attrgetter("pods", "containers", "holders", "namespaces", "node_description")
+_described = attrgetter("pods", "containers", "allocations", "namespaces", "node_description")
 _encode_described: Final = msgspec.json.Encoder().encode
 
 
@@ -127,12 +127,12 @@ class PodIndex:
         Raises ValueError where the entry names a position that the event's holders do not have, or
         the holder one that its pods do not have.
         """
-        position = entry.holder
+        position = entry.allocation
         if position is None:
             return NO_POD
         found = self._holders.get(position)
         if found is None:
-            holder: EventHolder = _at("holder", position, self._event.holders)
+            holder: EventAllocation = _at("allocation", position, self._event.allocations)
             pod = _at("pod", holder.pod, self._event.pods)
             # Of another node's pod nothing is told, as the node may be anybody.
             container = None if pod.name is None else holder.container
@@ -159,9 +159,9 @@ class DeviceSlices(NamedTuple):
     """Compute slices of this device alone."""
     memory_slices: int | None
     """Memory slices of this device alone."""
-    board_compute_slices: int | None
+    gpu_compute_slices: int | None
     """Compute slices of the whole board."""
-    board_memory_slices: int | None
+    gpu_memory_slices: int | None
     """Memory slices of the whole board."""
 
 
@@ -177,8 +177,8 @@ def slices_of(books: GpuBooks) -> DeviceSlices:
     return DeviceSlices(
         books.compute_slices,
         books.memory_slices,
-        books.board_compute_slices,
-        books.board_memory_slices,
+        books.gpu_compute_slices,
+        books.gpu_memory_slices,
     )
 
 
@@ -251,18 +251,18 @@ class BookedEntry(NamedTuple):
     """What it has of the quantities that are apportioned."""
     job_id: str | None
     """The job on which it is booked."""
-    holder_job_id: str | None
+    allocated_job_id: str | None
     """On idle: the job that held it unused."""
 
 
 def job_of(entry: Entry) -> str | None:
     """Return the job on which an entry is booked; `None` where it is no job's."""
-    return entry.job_id if entry.account is Account.JOB else None
+    return entry.job_id if entry.category is Category.JOB else None
 
 
 def holder_job_of(entry: Entry) -> str | None:
     """Return the job that held the part of the GPU of an entry on idle; `None` where none did."""
-    return entry.job_id if entry.account is Account.IDLE and entry.holder is None else None
+    return entry.job_id if entry.category is Category.IDLE and entry.allocation is None else None
 
 
 def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[BookedEntry]:
@@ -335,7 +335,7 @@ def _devices_of_tick(event: GpuEvent) -> Iterator[_DeviceEntries]:
 
 def _devices_settled(event: GpuEvent) -> Iterator[_DeviceEntries]:
     """Yield the entries of each settlement; raise ValueError as `gpu_of` does."""
-    for settlement in event.settlements or ():
+    for settlement in event.late_adjustments or ():
         yield _DeviceEntries(
             entries=settlement.entries,
             # The chip's counters of the settled ticks were apportioned with these ticks.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from gpuledger.ledger.quantities import APPORTIONED, BOOKED, HELD_NS
+from gpuledger.ledger.quantities import ALLOCATED_NS, APPORTIONED, BOOKED
 
 
 class OverInterval(Enum):
@@ -106,13 +106,13 @@ class ContainerLabels(NamedTuple):
 class HolderLabels(NamedTuple):
     """The labels of who holds a part of a device; all empty of what nobody holds."""
 
-    holder_namespace: str = ""
-    holder_pod: str = ""
-    holder_uid: str = ""
-    holder_container: str = ""
-    holder_state: str = ""
+    allocated_namespace: str = ""
+    allocated_pod: str = ""
+    allocated_uid: str = ""
+    allocated_container: str = ""
+    allocated_state: str = ""
     """Empty where the pod is known: its names say so, and it is one label less to write."""
-    holder_job_id: str = ""
+    allocated_job_id: str = ""
     """The job where it is none of a pod's."""
 
 
@@ -240,7 +240,7 @@ NODE: Final = Family(
     labels=(),
     metrics=(
         FamilyMetric(
-            name="gpuledger_node_last_tick_timestamp_seconds",
+            name="gpuledger_node_last_sample_timestamp_seconds",
             help="Event time of the node's tick: where its interval ends, since the epoch.",
             over_interval=OverInterval.LAST,
         ),
@@ -261,9 +261,9 @@ POD: Final = Family(
     shares=SharedOfDevice.USE,
 )
 ACCOUNT: Final = Family(
-    labels=("gpu_uuid", "account", "job_id", *HolderLabels._fields),
+    labels=("gpu_uuid", "category", "job_id", *HolderLabels._fields),
     metrics=tuple(
-        FamilyMetric(name=f"gpuledger_account_gpu_{quantity.average}", help=quantity.account_help)
+        FamilyMetric(name=f"gpuledger_category_gpu_{quantity.average}", help=quantity.account_help)
         for quantity in QUANTITIES_OF_USERS
     ),
     shares=SharedOfDevice.USE,
@@ -272,12 +272,12 @@ HOLDER: Final = Family(
     labels=("gpu_uuid", *HolderLabels._fields),
     metrics=(
         FamilyMetric(
-            name=f"gpuledger_holder_gpu_{HELD_NS.average}",
+            name=f"gpuledger_allocation_gpu_{ALLOCATED_NS.average}",
             help="How much of the GPU, or of the MIG instance, the holder holds, or nobody,"
             " whatever is used of it; of each device it sums to 1, also where it does not answer.",
         ),
         FamilyMetric(
-            name="gpuledger_holder_gpu_held_board_ratio",
+            name="gpuledger_allocation_physical_gpu_ratio",
             help="The same as a part of the whole board, by compute slices: of each board it sums"
             " to 1 over its row and those of its instances.",
         ),

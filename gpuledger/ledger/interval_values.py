@@ -2,8 +2,8 @@
 
 A tick counts by its length. What is measured of a device as a whole is averaged over the ticks that
 have a value of it. What is booked on those who share a device is averaged over all ticks in which
-anybody has a value, container or account: who is not there in a tick had nothing of it, so that the
-means of those who share a device sum to the device's mean, as in each tick.
+anybody has a value, container or category: who is not there in a tick had nothing of it, so that
+the means of those who share a device sum to the device's mean, as in each tick.
 
 What describes a thing is sent with each interval in which the thing was, once, as it was last: what
 is booked on a pod that ended in between can be joined to whose it was.

@@ -31,7 +31,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from gpuledger.ledger.division import PPM, divide, part_of, parts_per_million
-from gpuledger.records import Account, Entry, GpuBooks, GpuReading
+from gpuledger.records import Category, Entry, GpuBooks, GpuReading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Quantity:
     pod_help: str
     """What its series says of a container, as a sentence."""
     account_help: str
-    """What its series says of an account that is no pod's, as a sentence."""
+    """What its series says of an category that is no pod's, as a sentence."""
     total_name: str = ""
     """What its counter is called, where it is booked: the end of its series' name."""
     total_help: str = ""
@@ -126,7 +126,7 @@ def _active_ns(part: str, what: str, meaning: str) -> Quantity:
         units_per_base=10**9,
         average=field,
         pod_help=help_of("the container"),
-        account_help=help_of("the account"),
+        account_help=help_of("the category"),
     )
 
 
@@ -134,7 +134,7 @@ BUSY_NS: Final = Quantity(
     name="busy_ns",
     unit="ns",
     meaning="Time in which its kernels ran; on `idle`: in which none ran; absent without a reading."
-    " Below zero on `unattributed` with method `accounting`: what an account had of it after all.",
+    " Below zero on `unattributed` with method `accounting`: what an category had of it after all.",
     total=lambda _, interval_ns: interval_ns,
     units_per_base=10**9,
     average="busy_ratio",
@@ -142,10 +142,10 @@ BUSY_NS: Final = Quantity(
     account_help="Share of the tick booked on no pod: on a job, on the host, on nobody that could"
     " be seen (unattributed), or on idle, where it is the share in which no kernel ran.",
     total_name="busy_seconds_total",
-    total_help="Time in which the account's kernels ran on the GPU; on idle: in which none ran.",
+    total_help="Time in which the category's kernels ran on the GPU; on idle: in which none ran.",
 )
-HELD_NS: Final = Quantity(
-    name="held_ns",
+ALLOCATED_NS: Final = Quantity(
+    name="allocated_ns",
     unit="ns",
     meaning="On `idle`: how much of the device its holder, or nobody, holds, whatever is used of"
     " it, as time; over a device it sums to the interval, also where the device does not answer.",
@@ -174,7 +174,7 @@ QUANTITIES: Final = (
         pod_help="Device memory that the container's processes held at the tick.",
         account_help="Device memory booked on no pod, as it was at the tick; on idle, free memory.",
         total_name="memory_byte_seconds_total",
-        total_help="Device memory that the account held, times the time for which it did; on idle:"
+        total_help="Device memory that the category held, times the time for which it did; on idle:"
         " that was free.",
     ),
     Quantity(
@@ -188,9 +188,9 @@ QUANTITIES: Final = (
         pod_help="Power booked on the container, averaged over the tick.",
         account_help="Power booked on no pod, averaged over the tick.",
         total_name="energy_joules_total",
-        total_help="Energy booked on the account.",
+        total_help="Energy booked on the category.",
     ),
-    HELD_NS,
+    ALLOCATED_NS,
     _active_ns(
         "sm",
         "multiprocessors",
@@ -216,8 +216,8 @@ _rates: Final[Callable[[GpuReading], tuple[float | None, ...]]] = attrgetter(
     *(quantity.apportioned_from or "" for quantity in APPORTIONED)
 )
 _NO_RATES: Final = (None,) * len(APPORTIONED)
-_IDLE: Final = Account.IDLE
-_NOBODY: Final = Account.UNATTRIBUTED
+_IDLE: Final = Category.IDLE
+_NOBODY: Final = Category.UNATTRIBUTED
 
 
 def rates_of(reading: GpuReading) -> tuple[float | None, ...]:
@@ -235,12 +235,12 @@ def apportion(books: GpuBooks, interval_ns: int) -> list[Amounts]:
     rates, entries = rates_of(books.reading), books.entries
     if rates == _NO_RATES or not entries:
         return [UNKNOWN] * len(entries)
-    indices = [index for index, entry in enumerate(entries) if entry.account is not _IDLE]
+    indices = [index for index, entry in enumerate(entries) if entry.category is not _IDLE]
     # Below zero in no tick's books; but whoever wrote the event may be anybody.
     weights = [max(entries[index].busy_ns or 0, 0) for index in indices]
     worked = sum(weights)
     if not worked:
-        accounts = [entry.account for entry in entries]
+        accounts = [entry.category for entry in entries]
         nobodys = accounts.index(_NOBODY) if _NOBODY in accounts else len(entries) - 1
         indices = sorted({*indices, nobodys})
         weights, worked = [int(index == nobodys) for index in indices], 1

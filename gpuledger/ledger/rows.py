@@ -1,4 +1,4 @@
-"""One account's share of one device in one tick, as a flat row: nothing inside anything else.
+"""One category's share of one device in one tick, as a flat row: nothing inside anything else.
 
 `COLUMNS` is the one table of its columns. The record of the topic `gpuledger.rows.v1`, the columns
 of the store's table `entries` are made from it, so that a column has
@@ -39,7 +39,7 @@ from gpuledger.records.bounds import (
     Word,
     at_most,
 )
-from gpuledger.records.events import Account, Entry, MemoryMethod, PodState
+from gpuledger.records.events import Category, Entry, MemoryMethod, PodState
 from gpuledger.records.readings import BusyMethod, EnergyMethod
 
 
@@ -243,11 +243,11 @@ COLUMNS: Final = (
     ),
     *_slices(
         compute_slices="Compute slices of this device alone: of a MIG instance its own, of a GPU"
-        " that is cut those that no instance has. `held_ns * compute_slices / board_compute_slices`"
-        " sums to the boards' time.",
+        " that is cut those that no instance has."
+        " `allocated_ns * compute_slices / gpu_compute_slices` sums to the boards' time.",
         memory_slices="Memory slices of this device alone.",
-        board_compute_slices="Compute slices of the whole board.",
-        board_memory_slices="Memory slices of the whole board.",
+        gpu_compute_slices="Compute slices of the whole board.",
+        gpu_memory_slices="Memory slices of the whole board.",
     ),
     Column(
         name="gpu_gap_ns",
@@ -258,11 +258,11 @@ COLUMNS: Final = (
         meaning="Where the GPU did not answer in this tick: the interval; in all of its rows.",
     ),
     Column(
-        name="account",
+        name="category",
         type=ColumnType.CODE,
-        source="entry.account",
-        bounds=Account,
-        meaning="The kind of account.",
+        source="entry.category",
+        bounds=Category,
+        meaning="The kind of category.",
     ),
     Column(
         name="pod_uid",
@@ -270,7 +270,7 @@ COLUMNS: Final = (
         source="user.described.uid",
         bounds=Id,
         optional=True,
-        meaning="On a pod's account: its UID, where it is known.",
+        meaning="On a pod's category: its UID, where it is known.",
     ),
     Column(
         name="container_id",
@@ -278,7 +278,7 @@ COLUMNS: Final = (
         source="user.container_id",
         bounds=Id,
         optional=True,
-        meaning="On a pod's account: the container's id, where the cgroup path names it.",
+        meaning="On a pod's category: the container's id, where the cgroup path names it.",
     ),
     Column(
         name="pod_state",
@@ -286,7 +286,7 @@ COLUMNS: Final = (
         source="user.described.state",
         bounds=PodState,
         optional=True,
-        meaning="On a pod's account: `known` by a pod record that names this node, `foreign` where"
+        meaning="On a pod's category: `known` by a pod record that names this node, `foreign` where"
         " the record names another node; where none has come, `named` if the kubelet's allocations"
         " tell the namespace and the name, and `pending` if not. Other names stand beside `known`"
         " alone.",
@@ -345,7 +345,7 @@ COLUMNS: Final = (
         source="job_id",
         bounds=JobId,
         optional=True,
-        meaning="On a job's account: the id that its scheduler, such as Slurm, has given it.",
+        meaning="On a job's category: the id that its scheduler, such as Slurm, has given it.",
     ),
     *_quantities(BOOKED, source="entry"),
     *_quantities(APPORTIONED, source="apportioned"),
@@ -385,7 +385,7 @@ COLUMNS: Final = (
     Column(name="kafka_partition", type=ColumnType.POSITION, source="origin.position.partition"),
     Column(name="kafka_offset", type=ColumnType.SEQUENCE, source="origin.position.offset"),
     Column(
-        name="holder_state",
+        name="allocated_state",
         type=ColumnType.CODE,
         source="holder.described.state",
         bounds=PodState,
@@ -395,7 +395,7 @@ COLUMNS: Final = (
         " `named` by the kubelet's allocations alone; absent where nobody held it.",
     ),
     Column(
-        name="holder_uid",
+        name="allocated_uid",
         type=ColumnType.TEXT,
         source="holder.described.uid",
         bounds=Id,
@@ -403,7 +403,7 @@ COLUMNS: Final = (
         meaning="On `idle`: the UID of the pod that held this part unused.",
     ),
     Column(
-        name="holder_namespace",
+        name="allocated_namespace",
         type=ColumnType.TEXT,
         source="holder.described.namespace",
         bounds=Label,
@@ -411,7 +411,7 @@ COLUMNS: Final = (
         meaning="On `idle`: the namespace of who held this part unused.",
     ),
     Column(
-        name="holder_pod",
+        name="allocated_pod",
         type=ColumnType.TEXT,
         source="holder.described.name",
         bounds=Subdomain,
@@ -419,7 +419,7 @@ COLUMNS: Final = (
         meaning="On `idle`: the pod that held this part unused.",
     ),
     Column(
-        name="holder_container",
+        name="allocated_container",
         type=ColumnType.TEXT,
         source="holder.container",
         bounds=Label,
@@ -427,15 +427,15 @@ COLUMNS: Final = (
         meaning="On `idle`: the container that held this part unused.",
     ),
     Column(
-        name="holder_job_id",
+        name="allocated_job_id",
         type=ColumnType.TEXT,
-        source="holder_job_id",
+        source="allocated_job_id",
         bounds=JobId,
         optional=True,
         meaning="On `idle`: the job that held this part unused, by the scheduler's directory.",
     ),
     Column(
-        name="holder_owner_kind",
+        name="allocated_owner_kind",
         type=ColumnType.TEXT,
         source="holder.described.owner_kind",
         bounds=Word,
@@ -443,7 +443,7 @@ COLUMNS: Final = (
         meaning="On `idle`: kind of the workload that held this part unused.",
     ),
     Column(
-        name="holder_owner_name",
+        name="allocated_owner_name",
         type=ColumnType.TEXT,
         source="holder.described.owner_name",
         bounds=Subdomain,
@@ -451,7 +451,7 @@ COLUMNS: Final = (
         meaning="On `idle`: name of that workload.",
     ),
     Column(
-        name="holder_labels",
+        name="allocated_labels",
         type=ColumnType.LABELS,
         source="holder.described.labels",
         bounds=Labels,

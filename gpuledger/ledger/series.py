@@ -50,7 +50,7 @@ from gpuledger.ledger.families import (
     PodInfoLabels,
 )
 from gpuledger.ledger.quantities import UNKNOWN, Amounts, apportion
-from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, GpuReading, PodState
+from gpuledger.records import Category, Entry, GpuBooks, GpuEvent, GpuReading, PodState
 
 
 class SeriesGroup(NamedTuple):
@@ -82,7 +82,7 @@ _booked_amounts: Final[Callable[[Entry], Amounts]] = attrgetter(
     *(quantity.name for quantity in BOOKED_OF_USERS)
 )
 _whose: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter(
-    "account", "container", "holder", "job_id"
+    "category", "container", "allocation", "job_id"
 )
 _identity: Final[Callable[[GpuReading], tuple[Any, ...]]] = attrgetter(
     "uuid",
@@ -305,13 +305,13 @@ def _know(books: GpuBooks, identity: tuple[Any, ...], pods: PodIndex) -> _Device
     users, holders = list[SeriesGroup](), list[SeriesGroup | None]()
     for entry in books.entries:
         holder = _holder_labels(entry, pods)
-        is_idle = entry.account is Account.IDLE
+        is_idle = entry.category is Category.IDLE
         holders.append(SeriesGroup(HOLDER, (reading.uuid, *holder)) if is_idle else None)
-        if entry.account is Account.POD:
+        if entry.category is Category.POD:
             user = SeriesGroup(POD, (reading.uuid, *_container_labels(pods.user_of(entry))))
         else:
-            account = entry.account.value, job_of(entry) or ""
-            user = SeriesGroup(ACCOUNT, (reading.uuid, *account, *holder))
+            category = entry.category.value, job_of(entry) or ""
+            user = SeriesGroup(ACCOUNT, (reading.uuid, *category, *holder))
         users.append(user)
     of_reading, whose = identity
     return _DeviceGroups(
@@ -336,14 +336,14 @@ def _holder_labels(entry: Entry, pods: PodIndex) -> HolderLabels:
     holder = pods.holder_of(entry)
     if holder is NO_POD:
         job = holder_job_of(entry)
-        return _NO_HOLDER if job is None else HolderLabels(holder_job_id=job)
+        return _NO_HOLDER if job is None else HolderLabels(allocated_job_id=job)
     pod = holder.described
     return HolderLabels(
-        holder_namespace=shared(pod.namespace or ""),
-        holder_pod=pod.name or "",
-        holder_uid="" if pod.state is PodState.FOREIGN else pod.uid or "",
-        holder_container=shared(holder.container or ""),
-        holder_state="" if pod.state is PodState.KNOWN else str(pod.state),
+        allocated_namespace=shared(pod.namespace or ""),
+        allocated_pod=pod.name or "",
+        allocated_uid="" if pod.state is PodState.FOREIGN else pod.uid or "",
+        allocated_container=shared(holder.container or ""),
+        allocated_state="" if pod.state is PodState.KNOWN else str(pod.state),
     )
 
 
@@ -417,10 +417,10 @@ def _of_holders(
     held: dict[SeriesGroup, int] = {}
     for entry, group in zip(books.entries, device.holders, strict=True):
         # Idle's entries alone have it.
-        if group is not None and entry.held_ns is not None:
-            held[group] = held.get(group, 0) + entry.held_ns
+        if group is not None and entry.allocated_ns is not None:
+            held[group] = held.get(group, 0) + entry.allocated_ns
     slices = slices_of(books)
-    compute_slices, board_slices = slices.compute_slices, slices.board_compute_slices
+    compute_slices, board_slices = slices.compute_slices, slices.gpu_compute_slices
     fraction: float | None = None
     if board_slices:
         # What is left of a cut board is unknown where an instance's own slices are.
@@ -430,10 +430,10 @@ def _of_holders(
         fraction = 1.0
     return {
         group: (
-            held_ns / interval_ns,
-            None if fraction is None else held_ns * fraction / interval_ns,
+            allocated_ns / interval_ns,
+            None if fraction is None else allocated_ns * fraction / interval_ns,
         )
-        for group, held_ns in held.items()
+        for group, allocated_ns in held.items()
     }
 
 
@@ -450,7 +450,7 @@ def _of_row(books: GpuBooks, memories: set[_Memory]) -> SeriesValues:
     # In the order of `DEVICE.metrics`, by position: a name for each would cost a twentieth of the
     # time in which an event's series are made.
     return (
-        0.0 if reading.silent else 1.0,
+        0.0 if reading.unresponsive else 1.0,
         reading.utilization_ratio,
         reading.memory_utilization_ratio,
         reading.memory_used_bytes,

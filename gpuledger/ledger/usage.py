@@ -1,10 +1,10 @@
-"""What a tick adds to the counters of use: by device, account, container and job.
+"""What a tick adds to the counters of use: by device, category, container and job.
 
 Here lives the one table of counters (`COUNTERS`), made from the quantities that are booked, and the
 walk over an event that says by how much each grows (`used_in`). A quantity that is held over the
 tick, as memory is, is counted as the amount times the interval.
 
-All is in whole numbers. A series is of a device, an account, and of a pod's container by its UID
+All is in whole numbers. A series is of a device, an category, and of a pod's container by its UID
 and name or of a job by its id: labels that never change while it lives. Of a container whose names
 are not known yet nothing is counted under other names: it is told by what its names are found by
 (`Unnamed`), and waits for them elsewhere.
@@ -37,17 +37,17 @@ from gpuledger.ledger.families import (
     HolderLabels,
 )
 from gpuledger.ledger.interval_values import maxima_of
-from gpuledger.ledger.quantities import BOOKED, BUSY_NS, HELD_NS, Quantity
+from gpuledger.ledger.quantities import ALLOCATED_NS, BOOKED, BUSY_NS, Quantity
 from gpuledger.ledger.series import SeriesGroup, SeriesValues
-from gpuledger.records import Account, Entry, GpuEvent, PodState
+from gpuledger.records import Category, Entry, GpuEvent, PodState
 
 SETTLED: Final = "settled_busy_ns"
-"""What settlements have taken from `unattributed`."""
+"""What late_adjustments have taken from `unattributed`."""
 COUNTED: Final = (*(quantity.name for quantity in BOOKED), SETTLED)
 """The names of what is counted, in the order of `UsedAmounts`."""
 _SETTLED_INDEX: Final = COUNTED.index(SETTLED)
 _BUSY_INDEX: Final = COUNTED.index(BUSY_NS.name)
-_HELD_INDEX: Final = COUNTED.index(HELD_NS.name)
+_HELD_INDEX: Final = COUNTED.index(ALLOCATED_NS.name)
 _NOTHING: Final = (None,) * len(COUNTED)
 _NS_PER_SECOND: Final = 10**9
 
@@ -60,7 +60,7 @@ def _units_per_base(quantity: Quantity) -> int:
 
 _DIVISORS: Final = (*map(_units_per_base, BOOKED), _NS_PER_SECOND)
 COUNTERS: Final = Family(
-    labels=("gpu_uuid", "account", "namespace", "pod", "pod_uid", "container", "job_id"),
+    labels=("gpu_uuid", "category", "namespace", "pod", "pod_uid", "container", "job_id"),
     metrics=(
         *(
             FamilyMetric(
@@ -71,7 +71,7 @@ COUNTERS: Final = Family(
             for quantity in BOOKED
         ),
         FamilyMetric(
-            name="gpuledger_gpu_settled_busy_seconds_total",
+            name="gpuledger_gpu_late_adjustment_busy_seconds_total",
             help="Busy time that was counted as unattributed, and on its containers once these had"
             " ended; it stands in both.",
             kind="counter",
@@ -87,7 +87,7 @@ class CountedLabels(NamedTuple):
     """Whose a counter is: the values of the labels of `COUNTERS`."""
 
     gpu_uuid: str
-    account: str
+    category: str
     namespace: str = ""
     pod: str = ""
     pod_uid: str = ""
@@ -168,11 +168,11 @@ def gauges_of(
 ) -> Mapping[SeriesGroup, SeriesValues]:
     """Return which gauges a container or a job has of what is counted of it; their values are 0."""
     known = dict(zip(COUNTED, amounts, strict=True))
-    gpu_uuid, account, *container, job_id = labels
+    gpu_uuid, category, *container, job_id = labels
     values = [None if known.get(one.name) is None else 0.0 for one in QUANTITIES_OF_USERS]
     group = SeriesGroup(POD, (gpu_uuid, *container))
-    if account == Account.JOB:
-        group = SeriesGroup(ACCOUNT, (gpu_uuid, account, job_id, *HolderLabels()))
+    if category == Category.JOB:
+        group = SeriesGroup(ACCOUNT, (gpu_uuid, category, job_id, *HolderLabels()))
     found = {group: tuple(values)}
     if has_maxima:
         found[group._replace(family=maxima_of(group.family))] = tuple(values)
@@ -214,17 +214,17 @@ def used_in(
         known.devices[gpu_uuid] = device
         for entry, user, holder in zip(books.entries, device.users, device.holders, strict=True):
             amounts = _amounts_of(entry, interval_ns)
-            held_ns, amounts[_HELD_INDEX] = amounts[_HELD_INDEX], None
+            allocated_ns, amounts[_HELD_INDEX] = amounts[_HELD_INDEX], None
             yield Used(user, amounts)
-            if held_ns is not None:
+            if allocated_ns is not None:
                 held: UsedAmounts = [*_NOTHING]
-                held[_HELD_INDEX] = held_ns
+                held[_HELD_INDEX] = allocated_ns
                 yield Used(holder, held)
-    for settlement in event.settlements or ():
+    for settlement in event.late_adjustments or ():
         gpu_uuid = gpu_of(settlement, event).reading.uuid
         for entry in settlement.entries:
             settled: UsedAmounts = [*_NOTHING]
-            # What is below zero is what the account had of it before.
+            # What is below zero is what the category had of it before.
             index = _BUSY_INDEX if (entry.busy_ns or 0) >= 0 else _SETTLED_INDEX
             settled[index] = abs(entry.busy_ns or 0)
             yield Used(whose.user_of(gpu_uuid, entry), settled)
@@ -238,12 +238,12 @@ def names_in(event: GpuEvent) -> dict[str, CountedLabels]:
     pods = PodIndex(event)
     found: dict[str, CountedLabels] = {}
     for position in range(len(event.containers)):
-        user = pods.user_of(Entry(account=Account.POD, container=position))
+        user = pods.user_of(Entry(category=Category.POD, container=position))
         labels = _labels("", user)
         if _is_named(labels):
             found[_ident(user)] = labels
-    for position in range(len(event.holders)):
-        labels = _labels("", pods.holder_of(Entry(account=Account.IDLE, holder=position)))
+    for position in range(len(event.allocations)):
+        labels = _labels("", pods.holder_of(Entry(category=Category.IDLE, allocation=position)))
         if _is_named(labels):
             found[_name_of_holder(labels)] = labels
     return found
@@ -253,7 +253,7 @@ _booked_amounts: Final[Callable[[Entry], tuple[int | None, ...]]] = attrgetter(
     *(quantity.name for quantity in BOOKED)
 )
 _whose_entry: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter(
-    "account", "container", "holder", "job_id"
+    "category", "container", "allocation", "job_id"
 )
 _MULTIPLIED: Final = tuple(index for index, quantity in enumerate(BOOKED) if quantity.is_gauge)
 
@@ -281,14 +281,14 @@ class _Whose:
         self._pods = PodIndex(event)
         self._users: dict[int | None, _FoundLabels] = {}
         self._holders: dict[int | None, _FoundLabels] = {
-            None: (_NOBODY._replace(account=Account.IDLE.value), None)
+            None: (_NOBODY._replace(category=Category.IDLE.value), None)
         }
 
     def users_of(
         self, gpu_uuid: str, entries: Sequence[Entry], whose: list[tuple[Any, ...]]
     ) -> _DeviceUsers:
         # Most entries of a device have the same holder, or none.
-        by = [(entry.holder, holder_job_of(entry)) for entry in entries]
+        by = [(entry.allocation, holder_job_of(entry)) for entry in entries]
         holders = {
             key: self.holder_of(gpu_uuid, entry) for key, entry in zip(by, entries, strict=True)
         }
@@ -299,8 +299,8 @@ class _Whose:
         )
 
     def user_of(self, gpu_uuid: str, entry: Entry) -> User:
-        if entry.account is not Account.POD:
-            return User(CountedLabels(gpu_uuid, entry.account.value, job_id=job_of(entry) or ""))
+        if entry.category is not Category.POD:
+            return User(CountedLabels(gpu_uuid, entry.category.value, job_id=job_of(entry) or ""))
         found = self._users.get(entry.container)
         if found is None:
             user = self._pods.user_of(entry)
@@ -309,12 +309,12 @@ class _Whose:
 
     def holder_of(self, gpu_uuid: str, entry: Entry) -> User:
         if (job := holder_job_of(entry)) is not None:
-            return User(CountedLabels(gpu_uuid, Account.JOB.value, job_id=job))
-        found = self._holders.get(entry.holder)
+            return User(CountedLabels(gpu_uuid, Category.JOB.value, job_id=job))
+        found = self._holders.get(entry.allocation)
         if found is None:
             holder = self._pods.holder_of(entry)
             found = _found_labels(holder, _name_of_holder(_labels("", holder)))
-            self._holders[entry.holder] = found
+            self._holders[entry.allocation] = found
         return _on_device(gpu_uuid, found)
 
 
@@ -335,7 +335,7 @@ def _labels(gpu_uuid: str, pod: PodOfEntry) -> CountedLabels:
     described = pod.described
     return CountedLabels(
         gpu_uuid,
-        Account.POD.value,
+        Category.POD.value,
         shared(described.namespace or ""),
         described.name or "",
         described.uid or "",

@@ -9,7 +9,7 @@ from gpuledger.records.bookkeeping import (
     DeadLetter,
     NodeProgress,
     ReplayedEvent,
-    SilentNode,
+    UnresponsiveNode,
     Watermark,
 )
 from gpuledger.records.cluster import (
@@ -30,10 +30,10 @@ from gpuledger.records.counters import (
     WaitingUse,
 )
 from gpuledger.records.events import (
-    Account,
+    Category,
     Entry,
+    EventAllocation,
     EventContainer,
-    EventHolder,
     GpuBooks,
     GpuEvent,
     IdleDrawSource,
@@ -69,11 +69,11 @@ from gpuledger.records.samples import (
 )
 
 __all__ = [
-    "Account",
     "AttributedIncident",
     "BootProgress",
     "BusyMethod",
     "Capability",
+    "Category",
     "ContainerRef",
     "ContainerRequest",
     "CountedBoot",
@@ -86,8 +86,8 @@ __all__ = [
     "DeviceAllocation",
     "EnergyMethod",
     "Entry",
+    "EventAllocation",
     "EventContainer",
-    "EventHolder",
     "GpuBooks",
     "GpuDetails",
     "GpuEvent",
@@ -126,7 +126,7 @@ __all__ = [
     "ReplayedEvent",
     "Settlement",
     "Severity",
-    "SilentNode",
+    "UnresponsiveNode",
     "WaitingUse",
     "Watermark",
 ]

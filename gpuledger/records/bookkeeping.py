@@ -18,7 +18,7 @@ from gpuledger.records.base import (
 )
 from gpuledger.records.bounds import (
     MAX_BOOTS,
-    MAX_SILENT_NODES,
+    MAX_UNRESPONSIVE_NODES,
     Base64,
     Sentence,
     Word,
@@ -75,7 +75,7 @@ class NodeProgress(BaseRecord, frozen=True, kw_only=True):
     absent where none is known."""
 
 
-class SilentNode(ArrayRecord, frozen=True, kw_only=True):
+class UnresponsiveNode(ArrayRecord, frozen=True, kw_only=True):
     """A node that a watermark does not wait for, as nothing has come of it for long."""
 
     node: NodeName
@@ -89,7 +89,7 @@ class Watermark(BaseRecord, frozen=True, kw_only=True):
     """How far one partition of a stage's topic is complete, once it is read up to an offset.
 
     Whoever has read the topic's partition up to `next_offset` has all that is of a time up to
-    `complete_until_ns`, but for what comes late, and but for the nodes that are silent.
+    `complete_until_ns`, but for what comes late, and but for the nodes that are unresponsive.
     """
 
     stage: Word
@@ -109,11 +109,11 @@ class Watermark(BaseRecord, frozen=True, kw_only=True):
     publisher: Word
     """Who published it: the client id and the host's name."""
     node_count: Natural | None = None
-    """How many nodes were heard of, silent ones included; absent where none is followed."""
-    silent_count: Natural | None = None
-    """How many of them are silent; absent where none is."""
-    silent: Annotated[list[SilentNode], at_most(MAX_SILENT_NODES)] | None = None
-    """The silent ones that have been so for the shortest time; absent where none is."""
+    """How many nodes were heard of, unresponsive ones included; absent where none is followed."""
+    unresponsive_count: Natural | None = None
+    """How many of them are unresponsive; absent where none is."""
+    unresponsive: Annotated[list[UnresponsiveNode], at_most(MAX_UNRESPONSIVE_NODES)] | None = None
+    """The unresponsive ones that have been so for the shortest time; absent where none is."""
 
 
 class DeadLetter(BaseRecord, frozen=True, kw_only=True):

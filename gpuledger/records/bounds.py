@@ -20,10 +20,11 @@ MAX_MILLIWATTS: Final = MAX_WATTS * 1_000
 MAX_MILLIJOULES: Final = 2**62
 """What a counter of millijoules in 64 bits may show (`nvmlDeviceGetTotalEnergyConsumption`)."""
 MAX_INTERVAL_SECONDS: Final = 86_400 + 3_600
-"""A day and an hour. A tick comes a minute after the one before at most (`tick_seconds`), but where
-no GPU answered it covers the time since one did, until the agent ends after `watchdog_seconds`, a
-day at most; the hour is for a machine that is slow. How long a tick then waits in the spool adds
-nothing to what it covers. The agent begins anew after an interval that is longer still."""
+"""A day and an hour. A tick comes a minute after the one before at most
+(`sampling_interval_seconds`), but where no GPU answered it covers the time since one did, until the
+agent ends after `watchdog_seconds`, a day at most; the hour is for a machine that is slow. How long
+a tick then waits in the spool adds nothing to what it covers. The agent begins anew after an
+interval that is longer still."""
 MAX_INTERVAL_NS: Final = MAX_INTERVAL_SECONDS * 10**9
 """`MAX_INTERVAL_SECONDS` in nanoseconds, as ticks have it."""
 MAX_BOOTTIME_NS: Final = MAX_SEQ * 10**6
@@ -145,8 +146,8 @@ MAX_ENDED_KINDS: Final = 64
 """Kinds of states of a GPU that end at once: there are a dozen."""
 MAX_FEC_ERRORS: Final = 64
 """Errors that an NVLink can correct in a block, and one: NVML tells of 0 to 15."""
-MAX_SILENT_NODES: Final = 1_000
-"""Silent nodes of one partition that a watermark names; it counts all of them."""
+MAX_UNRESPONSIVE_NODES: Final = 1_000
+"""Unresponsive nodes of one partition that a watermark names; it counts all of them."""
 MAX_BOOTS: Final = 64
 """Boots of a node that are remembered, which are a few."""
 

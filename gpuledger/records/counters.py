@@ -65,12 +65,12 @@ class CountedPod(ArrayRecord, frozen=True, kw_only=True):
 
 
 class CountedSeries(ArrayRecord, frozen=True, kw_only=True):
-    """The counters of one account, container or job on one device."""
+    """The counters of one category, container or job on one device."""
 
     gpu: Natural
     """Position of the device in the record's `gpus`."""
-    account: Word
-    """The kind of account."""
+    category: Word
+    """The kind of category."""
     seen_time_ns: Natural
     """Time of the last tick that had anything of it."""
     amounts: Annotated[list[BigNatural | None], at_most(MAX_QUANTITIES)]
@@ -79,11 +79,11 @@ class CountedSeries(ArrayRecord, frozen=True, kw_only=True):
     begun_time_ns: Annotated[list[Natural | None], at_most(MAX_QUANTITIES)]
     """Where each of them began with 0, nanoseconds since the epoch."""
     pod: Natural | None = None
-    """Position in the record's `pods`; absent where the account is no pod's."""
+    """Position in the record's `pods`; absent where the category is no pod's."""
     container: Label | None = None
     """The container's name, where it is known."""
     job_id: JobId | None = None
-    """The job, where the account is a job's."""
+    """The job, where the category is a job's."""
 
 
 class WaitingUse(ArrayRecord, frozen=True, kw_only=True):

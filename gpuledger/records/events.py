@@ -45,7 +45,7 @@ from gpuledger.records.cluster import ContainerRequest
 from gpuledger.records.readings import BusyMethod, EnergyMethod, GpuReading
 
 
-class Account(OpenEnum):
+class Category(OpenEnum):
     """To whom a quantity is debited."""
 
     POD = "pod"
@@ -85,12 +85,12 @@ class PodState(OpenEnum):
 
 
 class Entry(ArrayRecord, frozen=True, kw_only=True):
-    """What one account used of one GPU in one tick, in whole numbers."""
+    """What one category used of one GPU in one tick, in whole numbers."""
 
-    account: Account
-    """The kind of account."""
+    category: Category
+    """The kind of category."""
     container: Natural | None = None
-    """On a pod's account: position in the event's `containers` of the one it ran in."""
+    """On a pod's category: position in the event's `containers` of the one it ran in."""
     busy_ns: Integer | None = None
     """Time in which its kernels ran; on `idle`: in which none ran; absent without a reading. Below
     zero on `unattributed` in a settlement alone."""
@@ -98,10 +98,10 @@ class Entry(ArrayRecord, frozen=True, kw_only=True):
     """Memory held over the tick; on `idle`: free memory; absent without a reading."""
     energy_millijoules: Natural | None = None
     """Energy; absent on a GPU that gives neither energy nor power."""
-    holder: Natural | None = None
-    """On `idle`: position in the event's `holders` of the container that held this part unused;
+    allocation: Natural | None = None
+    """On `idle`: position in the event's `allocations` of the container that held this part unused;
     absent where none held it."""
-    held_ns: Natural | None = None
+    allocated_ns: Natural | None = None
     """On `idle`: how much of the device is held so, whatever is used of it, as time: of a half of
     it, half of the interval. Over a device they sum to that, also where it does not answer."""
     job_id: JobId | None = None
@@ -175,7 +175,7 @@ class EventContainer(ArrayRecord, frozen=True, kw_only=True):
     """The container's name, where the pod's record has it."""
 
 
-class EventHolder(ArrayRecord, frozen=True, kw_only=True):
+class EventAllocation(ArrayRecord, frozen=True, kw_only=True):
     """A container to which the kubelet has given devices, or parts of them."""
 
     pod: Natural
@@ -197,7 +197,7 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     entries: Annotated[list[Entry], at_most(MAX_ENTRIES)]
     """The entries; for each quantity they sum to the device, to the last unit."""
     busy_method: BusyMethod | None = None
-    """How the busy time of the entries was found: `exclusive` (one account had all that was busy),
+    """How the busy time of the entries was found: `exclusive` (one category had all that was busy),
     `process_utilization` (samples of each process), `equal_turns` and `mps_server` (what was made
     of such samples), `memory_share` (by the memory that each held) or `equal_share`; absent without
     a reading of use."""
@@ -219,14 +219,14 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     """Where the GPU did not answer: the interval, of which nothing is known but who held it."""
     compute_slices: SmallNatural | None = None
     """Compute slices of this row alone: of an instance its own, of a GPU in MIG mode those that no
-    instance has. Those of a board's rows sum to `board_compute_slices`. Absent, as the next three
+    instance has. Those of a board's rows sum to `gpu_compute_slices`. Absent, as the next three
     are, on a GPU that is not cut: there the reading's are its own and the board's."""
     memory_slices: SmallNatural | None = None
     """Memory slices of this row alone, in the same way; those that compute instances share stand
     with the first of them."""
-    board_compute_slices: SmallNatural | None = None
+    gpu_compute_slices: SmallNatural | None = None
     """Compute slices of the whole board; absent where the board is not in the tick."""
-    board_memory_slices: SmallNatural | None = None
+    gpu_memory_slices: SmallNatural | None = None
     """Memory slices of the whole board."""
 
 
@@ -250,7 +250,7 @@ class Settlement(BaseRecord, frozen=True, kw_only=True):
     entries: Annotated[list[Entry], at_most(MAX_ENTRIES)]
     """What is booked on it, and as much less on `unattributed`: busy time that sums to zero."""
     busy_method: BusyMethod
-    """How it was found: `accounting`, by the driver's account of the process."""
+    """How it was found: `accounting`, by the driver's category of the process."""
 
 
 class GpuEvent(BaseRecord, frozen=True, kw_only=True):
@@ -279,12 +279,12 @@ class GpuEvent(BaseRecord, frozen=True, kw_only=True):
     """Who the pods are on whom entries are booked, and those that hold GPUs; each once."""
     containers: Annotated[list[EventContainer], at_most(MAX_CONTAINERS)]
     """The containers on which entries are booked, in the tick's order."""
-    holders: Annotated[list[EventHolder], at_most(MAX_ALLOCATIONS)]
+    allocations: Annotated[list[EventAllocation], at_most(MAX_ALLOCATIONS)]
     """The containers that hold GPUs, also where they run nothing there, by namespace, pod and
     container as the kubelet names them."""
     namespaces: Annotated[list[NamespaceDescription], at_most(MAX_EVENT_PODS)] | None = None
     """The namespaces of these pods of which something is known, by name; absent where of none."""
     node_description: NodeDescription | None = None
     """What the node is; absent where nothing is known of it."""
-    settlements: Annotated[list[Settlement], at_most(MAX_ENDED_PROCESSES)] | None = None
+    late_adjustments: Annotated[list[Settlement], at_most(MAX_ENDED_PROCESSES)] | None = None
     """What is booked of the ticks before, and of this one, on processes that ended."""

@@ -442,7 +442,7 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     instances' included; 1 of a GPU that cannot be cut."""
     memory_slices: SmallNatural | None = None
     """Memory slices, in the same way; compute instances of one GPU instance share its slices."""
-    silent: bool | None = None
+    unresponsive: bool | None = None
     """True of a GPU, or an instance, of the last inventory that did not answer in this tick: its
     identity and its slices stand here, and nothing that is measured."""
     memory_unified: bool | None = None

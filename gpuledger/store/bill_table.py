@@ -42,14 +42,14 @@ BILL_LINES: Final = TableSchema(
         *_columns(_TEXT, "line", "dimension_values"),
         # `correction` where a later revision changes the line by this much; else null.
         *_columns(_TEXT, "charge_class", "idle_kind", nullable=True),
-        *_columns(_SECONDS, "held_gpu_seconds", "used_gpu_seconds", "charged_gpu_seconds"),
+        *_columns(_SECONDS, "allocated_gpu_seconds", "used_gpu_seconds", "billed_gpu_seconds"),
         *_columns(_BYTE_SECONDS, "memory_byte_seconds"),
         *_columns(_ENERGY, "energy_kilowatt_hours"),
         *_columns(_COST, "gpu_cost", "energy_cost", "shared_cost", "held_idle_cost", "cost"),
         # JSON: what the line is made of, by price; a correction has none.
         *_columns(_TEXT, "parts", nullable=True),
         *_columns(_TEXT, "currency", "policy_name", "policy_sha256", "table_versions"),
-        *_columns(_TEXT, "covered_ratio", "measured_ratio", nullable=True),
+        *_columns(_TEXT, "data_coverage_ratio", "measured_ratio", nullable=True),
         *_columns(_TIME, "valid_through", "closed_time"),
     ),
     statistics_columns=4,

@@ -62,14 +62,14 @@ _NAMED: Final = """
         CASE WHEN user IS NULL THEN entries.owner_kind ELSE user.kind END AS owner_kind,
         CASE WHEN user IS NULL THEN entries.owner_name ELSE user.owner END AS owner_name,
         CASE WHEN user IS NULL THEN entries.labels ELSE user.labels END AS labels,
-        CASE WHEN holder IS NULL THEN entries.holder_state ELSE 'known' END AS holder_state,
-        CASE WHEN holder IS NULL THEN entries.holder_uid ELSE holder.uid END AS holder_uid,
-        CASE WHEN holder IS NULL THEN entries.holder_owner_kind ELSE holder.kind END
-            AS holder_owner_kind,
-        CASE WHEN holder IS NULL THEN entries.holder_owner_name ELSE holder.owner END
-            AS holder_owner_name,
-        CASE WHEN holder IS NULL THEN entries.holder_labels ELSE holder.labels END
-            AS holder_labels,
+        CASE WHEN holder IS NULL THEN entries.allocated_state ELSE 'known' END AS allocated_state,
+        CASE WHEN holder IS NULL THEN entries.allocated_uid ELSE holder.uid END AS allocated_uid,
+        CASE WHEN holder IS NULL THEN entries.allocated_owner_kind ELSE holder.kind END
+            AS allocated_owner_kind,
+        CASE WHEN holder IS NULL THEN entries.allocated_owner_name ELSE holder.owner END
+            AS allocated_owner_name,
+        CASE WHEN holder IS NULL THEN entries.allocated_labels ELSE holder.labels END
+            AS allocated_labels,
         coalesce(entries.requested, of_user.requested, of_holder.requested) AS requested
     )
     FROM told AS entries
@@ -78,7 +78,7 @@ _NAMED: Final = """
         AND of_user.container = coalesce(entries.container, entries.placed_container)
     LEFT JOIN requested AS of_holder ON of_holder.cluster = entries.cluster
         AND of_holder.node = entries.node AND of_holder.pod_uid = entries.holder.uid
-        AND of_holder.container = entries.holder_container"""
+        AND of_holder.container = entries.allocated_container"""
 """The rows, with all that is said of their user and their holder by now."""
 
 
@@ -86,7 +86,7 @@ class _LookedUp(NamedTuple):
     """Of which rows the user is looked up, and the holder by its UID, in SQL; and until when."""
 
     user: str
-    holder_uid: str
+    allocated_uid: str
     until: str
     """The end of a row's time: a pod is meant that was there before it."""
 
@@ -98,7 +98,7 @@ def named_entries(rows: str, pods: str) -> str:
     """
     # Absent where the event says nothing of the pod at all.
     user = "coalesce(entries.pod_state, 'pending') IN ('pending', 'named')"
-    return _named(rows, pods, _LookedUp(user, holder_uid="false", until="entries.time"))
+    return _named(rows, pods, _LookedUp(user, allocated_uid="false", until="entries.time"))
 
 
 def named_usage(rows: str, pods: str, *, until: str) -> str:
@@ -107,7 +107,7 @@ def named_usage(rows: str, pods: str, *, until: str) -> str:
     `until` is the SQL of the last time that a row is about.
     """
     user = "coalesce(entries.pod_state, 'pending') <> 'foreign'"
-    return _named(rows, pods, _LookedUp(user, "entries.holder_state <> 'foreign'", until))
+    return _named(rows, pods, _LookedUp(user, "entries.allocated_state <> 'foreign'", until))
 
 
 def _named(rows: str, pods: str, looked_up: _LookedUp) -> str:
@@ -137,11 +137,12 @@ def _found(rows: str, looked_up: _LookedUp) -> str:
         LEFT JOIN by_uid AS {of_container} AND of_container.pod_uid = placed.pod_uid
         LEFT JOIN {by_uid} AND by_uid.pod_uid = CASE WHEN {looked_up.user} THEN entries.pod_uid END
         LEFT JOIN by_uid AS {by_holder}
-            AND by_holder.pod_uid = CASE WHEN {looked_up.holder_uid} THEN entries.holder_uid END
+            AND by_holder.pod_uid = CASE WHEN {looked_up.allocated_uid} THEN entries.allocated_uid
+            END
         LEFT JOIN {by_hash}
             AND by_hash.config_hash = CASE WHEN {looked_up.user} THEN entries.pod_uid END
-        LEFT JOIN {bearers} AND bearers.namespace = entries.holder_namespace AND bearers.pod
-            = CASE WHEN entries.holder_state = 'named' THEN entries.holder_pod END"""  # noqa: S608  # as above
+        LEFT JOIN {bearers} AND bearers.namespace = entries.allocated_namespace AND bearers.pod
+            = CASE WHEN entries.allocated_state = 'named' THEN entries.allocated_pod END"""  # noqa: S608  # as above
 
 
 def _bearer_at(until: str) -> str:

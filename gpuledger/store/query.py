@@ -33,7 +33,7 @@ from gpuledger.store.schema import (
 # A GPU of which no slices are known is a board by itself; of an instance, nobody knows how much of
 # one it is. A cut board's own row is what no instance has.
 _DEVICE_FRACTION: Final = (
-    "CASE WHEN board_compute_slices > 0 THEN compute_slices / board_compute_slices"
+    "CASE WHEN gpu_compute_slices > 0 THEN compute_slices / gpu_compute_slices"
     " WHEN parent_uuid IS NULL THEN 1.0 END"
 )
 DERIVED_COLUMNS: Final[Mapping[str, str]] = {
@@ -49,7 +49,7 @@ DERIVED_COLUMNS: Final[Mapping[str, str]] = {
     "joules": "energy_millijoules * 0.001",
     "device_fraction": _DEVICE_FRACTION,
     "gpu_hours": "busy_ns / 3.6e12 * device_fraction",
-    "held_gpu_hours": "held_ns / 3.6e12 * device_fraction",
+    "allocated_gpu_hours": "allocated_ns / 3.6e12 * device_fraction",
 }
 """What the relation of the live rows adds to the table's columns, with DuckDB's SQL for each."""
 _DAY_FOLDER: Final = re.compile(rf"/{PARTITION_COLUMN}=(\d{{4}}-\d\d-\d\d)/[^/]*$")

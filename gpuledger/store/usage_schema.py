@@ -1,6 +1,6 @@
 """The tables that bills are made of: usage by minute, hour and day, and what it is joined with.
 
-`usage` has sums a minute: one row, or several that add up, for each device, account, and pod or
+`usage` has sums a minute: one row, or several that add up, for each device, category, and pod or
 holder. `usage_hourly` and `usage_daily` are the same by hour and day, where the last offset of a
 row says which event it ends with. All of them have whole numbers, so that a sum over rows is what
 the events sum to, to the last one.
@@ -63,24 +63,24 @@ def _usage(name: str, *, period: str, description: str) -> TableSchema:
             *_number(
                 "compute_slices",
                 "memory_slices",
-                "board_compute_slices",
-                "board_memory_slices",
+                "gpu_compute_slices",
+                "gpu_memory_slices",
                 kind=DataType.int32(),
             ),
-            *_text("account", nullable=False),
+            *_text("category", nullable=False),
             # `container_id` stands where the container's name was not known yet, and only there.
             *_text("pod_uid", "pod_state", "namespace", "pod", "container", "container_id"),
             *_text("job_id"),
-            *_text("holder_state", "holder_uid", "holder_namespace", "holder_pod"),
-            *_text("holder_container", "holder_job_id"),
+            *_text("allocated_state", "allocated_uid", "allocated_namespace", "allocated_pod"),
+            *_text("allocated_container", "allocated_job_id"),
             # Of each sum that part which was measured: the rest was apportioned or computed.
             *_number("busy_ns", "measured_busy_ns"),
             *_number("memory_byte_ns", "measured_memory_byte_ns", kind=_BYTE_TIME),
             *_number("energy_millijoules", "measured_energy_millijoules"),
-            # `silent_ns` is the part of `held_ns` in which the device did not answer.
-            *_number("held_ns", "silent_ns"),
+            # `unresponsive_ns` is the part of `allocated_ns` in which the device did not answer.
+            *_number("allocated_ns", "unresponsive_ns"),
             *_number("sm_active_ns", "tensor_active_ns", "dram_active_ns"),
-            *_number("tick_count", nullable=False),
+            *_number("sample_count", nullable=False),
             *_number("kafka_partition", kind=DataType.int32(), nullable=False),
             *_number("first_offset", "last_offset", "ingested_time_ns", nullable=False),
         ),
@@ -92,7 +92,7 @@ def _usage(name: str, *, period: str, description: str) -> TableSchema:
 USAGE: Final = _usage(
     "usage",
     period="minute",
-    description="Sums of a minute by device, account, and pod or holder; rows of one add up.",
+    description="Sums of a minute by device, category, and pod or holder; rows of one add up.",
 )
 USAGE_HOURLY: Final = _usage(
     "usage_hourly", period="hour", description="Sums of an hour; rows of one add up."

@@ -55,13 +55,13 @@ READABLE: Final[Mapping[str, str]] = {
     "measured_joules": "measured_energy_millijoules * 0.001",
     "device_fraction": DERIVED_COLUMNS["device_fraction"],
     "gpu_hours": DERIVED_COLUMNS["gpu_hours"],
-    "held_gpu_hours": DERIVED_COLUMNS["held_gpu_hours"],
+    "allocated_gpu_hours": DERIVED_COLUMNS["allocated_gpu_hours"],
 }
 """What the views of usage add to their tables' columns, with DuckDB's SQL for each. GPU-hours are
 for people, floating-point numbers; the rest is exact."""
 _NAMES: Final = (
     *("owner_kind", "owner_name", "labels", "requested"),
-    *("holder_owner_kind", "holder_owner_name", "holder_labels"),
+    *("allocated_owner_kind", "allocated_owner_name", "allocated_labels"),
 )
 _OF_NODE: Final[Mapping[str, str]] = {
     "node_pool": "node_pool",
@@ -179,7 +179,7 @@ def usage_sql(name: str, relations: Mapping[str, str]) -> str:
         relations.get(NAMESPACES.name),
         keys={
             "cluster": "of_rows.cluster",
-            "namespace": "coalesce(of_rows.namespace, of_rows.holder_namespace)",
+            "namespace": "coalesce(of_rows.namespace, of_rows.allocated_namespace)",
         },
         has=_OF_NAMESPACE,
     )
@@ -238,10 +238,9 @@ def _with_version(
 def valid_through(
     store_uri: str, name: str, storage_options: Mapping[str, str] | None = None
 ) -> datetime | None:
-    """Return up to when a table of a store is complete, as its newest commits say.
+    """Return the time through which a table of a store is complete, by its newest commits.
 
-    All that the join says of that time is in the table, but for silent nodes and gaps; `None` where
-    nobody has said it.
+    Unresponsive nodes and gaps are excepted. `None` if no commit has such a time.
     """
     table = open_table(store_uri, name, storage_options)
     if table is None:

@@ -110,7 +110,7 @@ def test_the_glossary_refuses_words() -> None:
     [
         "records_rejected",
         "GpuledgerThreadsLeaked",
-        "gpuledger_agent_ticks_total",
+        "gpuledger_agent_samples_total",
         "gpuledger_pod_gpu_power_watts",
         "gpuledger_node_info",
     ],

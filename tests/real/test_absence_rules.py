@@ -88,12 +88,12 @@ def test_a_store_whose_watermark_stands_is_an_alert(promtool: Path, tmp_path: Pa
         'gpuledger_join_watermark_timestamp_seconds{instance="j"}': "0+60x10 stale",
         'gpuledger_sink_watermark_timestamp_seconds{instance="store"}': "1+60x10 601x230",
     }
-    alert = "GpuledgerSinkWatermarkStands"
+    alert = "GpuledgerSinkWatermarkStalled"
     firing = alerts_firing(series, at="40m", promtool=promtool, folder=tmp_path, alert=alert)
     assert firing == 1
 
 
 @pytest.mark.xfail(raises=AssertionError, reason="no rule reads the counter of overlapping ticks")
 def test_seconds_that_two_agents_wrote_are_an_alert(promtool: Path, tmp_path: Path) -> None:
-    series = {'gpuledger_join_ticks_overlapping_total{instance="j"}': "0+60x240"}
+    series = {'gpuledger_join_samples_overlapping_total{instance="j"}': "0+60x240"}
     assert alerts_firing(series, at="4h", promtool=promtool, folder=tmp_path) > 0

@@ -82,7 +82,7 @@ async def read_all(kafka: Kafka) -> Read:
 
 def dropped(agent: Deployable) -> float:
     """Return the ticks that the agent says it dropped."""
-    return agent.metric("gpuledger_agent_ticks_dropped_total")
+    return agent.metric("gpuledger_agent_samples_dropped_total")
 
 
 PUBLISHED = f'gpuledger_agent_records_published_total{{topic="{SAMPLES.name}"}}'

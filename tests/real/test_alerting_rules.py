@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "gpuledger.rules.yaml"
-ALERTS = {"critical": "GpuledgerCriticalCheckFails", "warning": "GpuledgerCheckFails"}
+ALERTS = {"critical": "GpuledgerCriticalCheckFailing", "warning": "GpuledgerCheckFailing"}
 
 
 def said_of(alert: str, labels: dict[str, str]) -> dict[str, str]:
@@ -54,13 +54,13 @@ def test_a_check_that_fails_is_one_alert_of_its_own_severity(
 
 
 STANDS = {
-    "GpuledgerJoinWatermarkStands": ("gpuledger_join_watermark_timestamp_seconds", {}, 900),
-    "GpuledgerPodwatchWatermarkStands": (
+    "GpuledgerJoinWatermarkStalled": ("gpuledger_join_watermark_timestamp_seconds", {}, 900),
+    "GpuledgerPodwatchWatermarkStalled": (
         "gpuledger_podwatch_watermark_timestamp_seconds",
         {"cluster": "default", "kind": "pod"},
         300,
     ),
-    "GpuledgerSinkWatermarkStands": (
+    "GpuledgerSinkWatermarkStalled": (
         "gpuledger_sink_watermark_timestamp_seconds",
         {"sink": "store"},
         900,
@@ -104,12 +104,12 @@ def test_a_worker_that_has_said_nothing_yet_is_no_watermark_that_stands(
     promtool: Path, tmp_path: Path
 ) -> None:
     """Zero is what a worker shows that holds no partition; of podwatch only the leader speaks."""
-    for alert in ("GpuledgerJoinWatermarkStands", "GpuledgerSinkWatermarkStands"):
+    for alert in ("GpuledgerJoinWatermarkStalled", "GpuledgerSinkWatermarkStalled"):
         metric, labels, _ = STANDS[alert]
         assert not fires_at_the_end(alert, {metric: (labels, "0+0x60")}, promtool, tmp_path)
-    metric, labels, _ = STANDS["GpuledgerPodwatchWatermarkStands"]
+    metric, labels, _ = STANDS["GpuledgerPodwatchWatermarkStalled"]
     two = {metric: (labels, "0+60x60"), f"{metric} ": (labels | {"instance": "b"}, "0+0x60")}
-    assert not fires_at_the_end("GpuledgerPodwatchWatermarkStands", two, promtool, tmp_path)
+    assert not fires_at_the_end("GpuledgerPodwatchWatermarkStalled", two, promtool, tmp_path)
 
 
 LEADERS = "gpuledger_podwatch_leading"
@@ -138,14 +138,14 @@ def test_each_cluster_has_a_podwatch_of_its_own_that_leads(
 def test_a_cluster_whose_podwatch_says_nothing_is_not_hidden_by_another_one(
     promtool: Path, tmp_path: Path
 ) -> None:
-    metric, labels, _ = STANDS["GpuledgerPodwatchWatermarkStands"]
+    metric, labels, _ = STANDS["GpuledgerPodwatchWatermarkStalled"]
     moves, stands = (MOVES[case][0] for case in ("moves", "stands"))
     two = {metric: (labels, stands), f"{metric} ": (labels | {"cluster": "west"}, moves)}
-    assert fires_at_the_end("GpuledgerPodwatchWatermarkStands", two, promtool, tmp_path)
+    assert fires_at_the_end("GpuledgerPodwatchWatermarkStalled", two, promtool, tmp_path)
 
 
 GPU = {"cluster": "default", "node": "n", "gpu_uuid": "GPU-1"}
-BUSY = "gpuledger_account_gpu_busy_ratio"
+BUSY = "gpuledger_category_gpu_busy_ratio"
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_a_gpu_that_works_for_no_pod_fires_after_a_minute(
 ) -> None:
     """A value each quarter of a minute, as remote-write sends them."""
     series = {
-        f"{BUSY}{' ' * number}": (GPU | {"account": account}, values)
-        for number, (account, values) in enumerate(busy.items())
+        f"{BUSY}{' ' * number}": (GPU | {"category": category}, values)
+        for number, (category, values) in enumerate(busy.items())
     }
     series["gpuledger_gpu_info"] = (GPU | {"gpu_index": "0"}, "1+0x240")
     found = fires_at_the_end("GpuBusyWithoutPod", series, promtool, tmp_path, interval="15s")

@@ -143,7 +143,7 @@ class Cluster:
     @property
     def tick_ns(self) -> int:
         """When the tick of that scrape ended, since the scenario's start."""
-        ((_, value),) = self.values("gpuledger_node_tick_timestamp_seconds", "node").items()
+        ((_, value),) = self.values("gpuledger_node_sample_timestamp_seconds", "node").items()
         return round(value * 1e9) - self.simulation.epoch_ns
 
     def busy(self, gpu: int, seconds: float = 1.0, pod: str = "") -> float:

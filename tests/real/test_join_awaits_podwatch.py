@@ -167,7 +167,7 @@ def ticks_stored(folder: Path) -> Mapping[tuple[object, ...], int]:
         sql = f"""
             SELECT node, pod_uid, pod_state, pod IS NOT NULL AND namespace IS NOT NULL,
                 count(DISTINCT seq)
-            FROM {relation} WHERE account = 'pod' GROUP BY ALL
+            FROM {relation} WHERE category = 'pod' GROUP BY ALL
         """  # noqa: S608  # quoted by `entries_sql`
         rows = connection.execute(sql).fetchall()
     return {tuple(row[:-1]): row[-1] for row in rows}

@@ -122,7 +122,7 @@ async def test_another_nodes_pod_is_booked_without_a_name_and_costs_the_tick_not
     ]
     booked = [entry[1:3] for entry in event["gpus"][0]["entries"] if entry[0] == "pod"]
     assert booked == [[0, 250_000_000], [1, 250_000_000]]
-    refused = world.worker.metric('gpuledger_join_names_refused_total{reason="foreign_pod"}')
+    refused = world.worker.metric('gpuledger_join_names_rejected_total{reason="foreign_pod"}')
     assert refused == 1
 
 
@@ -201,7 +201,7 @@ async def test_a_node_holds_nothing_in_the_name_of_another_nodes_pod(world: Worl
     ]
     await world.tick("node-a", allocations=held, containers=[])
     (event,) = world.events(1)
-    holders = [event["pods"][each[0]] for each in event["holders"]]
+    holders = [event["pods"][each[0]] for each in event["allocations"]]
     assert [(each.get("uid"), each["state"]) for each in holders] == [
         (UIDS[0], "known"),
         (None, "foreign"),

@@ -87,7 +87,7 @@ def brokers(
         plain = {"KAFKA__BOOTSTRAP_SERVERS": part.plaintext_bootstrap_servers}
         with ExitStack() as stack:
             folder = tmp_path_factory.mktemp("stages")
-            own = {"agent": {"SPOOL__FOLDER": str(folder / "spool")}, "join": {}}
+            own = {"agent": {"SPOOL__DIRECTORY": str(folder / "spool")}, "join": {}}
             stages = {
                 name: Deployable(
                     name=name,
@@ -199,7 +199,7 @@ def shown(deployable: Deployable) -> str:
 @pytest.mark.parametrize(
     "case",
     [
-        # One of each account; all others in the extended run.
+        # One of each category; all others in the extended run.
         case if case is FIRST_OF[case.who] else pytest.param(case, marks=pytest.mark.extended)
         for case in CASES
     ],
@@ -218,7 +218,7 @@ def test_a_right_that_is_missing_is_missed_by_name(
     name, _, kind = who.name.partition(" ")
     own = dict(OWN.get(who.name, {}))
     if name == "agent":
-        own["SPOOL__FOLDER"] = str(tmp_path / "spool")
+        own["SPOOL__DIRECTORY"] = str(tmp_path / "spool")
         own["SOURCE"] = f"simulated:{write_hasty_scenario(tmp_path / 'scenario.yaml')}"
     if name == "podwatch":
         request.getfixturevalue("pod")

@@ -76,7 +76,7 @@ def test_every_stage_works_with_the_number_that_was_chosen(
 
     with ExitStack() as stack:
         agent = {"NODE_NAME": NODE, "SOURCE": f"simulated:{SCENARIO}"}
-        start(stack, servers, tmp_path, "agent", SPOOL__FOLDER=str(tmp_path / "spool"), **agent)
+        start(stack, servers, tmp_path, "agent", SPOOL__DIRECTORY=str(tmp_path / "spool"), **agent)
         kubernetes = {"KUBERNETES__KUBECONFIG": str(kube_api.kubeconfig), "LEASE__ENABLED": "false"}
         podwatch = start(stack, servers, tmp_path, "podwatch", **kubernetes)
         join = start(stack, servers, tmp_path, "join")
@@ -117,7 +117,7 @@ def test_topics_that_do_not_agree_are_named_with_both_numbers(
     assert all(f"{name} has partitions=6, wanted partitions=3" in said for name in wrong)
     with ExitStack() as stack:
         agent = {"NODE_NAME": NODE, "SOURCE": f"simulated:{SCENARIO}"}
-        spool = {"SPOOL__FOLDER": str(tmp_path / "spool")}
+        spool = {"SPOOL__DIRECTORY": str(tmp_path / "spool")}
         running = {
             READINGS.name: start(stack, servers, tmp_path, "agent", **spool, **agent),
             EVENTS.name: start(stack, servers, tmp_path, "join"),

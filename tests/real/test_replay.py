@@ -207,7 +207,7 @@ def without_pods(events: Iterable[dict[str, Any]]) -> dict[tuple[object, ...], o
         {name: value for name, value in event.items() if name not in described}
         | {
             "containers": [container_id for container_id, *_ in event["containers"]],
-            "holders": [held for _, *held in event["holders"]],
+            "allocations": [held for _, *held in event["allocations"]],
         }
         for event in events
     ]

@@ -38,7 +38,7 @@ def environment(start: str) -> dict[str, str]:
     if start == "reports":
         del found["KAFKA__BOOTSTRAP_SERVERS"]
     if "agent" in start:
-        found["SPOOL__FOLDER"] = ""
+        found["SPOOL__DIRECTORY"] = ""
     return {**os.environ, **{f"GPULEDGER_{name}": value for name, value in found.items()}}
 
 

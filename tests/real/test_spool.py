@@ -40,7 +40,7 @@ def spooling_agent_of(
         scenario=scenario,
         TICK_SECONDS=str(TICK_SECONDS),
         SIMULATOR__EPOCH_NS=str(time.time_ns()),
-        SPOOL__FOLDER=str(folder / "spool"),
+        SPOOL__DIRECTORY=str(folder / "spool"),
         SPOOL__SPILL_AFTER_SECONDS=str(AFTER_SECONDS),
         SPOOL__MIN_FREE_BYTES="0",
         **settings,
@@ -49,13 +49,13 @@ def spooling_agent_of(
 
 async def wait_until_empty(agent: Deployable) -> None:
     async with asyncio.timeout(120):
-        while agent.metric("gpuledger_agent_spool_ticks") > 0:  # noqa: ASYNC110  # a process
+        while agent.metric("gpuledger_agent_spool_samples") > 0:  # noqa: ASYNC110  # a process
             await asyncio.sleep(READ_SECONDS)
 
 
 async def wait_until_spooled(agent: Deployable, ticks: int) -> None:
     async with asyncio.timeout(120):
-        while agent.metric("gpuledger_agent_spool_ticks") < ticks:  # noqa: ASYNC110  # a process
+        while agent.metric("gpuledger_agent_spool_samples") < ticks:  # noqa: ASYNC110  # a process
             await asyncio.sleep(READ_SECONDS)
 
 
@@ -80,7 +80,7 @@ async def test_an_outage_with_a_kill_and_a_restart_ends_with_the_whole_time_in_i
     agent.start()
     agent.wait_until_ready()
     await asyncio.sleep(1)
-    assert agent.metric("gpuledger_agent_spool_ticks_written_total") == 0
+    assert agent.metric("gpuledger_agent_spool_samples_written_total") == 0
     kafka.kill()
     await wait_until_spooled(agent, 6)
     agent.kill()
@@ -132,7 +132,7 @@ async def test_a_spool_is_sent_faster_than_real_time_and_no_faster_than_it_may(
             await asyncio.sleep(READ_SECONDS)
     # Where this process was slow to look, most of what was missed is sent already.
     began_seconds = time.monotonic()
-    waiting = agent.metric("gpuledger_agent_spool_ticks")
+    waiting = agent.metric("gpuledger_agent_spool_samples")
     await wait_until_empty(agent)
     took_seconds = time.monotonic() - began_seconds
     assert agent.stop() == 0, agent.log_tail()
@@ -171,7 +171,7 @@ async def test_a_wall_clock_that_is_set_during_an_outage_costs_no_tick_that_a_br
     began_ns = time.time_ns()
     agent.start()
     await asyncio.sleep(CLOCK_STEPS[-1][0] + 3)
-    spooled = agent.metric("gpuledger_agent_spool_ticks")
+    spooled = agent.metric("gpuledger_agent_spool_samples")
     kafka.start()
     agent.wait_until_ready()
     await wait_until_empty(agent)
@@ -185,7 +185,7 @@ async def test_a_wall_clock_that_is_set_during_an_outage_costs_no_tick_that_a_br
     assert seqs == sorted(seqs)
     assert spooled > 8 / TICK_SECONDS
     assert counted > 0
-    assert 'gpuledger_agent_spool_ticks_dropped_total{reason="age"} 0.0' in metrics
+    assert 'gpuledger_agent_spool_samples_dropped_total{reason="age"} 0.0' in metrics
     ahead = {round((sample.time_ns - began_ns) / 1e9 / HOUR) for sample in read.samples}
     assert ahead == {0, 1, -72}
     # A tick that could not be made in time is not there; but for those, only what was refused.

@@ -56,7 +56,7 @@ class OneCluster:
             "NODE_NAME": NODE,
             "SOURCE": f"simulated:{self.scenario(has_pods=True)}",
             "SIMULATOR__EPOCH_FILE": str(self._epoch),
-            "SPOOL__FOLDER": "",
+            "SPOOL__DIRECTORY": "",
         })  # fmt: skip
 
     def podwatch(self, url: str, name: str = "podwatch") -> Deployable:

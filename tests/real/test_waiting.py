@@ -55,7 +55,7 @@ class Everything:
             **{kind: ["gpuledger", "sink", kind] for kind in sorted(READERS_OF_EVENTS)},
         }
         own = {
-            "agent": {"NODE_NAME": "node-a", "SPOOL__FOLDER": str(spool)},
+            "agent": {"NODE_NAME": "node-a", "SPOOL__DIRECTORY": str(spool)},
             "join": {"JOIN__PODWATCH_TIMEOUT_SECONDS": "0"},
             "podwatch": {"KUBERNETES__KUBECONFIG": self._receivers["podwatch"]},
             "remote_write": {"REMOTE_WRITE__URL": self._receivers["remote_write"]},

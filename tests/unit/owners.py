@@ -4,7 +4,7 @@ from gpuledger.records import Entry, GpuEvent, NodeSample
 
 
 def pod_of(entry: Entry, tick: NodeSample | GpuEvent) -> str | None:
-    """Return the UID of the pod; `None` where the entry is on no pod's account."""
+    """Return the UID of the pod; `None` where the entry is on no pod's category."""
     if entry.container is None:
         return None
     if isinstance(tick, NodeSample):

@@ -5,18 +5,19 @@
                           ▲   ▲                                      │  │
         the next answer   │   └── no newer sample for 5 s: the ──────┘  │
                           │       driver's clock was set back           │
-                          └──── SILENT ◀── no answer, a failed tick ────┘
+                          └──── UNRESPONSIVE ◀── no answer, a failed tick ────┘
                                            (from UNTIMED as well)
 
 | state   | known                                    | in the tick                               |
 |---------|------------------------------------------|-------------------------------------------|
 | UNTIMED | counters, energy, processes              | values of the driver's latest window      |
 | TIMED   | the same, and the driver's clock         | means since the end of the previous tick  |
-| SILENT  | counters, energy, window length          | a row without measurements                |
+| UNRESPONSIVE  | counters, energy, window length          | a row without measurements
+  |
 
-In TIMED `last.clock` is set; in UNTIMED it is not. `forget` starts SILENT. Between two ticks, fast
-polls read samples that the driver would discard before the next tick (`take`). They are kept in
-`_told` until a tick covers their time.
+In TIMED `last.clock` is set; in UNTIMED it is not. `forget` starts UNRESPONSIVE. Between two ticks,
+fast polls read samples that the driver would discard before the next tick (`take`). They are kept
+in `_told` until a tick covers their time.
 
 The sampler learns three properties of the driver from its answers, and keeps them in every state:
 
@@ -115,7 +116,7 @@ not listed here: each answer names the time that it covers, and the first one ha
 
 
 class LastTick(msgspec.Struct, frozen=True, kw_only=True):
-    """State that one tick hands to the next; a silent GPU loses it."""
+    """State that one tick hands to the next; a unresponsive GPU loses it."""
 
     read_ns: int = 0
     """When the GPU answered, by the monotonic clock."""
@@ -123,7 +124,7 @@ class LastTick(msgspec.Struct, frozen=True, kw_only=True):
     """Position behind the last samples that are fully covered."""
     clock: DriverClock | None = None
     """The driver's clock; `None` until a sample shows it, and after it was set back."""
-    silent_ns: int = 0
+    unresponsive_ns: int = 0
     """How long the driver has returned no new sample."""
     window_us: int | None = None
     """Length of the driver's sampling windows of processes; `None` until it is known."""
@@ -377,7 +378,7 @@ class GpuSampler:
     # What ends a state.
 
     def forget(self) -> None:
-        """Enter the state SILENT: drop all that a GPU without an answer must not keep.
+        """Enter the state UNRESPONSIVE: drop all that a GPU without an answer must not keep.
 
         The counters stay, so that a reset is still detected.
         """
@@ -403,10 +404,10 @@ class GpuSampler:
         if set_back_now_us is not None:
             # Samples that are not covered yet are returned again, so only newer ones count.
             has_new_samples, max_silence_ns = newest_us > was.newest_us, _SILENCE_BEHIND_NS
-        silent_ns = 0 if has_new_samples else was.silent_ns + interval_ns
-        if silent_ns <= max_silence_ns:
+        unresponsive_ns = 0 if has_new_samples else was.unresponsive_ns + interval_ns
+        if unresponsive_ns <= max_silence_ns:
             newest_us = max(newest_us, was.newest_us)
-            return replace(last, silent_ns=silent_ns, newest_us=newest_us)
+            return replace(last, unresponsive_ns=unresponsive_ns, newest_us=newest_us)
         self.window = self.window.interrupt()
         # Earlier stamps may be from either timeline.
         since_us = set_back_now_us or 0

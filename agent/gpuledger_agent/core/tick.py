@@ -61,7 +61,7 @@ def without_measurements(reading: GpuReading) -> GpuReading:
         mig_enabled=reading.mig_enabled,
         compute_slices=reading.compute_slices,
         memory_slices=reading.memory_slices,
-        silent=True,
+        unresponsive=True,
     )
 
 

@@ -260,14 +260,14 @@ class MultiSeries:
     def clock_events(device: ShownDevice, window: EventWindow) -> Series:
         """Yield how often each reason of throttling began in the window."""
         # Of a GPU that does not answer nobody knows why its clocks are down.
-        if device.events and not device.is_silent:
+        if device.events and not device.is_unresponsive:
             found = device.events.recent_clock_events(window.since_ns)
             yield from count_kinds("clock_event", found, window)
 
     @staticmethod
     def peers(device: ShownDevice, _: EventWindow) -> Series:
         """Yield the state of the links to each other GPU of the node."""
-        if device.facts is None or device.node is None or device.is_silent:
+        if device.facts is None or device.node is None or device.is_unresponsive:
             return
         # An instance, which has no events, has its GPU's facts: its links are shown once.
         if device.events is None:

@@ -219,7 +219,7 @@ class ShownDevice:
     """What happened to the GPU; absent on an instance."""
     rates: NvlinkRates | None = None
     """How fast the counters of its NVLinks rise."""
-    is_silent: bool = False
+    is_unresponsive: bool = False
     """Whether the GPU does not answer any more, so that nothing stands in the other parts but what
     is built into it and what happened to it."""
     is_lost: bool = False

@@ -123,7 +123,7 @@ NODE_INFO: Final = InfoFamily(
     ),
 )
 TICK_TIME: Final = InfoFamily(
-    "gpuledger_node_tick_timestamp_seconds",
+    "gpuledger_node_sample_timestamp_seconds",
     "gauge",
     "End of the interval that the newest tick covers, since the epoch.",
     (),

@@ -90,7 +90,7 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
     yield from TICK_TIME.write([([node], now.sample.time_ns / NS_PER_SECOND)])
     gpus: list[Labels] = []
     for device in now.devices:
-        # The first of these are of the GPU's facts, which a silent or lost GPU may lack.
+        # The first of these are of the GPU's facts, which a unresponsive or lost GPU may lack.
         facts = [(name, getattr(device.facts, name, None)) for name in GPU_INFO.label_names[3:7]]
         own = [(name, getattr(device.reading, name)) for name in GPU_INFO.label_names[7:]]
         known = [(name, "" if value is None else str(value)) for name, value in facts + own]
@@ -135,7 +135,7 @@ class _ByDevice:
     @staticmethod
     def up(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
         if device.reading.parent_uuid is None:
-            yield [], int(not device.is_silent and not device.is_lost)
+            yield [], int(not device.is_unresponsive and not device.is_lost)
 
     @staticmethod
     def nvlink_bytes(device: ShownDevice) -> Iterator[tuple[Labels, float]]:
@@ -200,7 +200,7 @@ _BY_DEVICE: Final[
 
 
 def write_events(now: Snapshot) -> Iterator[str]:
-    """Yield the lines of what happened to each GPU, also to those that are silent."""
+    """Yield the lines of what happened to each GPU, also to those that are unresponsive."""
     xids: list[tuple[Labels, float]] = []
     incidents: list[tuple[Labels, float]] = []
     for uuid, (index, events) in now.events.items():

@@ -1,9 +1,9 @@
 """What the node knows now, for its page: each tick replaces it, and what is too old goes.
 
-Here readings age, each part of a device by itself. Of a GPU that has been silent for some ticks no
-reading is shown any more, what is not asked in each tick is kept until its next reading but not for
-ever, and an instance goes with its layout. What happened to a GPU outlives its readings: one that
-is in the inventory, or that the driver has lost, stays as a silent device.
+Here readings age, each part of a device by itself. Of a GPU that has been unresponsive for some
+ticks no reading is shown any more, what is not asked in each tick is kept until its next reading
+but not for ever, and an instance goes with its layout. What happened to a GPU outlives its
+readings: one that is in the inventory, or that the driver has lost, stays as a unresponsive device.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -112,17 +112,17 @@ def make_node_state(
     settings: ExpositionSettings,
     *,
     clock: Clock,
-    tick_seconds: float,
+    sampling_interval_seconds: float,
     readings_seconds: float = 0.0,
     pods: PodLookup = KNOWS_NONE,
 ) -> "NodeState":
     """Make the view that the settings ask for."""
-    stale_seconds = max(settings.stale_seconds, _MIN_TICKS * tick_seconds)
+    stale_seconds = max(settings.stale_seconds, _MIN_TICKS * sampling_interval_seconds)
     return NodeState(
         clock=clock,
         stale_seconds=stale_seconds,
         paced_stale_seconds=max(stale_seconds, _MIN_TICKS * readings_seconds),
-        slow_stale_seconds=max(settings.slow_stale_seconds, _MIN_TICKS * tick_seconds),
+        slow_stale_seconds=max(settings.slow_stale_seconds, _MIN_TICKS * sampling_interval_seconds),
         event_window_seconds=settings.event_window_seconds,
         max_processes=settings.max_process_series if settings.process_series else None,
         pods=pods,
@@ -136,13 +136,13 @@ class Snapshot:
     sample: NodeSample
     """The newest tick."""
     devices: list[ShownDevice]
-    """What is known of each device; of a silent one what happened to it."""
+    """What is known of each device; of a unresponsive one what happened to it."""
     holders: TickHolders
     """The tick's containers, and who holds its devices."""
     commands: Mapping[int, str]
     """The kernel's name of each process, by pid."""
     events: Mapping[str, tuple[str, GpuEventHistory]]
-    """What happened to each GPU, with its index, by UUID: also of those that are silent."""
+    """What happened to each GPU, with its index, by UUID: also of those that are unresponsive."""
     since_ns: int
     """Where the window of recent events begins, by the clock that never goes back."""
 
@@ -197,7 +197,7 @@ class NodeState:
         self.version += 1
         self._sample, self._shown_ns = sample, now_ns
         details = {gpu.uuid: gpu for gpu in readings.gpus} if readings else {}
-        answered = [reading for reading in sample.gpus if not reading.silent]
+        answered = [reading for reading in sample.gpus if not reading.unresponsive]
         for reading in answered:
             self._update_device(reading, details.get(reading.uuid), now_ns)
         # After what this tick has: an instance is gone only where its GPU answered without it.
@@ -275,19 +275,19 @@ class NodeState:
             if state.seen_ns >= now_ns - self._stale_ns
         ]
         uuids = {device.reading.uuid for device in answering}
-        silent = [
+        unresponsive = [
             ShownDevice(
                 reading=GpuReading(uuid=facts.uuid, index=facts.index, model=facts.model),
                 facts=facts,
                 node=self._inventory,
                 events=self._events_of(facts.uuid),
-                is_silent=True,
+                is_unresponsive=True,
                 is_lost=facts.uuid in self._lost,
             )
             for facts in self._facts.values()
             if facts.uuid not in uuids
         ]
-        return sorted([*answering, *silent], key=lambda device: position(device.reading))
+        return sorted([*answering, *unresponsive], key=lambda device: position(device.reading))
 
     def _update_device(self, reading: GpuReading, details: GpuDetails | None, now_ns: int) -> None:
         state = self._device_states.get(reading.uuid)
@@ -301,7 +301,7 @@ class NodeState:
                 events.record_reasons(throttling.reasons, at_ns=now_ns)
 
     def _forget(self, present: Collection[str], now_ns: int) -> None:
-        """Drop what is silent for too long, and instances that their GPU has no more."""
+        """Drop what is unresponsive for too long, and instances that their GPU has no more."""
         self._device_states = {
             uuid: state
             for uuid, state in self._device_states.items()

@@ -19,7 +19,7 @@ soon as its wait is over (it may take many ticks):
     from      to       when
     OPENING   OPEN     an opening found the GPUs (none is an answer too)
     OPEN      OPENING  it is to be opened again: for a GPU that was bound or is lost, or as all are
-                       silent; what answered before is not lost
+                       unresponsive; what answered before is not lost
     OPEN      LOST     the source said that it is lost as a whole
     OPEN      UNBOUND  the driver is taken from its GPUs: closed at once, as the driver waits for it
     OPENING   LOST     an opening failed, though a GPU has answered before
@@ -185,7 +185,7 @@ class Driver:
         asked = [
             (worker.gpu, cursors[worker.gpu.uuid])
             for worker in workers
-            if worker.gpu.uuid in cursors and not (worker.is_silent or worker.is_stuck)
+            if worker.gpu.uuid in cursors and not (worker.is_unresponsive or worker.is_stuck)
         ]
         return await self._fast_poller.poll(asked, self._clock)
 
@@ -319,7 +319,7 @@ class Driver:
         if not self.is_open:
             # It was lost in this tick: no need to wait for the next one.
             self._restart(self._reason)
-        elif self.pool.is_silent:
+        elif self.pool.is_unresponsive:
             self._restart("no GPU answers")
         elif missing and not may_harm and self._lost_gpu_timer.is_due(now_ns):
             # Where a call hangs an opening may hang too, and cost the GPUs that answer.
@@ -337,12 +337,14 @@ class Driver:
         return f"{count} GPUs do not answer{named}" if count else ""
 
     def _update_checks(self, answered: set[str]) -> None:
-        silent, missing = self.pool.uuids - answered, self._missing()
+        unresponsive, missing = self.pool.uuids - answered, self._missing()
         # A node whose driver counts no GPU works too.
-        if answered or not (silent or missing):
+        if answered or not (unresponsive or missing):
             self._worked_seconds = time.monotonic()
         DRIVER_UP.set(bool(answered))
-        trouble = f"no answer in time from {', '.join(sorted(silent))}" if silent else missing
+        trouble = (
+            f"no answer in time from {', '.join(sorted(unresponsive))}" if unresponsive else missing
+        )
         if not self.is_open or (trouble and not answered):
             self._fail(self._reason or trouble)
             return

@@ -117,9 +117,9 @@ class GpuPool:
         return [worker.gpu for worker in self.workers if worker.gpu.has_process_accounting]
 
     @property
-    def is_silent(self) -> bool:
+    def is_unresponsive(self) -> bool:
         """Whether there are GPUs, and none of them answers."""
-        return bool(self.workers) and all(worker.is_silent for worker in self.workers)
+        return bool(self.workers) and all(worker.is_unresponsive for worker in self.workers)
 
     @property
     def is_stuck(self) -> bool:
@@ -189,7 +189,7 @@ class GpuPool:
         GPU_DEADLINES_MISSED.inc(len(self.workers) - len(samples))
         # With the library no GPU answers, which says nothing of any one of them.
         for worker in () if self.source_lost else self.workers:
-            if worker.is_silent:
+            if worker.is_unresponsive:
                 self._availability.record_lost(worker.gpu.uuid, worker.silence)
         self._leaked.update_metric()
         return samples

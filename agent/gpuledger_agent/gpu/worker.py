@@ -136,7 +136,7 @@ class GpuWorker:
         return self._request is not None and not self._request.is_done
 
     @property
-    def is_silent(self) -> bool:
+    def is_unresponsive(self) -> bool:
         """Whether it is queried by probes only, as even what is booked did not come."""
         return self._breakers[CallGroup.BOOKS].is_open
 

@@ -120,7 +120,7 @@ class Spool:
     ) -> None:
         self._settings = settings
         # No name of a cluster or a node has an underscore.
-        self.path: Final = Path(settings.folder, f"{node.cluster}_{quote(node.node, safe='')}")
+        self.path: Final = Path(settings.directory, f"{node.cluster}_{quote(node.node, safe='')}")
         """The node's directory."""
         self._boot_id = boot_id
         self._boottime_ns = boottime_ns
@@ -152,7 +152,7 @@ class Spool:
     def open(self) -> None:
         """Load the index of an earlier agent's frames; a second call does nothing.
 
-        Never makes `spool.folder` itself: raises `FileNotFoundError` if it does not exist.
+        Never makes `spool.directory` itself: raises `FileNotFoundError` if it does not exist.
         """
         if self._database is not None:
             return

@@ -35,7 +35,7 @@ class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     """Nanoseconds of the clock that is never set."""
     boottime_ns: int
     """Nanoseconds since boot."""
-    tick_seconds: Annotated[float, msgspec.Meta(gt=0)]
+    sampling_interval_seconds: Annotated[float, msgspec.Meta(gt=0)]
     """Time between two ticks of the recorded agent."""
     is_simulated: bool
     """Whether a scenario was recorded."""

@@ -136,7 +136,7 @@ class ReplayLibrary:
         self._header = header
         self._handles = Handles()
         self._devices: dict[int, Any] = {}
-        slack_ns = round(header.tick_seconds * NS_PER_SECOND / 2)
+        slack_ns = round(header.sampling_interval_seconds * NS_PER_SECOND / 2)
         self._rows = _Rows(clock, slack_ns=slack_ns)
         self._end_ns = max((line.at_ns for line in lines), default=0) + slack_ns
         self._has_ended = False
@@ -217,7 +217,9 @@ class ReplayProcfs:
     def __init__(
         self, header: RecordingHeader, lines: list[RecordingLine], clock: ReplayClock
     ) -> None:
-        self._rows = _Rows(clock, slack_ns=round(header.tick_seconds * NS_PER_SECOND / 2))
+        self._rows = _Rows(
+            clock, slack_ns=round(header.sampling_interval_seconds * NS_PER_SECOND / 2)
+        )
         for line in lines:
             if line.call == READ:
                 self._rows.add(line.arguments[0], line)

@@ -56,9 +56,9 @@ class OwnerCost(BaseRecord, frozen=True, kw_only=True):
     """Kind and name of the workload, or in brackets who it is that has none."""
     idle_kind: str | None = None
     """Why nobody pays it, as on bills; absent for an owner's."""
-    held_gpu_seconds: float
+    allocated_gpu_seconds: float
     """How much of GPUs was allocated to it."""
-    charged_gpu_seconds: float
+    billed_gpu_seconds: float
     """How much of GPUs it pays for: what it held while they answered; the lines sum to all GPUs."""
     used_gpu_seconds: float
     """For how long its kernels ran."""
@@ -116,8 +116,8 @@ def of_bill(bill: Bill) -> RunBill | None:
         OwnerCost(
             owner=_NAMES.get(each.values[0], each.values[0]),
             idle_kind=each.idle_kind,
-            held_gpu_seconds=float(gpu_seconds(each.held)),
-            charged_gpu_seconds=float(gpu_seconds(each.charged)),
+            allocated_gpu_seconds=float(gpu_seconds(each.held)),
+            billed_gpu_seconds=float(gpu_seconds(each.charged)),
             used_gpu_seconds=float(gpu_seconds(each.used)),
             cost=f"{cost:f}",
             unused_cost=f"{unused:f}",
@@ -145,10 +145,10 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
     rows = [
         [
             each.owner,
-            f"{each.held_gpu_seconds:.1f}",
+            f"{each.allocated_gpu_seconds:.1f}",
             f"{each.used_gpu_seconds:.1f}",
-            efficiency_text(each.used_gpu_seconds, each.held_gpu_seconds),
-            f"{each.charged_gpu_seconds:.1f}",
+            efficiency_text(each.used_gpu_seconds, each.allocated_gpu_seconds),
+            f"{each.billed_gpu_seconds:.1f}",
             each.cost,
             each.unused_cost,
         ]

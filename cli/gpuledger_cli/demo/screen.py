@@ -13,8 +13,8 @@ from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import show_node, split_key
 from gpuledger.ledger.entries import NO_POD, PodIndex, PodOfEntry
 from gpuledger.records import (
-    Account,
     BusyMethod,
+    Category,
     Entry,
     GpuEvent,
     PodState,
@@ -44,11 +44,11 @@ _GOOD_BODY: Final = 4
 _MIN_BODY: Final = 2
 _MIN_SCREEN: Final = 3
 _STYLES: Final = {
-    Account.POD: "",
-    Account.JOB: "",
-    Account.HOST: "yellow",
-    Account.UNATTRIBUTED: "red",
-    Account.IDLE: "dim",
+    Category.POD: "",
+    Category.JOB: "",
+    Category.HOST: "yellow",
+    Category.UNATTRIBUTED: "red",
+    Category.IDLE: "dim",
 }
 """Of the accounts that this version knows."""
 _COLUMNS: Final = (
@@ -259,14 +259,14 @@ def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
     interval_ns = event.interval_ns
     for gpu in sorted(event.gpus, key=lambda books: books.reading.index):
         # One that does not answer is shown as lost.
-        if gpu.reading.silent:
+        if gpu.reading.unresponsive:
             continue
         index = str(gpu.reading.index)
         for entry in gpu.entries:
             held, busy_ns, drawn = entry.memory_bytes, entry.busy_ns, entry.energy_millijoules
             # A host that ran nothing, and holds what the driver reserved for itself, is no news.
             is_idle = not busy_ns and (held or 0) <= 2 * _GIB
-            if entry.account is Account.HOST and is_idle:
+            if entry.category is Category.HOST and is_idle:
                 continue
             user = pods.user_of(entry)
             who = _pod(entry, user) or _account(entry, pods.holder_of(entry))
@@ -278,9 +278,9 @@ def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
                 memory="" if held is None else f"{held / _GIB:.1f} GiB",
                 # A millijoule a nanosecond is a million watts.
                 watts="" if drawn is None else f"{drawn * 10**6 / interval_ns:.0f}",
-                method=_method(gpu.busy_method) if entry.account is Account.POD else "",
+                method=_method(gpu.busy_method) if entry.category is Category.POD else "",
                 owner=(user.pod and owner_of(user.pod)) or "",
-                style=_STYLES.get(entry.account, ""),
+                style=_STYLES.get(entry.category, ""),
             )
             index = ""
 
@@ -299,19 +299,19 @@ def _method(busy_method: str | None) -> str:
 
 
 def _account(entry: Entry, holder: PodOfEntry) -> str:
-    """Name the account with its job, and on idle who held it."""
+    """Name the category with its job, and on idle who held it."""
     if entry.job_id is not None:
-        return f"({entry.account}) job {entry.job_id}"
+        return f"({entry.category}) job {entry.job_id}"
     if holder is NO_POD:
-        return f"({entry.account})"
+        return f"({entry.category})"
     pod = holder.described
     if pod.name is None:
-        return f"({entry.account}) {pod.state} holder"
-    return f"({entry.account}) {pod.namespace}/{pod.name}"
+        return f"({entry.category}) {pod.state} holder"
+    return f"({entry.category}) {pod.namespace}/{pod.name}"
 
 
 def _pod(entry: Entry, user: PodOfEntry) -> str | None:
-    if entry.account is not Account.POD:
+    if entry.category is not Category.POD:
         return None
     description = user.pod
     if description is None or description.state not in {PodState.KNOWN, PodState.NAMED}:

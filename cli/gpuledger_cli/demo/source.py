@@ -31,7 +31,7 @@ from gpuledger_simulator.simulation import Simulation
 
 _IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 # The bus in memory is never away, and what a real agent left on this machine is not for it.
-_NO_SPOOL: Final = SpoolSettings(folder="")
+_NO_SPOOL: Final = SpoolSettings(directory="")
 
 
 class DemoSource(Protocol):

@@ -64,7 +64,7 @@ class PodLine(BaseRecord, frozen=True, kw_only=True):
     """What it truly used, where the scenario knows."""
     unused_gpu_seconds: float = 0.0
     """Time in which GPUs that the kubelet gave it ran no kernel."""
-    held_gpu_seconds: float = 0.0
+    allocated_gpu_seconds: float = 0.0
     """How much of GPUs the kubelet gave it, whatever was used of them; a MIG instance counts as a
     device."""
 
@@ -119,7 +119,7 @@ class Summary(BaseRecord, frozen=True, kw_only=True):
     gap_gpu_seconds: float = 0.0
     """Time in which GPUs did not answer; whoever holds one holds it on."""
     other_gpu_seconds: dict[str, float] = field(default_factory=dict)
-    """Busy seconds booked on accounts that have no place of their own here, by account."""
+    """Busy seconds booked on accounts that have no place of their own here, by category."""
     incidents: list[IncidentLine]
     """What happened to GPUs, the oldest first."""
     conservation_error_max_ratio: float
@@ -155,7 +155,7 @@ def pod_lines(
     pods: Mapping[str, PodTotal],
     truth: Mapping[str, float] | None,
     unused_ns: Mapping[tuple[str, str, str], int],
-    held_ns: Mapping[tuple[str, str, str], int],
+    allocated_ns: Mapping[tuple[str, str, str], int],
 ) -> list[PodLine]:
     """Return a line for each pod that was booked, truly used a GPU, or held one."""
     used = {key for key, seconds in (truth or {}).items() if seconds}
@@ -178,7 +178,7 @@ def pod_lines(
             joules=total.energy_millijoules / 1000,
             true_gpu_seconds=None if truth is None else truth.get(key, 0.0),
             unused_gpu_seconds=unused_ns.get(held_by.get(key, _NOBODY), 0) / _SECOND_NS,
-            held_gpu_seconds=held_ns.get(held_by.get(key, _NOBODY), 0) / _SECOND_NS,
+            allocated_gpu_seconds=allocated_ns.get(held_by.get(key, _NOBODY), 0) / _SECOND_NS,
         )
         for key, total in {**pods, **unbooked}.items()
     ]
@@ -194,7 +194,7 @@ def pod_lines(
             joules=0.0,
             true_gpu_seconds=None if truth is None else 0.0,
             unused_gpu_seconds=free_ns / _SECOND_NS,
-            held_gpu_seconds=held_ns.get((cluster, namespace, pod), 0) / _SECOND_NS,
+            allocated_gpu_seconds=allocated_ns.get((cluster, namespace, pod), 0) / _SECOND_NS,
         )
         for (cluster, namespace, pod), free_ns in unused_ns.items()
         if (cluster, namespace, pod) not in known
@@ -304,8 +304,8 @@ def _sentences(summary: Summary) -> list[str]:
         f"{without}, {summary.free_gpu_seconds:.2f} were idle and nobody's.",
         f"GPUs did not answer for {gap:.2f} s." if gap else "",
         *(
-            f"{seconds:.2f} GPU s ran on account {account}."
-            for account, seconds in summary.other_gpu_seconds.items()
+            f"{seconds:.2f} GPU s ran on category {category}."
+            for category, seconds in summary.other_gpu_seconds.items()
         ),
         "" if truth is None else f"{truth:.2%} of the pods' GPU time was attributed wrongly.",
         f"{ticks} ticks, {summary.events} events, {summary.entries} entries.",

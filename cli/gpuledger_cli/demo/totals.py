@@ -2,9 +2,9 @@
 
 Pure sums over events, but for the clock by which alerts end; nothing is drawn or printed here.
 
-An event lists its node's GPUs, those that did not answer as `silent`. One that answered before and
-is silent or missing in its node's newest event is lost: it stays in sight until it answers again,
-or another GPU answers at its index.
+An event lists its node's GPUs, those that did not answer as `unresponsive`. One that answered
+before and is unresponsive or missing in its node's newest event is lost: it stays in sight until it
+answers again, or another GPU answers at its index.
 """
 
 import time
@@ -17,8 +17,8 @@ from gpuledger.keys import key_in, node_key
 from gpuledger.ledger.entries import PodIndex, PodOfEntry
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
-    Account,
     AttributedIncident,
+    Category,
     Entry,
     GpuEvent,
     PodDescription,
@@ -30,7 +30,7 @@ from gpuledger_sinks.alerts.partition_alerts import PartitionAlerts
 from gpuledger_sinks.alerts.slots import Labels
 from gpuledger_sinks.settings import AlertsSettings
 
-_WITHOUT_POD = (Account.HOST, Account.UNATTRIBUTED)
+_WITHOUT_POD = (Category.HOST, Category.UNATTRIBUTED)
 XID: Final = "xid"
 _MAX_INCIDENTS: Final = 200
 _SAME_CAUSE_NS: Final = NS_PER_MINUTE
@@ -68,7 +68,7 @@ class GpuPresence:
 
     def add(self, event: GpuEvent) -> None:
         """Record which GPUs answered."""
-        readings = (gpu.reading for gpu in event.gpus if not gpu.reading.silent)
+        readings = (gpu.reading for gpu in event.gpus if not gpu.reading.unresponsive)
         boards = [reading for reading in readings if reading.parent_uuid is None]
         node = node_key(event)
         here = {(node, reading.index) for reading in boards}
@@ -87,7 +87,7 @@ class GpuPresence:
 
     def lost(self, newest: GpuEvent) -> list[LostGpu]:
         """Return the GPUs of a node that did not answer in its newest event."""
-        here = {gpu.reading.uuid for gpu in newest.gpus if not gpu.reading.silent}
+        here = {gpu.reading.uuid for gpu in newest.gpus if not gpu.reading.unresponsive}
         gone = [
             (uuid, seen)
             for uuid, seen in self._seen.items()
@@ -173,7 +173,7 @@ class Tally:
     """What each pod used, by its key: cluster and UID."""
     unused_ns: dict[tuple[str, str, str], int] = field(default_factory=dict)
     """For each cluster, namespace and pod, time in which GPUs that it held ran no kernel."""
-    held_ns: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    allocated_ns: dict[tuple[str, str, str], int] = field(default_factory=dict)
     """For each of these, how much of GPUs it held, whatever it used."""
     free_ns: int = 0
     """Time in which GPUs that nobody held ran no kernel."""
@@ -182,7 +182,7 @@ class Tally:
     without_pod_ns: int = 0
     """Busy time booked on the host or on nobody."""
     other_ns: dict[str, int] = field(default_factory=dict)
-    """Busy time booked on each account that has no place of its own here, such as a job's."""
+    """Busy time booked on each category that has no place of its own here, such as a job's."""
     presence: GpuPresence = field(default_factory=GpuPresence)
     """Which GPUs are there, and what has happened to them."""
     latest: dict[str, GpuEvent] = field(default_factory=dict)
@@ -204,16 +204,16 @@ class Tally:
         self.gap_ns += sum(gpu.gap_ns or 0 for gpu in event.gpus)
         self.entries += sum(len(gpu.entries) for gpu in event.gpus)
         # Settlements are of processes that ended between two ticks: booked, though of no GPU's row.
-        for books in (*event.gpus, *(event.settlements or ())):
+        for books in (*event.gpus, *(event.late_adjustments or ())):
             for entry in books.entries:
-                if entry.account is Account.POD:
+                if entry.category is Category.POD:
                     self._book(entry, pods.user_of(entry), event)
-                elif entry.account in _WITHOUT_POD:
+                elif entry.category in _WITHOUT_POD:
                     self.without_pod_ns += entry.busy_ns or 0
-                elif entry.account is Account.IDLE:
+                elif entry.category is Category.IDLE:
                     self._book_unused(entry, pods.holder_of(entry), event.cluster)
                 else:
-                    other = entry.account.value
+                    other = entry.category.value
                     self.other_ns[other] = self.other_ns.get(other, 0) + (entry.busy_ns or 0)
         errors = [off.ratio for off in imbalances(event.gpus, event.interval_ns)]
         self.conservation_error_max_ratio = max([self.conservation_error_max_ratio, *errors])
@@ -231,13 +231,13 @@ class Tally:
             total.name(description)
 
     def _book_unused(self, entry: Entry, holder: PodOfEntry, cluster: str) -> None:
-        if entry.holder is None:
+        if entry.allocation is None:
             self.free_ns += entry.busy_ns or 0
         if holder.described.name is None:
             return
         name = (cluster, holder.described.namespace or "", holder.described.name)
         self.unused_ns[name] = self.unused_ns.get(name, 0) + (entry.busy_ns or 0)
-        self.held_ns[name] = self.held_ns.get(name, 0) + (entry.held_ns or 0)
+        self.allocated_ns[name] = self.allocated_ns.get(name, 0) + (entry.allocated_ns or 0)
 
     def _cover(self, event: GpuEvent) -> None:
         stretches = self.covered_ns.setdefault(node_key(event), [])

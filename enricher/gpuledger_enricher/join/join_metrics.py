@@ -10,12 +10,12 @@ from gpuledger.records.incidents import INCIDENT_KINDS
 from gpuledger.runtime.process_metrics import count_from_zero
 from gpuledger.topics import Topics
 
-TICKS_TOTAL: Final = Counter("gpuledger_join_ticks", "Ticks read, duplicates included.")
+TICKS_TOTAL: Final = Counter("gpuledger_join_samples", "Ticks read, duplicates included.")
 DUPLICATES_TOTAL: Final = Counter(
-    "gpuledger_join_duplicate_ticks", "Ticks left out because they had been booked before."
+    "gpuledger_join_duplicate_samples", "Ticks left out because they had been booked before."
 )
 LATE_TOTAL: Final = Counter(
-    "gpuledger_join_late_ticks",
+    "gpuledger_join_late_samples",
     "Ticks booked that were late: the node itself was, or more than 30 s behind its partition.",
 )
 GAPS_TOTAL: Final = Counter(
@@ -50,7 +50,7 @@ UNKNOWN_TOTAL: Final = Counter(
 FOREIGN_POD: Final = "foreign_pod"
 FOREIGN_HOLDER: Final = "foreign_holder"
 NAMES_REFUSED_TOTAL: Final = Counter(
-    "gpuledger_join_names_refused",
+    "gpuledger_join_names_rejected",
     "Times that an event or an incident got no names of what its node spoke of, by reason:"
     " `foreign_pod` (the API server has placed the pod on another node), `foreign_holder` (the"
     " kubelet is said to have given a device to a pod of a name that is placed on another node).",
@@ -58,7 +58,7 @@ NAMES_REFUSED_TOTAL: Final = Counter(
 )
 count_from_zero(NAMES_REFUSED_TOTAL, reason=(FOREIGN_POD, FOREIGN_HOLDER))
 UNBALANCED_TOTAL: Final = Counter(
-    "gpuledger_join_ticks_unbalanced",
+    "gpuledger_join_samples_unbalanced",
     "Ticks whose entries do not sum to what a device read, to the last unit: there are none, unless"
     " the join has a defect. One tick in 200 is checked, the first one of each worker among them.",
 )
@@ -81,7 +81,7 @@ INCIDENTS_TOTAL: Final = Counter(
 )
 count_from_zero(INCIDENTS_TOTAL, kind=(*INCIDENT_KINDS, OTHER_KIND))
 OVERLAPPING_TOTAL: Final = Counter(
-    "gpuledger_join_ticks_overlapping",
+    "gpuledger_join_samples_overlapping",
     "Ticks booked that cover time which the tick of their boot before them covers too, so that it"
     " is booked twice: two agents write as one node.",
 )
@@ -91,9 +91,9 @@ WATERMARK_TIMESTAMP: Final = Gauge(
     " the earliest of them; 0 where it has said nothing, or holds none.",
 )
 BEHIND_WATERMARK_TOTAL: Final = Counter(
-    "gpuledger_join_ticks_behind_watermark",
+    "gpuledger_join_samples_behind_watermark",
     "Ticks booked of a time up to which their partition had been called complete: their node was"
-    " silent for two minutes, its clock was set back, or it was new and sent what had waited.",
+    " unresponsive for two minutes, its clock was set back, or it was new and sent a backlog.",
 )
 PODWATCH_TIMEOUTS_TOTAL: Final = Counter(
     "gpuledger_join_podwatch_timeouts",
@@ -131,7 +131,7 @@ LAG_SECONDS: Final = Gauge(
     " it grows while Kafka takes nothing, and is 0 while there is nothing to join.",
 )
 MIN_AGE_SECONDS: Final = Gauge(
-    "gpuledger_join_min_tick_age_seconds",
+    "gpuledger_join_min_sample_age_seconds",
     "Age of the newest tick of the last ten minutes when it was taken up: what the way takes at"
     " least, and by how much the clocks of its node and of this machine differ. Below zero, a"
     " node's clock is ahead of this machine's by at least that.",
@@ -143,7 +143,7 @@ SEQ_AHEAD_TOTAL: Final = Counter(
     " further ticks of that boot count as booked before.",
 )
 NODES_UNBOOKED: Final = Gauge(
-    "gpuledger_join_nodes_unbooked",
+    "gpuledger_join_nodes_unprocessed",
     "Nodes of whose new ticks none has been booked for a minute, as each counts as booked before,"
     " or is refused as `seq_ahead`: a tick's `seq` ran ahead, or the node's boot was begun anew by"
     " somebody else. The log line `node_seq_leapt` says whose and by how much.",

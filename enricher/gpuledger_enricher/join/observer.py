@@ -91,7 +91,8 @@ class UnbookedNodes:
         if abs(now_ns - written_ns) > FRESH_NS:
             return None
         found = self._nodes.get(node)
-        # A node that was silent in between begins anew: a minute of silence is no minute of ticks.
+        # A node that was unresponsive in between begins anew: a minute of silence is no minute of
+        # ticks.
         if found is None or now_ns - found.last_ns > FRESH_NS:
             found = _NodeHistory(partition=partition, first_ns=now_ns, last_ns=now_ns)
             self._nodes[node] = found
@@ -103,7 +104,7 @@ class UnbookedNodes:
         self._nodes.pop(node, None)
 
     def show(self, now_ns: int) -> None:
-        """Count the pods that there are; one that has gone silent is none."""
+        """Count the pods that there are; one that has gone unresponsive is none."""
         gone = [
             name for name, history in self._nodes.items() if now_ns - history.last_ns > FRESH_NS
         ]
@@ -242,8 +243,8 @@ class JoinObserver:
         if event.gap_ns is not None:
             metrics.GAPS_TOTAL.inc()
             metrics.GAP_SECONDS_TOTAL.inc(event.gap_ns / NS_PER_SECOND)
-        if event.settlements:
-            metrics.SETTLED_SECONDS_TOTAL.inc(settled_ns(event.settlements) / 1e9)
+        if event.late_adjustments:
+            metrics.SETTLED_SECONDS_TOTAL.inc(settled_ns(event.late_adjustments) / 1e9)
         if descriptions.pending:
             metrics.PENDING_TOTAL.inc(len(descriptions.pending))
             self._pending.record(

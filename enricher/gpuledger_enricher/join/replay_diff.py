@@ -16,13 +16,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gpuledger.codec import follow
-from gpuledger.records import EventContainer, EventHolder, GpuEvent, PodState
+from gpuledger.records import EventAllocation, EventContainer, GpuEvent, PodState
 
 _LATE: Final = "late"
 _PODS: Final = "pods"
-_POINTERS: Final = {"containers": EventContainer, "holders": EventHolder}
+_POINTERS: Final = {"containers": EventContainer, "allocations": EventAllocation}
 """The lists that point to pods."""
-_FROM_RECORDS: Final = {"containers": frozenset({"pod", "name"}), "holders": frozenset({"pod"})}
+_FROM_RECORDS: Final = {"containers": frozenset({"pod", "name"}), "allocations": frozenset({"pod"})}
 """What of their fields the description is: the rest is the tick's, and so the books'."""
 _NAMESPACES: Final = "namespaces"
 _NODE: Final = "node_description"
@@ -135,7 +135,7 @@ def _described(fields: Mapping[str, msgspec.Raw]) -> dict[str, _Described]:
                 {"container": fields_of_row["name"], **pod} if "name" in fields_of_row else pod
             )
             if pod.get("state") in _PASSING:
-                description = _without_guesses(description, keeps_uid=name != "holders")
+                description = _without_guesses(description, keeps_uid=name != "allocations")
             of_tick = {
                 key: value for key, value in fields_of_row.items() if key not in _FROM_RECORDS[name]
             }

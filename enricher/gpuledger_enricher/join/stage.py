@@ -327,7 +327,7 @@ class JoinStage:
             descriptions,
             late=sample.late or is_late(sample.time_ns, reached_ns),
             gap_ns=gap_before_ns(sample, watermark),
-            settlements=settle_valid_ends(sample) if sample.ended_processes else None,
+            late_adjustments=settle_valid_ends(sample) if sample.ended_processes else None,
         )
         events = self._publishable(record, event, what="event")
         # What was put aside is not booked: the next tick reports its time as uncovered.
@@ -412,7 +412,7 @@ def make_event(
     *,
     late: bool = False,
     gap_ns: int | None = None,
-    settlements: list[Settlement] | None = None,
+    late_adjustments: list[Settlement] | None = None,
 ) -> GpuEvent:
     """Return the event of a tick, ready for `encode`; its descriptions are encoded already."""
     # Raw bytes where the record says lists: they are encoded as they are.
@@ -429,8 +429,8 @@ def make_event(
         gpus=books,
         pods=encoded.pods,
         containers=encoded.containers,
-        holders=encoded.holders,
+        allocations=encoded.allocations,
         namespaces=encoded.namespaces,
         node_description=encoded.node_description,
-        settlements=settlements,
+        late_adjustments=late_adjustments,
     )

@@ -44,7 +44,7 @@ def book_valid_tick(sample: NodeSample) -> list[GpuBooks]:
 
 
 def settle_valid_ends(sample: NodeSample) -> list[Settlement] | None:
-    """Return the settlements of a tick; raises `InvalidTickError` where they cannot be made."""
+    """Return the late adjustments of a tick; raises `InvalidTickError` if they are invalid."""
     try:
         return settle_ends(sample)
     except IndexError as error:

@@ -113,7 +113,7 @@ class JoinWorker:
         batch = await poll(
             consumer, retry=self._retry, tuning=self._tuning, max_seconds=max_seconds
         )
-        # Silent is who was not heard while we listened.
+        # Unresponsive is who was not heard while we listened.
         now, before = time.monotonic(), self._polled_at
         self._polled_at = now
         if now - before > _LISTENING_SECONDS:

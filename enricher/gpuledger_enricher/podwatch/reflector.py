@@ -33,7 +33,12 @@ import structlog
 from gpuledger.clock import NS_PER_SECOND, Clock
 from gpuledger.runtime.retry import Backoff
 from gpuledger_enricher.podwatch import pod_metrics
-from gpuledger_enricher.podwatch.api import AnswerTooLargeError, Api, KubernetesError, SilentError
+from gpuledger_enricher.podwatch.api import (
+    AnswerTooLargeError,
+    Api,
+    KubernetesError,
+    UnresponsiveError,
+)
 from gpuledger_enricher.podwatch.decode import ObjectReader, decode_cut
 from gpuledger_enricher.podwatch.events import (
     Bookmark,
@@ -286,7 +291,7 @@ class Reflector(Generic[RecordT]):
                             self._version = found.version or self._version
                         case None:
                             pass
-            except SilentError:
+            except UnresponsiveError:
                 # No failure: a server on which nothing changes owes no line. Bookmarks are promised
                 # at no interval, and one that is due before the server has heard of any change
                 # since its own start is left out. The next watch, on a connection of its own, finds

@@ -25,12 +25,12 @@ from gpuledger_reports.pricing.money import quantize_together, rounded
 from gpuledger_reports.pricing.policy import is_of_device
 from gpuledger_reports.pricing.tenants import (
     ABSENT,
+    HOST,
     IDLE,
+    NO_DATA,
     UNALLOCATED,
     UNRESPONSIVE,
-    HOST,
-    UNALLOCATED,
-    NO_DATA,
+    UNUSED,
 )
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from gpuledger_reports.reading.times import Window, time_text

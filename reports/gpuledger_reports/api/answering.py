@@ -184,7 +184,7 @@ def _explanation(question: ExplainQuestion, settings: AnswerSettings) -> bytes:
         "idle_kind": line.idle_kind,
         "cost": f"{line.cost:f}",
         "currency": bill.currency,
-        "charged_gpu_seconds": f"{gpu_seconds(line.charged):f}",
+        "billed_gpu_seconds": f"{gpu_seconds(line.charged):f}",
         "explanation": list(texts),
     }
     return msgspec.json.encode(content) + b"\n"

@@ -159,7 +159,7 @@ class _BillPage:
         """The times of all lines, in units."""
         return {
             name: sum(getattr(line, name) for line in self.lines)
-            for name in ("held", "used", "charged")
+            for name in ("allocated", "used", "charged")
         }
 
     @property
@@ -190,8 +190,8 @@ class _BillPage:
     def no_data_cost(self) -> Decimal | None:
         """What a part costs of which no tick says anything; absent where that is little."""
         covered, minimum = (
-            self._bill.covered_ratio,
-            self._bill.policy.policy.close.min_covered_ratio,
+            self._bill.data_coverage_ratio,
+            self._bill.policy.policy.close.min_data_coverage_ratio,
         )
         if covered is None or covered >= minimum:
             return None

@@ -167,7 +167,7 @@ def _usage(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Itera
     count, all_ns = 0, [0, 0]
     for row in maker.rows_of(bill, line):
         count += 1
-        amounts = (row.held_ns, 0 if row.is_holding else row.busy_ns)
+        amounts = (row.allocated_ns, 0 if row.is_holding else row.busy_ns)
         all_ns = [total + ns for total, ns in zip(all_ns, amounts, strict=True)]
         if not max_rows or count <= max_rows:
             yield f"  {_row_text(row)}"
@@ -178,9 +178,9 @@ def _usage(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Itera
 
 
 def _row_text(row: UsageRow) -> str:
-    silent = f" (unresponsive {_seconds(row.silent_ns)})" if row.silent_ns else ""
+    unresponsive = f" (unresponsive {_seconds(row.unresponsive_ns)})" if row.unresponsive_ns else ""
     what = (
-        f"allocated {_seconds(row.held_ns)}{silent}"
+        f"allocated {_seconds(row.allocated_ns)}{unresponsive}"
         if row.is_holding
         else f"used {_seconds(row.busy_ns)}"
     )

@@ -84,7 +84,7 @@ COLUMNS: Final = (
     *_of_kind(JSON, "Tags", is_nullable=True),
     *_of_kind(STRING, "x_Line x_PolicyHash", is_nullable=False),
     *_of_kind(STRING, "x_IdleKind x_Revision", is_nullable=True),
-    *_of_kind(DECIMAL, "x_HeldGpuHours x_UsedGpuHours", is_nullable=False),
+    *_of_kind(DECIMAL, "x_AllocatedGpuHours x_UsedGpuHours", is_nullable=False),
     *_of_kind(DECIMAL, "x_CoveredRatio", is_nullable=True),
 )
 ALLOCATION_COLUMNS: Final = (
@@ -153,11 +153,11 @@ def _correction(bill: Bill, closed: ClosedLine) -> dict[str, Any]:
     line = _line_of(closed)
     held, used = (
         rounded(fraction_of(seconds) / _SECONDS_PER_HOUR, digits=QUANTITY_DIGITS)
-        for seconds in (closed.held_gpu_seconds, closed.used_gpu_seconds)
+        for seconds in (closed.allocated_gpu_seconds, closed.used_gpu_seconds)
     )
     # It was stored with as many digits as any currency has.
     cost = rounded(fraction_of(closed.cost), digits=minor_digits(closed.currency))
-    part = ChargePart(cost=cost, held_hours=held, used_hours=used)
+    part = ChargePart(cost=cost, allocated_hours=held, used_hours=used)
     return _row(bill, line, part) | {
         "ChargeCategory": "Usage",
         "ChargeClass": "Correction",
@@ -193,11 +193,11 @@ def _row(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
         "x_IdleKind": line.idle_kind,
         "x_Revision": None if line.revision is None else str(line.revision),
         "x_PolicyHash": bill.policy.sha256,
-        "x_HeldGpuHours": part.held_hours,
+        "x_AllocatedGpuHours": part.allocated_hours,
         "x_UsedGpuHours": part.used_hours,
         "x_CoveredRatio": None
-        if bill.covered_ratio is None
-        else rounded(bill.covered_ratio, digits=RATIO_DIGITS),
+        if bill.data_coverage_ratio is None
+        else rounded(bill.data_coverage_ratio, digits=RATIO_DIGITS),
         **_of_names(bill.policy.policy.focus),
         **_sub_account(bill, line),
     }
@@ -266,8 +266,8 @@ def _of_names(names: FocusNames) -> dict[str, str]:
 
 
 def _sub_account(bill: Bill, line: _LineOf) -> dict[str, str]:
-    """Return the first dimension of tenants, which is who FOCUS calls a sub account."""
-    # A node or a model is no account of anybody.
+    """Return the first dimension of tenants, which is who FOCUS calls a sub category."""
+    # A node or a model is no category of anybody.
     for name, value in zip(bill.by, line.values, strict=True):
         if not bill.policy.policy.is_of_device(name):
             return {"SubAccountId": value, "SubAccountName": value, "SubAccountType": name}

@@ -84,9 +84,9 @@ def as_json(bill: Bill) -> str:
             {name: f"{value:f}" if name in COSTS else value for name, value in row.items()}
             for row in (row_of(bill, line) for line in bill.lines)
         ],
-        "origin_cost": f"{rounded(Fraction(bill.origin_cost), digits=digits):f}",
+        "asset_cost": f"{rounded(Fraction(bill.asset_cost), digits=digits):f}",
         "line_cost": f"{rounded(Fraction(bill.line_cost), digits=digits):f}",
-        "covered_ratio": _ratio(bill.covered_ratio),
+        "data_coverage_ratio": _ratio(bill.data_coverage_ratio),
         "measured_ratio": _ratio(bill.measured_ratio),
         "excess_gpu_seconds": gpu_seconds(bill.excess_units),
         "unpriced_gpu_seconds": {

@@ -110,10 +110,10 @@ class Bill:
     by: tuple[str, ...]
     currency: str
     lines: list[BillLine]
-    origin_cost: Decimal
+    asset_cost: Decimal
     line_cost: Decimal
-    exact_origin_cost: Fraction
-    covered_ratio: Fraction | None
+    exact_asset_cost: Fraction
+    data_coverage_ratio: Fraction | None
     """The part of the boards' time that ticks cover; absent where no board was there."""
     measured_ratio: Fraction | None
     """The part of used time that was measured, not apportioned; absent where nothing was used."""
@@ -288,7 +288,7 @@ class BillMaker:
         )
         for row in rows:
             # Rows that are held alike are found together, and some of them may have no silence.
-            if line.idle_kind != "overhead" or not row.is_holding or row.silent_ns > 0:
+            if line.idle_kind != "overhead" or not row.is_holding or row.unresponsive_ns > 0:
                 yield row
 
     def _bill(self, window: Window, used: Window, tally: "BillTally") -> Bill:
@@ -296,7 +296,7 @@ class BillMaker:
         shares, extra = tally.shares(shown=len(self._by))
         lines = _lines(tally, shares, extra, window=window, by=self._by, currency=policy.currency)
         # Calculated by another way than the lines, so that their equality says something.
-        origin = tally.origin_cost()
+        origin = tally.asset_cost()
         exact = sum((line.exact_cost for line in lines), Fraction(0))
         if origin != exact:
             raise UnbalancedBillError(f"lines of {exact} for origin charges of {origin}")
@@ -309,10 +309,10 @@ class BillMaker:
             by=self._by,
             currency=policy.currency,
             lines=lines,
-            origin_cost=quantize_together([origin], digits=digits)[0],
+            asset_cost=quantize_together([origin], digits=digits)[0],
             line_cost=sum((line.cost for line in lines), Decimal(0)),
-            exact_origin_cost=origin,
-            covered_ratio=_ratio(tally.covered, tally.present),
+            exact_asset_cost=origin,
+            data_coverage_ratio=_ratio(tally.covered, tally.present),
             measured_ratio=_ratio(tally.measured, tally.used),
             excess_units=tally.excess,
             unpriced=tally.unpriced,
@@ -367,10 +367,10 @@ class BillMaker:
 def _idle_kinds_of(row: UsageSum, basis: PartyBasis) -> set[IdleKind]:
     """Return as which kinds of idle a part of what somebody held may be charged."""
     kinds: set[IdleKind] = set()
-    if row.is_holding and row.silent:
+    if row.is_holding and row.unresponsive:
         kinds.add("overhead")
     # Held and not used is charged to the holder otherwise.
-    if row.is_holding and row.party.kind != "nobody" and basis.basis != "held":
+    if row.is_holding and row.party.kind != "nobody" and basis.basis != "allocated":
         kinds.add("unused")
     return kinds
 
@@ -411,9 +411,7 @@ def _lines(
                     (shares.get(key, Fraction(0)) + extra.get(key, Fraction(0)) for key in keys),
                     Fraction(0),
                 ),
-                unused_cost=sum(
-                    (_waste_cost(terms, cell) for terms, cell in cells), Fraction(0)
-                ),
+                unused_cost=sum((_waste_cost(terms, cell) for terms, cell in cells), Fraction(0)),
                 cost=Decimal(0),
             )
         )

@@ -51,9 +51,9 @@ class ClosedLine:
     revision: int
     supersedes: int | None
     charge_class: str | None
-    held_gpu_seconds: Decimal
+    allocated_gpu_seconds: Decimal
     used_gpu_seconds: Decimal
-    charged_gpu_seconds: Decimal
+    billed_gpu_seconds: Decimal
     memory_byte_seconds: Decimal
     energy_kilowatt_hours: Decimal
     gpu_cost: Decimal
@@ -67,7 +67,7 @@ class ClosedLine:
     policy_name: str
     policy_sha256: str
     table_versions: str
-    covered_ratio: str | None
+    data_coverage_ratio: str | None
     measured_ratio: str | None
     valid_through_us: int
     closed_time_us: int
@@ -88,10 +88,12 @@ def refusals_of(bill: Bill) -> list[str]:
         # What is gone now was billed, perhaps: a correction would give it back.
         removed = time_text(bill.removed_until_us)
         reasons.append(f"usage before {removed} is removed from the store, by its retention")
-    wanted = bill.policy.policy.close.min_covered_ratio
-    if bill.covered_ratio is not None and bill.covered_ratio < wanted:
-        covered = text_of(bill.covered_ratio, digits=6)
-        reasons.append(f"ticks cover {covered} of the GPUs, close.min_covered_ratio is {wanted}")
+    wanted = bill.policy.policy.close.min_data_coverage_ratio
+    if bill.data_coverage_ratio is not None and bill.data_coverage_ratio < wanted:
+        covered = text_of(bill.data_coverage_ratio, digits=6)
+        reasons.append(
+            f"ticks cover {covered} of the GPUs, close.min_data_coverage_ratio is {wanted}"
+        )
     if bill.unpriced:
         reasons.append(f"no price for {', '.join(bill.unpriced)}")
     if not bill.lines:
@@ -255,7 +257,7 @@ def _of_all(bill: Bill, *, revision: int, closed_time_us: int) -> dict[str, Any]
         "policy_name": bill.policy.name,
         "policy_sha256": bill.policy.sha256,
         "table_versions": _json(bill.versions),
-        "covered_ratio": _fraction_text(bill.covered_ratio),
+        "data_coverage_ratio": _fraction_text(bill.data_coverage_ratio),
         "measured_ratio": _fraction_text(bill.measured_ratio),
         "valid_through": bill.end_us,
         "closed_time": closed_time_us,
@@ -289,10 +291,12 @@ def standing_bill(
         currency=last.currency,
         lines=sorted(lines, key=lambda line: (line.values, line.idle_kind or "")),
         # No bill is closed of which they differ.
-        origin_cost=total,
+        asset_cost=total,
         line_cost=total,
-        exact_origin_cost=fraction_of(total),
-        covered_ratio=None if last.covered_ratio is None else Fraction(last.covered_ratio),
+        exact_asset_cost=fraction_of(total),
+        data_coverage_ratio=None
+        if last.data_coverage_ratio is None
+        else Fraction(last.data_coverage_ratio),
         measured_ratio=None if last.measured_ratio is None else Fraction(last.measured_ratio),
         excess_units=0,
         unpriced={},
@@ -314,7 +318,7 @@ def taken_back(closed: ClosedLine) -> BillLine:
 def _standing_line(closed: ClosedLine, amounts: dict[str, Decimal]) -> BillLine:
     held, used, charged = (
         int(amounts[f"{name}_gpu_seconds"] * _MILLISECONDS) * _MILLISECOND_UNITS
-        for name in ("held", "used", "charged")
+        for name in ("allocated", "used", "charged")
     )
     return BillLine(
         id=closed.line,

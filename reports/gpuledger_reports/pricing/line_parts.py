@@ -36,7 +36,7 @@ class ChargePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_spot: bool = False
     mig_profile: str | None = None
     model: str | None = None
-    held_hours: Decimal = Decimal(0)
+    allocated_hours: Decimal = Decimal(0)
     used_hours: Decimal = Decimal(0)
     pricing_currency: str | None = None
     """Of the price book's row where it is not the bill's."""
@@ -138,7 +138,7 @@ def _part(
         is_spot=bool(row and row.capacity_type == "spot"),
         mig_profile=row.mig_profile if row else None,
         model=part.terms.scope.model,
-        held_hours=_quantity(Fraction(part.cell.held if part.cell else 0, HOUR_UNITS)),
+        allocated_hours=_quantity(Fraction(part.cell.held if part.cell else 0, HOUR_UNITS)),
         used_hours=_quantity(Fraction(part.cell.used if part.cell else 0, HOUR_UNITS)),
         allocated_ratio=ratios[line.key, part.terms] if is_time else None,
     )

@@ -26,10 +26,10 @@ from gpuledger_reports.pricing.policy import (
 from gpuledger_reports.pricing.policy_file import ReadPolicy, days_of_change
 from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook, Rate
 from gpuledger_reports.pricing.tenants import (
-    UNUSED,
-    UNRESPONSIVE,
     IDLE,
     NO_DATA,
+    UNRESPONSIVE,
+    UNUSED,
     Dimensions,
     TenantBook,
     fits_all,
@@ -233,8 +233,9 @@ class BillLookup:
 
     def _find_terms(self, device: DeviceClass, since_us: int) -> Terms:
         facts, day = self.facts_of(device, since_us), day_of(since_us)
-        # The board that a device is, or is a part of: idle time and time without data are the board's.
-        board = facts._replace(mig_profile=None, compute_slices=None, board_compute_slices=None)
+        # The board that a device is, or is a part of: idle time and time without data are the
+        # board's.
+        board = facts._replace(mig_profile=None, compute_slices=None, gpu_compute_slices=None)
         rules = {kind: self.prices.idle_rule_of(kind, board, day) for kind in IDLE_KINDS}
         shared_rules = self.prices.shared_rules_of(facts, day)
         rate, board_rate = self.prices.rate_of(facts, day), self.prices.rate_of(board, day)
@@ -307,5 +308,5 @@ class BillLookup:
 def _as_basis(identity: tuple[str, ...], rule: BasisRule | None) -> PartyBasis:
     if rule is None:
         return PartyBasis(identity)
-    weight = fraction_of(rule.held_weight or Decimal(0))
+    weight = fraction_of(rule.allocated_weight or Decimal(0))
     return PartyBasis(identity, rule.basis, weight.numerator, weight.denominator)

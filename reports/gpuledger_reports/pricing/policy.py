@@ -15,14 +15,14 @@ from typing_extensions import override
 
 from gpuledger_reports.pricing.money import CURRENCIES
 
-Basis = Literal["held", "used", "greater", "blended"]
-Share = Literal["own_line", "even", "held", "used", "table"]
+Basis = Literal["allocated", "used", "greater", "blended"]
+Share = Literal["own_line", "even", "allocated", "used", "table"]
 IdleKind = Literal["idle", "unused", "overhead", "no_data"]
 IDLE_KINDS: Final[tuple[IdleKind, ...]] = ("idle", "unused", "overhead", "no_data")
 _MAX_DIGITS: Final = 18
 """Before the point: a closed bill has room for sums of such amounts."""
 _MAX_DECIMALS: Final = 60
-_AT_MOST_ONE: Final = ("held_weight", "min_covered_ratio")
+_AT_MOST_ONE: Final = ("allocated_weight", "min_data_coverage_ratio")
 _AT_LEAST: Final = {"pue": Decimal(1)}
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -34,7 +34,7 @@ _TENANT_DIMENSIONS: Final = ("namespace", "pod", "owner", "owner_kind", "owner_n
 OWN_COLUMNS: Final = frozenset(
     {
         *("line", "idle_kind", "currency"),
-        *("held_gpu_seconds", "used_gpu_seconds", "charged_gpu_seconds"),
+        *("allocated_gpu_seconds", "used_gpu_seconds", "billed_gpu_seconds"),
         *("memory_byte_seconds", "energy_kilowatt_hours"),
         *("gpu_cost", "energy_cost", "shared_cost", "unused_cost", "cost"),
     }
@@ -225,16 +225,18 @@ class BasisRule(_PolicyPart, frozen=True, kw_only=True):
     basis: Basis
     match: dict[str, str] = {}
     """Patterns by dimension; none fits everybody."""
-    held_weight: Decimal | None = None
+    allocated_weight: Decimal | None = None
     """Of `blended`: the part that counts by held time, the rest by used time."""
 
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.basis == "blended" and self.held_weight is None:
-            raise ValueError("give held_weight, as basis is blended: the part of held time, 0 to 1")
-        if self.basis != "blended" and self.held_weight is not None:
-            raise ValueError("`held_weight` belongs to basis blended alone; take it out")
+        if self.basis == "blended" and self.allocated_weight is None:
+            raise ValueError(
+                "give allocated_weight, as basis is blended: the part of held time, 0 to 1"
+            )
+        if self.basis != "blended" and self.allocated_weight is not None:
+            raise ValueError("`allocated_weight` belongs to basis blended alone; take it out")
 
 
 class _Sharing(Scoped, frozen=True, kw_only=True):
@@ -291,7 +293,7 @@ class BudgetRow(_PolicyPart, frozen=True, kw_only=True):
 class CloseRule(_PolicyPart, frozen=True, kw_only=True):
     """What a period needs to be closed."""
 
-    min_covered_ratio: Decimal = Decimal("0.95")
+    min_data_coverage_ratio: Decimal = Decimal("0.95")
     """The least part of the inventory's time that ticks must cover."""
 
 

@@ -40,7 +40,7 @@ class DeviceTraits(NamedTuple):
     model: str | None
     mig_profile: str | None = None
     compute_slices: int | None = None
-    board_compute_slices: int | None = None
+    gpu_compute_slices: int | None = None
     gpu: str | None = None
     """The GPU's UUID, where a bill distinguishes GPUs."""
     node_pool: str | None = None
@@ -156,8 +156,8 @@ def _boards_of(price: Price, facts: DeviceTraits) -> Fraction:
     `1g` of seven slices a seventh of a board's hour passes, which is to cost the instance's price.
     """
     is_of_instance = price.mig_profile is not None and facts.mig_profile is not None
-    if is_of_instance and facts.compute_slices and facts.board_compute_slices:
-        return Fraction(facts.board_compute_slices, facts.compute_slices)
+    if is_of_instance and facts.compute_slices and facts.gpu_compute_slices:
+        return Fraction(facts.gpu_compute_slices, facts.compute_slices)
     return Fraction(1)
 
 

@@ -12,9 +12,9 @@ from gpuledger_reports.pricing.rates import MILLIJOULES_PER_KILOWATT_HOUR
 
 _BYTE_SECONDS: Final = 10**9
 NUMBERS: Final = (
-    "held_gpu_seconds",
+    "allocated_gpu_seconds",
     "used_gpu_seconds",
-    "charged_gpu_seconds",
+    "billed_gpu_seconds",
     "memory_byte_seconds",
     "energy_kilowatt_hours",
 )
@@ -35,9 +35,9 @@ def row_of(bill: Bill, line: BillLine) -> dict[str, Any]:
         "line": line.id,
         **dict(zip(bill.by, line.values, strict=True)),
         "idle_kind": line.idle_kind,
-        "held_gpu_seconds": gpu_seconds(line.held),
+        "allocated_gpu_seconds": gpu_seconds(line.held),
         "used_gpu_seconds": gpu_seconds(line.used),
-        "charged_gpu_seconds": gpu_seconds(line.charged),
+        "billed_gpu_seconds": gpu_seconds(line.charged),
         "memory_byte_seconds": rounded(Fraction(line.memory_byte_ns, _BYTE_SECONDS), digits=0),
         "energy_kilowatt_hours": rounded(
             Fraction(line.energy_millijoules, MILLIJOULES_PER_KILOWATT_HOUR), digits=6

@@ -9,7 +9,7 @@ from gpuledger.errors import GpuledgerError
 from gpuledger_reports.pricing.lookup import IDLE_WORDS, BillLookup, Cell, CellKey, Scope, Terms
 from gpuledger_reports.pricing.money import fraction_of
 from gpuledger_reports.pricing.policy import IDLE_KINDS, IdleKind, IdleRule, SharedRule
-from gpuledger_reports.pricing.tenants import UNALLOCATED, SHARED, fits_all
+from gpuledger_reports.pricing.tenants import SHARED, UNALLOCATED, fits_all
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from gpuledger_reports.reading.parties import PartyKey
 from gpuledger_reports.reading.usage_sums import DaySums, DeviceClass
@@ -78,10 +78,12 @@ class BillTally:
             self._millijoules[terms] += row.energy_millijoules
             # Idle rows say who held, whatever was used: by them a plain hour is charged.
             if row.is_holding:
-                cell.charged += row.held - row.silent
+                cell.charged += row.held - row.unresponsive
                 self._device_units[terms] += row.held
-                if row.silent:
-                    self._idle_cell("overhead", row.device, since_us, terms).charged += row.silent
+                if row.unresponsive:
+                    self._idle_cell(
+                        "overhead", row.device, since_us, terms
+                    ).charged += row.unresponsive
                 if row.party.kind != "nobody":
                     cell.held += row.held
                     # What is paid for held time, and nobody used in it; by use nobody pays that.
@@ -112,7 +114,7 @@ class BillTally:
             since_us = self._lookup.since(*charge.device[:2], charge.since_us)
             terms = self._lookup.terms_of(charge.device, since_us)
             self._device_units[terms] += charge.units
-            if charge.is_silent:
+            if charge.is_unresponsive:
                 self._idle_cell("overhead", charge.device, since_us, terms).charged += charge.units
             else:
                 cell = self._party_cell(
@@ -123,7 +125,7 @@ class BillTally:
             since_us = self._lookup.since(*idle.device[:2], idle.since_us)
             terms = self._lookup.terms_of(idle.device, since_us)
             parts: tuple[tuple[IdleKind, int], ...] = (
-                ("overhead", idle.silent),
+                ("overhead", idle.unresponsive),
                 ("unused", idle.unused),
                 ("idle", idle.idle),
             )
@@ -168,7 +170,7 @@ class BillTally:
         if charged != self.present:
             raise UnbalancedBillError(f"{charged} units are charged, the boards had {self.present}")
 
-    def origin_cost(self) -> Fraction:
+    def asset_cost(self) -> Fraction:
         """Return what all boards cost, whoever had them: by their time, and not by the lines."""
         boards = sum(
             (terms.rate.per_gpu_hour * units for terms, units in self._board_units.items()),

@@ -4,7 +4,8 @@ A unit is a board-nanosecond divided by `UNITS`, so that the slices of an instan
 too. The parts of a board's hour sum to the time for which the inventory had the board:
 
 1. If ticks cover more than that (a clock was set, or slewed), held time is scaled down to it.
-2. Time in which a device did not answer is silent. A holder has a claim on the rest by the tenant's
+2. Time in which a device did not answer is unresponsive. A holder has a claim on the rest by the
+tenant's
    basis. A user that did not hold the device has a claim by used time; those claims are bounded by
    the time that nobody held.
 3. Claims of more than the device are scaled down to it. The rest is idle: held idle, or
@@ -19,7 +20,7 @@ out of the sums, and follow all rules.
 An example: five rows of an hour of a GPU, in minutes. Pod b pays by used time, the others by held
 time. Pod c holds nothing.
 
-| account | holder | user | held | silent | used |
+| category | holder | user | held | unresponsive | used |
 |---------|--------|------|------|--------|------|
 | idle    | a      |      | 30   | 0      | 0    |
 | idle    | b      |      | 20   | 5      | 0    |
@@ -32,7 +33,7 @@ time. Pod c holds nothing.
 | a           | 30      | it held them                                           |
 | b           | 6       | it used them                                           |
 | unused   | 9       | b held 15 in which the GPU answered, and paid for 6    |
-| silent      | 5       | b held them, and the GPU did not answer                |
+| unresponsive      | 5       | b held them, and the GPU did not answer                |
 | c           | 4       | it used them, of the 10 that nobody held               |
 | idle | 6       | they are left of those 10                              |
 """
@@ -59,20 +60,20 @@ FACTOR: Final = (
 
 COLUMNS: Final = """
     cluster, node, gpu_uuid, model, parent_uuid, mig_profile,
-    compute_slices AS slices, board_compute_slices AS board_slices,
-    account = 'idle' AS is_holding,
-    CASE account WHEN 'idle' THEN
-            CASE WHEN holder_state IS NOT NULL THEN 'pod'
-                WHEN holder_job_id IS NOT NULL THEN 'job' ELSE 'nobody' END
+    compute_slices AS slices, gpu_compute_slices AS board_slices,
+    category = 'idle' AS is_holding,
+    CASE category WHEN 'idle' THEN
+            CASE WHEN allocated_state IS NOT NULL THEN 'pod'
+                WHEN allocated_job_id IS NOT NULL THEN 'job' ELSE 'nobody' END
         WHEN 'pod' THEN 'pod' WHEN 'job' THEN 'job' WHEN 'host' THEN 'host'
         ELSE 'unattributed' END AS kind,
-    CASE WHEN account = 'idle' THEN holder_uid ELSE pod_uid END AS uid,
-    CASE WHEN account = 'idle' THEN holder_namespace ELSE namespace END AS namespace,
-    CASE WHEN account = 'idle' THEN holder_pod ELSE pod END AS pod,
-    CASE WHEN account = 'idle' THEN holder_job_id WHEN account = 'job' THEN job_id END AS job,
-    CASE WHEN account = 'idle' THEN holder_state ELSE pod_state END = 'known' AS is_named_by_row,
-    held_ns, silent_ns, busy_ns, measured_busy_ns, energy_millijoules, memory_byte_ns,
-    kafka_partition, first_offset, last_offset
+    CASE WHEN category = 'idle' THEN allocated_uid ELSE pod_uid END AS uid,
+    CASE WHEN category = 'idle' THEN allocated_namespace ELSE namespace END AS namespace,
+    CASE WHEN category = 'idle' THEN allocated_pod ELSE pod END AS pod,
+    CASE WHEN category = 'idle' THEN allocated_job_id WHEN category = 'job' THEN job_id END AS job,
+    CASE WHEN category = 'idle' THEN allocated_state ELSE pod_state END = 'known' AS
+    is_named_by_row, allocated_ns, unresponsive_ns, busy_ns, measured_busy_ns, energy_millijoules,
+    memory_byte_ns, kafka_partition, first_offset, last_offset
 """
 """Of a table of usage what bills are made of. Holder and user are one column each."""
 
@@ -86,7 +87,7 @@ def rows_sql(relation: str, *, period: str, slices: str) -> str:
     hour = f"epoch_us({period})" + ("" if period == "hour" else f" // {HOUR_US} * {HOUR_US}")
     counted = (
         f"{slices}_slices AS compute_slices",
-        f"board_{slices}_slices AS board_compute_slices",
+        f"board_{slices}_slices AS gpu_compute_slices",
     )
     as_slices = f"{slices}_slices AS slices, board_{slices}_slices AS board_slices"
     return (
@@ -94,16 +95,16 @@ def rows_sql(relation: str, *, period: str, slices: str) -> str:
     )
 
 
-SILENT_FLAG: Final = 1
+UNRESPONSIVE_FLAG: Final = 1
 FREE_FLAG: Final = 2
 USED_FLAG: Final = 4
 ROWS: Final = f"""
 CREATE OR REPLACE TEMP VIEW usage_rows AS SELECT hour_us, {COLUMNS},
-    CASE WHEN silent_ns > 0 THEN {SILENT_FLAG} ELSE 0 END | CASE
-        WHEN account <> 'idle' THEN CASE WHEN busy_ns > 0 THEN {USED_FLAG} ELSE 0 END
-        WHEN holder_state IS NULL AND holder_job_id IS NULL AND held_ns > 0 THEN {FREE_FLAG}
-        ELSE 0 END AS flags,
-    CASE WHEN account = 'idle' THEN 1 END AS idle_row
+    CASE WHEN unresponsive_ns > 0 THEN {UNRESPONSIVE_FLAG} ELSE 0 END | CASE
+        WHEN category <> 'idle' THEN CASE WHEN busy_ns > 0 THEN {USED_FLAG} ELSE 0 END
+        WHEN allocated_state IS NULL AND allocated_job_id IS NULL AND allocated_ns > 0 THEN
+        {FREE_FLAG} ELSE 0 END AS flags,
+    CASE WHEN category = 'idle' THEN 1 END AS idle_row
 FROM usage_raw
 """  # noqa: S608  # our own names
 """The day's rows, as bills look at them."""
@@ -297,12 +298,12 @@ def hours_sql(*, same_device: str) -> str:
 CREATE OR REPLACE TEMP TABLE device_hours AS
 WITH summed AS (
     -- One number for all that may be so of a row: an aggregate the less for each.
-    SELECT device, hour_us, coalesce(sum(held_ns), 0) AS held_ns, bit_or(flags) AS flags,
+    SELECT device, hour_us, coalesce(sum(allocated_ns), 0) AS allocated_ns, bit_or(flags) AS flags,
         count(idle_row) AS idle_rows
     FROM usage_rows AS each JOIN devices ON {same_device}
     GROUP BY device, hour_us
 ), partitioned AS (
-    SELECT board_id, hour_us, sum(held_ns * factor) AS held
+    SELECT board_id, hour_us, sum(allocated_ns * factor) AS held
     FROM summed JOIN devices USING (device) WHERE is_partitioned GROUP BY ALL
 ), partly AS (
     -- Of boards that came or went in the day: for how long they were there in each hour.
@@ -316,7 +317,7 @@ WITH summed AS (
     GROUP BY ALL
 ), placed AS (
     SELECT summed.*, board_id, is_partitioned, is_known,
-        coalesce(partitioned.held, held_ns * factor) AS covered,
+        coalesce(partitioned.held, allocated_ns * factor) AS covered,
         CASE WHEN is_present_all_day OR NOT is_known
             THEN (least(hour_us + {HOUR_US}, $end_us) - greatest(hour_us, $begin_us))::HUGEINT
                 * {1000 * UNITS}
@@ -328,7 +329,7 @@ SELECT device, hour_us, board_id, is_partitioned, is_known, covered,
     CASE WHEN is_known THEN present ELSE least(present, covered) END AS present,
     -- What is held of a whole GPU that answers is scaled down to its time, and that is all.
     flags & {FREE_FLAG | USED_FLAG} = {FREE_FLAG | USED_FLAG}
-        OR (covered > present AND (flags & {SILENT_FLAG} <> 0 OR is_partitioned))
+        OR (covered > present AND (flags & {UNRESPONSIVE_FLAG} <> 0 OR is_partitioned))
         OR covered > {_LONGEST_NS * UNITS} AS is_complex,
     idle_rows > 1 AS is_shared
 FROM placed
@@ -395,7 +396,7 @@ def rows_in_sql(*, since: str, gpu: str) -> str:
     """Return the SQL of the rows of which the class, time and party stand in `wanted`."""
     same = " AND ".join(f"each.{key} IS NOT DISTINCT FROM wanted.{key}" for key in WANTED)
     return f"""
-SELECT hour_us, each.node, gpu_uuid, pod, coalesce(held_ns, 0), coalesce(silent_ns, 0),
+SELECT hour_us, each.node, gpu_uuid, pod, coalesce(allocated_ns, 0), coalesce(unresponsive_ns, 0),
     coalesce(busy_ns, 0), each.is_holding, kafka_partition, first_offset, last_offset
 FROM (
     SELECT *, {gpu} AS gpu, coalesce({NAMED_US}, {since}) AS since_us, {PARTY_NAMES}
@@ -412,7 +413,7 @@ def rows_of_hours(condition: str, *, same_device: str, of: str = "usage_rows") -
     board in the hour, for which that was `present`.
     """
     return f"""(
-    SELECT each.*, device, covered, present, coalesce(held_ns, 0) * factor AS held
+    SELECT each.*, device, covered, present, coalesce(allocated_ns, 0) * factor AS held
     FROM {of} AS each JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us)
     WHERE {condition}
 )"""  # noqa: S608  # our own names
@@ -446,8 +447,8 @@ WITH parted AS (
     SELECT device, board_id, hour_us, covered, present, coalesce(party, 0) AS party,
         any_value(coalesce(basis, 'held')) AS basis, any_value(coalesce(weight, 0)) AS weight,
         any_value(coalesce(weight_of, 1)) AS weight_of,
-        {_bounded("sum(held_ns)")} * any_value(factor) AS held,
-        {_bounded("sum(silent_ns)")} * any_value(factor) AS silent,
+        {_bounded("sum(allocated_ns)")} * any_value(factor) AS held,
+        {_bounded("sum(unresponsive_ns)")} * any_value(factor) AS unresponsive,
         greatest(0, {_bounded("sum(busy_ns) FILTER (NOT is_holding)")}) * any_value(factor) AS used
     FROM (
         SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES}, {detail.since} AS since_us
@@ -460,13 +461,14 @@ WITH parted AS (
     SELECT * REPLACE (sum(held) OVER (PARTITION BY {hour}) AS covered) FROM parted
 ), fitted AS (
     SELECT * REPLACE (
-        {scaled("held", "present", "covered", hour, "device, party")} AS held,
-        CASE WHEN covered > present THEN silent * present // covered ELSE silent END AS silent,
-        CASE WHEN covered > present THEN used * present // covered ELSE used END AS used
+        {scaled("allocated", "present", "covered", hour, "device, party")} AS held,
+        CASE WHEN covered > present THEN unresponsive * present // covered ELSE unresponsive END AS
+        unresponsive, CASE WHEN covered > present THEN used * present // covered ELSE used END AS
+        used
     ) FROM bounded
 ), usable AS (
-    SELECT *, least(silent, held) AS silent_part, held - least(silent, held) AS answering
-    FROM fitted
+    SELECT *, least(unresponsive, held) AS unresponsive_part, held - least(unresponsive, held) AS
+    answering FROM fitted
 ), requested AS (
     SELECT *,
         CASE WHEN party = 0 OR answering = 0 THEN 0 ELSE CASE basis
@@ -487,7 +489,7 @@ WITH parted AS (
         sum(claim + grant_) OVER (PARTITION BY {device_hour}) AS all_due
     FROM granted
 )
-SELECT device, hour_us, party, silent_part, answering, all_answering - free AS all_held,
+SELECT device, hour_us, party, unresponsive_part, answering, all_answering - free AS all_held,
     {scaled("due", "all_answering", "all_due", device_hour, "party")} AS charged,
     answering > 0 AND party <> 0 AS is_holder
 FROM claimed
@@ -513,22 +515,23 @@ GROUP BY ALL
 class ComplexIdleRow(DeviceRow, frozen=True, gc=False):
     """A row of `complex_idle_sql`."""
 
-    silent: int
+    unresponsive: int
     unused: int
     idle: int
 
 
 # Left over is first what holders were given and not charged for, then what nobody held.
 def complex_idle_sql(detail: Detail) -> str:
-    """Return the SQL of what complex hours leave: silent, held and left over, and idle."""
+    """Return the SQL of what complex hours leave: unresponsive, held and left over, and idle."""
     return f"""
 WITH by_hour AS (
-    SELECT device, hour_us, sum(silent_part) AS silent, sum(answering) - sum(charged) AS left_over,
+    SELECT device, hour_us, sum(unresponsive_part) AS unresponsive, sum(answering) - sum(charged) AS
+    left_over,
         greatest(0, any_value(all_held) - sum(CASE WHEN is_holder THEN charged ELSE 0 END)) AS held
     FROM complex_charges GROUP BY device, hour_us
 )
 SELECT {detail.device(node="class_node", since_us=detail.since)},
-    sum(silent) AS silent, sum(least(left_over, held)) AS unused,
+    sum(unresponsive) AS unresponsive, sum(least(left_over, held)) AS unused,
     sum(left_over - least(left_over, held)) AS idle
 FROM by_hour JOIN devices USING (device)
 GROUP BY ALL

@@ -26,7 +26,7 @@ UNTOLD: Final = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
 """Of `usage_parts`: rows of pods of which the name is not known, or not enough."""
 UNNAMED: Final = "kind = 'pod' AND uid IS NOT NULL AND namespace IS NULL"
 """Of `usage_parts`: rows of pods that are known by their UID alone."""
-_ALL_NAMES: Final = "pod_uid, holder_uid, pod, holder_pod, job_id, holder_job_id"
+_ALL_NAMES: Final = "pod_uid, allocated_uid, pod, allocated_pod, job_id, allocated_job_id"
 
 
 def parts_sql(detail: Detail) -> str:
@@ -46,17 +46,17 @@ def add_untold_sql(detail: Detail) -> str:
 
 def _told_by(detail: Detail) -> str:
     nothing = "NULL::VARCHAR AS {}".format
-    uids = [nothing("pod_uid"), nothing("holder_uid")]
+    uids = [nothing("pod_uid"), nothing("allocated_uid")]
     if detail.names_pods:
-        return ", ".join([*uids, "pod, holder_pod, job_id, holder_job_id"])
+        return ", ".join([*uids, "pod, allocated_pod, job_id, allocated_job_id"])
     # That a job holds is its kind, whichever job it is.
-    job = "CASE WHEN holder_job_id IS NOT NULL THEN '' END AS holder_job_id"
-    return ", ".join([*uids, *map(nothing, ("pod", "holder_pod", "job_id")), job])
+    job = "CASE WHEN allocated_job_id IS NOT NULL THEN '' END AS allocated_job_id"
+    return ", ".join([*uids, *map(nothing, ("pod", "allocated_pod", "job_id")), job])
 
 
 _SUMMED: Final = (
-    "held_ns",
-    "silent_ns",
+    "allocated_ns",
+    "unresponsive_ns",
     "busy_ns",
     "measured_busy_ns",
     "energy_millijoules",
@@ -72,7 +72,7 @@ def _parts(
         # A name without a UID is a pod's of its hour alone.
         hour = (
             "CASE WHEN pod_uid IS NULL AND pod IS NOT NULL"
-            " OR holder_uid IS NULL AND holder_pod IS NOT NULL THEN hour_us END AS hour_us"
+            " OR allocated_uid IS NULL AND allocated_pod IS NOT NULL THEN hour_us END AS hour_us"
         )
     sums = ", ".join(
         f"NULL::HUGEINT AS {name}" if also else f"sum({name}) AS {name}" for name in _SUMMED
@@ -82,8 +82,8 @@ SELECT hour_us, {COLUMNS}{also and f", {also}"}
 FROM (
     SELECT {hour}, cluster, node, {detail.gpu} AS gpu_uuid, model,
         CASE WHEN parent_uuid IS NOT NULL THEN '' END AS parent_uuid, mig_profile,
-        compute_slices, board_compute_slices, account, pod_state, namespace, holder_state,
-        holder_namespace, {names}, {sums}, {also and f"sum({also}) AS {also},"}
+        compute_slices, gpu_compute_slices, category, pod_state, namespace, allocated_state,
+        allocated_namespace, {names}, {sums}, {also and f"sum({also}) AS {also},"}
         NULL AS kafka_partition, NULL AS first_offset, NULL AS last_offset
     FROM {of} WHERE {rows} GROUP BY ALL
 )
@@ -108,8 +108,8 @@ class SumRow(DevicePartyRow, frozen=True, gc=False):
 
     is_holding: bool
     factor: int
-    held_ns: int
-    silent_ns: int
+    allocated_ns: int
+    unresponsive_ns: int
     busy_ns: int
     measured_busy_ns: int
     energy_millijoules: int
@@ -171,7 +171,7 @@ GROUP BY ALL
 # Ties by whose a row is, nobody first: as in complex hours.
 _IN_ORDER: Final = ", ".join(
     f"{column} NULLS FIRST"
-    for column in ("holder_uid", "holder_namespace", "holder_pod", "holder_job_id")
+    for column in ("allocated_uid", "allocated_namespace", "allocated_pod", "allocated_job_id")
 )
 
 
@@ -183,12 +183,12 @@ class ExcessRow(DevicePartyRow, frozen=True, gc=False):
 
 def excess_sql(detail: Detail, *, same_device: str) -> str:
     """Return the SQL of by how much plain hours exceed their board's presence, by party."""
-    condition = "NOT is_complex AND covered > present AND account = 'idle'"
+    condition = "NOT is_complex AND covered > present AND category = 'idle'"
     alone, shared = (
         rows_of_hours(f"{condition} AND {which}", same_device=same_device, of="usage_raw")
         for which in ("NOT is_shared", "is_shared")
     )
-    fitted = scaled("held", "present", "covered", "device, hour_us", _IN_ORDER)
+    fitted = scaled("allocated", "present", "covered", "device, hour_us", _IN_ORDER)
     # Users stand in other rows than holders: what nobody reads is not sorted along.
     users = ("pod_uid", "pod_state", "namespace", "pod", "job_id")
     row = f"* REPLACE ({', '.join(f'NULL::VARCHAR AS {name}' for name in users)})"

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 UNPLACED: Final = (
-    "each.account = 'pod' AND each.container_id IS NOT NULL"
+    "each.category = 'pod' AND each.container_id IS NOT NULL"
     " AND coalesce(each.pod_state, 'pending') NOT IN ('known', 'foreign')"
 )
 """Of `usage_raw` as `each`: rows of a container of which nobody knew the pod yet."""
 
 
 UNTOLD_ROWS: Final = (
-    "account = 'pod' AND pod_state IS DISTINCT FROM 'known'"
-    " OR account = 'idle' AND holder_state <> 'known'"
+    "category = 'pod' AND pod_state IS DISTINCT FROM 'known'"
+    " OR category = 'idle' AND allocated_state <> 'known'"
 )
 """Of `usage_raw`: rows of pods of which the name is not known, or not enough."""
 
@@ -75,7 +75,9 @@ def gone_pods_sql(rows: Iterable[str]) -> str:
 
 def untold_rows_sql(rows: Iterable[str]) -> str:
     """Return the SQL that makes `untold_rows`: what is said of pods by rows without their names."""
-    said = "pod_uid, holder_uid, container_id, namespace, pod, holder_namespace, holder_pod"
+    said = (
+        "pod_uid, allocated_uid, container_id, namespace, pod, allocated_namespace, allocated_pod"
+    )
     parts = " UNION ALL ".join(
         f"SELECT {said} FROM ({each}) WHERE {UNTOLD_ROWS}"  # noqa: S608  # quoted files
         for each in rows
@@ -83,8 +85,8 @@ def untold_rows_sql(rows: Iterable[str]) -> str:
     return f"CREATE OR REPLACE TEMP TABLE untold_rows AS SELECT DISTINCT * FROM ({parts})"  # noqa: S608  # as above
 
 
-_IDS: Final = ("pod_uid", "holder_uid", "container_id")
-_FULL_NAMES: Final = ("namespace || '/' || pod", "holder_namespace || '/' || holder_pod")
+_IDS: Final = ("pod_uid", "allocated_uid", "container_id")
+_FULL_NAMES: Final = ("namespace || '/' || pod", "allocated_namespace || '/' || allocated_pod")
 
 
 def untold_pods_sql() -> str:
@@ -132,7 +134,7 @@ def row_names_sql(rows: Iterable[str]) -> str:
         for each in rows
         for uid, namespace, pod in (
             ("pod_uid", "namespace", "pod"),
-            ("holder_uid", "holder_namespace", "holder_pod"),
+            ("allocated_uid", "allocated_namespace", "allocated_pod"),
         )
     )
     return f"""
@@ -155,6 +157,6 @@ def with_names_sql(rows: str) -> str:
     joins = " ".join(
         f"LEFT JOIN row_names AS {of} ON {of}.cluster = each.cluster AND {of}.node = each.node"
         f" AND {of}.uid = each.{uid}"
-        for uid, of in (("pod_uid", "user_names"), ("holder_uid", "holder_names"))
+        for uid, of in (("pod_uid", "user_names"), ("allocated_uid", "holder_names"))
     )
     return f"SELECT each.* REPLACE ({named}) FROM ({rows}) AS each {joins}"  # noqa: S608  # quoted files

@@ -330,8 +330,8 @@ class _UsageDay:
                 since_us=row.since_us,
                 party=_party_of(row),
                 is_holding=row.is_holding,
-                held=int(row.held_ns) * row.factor,
-                silent=int(row.silent_ns) * row.factor,
+                held=int(row.allocated_ns) * row.factor,
+                unresponsive=int(row.unresponsive_ns) * row.factor,
                 busy=int(row.busy_ns) * row.factor,
                 measured_busy=int(row.measured_busy_ns) * row.factor,
                 energy_millijoules=int(row.energy_millijoules),
@@ -364,8 +364,8 @@ class _UsageDay:
             self._load_parties(self._reader.ask_for(PartyRow, query), basis_of)
         # What the plain sums have of these hours is taken back first.
         for row in self._usage(sql.rows_of_hours("is_complex AND is_holding", same_device=same)):
-            own = PartyCharge(row.device, row.since_us, row.party, row.silent - row.held)
-            charges += [own, own._replace(units=-row.silent, is_silent=True)]
+            own = PartyCharge(row.device, row.since_us, row.party, row.unresponsive - row.held)
+            charges += [own, own._replace(units=-row.unresponsive, is_unresponsive=True)]
         self._ask(sql.complex_sql(self._detail, same_device=same))
         for charged in self._reader.ask_for(ComplexPartyRow, sql.complex_parties_sql(self._detail)):
             # Parties are numbered from 1, as 0 is nobody.
@@ -376,7 +376,7 @@ class _UsageDay:
             IdleCharge(
                 device=_device_of(left),
                 since_us=left.since_us,
-                silent=int(left.silent),
+                unresponsive=int(left.unresponsive),
                 unused=int(left.unused),
                 idle=int(left.idle),
             )
@@ -425,7 +425,7 @@ class _UsageDay:
         )
         columns = dict(zip([*names.split(), "weight_of"], kinds, strict=True))
         self._reader.load("parties", columns, rows)
-        return any(basis.basis != "held" for basis, *_ in seen)
+        return any(basis.basis != "allocated" for basis, *_ in seen)
 
     def _boards(self, covered: dict[tuple[DeviceClass, int], list[int]]) -> list[BoardTime]:
         there: dict[tuple[DeviceClass, int], int] = defaultdict(int)

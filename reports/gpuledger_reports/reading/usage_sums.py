@@ -51,7 +51,7 @@ class DeviceClass(NamedTuple):
     model: str | None
     mig_profile: str | None = None
     compute_slices: int | None = None
-    board_compute_slices: int | None = None
+    gpu_compute_slices: int | None = None
     gpu: str | None = None
 
 
@@ -64,7 +64,7 @@ class UsageSum(NamedTuple):
     is_holding: bool
     """Whether it is of time that the party held and nobody used, or of use."""
     held: int
-    silent: int
+    unresponsive: int
     busy: int
     measured_busy: int
     energy_millijoules: int
@@ -78,8 +78,8 @@ class UsageRow(NamedTuple):
     node: str
     gpu_uuid: str
     pod: str | None
-    held_ns: int
-    silent_ns: int
+    allocated_ns: int
+    unresponsive_ns: int
     busy_ns: int
     is_holding: bool
     kafka_partition: int
@@ -94,7 +94,7 @@ class PartyCharge(NamedTuple):
     since_us: int
     party: PartyKey
     units: int
-    is_silent: bool = False
+    is_unresponsive: bool = False
 
 
 class IdleCharge(NamedTuple):
@@ -102,7 +102,7 @@ class IdleCharge(NamedTuple):
 
     device: DeviceClass
     since_us: int
-    silent: int
+    unresponsive: int
     unused: int
     idle: int
 
@@ -123,7 +123,7 @@ class DaySums(NamedTuple):
 
     usage: list[UsageSum]
     charges: list[PartyCharge]
-    """What is charged otherwise than by held time less silent time."""
+    """What is charged otherwise than by held time less unresponsive time."""
     idle: list[IdleCharge]
     boards: list[BoardTime]
 
@@ -172,7 +172,7 @@ class PartyBasis(NamedTuple):
 
     identity: tuple[str, ...]
     """Equal for those whose use and holding are one's."""
-    basis: str = "held"
+    basis: str = "allocated"
     weight: int = 0
     weight_of: int = 1
     """Of `blended`: held time counts `weight` of so many parts."""

@@ -79,7 +79,7 @@ class ActiveAlert:
     """For how long it stands at least from when it is sent."""
     begun_ns: int = 0
     """When it began here, by the monotonic clock."""
-    silent_ns: int = 0
+    unresponsive_ns: int = 0
     """After how long unseen it is dropped while it fires."""
     taken_ns: dict[str, int] = field(default_factory=dict)
     """For each Alertmanager when it last took this alert as it is now, by the monotonic clock."""
@@ -114,12 +114,12 @@ class ActiveAlert:
         return max(taken_ns, rejected_ns)
 
     def is_over(self, *, now: Now) -> bool:
-        """Return whether nothing more is to be sent of it: it ended a while ago, or fell silent."""
+        """Return whether nothing more is to be sent of it: it ended, or is unresponsive."""
         # What was polled is acknowledged by the answer to it, so that answer is waited for.
         if self.changes.awaited > self.changes.answered:
             return False
         if self.ends_ns is None:
-            return now.monotonic_ns - self.seen_ns >= self.silent_ns
+            return now.monotonic_ns - self.seen_ns >= self.unresponsive_ns
         return now.monotonic_ns - self.over_ns >= _SEND_END_NS
 
     def as_json(self, *, now: Now, resend_ns: int) -> dict[str, Any]:
@@ -208,15 +208,15 @@ class ActiveAlerts:
         *,
         at_ns: int,
         hold_ns: int,
-        silent_ns: int,
+        unresponsive_ns: int,
         now: Now,
     ) -> None:
-        """Let an alert stand from `at_ns` until `end_state`, or until unseen for `silent_ns`.
+        """Let an alert stand from `at_ns` until `end_state`, or until unseen for `unresponsive_ns`.
 
         Slots are given as by `hold`.
         """
         alert, known, _ = self._begin(labels, annotations, at_ns=at_ns, now=now)
-        alert.hold_ns, alert.silent_ns = hold_ns, silent_ns
+        alert.hold_ns, alert.unresponsive_ns = hold_ns, unresponsive_ns
         if known is not None and known.ends_ns is None:
             alert.starts_ns = min(alert.starts_ns, known.starts_ns)
             alert.begun_ns = known.begun_ns

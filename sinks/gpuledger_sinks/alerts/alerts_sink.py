@@ -181,7 +181,7 @@ class AlertsSink(Sink):
         for batch in batches:
             self._observe(batch, context)
         self._count_left_out()
-        self._forget_silent()
+        self._forget_unresponsive()
         if self._unacknowledged.count() > unacknowledged_before:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ANSWER_TIMEOUT_SECONDS):
@@ -249,7 +249,9 @@ class AlertsSink(Sink):
             part = self._parts[partition.partition] = PartitionAlerts(
                 slots=self._slots,
                 words=self._words,
-                state_silent_ns=round(self._settings.state_stale_after_seconds * NS_PER_SECOND),
+                state_unresponsive_ns=round(
+                    self._settings.state_stale_after_seconds * NS_PER_SECOND
+                ),
             )
         return part
 
@@ -280,9 +282,9 @@ class AlertsSink(Sink):
             cluster, node = split_key(left_out.node)
             _log.warning("alerts_dropped", cluster=cluster, node=node, count=count)
 
-    def _forget_silent(self) -> None:
+    def _forget_unresponsive(self) -> None:
         """Drop alerts of GPUs of which nothing comes any more."""
         for part in self._parts.values():
-            if silent := part.forget(now=Now.of(self._clock)):
+            if unresponsive := part.forget(now=Now.of(self._clock)):
                 # They end at the Alertmanagers by themselves, without being resolved by us.
-                _log.warning("silent_alerts_dropped", count=silent)
+                _log.warning("unresponsive_alerts_dropped", count=unresponsive)

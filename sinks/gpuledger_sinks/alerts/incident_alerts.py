@@ -45,7 +45,7 @@ _CONFIRMED_AFTER_NS: Final = 2 * NS_PER_MINUTE
 an Alertmanager may have of it ends by itself."""
 _SKEW_NS: Final = NS_PER_MINUTE
 """By so much a node's clock may be ahead of this machine's as others are."""
-STATE_SILENT_NS: Final = NS_PER_DAY
+STATE_UNRESPONSIVE_NS: Final = NS_PER_DAY
 """How long a state stands of a GPU that no tick names, where nothing else is set."""
 
 _Gpu = tuple[str, str]
@@ -100,11 +100,11 @@ class IncidentAlerts:
         alerts: ActiveAlerts,
         *,
         words: IncidentWords | None = None,
-        state_silent_ns: int = STATE_SILENT_NS,
+        state_unresponsive_ns: int = STATE_UNRESPONSIVE_NS,
     ) -> None:
         """Take where alerts stand, and how long a state does of a GPU that no tick names."""
         self._alerts, self._words = alerts, words or IncidentWords()
-        self._state_silent_ns = state_silent_ns
+        self._state_unresponsive_ns = state_unresponsive_ns
         self._standing: dict[_Gpu, dict[_Subject, _Standing]] = {}
         self._unconfirmed = 0
 
@@ -251,7 +251,7 @@ class IncidentAlerts:
                 words,
                 at_ns=min(state.time_ns for state in standing.states.values()),
                 hold_ns=hold_ns,
-                silent_ns=self._state_silent_ns,
+                unresponsive_ns=self._state_unresponsive_ns,
                 now=now,
             )
         else:
@@ -332,7 +332,7 @@ class IncidentAlerts:
                 (state.time_ns for state in standing.states.values()), default=standing.last_ns
             ),
             hold_ns=0,  # it stood before: it need not stand for longer than it is so
-            silent_ns=self._state_silent_ns,
+            unresponsive_ns=self._state_unresponsive_ns,
             now=now,
         )
 
@@ -341,7 +341,7 @@ class IncidentAlerts:
         since_ns = standing.unconfirmed_since_ns or 0
         if now.monotonic_ns - since_ns < _CONFIRMED_AFTER_NS:
             return
-        if standing.states and now.time_ns - standing.last_ns < self._state_silent_ns:
+        if standing.states and now.time_ns - standing.last_ns < self._state_unresponsive_ns:
             self._stand_restored(standing, now=now)
         else:
             self._drop(gpu, subject)

@@ -6,7 +6,7 @@ This machine's time is given, and used for sending; what is new, a node's own ti
 from gpuledger.keys import node_key
 from gpuledger.records import AttributedIncident, GpuEvent
 from gpuledger_sinks.alerts.active_alerts import ActiveAlerts, Now
-from gpuledger_sinks.alerts.incident_alerts import STATE_SILENT_NS, IncidentAlerts
+from gpuledger_sinks.alerts.incident_alerts import STATE_UNRESPONSIVE_NS, IncidentAlerts
 from gpuledger_sinks.alerts.incident_words import IncidentWords
 from gpuledger_sinks.alerts.slots import AlertSlots
 from gpuledger_sinks.timelines import TickOrder, Timelines
@@ -20,15 +20,17 @@ class PartitionAlerts:
         *,
         slots: AlertSlots | None = None,
         words: IncidentWords | None = None,
-        state_silent_ns: int = STATE_SILENT_NS,
+        state_unresponsive_ns: int = STATE_UNRESPONSIVE_NS,
     ) -> None:
         """Take the slots for alerts that all partitions share.
 
-        A state stands for `state_silent_ns` if no tick names its GPU.
+        A state stands for `state_unresponsive_ns` if no tick names its GPU.
         """
         self._timelines = Timelines()
         self.alerts = ActiveAlerts(slots=slots)
-        self._incidents = IncidentAlerts(self.alerts, words=words, state_silent_ns=state_silent_ns)
+        self._incidents = IncidentAlerts(
+            self.alerts, words=words, state_unresponsive_ns=state_unresponsive_ns
+        )
 
     def observe(self, event: GpuEvent, *, now: Now) -> TickOrder:
         """Hold states against a tick that is its node's newest; return where the tick stands."""

@@ -76,7 +76,9 @@ class State:
         was_ahead = event.time_ns <= latest_ns < self.time_ns
         is_later = was_ahead or event.time_ns - event.interval_ns >= self.time_ns
         speaks = self.kind == LOST or event.boot_id != self.boot_id
-        self.answers = self.answers + 1 if is_later and speaks and not books.reading.silent else 0
+        self.answers = (
+            self.answers + 1 if is_later and speaks and not books.reading.unresponsive else 0
+        )
         return self.answers >= ANSWERS_NEEDED
 
 

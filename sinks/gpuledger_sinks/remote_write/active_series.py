@@ -43,7 +43,7 @@ _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_SERIES_BYTES: Final = 128 * 2**20
 _GROUP_BYTES: Final = 450
 """Bytes of a group in memory beside its labels: in all that is kept of its node."""
-_OF_USERS: Final = frozenset({"pod_uid", "holder_uid", "job_id", "holder_job_id"})
+_OF_USERS: Final = frozenset({"pod_uid", "allocated_uid", "job_id", "allocated_job_id"})
 """Labels that identify a pod or a job."""
 _LABEL_COPIES: Final = 2
 """How often a label's text is there: as it was told, and as it is sent in 1.0."""
@@ -356,8 +356,8 @@ class ActiveSeries:
     def encode(self, samples: IntervalSamples, *, now_ns: int = 0) -> EncodedTick:
         """Encode the next samples of a node, and the ends of series.
 
-        `now_ns` is the monotonic clock's time, for `end_silent`. Raises ValueError, and changes
-        no series, for a time that the wire cannot carry.
+        `now_ns` is the monotonic clock's time, for `end_unresponsive`. Raises ValueError, and
+        changes no series, for a time that the wire cannot carry.
         """
         if samples.is_past:
             return self._encode_past(samples, now_ns=now_ns)
@@ -477,11 +477,11 @@ class ActiveSeries:
         if (known := self._nodes.get(node)) is not None:
             known.seen_ns = now_ns
 
-    def has_silent(self, before_ns: int) -> bool:
-        """Return whether there is something for `end_silent` to end."""
+    def has_unresponsive(self, before_ns: int) -> bool:
+        """Return whether there is something for `end_unresponsive` to end."""
         return any(node.groups and node.seen_ns < before_ns for node in self._nodes.values())
 
-    def end_silent(self, *, before_ns: int) -> Iterator[EncodedTick]:
+    def end_unresponsive(self, *, before_ns: int) -> Iterator[EncodedTick]:
         """End, node by node, all series of those whose last tick came before `before_ns`."""
         for name, node in self._nodes.items():
             if node.groups and node.seen_ns < before_ns:

@@ -30,7 +30,7 @@ from gpuledger.ledger.usage import (
     add_amounts,
 )
 from gpuledger.records import (
-    Account,
+    Category,
     CountedBoot,
     CountedPod,
     CountedSeries,
@@ -221,8 +221,8 @@ class UseOfNode:
         series = [
             CountedSeries(
                 gpu=gpus.of(labels.gpu_uuid),
-                account=labels.account,
-                pod=pods.of(_pod_of(labels)) if labels.account == Account.POD else None,
+                category=labels.category,
+                pod=pods.of(_pod_of(labels)) if labels.category == Category.POD else None,
                 container=labels.container or None,
                 seen_time_ns=use.seen_ns,
                 amounts=_as_texts(use.amounts),
@@ -307,13 +307,13 @@ def _pod_of(labels: CountedLabels) -> CountedPod:
 
 
 def _labels_of(record: NodeCounters, of: CountedSeries | WaitingUse) -> CountedLabels:
-    account, job_id = Account.POD.value, None
+    category, job_id = Category.POD.value, None
     if isinstance(of, CountedSeries):
-        account, job_id = of.account, of.job_id
+        category, job_id = of.category, of.job_id
     pod = _NO_POD if of.pod is None else record.pods[of.pod]
     return CountedLabels(
         record.gpus[of.gpu],
-        account,
+        category,
         pod.namespace or "",
         pod.name or "",
         pod.uid or "",

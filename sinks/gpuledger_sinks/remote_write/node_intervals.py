@@ -46,14 +46,14 @@ from gpuledger.ledger.usage import (
     names_in,
     used_in,
 )
-from gpuledger.records import Account, GpuEvent, Incident, NodeCounters, NodeReadings
+from gpuledger.records import Category, GpuEvent, Incident, NodeCounters, NodeReadings
 from gpuledger_sinks.remote_write.node_counters import UseOfNode
 from gpuledger_sinks.remote_write.node_incidents import IncidentsOfNode
 from gpuledger_sinks.timelines import MAX_SEEN_BOOTS
 
 INCIDENTS_NS: Final = 10 * NS_PER_SECOND
 """How often incidents are sent where nothing else is said."""
-_WITH_GAUGES: Final = frozenset({Account.POD.value, Account.JOB.value})
+_WITH_GAUGES: Final = frozenset({Category.POD.value, Category.JOB.value})
 """The accounts of which each series has gauges of its own, which end with it."""
 _NONE: Final[Mapping[str, int]] = MappingProxyType({})
 
@@ -337,7 +337,7 @@ class NodeIntervals:
         values: dict[SeriesGroup, SeriesValues] = {}
         for labels, use in self._use.series.items():
             values[labels.group] = base_units(use.amounts)
-            if labels.account in _WITH_GAUGES and use.seen_ns >= self._time_ns:
+            if labels.category in _WITH_GAUGES and use.seen_ns >= self._time_ns:
                 values |= gauges_of(labels, use.amounts, has_maxima=bool(self._interval_ns))
         return IntervalSamples(node=self._node, time_ns=self._time_ns, values=values, record=record)
 

@@ -188,8 +188,8 @@ class PartitionSender:
             self._task.result()
             self._task = asyncio.create_task(self._send_waiting()) if self._waiting else None
 
-    def has_silent(self, *, silent_ns: int, now_ns: int) -> bool:
-        """Return whether nothing waits, and there is something for `end_silent` to do.
+    def has_unresponsive(self, *, unresponsive_ns: int, now_ns: int) -> bool:
+        """Return whether nothing waits, and there is something for `end_unresponsive` to do.
 
         That may be a commit alone.
         """
@@ -197,18 +197,20 @@ class PartitionSender:
             return False
         if self._is_uncommitted and self._is_due(now_ns):
             return True
-        # Incidents have series of their own, which fall silent with their node's.
-        before_ns = now_ns - silent_ns
-        return any(series.has_silent(before_ns) for series in self._all_series) or any(
+        # Incidents have series of their own, which fall unresponsive with their node's.
+        before_ns = now_ns - unresponsive_ns
+        return any(series.has_unresponsive(before_ns) for series in self._all_series) or any(
             self._overdue(now_ns)
         )
 
-    def end_silent(self, context: SinkContext, *, silent_ns: int, now_ns: int) -> None:
+    def end_unresponsive(self, context: SinkContext, *, unresponsive_ns: int, now_ns: int) -> None:
         """Begin to send the intervals of nodes of which nothing has come for long; none may wait.
 
-        The series of those that are silent for `silent_ns` end.
+        The series of those that are unresponsive for `unresponsive_ns` end.
         """
-        self._task = asyncio.create_task(self._send_silent(context, now_ns - silent_ns, now_ns))
+        self._task = asyncio.create_task(
+            self._send_unresponsive(context, now_ns - unresponsive_ns, now_ns)
+        )
 
     async def end(self, context: SinkContext) -> None:
         """Let the request on its way be answered, and forget all else, without ending series.
@@ -413,7 +415,7 @@ class PartitionSender:
     ) -> Iterator[IntervalSamples]:
         """Add a tick to its node; yield what is sent by it."""
         key = node_key(event)
-        # Not when something is sent: that may be longer after than a node may be silent.
+        # Not when something is sent: that may be longer after than a node may be unresponsive.
         for series in self._all_series:
             series.see(key, now_ns=now_ns)
         if isinstance(event, NodeReadings):
@@ -466,13 +468,13 @@ class PartitionSender:
             if node.first_offset is not None and node.received_ns < before_ns:
                 yield node
 
-    async def _send_silent(self, context: SinkContext, before_ns: int, now_ns: int) -> None:
-        """Send the open intervals that are over, and the ends of the series of silent nodes."""
+    async def _send_unresponsive(self, context: SinkContext, before_ns: int, now_ns: int) -> None:
+        """Send the open intervals that are over, and end the series of unresponsive nodes."""
         for node in list(self._overdue(now_ns)):
             for tick in self._written(node.close(), now_ns):
                 await self._send(WriteRequest(ticks=(tick,)), context)
         for series in self._all_series:
-            for ends in series.end_silent(before_ns=before_ns):
+            for ends in series.end_unresponsive(before_ns=before_ns):
                 if self._is_ending:
                     return
                 if ends.samples:

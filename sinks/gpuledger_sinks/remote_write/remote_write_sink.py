@@ -189,7 +189,7 @@ class RemoteWriteSink(Sink):
                 sender.add(batch, context)
         for sender in self._distinct_senders():
             sender.check()
-        await self._end_silent(context)
+        await self._end_unresponsive(context)
 
     @override
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
@@ -260,23 +260,24 @@ class RemoteWriteSink(Sink):
             )
         )
 
-    async def _end_silent(self, context: SinkContext) -> None:
+    async def _end_unresponsive(self, context: SinkContext) -> None:
         """End what is over of nodes of which nothing has come for long.
 
-        What waits on the bus, as after an outage of the receiver, has come too: a node is silent
-        where its partition is read to its end, and all that was read is sent.
+        What waits on the bus, as after an outage of the receiver, has come too: a node is
+        unresponsive where its partition is read to its end, and all that was read is sent.
         """
-        silent_ns = round(self._settings.stale_after_seconds * NS_PER_SECOND)
+        unresponsive_ns = round(self._settings.stale_after_seconds * NS_PER_SECOND)
         now_ns = self._clock.monotonic_ns()
-        silent = {
+        unresponsive = {
             at
             for at, sender in self._senders.items()
-            if at.topic != self._incidents and sender.has_silent(silent_ns=silent_ns, now_ns=now_ns)
+            if at.topic != self._incidents
+            and sender.has_unresponsive(unresponsive_ns=unresponsive_ns, now_ns=now_ns)
         }
-        for at in await _read_to_the_end(silent, context.consumer):
+        for at in await _read_to_the_end(unresponsive, context.consumer):
             # It may have been given up meanwhile.
             if (sender := self._senders.get(at)) is not None:
-                sender.end_silent(context, silent_ns=silent_ns, now_ns=now_ns)
+                sender.end_unresponsive(context, unresponsive_ns=unresponsive_ns, now_ns=now_ns)
 
     def _waiting_bytes(self) -> int:
         return sum(sender.waiting_bytes for sender in self._distinct_senders())

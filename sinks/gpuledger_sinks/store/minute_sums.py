@@ -1,9 +1,10 @@
 """What events come to by minute: the rows of the table `usage`. Pure, and on the sink's hot path.
 
-`MinuteSums` takes in events and has a row for each minute, device, account, and pod or holder. A
+`MinuteSums` takes in events and has a row for each minute, device, category, and pod or holder. A
 tick that reaches over the end of a minute is divided by time: the part of a minute is what had
 come up to its end, rounded down, less what had come up to its beginning. So the parts sum to the
-tick whatever the amounts are, those below zero of settlements too, and nothing here is a float.
+tick whatever the amounts are, those below zero of late_adjustments too, and nothing here is a
+float.
 
 An event counts whole or not at all: whatever may be wrong with it is looked at before the first sum
 changes. What a long interval comes to in rows is anybody's word, so there is a bound for it.
@@ -18,8 +19,8 @@ from gpuledger.clock import NS_PER_DAY, NS_PER_MINUTE
 from gpuledger.ledger.entries import RecordPosition, energy_method_of, gpu_of, slices_of
 from gpuledger.ledger.quantities import UNKNOWN, apportion, rates_of
 from gpuledger.records import (
-    Account,
     BusyMethod,
+    Category,
     EnergyMethod,
     Entry,
     GpuBooks,
@@ -34,7 +35,7 @@ MEASURED_BUSY: Final = frozenset(
     each.value
     for each in (BusyMethod.EXCLUSIVE, BusyMethod.PROCESS_UTILIZATION, BusyMethod.ACCOUNTING)
 )
-"""The methods by which busy time is measured of each account; by others it is apportioned."""
+"""The methods by which busy time is measured of each category; by others it is apportioned."""
 MEASURED_MEMORY: Final = frozenset(
     each.value for each in (MemoryMethod.MEASURED, MemoryMethod.UNIFIED)
 )
@@ -46,8 +47,8 @@ _US_PER_MINUTE: Final = 60_000_000
 _INT64_MAX: Final = 2**63 - 1
 _DIGITS_MAX: Final = 10**38 - 1
 _BYTE_TIMES: Final = (2, 3)
-_JOB: Final = Account.JOB.value
-_IDLE: Final = Account.IDLE.value
+_JOB: Final = Category.JOB.value
+_IDLE: Final = Category.IDLE.value
 Row = tuple[Any, ...]
 Part = tuple[int, int, int]
 """A minute since 1970, and from when to when of the interval it has: nanoseconds since its
@@ -85,21 +86,21 @@ class Sums:
     """What a row sums up. A quantity that no entry had is absent."""
 
     __slots__ = (
+        "allocated_ns",
         "busy_ns",
         "dram_active_ns",
         "energy_millijoules",
         "first_offset",
-        "held_ns",
         "ingested_time_ns",
         "last_offset",
         "measured_busy_ns",
         "measured_energy_millijoules",
         "measured_memory_byte_ns",
         "memory_byte_ns",
-        "silent_ns",
+        "sample_count",
         "sm_active_ns",
         "tensor_active_ns",
-        "tick_count",
+        "unresponsive_ns",
     )
 
     def __init__(self, offset: int) -> None:
@@ -109,12 +110,12 @@ class Sums:
         self.measured_memory_byte_ns = 0
         self.energy_millijoules: int | None = None
         self.measured_energy_millijoules = 0
-        self.held_ns: int | None = None
-        self.silent_ns = 0
+        self.allocated_ns: int | None = None
+        self.unresponsive_ns = 0
         self.sm_active_ns: int | None = None
         self.tensor_active_ns: int | None = None
         self.dram_active_ns: int | None = None
-        self.tick_count = 0
+        self.sample_count = 0
         self.first_offset = self.last_offset = offset
         self.ingested_time_ns = 0
 
@@ -124,7 +125,7 @@ class Sums:
         busy_ns: int | None,
         memory_byte_ns: int | None,
         energy_millijoules: int | None,
-        held_ns: int | None,
+        allocated_ns: int | None,
     ) -> None:
         """Add what an entry of a booking has."""
         if busy_ns is not None:
@@ -139,10 +140,10 @@ class Sums:
             self.energy_millijoules = plus(self.energy_millijoules, energy_millijoules)
             if booking.measures_energy:
                 self.measured_energy_millijoules += energy_millijoules
-        if held_ns is not None:
-            self.held_ns = plus(self.held_ns, held_ns)
-            if booking.is_silent:
-                self.silent_ns += held_ns
+        if allocated_ns is not None:
+            self.allocated_ns = plus(self.allocated_ns, allocated_ns)
+            if booking.is_unresponsive:
+                self.unresponsive_ns += allocated_ns
 
     def add_active(self, amounts: Sequence[int | None]) -> None:
         """Add what an entry has of the chip's counters, in the order of `APPORTIONED`."""
@@ -168,10 +169,10 @@ class EventOwners:
     def __init__(self, event: GpuEvent) -> None:
         self._event = event
         self._users: list[Any] = [None] * len(event.containers)
-        self._holders: list[Any] = [None] * len(event.holders)
+        self._holders: list[Any] = [None] * len(event.allocations)
 
     def of(self, entry: Entry) -> tuple[Any, ...]:
-        """Return an entry's account, its pod with the container, its holder, and its job.
+        """Return an entry's category, its pod with the container, its holder, and its job.
 
         Raises ValueError where it names a position that the event has not got.
         """
@@ -183,14 +184,14 @@ class EventOwners:
             user = self._users[position]
             if user is None:
                 user = self._users[position] = self._user_at(position)
-        position = entry.holder
+        position = entry.allocation
         if position is not None:
             if position >= len(self._holders):
-                raise _unlisted("holder", position, len(self._holders))
+                raise _unlisted("allocation", position, len(self._holders))
             holder = self._holders[position]
             if holder is None:
                 holder = self._holders[position] = self._holder_at(position)
-        return (entry.account._value_, user, holder, entry.job_id)
+        return (entry.category._value_, user, holder, entry.job_id)
 
     def _user_at(self, position: int) -> tuple[Any, ...]:
         container = self._event.containers[position]
@@ -203,7 +204,7 @@ class EventOwners:
         return (pod.uid, pod.state._value_, pod.namespace, pod.name, name, container_id)
 
     def _holder_at(self, position: int) -> tuple[Any, ...]:
-        holder = self._event.holders[position]
+        holder = self._event.allocations[position]
         pod = self._pod_at(holder.pod)
         # Of another node's pod nothing is told, as the node may be anybody.
         container = None if pod.name is None else holder.container
@@ -228,8 +229,8 @@ class Booking:
         "end_ns",
         "entries",
         "interval_ns",
-        "is_silent",
         "is_tick",
+        "is_unresponsive",
         "measures_busy",
         "measures_energy",
         "measures_memory",
@@ -254,7 +255,7 @@ class Booking:
         self.active: Sequence[Any] = ()
         """What each entry has of the chip's counters; nothing where they do not answer."""
         self.end_ns, self.interval_ns = end_ns, interval_ns
-        self.is_tick = self.is_silent = False
+        self.is_tick = self.is_unresponsive = False
         self.measures_busy = self.measures_memory = self.measures_energy = False
 
 
@@ -265,7 +266,7 @@ def bookings_of(event: GpuEvent) -> list[Booking]:
     TooManyRowsError for one that comes to too many rows.
     """
     found = [_of_tick(books, event) for books in event.gpus]
-    found += [_of_settlement(settlement, event) for settlement in event.settlements or ()]
+    found += [_of_settlement(settlement, event) for settlement in event.late_adjustments or ()]
     owners = EventOwners(event)
     # Counted before a single part is made: an interval may be said to last for decades.
     row_count = 0
@@ -280,7 +281,7 @@ def bookings_of(event: GpuEvent) -> list[Booking]:
 
 def _of_tick(books: GpuBooks, event: GpuEvent) -> Booking:
     booking = Booking(books, books.entries, end_ns=event.time_ns, interval_ns=event.interval_ns)
-    booking.is_tick, booking.is_silent = True, books.gap_ns is not None
+    booking.is_tick, booking.is_unresponsive = True, books.gap_ns is not None
     booking.measures_busy = is_one_of(books.busy_method, MEASURED_BUSY)
     booking.measures_memory = is_one_of(books.memory_method, MEASURED_MEMORY)
     booking.measures_energy = is_one_of(energy_method_of(books), MEASURED_ENERGY)
@@ -349,7 +350,7 @@ class MinuteSums:
             last = parts[-1]
             for part in parts:
                 rows = self._rows_of(by_minute, part[0], booking.device)
-                tick_count = 1 if booking.is_tick and part is last else 0
+                sample_count = 1 if booking.is_tick and part is last else 0
                 for index, entry in enumerate(booking.entries):
                     owner = booking.owners[index]
                     # Most ticks of a minute find their row: all that is left then is to add.
@@ -361,7 +362,7 @@ class MinuteSums:
                     sums.first_offset = min(sums.first_offset, offset)
                     sums.last_offset = max(sums.last_offset, offset)
                     sums.ingested_time_ns = ingested_time_ns
-                    sums.tick_count += tick_count
+                    sums.sample_count += sample_count
                     add_part(sums, booking, index, entry, part)
 
     def _rows_of(
@@ -392,17 +393,18 @@ class MinuteSums:
 def add_part(sums: Sums, booking: Booking, index: int, entry: Entry, part: Part) -> None:
     """Add to a minute's row what an entry has of the minute's part of the interval."""
     from_ns, to_ns, interval_ns = part[1], part[2], booking.interval_ns
-    busy_ns, energy, held_ns = entry.busy_ns, entry.energy_millijoules, entry.held_ns
+    busy_ns, energy, allocated_ns = entry.busy_ns, entry.energy_millijoules, entry.allocated_ns
     active: Any = booking.active[index] if booking.active else UNKNOWN
     if to_ns - from_ns != interval_ns:
-        busy_ns, energy, held_ns = [
-            portion(amount, from_ns, to_ns, interval_ns) for amount in (busy_ns, energy, held_ns)
+        busy_ns, energy, allocated_ns = [
+            portion(amount, from_ns, to_ns, interval_ns)
+            for amount in (busy_ns, energy, allocated_ns)
         ]
         active = [portion(amount, from_ns, to_ns, interval_ns) for amount in active]
     # Bytes are held over the whole interval, so that their part of it is exact by itself.
     memory = entry.memory_bytes
     memory_byte_ns = None if memory is None else memory * (to_ns - from_ns)
-    sums.add(booking, busy_ns, memory_byte_ns, energy, held_ns)
+    sums.add(booking, busy_ns, memory_byte_ns, energy, allocated_ns)
     if active is not UNKNOWN:
         sums.add_active(active)
 
@@ -419,15 +421,15 @@ _NO_HOLDER: Final = (None,) * 5
 
 
 def _rows_of(key: tuple[Any, ...], owner: Any, sums: Sums, partition: int) -> list[Row]:  # noqa: ANN401  # a key of `MinuteSums`
-    account, user, holder, job_id = owner
+    category, user, holder, job_id = owner
     whose = (
-        account,
+        category,
         *(user or _NO_USER),
-        job_id if account == _JOB else None,
+        job_id if category == _JOB else None,
         *(holder or _NO_HOLDER),
-        job_id if account == _IDLE and holder is None else None,
+        job_id if category == _IDLE and holder is None else None,
     )
-    busy_ns, energy, held_ns = sums.busy_ns, sums.energy_millijoules, sums.held_ns
+    busy_ns, energy, allocated_ns = sums.busy_ns, sums.energy_millijoules, sums.allocated_ns
     amounts = (
         busy_ns,
         None if busy_ns is None else sums.measured_busy_ns,
@@ -435,12 +437,12 @@ def _rows_of(key: tuple[Any, ...], owner: Any, sums: Sums, partition: int) -> li
         None if sums.memory_byte_ns is None else sums.measured_memory_byte_ns,
         energy,
         None if energy is None else sums.measured_energy_millijoules,
-        held_ns,
-        None if held_ns is None else sums.silent_ns,
+        allocated_ns,
+        None if allocated_ns is None else sums.unresponsive_ns,
         sums.sm_active_ns,
         sums.tensor_active_ns,
         sums.dram_active_ns,
-        sums.tick_count,
+        sums.sample_count,
     )
     read = (partition, sums.first_offset, sums.last_offset, sums.ingested_time_ns)
     return [(*key, *whose, *stored, *read) for stored in _storable(amounts)]

@@ -57,12 +57,12 @@ _SUMS: Final = (
     "measured_memory_byte_ns",
     "energy_millijoules",
     "measured_energy_millijoules",
-    "held_ns",
-    "silent_ns",
+    "allocated_ns",
+    "unresponsive_ns",
     "sm_active_ns",
     "tensor_active_ns",
     "dram_active_ns",
-    "tick_count",
+    "sample_count",
 )
 _AGGREGATES: Final[Mapping[str, str]] = {
     **dict.fromkeys(_SUMS, "sum"),

@@ -128,7 +128,7 @@ def test_the_documented_rights_suffice_for_every_workload_and_command(
     agent = {
         "GPULEDGER_NODE_NAME": "node-1",
         "GPULEDGER_SOURCE": "simulated",
-        "GPULEDGER_SPOOL__FOLDER": str(tmp_path / "spool"),
+        "GPULEDGER_SPOOL__DIRECTORY": str(tmp_path / "spool"),
     }
 
     def count(topic: Topic) -> int:

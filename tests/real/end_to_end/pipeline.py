@@ -119,7 +119,7 @@ class Pipeline:
         spool.mkdir()
         settings = {
             "NODE_NAME": node,
-            "SPOOL__FOLDER": str(spool),
+            "SPOOL__DIRECTORY": str(spool),
             "SOURCE": f"simulated:{self._scenario}",
             "SIMULATOR__EPOCH_NS": str(self._simulation.epoch_ns),
             "SIMULATOR__UIDS_FILE": str(self._uids),

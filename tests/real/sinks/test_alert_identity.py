@@ -132,8 +132,8 @@ async def test_ticks_in_which_a_lost_gpu_answers_resolve_it(
             await tell(on, happened("gpu_lost"))
             for number in range(1, 6):
                 at_ns = now_ns + (number + 10) * SECOND_NS
-                silent = reading(silent=True) if number < 4 else reading()
-                await publish(on, event(number, of=silent, entries=[], time_ns=at_ns))
+                unresponsive = reading(unresponsive=True) if number < 4 else reading()
+                await publish(on, event(number, of=unresponsive, entries=[], time_ns=at_ns))
             await eventually(lambda: ("resolved", "gpu_lost") in notified(pager))
     assert notified(pager)[0] == ("firing", "gpu_lost")
 

@@ -27,7 +27,7 @@ INTERVAL_SECONDS: Final = 5
 TICKS: Final = 40 * KILLS
 RUN: Final = "kills"
 """The label that tells this test's series from those of others in the same Prometheus."""
-BUSY: Final = f'gpuledger_gpu_busy_seconds_total{{account="pod", run="{RUN}"}}'
+BUSY: Final = f'gpuledger_gpu_busy_seconds_total{{category="pod", run="{RUN}"}}'
 
 
 def ticks(start_ns: int, first: int, count: int) -> list[GpuEvent]:

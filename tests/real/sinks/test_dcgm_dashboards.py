@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from gpuledger.records import Account
+from gpuledger.records import Category
 from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.real.services.prometheus import CONFIG
 from tests.real.sinks.running_sinks import make_topics, publish
@@ -108,8 +108,8 @@ def tick_of(number: int, node: str, start_ns: int) -> GpuEvent:
         )
         for index in range(2)
     ]
-    whole = entry(Account.IDLE, holder=0, held_ns=SECOND_NS)
-    halves = [entry(Account.IDLE, holder=at, held_ns=SECOND_NS // 2) for at in (0, 1)]
+    whole = entry(Category.IDLE, allocation=0, allocated_ns=SECOND_NS)
+    halves = [entry(Category.IDLE, allocation=at, allocated_ns=SECOND_NS // 2) for at in (0, 1)]
     return event(
         number,
         node=node,

@@ -17,7 +17,7 @@ from gpuledger.ledger.health import READINGS as HEALTH_PATHS
 from gpuledger.ledger.interval_values import maxima_of
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.records import (
-    Account,
+    Category,
     GpuDetails,
     GpuHealth,
     GpuLimits,
@@ -91,7 +91,7 @@ NOT_READ: Final = {
     "gpuledger_mig_instance_gap_seconds",
     "gpuledger_namespace_info",
     "gpuledger_pod_gpu_requested",
-    "gpuledger_gpu_settled_busy_seconds_total",
+    "gpuledger_gpu_late_adjustment_busy_seconds_total",
     "gpuledger_gpu_xid_errors_total",
 }
 
@@ -109,12 +109,12 @@ def tick_of(number: int, time_ns: int) -> GpuEvent:
     }
     of_part = {"parent_uuid": "GPU-cut", "gpu_instance": 1, "compute_instance": 0}
     part = reading(uuid="MIG-1", **of_part, **all_read)
-    idle = entry(Account.IDLE, holder=0, held_ns=SECOND_NS)
+    idle = entry(Category.IDLE, allocation=0, allocated_ns=SECOND_NS)
     return event(
         number,
         time_ns=time_ns,
         gpus=[
-            books(reading(**all_read), entry(), entry(Account.HOST), idle),
+            books(reading(**all_read), entry(), entry(Category.HOST), idle),
             books(reading(uuid="GPU-cut", index=1, mig_enabled=True)),
             books(part),
         ],

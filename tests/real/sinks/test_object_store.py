@@ -91,7 +91,7 @@ async def test_a_sink_that_is_killed_in_mid_commit_loses_and_repeats_nothing(
         sink.start()
     every = 12 * KILLS
     await publish(broker, ticks(1, first=every))
-    sql = "SELECT node, sum(tick_count) AS ticks, sum(busy_ns) AS busy FROM usage GROUP BY ALL"
+    sql = "SELECT node, sum(sample_count) AS ticks, sum(busy_ns) AS busy FROM usage GROUP BY ALL"
 
     def is_there() -> bool:
         found = ask(capsys, sql)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpuledger.records import Account, GpuEvent
+from gpuledger.records import Category, GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger_sinks.registry import REMOTE_WRITE
 from gpuledger_sinks.settings import RemoteWriteSettings
@@ -46,7 +46,7 @@ def ticks(count: int, *, namespace: str, first_ns: int, **changes: object) -> li
             number,
             time_ns=first_ns + number * SECOND_NS,
             pods=[described],
-            **({"entries": [entry(busy_ns=250_000_000), entry(Account.IDLE)]} | changes),  # type: ignore[arg-type]  # an event's fields
+            **({"entries": [entry(busy_ns=250_000_000), entry(Category.IDLE)]} | changes),  # type: ignore[arg-type]  # an event's fields
         )
         for number in range(count)
     ]
@@ -89,7 +89,7 @@ async def test_a_pods_series_are_gone_with_the_tick_that_does_not_have_it(
         3,
         node="node-ended",
         time_ns=last.time_ns + SECOND_NS,
-        entries=[entry(Account.IDLE)],
+        entries=[entry(Category.IDLE)],
         pods=[],
     )
     await publish(on, *before, last)
@@ -110,20 +110,20 @@ async def test_a_query_by_holder_answers_who_holds_idle_gpus(prometheus: Prometh
     on, first_ns, node = bus(), time.time_ns() - 5 * SECOND_NS, "node-idle"
     held = [holder(), holder("chat-0", namespace="serving")]
     idle = [
-        entry(Account.IDLE, busy_ns=busy_ns, holder=position)
+        entry(Category.IDLE, busy_ns=busy_ns, allocation=position)
         for busy_ns, position in ((250_000_000, 0), (125_000_000, 1), (500_000_000, None))
     ]
     changes = {"entries": [entry(busy_ns=125_000_000), *idle], "held_by": held, "node": node}
     *before, last = ticks(3, namespace="idle", first_ns=first_ns, **changes)
     free = {
-        "entries": [entry(Account.IDLE, busy_ns=1_000_000_000)],
+        "entries": [entry(Category.IDLE, busy_ns=1_000_000_000)],
         "held_by": [],
         "node": node,
         "seq": last.seq + 1000,
     }
     (gone,) = ticks(1, namespace="idle", first_ns=last.time_ns + SECOND_NS, **free)
-    of_idle = f'gpuledger_account_gpu_busy_ratio{{node="{node}", account="idle"}}'
-    by_holder = f"sum by (holder_namespace, holder_pod) ({of_idle})"
+    of_idle = f'gpuledger_category_gpu_busy_ratio{{node="{node}", category="idle"}}'
+    by_holder = f"sum by (allocated_namespace, allocated_pod) ({of_idle})"
     at = place_of(node)
     await publish(on, *before, last)
     async with sending_to(on, prometheus):
@@ -133,7 +133,7 @@ async def test_a_query_by_holder_answers_who_holds_idle_gpus(prometheus: Prometh
         await publish(on, gone)
         await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 4)
 
-    assert {labels.get("holder_pod"): value for labels, value in shared} == {
+    assert {labels.get("allocated_pod"): value for labels, value in shared} == {
         "notebook-0": 0.25,
         "chat-0": 0.125,
         None: 0.5,

@@ -37,7 +37,7 @@ def sums(folder: Path) -> dict[str, tuple[int, int]]:
     if not (files := DeltaTable(str(folder / "usage")).file_uris()):
         return {}
     sql = (
-        "SELECT node, sum(tick_count)::BIGINT, sum(busy_ns)::BIGINT"  # noqa: S608  # our own files
+        "SELECT node, sum(sample_count)::BIGINT, sum(busy_ns)::BIGINT"  # noqa: S608  # our own files
         f" FROM read_parquet({files}) GROUP BY 1"
     )
     with duckdb.connect() as connection:

@@ -151,7 +151,7 @@ async def test_a_lost_gpu_is_told_by_a_sink_that_was_started_again(broker: Kafka
         async with away() as alertmanager, sink(settings, alertmanager):
             alertmanager.is_there = True
             await eventually(lambda: alertmanager.asked > 0, within_seconds=WITHIN_SECONDS)
-            lost = reading(uuid=f"{GPU}-79", silent=True)
+            lost = reading(uuid=f"{GPU}-79", unresponsive=True)
             ticked = event(node=node, of=lost, entries=[], time_ns=time.time_ns())
             await publish_events(broker, [ticked])
             await eventually(lambda: (node, "79") in alertmanager.took, within_seconds=120)

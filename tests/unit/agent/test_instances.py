@@ -7,7 +7,7 @@ import pytest
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
-from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord
+from gpuledger.records import Category, NodeSample, ProcessChange, ProcessRecord
 from gpuledger_agent.core.raw import ClockReading
 from gpuledger_agent.core.tick import NodeTick
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
@@ -137,7 +137,7 @@ def sums(samples: list[NodeSample]) -> dict[str, int]:
             for entry in row.entries:
                 found["memory"] += entry.memory_bytes or 0
                 found["energy"] += entry.energy_millijoules or 0
-                found[f"busy {entry.account}"] += entry.busy_ns or 0
+                found[f"busy {entry.category}"] += entry.busy_ns or 0
     return found
 
 
@@ -147,7 +147,7 @@ def test_the_books_of_a_cut_gpu_sum_to_the_gpu(cut: list[NodeTick]) -> None:
     boards = [one.gpus[0] for one in samples]
     assert booked["memory"] == sum(gpu.memory_total_bytes or 0 for gpu in boards)
     assert booked["energy"] == sum(gpu.energy_millijoules or 0 for gpu in boards) > 0
-    assert booked[f"busy {Account.POD}"] > 30 * NS_PER_SECOND
+    assert booked[f"busy {Category.POD}"] > 30 * NS_PER_SECOND
 
 
 def accounted_scenario(version: str) -> dict[str, Any]:

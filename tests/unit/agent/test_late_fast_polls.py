@@ -105,11 +105,11 @@ def test_energy_that_a_late_look_read_is_in_the_tick_that_covers_it() -> None:
     run = play_lives(
         BURSTS,
         {},
-        tick_seconds=1.0,
+        sampling_interval_seconds=1.0,
         random=Random(6),  # noqa: S311  # a scenario, no secret
         watched_by=lambda node, _: asyncio.run(run_loop(node)),
     )
-    assert errors_of(run, tick_seconds=1.0).largest.millijoules <= 0.005
+    assert errors_of(run, sampling_interval_seconds=1.0).largest.millijoules <= 0.005
 
 
 def watch_behind(node: SimulatedNode, clock: ManualClock, *, hears: bool) -> list[NodeSample]:
@@ -147,7 +147,7 @@ def test_what_comes_behind_the_tick_that_asked_for_the_same_is_counted_once(proc
             for own in play_lives(
                 BURSTS,
                 {"processes": processes, "window_seconds": 0.3},
-                tick_seconds=1.0,
+                sampling_interval_seconds=1.0,
                 random=Random(6),  # noqa: S311  # a scenario, no secret
                 watched_by=partial(watch_behind, hears=hears),
             ).booked()
@@ -184,8 +184,8 @@ def test_pods_have_their_shares_where_gpus_answer_late(
     run = play_lives(
         BURSTS,
         {"processes": processes},
-        tick_seconds=1.0,
+        sampling_interval_seconds=1.0,
         random=Random(6),  # noqa: S311  # a scenario, no secret
         watched_by=partial(watch_late, delay_seconds=delay_seconds),
     )
-    assert errors_of(run, tick_seconds=1.0).largest.busy_ns <= 0.01
+    assert errors_of(run, sampling_interval_seconds=1.0).largest.busy_ns <= 0.01

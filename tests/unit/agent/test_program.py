@@ -92,13 +92,15 @@ def test_a_node_without_a_name_takes_the_hosts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tick_seconds", "deadline_seconds", "poll_timeout_seconds"),
+    ("sampling_interval_seconds", "deadline_seconds", "poll_timeout_seconds"),
     [(1.0, 0.8, 0.8), (0.25, 0.8, 0.2), (1.0, 5.0, 0.8), (10.0, 0.8, 0.8)],
 )
 def test_no_gpu_is_waited_for_beyond_the_next_tick(
-    tick_seconds: float, deadline_seconds: float, poll_timeout_seconds: float
+    sampling_interval_seconds: float, deadline_seconds: float, poll_timeout_seconds: float
 ) -> None:
-    settings = AgentSettings(tick_seconds=tick_seconds, gpu_timeout_seconds=deadline_seconds)
+    settings = AgentSettings(
+        sampling_interval_seconds=sampling_interval_seconds, gpu_timeout_seconds=deadline_seconds
+    )
     assert settings.poll_timeout_seconds == pytest.approx(poll_timeout_seconds)
 
 

@@ -155,8 +155,8 @@ def test_a_known_gpu_that_does_not_answer_stands_in_the_tick_behind_the_others(
         return made.sample
 
     sampler.sample([cut, answers()], at=moment(0), known=both)
-    assert [gpu.silent for gpu in tick([cut, answers()], 1, both).gpus] == [None] * 3
-    silent = [
+    assert [gpu.unresponsive for gpu in tick([cut, answers()], 1, both).gpus] == [None] * 3
+    unresponsive = [
         GpuReading(
             uuid="GPU-1",
             index=1,
@@ -164,7 +164,7 @@ def test_a_known_gpu_that_does_not_answer_stands_in_the_tick_behind_the_others(
             mig_enabled=True,
             compute_slices=7,
             memory_slices=8,
-            silent=True,
+            unresponsive=True,
         ),
         GpuReading(
             uuid="MIG-1",
@@ -175,19 +175,19 @@ def test_a_known_gpu_that_does_not_answer_stands_in_the_tick_behind_the_others(
             mig_profile="1g.18gb",
             compute_slices=1,
             memory_slices=1,
-            silent=True,
+            unresponsive=True,
         ),
     ]
     for seconds in range(2, 36):
         lost = tick([answers()], seconds, both)
         assert [gpu.uuid for gpu in lost.gpus] == ["GPU-0", "GPU-1", "MIG-1"]
-        assert (lost.gpus[1:], lost.allocations) == (silent, held)
-    assert [gpu.silent for gpu in tick([cut, answers()], 36, both).gpus] == [None] * 3
+        assert (lost.gpus[1:], lost.allocations) == (unresponsive, held)
+    assert [gpu.unresponsive for gpu in tick([cut, answers()], 36, both).gpus] == [None] * 3
     assert [gpu.uuid for gpu in tick([answers()], 37, ["GPU-0"]).gpus] == ["GPU-0"], "removed"
     assert [gpu.uuid for gpu in tick([answers()], 38, both).gpus] == ["GPU-0"], "for good"
 
 
-def test_where_no_gpu_answers_all_are_silent_and_processes_are_where_they_were(
+def test_where_no_gpu_answers_all_are_unresponsive_and_processes_are_where_they_were(
     sampler: Sampler, procfs: FakeProcfs
 ) -> None:
     procfs.start(7, started_ticks=1, cgroup=f"/docker/{ONE}")
@@ -195,7 +195,7 @@ def test_where_no_gpu_answers_all_are_silent_and_processes_are_where_they_were(
     tick_at(sampler, [answers(7)], 1)
     away = sampler.sample([], at=moment(2), known=["GPU-0"])
     assert away
-    assert [(gpu.uuid, gpu.silent) for gpu in away.sample.gpus] == [("GPU-0", True)]
+    assert [(gpu.uuid, gpu.unresponsive) for gpu in away.sample.gpus] == [("GPU-0", True)]
     assert (away.sample.processes, away.processes) == ([], [])
     assert book_tick(away.sample)
     back = tick_at(sampler, [answers(7)], 3)
@@ -404,14 +404,14 @@ def test_counters_are_remembered_while_a_gpu_does_not_answer(sampler: Sampler) -
     assert tick.sample.gpus[0].energy_millijoules is None
 
 
-@pytest.mark.parametrize("silent", [0, 1, 30])
+@pytest.mark.parametrize("unresponsive", [0, 1, 30])
 def test_a_counter_that_rose_while_a_gpu_did_not_answer_is_believed(
-    sampler: Sampler, silent: int
+    sampler: Sampler, unresponsive: int
 ) -> None:
     throttled, sent = "throttling.power_ns_total", "traffic.pcie_sent_bytes_total"
-    seconds = silent + 1
+    seconds = unresponsive + 1
     sample(sampler, [replace(answers(), readings={throttled: 0, sent: 0})], 1)
-    for second in range(2, 2 + silent):
+    for second in range(2, 2 + unresponsive):
         sample(sampler, [answers(index=1)], second)
     risen = {throttled: seconds * NS_PER_SECOND, sent: seconds * (200 << 30)}
     gpu = details_at(sampler, [replace(answers(), readings=risen)], 1 + seconds)["GPU-0"]

@@ -153,7 +153,10 @@ async def shown_page(clock: SleepersClock, exposition: ExpositionSettings) -> tu
     settings = AgentSettings(node_name=NODES[0], exposition=exposition)
     pod_labels = make_pod_labels(host, settings)
     view = make_node_state(
-        exposition, clock=host.clock, tick_seconds=1.0, pods=look_up_pods(host, pod_labels)
+        exposition,
+        clock=host.clock,
+        sampling_interval_seconds=1.0,
+        pods=look_up_pods(host, pod_labels),
     )
     page = PageRenderer(view, settings=exposition, clock=host.clock)
     readiness = Readiness()
@@ -335,7 +338,7 @@ async def test_a_fast_poll_that_fails_is_counted_and_costs_no_tick() -> None:
 
     library = Altered(nvml, nvmlDeviceGetUtilizationRates=fail_fast_polls)
     # In ticks of three seconds there is a fast poll each second, whatever the driver has shown.
-    settings = AgentSettings(node_name="node-1", tick_seconds=3.0)
+    settings = AgentSettings(node_name="node-1", sampling_interval_seconds=3.0)
     agent = asyncio.create_task(
         run_agent(
             host=Host(

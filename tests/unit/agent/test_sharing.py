@@ -8,7 +8,7 @@ import pytest
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.keys import NodeId
-from gpuledger.records import Account, Entry, ProcessKind
+from gpuledger.records import Category, Entry, ProcessKind
 from gpuledger_agent.core.tick import NodeTick
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.sampling import Sampler
@@ -111,7 +111,7 @@ def test_a_client_of_mps_that_draws_too_is_one_process_and_holds_its_memory_once
 def test_the_server_of_mps_is_the_hosts() -> None:
     run = Run("mps-node", 12)
     server = next(one for one in run.node.gpus[0].processes if one.pod is None)
-    host = [one for one in run.entries() if one.account is Account.HOST]
+    host = [one for one in run.entries() if one.category is Category.HOST]
     reserved = run.node.gpus[0].facts.model.reserved_bytes
     held = sum(one.memory_bytes or 0 for one in host)
     assert held == (reserved + server.spec.memory_bytes) * len(run.ticks)

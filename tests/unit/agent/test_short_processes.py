@@ -41,9 +41,11 @@ async def ticks_on(bus: MemoryBus) -> list[NodeSample]:
         return [decode(one.value) for batch in batches.values() for one in batch]
 
 
-@pytest.mark.parametrize("look_seconds", [0.1, 0.5, 60.0])
-async def test_one_that_no_tick_lists_is_known_by_a_look(look_seconds: float) -> None:
-    settings = AgentSettings(node_name="gpu-a", look_seconds=look_seconds)
+@pytest.mark.parametrize("fast_poll_interval_seconds", [0.1, 0.5, 60.0])
+async def test_one_that_no_tick_lists_is_known_by_a_look(fast_poll_interval_seconds: float) -> None:
+    settings = AgentSettings(
+        node_name="gpu-a", fast_poll_interval_seconds=fast_poll_interval_seconds
+    )
     (end,) = await reported(await watch(short_lives([BETWEEN_TICKS]), settings, seconds=6))
     assert end.busy_ns == pytest.approx(0.48e9, abs=0.1e9)
     assert end.container_id is not None

@@ -68,7 +68,10 @@ def cells(names: Sequence[str]) -> list[ParameterSet]:
 @cache
 def errors_in(kind: str, driver: str) -> Errors:
     """Play a cell with ticks of a second, once for all that is asked of it."""
-    return errors_of(play_cell(kind, DRIVERS[driver], tick_seconds=1.0, seed=3), tick_seconds=1.0)
+    return errors_of(
+        play_cell(kind, DRIVERS[driver], sampling_interval_seconds=1.0, seed=3),
+        sampling_interval_seconds=1.0,
+    )
 
 
 drivers = st.fixed_dictionaries(
@@ -98,26 +101,29 @@ each_run = given(
 @settings(examples(10), derandomize=True)
 @each_run
 def test_whatever_a_driver_answers_a_pod_is_booked_what_it_used_to_one_percent(
-    driver: Mapping[str, Any], kind: str, tick_seconds: float, seed: int
+    driver: Mapping[str, Any], kind: str, sampling_interval_seconds: float, seed: int
 ) -> None:
     """Over each 60 seconds, of the device's time; nobody tells the agent which driver it is."""
-    check_one_percent(driver, kind, tick_seconds, seed)
+    check_one_percent(driver, kind, sampling_interval_seconds, seed)
 
 
 @pytest.mark.extended
 @examples(100)
 @each_run
 def test_many_more_drivers_answer_so_that_a_pod_is_booked_what_it_used(
-    driver: Mapping[str, Any], kind: str, tick_seconds: float, seed: int
+    driver: Mapping[str, Any], kind: str, sampling_interval_seconds: float, seed: int
 ) -> None:
     # Known to fail, see below.
     assume(driver["window_seconds"] != 1.0 or driver["ring_idle"] != "skipped")
-    check_one_percent(driver, kind, tick_seconds, seed)
+    check_one_percent(driver, kind, sampling_interval_seconds, seed)
 
 
-def check_one_percent(driver: Mapping[str, Any], kind: str, tick_seconds: float, seed: int) -> None:
+def check_one_percent(
+    driver: Mapping[str, Any], kind: str, sampling_interval_seconds: float, seed: int
+) -> None:
     errors = errors_of(
-        play_cell(kind, driver, tick_seconds=tick_seconds, seed=seed), tick_seconds=tick_seconds
+        play_cell(kind, driver, sampling_interval_seconds=sampling_interval_seconds, seed=seed),
+        sampling_interval_seconds=sampling_interval_seconds,
     )
     assert errors.largest.busy_ns <= 0.01
 
@@ -177,7 +183,9 @@ FURTHER_BOUNDS = {
 @pytest.mark.parametrize("kind", FURTHER)
 def test_what_no_form_of_driver_decides_stays_within_its_bound(kind: str) -> None:
     """Who of several it was that nobody can see, or that it was anybody at all."""
-    largest = errors_of(play_cell(kind, {}, tick_seconds=1.0, seed=3), tick_seconds=1.0).largest
+    largest = errors_of(
+        play_cell(kind, {}, sampling_interval_seconds=1.0, seed=3), sampling_interval_seconds=1.0
+    ).largest
     busy, joules = FURTHER_BOUNDS[kind]
     assert (largest.busy_ns <= busy, largest.millijoules <= joules) == (True, True)
 
@@ -187,8 +195,8 @@ def test_a_window_that_rounds_to_nothing_is_not_taken_for_the_latest_one(process
     """Where idle windows are left out, its sample may be a second old beside a rate of nothing."""
     tiny, bursts = (0.0, 999.0, 0.0005, 0.0005), (0.0, 999.0, 0.3, 0.6)
     driver = {"ring_idle": "skipped", "processes": processes}
-    run = play_lives([tiny, bursts], driver, tick_seconds=1.0, random=Random(2))  # noqa: S311  # a scenario, no secret
-    assert errors_of(run, tick_seconds=1.0).largest.busy_ns <= 0.002
+    run = play_lives([tiny, bursts], driver, sampling_interval_seconds=1.0, random=Random(2))  # noqa: S311  # a scenario, no secret
+    assert errors_of(run, sampling_interval_seconds=1.0).largest.busy_ns <= 0.002
 
 
 @pytest.mark.parametrize("processes", ["windows", "mean"])
@@ -207,8 +215,8 @@ def test_a_gap_between_samples_of_seldom_use_is_not_taken_for_a_window(
     """No number of gaps in a row shows one: most of them are of several windows, or of many."""
     lives = [(0.0, 999.0, load, kernel), (0.0, 999.0, load / 2, kernel)]
     driver = {"ring_idle": "skipped", "processes": processes, "window_seconds": window_seconds}
-    run = play_lives(lives, driver, tick_seconds=1.0, random=Random(2))  # noqa: S311  # as above
-    errors = errors_of(run, tick_seconds=1.0)
+    run = play_lives(lives, driver, sampling_interval_seconds=1.0, random=Random(2))  # noqa: S311  # as above
+    errors = errors_of(run, sampling_interval_seconds=1.0)
     assert errors.largest.busy_ns <= 0.01
     assert errors.unknown <= unknown
 
@@ -254,11 +262,11 @@ def test_a_sample_stamped_far_ahead_in_each_answer_costs_nothing(
     run = play_lives(
         [(0.0, 999.0, 0.3, 0.05), (0.0, 999.0, 0.2, 0.02)],
         {"processes": processes},
-        tick_seconds=1.0,
+        sampling_interval_seconds=1.0,
         random=Random(2),  # noqa: S311  # as above
         watched_by=lambda node, clock: watch_strays(node, clock, stamp_us),
     )
-    errors = errors_of(run, tick_seconds=1.0)
+    errors = errors_of(run, sampling_interval_seconds=1.0)
     assert (errors.largest.busy_ns <= 0.006, errors.unknown) == (True, 0.0)
     assert value_of(counter) - dropped >= RUN_SECONDS - 1
 
@@ -269,13 +277,13 @@ def test_a_use_of_long_ago_does_not_move_the_time_of_ticks() -> None:
 
     def watch_late(node: SimulatedNode, clock: ManualClock) -> list[NodeSample]:
         clock.advance(610.0)
-        return watch(node, clock, tick_seconds=1.0, seconds=RUN_SECONDS)
+        return watch(node, clock, sampling_interval_seconds=1.0, seconds=RUN_SECONDS)
 
     run = play_lives(
         lives,
         {"ring_idle": "skipped"},
-        tick_seconds=1.0,
+        sampling_interval_seconds=1.0,
         random=Random(2),  # noqa: S311  # as above
         watched_by=watch_late,
     )
-    assert errors_of(run, tick_seconds=1.0).largest.busy_ns <= 0.01
+    assert errors_of(run, sampling_interval_seconds=1.0).largest.busy_ns <= 0.01

@@ -53,7 +53,7 @@ def test_a_pod_is_debited_with_what_its_kernels_drew_and_idle_draw_for_their_tim
     for sample in samples:
         for row in book_tick(sample):
             for entry in row.entries:
-                name = pod_of(entry, sample) or str(entry.account)
+                name = pod_of(entry, sample) or str(entry.category)
                 joules[name] += (entry.energy_millijoules or 0) / 1e3
 
     milliwatts = idle_milliwatts(MODEL)

@@ -152,11 +152,11 @@ async def ticks_of(simulation: Simulation, node: str, cluster: str) -> list[Node
     settings = AgentSettings(
         cluster=cluster,
         node_name=node,
-        tick_seconds=TICK_SECONDS,
+        sampling_interval_seconds=TICK_SECONDS,
         # Of the machine's time, not the played one: on a busy machine threads answer late, and
         # what publishes may have no turn within the hour.
         gpu_timeout_seconds=60.0,
-        queue_ticks=2 * round(HOUR_SECONDS / TICK_SECONDS),
+        queue_samples=2 * round(HOUR_SECONDS / TICK_SECONDS),
     )
     agent = asyncio.create_task(
         run_agent(host=play(played), bus=bus, settings=settings, readiness=Readiness())
@@ -240,8 +240,8 @@ def test_gpu_hours_by_model_are_the_boards_hours_to_the_last_digit(hour: Hour) -
     boards = {("whole", H100): 2, ("cut", H100): 1, ("shared", L4): 1, ("lost", L4): 2}
     covered = covered_seconds(hour)
     sql = (
-        "SELECT cluster, node, model, sum(held_ns::HUGEINT * compute_slices"
-        " * (420 // board_compute_slices)) FROM {entries} GROUP BY ALL"
+        "SELECT cluster, node, model, sum(allocated_ns::HUGEINT * compute_slices"
+        " * (420 // gpu_compute_slices)) FROM {entries} GROUP BY ALL"
     )
     found = {
         (cluster, node, model): Fraction(int(total), 420 * SECOND_NS)
@@ -258,8 +258,8 @@ def test_gpu_hours_by_model_are_the_boards_hours_to_the_last_digit(hour: Hour) -
 
 def test_held_hours_by_owner_are_the_scenarios(hour: Hour) -> None:
     sql = (
-        "SELECT cluster, holder_owner_name, sum(held_gpu_hours) * 3600 FROM {entries}"
-        " WHERE held_ns > 0 AND holder_owner_name IS NOT NULL GROUP BY ALL"
+        "SELECT cluster, allocated_owner_name, sum(allocated_gpu_hours) * 3600 FROM {entries}"
+        " WHERE allocated_ns > 0 AND allocated_owner_name IS NOT NULL GROUP BY ALL"
     )
     found = {(cluster, owner): seconds for cluster, owner, seconds in hour.ask(sql)}
     assert found.keys() == {(cluster, owner) for cluster in CLUSTERS for owner in HELD}
@@ -269,7 +269,7 @@ def test_held_hours_by_owner_are_the_scenarios(hour: Hour) -> None:
 
 
 def test_held_by_owner_and_by_nobody_are_the_boards_hours(hour: Hour) -> None:
-    sql = "SELECT sum(held_gpu_hours) * 3600 FROM {entries}"
+    sql = "SELECT sum(allocated_gpu_hours) * 3600 FROM {entries}"
     ((seconds,),) = hour.ask(sql)
     assert seconds == pytest.approx(
         sum(
@@ -284,13 +284,13 @@ def test_no_held_second_is_without_an_owner_once_its_record_has_come(hour: Hour)
     states = {
         (pod.state.value, pod.owner_name is None)
         for event in hour.events
-        for holder in event.holders
+        for holder in event.allocations
         for pod in [event.pods[holder.pod]]
     }
     assert states == {("known", False), ("named", True)}
     sql = (
-        "SELECT holder_state, count(*) FROM {entries}"
-        " WHERE holder_pod IS NOT NULL AND holder_owner_name IS NULL GROUP BY ALL"
+        "SELECT allocated_state, count(*) FROM {entries}"
+        " WHERE allocated_pod IS NOT NULL AND allocated_owner_name IS NULL GROUP BY ALL"
     )
     assert hour.ask(sql) == []
 
@@ -298,7 +298,7 @@ def test_no_held_second_is_without_an_owner_once_its_record_has_come(hour: Hour)
 def test_busy_time_and_held_time_of_each_device_are_the_tick(hour: Hour) -> None:
     for event in hour.events:
         for books in event.gpus:
-            held = [entry.held_ns for entry in books.entries if entry.held_ns is not None]
+            held = [entry.allocated_ns for entry in books.entries if entry.allocated_ns is not None]
             assert sum(held) == event.interval_ns
             used = [entry.busy_ns for entry in books.entries]
             if None not in used:
@@ -326,7 +326,7 @@ def test_energy_of_each_board_is_its_counters(hour: Hour) -> None:
 
 def test_the_gap_of_the_lost_gpu_is_named_with_who_held_it(hour: Hour) -> None:
     sql = (
-        "SELECT cluster, holder_owner_name, sum(gpu_gap_seconds)::DOUBLE FROM {entries}"
+        "SELECT cluster, allocated_owner_name, sum(gpu_gap_seconds)::DOUBLE FROM {entries}"
         " WHERE gpu_gap_ns > 0 GROUP BY ALL"
     )
     found = {(cluster, owner): seconds for cluster, owner, seconds in hour.ask(sql)}

@@ -9,7 +9,7 @@ import pytest
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.ledger.quantities import imbalances
-from gpuledger.records import Account, NodeSample, ProcessChange, ProcessRecord
+from gpuledger.records import Category, NodeSample, ProcessChange, ProcessRecord
 from gpuledger.runtime import Readiness
 from gpuledger_agent.context import run_agent
 from gpuledger_agent.settings import AgentSettings
@@ -117,10 +117,10 @@ async def test_a_job_has_what_its_processes_used_and_what_the_scheduler_gave_it(
         for row in books:
             gpu = row.reading.index
             for entry in row.entries:
-                if entry.account is Account.IDLE:
-                    held[gpu, entry.job_id] += (entry.held_ns or 0) / NS_PER_SECOND
+                if entry.category is Category.IDLE:
+                    held[gpu, entry.job_id] += (entry.allocated_ns or 0) / NS_PER_SECOND
                 else:
-                    used[gpu, entry.account.value, entry.job_id] += (
+                    used[gpu, entry.category.value, entry.job_id] += (
                         entry.busy_ns or 0
                     ) / NS_PER_SECOND
 
@@ -129,8 +129,8 @@ async def test_a_job_has_what_its_processes_used_and_what_the_scheduler_gave_it(
     assert used[0, "job", "4243"] == pytest.approx(5.0, abs=0.3)
     assert used[1, "pod", None] == pytest.approx(10.0, abs=0.5)
     # A folder of a user's is no job's, and who holds the GPU has not used it.
-    assert {account for gpu, account, _ in used if gpu == 2} == {"host"}
-    assert {job for _, account, job in used if account == "job"} == {"4242", "4243"}
+    assert {category for gpu, category, _ in used if gpu == 2} == {"host"}
+    assert {job for _, category, job in used if category == "job"} == {"4242", "4243"}
     assert held[0, "4242"] == pytest.approx(12.0, abs=1.5)
     assert held[0, "4243"] == pytest.approx(21.0, abs=1.5)
     assert held[2, "4243"] == pytest.approx(21.0, abs=1.5)

@@ -85,7 +85,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     """Play the month, close it while an hour is away, and let that hour come."""
     folder = tmp_path_factory.mktemp("month")
     (folder / "prices.yaml").write_text(POLICY)
-    month = Month(store=folder / "store", day_seconds=DAY_SECONDS, tick_seconds=10.0)
+    month = Month(store=folder / "store", day_seconds=DAY_SECONDS, sampling_interval_seconds=10.0)
     times = ["--from", "2026-10-01T00:00:00Z", "--to", "2026-10-01T02:00:00Z"]
     arguments = ["--store", str(month.store), *times, "--prices", str(folder / "prices.yaml")]
     early: list[Bill] = []
@@ -118,7 +118,9 @@ def test_what_nobody_pays_is_what_the_boards_cost_beside_the_tenants(outcome: Ou
     """A lost GPU is nobody's, and what is held and not paid for is a kind of its own."""
     found, hours = costs(outcome.late), DAYS * DAY_SECONDS / 3600
     boards = hours * (2 * PRICES[H100] + 3 * PRICES[L4])
-    silent = sum(one.silent.get(L4, 0.0) for one in outcome.truth.values()) / 3600 * PRICES[L4]
+    unresponsive = (
+        sum(one.unresponsive.get(L4, 0.0) for one in outcome.truth.values()) / 3600 * PRICES[L4]
+    )
     held_back = sum(
         (truth.held.get(model, 0.0) / 3600 * price)
         for name, truth in outcome.truth.items()
@@ -127,9 +129,9 @@ def test_what_nobody_pays_is_what_the_boards_cost_beside_the_tenants(outcome: Ou
     ) - sum(owed(name, outcome.truth[name]) for name in (USED, BLENDED))
     tenants = sum(owed(name, truth) for name, truth in outcome.truth.items())
     expected = {
-        ("__unresponsive__", "overhead"): silent,
+        ("__unresponsive__", "overhead"): unresponsive,
         ("__unused__", "unused"): held_back,
-        ("__idle__", "idle"): boards - silent - held_back - tenants,
+        ("__idle__", "idle"): boards - unresponsive - held_back - tenants,
     }
     off = {key: (float(found[key]) - cost) / boards for key, cost in expected.items()}
     assert max(map(abs, off.values())) < TOLERANCE, off
@@ -138,7 +140,7 @@ def test_what_nobody_pays_is_what_the_boards_cost_beside_the_tenants(outcome: Ou
 
 def test_lines_are_what_the_boards_cost_to_the_last_unit(outcome: Outcome) -> None:
     for bill in (outcome.early, outcome.late):
-        assert sum(costs(bill).values()) == bill.line_cost == bill.origin_cost
+        assert sum(costs(bill).values()) == bill.line_cost == bill.asset_cost
 
 
 def test_a_late_hour_gives_corrections_that_sum_to_the_difference(outcome: Outcome) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from gpuledger.keys import NodeId
-from gpuledger.records import Account, Entry, NodeSample
+from gpuledger.records import Category, Entry, NodeSample
 from gpuledger_agent.core.fast_polls import OthersScope
 from gpuledger_agent.core.raw import ClockReading
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
@@ -41,7 +41,7 @@ LEAD_SECONDS: Final = 2.0
 LOOKS: Final = 10
 WINDOW_SECONDS: Final = 1 / 6
 EntryOwner = str
-"""A pod's UID, or the name of another account."""
+"""A pod's UID, or the name of another category."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,7 +67,7 @@ class Run:
         return found
 
     def settled(self) -> Mapping[EntryOwner, float]:
-        """Return the busy seconds that settlements add to them."""
+        """Return the busy seconds that late_adjustments add to them."""
         found: dict[EntryOwner, float] = defaultdict(float)
         for sample in self.samples:
             for settlement in settle_ends(sample) or ():
@@ -83,8 +83,8 @@ class Run:
 
 
 def _owner_of(entry: Entry, sample: NodeSample) -> EntryOwner:
-    if entry.account is not Account.POD:
-        return entry.account.value
+    if entry.category is not Category.POD:
+        return entry.category.value
     return sample.containers[entry.container or 0].pod_uid or "?"
 
 

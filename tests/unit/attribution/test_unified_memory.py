@@ -46,7 +46,7 @@ def books_of(simulation: Simulation, clock: ManualClock) -> list[tuple[GpuBooks,
         memory: dict[str, int] = {}
         for entry in books.entries:
             uid = pod_of(entry, tick.sample)
-            name = names[uid] if uid else str(entry.account)
+            name = names[uid] if uid else str(entry.category)
             memory[name] = memory.get(name, 0) + (entry.memory_bytes or 0)
         found.append((books, memory))
     return found

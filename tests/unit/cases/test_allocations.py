@@ -53,8 +53,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Lines:
 def test_a_pod_pays_for_its_fraction_of_a_gpu_that_another_pod_reserves(lines: Lines) -> None:
     reservation = lines["gpu-reservation-placeholder-x7k2p"]
     fraction = lines["fraction-0"]
-    assert fraction["charged_gpu_seconds"] > 0
-    assert fraction["charged_gpu_seconds"] >= fraction["used_gpu_seconds"]
+    assert fraction["billed_gpu_seconds"] > 0
+    assert fraction["billed_gpu_seconds"] >= fraction["used_gpu_seconds"]
     assert float(reservation["held_idle_cost"]) == 0
 
 
@@ -63,7 +63,7 @@ def test_a_pod_pays_for_its_fraction_of_a_gpu_that_another_pod_reserves(lines: L
 )
 def test_a_device_counts_whatever_its_resource_is_called(lines: Lines) -> None:
     assert "notebook-0" in lines
-    assert lines["notebook-0"]["held_gpu_seconds"] > 0
+    assert lines["notebook-0"]["allocated_gpu_seconds"] > 0
 
 
 @pytest.mark.xfail(
@@ -72,7 +72,7 @@ def test_a_device_counts_whatever_its_resource_is_called(lines: Lines) -> None:
 @pytest.mark.parametrize("pod", ["quarter-0", "quarter-1"])
 def test_a_share_that_hami_gave_is_held_by_the_annotation(lines: Lines, pod: str) -> None:
     assert pod in lines
-    assert lines[pod]["held_gpu_seconds"] > 0
+    assert lines[pod]["allocated_gpu_seconds"] > 0
 
 
 @pytest.mark.xfail(raises=AssertionError, reason="no column tells use of what another pod holds")

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from gpuledger.records import Account
+from gpuledger.records import Category
 from gpuledger_agent.host.cgroup import locate
 from gpuledger_enricher.join.booking.books import book_tick
 from gpuledger_simulator.clock import ManualClock
@@ -52,8 +52,8 @@ def test_use_below_slurms_scope_is_never_the_hosts(path: str) -> None:
     for tick in play(simulation.node("n"), clock, [1.0] * 4):
         for books in book_tick(tick.sample):
             for entry in books.entries:
-                if entry.account is not Account.IDLE:
-                    busy[entry.account.value] += entry.busy_ns or 0
+                if entry.category is not Category.IDLE:
+                    busy[entry.category.value] += entry.busy_ns or 0
     assert busy.total() > 2 * 10**9
     assert busy["host"] == 0
 

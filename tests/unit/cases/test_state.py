@@ -31,7 +31,7 @@ NODE: Final = "gpu-worker-pool-a-7f9c2.example.internal"
 
 @asynccontextmanager
 async def agent_on(
-    bus: Bus, scenario: Mapping[str, Any], *, played_seconds: float, queue_ticks: int = 600
+    bus: Bus, scenario: Mapping[str, Any], *, played_seconds: float, queue_samples: int = 600
 ) -> AsyncIterator[None]:
     """Run the agent of a node, after so many seconds of its time."""
     clock = SleepersClock(sleepers=1, rings_after_seconds=played_seconds)
@@ -40,7 +40,7 @@ async def agent_on(
         host=play(node),
         bus=bus,
         settings=AgentSettings(
-            node_name=NODE, spool=SpoolSettings(folder=""), queue_ticks=queue_ticks
+            node_name=NODE, spool=SpoolSettings(directory=""), queue_samples=queue_samples
         ),
         readiness=Readiness(),
     )
@@ -64,7 +64,7 @@ async def test_a_node_tells_its_inventory_though_kafka_was_away_when_it_started(
     """For longer than the queue holds."""
     bus = FickleBus()
     bus.is_away = True
-    async with agent_on(cast("Bus", bus), scenario_of(1), played_seconds=60, queue_ticks=20):
+    async with agent_on(cast("Bus", bus), scenario_of(1), played_seconds=60, queue_samples=20):
         bus.is_away = False
         topics = Counter[str]()
         async with asyncio.timeout(HANG_SECONDS):

@@ -45,9 +45,9 @@ def use_of(*processes: Mapping[str, Any]) -> Use:
 LONG_KERNELS: Final = use_of(process(0.4, 0.8))
 
 
-def hold_to_claim(played: Played, tick_seconds: float) -> None:
+def hold_to_claim(played: Played, sampling_interval_seconds: float) -> None:
     """Hold GPU-seconds to the bound while a method claims to have measured them."""
-    off = errors_of(played, tick_seconds=tick_seconds).largest.busy_ns
+    off = errors_of(played, sampling_interval_seconds=sampling_interval_seconds).largest.busy_ns
     methods = {str(books.busy_method) for one in played.samples for books in book_tick(one)}
     claimed = methods & MEASURED
     assert off <= BOUND or not claimed, f"off by {off:.1%}, by {claimed}"
@@ -69,17 +69,25 @@ class RatesOnly:
 @pytest.mark.xfail(
     raises=AssertionError, reason="one window's rate is booked as the whole interval's"
 )
-@pytest.mark.parametrize("tick_seconds", [1.0, 5.0, 10.0])
-def test_rates_without_samples_are_not_taken_for_a_measurement(tick_seconds: float) -> None:
+@pytest.mark.parametrize("sampling_interval_seconds", [1.0, 5.0, 10.0])
+def test_rates_without_samples_are_not_taken_for_a_measurement(
+    sampling_interval_seconds: float,
+) -> None:
     def watched(node: SimulatedNode, clock: ManualClock) -> list[Any]:
         rates_only: Any = RatesOnly(node.nvml)
         told = replace(node, nvml=rates_only)
-        return watch(told, clock, tick_seconds=tick_seconds, seconds=RUN_SECONDS)
+        return watch(
+            told, clock, sampling_interval_seconds=sampling_interval_seconds, seconds=RUN_SECONDS
+        )
 
     played = play_use(
-        LONG_KERNELS, {}, tick_seconds=tick_seconds, random=drawn(1), watched_by=watched
+        LONG_KERNELS,
+        {},
+        sampling_interval_seconds=sampling_interval_seconds,
+        random=drawn(1),
+        watched_by=watched,
     )
-    hold_to_claim(played, tick_seconds)
+    hold_to_claim(played, sampling_interval_seconds)
 
 
 @pytest.mark.xfail(
@@ -97,15 +105,15 @@ def test_process_samples_far_below_the_device_are_not_taken_for_a_measurement(
 
     monkeypatch.setattr(SamplingWindows, "_counted_ns", filled)
     use = use_of(process(0.45, 0.005), process(0.45, 0.005))
-    hold_to_claim(play_use(use, {}, tick_seconds=1.0, random=drawn(1)), 1.0)
+    hold_to_claim(play_use(use, {}, sampling_interval_seconds=1.0, random=drawn(1)), 1.0)
 
 
 @pytest.mark.xfail(
     raises=AssertionError, reason="a process that left and came back is not marked as ended"
 )
-@pytest.mark.parametrize("tick_seconds", [1.0, 5.0])
+@pytest.mark.parametrize("sampling_interval_seconds", [1.0, 5.0])
 def test_pods_that_take_turns_faster_than_the_interval_are_told_apart(
-    tick_seconds: float,
+    sampling_interval_seconds: float,
 ) -> None:
     length = 0.7
     turns = [
@@ -118,14 +126,14 @@ def test_pods_that_take_turns_faster_than_the_interval_are_told_apart(
         for place in range(2)
     ]
     use = use_of(*(process(0.9, 0.004, visits=visits) for visits in turns))
-    played = play_use(use, {}, tick_seconds=tick_seconds, random=drawn(0))
-    hold_to_claim(played, tick_seconds)
+    played = play_use(use, {}, sampling_interval_seconds=sampling_interval_seconds, random=drawn(0))
+    hold_to_claim(played, sampling_interval_seconds)
 
 
 @pytest.mark.xfail(raises=AssertionError, reason="a window that has not come yet is booked as idle")
-@pytest.mark.parametrize("tick_seconds", [1.0, 5.0])
+@pytest.mark.parametrize("sampling_interval_seconds", [1.0, 5.0])
 def test_samples_that_come_seconds_late_are_not_taken_for_idle(
-    monkeypatch: pytest.MonkeyPatch, tick_seconds: float
+    monkeypatch: pytest.MonkeyPatch, sampling_interval_seconds: float
 ) -> None:
     """They come 2 s after their end, and up to 5 s while the GPU is busy."""
     newer, latest = SamplingWindows.newer_than, SamplingWindows.latest
@@ -147,8 +155,10 @@ def test_samples_that_come_seconds_late_are_not_taken_for_idle(
 
     monkeypatch.setattr(SamplingWindows, "newer_than", late_newer)
     monkeypatch.setattr(SamplingWindows, "latest", late_latest)
-    played = play_use(LONG_KERNELS, {}, tick_seconds=tick_seconds, random=drawn(1))
-    hold_to_claim(played, tick_seconds)
+    played = play_use(
+        LONG_KERNELS, {}, sampling_interval_seconds=sampling_interval_seconds, random=drawn(1)
+    )
+    hold_to_claim(played, sampling_interval_seconds)
 
 
 @pytest.mark.xfail(raises=AssertionError, reason="a total of 0 bytes is shown as a reading")

@@ -140,11 +140,11 @@ def test_json_has_what_the_bill_says_with_costs_as_texts(
         ("b", "7.00", None),
     ]
     line = bill["lines"][1]
-    assert (line["held_gpu_seconds"], line["used_gpu_seconds"]) == (3600, 1800)
+    assert (line["allocated_gpu_seconds"], line["used_gpu_seconds"]) == (3600, 1800)
     assert line["unused_cost"] == "3.50"
-    assert (bill["currency"], bill["origin_cost"], bill["line_cost"]) == ("USD", "21.00", "21.00")
+    assert (bill["currency"], bill["asset_cost"], bill["line_cost"]) == ("USD", "21.00", "21.00")
     assert (bill["state"], bill["usage_until"]) == ("open", "2026-10-01T03:00:00Z")
-    assert bill["covered_ratio"] == 1
+    assert bill["data_coverage_ratio"] == 1
     assert main([*arguments, "--prices", prices, "--format", "json"]) == 0
     assert capsys.readouterr().out == written
 
@@ -264,7 +264,7 @@ def test_a_period_with_nothing_to_bill_is_an_exit_code_of_its_own(
         printed = capsys.readouterr()
         assert printed.err.splitlines()[-1] == f"gpuledger: {said}"
         bill = json.loads(printed.out)
-        assert (bill["origin_cost"], bill["line_cost"]) == ("0.00", "0.00")
+        assert (bill["asset_cost"], bill["line_cost"]) == ("0.00", "0.00")
         assert bill["usage_until"] == min("2026-10-01T03:00:00Z", bill["to"])
 
 

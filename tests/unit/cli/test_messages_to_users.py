@@ -91,8 +91,8 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
         "GPULEDGER_SOURCE: expected auto, nvml, simulated[:FILE] or recorded:FILE, got 'dcgm'",
     ),
     "a number": (
-        lambda _: load_agent(GPULEDGER_TICK_SECONDS="soon"),
-        "GPULEDGER_TICK_SECONDS: expected a number >= 0.25 and <= 60, got 'soon'",
+        lambda _: load_agent(GPULEDGER_SAMPLING_INTERVAL_SECONDS="soon"),
+        "GPULEDGER_SAMPLING_INTERVAL_SECONDS: expected a number >= 0.25 and <= 60, got 'soon'",
     ),
     "an option": (
         lambda _: load_agent("--nonsense"),
@@ -162,7 +162,7 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "a lease's namespace": (
         lambda folder: namespace_of(LeaseSettings(), own=folder / "namespace"),
         (
-            "set lease.namespace: there is no service account to take it from"
+            "set lease.namespace: there is no service category to take it from"
             " ({folder}/namespace: No such file or directory)"
         ),
     ),

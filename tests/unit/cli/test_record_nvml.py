@@ -124,7 +124,7 @@ def test_what_was_recorded_until_a_call_hangs_is_in_the_file(tmp_path: Path) -> 
         time_ns=1,
         monotonic_ns=1,
         boottime_ns=1,
-        tick_seconds=1,
+        sampling_interval_seconds=1,
         is_simulated=True,
         is_redacted=False,
     )
@@ -175,7 +175,7 @@ def test_a_machine_without_nvml_gets_one_line(
 
 
 OTHER = (
-    b'{"format":"other","time_ns":1,"monotonic_ns":1,"boottime_ns":1,"tick_seconds":1,'
+    b'{"format":"other","time_ns":1,"monotonic_ns":1,"boottime_ns":1,"sampling_interval_seconds":1,'
     b'"is_simulated":true,"is_redacted":false}\n'
 )
 OWN = OTHER.replace(b"other", b"gpuledger-nvml-recording")

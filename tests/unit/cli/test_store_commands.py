@@ -234,7 +234,7 @@ def test_parquet_goes_to_a_file_and_stays_exact(store: Path, tmp_path: Path) -> 
         ("", (), "empty"),
         ("SELECT 1; SELECT 2", (), "2 statements"),
         ("SELECT 1 AS a, 2 AS a", ("--format", "json"), "called a"),
-        ("PIVOT usage ON account", (), "IN"),
+        ("PIVOT usage ON category", (), "IN"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

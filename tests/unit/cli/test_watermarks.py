@@ -2,7 +2,7 @@
 
 from gpuledger.bus.protocol import Message
 from gpuledger.completeness import message_of
-from gpuledger.records import SilentNode, Watermark
+from gpuledger.records import UnresponsiveNode, Watermark
 from gpuledger_cli.watermarks import completeness_lines, read_watermarks
 from tests.default_topics import EVENTS, ROWS, WATERMARKS
 from tests.unit.sinks.builders import PARTITIONS, bus
@@ -48,9 +48,9 @@ def test_a_partition_of_which_nothing_is_known_is_not_complete() -> None:
     ]
 
 
-def test_silent_nodes_are_named_with_the_end_of_their_last_tick() -> None:
-    silent = [SilentNode(node="node-b", since_time_ns=NOON_NS)]
-    assert lines(said(0, seconds=5, silent=silent), said(1, seconds=60))[1:] == [
+def test_unresponsive_nodes_are_named_with_the_end_of_their_last_tick() -> None:
+    unresponsive = [UnresponsiveNode(node="node-b", since_time_ns=NOON_NS)]
+    assert lines(said(0, seconds=5, unresponsive=unresponsive), said(1, seconds=60))[1:] == [
         "node node-b, cluster default: unresponsive since 2026-11-20T12:00:00Z, not waited for"
     ]
 

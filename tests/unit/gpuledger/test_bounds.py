@@ -125,7 +125,7 @@ def test_what_is_made_of_a_tick_has_the_bounds_of_its_interval(record: type) -> 
 def test_no_agent_can_be_told_to_make_a_tick_that_is_longer_than_the_bound() -> None:
     """Without an answer of any GPU it goes on for so long, and one tick covers all of that."""
     longest_seconds = sum(
-        _maximum(AgentSettings, name) for name in ("watchdog_seconds", "tick_seconds")
+        _maximum(AgentSettings, name) for name in ("watchdog_seconds", "sampling_interval_seconds")
     )
     assert longest_seconds < MAX_INTERVAL_SECONDS
 

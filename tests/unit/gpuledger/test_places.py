@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from gpuledger.records import Entry, EventContainer, EventHolder, GpuReading
+from gpuledger.records import Entry, EventAllocation, EventContainer, GpuReading
 
 PAGE = (Path(__file__).parents[3] / "docs" / "events.md").read_text()
 ARRAYS = {
     "`entries[]`": Entry,
     "`containers[]`": EventContainer,
-    "`holders[]`": EventHolder,
+    "`holders[]`": EventAllocation,
     "`reading`": GpuReading,
 }
 

@@ -11,7 +11,7 @@ from deltalake import write_deltalake
 
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.errors import UserError
-from gpuledger.records import Account, EventHolder, GpuEvent, PodDescription, PodState
+from gpuledger.records import Category, EventAllocation, GpuEvent, PodDescription, PodState
 from gpuledger.store.bill_table import BILL_LINES, append_revision
 from gpuledger.store.schema import TableSchema, table_uri
 from gpuledger.store.usage_schema import INVENTORY, USAGE, USAGE_DAILY, USAGE_HOURLY
@@ -68,9 +68,9 @@ async def stored(on: MemoryBus, path: Path, *, events: int, **rows: int) -> None
 
 
 def two_users() -> GpuEvent:
-    held = entry(Account.IDLE, holder=0, held_ns=10**9)
-    holders = [EventHolder(pod=1, container="trainer", resources=["nvidia.com/gpu"])]
-    return event(entries=[entry(), held], pods=[UNKNOWN], held_by=[HELD], holders=holders)
+    held = entry(Category.IDLE, allocation=0, allocated_ns=10**9)
+    holders = [EventAllocation(pod=1, container="trainer", resources=["nvidia.com/gpu"])]
+    return event(entries=[entry(), held], pods=[UNKNOWN], held_by=[HELD], allocations=holders)
 
 
 @pytest.mark.parametrize("table", ["usage", "usage_hourly", "usage_daily"])
@@ -82,11 +82,11 @@ async def test_rows_have_the_names_that_came_after_them(table: str, tmp_path: Pa
     await tell_of(on, NAMESPACES, namespace(), key="default/research")
     await stored(on, tmp_path, events=1, pods=1, nodes=1, namespaces=1)
     names = (
-        "pod, owner_name, labels, holder_uid, holder_owner_name, node_pool, instance_type,"
+        "pod, owner_name, labels, allocated_uid, allocated_owner_name, node_pool, instance_type,"
         " namespace_labels"
     )
     vision, cluster = '{"team":"vision"}', ("h100", "p5.48xlarge", '{"team":"vision"}')
-    assert ask(tmp_path, f"SELECT {names} FROM {table} ORDER BY account") == [  # noqa: S608  # our own file
+    assert ask(tmp_path, f"SELECT {names} FROM {table} ORDER BY category") == [  # noqa: S608  # our own file
         (None, None, None, "uid-train", "train", *cluster),
         ("train-0", "train", vision, None, None, *cluster),
     ]

@@ -18,21 +18,21 @@ Row = Mapping[str, Any]
 class Claim(NamedTuple):
     """By what a tenant is charged."""
 
-    basis: str = "held"
+    basis: str = "allocated"
     weight: int = 0
     weight_of: int = 1
 
 
 def factor_of(row: Row) -> int:
     """Return the units of a nanosecond of a row's device."""
-    if slices := row.get("board_compute_slices"):
+    if slices := row.get("gpu_compute_slices"):
         return int(row["compute_slices"] or 0) * (UNITS // int(slices))
     return 0 if row.get("parent_uuid") else UNITS
 
 
 def device_of(row: Row) -> Any:  # noqa: ANN401  # something to be told apart and sorted by
     """Return by what a row's device is known, in the order in which SQL has devices."""
-    shape = [row.get(name) for name in ("mig_profile", "compute_slices", "board_compute_slices")]
+    shape = [row.get(name) for name in ("mig_profile", "compute_slices", "gpu_compute_slices")]
     # What is absent comes last.
     return (row["gpu_uuid"], *((value is None, value) for value in shape))
 
@@ -58,15 +58,15 @@ def charge_board_hour(
     `there_ns` is for how long the board was in the inventory; absent where that never had it.
     """
     held: dict[tuple[Any, str], int] = defaultdict(int)
-    silent: dict[tuple[Any, str], int] = defaultdict(int)
+    unresponsive: dict[tuple[Any, str], int] = defaultdict(int)
     used: dict[tuple[Any, str], int] = defaultdict(int)
     for row in rows:
-        if row["account"] == "idle":
-            key = (device_of(row), row.get("holder_uid") or NOBODY)
-            held[key] += row.get("held_ns", 0) * factor_of(row)
-            silent[key] += (row.get("silent_ns") or 0) * factor_of(row)
+        if row["category"] == "idle":
+            key = (device_of(row), row.get("allocated_uid") or NOBODY)
+            held[key] += row.get("allocated_ns", 0) * factor_of(row)
+            unresponsive[key] += (row.get("unresponsive_ns") or 0) * factor_of(row)
         else:
-            who = row.get("pod_uid") or row["account"]
+            who = row.get("pod_uid") or row["category"]
             used[device_of(row), who] += (row["busy_ns"] or 0) * factor_of(row)
     covered = sum(held.values())
     there = min(covered, HOUR_NS * UNITS) if there_ns is None else there_ns * UNITS
@@ -80,7 +80,7 @@ def charge_board_hour(
     for device in {device for device, _ in (*held, *used)}:
         charge_device(
             {who: units for (of, who), units in fitted.items() if of == device},
-            {who: scaled(units) for (of, who), units in silent.items() if of == device},
+            {who: scaled(units) for (of, who), units in unresponsive.items() if of == device},
             {who: scaled(units) for (of, who), units in used.items() if of == device},
             claim_of,
             charged,
@@ -91,12 +91,12 @@ def charge_board_hour(
 
 def charge_device(
     held: Mapping[str, int],
-    silent: Mapping[str, int],
+    unresponsive: Mapping[str, int],
     used: Mapping[str, int],
     claim_of: Callable[[str], Claim],
     charged: Counter[str],
 ) -> None:
-    lost = {who: min(silent.get(who, 0), units) for who, units in held.items()}
+    lost = {who: min(unresponsive.get(who, 0), units) for who, units in held.items()}
     charged["overhead"] += sum(lost.values())
     own = {who: units - lost[who] for who, units in held.items()}
     free, usable = own.get(NOBODY, 0), sum(own.values())
@@ -106,7 +106,7 @@ def charge_device(
         basis, weight, weight_of = claim_of(who)
         use = used.get(who, 0)
         claims[who] = {
-            "held": own[who],
+            "allocated": own[who],
             "used": use,
             "greater": max(own[who], use),
             "blended": (weight * own[who] + (weight_of - weight) * use) // weight_of,

@@ -21,7 +21,7 @@ Value = Any
 Row = Mapping[str, Value]
 
 
-def usage_row(hour: int, *, gpu: str = "GPU-a", account: str = "idle", **fields: Value) -> Row:
+def usage_row(hour: int, *, gpu: str = "GPU-a", category: str = "idle", **fields: Value) -> Row:
     """Return a row of usage of an hour of the first day, by default of a whole H100 of node n."""
     time_us = BEGIN_US + hour * HOUR_US
     return {
@@ -32,9 +32,9 @@ def usage_row(hour: int, *, gpu: str = "GPU-a", account: str = "idle", **fields:
         "gpu_uuid": gpu,
         "gpu_index": 0,
         "model": "H100",
-        "account": account,
+        "category": category,
         "busy_ns": 0,
-        "tick_count": 1,
+        "sample_count": 1,
         "kafka_partition": 3,
         "first_offset": hour * 10,
         "last_offset": hour * 10 + 9,
@@ -43,25 +43,27 @@ def usage_row(hour: int, *, gpu: str = "GPU-a", account: str = "idle", **fields:
     }
 
 
-def held(hour: int, pod: str | None, held_ns: int = HOUR_NS, **fields: Value) -> Row:
+def held(hour: int, pod: str | None, allocated_ns: int = HOUR_NS, **fields: Value) -> Row:
     """Return the row of what a pod of namespace ns holds, or nobody."""
     holder = (
         {}
         if pod is None
         else {
-            "holder_state": "known",
-            "holder_uid": f"uid-{pod}",
-            "holder_namespace": "ns",
-            "holder_pod": pod,
+            "allocated_state": "known",
+            "allocated_uid": f"uid-{pod}",
+            "allocated_namespace": "ns",
+            "allocated_pod": pod,
         }
     )
-    return usage_row(hour, **{"held_ns": held_ns, "busy_ns": held_ns, **holder, **fields})
+    return usage_row(
+        hour, **{"allocated_ns": allocated_ns, "busy_ns": allocated_ns, **holder, **fields}
+    )
 
 
 def used(hour: int, pod: str, busy_ns: int, **fields: Value) -> Row:
     """Return the row of what a pod of namespace ns used."""
     user = {"pod_uid": f"uid-{pod}", "pod_state": "known", "namespace": "ns", "pod": pod}
-    return usage_row(hour, account="pod", busy_ns=busy_ns, **{**user, **fields})
+    return usage_row(hour, category="pod", busy_ns=busy_ns, **{**user, **fields})
 
 
 def inventory_row(gpu: str | None = "GPU-a", *, hour: float = -24, **fields: Value) -> Row:

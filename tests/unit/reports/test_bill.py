@@ -34,7 +34,7 @@ from tests.unit.reports.stores import (
 from tests.unit.reports.test_charging import rows_of_hours
 
 SEVEN = "prices: [{name: h100, model: H100, per_gpu_hour: 7}]\n"
-SEVENTH: Row = {"compute_slices": 1, "board_compute_slices": 7}
+SEVENTH: Row = {"compute_slices": 1, "gpu_compute_slices": 7}
 
 
 def bill_of(
@@ -78,15 +78,15 @@ def test_who_holds_pays_and_what_nobody_used_of_it_is_shown(tmp_path: Path) -> N
     (line,) = (line for line in bill.lines if not line.idle_kind)
     assert (gpu_seconds(line.held), gpu_seconds(line.used)) == (Decimal(3600), Decimal(900))
     assert line.unused_cost == Fraction(21, 4)
-    assert bill.origin_cost == bill.line_cost == Decimal(14)
-    assert bill.covered_ratio == Fraction(1)
+    assert bill.asset_cost == bill.line_cost == Decimal(14)
+    assert bill.data_coverage_ratio == Fraction(1)
 
 
 def test_an_hour_of_an_instance_costs_its_slices_of_the_board(tmp_path: Path) -> None:
-    cut: Row = {"parent_uuid": "GPU-a", "board_compute_slices": 7}
+    cut: Row = {"parent_uuid": "GPU-a", "gpu_compute_slices": 7}
     store = store_of(
         tmp_path,
-        held(0, None, compute_slices=2, board_compute_slices=7),
+        held(0, None, compute_slices=2, gpu_compute_slices=7),
         held(0, "a", gpu="MIG-1", mig_profile="1g.10gb", compute_slices=1, **cut),
         held(0, "b", gpu="MIG-2", mig_profile="4g.40gb", compute_slices=4, **cut),
     )
@@ -97,7 +97,7 @@ def test_an_hour_of_an_instance_costs_its_slices_of_the_board(tmp_path: Path) ->
 
 
 def test_an_instance_costs_its_slices_of_memory_where_the_policy_says_so(tmp_path: Path) -> None:
-    board: Row = {"board_compute_slices": 7, "board_memory_slices": 8}
+    board: Row = {"gpu_compute_slices": 7, "gpu_memory_slices": 8}
     cut: Row = {"parent_uuid": "GPU-a", "mig_profile": "1g.20gb", "compute_slices": 1, **board}
     store = store_of(
         tmp_path,
@@ -166,8 +166,8 @@ def test_pods_are_found_late_by_uid_and_by_name_and_what_they_have_is_one_line(
 ) -> None:
     store = store_of(
         tmp_path,
-        held(0, None, holder_state="named", holder_namespace="ns", holder_pod="a"),
-        usage_row(0, account="pod", busy_ns=HOUR_NS, pod_uid="uid-a", pod_state="pending"),
+        held(0, None, allocated_state="named", allocated_namespace="ns", allocated_pod="a"),
+        usage_row(0, category="pod", busy_ns=HOUR_NS, pod_uid="uid-a", pod_state="pending"),
         pods=[pod_row("a", owner_kind="Job", owner_name="train")],
     )
     bill = bill_of(store, by=["namespace", "owner", "pod"])
@@ -176,7 +176,7 @@ def test_pods_are_found_late_by_uid_and_by_name_and_what_they_have_is_one_line(
 
 
 def test_a_name_means_the_pod_that_had_it_in_that_hour(tmp_path: Path) -> None:
-    by_name: Row = {"holder_state": "named", "holder_namespace": "ns", "holder_pod": "a"}
+    by_name: Row = {"allocated_state": "named", "allocated_namespace": "ns", "allocated_pod": "a"}
     gone = BEGIN_US + HOUR_US
     again = {"pod_uid": "uid-a2", "created_time": gone, "owner_kind": "Job", "owner_name": "2"}
     store = store_of(
@@ -229,12 +229,12 @@ def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: P
     store = store_of(
         tmp_path,
         held(0, "a"),
-        held(1, "b", holder_namespace="said"),
-        held(2, "c", holder_namespace="silent"),
+        held(1, "b", allocated_namespace="said"),
+        held(2, "c", allocated_namespace="unresponsive"),
         pods=[pod_row("a", labels='{"project": "apollo"}')],
         namespaces=[namespace_row("said", annotations='{"project": "gemini"}')],
     )
-    expected = {"apollo": "7.00", "gemini": "7.00", "silent": "7.00"}
+    expected = {"apollo": "7.00", "gemini": "7.00", "unresponsive": "7.00"}
     assert costs(bill_of(store, policy, by=["project"])) == expected
 
 
@@ -243,9 +243,9 @@ def test_who_has_no_such_value_is_told_from_work_of_nobody_who_was_seen(tmp_path
         tmp_path,
         held(0, "a"),
         held(1, None, busy_ns=0),
-        usage_row(1, account="unattributed", busy_ns=HOUR_NS),
+        usage_row(1, category="unattributed", busy_ns=HOUR_NS),
         held(2, None, busy_ns=0),
-        usage_row(2, account="host", busy_ns=HOUR_NS),
+        usage_row(2, category="host", busy_ns=HOUR_NS),
         pods=[pod_row("a")],
     )
     found = costs(bill_of(store, by=["label:team", "mig_profile"], hours=3))
@@ -262,7 +262,7 @@ def test_a_team_is_the_label_of_the_pod_or_its_namespace_where_no_file_says_othe
     store = store_of(
         tmp_path,
         held(0, "a"),
-        held(1, "b", holder_namespace="other"),
+        held(1, "b", allocated_namespace="other"),
         pods=[pod_row("a", labels='{"team": "red"}'), pod_row("b", namespace="other")],
         namespaces=[namespace_row("other", labels='{"team": "blue"}')],
     )
@@ -295,7 +295,7 @@ def test_use_of_nobody_who_holds_is_charged_by_time_where_nobody_holds(tmp_path:
         tmp_path,
         held(0, None),
         used(0, "a", HOUR_NS // 2),
-        usage_row(0, account="host", busy_ns=HOUR_NS // 4),
+        usage_row(0, category="host", busy_ns=HOUR_NS // 4),
         held(1, "b"),
         used(1, "a", HOUR_NS // 2),
     )
@@ -308,17 +308,17 @@ def test_use_of_nobody_who_holds_is_charged_by_time_where_nobody_holds(tmp_path:
 
 
 def test_a_gpu_that_does_not_answer_is_overhead(tmp_path: Path) -> None:
-    store = store_of(tmp_path, held(0, "a", silent_ns=HOUR_NS // 2))
+    store = store_of(tmp_path, held(0, "a", unresponsive_ns=HOUR_NS // 2))
     assert costs(bill_of(store)) == {"a": "3.50", "__unresponsive__/overhead": "3.50"}
 
 
 @pytest.mark.parametrize(
     ("basis", "expected"),
     [
-        ("basis: held", {"a": "7.00"}),
+        ("basis: allocated", {"a": "7.00"}),
         ("basis: used", {"a": "1.75", "__unused__/unused": "5.25"}),
         ("basis: greater", {"a": "7.00"}),
-        ("basis: blended, held_weight: 0.5", {"a": "4.37", "__unused__/unused": "2.63"}),
+        ("basis: blended, allocated_weight: 0.5", {"a": "4.37", "__unused__/unused": "2.63"}),
         ("basis: used, match: {pod: b}", {"a": "7.00"}),
     ],
 )
@@ -334,7 +334,7 @@ def test_each_tenant_pays_by_its_basis_and_idle_has_the_rest(
     [
         ("share: own_line", {"a": "7.00", "b": "14.00", "__idle__/idle": "7.00"}),
         ("share: even", {"a": "10.50", "b": "17.50", "__idle__/idle": "0.00"}),
-        ("share: held", {"a": "9.33", "b": "18.67", "__idle__/idle": "0.00"}),
+        ("share: allocated", {"a": "9.33", "b": "18.67", "__idle__/idle": "0.00"}),
         ("share: used", {"a": "14.00", "b": "14.00", "__idle__/idle": "0.00"}),
         (
             "share: table, by: pod, weights: {a: 1, c: 3}",
@@ -347,7 +347,7 @@ def test_each_tenant_pays_by_its_basis_and_idle_has_the_rest(
             },
         ),
         (
-            "share: held, model: A100",
+            "share: allocated, model: A100",
             {"a": "7.00", "b": "14.00", "__idle__/idle": "7.00"},
         ),
     ],
@@ -377,7 +377,7 @@ def test_idle_is_shared_among_those_of_the_same_pool_alone(tmp_path: Path) -> No
         inventory=[inventory_row(), inventory_row("GPU-m", node="m", in_force_from=BEGIN_US)],
         nodes=[node_row(node_pool="one"), node_row(node="m", node_pool="two")],
     )
-    policy = f"{SEVEN}idle: [{{kind: idle, share: held}}]"
+    policy = f"{SEVEN}idle: [{{kind: idle, share: allocated}}]"
     found = costs(bill_of(store, policy, by=["node_pool", "pod"], hours=1))
     assert found == {"one/a": "7.00", "two/b": "7.00"}
     found = costs(bill_of(store, policy, by=["node_pool", "pod"]))
@@ -403,11 +403,11 @@ def test_gpus_without_a_price_cost_nothing_and_are_named(tmp_path: Path) -> None
 
 
 def test_what_an_instance_is_charged_by_its_own_price_is_not_without_one(tmp_path: Path) -> None:
-    cut: Row = {"parent_uuid": "GPU-a", "board_compute_slices": 7, "mig_profile": "4g.40gb"}
+    cut: Row = {"parent_uuid": "GPU-a", "gpu_compute_slices": 7, "mig_profile": "4g.40gb"}
     store = store_of(
         tmp_path,
         held(0, "a", gpu="MIG-1", compute_slices=4, **cut),
-        held(0, None, compute_slices=3, board_compute_slices=7),
+        held(0, None, compute_slices=3, gpu_compute_slices=7),
     )
     bill = bill_of(store, "prices: [{name: m, mig_profile: '4g*', per_gpu_hour: 3}]", hours=1)
     assert costs(bill) == {"a": "3.00", "__idle__/idle": "0.00"}
@@ -481,14 +481,14 @@ def test_a_deleted_node_was_what_it_was_before(tmp_path: Path) -> None:
     assert costs(bill_of(store, policy, hours=2)) == {"a": "10.50"}
 
 
-SHARED = "{kind: idle, share: held}"
+SHARED = "{kind: idle, share: allocated}"
 TABLE = "{kind: idle, share: table, by: pod, weights: {a: 1, x: 2}}"
 MACHINE = "{name: m, instance: {per_hour: 98.32, gpus: 8, vcpus: 192, memory_gb: 2048}}"
 POLICIES = [
     SEVEN,
-    SEVEN + "basis: [{basis: used, match: {pod: a}}, {basis: blended, held_weight: 0.3}]",
+    SEVEN + "basis: [{basis: used, match: {pod: a}}, {basis: blended, allocated_weight: 0.3}]",
     f"currency: JPY\nprices: [{{name: h, per_gpu_hour: 100.1}}]\nidle: [{EVEN}, {SHARED}]",
-    f"{SEVEN}idle: [{EVEN}]\nshared: [{{match: {{pod: a}}, share: held}}]",
+    f"{SEVEN}idle: [{EVEN}]\nshared: [{{match: {{pod: a}}, share: allocated}}]",
     f"prices: [{{name: i, mig_profile: 1g, per_gpu_hour: 1}}, {MACHINE}]\nidle: [{TABLE}]",
     "prices: [{name: h, model: H100, per_gpu_hour: 7}, {name: a, model: A100, per_gpu_hour: 3}]",
 ]
@@ -513,10 +513,10 @@ def test_the_lines_of_any_bill_sum_to_what_the_gpus_cost(
         store = write_store(Path(folder), usage_hourly=rows, inventory=inventory)
         bill = bill_of(store, policy, by=["node", "pod"])
         again = bill_of(store, policy, by=["node", "pod"])
-    assert sum(line.exact_cost for line in bill.lines) == bill.exact_origin_cost
-    assert bill.line_cost == bill.origin_cost
+    assert sum(line.exact_cost for line in bill.lines) == bill.exact_asset_cost
+    assert bill.line_cost == bill.asset_cost
     of_days = [cost for day in bill.days for cost in day.costs.values()]
-    assert sum(of_days) == bill.exact_origin_cost
+    assert sum(of_days) == bill.exact_asset_cost
     assert bill.lines == again.lines
     assert min((line.charged for line in bill.lines), default=0) >= 0
 
@@ -528,7 +528,7 @@ def test_boards_that_are_there_cost_their_hours_whatever_rows_say_of_them(rows: 
     with TemporaryDirectory() as folder:
         bill = bill_of(write_store(Path(folder), usage_hourly=rows, inventory=inventory))
     hours = (bill.end_us - BEGIN_US) // HOUR_US
-    assert bill.exact_origin_cost == 2 * 7 * hours
+    assert bill.exact_asset_cost == 2 * 7 * hours
 
 
 @pytest.mark.parametrize(
@@ -629,7 +629,7 @@ def test_a_pod_that_was_deleted_long_ago_is_nobody_whatever_its_versions_were(
     long_ago = {"created_time": BEGIN_US - 4800 * HOUR_US, "labels": '{"team": "gone"}'}
     store = store_of(
         tmp_path,
-        held(0, "db-0", holder_state="named", holder_uid=None),
+        held(0, "db-0", allocated_state="named", allocated_uid=None),
         pods=[
             pod_row("db-0", hour=-4800, **long_ago),
             pod_row("db-0", hour=-4799, deleted_time=BEGIN_US - 4799 * HOUR_US, **long_ago),
@@ -652,9 +652,9 @@ def test_a_bill_names_the_versions_that_it_was_made_of(tmp_path: Path) -> None:
 
 UNNAMED_USER: Row = {"pod_state": "pending", "namespace": None, "pod": None}
 UNNAMED_HOLDER: Row = {
-    "holder_state": "pending",
-    "holder_namespace": None,
-    "holder_pod": None,
+    "allocated_state": "pending",
+    "allocated_namespace": None,
+    "allocated_pod": None,
 }
 
 
@@ -668,8 +668,8 @@ def states_of(rows: list[Row], state: str, unnamed: set[int]) -> list[Row]:
         written = dict(row)
         if row.get("pod") == "b":
             written |= UNNAMED_USER if number in unnamed else {"pod_state": state}
-        if row.get("holder_pod") == "b":
-            written |= UNNAMED_HOLDER if number in unnamed else {"holder_state": state}
+        if row.get("allocated_pod") == "b":
+            written |= UNNAMED_HOLDER if number in unnamed else {"allocated_state": state}
         found.append(written)
     return found
 
@@ -749,9 +749,7 @@ def test_bills_of_times_that_follow_one_another_are_those_of_each_alone(
         together = list(maker.make_each(windows))
         alone = [maker.make(window) for window in windows]
     assert [bill.lines for bill in together] == [bill.lines for bill in alone]
-    assert [bill.exact_origin_cost for bill in together] == [
-        bill.exact_origin_cost for bill in alone
-    ]
+    assert [bill.exact_asset_cost for bill in together] == [bill.exact_asset_cost for bill in alone]
     assert [bill.end_us for bill in together] == [bill.end_us for bill in alone]
 
 

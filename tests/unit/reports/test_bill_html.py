@@ -114,7 +114,7 @@ def store(tmp_path: Path) -> str:
         row
         for number, name in enumerate((*HOSTILE, "ns"))
         for row in (
-            held(number * 12, f"p{number}", holder_namespace=name, busy_ns=HOUR_NS // 3),
+            held(number * 12, f"p{number}", allocated_namespace=name, busy_ns=HOUR_NS // 3),
             used(number * 12, f"p{number}", HOUR_NS * 2 // 3, namespace=name),
         )
     ]
@@ -189,17 +189,17 @@ def test_the_table_has_each_line_with_its_very_cost(store: str) -> None:
     for row in rows:
         (line,) = re.findall(r'class="line">(\w+)<', row)
         shown[line] = [Decimal(value) for value in re.findall(r'<data value="([^"]+)">', row)]
-    columns = ("cost", "unused_cost", "held_gpu_seconds", "used_gpu_seconds")
+    columns = ("cost", "unused_cost", "allocated_gpu_seconds", "used_gpu_seconds")
     assert shown == {
         line.id: [
             *(row_of(bill, line)[name] for name in columns),
             rounded(Fraction(line.used, line.held) if line.held else Fraction(-1), digits=6),
-            row_of(bill, line)["charged_gpu_seconds"],
+            row_of(bill, line)["billed_gpu_seconds"],
         ]
         for line in bill.lines
     }
-    assert sum(amounts[0] for amounts in shown.values()) == bill.origin_cost
-    assert f"Lines {bill.line_cost:,f} <b>=</b> GPUs {bill.origin_cost:,f} USD" in page
+    assert sum(amounts[0] for amounts in shown.values()) == bill.asset_cost
+    assert f"Lines {bill.line_cost:,f} <b>=</b> GPUs {bill.asset_cost:,f} USD" in page
 
 
 def test_the_same_bill_is_the_same_page_byte_for_byte(store: str) -> None:
@@ -212,7 +212,7 @@ def test_days_sum_to_what_the_gpus_cost_to_the_last_fraction(store: str) -> None
     assert [day.begin_us for day in bill.days] == [
         BEGIN_US + number * 24 * HOUR_US for number in range(3)
     ]
-    assert sum(cost for day in bill.days for cost in day.costs.values()) == bill.exact_origin_cost
+    assert sum(cost for day in bill.days for cost in day.costs.values()) == bill.exact_asset_cost
     # Two tenants a day, and a second GPU from 16:00 of the second day on, which nothing covers.
     hour = bill.days[0].costs[None] / 2
     assert [day.costs["no_data"] / hour for day in bill.days] == [22, 22 + 8, 45]
@@ -223,7 +223,7 @@ def test_many_tenants_are_one_bar_in_the_chart_and_a_row_each_in_the_table(
     tmp_path: Path,
 ) -> None:
     usage = [
-        held(hour, f"p{hour}-{gpu}", gpu=f"GPU-{gpu}", holder_namespace=f"team-{hour}-{gpu}")
+        held(hour, f"p{hour}-{gpu}", gpu=f"GPU-{gpu}", allocated_namespace=f"team-{hour}-{gpu}")
         for hour in range(5)
         for gpu in range(8)
     ]
@@ -247,7 +247,7 @@ def test_a_large_part_of_which_nothing_is_known_is_said_with_its_cost(store: str
     (no_data,) = (line for line in bill.lines if line.idle_kind == "no_data")
     page = page_of(bill)
     assert f"{no_data.cost:,f} USD are for time without data" in page
-    lenient = page_of(make(store, SEVEN + "close: {min_covered_ratio: 0}"))
+    lenient = page_of(make(store, SEVEN + "close: {min_data_coverage_ratio: 0}"))
     assert "for time without data" not in lenient
 
 
@@ -272,7 +272,7 @@ def test_the_costs_of_days_are_plain_numbers_of_the_currency(
 
 def test_names_are_whole_where_there_is_room_for_them(tmp_path: Path) -> None:
     name = "training-run-0042-worker-0-a"
-    rows = [held(0, "a", holder_namespace=name)]
+    rows = [held(0, "a", allocated_namespace=name)]
     page = page_of(make(write_store(tmp_path, usage_hourly=rows), hours=1))
     assert f">{name}</text>" in page
 
@@ -313,7 +313,9 @@ def test_a_page_of_a_closed_period_that_was_calculated_again_says_what_changed(
 
 
 def test_what_went_from_one_line_to_another_since_the_close_is_a_change(tmp_path: Path) -> None:
-    late = [held(hour, None, holder_uid="uid-x", holder_state="pending") for hour in range(72)]
+    late = [
+        held(hour, None, allocated_uid="uid-x", allocated_state="pending") for hour in range(72)
+    ]
     store = write_store(tmp_path, usage_hourly=late, inventory=[inventory_row()])
     bill = make(store, SEVEN)
     close(bill, store)

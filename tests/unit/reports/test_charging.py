@@ -33,7 +33,7 @@ from tests.unit.reports.stores import (
 HOURS = 2
 WINDOW = Window(BEGIN_US, BEGIN_US + HOURS * HOUR_US)
 CLAIMS = {
-    "uid-a": Claim("held"),
+    "uid-a": Claim("allocated"),
     "uid-b": Claim("used"),
     "uid-c": Claim("greater"),
     "uid-d": Claim("blended", 1, 3),
@@ -45,7 +45,7 @@ lengths = st.one_of(
     st.integers(0, HOUR_NS + HOUR_NS // 8),
 )
 pods = st.sampled_from("abcd")
-SLICES = {"board_compute_slices": 7}
+SLICES = {"gpu_compute_slices": 7}
 PART_OF_B: dict[str, Any] = {"parent_uuid": "GPU-b", **SLICES}
 DEVICES: list[dict[str, Any]] = [
     {"gpu": "GPU-a"},
@@ -76,13 +76,13 @@ def rows_of_hours(draw: st.DrawFn) -> list[Row]:
                 where |= {"compute_slices": device.get("compute_slices")}
             for pod in draw(st.lists(st.one_of(st.none(), pods), max_size=3, unique=True)):
                 length = draw(lengths)
-                silent = draw(st.sampled_from([None, None, 0, length // 2, length]))
-                rows.append(held(hour, pod, length, silent_ns=silent, **where))
+                unresponsive = draw(st.sampled_from([None, None, 0, length // 2, length]))
+                rows.append(held(hour, pod, length, unresponsive_ns=unresponsive, **where))
             users = draw(st.lists(pods, max_size=2, unique=True))
             rows += [used(hour, pod, draw(lengths), **where) for pod in users]
             others = draw(st.lists(st.sampled_from(["host", "unattributed"]), max_size=1))
             rows += [
-                usage_row(hour, account=other, busy_ns=draw(lengths), **where) for other in others
+                usage_row(hour, category=other, busy_ns=draw(lengths), **where) for other in others
             ]
     return rows or [held(HOURS - 1, None, 1)]
 
@@ -107,15 +107,13 @@ def charged_by_store(store: str, claims: dict[str, Claim]) -> Counter[str]:
     for day in days_of(UsageReader(store), WINDOW, changes=[], basis_of=basis_of):
         for row in day.usage:
             if row.is_holding:
-                charged[row.party.uid or "idle"] += row.held - row.silent
-                charged["overhead"] += row.silent
+                charged[row.party.uid or "idle"] += row.held - row.unresponsive
+                charged["overhead"] += row.unresponsive
         for charge in day.charges:
-            who = charge.party.uid or (
-                "idle" if charge.party.kind == "nobody" else "overhead"
-            )
-            charged["overhead" if charge.is_silent else who] += charge.units
+            who = charge.party.uid or ("idle" if charge.party.kind == "nobody" else "overhead")
+            charged["overhead" if charge.is_unresponsive else who] += charge.units
         for idle in day.idle:
-            charged["overhead"] += idle.silent
+            charged["overhead"] += idle.unresponsive
             charged["unused"] += idle.unused
             charged["idle"] += idle.idle
         for board in day.boards:
@@ -169,13 +167,15 @@ def test_the_documented_example_is_charged_as_documented(tmp_path: Path) -> None
     (rows, charges) = _tables(charging_sql.__doc__ or "")
     minute_ns = HOUR_NS // 60
     written = [
-        held(0, holder or None, int(held_) * minute_ns, silent_ns=int(silent) * minute_ns)
-        if account == "idle"
+        held(
+            0, holder or None, int(held_) * minute_ns, unresponsive_ns=int(unresponsive) * minute_ns
+        )
+        if category == "idle"
         else used(0, user, int(used_) * minute_ns)
-        for account, holder, user, held_, silent, used_ in rows
+        for category, holder, user, held_, unresponsive, used_ in rows
     ]
     store = write_store(tmp_path, usage_hourly=written, inventory=[inventory_row()])
-    names = {"a": "uid-a", "b": "uid-b", "c": "uid-c", "silent": "overhead"}
+    names = {"a": "uid-a", "b": "uid-b", "c": "uid-c", "unresponsive": "overhead"}
     documented = {names.get(to, to): int(minutes) for to, minutes, _ in charges}
     charged = charged_by_store(store, {"uid-b": Claim("used")})
     hour = {to: units // (minute_ns * UNITS) for to, units in charged.items()}

@@ -158,7 +158,7 @@ def test_revisions_sum_to_the_bill_as_it_is_by_the_last_of_them(
                 closed, window=bill.window, by=bill.by, policy=bill.policy.policy
             )
             assert shown_rows(standing) == shown_rows(bill)
-            assert standing.covered_ratio == bill.covered_ratio or not added
+            assert standing.data_coverage_ratio == bill.data_coverage_ratio or not added
 
 
 def shown_rows(bill: Bill) -> list[dict[str, object]]:
@@ -241,7 +241,7 @@ def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A name that came late takes nothing from the sum of the bill, and all from a line."""
-    late = [held(h, None, holder_uid="uid-x", holder_state="pending") for h in range(24)]
+    late = [held(h, None, allocated_uid="uid-x", allocated_state="pending") for h in range(24)]
     store = write_store(tmp_path / "store", usage_hourly=late, inventory=[inventory_row()])
     (tmp_path / "prices.yaml").write_text(PRICES)
     prices = str(tmp_path / "prices.yaml")
@@ -261,7 +261,7 @@ def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
 
 def test_a_line_that_the_service_shows_as_it_was_closed_it_can_explain(tmp_path: Path) -> None:
     """Also where nothing of it is left by now."""
-    late = [held(h, None, holder_uid="uid-x", holder_state="pending") for h in range(24)]
+    late = [held(h, None, allocated_uid="uid-x", allocated_state="pending") for h in range(24)]
     store = write_store(tmp_path / "store", usage_hourly=late, inventory=[inventory_row()])
     prices = tmp_path / "prices.yaml"
     prices.write_text(PRICES)
@@ -286,7 +286,7 @@ def test_a_line_that_the_service_shows_as_it_was_closed_it_can_explain(tmp_path:
     ("usage", "prices", "reason"),
     [
         ([held(3, "a")], PRICES, "no usage up to the end"),
-        ([held(23, "a"), used(23, "a", 1)], PRICES, "min_covered_ratio"),
+        ([held(23, "a"), used(23, "a", 1)], PRICES, "min_data_coverage_ratio"),
         ([held(hour, "a") for hour in range(24)], "prices: []", "no price for H100"),
     ],
 )

@@ -153,14 +153,18 @@ prices:
 - {name: slice, model: A100, mig_profile: 1g, per_gpu_hour: 1}
 exchange_rates: [{currency: EUR, rate: 1.07, from: 2026-01-01}]
 energy: [{name: grid, per_kilowatt_hour: 0.3}]
-idle: [{kind: idle, share: held}]
+idle: [{kind: idle, share: allocated}]
 """
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
     """Return a store with a spot GPU, one that is cut, one without a price, and idle of all."""
-    slices: dict[str, Value] = {"board_compute_slices": 7, "compute_slices": 1, "mig_profile": "1g"}
+    slices: dict[str, Value] = {
+        "gpu_compute_slices": 7,
+        "compute_slices": 1,
+        "mig_profile": "1g",
+    }
     cut: dict[str, Value] = {"gpu": "MIG-c", "parent_uuid": "GPU-c", "model": "A100", **slices}
     return store_of(
         tmp_path,
@@ -172,7 +176,7 @@ def store(tmp_path: Path) -> str:
         held(0, "a", gpu="GPU-s", node="s"),
         held(0, "b", **cut),
         held(1, "b", gpu="GPU-x", model="X9"),
-        usage_row(1, account="host", busy_ns=9, energy_millijoules=7, gpu="GPU-x", model="X9"),
+        usage_row(1, category="host", busy_ns=9, energy_millijoules=7, gpu="GPU-x", model="X9"),
         inventory=[inventory_row()],
         nodes=[node_row(node="s", capacity_type="spot", region="north", zone="north-1")],
     )
@@ -218,7 +222,7 @@ def test_every_value_is_of_its_columns_type_and_one_of_those_allowed(bill: Bill)
 
 def test_the_rows_sum_to_the_bill_and_those_of_a_line_to_the_line(bill: Bill) -> None:
     rows = list(focus_rows(bill, allocations=False))
-    assert sum(row["BilledCost"] for row in rows) == bill.line_cost == bill.origin_cost
+    assert sum(row["BilledCost"] for row in rows) == bill.line_cost == bill.asset_cost
     for line in bill.lines:
         assert sum(row["BilledCost"] for row in rows if row["x_Line"] == line.id) == line.cost
 

@@ -56,7 +56,7 @@ def test_an_hour_under_way_is_billed_by_all_its_minutes(tmp_path: Path) -> None:
     write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
     bill = bill_of(store, hours=2)
     assert costs(bill) == {"a": "10.50"}
-    assert bill.covered_ratio == 1
+    assert bill.data_coverage_ratio == 1
 
 
 def test_usage_ends_with_the_end_of_its_newest_minute_where_older_ones_were_purged(

@@ -75,10 +75,10 @@ users = st.one_of(
 )
 holders = st.one_of(
     st.sampled_from(["x", "y"]).map(
-        lambda pod: {"holder_state": "named", "holder_namespace": "ns", "holder_pod": pod}
+        lambda pod: {"allocated_state": "named", "allocated_namespace": "ns", "allocated_pod": pod}
     ),
-    numbers.map(lambda number: {"holder_state": "known", "holder_uid": f"uid-{number}"}),
-    numbers.map(lambda number: {"holder_state": "pending", "holder_uid": f"uid-{number}"}),
+    numbers.map(lambda number: {"allocated_state": "known", "allocated_uid": f"uid-{number}"}),
+    numbers.map(lambda number: {"allocated_state": "pending", "allocated_uid": f"uid-{number}"}),
 )
 Drawn = list[tuple[int, dict[str, Any]]]
 
@@ -98,7 +98,7 @@ Drawn = list[tuple[int, dict[str, Any]]]
 @example(
     records=[LONG_GONE],
     using=[(0, {"pod_uid": "uid-0", "pod_state": "pending"})],
-    holding=[(1, {"holder_state": "known", "holder_uid": "uid-0"})],
+    holding=[(1, {"allocated_state": "known", "allocated_uid": "uid-0"})],
 )
 @example(
     records=[LONG_GONE],
@@ -115,7 +115,7 @@ Drawn = list[tuple[int, dict[str, Any]]]
     holding=[],
 )
 def test_a_bill_names_whom_a_query_names(records: list[Row], using: Drawn, holding: Drawn) -> None:
-    rows = [usage_row(hour, account="pod", busy_ns=HOUR_NS // 4, **user) for hour, user in using]
+    rows = [usage_row(hour, category="pod", busy_ns=HOUR_NS // 4, **user) for hour, user in using]
     rows += [held(hour, None, HOUR_NS // 2, **holder) for hour, holder in holding]
     rows += [held(hour, None, 0) for hour in range(2)]
     with TemporaryDirectory() as folder, duckdb.connect() as connection:
@@ -124,15 +124,16 @@ def test_a_bill_names_whom_a_query_names(records: list[Row], using: Drawn, holdi
         )
         create_views(connection, store)
         found = connection.execute(
-            "SELECT coalesce(owner_name, holder_owner_name), busy_ns, coalesce(held_ns, 0), account"
-            " FROM usage_hourly WHERE account = 'pod' OR holder_state IS NOT NULL"
+            "SELECT coalesce(owner_name, allocated_owner_name), busy_ns,"
+            " coalesce(allocated_ns, 0), category FROM usage_hourly"
+            " WHERE category = 'pod' OR allocated_state IS NOT NULL"
         ).fetchall()
         bill = bill_of(store, by=["owner_name"], hours=2)
     used: Counter[str] = Counter()
     having: Counter[str] = Counter()
-    for owner, busy_ns, held_ns, account in found:
-        used[owner or UNALLOCATED] += busy_ns if account == "pod" else 0
-        having[owner or UNALLOCATED] += held_ns
+    for owner, busy_ns, allocated_ns, category in found:
+        used[owner or UNALLOCATED] += busy_ns if category == "pod" else 0
+        having[owner or UNALLOCATED] += allocated_ns
     tenants = [line for line in bill.lines if not line.idle_kind]
     assert {line.values[0]: line.used // UNITS for line in tenants if line.used} == +used
     assert {line.values[0]: line.held // UNITS for line in tenants if line.held} == +having
@@ -188,10 +189,10 @@ def test_a_bill_takes_nodes_and_namespaces_for_what_a_query_does(
         create_views(connection, store)
         found = connection.execute(
             "SELECT coalesce(node_labels->>'team', $absent),"
-            " coalesce(namespace_labels->>'team', $absent), sum(held_ns)"
+            " coalesce(namespace_labels->>'team', $absent), sum(allocated_ns)"
             " FROM usage_hourly GROUP BY ALL",
             {"absent": UNALLOCATED},
         ).fetchall()
         bill = bill_of(store, by=["node-label:team", "namespace-label:team"], hours=3)
     billed = {line.values: line.held // UNITS for line in bill.lines}
-    assert billed == {(node, namespace): held_ns for node, namespace, held_ns in found}
+    assert billed == {(node, namespace): allocated_ns for node, namespace, allocated_ns in found}

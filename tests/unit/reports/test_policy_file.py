@@ -55,8 +55,8 @@ EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
         ("idle:\n- {kind: unalocated, share: even}", ["line 2: idle[0].kind"]),
         ("prices:\n- {name: a, per_gpu_hour: 1e999999999}", ["line 2: prices[0]", "18 digits"]),
         ("prices:\n- {name: a, per_gpu_hour: 1e-999999999}", ["line 2: prices[0]", "18 digits"]),
-        ("basis:\n- {basis: blended}", ["line 2: basis[0]", "held_weight"]),
-        ("basis:\n- {basis: blended}", ["give held_weight, as basis is blended"]),
+        ("basis:\n- {basis: blended}", ["line 2: basis[0]", "allocated_weight"]),
+        ("basis:\n- {basis: blended}", ["give allocated_weight, as basis is blended"]),
         (
             "basis:\n- {basis: usage}",
             ["line 2: basis[0].basis", "held, used, greater", "mean used?"],
@@ -118,7 +118,7 @@ def test_every_digit_of_a_price_counts() -> None:
     ("text", "remedy"),
     [
         ("dimensions: {cost: [namespace]}", "give yours another name"),
-        ("idle: [{kind: idle, share: held, mig_profile: '7g.*'}]", "whole boards"),
+        ("idle: [{kind: idle, share: allocated, mig_profile: '7g.*'}]", "whole boards"),
     ],
 )
 def test_what_could_not_mean_anything_is_refused(text: str, remedy: str) -> None:

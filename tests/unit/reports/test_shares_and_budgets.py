@@ -123,9 +123,11 @@ def explained(store: str, policy: str, kind: str, *, hours: int, max_rows: int =
     return texts[head + 1 :]
 
 
-def test_silent_time_is_explained_by_the_rows_that_have_it(tmp_path: Path) -> None:
-    silent = held(0, "a", HOUR_NS, silent_ns=HOUR_NS // 2)
-    row, last = explained(store_of(tmp_path, silent, held(1, "a")), SEVEN, "overhead", hours=2)
+def test_unresponsive_time_is_explained_by_the_rows_that_have_it(tmp_path: Path) -> None:
+    unresponsive = held(0, "a", HOUR_NS, unresponsive_ns=HOUR_NS // 2)
+    row, last = explained(
+        store_of(tmp_path, unresponsive, held(1, "a")), SEVEN, "overhead", hours=2
+    )
     assert "a allocated 3600 (unresponsive 1800)" in row
     assert "all 1 rows: allocated 3600 s" in last
 
@@ -149,7 +151,7 @@ def test_rows_that_are_not_shown_are_counted(
     tmp_path: Path, max_rows: int, shown: int, said: str
 ) -> None:
     """Also where they are of nothing."""
-    hosts = [usage_row(hour, account="host", busy_ns=1 if hour == 0 else 0) for hour in range(3)]
+    hosts = [usage_row(hour, category="host", busy_ns=1 if hour == 0 else 0) for hour in range(3)]
     store = store_of(tmp_path, held(2, None), *hosts)
     texts = explained(store, SEVEN, "overhead", hours=3, max_rows=max_rows)
     assert len([text for text in texts if "GPU-a" in text]) == shown
@@ -166,7 +168,7 @@ SHARED = "shared: [{{match: {{namespace: operator}}, share: {share}{more}}}]\n"
         pytest.param("own_line", "", {"a": "7.00", "b": "21.00", "operator": "7.00"}, id="not"),
         pytest.param("even", "", {"a": "10.50", "b": "24.50", "operator": "0.00"}, id="evenly"),
         pytest.param(
-            "held", "", {"a": "8.75", "b": "26.25", "operator": "0.00"}, id="by held time"
+            "allocated", "", {"a": "8.75", "b": "26.25", "operator": "0.00"}, id="by held time"
         ),
         pytest.param(
             "table",
@@ -181,23 +183,23 @@ def test_who_works_for_all_others_is_paid_by_them(
 ) -> None:
     store = store_of(
         tmp_path,
-        held(0, "x", holder_namespace="operator"),
-        held(1, "y", holder_namespace="a"),
-        *(held(hour, "z", holder_namespace="b") for hour in (2, 3, 4)),
+        held(0, "x", allocated_namespace="operator"),
+        held(1, "y", allocated_namespace="a"),
+        *(held(hour, "z", allocated_namespace="b") for hour in (2, 3, 4)),
     )
     policy = SEVEN + SHARED.format(share=share, more=more)
     bill = bill_of(store, policy, by=["namespace"], hours=5)
     assert costs(bill) == expected
-    assert bill.line_cost == bill.origin_cost == 35
+    assert bill.line_cost == bill.asset_cost == 35
 
 
 def test_costs_are_shared_among_those_who_had_alike_gpus(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
-        held(0, "x", holder_namespace="operator"),
-        held(0, "y", holder_namespace="a", node="n2", gpu_uuid="G2", model="T4"),
+        held(0, "x", allocated_namespace="operator"),
+        held(0, "y", allocated_namespace="a", node="n2", gpu_uuid="G2", model="T4"),
     )
-    policy = "prices: [{name: any, per_gpu_hour: 7}]\n" + SHARED.format(share="held", more="")
+    policy = "prices: [{name: any, per_gpu_hour: 7}]\n" + SHARED.format(share="allocated", more="")
     bill = bill_of(store, policy, by=["namespace"], hours=1)
     # Nobody else had one of the operator's: it stays where it is.
     assert costs(bill) == {"a": "7.00", "operator": "7.00"}
@@ -208,10 +210,10 @@ def test_energy_that_others_pay_stays_on_its_line(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
         held(0, "a", energy_millijoules=3_600_000_000),
-        usage_row(0, account="host", busy_ns=0, energy_millijoules=3_600_000_000),
+        usage_row(0, category="host", busy_ns=0, energy_millijoules=3_600_000_000),
     )
     policy = SEVEN + "energy: [{name: e, per_kilowatt_hour: 1}]\n"
-    bill = bill_of(store, policy + "idle: [{kind: overhead, share: held}]\n", hours=1)
+    bill = bill_of(store, policy + "idle: [{kind: overhead, share: allocated}]\n", hours=1)
     (host,) = (line for line in bill.lines if line.idle_kind == "overhead")
     assert (host.energy_cost, host.shared_cost) == (Fraction(1), Fraction(-1))
     assert host.cost == 0

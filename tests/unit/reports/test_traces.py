@@ -44,10 +44,10 @@ def test_pods_that_share_gpus_pay_for_their_shares_and_not_for_whole_ones(tmp_pa
             rest_ns = seconds * NS_PER_SECOND - part_ns
             usage.append(held(hour % 24, None, rest_ns, **where))
     bill = bill_of(write_store(tmp_path, usage_hourly=usage), ONE, by=["model"], hours=24)
-    assert bill.exact_origin_cost == Fraction(whole_seconds, 3600)
+    assert bill.exact_asset_cost == Fraction(whole_seconds, 3600)
     by_kind = {line.idle_kind: line.gpu_cost for line in bill.lines}
     assert by_kind[None] == Fraction(share_milliseconds, 3_600_000)
-    assert (round(bill.exact_origin_cost), round(by_kind[None])) == (15_219, 7_077)
+    assert (round(bill.exact_asset_cost), round(by_kind[None])) == (15_219, 7_077)
 
 
 def test_jobs_are_billed_to_their_virtual_clusters(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_jobs_are_billed_to_their_virtual_clusters(tmp_path: Path) -> None:
                 f"job-{number}",
                 seconds * NS_PER_SECOND,
                 gpu=f"GPU-{number}-{gpu}",
-                holder_namespace=row["virtual_cluster"],
+                allocated_namespace=row["virtual_cluster"],
             )
             for hour, seconds in hours_of(begin, end)
             for gpu in range(gpus)
@@ -72,5 +72,5 @@ def test_jobs_are_billed_to_their_virtual_clusters(tmp_path: Path) -> None:
     assert {line.values[0]: line.exact_cost for line in bill.lines} == {
         cluster: Fraction(seconds, 3600) for cluster, seconds in seconds_of.items()
     }
-    assert sum(line.charged for line in bill.lines) == bill.exact_origin_cost * HOUR_UNITS
+    assert sum(line.charged for line in bill.lines) == bill.exact_asset_cost * HOUR_UNITS
     assert bill.end_us <= BEGIN_US + 48 * HOUR_US

@@ -11,14 +11,14 @@ from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import decoder_of, encode
 from gpuledger.keys import key_in
 from gpuledger.records import (
-    Account,
     BusyMethod,
+    Category,
     ContainerRef,
     DeadLetter,
     EnergyMethod,
     Entry,
+    EventAllocation,
     EventContainer,
-    EventHolder,
     GpuBooks,
     GpuEvent,
     GpuReading,
@@ -68,19 +68,19 @@ def container(*, pod_uid: str | None, container_id: str | None) -> int:
 
 
 def entry(
-    account: Account = Account.POD,
+    category: Category = Category.POD,
     *,
     pod_uid: str | None = "uid-train",
     container_id: str | None = "c" * 64,
     **changes: object,
 ) -> Entry:
     values: dict[str, Any] = {
-        "account": account,
+        "category": category,
         "busy_ns": SECOND_NS // 2,
         "memory_bytes": 2**30,
         "energy_millijoules": 100_000,
     }
-    if account is Account.POD:
+    if category is Category.POD:
         values["container"] = container(pod_uid=pod_uid, container_id=container_id)
     values.update(changes)
     return Entry(**values)
@@ -120,7 +120,7 @@ def settlement(
         "from_time_ns": START_NS - 3 * SECOND_NS,
         "until_seq": 3,
         "until_time_ns": START_NS,
-        "entries": [owed, entry(Account.UNATTRIBUTED, busy_ns=-busy_ns, **nothing)],
+        "entries": [owed, entry(Category.UNATTRIBUTED, busy_ns=-busy_ns, **nothing)],
         "busy_method": BusyMethod.ACCOUNTING,
     }
     values.update(changes)
@@ -148,10 +148,10 @@ def event(
     **changes: object,
 ) -> GpuEvent:
     """Return an event; `entries` may be held by `held_by`, of which each has one container."""
-    booked = [entry(), entry(Account.IDLE)] if entries is None else list(entries)
+    booked = [entry(), entry(Category.IDLE)] if entries is None else list(entries)
     described = [pod()] if pods is None else list(pods)
-    given: dict[str, Any] = {"gpus": [books(of, *booked)], "settlements": None} | changes
-    of_event = [*(given["gpus"] or ()), *(given["settlements"] or ())]
+    given: dict[str, Any] = {"gpus": [books(of, *booked)], "late_adjustments": None} | changes
+    of_event = [*(given["gpus"] or ()), *(given["late_adjustments"] or ())]
     used = [one.container for each in of_event for one in each.entries if one.container is not None]
     # Of the table of all events no more than this one points to: it grows with each test.
     containers = _described(CONTAINERS[: max(used, default=-1) + 1], described)
@@ -166,8 +166,8 @@ def event(
         "gpus": given["gpus"],
         "pods": [*described, *held_by],
         "containers": containers,
-        "holders": [
-            EventHolder(pod=first + place, container="jupyter", resources=["nvidia.com/gpu"])
+        "allocations": [
+            EventAllocation(pod=first + place, container="jupyter", resources=["nvidia.com/gpu"])
             for place in range(len(held_by))
         ],
     }

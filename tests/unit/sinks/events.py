@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuledger.records import (
-    Account,
     BusyMethod,
+    Category,
     EnergyMethod,
     Entry,
     GpuBooks,
@@ -49,17 +49,17 @@ def _words(of: type[_Open]) -> st.SearchStrategy[_Open]:
 
 @st.composite
 def _entries(draw: st.DrawFn) -> Entry:
-    account = draw(_words(Account))
-    is_pod, is_idle = account is Account.POD, account is Account.IDLE
+    category = draw(_words(Category))
+    is_pod, is_idle = category is Category.POD, category is Category.IDLE
     holder = draw(st.none() | st.integers(0, 1)) if is_idle else None
-    has_job = account is Account.JOB or (is_idle and holder is None)
+    has_job = category is Category.JOB or (is_idle and holder is None)
     return Entry(
-        account=account,
+        category=category,
         container=draw(_CONTAINER) if is_pod else None,
         busy_ns=draw(_TIME),
         memory_bytes=draw(_QUANTITY),
         energy_millijoules=draw(_QUANTITY),
-        holder=holder,
+        allocation=holder,
         job_id=draw(st.sampled_from([None, "7", "1234[5].server"])) if has_job else None,
     )
 
@@ -67,10 +67,10 @@ def _entries(draw: st.DrawFn) -> Entry:
 @st.composite
 def _settlements(draw: st.DrawFn, gpus: int) -> Settlement:
     busy_ns = draw(st.integers(0, 10**15))
-    owed = Entry(account=Account.HOST, busy_ns=busy_ns)
+    owed = Entry(category=Category.HOST, busy_ns=busy_ns)
     return settlement(
         busy_ns,
-        draw(st.sampled_from([None, owed, replace(owed, account=Account.JOB, job_id="7")])),
+        draw(st.sampled_from([None, owed, replace(owed, category=Category.JOB, job_id="7")])),
         busy_method=draw(_words(BusyMethod)),
         gpu=draw(st.integers(0, gpus - 1)),
         from_time_ns=START_NS - draw(st.integers(0, 100 * SECOND_NS)),
@@ -79,7 +79,7 @@ def _settlements(draw: st.DrawFn, gpus: int) -> Settlement:
 
 @st.composite
 def events(draw: st.DrawFn) -> GpuEvent:
-    """Draw an event of up to three GPUs with up to five entries each, and some settlements."""
+    """Draw an event of up to three GPUs with up to five entries each, and some late_adjustments."""
     gpus = [
         GpuBooks(
             reading=reading(
@@ -106,7 +106,7 @@ def events(draw: st.DrawFn) -> GpuEvent:
         interval_ns=draw(st.integers(0, 10 * SECOND_NS)),
         late=draw(st.sampled_from([None, True])),
         gap_ns=draw(st.none() | st.integers(0, 10**15)),
-        settlements=draw(st.none() | st.lists(_settlements(len(gpus)), max_size=3))
+        late_adjustments=draw(st.none() | st.lists(_settlements(len(gpus)), max_size=3))
         if gpus
         else None,
     )

@@ -18,7 +18,7 @@ from gpuledger.ledger.health import HEALTH_FAMILIES
 from gpuledger.ledger.rows import EntryRow
 from gpuledger.ledger.series import EventSeries
 from gpuledger.records import (
-    Account,
+    Category,
     ContainerRequest,
     Entry,
     EventContainer,
@@ -143,10 +143,10 @@ def test_the_rules_of_dcgm_exporters_names_read_series_that_are_sent() -> None:
     known = {metric.name for family in families for metric in family.metrics}
 
     read = {
-        name.replace("(pod|account)", account)
+        name.replace("(pod|category)", category)
         for rule in DCGM_RULES
         for name in re.findall(r"\bgpuledger_[\w|()]+\w", rule["expr"])
-        for account in ("pod", "account")
+        for category in ("pod", "category")
     }
     assert read <= known
 
@@ -166,9 +166,9 @@ def test_the_page_says_how_many_samples_a_node_of_8_gpus_with_10_containers_has(
     gpus = [
         books(
             reading(uuid=f"GPU-{gpu}", **dict.fromkeys(read, 1)),
-            *(Entry(account=Account.POD, container=one, **USED) for one in containers),
-            Entry(account=Account.HOST, **USED),
-            Entry(account=Account.IDLE, held_ns=SECOND_NS, **USED),
+            *(Entry(category=Category.POD, container=one, **USED) for one in containers),
+            Entry(category=Category.HOST, **USED),
+            Entry(category=Category.IDLE, allocated_ns=SECOND_NS, **USED),
         )
         for gpu, containers in enumerate(of_gpu)
     ]
@@ -318,7 +318,7 @@ def shown_by(example: str, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[o
 def test_the_query_of_the_page_says_who_held_idle_gpus_for_how_long(tmp_path: Path) -> None:
     held = [holder(), holder("chat-0", namespace="serving")]
     idle = [
-        entry(Account.IDLE, busy_ns=seconds * SECOND_NS, holder=holder)
+        entry(Category.IDLE, busy_ns=seconds * SECOND_NS, allocation=holder)
         for seconds, holder in ((1800, 0), (900, 1), (2700, None))
     ]
     fill(tmp_path, [event(tick, entries=[entry(), *idle], held_by=held) for tick in range(2)])

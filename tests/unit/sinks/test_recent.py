@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from gpuledger.recent import Recent
-from gpuledger.records import Account, GpuEvent
+from gpuledger.records import Category, GpuEvent
 from gpuledger_sinks.alerts.active_alerts import Now
 from gpuledger_sinks.alerts.partition_alerts import PartitionAlerts
 from gpuledger_sinks.remote_write.active_series import ActiveSeries
@@ -63,7 +63,7 @@ def sending(clock: ManualClock) -> Take:
 
     def take(of: GpuEvent) -> None:
         series.encode(samples_of(of), now_ns=clock.monotonic_ns())
-        for _ in series.end_silent(before_ns=clock.monotonic_ns() - 300 * 10**9):
+        for _ in series.end_unresponsive(before_ns=clock.monotonic_ns() - 300 * 10**9):
             pass
 
     return take
@@ -99,7 +99,7 @@ def test_memory_does_not_grow_with_the_names_of_nodes_that_come_and_go(
         for day in range(18):
             for number in range(200):
                 clock.advance(DAY / 200)
-                take(event(node=f"node-{day}-{number}", entries=[entry(Account.HOST)]))
+                take(event(node=f"node-{day}-{number}", entries=[entry(Category.HOST)]))
             gc.collect()
             used.append(tracemalloc.get_traced_memory()[0])
     finally:

@@ -15,7 +15,7 @@ from gpuledger.bus.protocol import Record
 from gpuledger.codec import Decoder, encode
 from gpuledger.ledger.quantities import APPORTIONED, BOOKED, apportion
 from gpuledger.ledger.rows import COLUMNS, ColumnType, EntryRow
-from gpuledger.records import Account, Entry, GpuEvent
+from gpuledger.records import Category, Entry, GpuEvent
 from gpuledger.store.schema import ENTRIES
 from gpuledger_sinks.rows import encoded_rows_of
 from gpuledger_sinks.store.buffer import rows_of as store_rows_of
@@ -97,7 +97,7 @@ def test_a_row_has_no_other_column_than_the_stores_and_its_number(one: GpuEvent)
 @examples(50)
 @given(events())
 def test_rows_are_numbered_through_their_event(one: GpuEvent) -> None:
-    count = sum(len(each.entries) for each in [*one.gpus, *(one.settlements or ())])
+    count = sum(len(each.entries) for each in [*one.gpus, *(one.late_adjustments or ())])
 
     assert [row["row"] for row in rows(one)] == list(range(count))
 
@@ -105,11 +105,11 @@ def test_rows_are_numbered_through_their_event(one: GpuEvent) -> None:
 @examples(50)
 @given(events())
 def test_a_row_says_what_its_entry_says_digit_for_digit(one: GpuEvent) -> None:
-    """Whatever its account and its methods are called, of which a newer version may have more."""
+    """Whatever its category and its methods are called, of which a newer version may have more."""
     for row, (booked, methods) in zip(rows(one), entries_of(one), strict=True):
         said = {name: row.get(name) for name in (*AMOUNTS, *methods)}
         assert said == {name: getattr(booked, name) for name in AMOUNTS} | methods
-        assert row["account"] == str(booked.account)
+        assert row["category"] == str(booked.category)
 
 
 AMOUNTS = tuple(quantity.name for quantity in BOOKED)
@@ -121,7 +121,7 @@ def entries_of(one: GpuEvent) -> Iterator[tuple[Entry, dict[str, str | None]]]:
         methods = (of_gpu.busy_method, of_gpu.memory_method, of_gpu.energy_method)
         for booked in of_gpu.entries:
             yield booked, dict(zip(METHODS, methods, strict=True))
-    for settled in one.settlements or ():
+    for settled in one.late_adjustments or ():
         for booked in settled.entries:
             yield booked, dict(zip(METHODS, (settled.busy_method, None, None), strict=True))
 
@@ -138,7 +138,7 @@ def test_the_active_time_of_a_gpus_rows_sums_to_its_counters_to_the_last_digit(
     busy: list[int], millionths: int, interval_ns: int
 ) -> None:
     booked = [entry(busy_ns=each) for each in busy]
-    booked += [entry(Account.UNATTRIBUTED, busy_ns=0), entry(Account.IDLE)]
+    booked += [entry(Category.UNATTRIBUTED, busy_ns=0), entry(Category.IDLE)]
     of_gpu = books(reading(sm_active_ratio=millionths / 10**6), *booked)
     one = event(gpus=[of_gpu], interval_ns=interval_ns)
     (active,) = (each for each in APPORTIONED if each.name == "sm_active_ns")
@@ -190,16 +190,16 @@ def test_time_is_utc_to_the_microsecond(time_ns: int, written: str) -> None:
 
 
 def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position() -> None:
-    booked = [entry(Account.IDLE, holder=1)]
+    booked = [entry(Category.IDLE, allocation=1)]
 
-    with pytest.raises(ValueError, check=has_words("holder", "1")):
+    with pytest.raises(ValueError, check=has_words("allocation", "1")):
         encoded_rows_of(event(entries=booked, held_by=[holder()]), ingested_time_ns=START_NS)
 
 
 def test_a_gpu_that_the_event_does_not_list_is_refused_by_its_position() -> None:
     with pytest.raises(ValueError, check=has_words("gpu", "1")):
         encoded_rows_of(
-            event(settlements=[settlement(gpu=1)]),
+            event(late_adjustments=[settlement(gpu=1)]),
             ingested_time_ns=START_NS,
         )
 
@@ -209,12 +209,12 @@ SQL: list[tuple[str, str, list[tuple[Any, ...]]]] = [
         "GPU-seconds by pod",
         """SELECT namespace, pod, sum(busy_ns) / 1e9
            FROM (SELECT DISTINCT ON (node, boot_id, seq, row) * FROM rows)
-           WHERE account = 'pod' GROUP BY ALL""",
+           WHERE category = 'pod' GROUP BY ALL""",
         [("research", "train-0", 1.0)],
     ),
     (
         "a label is an element of a map",
-        "SELECT DISTINCT labels['team'] FROM rows WHERE account = 'pod'",
+        "SELECT DISTINCT labels['team'] FROM rows WHERE category = 'pod'",
         [("vision",)],
     ),
     (
@@ -224,7 +224,7 @@ SQL: list[tuple[str, str, list[tuple[Any, ...]]]] = [
     ),
     (
         "what is not known is null",
-        "SELECT DISTINCT account FROM rows WHERE namespace IS NULL AND energy_millijoules IS NULL",
+        "SELECT DISTINCT category FROM rows WHERE namespace IS NULL AND energy_millijoules IS NULL",
         [("idle",)],
     ),
     (
@@ -239,7 +239,7 @@ SQL: list[tuple[str, str, list[tuple[Any, ...]]]] = [
 def test_an_sql_engine_reads_rows_by_columns_without_taking_anything_apart(
     case: str, query: str, expected: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
-    booked = [entry(), entry(Account.IDLE, energy_millijoules=None)]
+    booked = [entry(), entry(Category.IDLE, energy_millijoules=None)]
     ticks = [event(tick, entries=booked, pods=[pod()]) for tick in (0, 1, 0, 1)]
     file = tmp_path / "rows.json"
     file.write_bytes(

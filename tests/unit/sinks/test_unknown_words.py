@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from gpuledger.codec import decoder_of, encode
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
-    Account,
     AttributedIncident,
     BusyMethod,
+    Category,
     EnergyMethod,
     Entry,
     GpuBooks,
@@ -59,7 +59,7 @@ from tests.unit.sinks.remote_write.interval_samples import samples_of
 from tests.unit.sinks.remote_write.oracle import parse
 from tests.unit.sinks.store.storing import fill
 
-LEASE = Account("lease")
+LEASE = Category("lease")
 METHODS = {
     "busy_method": BusyMethod("guessed"),
     "memory_method": MemoryMethod("modelled"),
@@ -71,20 +71,20 @@ LEASE_NS = 250_000_000
 BOOKED = {"pod": POD_NS, "host": HOST_NS, "lease": LEASE_NS, "idle": IDLE_NS}
 
 
-def taken(busy_ns: int, account: Account, **more: Any) -> Entry:  # noqa: ANN401  # a record's fields
-    return entry(account, busy_ns=busy_ns, memory_bytes=4 * 2**30, **more)
+def taken(busy_ns: int, category: Category, **more: Any) -> Entry:  # noqa: ANN401  # a record's fields
+    return entry(category, busy_ns=busy_ns, memory_bytes=4 * 2**30, **more)
 
 
 def of_tomorrow() -> GpuEvent:
     """Return an event as a newer join may write it, read as this version reads it."""
     place = container(pod_uid="uid-train", container_id="c" * 64)
     booked = [
-        taken(POD_NS, Account.POD),
-        taken(HOST_NS, Account.HOST),
-        # The account may be of a container, as a pod's is, or of nothing that is known here.
+        taken(POD_NS, Category.POD),
+        taken(HOST_NS, Category.HOST),
+        # The category may be of a container, as a pod's is, or of nothing that is known here.
         taken(200_000_000, LEASE, container=place),
         taken(50_000_000, LEASE),
-        taken(IDLE_NS, Account.IDLE),
+        taken(IDLE_NS, Category.IDLE),
     ]
     own = books(reading(), *booked, idle_draw_source=IdleDrawSource("asked"), **METHODS)
     written = encode(event(gpus=[own], pods=[pod(state=EVICTED)]))
@@ -95,20 +95,20 @@ def of_tomorrow() -> GpuEvent:
 def decoded(one: GpuEvent, _: Path) -> Counter[str]:
     found: Counter[str] = Counter()
     for each in one.gpus[0].entries:
-        found[each.account.value] += each.busy_ns or 0
+        found[each.category.value] += each.busy_ns or 0
     return found
 
 
 def in_rows(one: GpuEvent, _: Path) -> Counter[str]:
     found: Counter[str] = Counter()
     for row in map(orjson.loads, encoded_rows_of(one, ingested_time_ns=START_NS)):
-        found[row["account"]] += row["busy_ns"]
+        found[row["category"]] += row["busy_ns"]
     return found
 
 
 def in_the_store(one: GpuEvent, folder: Path) -> Counter[str]:
     fill(folder, [one])
-    sql = f"SELECT account, sum(busy_ns)::BIGINT FROM {entries_sql(str(folder))} GROUP BY 1"  # noqa: S608  # the store's own relation
+    sql = f"SELECT category, sum(busy_ns)::BIGINT FROM {entries_sql(str(folder))} GROUP BY 1"  # noqa: S608  # the store's own relation
     with duckdb.connect() as connection:
         return Counter(dict(connection.execute(sql).fetchall()))
 
@@ -118,8 +118,8 @@ def in_remote_write(one: GpuEvent, _: Path) -> Counter[str]:
     for series in parse(ActiveSeries().encode(samples_of(one)).encode(Version.V1)):
         of, is_busy, _rest = series.name.partition("_gpu_busy_ratio")
         if is_busy:
-            account = series.label("account") or of.rpartition("_")[2]
-            found[account] += round(series.value * SECOND_NS)
+            category = series.label("category") or of.rpartition("_")[2]
+            found[category] += round(series.value * SECOND_NS)
     return found
 
 
@@ -127,8 +127,8 @@ def on_the_demos_screen(one: GpuEvent, _: Path) -> Counter[str]:
     found: Counter[str] = Counter()
     for row in screen_rows_of(one):
         # A pod's row begins with its name, or with its state.
-        account = row.pod.strip("()") if row.pod.startswith("(") else "pod"
-        found[account] += int(row.sm) * SECOND_NS // 100
+        category = row.pod.strip("()") if row.pod.startswith("(") else "pod"
+        found[category] += int(row.sm) * SECOND_NS // 100
     return found
 
 
@@ -219,7 +219,7 @@ def test_a_replay_takes_an_unknown_state_for_no_other(
 
 def test_a_replay_names_the_unknown_account_and_method_that_differ() -> None:
     (own,) = (one := of_tomorrow()).gpus
-    entries = [replace(each, account=Account.HOST) for each in own.entries]
+    entries = [replace(each, category=Category.HOST) for each in own.entries]
     other = replace(own, entries=entries, busy_method=BusyMethod.EXCLUSIVE)
 
     changes = compare_events(encode(one), encode(replace(one, gpus=[other]))).changes
@@ -268,7 +268,7 @@ def test_a_tick_of_unknown_processes_methods_and_resources_is_booked_like_any_ot
 
     assert unknown.entries == known.entries
     assert "estimated" in {unknown.energy_method, unknown.reading.energy_method}
-    assert sum(each.held_ns or 0 for each in unknown.entries) == SECOND_NS
+    assert sum(each.allocated_ns or 0 for each in unknown.entries) == SECOND_NS
     assert decoder_of(SAMPLES.name, NodeSample).decode(encode(of_tomorrow_)) == of_tomorrow_
     assert of_tomorrow_.allocations[0].resource_name == "example.com/leased-gpu"
 

@@ -12,7 +12,7 @@ from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import decoder_of
 from gpuledger.completeness import message_of
-from gpuledger.records import SilentNode, Watermark
+from gpuledger.records import UnresponsiveNode, Watermark
 from gpuledger.runtime import Readiness
 from gpuledger.store.commits import valid_through_us
 from gpuledger_sinks.loop import run_sink
@@ -61,8 +61,8 @@ def of_join(until: int, *, next_offset: int, partition: int = AT.partition) -> W
         next_offset=next_offset,
         publisher="join",
         node_count=2,
-        silent_count=1,
-        silent=[SilentNode(node="node-silent", since_time_ns=START_NS)],
+        unresponsive_count=1,
+        unresponsive=[UnresponsiveNode(node="node-unresponsive", since_time_ns=START_NS)],
     )
 
 
@@ -101,14 +101,14 @@ async def test_what_the_join_calls_complete_a_sink_does_once_it_has_done_it(
 
     assert until_of(on, stage) == [1, 2]
     # Of whom nothing is to be waited for is what the join says.
-    assert first.silent == of_join(1, next_offset=2).silent
+    assert first.unresponsive == of_join(1, next_offset=2).unresponsive
     place = TopicPartition(first.topic, first.partition)
     ends = {record.offset + 1 for record in on.kept(ROWS.name)}
     assert place == (AT if stage == "store" else place_of(NODE, ROWS.name))
     assert first.next_offset == 2 if stage == "store" else first.next_offset in ends
 
 
-async def test_a_partition_that_is_silent_for_good_does_not_hold_back_what_the_store_is_complete_to(
+async def test_an_unresponsive_partition_does_not_hold_back_what_the_store_is_complete_to(
     tmp_path: Path,
 ) -> None:
     on, clock = bus(), ManualClock()

@@ -1,6 +1,6 @@
 """Settles processes that ended: what ticks left to nobody goes to those whose it was.
 
-Pure arithmetic over one tick: its agent says beside the driver's account of a process what ticks
+Pure arithmetic over one tick: its agent says beside the driver's category of a process what ticks
 said of it, and what of their time it has set aside for it. Nothing here knows another tick.
 """
 
@@ -9,8 +9,8 @@ from typing import Final
 
 from gpuledger.clock import NS_PER_HOUR
 from gpuledger.records import (
-    Account,
     BusyMethod,
+    Category,
     Entry,
     NodeSample,
     ProcessExit,
@@ -22,16 +22,16 @@ MAX_BEHIND_NS: Final = 25 * NS_PER_HOUR
 and no tick covers more than a day."""
 LIFETIME_PARTS: Final = 200
 """The rounding of a whole percent: what is no more than one of so many parts of a process's life,
-its account cannot tell."""
+its category cannot tell."""
 
 
 def settle_ends(sample: NodeSample) -> list[Settlement] | None:
-    """Return the settlements of the processes whose end the tick reports; None if there is none.
+    """Return the late adjustments of the processes that ended; `None` if there are none.
 
     The entries of each sum to zero. Raises `IndexError` where an end points to a GPU or a container
     that the tick does not have.
     """
-    # Without what an account cannot tell: a settlement of nothing would be noise in every tick.
+    # Without what an category cannot tell: a settlement of nothing would be noise in every tick.
     settled = [
         _settle(end, unbooked, sample)
         for end in sample.ended_processes or ()
@@ -49,33 +49,35 @@ def unbooked_ns(end: ProcessExit) -> int:
     return unbooked if unbooked * LIFETIME_PARTS > end.lifetime_ns else 0
 
 
-def settled_ns(settlements: Iterable[Settlement]) -> int:
-    """Return how much busy time these settlements book on its users, in nanoseconds."""
+def settled_ns(late_adjustments: Iterable[Settlement]) -> int:
+    """Return how much busy time these late_adjustments book on its users, in nanoseconds."""
     # What is owed alone: its counterpart on `unattributed` is below zero.
     return sum(
-        max(0, entry.busy_ns or 0) for settlement in settlements for entry in settlement.entries
+        max(0, entry.busy_ns or 0)
+        for settlement in late_adjustments
+        for entry in settlement.entries
     )
 
 
 def _settle(end: ProcessExit, unbooked: int, sample: NodeSample) -> Settlement:
-    """Return entries that book the process's time on its account, and off nobody's."""
+    """Return entries that book the process's time on its category, and off nobody's."""
     # Nothing of the GPU is needed here, but who counts rows counts on it that it is there.
     if end.gpu >= len(sample.gpus):
         raise IndexError(f"gpu {end.gpu} of {len(sample.gpus)}")
-    account, container, job_id = Account.HOST, end.container, None
+    category, container, job_id = Category.HOST, end.container, None
     if container is not None:
         ref = sample.containers[container]
         if ref.pod_uid is None and ref.job_id is not None:
-            account, job_id = Account.JOB, ref.job_id
+            category, job_id = Category.JOB, ref.job_id
         elif ref.container_id is not None or ref.pod_uid is not None:
-            account = Account.POD
+            category = Category.POD
     owed = Entry(
-        account=account,
-        container=container if account is Account.POD else None,
+        category=category,
+        container=container if category is Category.POD else None,
         busy_ns=unbooked,
         job_id=job_id,
     )
-    written_off = Entry(account=Account.UNATTRIBUTED, busy_ns=-unbooked)
+    written_off = Entry(category=Category.UNATTRIBUTED, busy_ns=-unbooked)
     from_time_ns, until_time_ns = _times(end, sample)
     return Settlement(
         gpu=end.gpu,

@@ -16,7 +16,7 @@ cdef long long NS_PER_SECOND
 @cython.final
 @cython.no_gc
 cdef class Claim(Portion):
-    cdef readonly object account
+    cdef readonly object category
     cdef readonly object container
     cdef readonly object job_id
     cdef public Py_ssize_t rank
@@ -32,7 +32,7 @@ cdef class Claim(Portion):
     cpdef add(self, process)
 
 @cython.locals(claim=Claim)
-cpdef Claim make_claim(account, container=*, Py_ssize_t rank=*, job_id=*)
+cpdef Claim make_claim(category, container=*, Py_ssize_t rank=*, job_id=*)
 
 @cython.final
 @cython.no_gc
@@ -135,11 +135,11 @@ cdef _split_draw(
 )
 
 @cython.locals(claim=Claim, index=Py_ssize_t)
-cdef Claim _claim_of(account, list claims)
+cdef Claim _claim_of(category, list claims)
 
 cpdef list held_times(interval_ns, held)
 
 @cython.locals(claim=Claim, entries=list, index=Py_ssize_t)
 cdef list _enter(
-    list claims, list parts, list held_ns, Split busy, Split memory, Split energy
+    list claims, list parts, list allocated_ns, Split busy, Split memory, Split energy
 )

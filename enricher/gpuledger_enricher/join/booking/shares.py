@@ -48,8 +48,8 @@ from gpuledger.ledger.entries import UNKNOWN_SLICES, DeviceSlices
 from gpuledger.ledger.holders import NOBODYS, HeldParts, Part
 from gpuledger.ledger.quantities import rates_of
 from gpuledger.records import (
-    Account,
     BusyMethod,
+    Category,
     ContainerRef,
     EnergyMethod,
     Entry,
@@ -62,11 +62,11 @@ from gpuledger.records import (
 )
 
 # Looked up once: an enum's member costs as much as the multiplication for which it stands.
-_POD: Final = Account.POD
-_JOB: Final = Account.JOB
-_HOST: Final = Account.HOST
-_UNATTRIBUTED: Final = Account.UNATTRIBUTED
-_IDLE: Final = Account.IDLE
+_POD: Final = Category.POD
+_JOB: Final = Category.JOB
+_HOST: Final = Category.HOST
+_UNATTRIBUTED: Final = Category.UNATTRIBUTED
+_IDLE: Final = Category.IDLE
 _EXCLUSIVE: Final = BusyMethod.EXCLUSIVE
 _PROCESS_UTILIZATION: Final = BusyMethod.PROCESS_UTILIZATION
 _MEMORY_SHARE: Final = BusyMethod.MEMORY_SHARE
@@ -105,15 +105,15 @@ class RepeatedContainerError(GpuledgerError):
 
 
 class Claim(Portion):
-    """One account's claim on one GPU in one tick, summed over its processes there.
+    """One category's claim on one GPU in one tick, summed over its processes there.
 
     What the splits give it stands here too, each by its name, beside what it asks for.
     """
 
     __slots__ = (
-        "account",
         "booked_bytes",
         "busy_ns",
+        "category",
         "container",
         "has_ended",
         "has_memory",
@@ -129,7 +129,7 @@ class Claim(Portion):
         # No super(): it would be looked up for each claim of each tick. Nor arguments: to hand
         # them over costs as much as all fields.
         self.weight = self.part = 0
-        self.account = _UNATTRIBUTED
+        self.category = _UNATTRIBUTED
         """`pod`, `job`, `host`, or `unattributed` for processes of which nothing could be read."""
         self.container: int | None = None
         """On a pod's: position of its container in the tick's `containers`."""
@@ -170,11 +170,11 @@ class Claim(Portion):
 
 
 def make_claim(
-    account: Account, container: int | None = None, rank: int = 0, job_id: str | None = None
+    category: Category, container: int | None = None, rank: int = 0, job_id: str | None = None
 ) -> Claim:
-    """Return the claim of an account that asks for nothing yet."""
+    """Return the claim of an category that asks for nothing yet."""
     claim = Claim()
-    claim.account = account
+    claim.category = category
     claim.container = container
     claim.rank = rank
     claim.job_id = job_id
@@ -322,11 +322,11 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
         if energy is None or reading.idle_draw_milliwatts is not None
         else energy.idle_draw_milliwatts,
         idle_draw_source=None if energy is None else energy.idle_draw_source,
-        gap_ns=interval_ns if reading.silent else None,
+        gap_ns=interval_ns if reading.unresponsive else None,
         compute_slices=slices.compute_slices,
         memory_slices=slices.memory_slices,
-        board_compute_slices=slices.board_compute_slices,
-        board_memory_slices=slices.board_memory_slices,
+        gpu_compute_slices=slices.gpu_compute_slices,
+        gpu_memory_slices=slices.gpu_memory_slices,
     )
 
 
@@ -350,7 +350,7 @@ def gather_claims(sample: NodeSample) -> list[list[Claim]]:
     containers = sample.containers
     order, ranks, jobs = _rank(containers)
     host = len(order)
-    # By account first, and that in order: so each GPU's claims come in order, and none is sorted.
+    # By category first, and that in order: so each GPU's claims come in order, and none is sorted.
     of_rank: list[list[GpuProcess]] = [[] for _ in range(host + 2)]
     for process in sample.processes:
         container = process.container
@@ -666,15 +666,15 @@ def _split_draw(  # noqa: PLR0917  # by position, as C knows no keywords
             claim.millijoules = claim.part
 
 
-def _claim_of(account: Account, claims: list[Claim]) -> Claim:
+def _claim_of(category: Category, claims: list[Claim]) -> Claim:
     """Return the host's claim, or nobody's; where there is none, it is put in its place."""
     for claim in claims:
-        if claim.account is account:
+        if claim.category is category:
             return claim
     index = len(claims)
-    if account is _HOST and claims and claims[-1].account is _UNATTRIBUTED:
+    if category is _HOST and claims and claims[-1].category is _UNATTRIBUTED:
         index -= 1
-    claim = make_claim(account)
+    claim = make_claim(category)
     claims.insert(index, claim)
     return claim
 
@@ -690,7 +690,7 @@ def held_times(interval_ns: int, held: HeldParts) -> list[int]:
 def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
     claims: list[Claim],
     parts: Sequence[Part],
-    held_ns: list[int],
+    allocated_ns: list[int],
     busy: Split | None,
     memory: Split | None,
     energy: Split | None,
@@ -698,7 +698,7 @@ def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
     """Return the entries of what is claimed, and of what is idle."""
     entries = [
         Entry(
-            account=claim.account,
+            category=claim.category,
             container=claim.container,
             busy_ns=None if busy is None else claim.busy_ns,
             memory_bytes=None if memory is None else claim.booked_bytes,
@@ -710,12 +710,12 @@ def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
     for index, (holder, _) in enumerate(parts):
         entries.append(
             Entry(
-                account=_IDLE,
+                category=_IDLE,
                 busy_ns=None if busy is None else busy.idle_of(index),
                 memory_bytes=None if memory is None else memory.idle_of(index),
                 energy_millijoules=None if energy is None else energy.idle_of(index),
-                holder=holder if isinstance(holder, int) else None,
-                held_ns=held_ns[index],
+                allocation=holder if isinstance(holder, int) else None,
+                allocated_ns=allocated_ns[index],
                 job_id=holder if isinstance(holder, str) else None,
             )
         )

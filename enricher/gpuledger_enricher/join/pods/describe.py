@@ -30,8 +30,8 @@ from gpuledger.records import (
     AttributedIncident,
     ContainerRef,
     DeviceAllocation,
+    EventAllocation,
     EventContainer,
-    EventHolder,
     Incident,
     IncidentProcess,
     NamespaceDescription,
@@ -127,7 +127,7 @@ class EncodedDescriptions(NamedTuple):
     """The pods, each once."""
     containers: msgspec.Raw
     """The containers on which entries are booked."""
-    holders: msgspec.Raw
+    allocations: msgspec.Raw
     """The containers that hold GPUs."""
     namespaces: msgspec.Raw | None
     """The pods' namespaces; absent where nothing is known of them."""
@@ -275,7 +275,7 @@ def describe_tick(
         encoded=EncodedDescriptions(
             pods=msgspec.Raw(encode(descriptions)),
             containers=msgspec.Raw(encode(containers)),
-            holders=msgspec.Raw(encode(holders)),
+            allocations=msgspec.Raw(encode(holders)),
             namespaces=msgspec.Raw(encode(described)) if described else None,
             node_description=None
             if node_description in (None, NodeDescription())
@@ -414,7 +414,7 @@ class EventPods:
                 )
             self._users[identity] = position
 
-    def add_holders(self, allocations: Sequence[DeviceAllocation]) -> list[EventHolder]:
+    def add_holders(self, allocations: Sequence[DeviceAllocation]) -> list[EventAllocation]:
         """Add the pods of allocations; return who holds, in the order of their positions.
 
         The kubelet's response names pods and has no UIDs. A pod record of this very node says who
@@ -437,7 +437,7 @@ class EventPods:
             position = self.add_holder((holder.namespace, holder.pod))
             self._containers[position].add(holder.container)
             holders.append(
-                EventHolder(
+                EventAllocation(
                     pod=position,
                     container=holder.container,
                     resources=sorted(resources[holder]),

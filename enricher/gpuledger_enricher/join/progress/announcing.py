@@ -12,8 +12,8 @@ import msgspec
 from gpuledger.bus.protocol import Message
 from gpuledger.completeness import JOIN, RENEWED_AFTER_SECONDS, message_of
 from gpuledger.keys import split_key
-from gpuledger.records import SilentNode, Watermark
-from gpuledger.records.bounds import MAX_SILENT_NODES
+from gpuledger.records import UnresponsiveNode, Watermark
+from gpuledger.records.bounds import MAX_UNRESPONSIVE_NODES
 from gpuledger_enricher.join.progress.passage import Reached
 
 
@@ -100,10 +100,10 @@ class Announcer:
                     next_offset=state.next_offset,
                     publisher=self._publisher,
                     node_count=reached_cluster.node_count,
-                    silent_count=len(reached_cluster.silent) or None,
-                    silent=[
-                        SilentNode(node=split_key(key)[1], since_time_ns=since_ns)
-                        for key, since_ns in reached_cluster.silent[:MAX_SILENT_NODES]
+                    unresponsive_count=len(reached_cluster.unresponsive) or None,
+                    unresponsive=[
+                        UnresponsiveNode(node=split_key(key)[1], since_time_ns=since_ns)
+                        for key, since_ns in reached_cluster.unresponsive[:MAX_UNRESPONSIVE_NODES]
                     ]
                     or None,
                 ),

@@ -29,7 +29,7 @@ LATE_SECONDS: Final = 30.0
 """A tick that is further than this behind what its partition has reached is late."""
 MIN_GAP_NS: Final = 50 * NS_PER_MS
 """Less than this between two ticks is the clocks' own imprecision, read one after the other."""
-SILENT_NS: Final = 120 * NS_PER_SECOND
+UNRESPONSIVE_NS: Final = 120 * NS_PER_SECOND
 """A node that is further than this behind what its partition has reached is not waited for."""
 _STEP_NS: Final = NS_PER_SECOND
 # Two clocks of one machine drift apart by less than a thousandth.
@@ -242,24 +242,24 @@ def is_late(time_ns: int, reached_ns: int | None) -> bool:
 
 
 class Reached(NamedTuple):
-    """Up to which event time all nodes are booked, and the silent nodes left out of it."""
+    """Up to which event time all nodes are booked, and the unresponsive nodes left out of it."""
 
     until_ns: int
-    """The time up to which no node that is not silent has more to come."""
+    """The time up to which no node that is not unresponsive has more to come."""
     node_count: int
-    """How many nodes there are, silent ones included."""
-    silent: list[tuple[str, int]]
-    """The silent ones, each with the end of its last tick, the newest first."""
+    """How many nodes there are, unresponsive ones included."""
+    unresponsive: list[tuple[str, int]]
+    """The unresponsive ones, each with the end of its last tick, the newest first."""
 
     def raised_to(self, until_ns: int, nodes: Mapping[str, NodeWatermark]) -> "Reached":
         """Return the same up to the later time that was published before.
 
-        Who was silent then and has come back behind that time is left out by it as before.
+        Who was unresponsive then and has come back behind that time is left out by it as before.
         """
-        named = dict(self.silent)
+        named = dict(self.unresponsive)
         left = {name: known.time_ns for name, known in nodes.items() if known.time_ns < until_ns}
-        silent = sorted((left | named).items(), key=itemgetter(1), reverse=True)
-        return self._replace(until_ns=until_ns, silent=silent)
+        unresponsive = sorted((left | named).items(), key=itemgetter(1), reverse=True)
+        return self._replace(until_ns=until_ns, unresponsive=unresponsive)
 
 
 def find_reached(
@@ -267,32 +267,35 @@ def find_reached(
 ) -> Reached | None:
     """Return how far nodes of one cluster are complete in a partition, by their newest ticks.
 
-    Their ticks come in their order, so the hindmost of those that are not silent is how far all
-    are. `is_at_end` says that nothing is left to be read: then it shows by our own clock who is
-    silent, and only then is a partition, of which nobody is heard, complete up to where they would
-    be. `None` where nothing is known.
+    Their ticks come in their order, so the hindmost of those that are not unresponsive is how far
+    all are. `is_at_end` says that nothing is left to be read: then it shows by our own clock who is
+    unresponsive, and only then is a partition, of which nobody is heard, complete up to where they
+    would be. `None` where nothing is known.
 
-    While something is left to be read, it may be the ticks of hours. Then somebody is silent where
-    others were heard for two minutes of our own clock, or who is two minutes behind at least half
-    of the others: one clock that runs ahead makes nobody silent whose ticks are still to be read.
-    Since `since_ns` by our own clock is listened to them all: before, nobody was silent.
+    While something is left to be read, it may be the ticks of hours. Then somebody is unresponsive
+    where others were heard for two minutes of our own clock, or who is two minutes behind at least
+    half of the others: one clock that runs ahead makes nobody unresponsive whose ticks are still to
+    be read. Since `since_ns` by our own clock is listened to them all: before, nobody was
+    unresponsive.
     """
     times = {name: min(known.time_ns, now_ns) for name, known in nodes.items()}
     heard = {name: max(known.heard_ns, since_ns) for name, known in nodes.items()}
     if is_at_end:
-        present = {name for name, heard_ns in heard.items() if now_ns - heard_ns < SILENT_NS}
+        present = {name for name, heard_ns in heard.items() if now_ns - heard_ns < UNRESPONSIVE_NS}
         reached_ns = partition_watermark(times.values(), now_ns=now_ns) if times else 0
     elif times:
         newest_ns = max(heard.values())
-        present = {name for name, heard_ns in heard.items() if newest_ns - heard_ns < SILENT_NS}
+        present = {
+            name for name, heard_ns in heard.items() if newest_ns - heard_ns < UNRESPONSIVE_NS
+        }
         reached_ns = sorted(map(times.__getitem__, present))[(len(present) - 1) // 2]
     else:
         return None
-    present = {name for name in present if times[name] >= reached_ns - SILENT_NS}
-    until_ns = min((times[name] for name in present), default=now_ns - SILENT_NS)
-    silent = [(name, time_ns) for name, time_ns in times.items() if name not in present]
-    silent.sort(key=itemgetter(1), reverse=True)
-    return Reached(until_ns, len(times), silent)
+    present = {name for name in present if times[name] >= reached_ns - UNRESPONSIVE_NS}
+    until_ns = min((times[name] for name in present), default=now_ns - UNRESPONSIVE_NS)
+    unresponsive = [(name, time_ns) for name, time_ns in times.items() if name not in present]
+    unresponsive.sort(key=itemgetter(1), reverse=True)
+    return Reached(until_ns, len(times), unresponsive)
 
 
 def partition_watermark(newest_ns: Iterable[int], *, now_ns: int) -> int:
@@ -300,7 +303,7 @@ def partition_watermark(newest_ns: Iterable[int], *, now_ns: int) -> int:
 
     It is what one node in ten has passed (in a partition of up to nine nodes: the foremost), so
     that a few clocks that run ahead make nobody late, and never after `now_ns`. Nodes that have
-    been silent for an hour do not count. A node that is alone is the measure of itself.
+    been unresponsive for an hour do not count. A node that is alone is the measure of itself.
     """
     # A clock that runs ahead counts as right, so that it cannot make all others late.
     times = sorted(min(time_ns, now_ns) for time_ns in newest_ns)

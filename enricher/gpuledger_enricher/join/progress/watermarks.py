@@ -14,7 +14,7 @@ from gpuledger.keys import node_key, split_key
 from gpuledger.records import NodeProgress, NodeSample
 from gpuledger.records.base import DEFAULT_CLUSTER
 from gpuledger_enricher.join.progress.passage import (
-    SILENT_NS,
+    UNRESPONSIVE_NS,
     BootWatermark,
     NodeWatermark,
     Reached,
@@ -102,8 +102,8 @@ class NodeWatermarks:
 
         A cluster that has no node here is as far as the partition is, and where none is known that
         is said of the default one: an empty partition is complete, too. So is one whose nodes are
-        all silent, as of a cluster that is gone, while others of the partition are heard. It costs
-        as much as there are nodes. `is_at_end` says that nothing is left to be read.
+        all unresponsive, as of a cluster that is gone, while others of the partition are heard. It
+        costs as much as there are nodes. `is_at_end` says that nothing is left to be read.
         """
         if self._since_ns is None:
             self._since_ns = now_ns
@@ -120,11 +120,11 @@ class NodeWatermarks:
         newest_ns = max((each.heard_ns for each in self._watermarks.values()), default=0)
         for cluster, known in (nodes or {DEFAULT_CLUSTER: {}}).items():
             heard_ns = max((each.heard_ns for each in known.values()), default=0)
-            is_heard = newest_ns - max(heard_ns, self._since_ns) < SILENT_NS
+            is_heard = newest_ns - max(heard_ns, self._since_ns) < UNRESPONSIVE_NS
             found = None
             if known and (is_heard or is_at_end):
                 found = find_reached(known, is_at_end=is_at_end, **how)
-            found = found or _all_silent(known, until_ns=overall.until_ns)
+            found = found or _all_unresponsive(known, until_ns=overall.until_ns)
             if self.complete_until_ns(cluster) > now_ns + MAX_AHEAD_NS:
                 # Said by a clock that ran ahead, or by nobody who knew: it was never so.
                 del self._complete_until_ns[cluster]
@@ -134,7 +134,7 @@ class NodeWatermarks:
         return complete
 
     def listen_anew(self, now_ns: int) -> None:
-        """Begin to listen: who was not heard before, as we had no brokers, was not silent."""
+        """Begin to listen: who was not heard before, as we had no brokers, was not unresponsive."""
         self._since_ns = now_ns
 
     def _make_room(self) -> None:
@@ -223,7 +223,7 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
         return tick
     other = next((boot for boot in known.before if boot.boot_id == tick.boot_id), None)
     goes_on = other is not None and other.is_single
-    if goes_on or tick.heard_ns - known.last_ns >= SILENT_NS:
+    if goes_on or tick.heard_ns - known.last_ns >= UNRESPONSIVE_NS:
         if other is not None:
             tick.begun_ns = max(tick.begun_ns, other.begun_ns)
             tick.first_ns = min(tick.first_ns, other.first_ns)
@@ -246,10 +246,12 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
     return known
 
 
-def _all_silent(nodes: Mapping[str, NodeWatermark], *, until_ns: int) -> Reached:
+def _all_unresponsive(nodes: Mapping[str, NodeWatermark], *, until_ns: int) -> Reached:
     """Return how far a cluster is none of whose nodes is waited for."""
-    silent = sorted(((key, each.time_ns) for key, each in nodes.items()), key=lambda one: -one[1])
-    return Reached(until_ns, len(nodes), silent)
+    unresponsive = sorted(
+        ((key, each.time_ns) for key, each in nodes.items()), key=lambda one: -one[1]
+    )
+    return Reached(until_ns, len(nodes), unresponsive)
 
 
 def _kept(

@@ -160,7 +160,7 @@ def test_the_limits_themselves_can_be_true() -> None:
     assert not read(full).dropped_readings
 
 
-def test_a_gpu_that_was_silent_says_nothing_of_the_time_before_the_interval() -> None:
+def test_a_gpu_that_was_unresponsive_says_nothing_of_the_time_before_the_interval() -> None:
     answers = replace(
         BLANK,
         samples=samples(*[90] * 20, *[10] * 6),

@@ -18,11 +18,13 @@ def at(seconds: float) -> ClockReading:
     return ClockReading(time_ns=10**18 + ns, monotonic_ns=ns, boottime_ns=ns + 7)
 
 
-def tick(windows_us: list[list[float]], tick_seconds: float = 1.0) -> list[TickInterval]:
+def tick(
+    windows_us: list[list[float]], sampling_interval_seconds: float = 1.0
+) -> list[TickInterval]:
     """Return the intervals of ticks, before each of which windows of these lengths are known."""
     clock, made = TickClock(), []
     for number, known in enumerate(windows_us):
-        now = at((number + 100) * tick_seconds)
+        now = at((number + 100) * sampling_interval_seconds)
         length_ns = clock.follow(now)
         clock.learn_lag(known)
         if length_ns:
@@ -35,9 +37,9 @@ windows = st.lists(st.sampled_from([20_000.0, 166_667.0, 250_000.0, 1e6, 6e8]), 
 
 @given(st.lists(windows, min_size=3, max_size=20), st.sampled_from([0.2, 1.0, 10.0]))
 def test_intervals_neither_overlap_nor_leave_a_hole(
-    windows_us: list[list[float]], tick_seconds: float
+    windows_us: list[list[float]], sampling_interval_seconds: float
 ) -> None:
-    for earlier, later in pairwise(tick(windows_us, tick_seconds)):
+    for earlier, later in pairwise(tick(windows_us, sampling_interval_seconds)):
         assert later.begin_ns == earlier.end_ns < later.end_ns
         assert later.from_time_ns == earlier.time_ns
 

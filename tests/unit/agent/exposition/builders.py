@@ -232,5 +232,5 @@ def node(
         find_uids=lambda namespace, pod: uids.get(f"{namespace}/{pod}", ()),
         labels_of=lambda uid: pod_labels.get(uid, ()),
     )
-    view = make_node_state(settings, clock=clock, tick_seconds=1.0, pods=pods)
+    view = make_node_state(settings, clock=clock, sampling_interval_seconds=1.0, pods=pods)
     return Node(clock=clock, view=view, page=PageRenderer(view, settings=settings, clock=clock))

@@ -89,7 +89,7 @@ def test_a_gpu_that_was_lost_without_an_xid_fails_too(tmp_path: Path) -> None:
     assert it.values(XID, "gpu")["0",] == 0
 
 
-def test_a_gpu_of_the_inventory_that_is_only_silent_keeps_its_xid_and_is_not_judged(
+def test_a_gpu_of_the_inventory_that_is_only_unresponsive_keeps_its_xid_and_is_not_judged(
     tmp_path: Path,
 ) -> None:
     it = watched(tmp_path)

@@ -37,7 +37,7 @@ def gpus_of(it: Node, name: str) -> set[str]:
     return {gpu for (gpu,) in it.values(name, "gpu")}
 
 
-def test_a_gpu_that_is_silent_for_some_ticks_is_not_shown_any_more() -> None:
+def test_a_gpu_that_is_unresponsive_for_some_ticks_is_not_shown_any_more() -> None:
     it = node()
     it.show(sample(gpu(0, temperature_celsius=40), gpu(1, temperature_celsius=41)))
     for _ in range(5):
@@ -77,7 +77,7 @@ def test_nobody_is_shown_on_a_gpu_when_no_tick_comes_any_more() -> None:
     assert all(it.lines(name) for name in families)
     it.clock.advance(6)
     assert [name for name in families if it.lines(name)] == []
-    assert it.lines("gpuledger_node_tick_timestamp_seconds")
+    assert it.lines("gpuledger_node_sample_timestamp_seconds")
 
 
 def test_a_slow_reading_is_kept_until_its_next_but_not_for_ever() -> None:
@@ -105,7 +105,9 @@ def test_a_fast_reading_that_misses_a_tick_is_kept_for_some_ticks_alone() -> Non
 
 def test_what_is_asked_every_few_seconds_is_shown_from_one_reading_to_the_next() -> None:
     clock = ManualClock(start_ns=START_NS)
-    view = make_node_state(ExpositionSettings(), clock=clock, tick_seconds=1, readings_seconds=5)
+    view = make_node_state(
+        ExpositionSettings(), clock=clock, sampling_interval_seconds=1, readings_seconds=5
+    )
     of_ticks = GpuProfiling(sm_active_ratio=0.5)
     view.update(
         *sample(
@@ -143,7 +145,7 @@ def test_an_instance_goes_at_once_with_its_layout() -> None:
 
 def test_slow_ticks_make_the_wait_longer() -> None:
     clock = ManualClock(start_ns=START_NS)
-    view = make_node_state(ExpositionSettings(), clock=clock, tick_seconds=10)
+    view = make_node_state(ExpositionSettings(), clock=clock, sampling_interval_seconds=10)
     view.update(*sample(gpu(0)))
     clock.advance(29)
     snapshot = view.snapshot()

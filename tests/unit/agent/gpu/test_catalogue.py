@@ -41,7 +41,7 @@ NOT_ASKED = {
     "uuid", "index", "model", "parent_uuid", "gpu_instance", "compute_instance", "mig_profile",
     "mig_enabled", "energy_millijoules", "energy_method", "idle_draw_milliwatts", "resets", *PARTS,
     "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio", "compute_slices",
-    "memory_slices", "silent", "memory_unified", "busy_method",
+    "memory_slices", "unresponsive", "memory_unified", "busy_method",
 }  # fmt: skip
 
 

@@ -192,8 +192,8 @@ async def test_an_unbinding_is_let_through_and_the_node_comes_back(
         ticks.append(await node.tick())
         if len(node.reported) == 4:
             break
-    silent = sum(not tick for tick in ticks)
-    assert 23 <= silent <= 27
+    unresponsive = sum(not tick for tick in ticks)
+    assert 23 <= unresponsive <= 27
     assert node.reported[:2] == [("driver_unbound", 0), ("driver_unbound", 1)]
     assert node.reported[2:] == [("driver_reloaded", 0), ("driver_reloaded", 1)]
 

@@ -197,7 +197,7 @@ def test_a_recording_has_the_lists_as_they_are(tmp_path: Path) -> None:
         time_ns=clock.time_ns(),
         monotonic_ns=clock.monotonic_ns(),
         boottime_ns=clock.boottime_ns(),
-        tick_seconds=1,
+        sampling_interval_seconds=1,
         is_simulated=True,
         is_redacted=False,
     )

@@ -111,7 +111,7 @@ def spool_in(
 
 
 def settings_in(folder: Path, **settings: float) -> SpoolSettings:
-    return SpoolSettings(**{"min_free_bytes": 0, "folder": str(folder)} | settings)  # type: ignore[arg-type]  # names and types are the settings' own
+    return SpoolSettings(**{"min_free_bytes": 0, "directory": str(folder)} | settings)  # type: ignore[arg-type]  # names and types are the settings' own
 
 
 def database_in(folder: Path) -> Path:

@@ -66,12 +66,14 @@ def simulated(name: str) -> Node:
     return Node(node.nvml, node.procfs, node.clock, hand)
 
 
-def record(node: Node, file: Path, waits: list[float], *, tick_seconds: float) -> list[NodeTick]:
+def record(
+    node: Node, file: Path, waits: list[float], *, sampling_interval_seconds: float
+) -> list[NodeTick]:
     header = RecordingHeader(
         time_ns=node.clock.time_ns(),
         monotonic_ns=node.clock.monotonic_ns(),
         boottime_ns=node.clock.boottime_ns(),
-        tick_seconds=tick_seconds,
+        sampling_interval_seconds=sampling_interval_seconds,
         is_simulated=True,
         is_redacted=False,
     )
@@ -112,7 +114,7 @@ def test_a_played_recording_gives_the_ticks_of_the_recorded_machine(
     tmp_path: Path, name: str, waits: list[float]
 ) -> None:
     file = tmp_path / "recording.jsonl"
-    recorded = record(simulated(name), file, waits, tick_seconds=0.25)
+    recorded = record(simulated(name), file, waits, sampling_interval_seconds=0.25)
     node = played(file)
     again = node.ticks(waits)
     assert len(recorded) == len(waits)
@@ -123,7 +125,7 @@ def test_a_played_recording_gives_the_ticks_of_the_recorded_machine(
 
 def test_a_compressed_recording_is_read_like_any_other(tmp_path: Path) -> None:
     plain, packed = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"
-    record(simulated("gpu-node-1"), packed, [1.0], tick_seconds=1)
+    record(simulated("gpu-node-1"), packed, [1.0], sampling_interval_seconds=1)
     plain.write_bytes(gzip.decompress(packed.read_bytes()))
     assert packed.stat().st_size < plain.stat().st_size / 4
     assert read_recording(packed) == read_recording(plain)
@@ -131,7 +133,7 @@ def test_a_compressed_recording_is_read_like_any_other(tmp_path: Path) -> None:
 
 def test_after_its_end_a_recording_has_no_driver_any_more(tmp_path: Path) -> None:
     file = tmp_path / "recording.jsonl"
-    record(simulated("gpu-node-1"), file, [1.0, 1.0], tick_seconds=1)
+    record(simulated("gpu-node-1"), file, [1.0, 1.0], sampling_interval_seconds=1)
     node = played(file)
     node.ticks([1.0, 1.0])
     node.hand.advance(2)
@@ -149,21 +151,23 @@ def rewritten(file: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     return changed
 
 
-@pytest.mark.parametrize("tick_seconds", [0, -1])
+@pytest.mark.parametrize("sampling_interval_seconds", [0, -1])
 def test_a_recording_whose_ticks_have_no_length_is_refused(
-    tmp_path: Path, tick_seconds: float
+    tmp_path: Path, sampling_interval_seconds: float
 ) -> None:
     file = tmp_path / "recording.jsonl"
-    record(simulated("gpu-node-1"), file, [1.0], tick_seconds=tick_seconds)
+    record(
+        simulated("gpu-node-1"), file, [1.0], sampling_interval_seconds=sampling_interval_seconds
+    )
 
-    with pytest.raises(UserError, check=has_words("line 1", "tick_seconds")):
+    with pytest.raises(UserError, check=has_words("line 1", "sampling_interval_seconds")):
         read_recording(file)
 
 
 def test_text_that_the_driver_garbles_is_garbled_again(tmp_path: Path) -> None:
     node = simulated("gpu-node-1")
     file = tmp_path / "recording.jsonl"
-    record(node, file, [1.0], tick_seconds=1)
+    record(node, file, [1.0], sampling_interval_seconds=1)
 
     def garble(line: dict[str, Any]) -> None:
         if line.get("call") == "nvmlDeviceGetName":

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from gpuledger.records import (
-    Account,
     AttributedIncident,
     BusyMethod,
+    Category,
     Entry,
+    EventAllocation,
     EventContainer,
-    EventHolder,
     GpuBooks,
     GpuEvent,
     GpuReading,
@@ -35,29 +35,30 @@ PENDING = PodDescription(uid="uid-1", state=PodState.PENDING)
 NOTEBOOK = PodDescription(
     uid="uid-notebook-0", state=PodState.KNOWN, namespace="research", name="notebook-0"
 )
-HELD = EventHolder(pod=1, container="jupyter", resources=["nvidia.com/gpu"])
+HELD = EventAllocation(pod=1, container="jupyter", resources=["nvidia.com/gpu"])
 """Holds what `event` is told that is held: of the pod `NOTEBOOK`, which it then describes."""
 
 
 def entry(
-    account: Account,
+    category: Category,
     busy_seconds: float,
     *,
     gib: float = 0.0,
     joules: float = 0.0,
-    holder: int | None = None,
-    held_seconds: float = 1.0,
+    allocation: int | None = None,
+    allocated_seconds: float = 1.0,
 ) -> Entry:
-    """Return an entry of a one-second tick; on a pod's account it is of the pod described above."""
-    of_pod = account is Account.POD
+    """Return an entry of a one-second tick; on a pod's category it is of the pod described
+    above."""
+    of_pod = category is Category.POD
     return Entry(
-        account=account,
+        category=category,
         container=0 if of_pod else None,
         busy_ns=round(busy_seconds * SECOND_NS),
         memory_bytes=round(gib * GIB),
         energy_millijoules=round(joules * 1000),
-        holder=holder,
-        held_ns=round(held_seconds * SECOND_NS) if account is Account.IDLE else None,
+        allocation=allocation,
+        allocated_ns=round(allocated_seconds * SECOND_NS) if category is Category.IDLE else None,
     )
 
 
@@ -95,22 +96,28 @@ def event(
     node: str = "node-a",
     entries: list[Entry] | None = None,
     pods: list[PodDescription] | None = None,
-    holders: list[EventHolder] | None = None,
+    allocations: list[EventAllocation] | None = None,
     gpus: Sequence[int] = (0,),
-    silent: Sequence[int] = (),
+    unresponsive: Sequence[int] = (),
     notebook: PodDescription = NOTEBOOK,
     method: BusyMethod = BusyMethod.EXCLUSIVE,
 ) -> GpuEvent:
     """Return the event of the second that ends at `second`: by default one GPU, a quarter used.
 
-    GPUs that are silent are held by the first of the holders, whose pod is `notebook`.
+    GPUs that are unresponsive are held by the first of the allocations, whose pod is `notebook`.
     """
     lost = [
         GpuBooks(
-            reading=GpuReading(uuid=uuid_of(index), index=index, silent=True),
-            entries=[Entry(account=Account.IDLE, holder=0 if holders else None, held_ns=SECOND_NS)],
+            reading=GpuReading(uuid=uuid_of(index), index=index, unresponsive=True),
+            entries=[
+                Entry(
+                    category=Category.IDLE,
+                    allocation=0 if allocations else None,
+                    allocated_ns=SECOND_NS,
+                )
+            ],
         )
-        for index in silent
+        for index in unresponsive
     ]
     return GpuEvent(
         cluster="default",
@@ -129,15 +136,15 @@ def event(
                 ),
                 entries=entries
                 or [
-                    entry(Account.POD, 0.25, gib=20, joules=50.0),
-                    entry(Account.IDLE, 0.75, gib=60, joules=150.0),
+                    entry(Category.POD, 0.25, gib=20, joules=50.0),
+                    entry(Category.IDLE, 0.75, gib=60, joules=150.0),
                 ],
                 busy_method=method,
             )
             for index in gpus
         ]
         + lost,
-        pods=([KNOWN] if pods is None else pods) + ([notebook] if holders else []),
+        pods=([KNOWN] if pods is None else pods) + ([notebook] if allocations else []),
         containers=[EventContainer(container_id=CONTAINER_ID, pod=0)],
-        holders=holders or [],
+        allocations=allocations or [],
     )

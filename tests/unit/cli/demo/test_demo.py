@@ -65,7 +65,7 @@ def test_a_short_run_books_what_was_used(tmp_path: Path) -> None:
     # All GPUs of the run, and each second of them once: a lost one is not its holder's.
     whole = sum(pod["unused_gpu_seconds"] + pod["gpu_seconds"] for pod in summary["pods"])
     whole += sum(summary[f"{kind}_gpu_seconds"] for kind in ("without_pod", "free", "gap"))
-    charged = sum(line["charged_gpu_seconds"] for line in lines.values())
+    charged = sum(line["billed_gpu_seconds"] for line in lines.values())
     assert charged + excess == pytest.approx(whole, rel=0.001)
 
 
@@ -77,11 +77,11 @@ def excess_of_the_store_s_bill(store: Path, lines: dict[str, dict[str, Any]]) ->
     bill = json.loads(billed.stdout)
     # What nobody watched, as the time before the run, is no part of what the demo shows.
     found = {
-        (line["used_gpu_seconds"], line["charged_gpu_seconds"])
+        (line["used_gpu_seconds"], line["billed_gpu_seconds"])
         for line in bill["lines"]
         if line["idle_kind"] != "no_data"
     }
-    shown = {(line["used_gpu_seconds"], line["charged_gpu_seconds"]) for line in lines.values()}
+    shown = {(line["used_gpu_seconds"], line["billed_gpu_seconds"]) for line in lines.values()}
     assert found == shown
     return float(bill["excess_gpu_seconds"])
 

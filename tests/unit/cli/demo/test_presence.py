@@ -59,7 +59,7 @@ def test_what_happened_to_another_or_long_ago_or_is_no_xid_is_not_the_cause(
 
 
 def test_who_still_holds_a_lost_gpu_is_named() -> None:
-    newest = event(second=5, gpus=[0], silent=[1], holders=[HELD])
+    newest = event(second=5, gpus=[0], unresponsive=[1], allocations=[HELD])
     (lost,) = presence_of(event(second=4, gpus=[0, 1]), newest).lost(newest)
     assert lost.holders == ("research/notebook-0",)
 

@@ -4,9 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpuledger.records import (
-    Account,
     AttributedIncident,
     BusyMethod,
+    Category,
     GpuEvent,
     PodDescription,
     PodState,
@@ -33,12 +33,12 @@ NOTEBOOK_LONG = replace(NOTEBOOK, name="llm-finetune-worker-0")
 
 def shared() -> GpuEvent:
     """Return the tick of a GPU that a pod of long names uses in part."""
-    used = entry(Account.POD, 0.5, gib=20, joules=50)
-    left = entry(Account.IDLE, 0.5, gib=60, joules=150.0, holder=0)
+    used = entry(Category.POD, 0.5, gib=20, joules=50)
+    left = entry(Category.IDLE, 0.5, gib=60, joules=150.0, allocation=0)
     return event(
         entries=[used, left],
         pods=[LONG_POD],
-        holders=[HELD],
+        allocations=[HELD],
         notebook=NOTEBOOK_LONG,
         method=BusyMethod.PROCESS_UTILIZATION,
     )
@@ -80,17 +80,17 @@ def test_a_pod_without_a_record_is_shown_as_pending_by_its_uid() -> None:
 
 def test_idle_names_who_held_it() -> None:
     """Each holder has a row; what nobody held has no name, nor has another node's pod."""
-    idle = [entry(Account.IDLE, 0.5, holder=one) for one in (0, None)]
-    shown = [row.pod for row in rows_of(event(entries=idle, holders=[HELD]))]
+    idle = [entry(Category.IDLE, 0.5, allocation=one) for one in (0, None)]
+    shown = [row.pod for row in rows_of(event(entries=idle, allocations=[HELD]))]
     assert shown == ["(idle) research/notebook-0", "(idle)"]
     foreign = PodDescription(state=PodState.FOREIGN)
-    (of_foreign, _) = rows_of(event(entries=idle, holders=[HELD], notebook=foreign))
+    (of_foreign, _) = rows_of(event(entries=idle, allocations=[HELD], notebook=foreign))
     assert of_foreign.pod == "(idle) foreign holder"
 
 
 def test_what_the_driver_reserved_is_not_worth_a_row() -> None:
     """A host entry without busy seconds and with little memory is left out."""
-    reserved = [entry(Account.HOST, 0.0, gib=0.5), entry(Account.IDLE, 1.0)]
+    reserved = [entry(Category.HOST, 0.0, gib=0.5), entry(Category.IDLE, 1.0)]
     assert [row.pod for row in rows_of(event(entries=reserved))] == ["(idle)"]
 
 
@@ -119,7 +119,7 @@ def test_all_names_are_whole_where_people_have_120_columns() -> None:
 @pytest.mark.parametrize("width", [30, 60, 80, 120])
 def test_each_entry_has_one_line_and_no_line_is_wider_than_the_screen(width: int) -> None:
     few, many = (
-        draw_on(width, event(pods=[pod], entries=[entry(Account.POD, 0.5)] * 3))
+        draw_on(width, event(pods=[pod], entries=[entry(Category.POD, 0.5)] * 3))
         for pod in (KNOWN, replace(LONG_POD, name="a-pod-with-parts-" * 9))
     )
     assert len(many) == len(few) == 6
@@ -136,7 +136,7 @@ def test_a_lost_gpu_stays_in_its_place_with_since_when_and_why() -> None:
         event(second=4, gpus=[0, 1, 2]),
         incident("xid", second=4.1, gpu=1, xid=79),
         incident("gpu_lost", second=4.2, gpu=1),
-        event(second=5, gpus=[0, 2], silent=[1], holders=[HELD]),
+        event(second=5, gpus=[0, 2], unresponsive=[1], allocations=[HELD]),
     ]
     lines = draw_on(80, *happened)
     assert "  1  (lost) since 00:00:04 UTC, XID 79, allocated to research/notebook-0" in lines

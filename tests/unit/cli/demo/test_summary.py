@@ -77,7 +77,7 @@ def test_a_pod_that_holds_a_gpu_has_a_line_whether_it_uses_it_or_not() -> None:
         ("default", "research", "notebook-0"): 4 * 10**9,
     }
     lines = pod_lines({"default/a": trained}, {"default/a": 1.0}, unused, held)
-    assert [line.held_gpu_seconds for line in lines] == [5.0, 4.0]
+    assert [line.allocated_gpu_seconds for line in lines] == [5.0, 4.0]
     assert [(line.uid, line.pod, line.gpu_seconds, line.unused_gpu_seconds) for line in lines] == [
         ("a", "train-0", 1.0, 3.0),
         (None, "notebook-0", 0.0, 4.0),
@@ -119,8 +119,8 @@ def test_what_ran_on_an_account_that_is_not_known_is_told_by_its_name() -> None:
         " ".join(line.text for line in draw_summary(summary, width=80))
         for summary in (with_others, SUMMARY)
     )
-    assert "2.25 GPU s ran on account lease." in told
-    assert "on account" not in untold
+    assert "2.25 GPU s ran on category lease." in told
+    assert "on category" not in untold
 
 
 @pytest.mark.parametrize(
@@ -264,8 +264,8 @@ def test_the_bill_is_the_last_thing_that_is_shown_and_fits_the_screen(width: int
     """Of what went wrong is told behind it."""
     line = OwnerCost(
         owner="StatefulSet/notebook-of-somebody",
-        held_gpu_seconds=19.4,
-        charged_gpu_seconds=19.4,
+        allocated_gpu_seconds=19.4,
+        billed_gpu_seconds=19.4,
         used_gpu_seconds=0.0,
         cost="0.0371",
         unused_cost="0.0371",

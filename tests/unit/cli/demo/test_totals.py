@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from gpuledger.records import Account, BusyMethod, GpuBooks, GpuReading, Settlement
+from gpuledger.records import BusyMethod, Category, GpuBooks, GpuReading, Settlement
 from gpuledger_cli.demo.totals import Tally
 from tests.unit.cli.demo.events import GIB, HELD, PENDING, SECOND_NS, entry, event
 
@@ -33,10 +33,10 @@ def test_what_is_settled_after_a_process_ended_is_its_pods_too() -> None:
         from_time_ns=0,
         until_seq=1,
         until_time_ns=SECOND_NS,
-        entries=[entry(Account.POD, 0.125), entry(Account.UNATTRIBUTED, -0.125)],
+        entries=[entry(Category.POD, 0.125), entry(Category.UNATTRIBUTED, -0.125)],
         busy_method=BusyMethod.ACCOUNTING,
     )
-    total = tally_of(replace(event(second=1), settlements=[settled])).pods["default/uid-1"]
+    total = tally_of(replace(event(second=1), late_adjustments=[settled])).pods["default/uid-1"]
     assert total.busy_ns == 375_000_000
 
 
@@ -49,8 +49,8 @@ def test_a_pod_that_was_pending_is_named_once_its_name_is_known() -> None:
 
 def test_other_accounts_are_nobodys_pod() -> None:
     """Host, unattributed and idle are counted as entries only."""
-    accounts = [Account.HOST, Account.UNATTRIBUTED, Account.IDLE]
-    tally = tally_of(event(entries=[entry(account, 0.1) for account in accounts]))
+    accounts = [Category.HOST, Category.UNATTRIBUTED, Category.IDLE]
+    tally = tally_of(event(entries=[entry(category, 0.1) for category in accounts]))
     assert tally.pods == {}
     assert tally.without_pod_ns == 200_000_000
     assert tally.entries == len(accounts)
@@ -82,10 +82,10 @@ def test_a_gpu_balances_with_its_instances() -> None:
         uuid="GPU-a", index=0, memory_total_bytes=80 * GIB, energy_millijoules=200_000
     )
     part = GpuReading(uuid="MIG-1", index=0, parent_uuid="GPU-a", memory_total_bytes=20 * GIB)
-    left = entry(Account.UNATTRIBUTED, 0.0, gib=60, joules=200.0)
-    own = [entry(Account.POD, 0.25, gib=5), entry(Account.IDLE, 0.75, gib=15)]
+    left = entry(Category.UNATTRIBUTED, 0.0, gib=60, joules=200.0)
+    own = [entry(Category.POD, 0.25, gib=5), entry(Category.IDLE, 0.75, gib=15)]
     rows = [
-        GpuBooks(reading=board, entries=[replace(left, busy_ns=None, held_ns=SECOND_NS)]),
+        GpuBooks(reading=board, entries=[replace(left, busy_ns=None, allocated_ns=SECOND_NS)]),
         GpuBooks(reading=part, entries=own),
     ]
     assert tally_of(replace(one, gpus=rows)).conservation_error_max_ratio == 0.0
@@ -95,13 +95,13 @@ def test_a_gpu_balances_with_its_instances() -> None:
 def test_idle_of_several_holders_balances_and_is_no_pods_use() -> None:
     """Its parts sum to the device with the pods' entries; who holds without using is not booked."""
     idle = [
-        entry(Account.IDLE, 0.375, gib=30, joules=75.0, holder=one, held_seconds=0.5)
+        entry(Category.IDLE, 0.375, gib=30, joules=75.0, allocation=one, allocated_seconds=0.5)
         for one in (0, None)
     ]
-    booked = [entry(Account.POD, 0.25, gib=20, joules=50.0), *idle]
-    tally = tally_of(event(entries=booked, holders=[HELD]))
+    booked = [entry(Category.POD, 0.25, gib=20, joules=50.0), *idle]
+    tally = tally_of(event(entries=booked, allocations=[HELD]))
     assert tally.unused_ns == {("default", "research", "notebook-0"): 375_000_000}
-    assert tally.held_ns == {("default", "research", "notebook-0"): 500_000_000}
+    assert tally.allocated_ns == {("default", "research", "notebook-0"): 500_000_000}
     assert tally.free_ns == 375_000_000
     assert tally.conservation_error_max_ratio == 0.0
     assert [total.busy_ns for total in tally.pods.values()] == [SECOND_NS // 4]
@@ -111,19 +111,19 @@ def test_the_time_of_every_gpu_is_used_unused_free_or_a_gap() -> None:
     """So that the numbers at the end of a run add up to its GPUs' time."""
     one = event(
         entries=[
-            entry(Account.POD, 0.25),
-            entry(Account.HOST, 0.125),
-            entry(Account.IDLE, 0.5, holder=0),
-            entry(Account.IDLE, 0.125),
+            entry(Category.POD, 0.25),
+            entry(Category.HOST, 0.125),
+            entry(Category.IDLE, 0.5, allocation=0),
+            entry(Category.IDLE, 0.125),
         ],
-        holders=[HELD],
+        allocations=[HELD],
     )
-    silent = GpuBooks(
-        reading=replace(one.gpus[0].reading, uuid="GPU-lost", silent=True),
-        entries=[replace(entry(Account.IDLE, 0.0), busy_ns=None, held_ns=SECOND_NS)],
+    unresponsive = GpuBooks(
+        reading=replace(one.gpus[0].reading, uuid="GPU-lost", unresponsive=True),
+        entries=[replace(entry(Category.IDLE, 0.0), busy_ns=None, allocated_ns=SECOND_NS)],
         gap_ns=SECOND_NS,
     )
-    tally = tally_of(replace(one, gpus=[*one.gpus, silent]))
+    tally = tally_of(replace(one, gpus=[*one.gpus, unresponsive]))
     used = sum(total.busy_ns for total in tally.pods.values()) + tally.without_pod_ns
     assert used + sum(tally.unused_ns.values()) + tally.free_ns + tally.gap_ns == 2 * SECOND_NS
 
@@ -131,8 +131,8 @@ def test_the_time_of_every_gpu_is_used_unused_free_or_a_gap() -> None:
 def test_books_that_do_not_balance_show() -> None:
     """A quarter of a GPU's second is missing here."""
     entries = [
-        entry(Account.POD, 0.25, gib=20, joules=50.0),
-        entry(Account.IDLE, 0.5, gib=60, joules=150.0),
+        entry(Category.POD, 0.25, gib=20, joules=50.0),
+        entry(Category.IDLE, 0.5, gib=60, joules=150.0),
     ]
     assert tally_of(event()).conservation_error_max_ratio == 0.0
     assert tally_of(event(entries=entries)).conservation_error_max_ratio == 0.25

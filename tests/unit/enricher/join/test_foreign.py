@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gpuledger.codec import Decoder
 from gpuledger.records import (
-    Account,
     AttributedIncident,
+    Category,
     ContainerRef,
     DeviceAllocation,
     PodContainer,
@@ -58,7 +58,7 @@ async def test_a_tick_that_names_another_nodes_pod_is_booked_and_the_pod_gets_no
     assert [(one.container_id, one.pod) for one in event.containers] == [
         (container.container_id, 0)
     ]
-    (entry,) = [one for one in event.gpus[0].entries if one.account is Account.POD]
+    (entry,) = [one for one in event.gpus[0].entries if one.category is Category.POD]
     assert (entry.container, entry.busy_ns) == (0, 500_000_000)
     assert refused() == before + 1
     assert await given.letters() == []
@@ -279,7 +279,7 @@ def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
             assert not is_known or of_node[described["uid"]] == "node-a"
 
 
-DESCRIPTION = {"pods", "containers", "holders"}
+DESCRIPTION = {"pods", "containers", "allocations"}
 
 
 def books_of(event: bytes | None) -> dict[str, msgspec.Raw]:
@@ -290,4 +290,4 @@ def books_of(event: bytes | None) -> dict[str, msgspec.Raw]:
 
 def refused() -> float:
     """Return how often names were refused so far."""
-    return value_of("gpuledger_join_names_refused_total", reason="foreign_pod")
+    return value_of("gpuledger_join_names_rejected_total", reason="foreign_pod")

@@ -12,7 +12,7 @@ from gpuledger_enricher.join.stage import make_event
 from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, process, reading, sample
 
-UNBALANCED = "gpuledger_join_ticks_unbalanced_total"
+UNBALANCED = "gpuledger_join_samples_unbalanced_total"
 HALF = sample(processes=[process(container=0, sm_utilization_ratio=0.5)])
 TWICE = sample(gpus=[reading()], interval_ns=2 * SECOND_NS, processes=HALF.processes)
 
@@ -63,7 +63,7 @@ def test_time_that_two_ticks_of_a_boot_cover_is_counted(
     case: str, interval_seconds: float, overlaps: int
 ) -> None:
     given = Given()
-    before = value_of("gpuledger_join_ticks_overlapping_total")
+    before = value_of("gpuledger_join_samples_overlapping_total")
     given.take(seq=1_000_000)
     with capture_logs() as logged:
         given.take(
@@ -71,6 +71,6 @@ def test_time_that_two_ticks_of_a_boot_cover_is_counted(
             time_ns=T_NS + SECOND_NS,
             interval_ns=round(interval_seconds * SECOND_NS),
         )
-    assert value_of("gpuledger_join_ticks_overlapping_total") - before == overlaps, case
+    assert value_of("gpuledger_join_samples_overlapping_total") - before == overlaps, case
     said = [line for line in logged if line["event"] == "ticks_overlapped"]
     assert [line["overlap_seconds"] for line in said] == [interval_seconds - 1] * overlaps

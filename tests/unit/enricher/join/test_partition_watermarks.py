@@ -72,7 +72,7 @@ async def test_a_partition_is_complete_up_to_the_last_tick_of_its_nodes() -> Non
         await until(lambda: bool(watermarks(bus)))
     said = watermarks(bus)[0]
     assert (said.complete_until_ns, said.topic, said.next_offset) == (TICK_NS, EVENTS.name, 2)
-    assert (said.node_count, said.silent_count, said.silent) == (1, None, None)
+    assert (said.node_count, said.unresponsive_count, said.unresponsive) == (1, None, None)
     assert said.publisher.startswith("gpuledger-join@")
 
 
@@ -87,7 +87,7 @@ async def test_a_partition_without_nodes_is_called_complete_too() -> None:
 
 def test_a_tick_of_a_time_that_was_called_complete_is_booked_and_counted() -> None:
     """Also by the next worker of the partition, which reads back what was said."""
-    behind = "gpuledger_join_ticks_behind_watermark_total"
+    behind = "gpuledger_join_samples_behind_watermark_total"
     before = REGISTRY.get_sample_value(behind) or 0.0
     given = Given()
     said = podwatch_says(stage=JOIN, topic=EVENTS.name, partition=3)

@@ -151,22 +151,22 @@ def test_a_process_that_ended_is_settled_in_the_event_of_the_tick_that_tells_it(
 ) -> None:
     """Its pod is described there; and as it is a part of the event, it comes once and no more."""
     stage.take_pods([pod_record(1)])
-    before = value_of("gpuledger_join_settled_seconds_total")
+    before = value_of("gpuledger_join_late_adjustment_seconds_total")
     tick = record(sample(ended_processes=[process_end(container=1)]))
     event = event_of(stage.take_samples([tick]))
-    assert event.settlements is not None
-    (settlement,) = event.settlements
+    assert event.late_adjustments is not None
+    (settlement,) = event.late_adjustments
     assert sum(entry.busy_ns or 0 for entry in settlement.entries) == 0
     debtor = event.containers[settlement.entries[0].container or 0]
     assert debtor.pod is not None
     assert event.pods[debtor.pod].name == "train-1"
-    assert value_of("gpuledger_join_settled_seconds_total") - before == 0.5
+    assert value_of("gpuledger_join_late_adjustment_seconds_total") - before == 0.5
     assert stage.take_samples([tick]) == []
 
 
 def test_an_event_without_ends_has_no_settlements(stage: JoinStage) -> None:
     (message,) = stage.take_samples([record(USED)])
-    assert b"settlements" not in (message.value or b"")
+    assert b"late_adjustments" not in (message.value or b"")
 
 
 def test_what_belongs_to_a_partition_is_forgotten_with_it(stage: JoinStage) -> None:
@@ -189,7 +189,7 @@ OTHER = ContainerRef(pod_uid=UIDS[1], container_id=CONTAINER_IDS[1])
 REPEATED: list[tuple[str, dict[str, Any]]] = [
     ("field gpus[1].uuid: 'GPU-a' stands", {"gpus": [reading(), reading(index=1)]}),
     ("field gpus[2].uuid: 'MIG-a' stands", {"gpus": [reading(), INSTANCE, INSTANCE]}),
-    ("field gpus[1].uuid: 'GPU-a' stands", {"gpus": [reading(), reading(silent=True)]}),
+    ("field gpus[1].uuid: 'GPU-a' stands", {"gpus": [reading(), reading(unresponsive=True)]}),
     ("field containers[2]: the container stands", {"containers": [NAMED, OTHER, NAMED]}),
     ("field containers[1]: the container stands", {"containers": [OF_A_POD, OF_A_POD]}),
     ("field containers[1]: the container stands", {"containers": [OF_NO_POD, OF_NO_POD]}),

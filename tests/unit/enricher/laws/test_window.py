@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gpuledger.bus.protocol import Message
 from gpuledger.codec import Decoder
-from gpuledger.records import Account, GpuEvent
+from gpuledger.records import Category, GpuEvent
 from gpuledger_enricher.join.replay_diff import EventId
 from tests.default_topics import EVENTS
 from tests.examples import examples
@@ -91,7 +91,7 @@ def used_in(events: Sequence[GpuEvent]) -> tuple[dict[str | None, float], dict[s
     for event in events:
         for books in event.gpus:
             for entry in books.entries:
-                if entry.account is not Account.IDLE:
+                if entry.category is not Category.IDLE:
                     seconds[pod_of(entry, event)] += (entry.busy_ns or 0) / 1e9
                     devices[books.reading.uuid] += (entry.busy_ns or 0) / 1e9
     return seconds, devices

@@ -31,8 +31,8 @@ from gpuledger.ledger.series import (
     values_of,
 )
 from gpuledger.records import (
-    Account,
     BusyMethod,
+    Category,
     ContainerRequest,
     EnergyMethod,
     GpuEvent,
@@ -81,7 +81,7 @@ def labels_of(family: Family, values: Values) -> list[dict[str, str]]:
 
 
 def by_method(method: BusyMethod, tick: int) -> GpuEvent:
-    found = books(reading(), entry(), entry(Account.IDLE), busy_method=method)
+    found = books(reading(), entry(), entry(Category.IDLE), busy_method=method)
     return event(tick, gpus=[found])
 
 
@@ -225,16 +225,16 @@ def test_what_a_container_asks_for_has_a_series_for_each_resource() -> None:
 
 
 def test_a_device_says_what_it_is_also_while_it_does_not_answer() -> None:
-    silent = reading(
+    unresponsive = reading(
         uuid="MIG-1",
         parent_uuid=GPU,
         gpu_instance=3,
         compute_instance=0,
         mig_profile="1g.10gb",
-        silent=True,
+        unresponsive=True,
     )
 
-    (labels,) = labels_of(GPU_INFO, values_of(event(gpus=[books(silent)])))
+    (labels,) = labels_of(GPU_INFO, values_of(event(gpus=[books(unresponsive)])))
 
     assert labels == {
         "gpu_uuid": "MIG-1",
@@ -253,16 +253,16 @@ def named(family: Family, values: Values) -> dict[str, float | None]:
     return dict(zip((metric.name for metric in family.metrics), found, strict=True))
 
 
-@pytest.mark.parametrize(("silent", "up"), [(None, 1.0), (True, 0.0)])
-def test_a_gpu_that_does_not_answer_is_down(*, silent: bool | None, up: float) -> None:
-    values = values_of(event(gpus=[books(reading(silent=silent))]))
+@pytest.mark.parametrize(("unresponsive", "up"), [(None, 1.0), (True, 0.0)])
+def test_a_gpu_that_does_not_answer_is_down(*, unresponsive: bool | None, up: float) -> None:
+    values = values_of(event(gpus=[books(reading(unresponsive=unresponsive))]))
 
     assert named(DEVICE, values)["gpuledger_gpu_up"] == up
 
 
 def test_each_tick_of_a_node_says_its_time() -> None:
     assert named(NODE, values_of(event(3, gpus=[], gap_ns=2 * SECOND_NS))) == {
-        "gpuledger_node_last_tick_timestamp_seconds": START_NS / SECOND_NS + 3,
+        "gpuledger_node_last_sample_timestamp_seconds": START_NS / SECOND_NS + 3,
         "gpuledger_node_gap_seconds": 2,
     }
 
@@ -326,7 +326,7 @@ def test_each_reading_of_an_instance_is_the_value_of_its_own_metric() -> None:
 def test_the_index_of_a_device_may_change_under_what_is_booked_on_it() -> None:
     """It is another GPU's once the driver was loaded again."""
     before, after = (
-        values_of(event(gpus=[books(reading(index=index), entry(), entry(Account.IDLE))]))
+        values_of(event(gpus=[books(reading(index=index), entry(), entry(Category.IDLE))]))
         for index in (0, 5)
     )
 
@@ -335,9 +335,11 @@ def test_the_index_of_a_device_may_change_under_what_is_booked_on_it() -> None:
 
 
 def test_the_holder_of_what_is_idle_is_found_by_its_uid_where_its_record_has_come() -> None:
-    held = event(entries=[entry(Account.IDLE, holder=0)], pods=[], held_by=[holder()])
+    held = event(entries=[entry(Category.IDLE, allocation=0)], pods=[], held_by=[holder()])
 
-    assert [one["holder_uid"] for one in labels_of(ACCOUNT, values_of(held))] == ["uid-notebook-0"]
+    assert [one["allocated_uid"] for one in labels_of(ACCOUNT, values_of(held))] == [
+        "uid-notebook-0"
+    ]
 
 
 @examples(60)
@@ -358,7 +360,7 @@ def test_while_containers_and_gpus_are_the_same_the_groups_are_the_same_objects(
         return [id(group) for group in series.values_of(now(tick, busy_ns), known)]
 
     def now(tick: int, busy_ns: int) -> GpuEvent:
-        return event(tick, entries=[entry(busy_ns=busy_ns), entry(Account.IDLE)])
+        return event(tick, entries=[entry(busy_ns=busy_ns), entry(Category.IDLE)])
 
     first = list(series.values_of(now(0, 5), known))
     assert groups(1, 7) == [id(group) for group in first]

@@ -21,7 +21,7 @@ from gpuledger.ledger.families import (
 )
 from gpuledger.ledger.interval_values import IntervalValues, maxima_of
 from gpuledger.ledger.series import EventSeries, SeriesGroup, SeriesValues
-from gpuledger.records import Account
+from gpuledger.records import Category
 from tests.unit.sinks.builders import SECOND_NS, entry, event
 
 _DEVICE: Final = next(
@@ -144,7 +144,7 @@ def test_families_that_share_the_same_have_the_same_quantities_in_one_order(
 
 _PARTS: Final = st.lists(
     st.tuples(
-        st.sampled_from([Account.POD, Account.IDLE, Account.HOST, Account.UNATTRIBUTED]),
+        st.sampled_from([Category.POD, Category.IDLE, Category.HOST, Category.UNATTRIBUTED]),
         st.integers(0, 100),
     ),
     min_size=1,
@@ -156,7 +156,7 @@ _PARTS: Final = st.lists(
 
 @given(st.lists(_PARTS, min_size=1, max_size=6))
 def test_the_means_of_all_that_is_booked_on_a_device_sum_to_the_device(
-    of: list[list[tuple[Account, int]]],
+    of: list[list[tuple[Category, int]]],
 ) -> None:
     interval = IntervalValues()
     for parts in of:
@@ -164,12 +164,12 @@ def test_the_means_of_all_that_is_booked_on_a_device_sum_to_the_device(
         of_idle = whole - sum(part for _, part in parts)
         entries = [
             entry(
-                account,
+                category,
                 busy_ns=SECOND_NS * part // whole,
                 memory_bytes=part,
                 energy_millijoules=1000 * part,
             )
-            for account, part in parts
+            for category, part in parts
         ]
         entries[0] = replace(
             entries[0],

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.ledger.quantities import APPORTIONED, BOOKED, QUANTITIES, Quantity, apportion
-from gpuledger.records import Account, Entry, GpuBooks, GpuReading
+from gpuledger.records import Category, Entry, GpuBooks, GpuReading
 
 INTERVAL_NS = 2_000_000_000
 
 
-def entry(account: Account, busy_ns: int | None) -> Entry:
-    return Entry(account=account, busy_ns=busy_ns)
+def entry(category: Category, busy_ns: int | None) -> Entry:
+    return Entry(category=category, busy_ns=busy_ns)
 
 
 def split(
@@ -36,8 +36,8 @@ def active(sm: int, tensor: int) -> dict[str, int]:
     return {"sm_active_ns": sm, "tensor_active_ns": tensor}
 
 
-POD, OTHER = entry(Account.POD, 1_200_000_000), entry(Account.HOST, 400_000_000)
-NOBODY, IDLE = entry(Account.UNATTRIBUTED, 0), entry(Account.IDLE, 400_000_000)
+POD, OTHER = entry(Category.POD, 1_200_000_000), entry(Category.HOST, 400_000_000)
+NOBODY, IDLE = entry(Category.UNATTRIBUTED, 0), entry(Category.IDLE, 400_000_000)
 ALL = active(800_000_000, 400_000_000)
 NOTHING = active(0, 0)
 
@@ -49,7 +49,11 @@ def test_active_time_goes_by_busy_time_and_idle_has_none() -> None:
 
 
 def test_what_does_not_divide_goes_by_the_largest_remainder_and_nothing_is_lost() -> None:
-    third = [entry(Account.POD, 7), entry(Account.HOST, 7), entry(Account.UNATTRIBUTED, 7)]
+    third = [
+        entry(Category.POD, 7),
+        entry(Category.HOST, 7),
+        entry(Category.UNATTRIBUTED, 7),
+    ]
 
     found = [amounts["sm_active_ns"] for amounts in split(*third, IDLE)[:3]]
 
@@ -63,7 +67,7 @@ def test_what_does_not_divide_goes_by_the_largest_remainder_and_nothing_is_lost(
 def test_the_parts_are_the_whole_and_each_is_within_one_of_its_share(
     busy: list[int | None], millionths: int
 ) -> None:
-    entries = [entry(Account.POD, each) for each in busy]
+    entries = [entry(Category.POD, each) for each in busy]
 
     parts = [amounts["sm_active_ns"] for amounts in split(*entries, NOBODY, sm=millionths / 10**6)]
 
@@ -80,7 +84,7 @@ def test_without_counters_there_is_no_activity() -> None:
 
 @pytest.mark.parametrize("busy_ns", [0, None])
 def test_activity_where_nobody_was_seen_to_be_busy_is_nobodys(busy_ns: int | None) -> None:
-    found = split(entry(Account.POD, busy_ns), entry(Account.UNATTRIBUTED, busy_ns), IDLE)
+    found = split(entry(Category.POD, busy_ns), entry(Category.UNATTRIBUTED, busy_ns), IDLE)
     assert found == [NOTHING, ALL, {}]
 
 

@@ -41,7 +41,9 @@ def test_a_quantity_of_the_books_is_a_column_and_a_series_of_pods_and_accounts(
     assert quantity.name in names(TOPIC_COLUMNS)
     assert quantity.name in names(ENTRIES.columns)
     if quantity.is_of_holders:
-        assert f"gpuledger_holder_gpu_{quantity.average}" in {one.name for one in HOLDER.metrics}
+        assert f"gpuledger_allocation_gpu_{quantity.average}" in {
+            one.name for one in HOLDER.metrics
+        }
         return
-    for family, prefix in ((POD, "gpuledger_pod_gpu_"), (ACCOUNT, "gpuledger_account_gpu_")):
+    for family, prefix in ((POD, "gpuledger_pod_gpu_"), (ACCOUNT, "gpuledger_category_gpu_")):
         assert f"{prefix}{quantity.average}" in {metric.name for metric in family.metrics}

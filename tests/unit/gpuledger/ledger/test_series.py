@@ -35,7 +35,7 @@ SECONDS = 20
 """No GPU of a scenario is cut anew in them."""
 OF_DEVICES = {"gpu_uuid", "gpu_index", "model"}
 OF_INSTANCES = {*OF_DEVICES, "parent_uuid", "gpu_instance", "compute_instance", "mig_profile"}
-OF_ACCOUNTS = {"account", "pod", "namespace", "container", "holder_pod"}
+OF_ACCOUNTS = {"category", "pod", "namespace", "container", "allocated_pod"}
 OF_METHODS = {"gpu_uuid", "quantity", "method"}
 INFO = (POD_INFO, NAMESPACE_INFO, NODE_INFO)
 
@@ -123,7 +123,7 @@ def integrals_of(sample: NodeSample) -> Iterator[tuple[str, float]]:
 
 
 def parts(quantity: str) -> tuple[str, str]:
-    return f"gpuledger_pod_gpu_{quantity}", f"gpuledger_account_gpu_{quantity}"
+    return f"gpuledger_pod_gpu_{quantity}", f"gpuledger_category_gpu_{quantity}"
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -162,8 +162,8 @@ def test_what_is_held_sums_to_the_devices_and_as_parts_of_boards_to_the_boards(
     run = run_of(scenario)
 
     rows = [1 + len(gpu.facts.cuts[0].instances if gpu.facts.cuts else ()) for gpu in run.gpus]
-    assert run.mean("gpuledger_holder_gpu_held_ratio") == pytest.approx(sum(rows))
-    assert run.mean("gpuledger_holder_gpu_held_board_ratio") == pytest.approx(len(run.gpus))
+    assert run.mean("gpuledger_allocation_gpu_ratio") == pytest.approx(sum(rows))
+    assert run.mean("gpuledger_allocation_physical_gpu_ratio") == pytest.approx(len(run.gpus))
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.ledger.usage import CountedLabels, KnownUsers, Unnamed, used_in
-from gpuledger.records import Account, Entry, GpuBooks, GpuEvent, PodDescription, PodState
+from gpuledger.records import Category, Entry, GpuBooks, GpuEvent, PodDescription, PodState
 from tests.unit.sinks.builders import SECOND_NS, books, entry, event, holder, pod, reading
 
 _PODS: Final = [
@@ -19,14 +19,14 @@ _PODS: Final = [
 ]
 """What may be said of the one pod that uses GPUs, from tick to tick."""
 _ENTRIES: Final = [
-    entry(busy_ns=3, memory_bytes=5, energy_millijoules=7, held_ns=11, holder=0),
-    entry(busy_ns=13, container_id="d" * 64, held_ns=17),
-    entry(Account.IDLE, busy_ns=19, held_ns=23, holder=1),
-    entry(Account.IDLE, busy_ns=29, held_ns=31),
-    entry(Account.UNATTRIBUTED, busy_ns=37, memory_bytes=None),
-    entry(Account.JOB, busy_ns=41, memory_bytes=43, job_id="7"),
-    entry(Account.JOB, busy_ns=47, job_id="8"),
-    entry(Account.IDLE, busy_ns=53, held_ns=59, job_id="7"),
+    entry(busy_ns=3, memory_bytes=5, energy_millijoules=7, allocated_ns=11, allocation=0),
+    entry(busy_ns=13, container_id="d" * 64, allocated_ns=17),
+    entry(Category.IDLE, busy_ns=19, allocated_ns=23, allocation=1),
+    entry(Category.IDLE, busy_ns=29, allocated_ns=31),
+    entry(Category.UNATTRIBUTED, busy_ns=37, memory_bytes=None),
+    entry(Category.JOB, busy_ns=41, memory_bytes=43, job_id="7"),
+    entry(Category.JOB, busy_ns=47, job_id="8"),
+    entry(Category.IDLE, busy_ns=53, allocated_ns=59, job_id="7"),
 ]
 _HOLDERS: Final = [holder("notebook-0"), holder("notebook-1"), holder("notebook-1", uid="uid-2")]
 
@@ -49,9 +49,14 @@ def added(
 
 
 def test_what_a_job_used_and_what_it_held_are_counted_under_its_id() -> None:
-    job = entry(Account.JOB, busy_ns=3, memory_bytes=None, energy_millijoules=None, job_id="7")
+    job = entry(Category.JOB, busy_ns=3, memory_bytes=None, energy_millijoules=None, job_id="7")
     idle = entry(
-        Account.IDLE, busy_ns=5, memory_bytes=None, energy_millijoules=None, held_ns=8, job_id="7"
+        Category.IDLE,
+        busy_ns=5,
+        memory_bytes=None,
+        energy_millijoules=None,
+        allocated_ns=8,
+        job_id="7",
     )
     jobs = CountedLabels("GPU-1", "job", job_id="7")
 
@@ -91,18 +96,18 @@ def test_the_amounts_of_a_device_sum_to_its_entries(tick: GpuEvent) -> None:
             sum(entry.busy_ns or 0 for entry in device.entries),
             sum(entry.memory_bytes or 0 for entry in device.entries) * SECOND_NS,
             sum(entry.energy_millijoules or 0 for entry in device.entries),
-            sum(entry.held_ns or 0 for entry in device.entries),
+            sum(entry.allocated_ns or 0 for entry in device.entries),
         ]
 
 
-@pytest.mark.parametrize("wrong", [{"container": 9999}, {"holder": 9999}])
+@pytest.mark.parametrize("wrong", [{"container": 9999}, {"allocation": 9999}])
 def test_an_entry_of_what_is_not_listed_is_refused_also_where_the_last_tick_is_known(
     wrong: dict[str, Any],
 ) -> None:
     known = KnownUsers()
     assert added(event(), known)
     broken: list[GpuBooks] = [
-        books(None, Entry(account=Account.POD, busy_ns=1, held_ns=1, **wrong))
+        books(None, Entry(category=Category.POD, busy_ns=1, allocated_ns=1, **wrong))
     ]
 
     with pytest.raises(ValueError, match="9999"):

@@ -41,7 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     http: HttpSettings = HttpSettings(listen="0.0.0.0:9821")
     log: LogSettings = LogSettings()
     watch: Watch = Watch()
-    tick_seconds: float = 1.0
+    sampling_interval_seconds: float = 1.0
     """Length of a tick: 100 % of it is covered."""
     ticks: int | None = None
     """How many ticks."""
@@ -54,10 +54,10 @@ class Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 OPTIONS = (
-    Option(name="--tick", setting="tick_seconds", help="length of a tick"),
+    Option(name="--tick", setting="sampling_interval_seconds", help="length of a tick"),
     Option(name="kind", setting="kind", help="what to run", choices=("one", "two")),
 )
-COMMON = ("tick_seconds", "kafka.client_id", "ticks", "watch.costs")
+COMMON = ("sampling_interval_seconds", "kafka.client_id", "ticks", "watch.costs")
 
 
 def load(*argv: str, **variables: str) -> Settings:
@@ -90,12 +90,12 @@ def test_a_group_given_in_part_keeps_the_other_defaults_of_the_deployable() -> N
 
 
 def test_a_variable_wins_over_the_file_and_an_option_over_both(tmp_path: Path) -> None:
-    file, text = tmp_path / "s.yaml", "tick_seconds: 2\nkind: two\nticks: 7\n"
+    file, text = tmp_path / "s.yaml", "sampling_interval_seconds: 2\nkind: two\nticks: 7\n"
 
-    assert load_file(file, text).tick_seconds == 2.0
-    assert load_file(file, text, TICK_SECONDS="3").tick_seconds == 3.0
+    assert load_file(file, text).sampling_interval_seconds == 2.0
+    assert load_file(file, text, TICK_SECONDS="3").sampling_interval_seconds == 3.0
     both = load_file(file, text, "--tick", "4", "one", TICK_SECONDS="3")
-    assert (both.tick_seconds, both.kind, both.ticks) == (4.0, "one", 7)
+    assert (both.sampling_interval_seconds, both.kind, both.ticks) == (4.0, "one", 7)
 
 
 def test_texts_of_the_environment_become_numbers_lists_and_mappings() -> None:
@@ -148,7 +148,10 @@ MISTAKES_IN_VARIABLES = [
     ({"kafka__client_id": "x"}, "did you mean GPULEDGER_KAFKA__CLIENT_ID?"),
     ({"XYZ": "x"}, "variable GPULEDGER_XYZ: `gpuledger config explain` lists all"),
     ({"CLUSTER": "x"}, "CLUSTER: only `gpuledger agent` and `gpuledger podwatch` have"),
-    ({"TICK_SECONDS": "soon"}, "GPULEDGER_TICK_SECONDS: expected a number, got 'soon'"),
+    (
+        {"TICK_SECONDS": "soon"},
+        "GPULEDGER_SAMPLING_INTERVAL_SECONDS: expected a number, got 'soon'",
+    ),
     ({"TICKS": "1.5"}, "GPULEDGER_TICKS: expected a whole number, got '1.5'"),
     ({"KIND": "three"}, "GPULEDGER_KIND: expected one of one, two, got 'three'"),
     ({"KAFKA__REQUEST_TIMEOUT_SECONDS": "0"}, "expected a number > 0, got '0'"),

@@ -72,7 +72,7 @@ def small_store(folder: Path) -> AnswerSettings:
             used(0, "a", HOUR_NS // 2),
             held(1, "b"),
             held(2, None),
-            held(2, "c", gpu="GPU-z", node="m", holder_namespace="other"),
+            held(2, "c", gpu="GPU-z", node="m", allocated_namespace="other"),
         ],
         inventory=[inventory_row(), inventory_row("GPU-z", node="m", hour=2)],
         pods=[pod_row("a", owner_kind="Job", owner_name="train", labels='{"app":"x"}')],

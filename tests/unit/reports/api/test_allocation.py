@@ -189,7 +189,7 @@ def test_gpus_without_a_price_are_warned_of(tmp_path: Path) -> None:
     told = small_store(tmp_path)
     write_store(
         tmp_path / "store",
-        usage_hourly=[usage_row(0, gpu="GPU-odd", model="Odd", held_ns=1, busy_ns=1)],
+        usage_hourly=[usage_row(0, gpu="GPU-odd", model="Odd", allocated_ns=1, busy_ns=1)],
         inventory=[inventory_row("GPU-odd", model="Odd")],
     )
     answer = json.loads(answer_to(asked("aggregate=cluster"), told).body)

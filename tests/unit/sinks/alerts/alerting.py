@@ -13,7 +13,7 @@ from typing_extensions import override
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, TopicPartition
 from gpuledger.codec import encode
-from gpuledger.records import Account, AttributedIncident, GpuEvent, Incident, Severity
+from gpuledger.records import AttributedIncident, Category, GpuEvent, Incident, Severity
 from gpuledger.runtime import Readiness
 from gpuledger_sinks.loop import run_sink
 from gpuledger_sinks.registry import ALERTS
@@ -83,7 +83,7 @@ def sink(
 
 
 def quiet(tick: int) -> GpuEvent:
-    return event(tick, entries=[entry(), entry(Account.IDLE)])
+    return event(tick, entries=[entry(), entry(Category.IDLE)])
 
 
 def rejected() -> float:

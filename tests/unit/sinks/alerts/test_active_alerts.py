@@ -150,7 +150,7 @@ def test_what_is_refused_for_ever_is_forgotten() -> None:
 
 def test_an_answer_to_an_alert_that_fired_is_none_to_its_end() -> None:
     alerts, labels = ActiveAlerts(), {"alertname": "GpuIncident"}
-    alerts.stand(labels, {}, at_ns=START_NS, hold_ns=0, silent_ns=HOLD_NS, now=NOW)
+    alerts.stand(labels, {}, at_ns=START_NS, hold_ns=0, unresponsive_ns=HOLD_NS, now=NOW)
     on_its_way = list(alerts)
     alerts.end_state(alerts.identity_of(labels), at_ns=START_NS, now=NOW)
     record_taken(on_its_way, "am", now=NOW)

@@ -174,7 +174,7 @@ async def test_a_lost_gpu_is_told_by_a_sink_that_was_started_again_under_its_ide
 
     clock.advance(7200)
     async with receiving() as after, running(sink(on, after, clock=clock)):
-        await publish(on, event(7200, of=reading(silent=True), entries=[]))
+        await publish(on, event(7200, of=reading(unresponsive=True), entries=[]))
         await eventually(lambda: alerts(after))
         await publish(on, quiet(7201), quiet(7202))
         await eventually(lambda: alerts(after)[-1]["endsAt"] <= rfc3339(clock.now_ns))

@@ -71,8 +71,8 @@ class Watched:
     def take(self, second: float) -> None:
         record_taken(self.of.alerts, AM, now=at(second))
 
-    def tick(self, second: int, *, boot: str = "boot-1", silent: bool | None = None) -> None:
-        change: dict[str, Any] = {"silent": True} if silent else {}
+    def tick(self, second: int, *, boot: str = "boot-1", unresponsive: bool | None = None) -> None:
+        change: dict[str, Any] = {"unresponsive": True} if unresponsive else {}
         ticked = event(second, of=reading(**change), entries=[], boot_id=boot)
         self.of.observe(ticked, now=at(second))
 
@@ -192,14 +192,14 @@ def test_ticks_in_which_the_gpu_answers_end_what_they_disprove(
     assert bool(watched.firing(1001)) is fires
 
 
-def test_a_gpu_that_is_silent_or_answered_before_it_was_lost_is_still_lost(
+def test_a_gpu_that_is_unresponsive_or_answered_before_it_was_lost_is_still_lost(
     watched: Watched,
 ) -> None:
     watched.add(told("gpu_lost", 10))
     for second in range(5, 10):
         watched.tick(second)
     for second in range(1000, 1010):
-        watched.tick(second, silent=second % 2 == 0)
+        watched.tick(second, unresponsive=second % 2 == 0)
     assert watched.firing(1010) == ["gpu_lost"]
 
 
@@ -215,21 +215,21 @@ def test_a_state_of_a_gpu_that_no_tick_names_is_no_longer_sent_after_a_day(
     watched: Watched,
 ) -> None:
     watched.add(REPORTS["lost"])
-    watched.tick(DAY_SECONDS // 2, silent=True)
+    watched.tick(DAY_SECONDS // 2, unresponsive=True)
     assert watched.firing(DAY_SECONDS + 1) == ["gpu_lost"]
     assert watched.firing(2 * DAY_SECONDS) == []
 
 
 @pytest.mark.parametrize(
-    ("silent", "second_tick", "fires"), [(True, True, True), (False, False, False)]
+    ("unresponsive", "second_tick", "fires"), [(True, True, True), (False, False, False)]
 )
 def test_a_state_that_is_read_back_is_sent_once_a_tick_says_that_it_is_so(
-    watched: Watched, *, silent: bool, second_tick: bool, fires: bool
+    watched: Watched, *, unresponsive: bool, second_tick: bool, fires: bool
 ) -> None:
     assert watched.of.restore_incident(REPORTS["lost"], now=at(1000))
     assert watched.firing(1000) == []
-    watched.tick(1000, silent=silent)
-    watched.tick(1001, silent=second_tick)
+    watched.tick(1000, unresponsive=unresponsive)
+    watched.tick(1001, unresponsive=second_tick)
     assert bool(watched.firing(1001)) is fires
 
 
@@ -245,7 +245,7 @@ def test_what_has_ended_or_is_no_state_is_not_read_back(watched: Watched) -> Non
     for one in (REPORTS["lost"], told("gpu_recovered"), told("xid", xid=79), told("poison_fatal")):
         watched.of.restore_incident(one, now=at(1000))
     watched.firing(1200)
-    watched.tick(1201, silent=True)
+    watched.tick(1201, unresponsive=True)
     assert watched.firing(1202) == []
 
 
@@ -254,7 +254,7 @@ def test_a_state_that_is_read_back_has_the_identity_that_it_had(watched: Watched
     (before,) = watched.of.alerts
     again = Watched()
     again.of.restore_incident(REPORTS["lost"], now=at(1000))
-    again.tick(1000, silent=True)
+    again.tick(1000, unresponsive=True)
     (now,) = again.of.alerts
     assert (now.labels, now.starts_ns) == (before.labels, before.starts_ns)
 

@@ -13,7 +13,7 @@ from gpuledger.clock import NS_PER_MS
 from gpuledger.ledger.families import FAMILIES, POD
 from gpuledger.ledger.series import MAX_GROUPS, EventSeries, SentLabels, SeriesGroup
 from gpuledger.ledger.usage import COUNTERS
-from gpuledger.records import Account, GpuEvent, PodDescription, PodState
+from gpuledger.records import Category, GpuEvent, PodDescription, PodState
 from gpuledger_sinks.remote_write.active_series import ActiveSeries, EncodedTick, series_budget
 from gpuledger_sinks.remote_write.node_intervals import HealthOfNode, IntervalSamples
 from gpuledger_sinks.remote_write.wire import Version, encode_request
@@ -34,7 +34,7 @@ from tests.unit.sinks.remote_write.oracle import Series, parse, parse_v2
 
 _T = TypeVar("_T")
 STALE = 0x7FF0000000000002
-TICK = "gpuledger_node_last_tick_timestamp_seconds"
+TICK = "gpuledger_node_last_sample_timestamp_seconds"
 PENDING = PodDescription(uid="uid-train", state=PodState.PENDING)
 
 
@@ -106,24 +106,27 @@ def test_entries_become_ratios_of_the_tick() -> None:
 
 
 def test_what_is_booked_on_no_pod_has_series_of_its_own() -> None:
-    booked = [entry(account) for account in Account]
+    booked = [entry(category) for category in Category]
     series = encode(ActiveSeries(), event(entries=booked))
 
     accounts = [
-        one.label("account") for one in series if one.name == "gpuledger_account_gpu_busy_ratio"
+        one.label("category") for one in series if one.name == "gpuledger_category_gpu_busy_ratio"
     ]
     assert sorted(filter(None, accounts)) == ["host", "idle", "job", "unattributed"]
 
 
 def test_what_a_job_used_and_what_it_held_unused_name_it() -> None:
-    booked = [entry(Account.JOB, job_id="7"), entry(Account.IDLE, held_ns=10**9, job_id="7")]
+    booked = [
+        entry(Category.JOB, job_id="7"),
+        entry(Category.IDLE, allocated_ns=10**9, job_id="7"),
+    ]
     series = encode(ActiveSeries(), event(entries=booked, pods=[]))
 
-    used, unused = (one for one in series if one.name == "gpuledger_account_gpu_busy_ratio")
-    assert (used.label("account"), used.label("job_id")) == ("job", "7")
-    assert (unused.label("account"), unused.label("holder_job_id")) == ("idle", "7")
-    assert named(series, "gpuledger_holder_gpu_held_ratio").label("holder_job_id") == "7"
-    assert (used.label("holder_job_id"), unused.label("job_id")) == (None, None)
+    used, unused = (one for one in series if one.name == "gpuledger_category_gpu_busy_ratio")
+    assert (used.label("category"), used.label("job_id")) == ("job", "7")
+    assert (unused.label("category"), unused.label("allocated_job_id")) == ("idle", "7")
+    assert named(series, "gpuledger_allocation_gpu_ratio").label("allocated_job_id") == "7"
+    assert (used.label("allocated_job_id"), unused.label("job_id")) == (None, None)
 
 
 def test_two_containers_without_names_are_one_series_that_sums_them() -> None:
@@ -143,7 +146,7 @@ def without(**gone: Any) -> dict[str, Any]:  # noqa: ANN401  # as GpuReading tak
     ("then", "ended"),
     [
         (
-            {"entries": [entry(Account.IDLE)]},
+            {"entries": [entry(Category.IDLE)]},
             {
                 "gpuledger_pod_gpu_busy_ratio",
                 "gpuledger_pod_gpu_memory_bytes",
@@ -234,14 +237,14 @@ def test_a_node_of_which_nothing_comes_has_its_series_ended_once() -> None:
     first = series.encode(samples_of(event(0)), now_ns=100)
     series.encode(samples_of(event(0, node="node-b")), now_ns=200)
 
-    (ended,) = series.end_silent(before_ns=200)
+    (ended,) = series.end_unresponsive(before_ns=200)
 
     assert ended.samples == first.samples
     assert {(one.label("node"), one.time_ms) for one in parse_tick(ended)} == {
         ("node-a", START_NS // 1_000_000 + 1)
     }
     assert all(is_stale(one) for one in parse_tick(ended))
-    assert list(series.end_silent(before_ns=200)) == []
+    assert list(series.end_unresponsive(before_ns=200)) == []
     again = series.encode(samples_of(event(1)), now_ns=300)
     assert again.samples == first.samples
 
@@ -289,8 +292,8 @@ def test_no_series_comes_twice_in_a_tick() -> None:
     gpus = [
         books(
             reading(uuid=f"GPU-{number}", index=number),
-            *(entry(), entry(), *map(entry, Account)),
-            *(entry(Account.IDLE, holder=holder) for holder in (0, 1)),
+            *(entry(), entry(), *map(entry, Category)),
+            *(entry(Category.IDLE, allocation=holder) for holder in (0, 1)),
         )
         for number in range(3)
     ]
@@ -336,7 +339,7 @@ def test_a_node_of_which_readings_alone_come_takes_memory_and_gives_it_back() ->
 
     assert series.encode(told, now_ns=10).samples == 1
     assert budget.held_bytes > 0
-    (ended,) = series.end_silent(before_ns=100)
+    (ended,) = series.end_unresponsive(before_ns=100)
     assert [is_stale(one) for one in parse_tick(ended)] == [True]
     assert budget.held_bytes == 0
 
@@ -365,7 +368,7 @@ def test_series_of_nodes_that_come_once_take_bounded_memory_and_those_that_live_
     for number in range(300):
         here.encode(samples_of(event(node=f"made-up-{number}")))
         there.encode(samples_of(event(node=f"others-{number}")))
-        here.encode(samples_of(event(number + 1, node="node-a", entries=[entry(Account.HOST)])))
+        here.encode(samples_of(event(number + 1, node="node-a", entries=[entry(Category.HOST)])))
         assert budget.held_bytes <= 2 * budget.max_bytes
 
     ended = here.encode(samples_of(event(400, node="node-a", entries=[])))
@@ -381,14 +384,14 @@ def test_the_bytes_of_series_that_ended_are_given_back() -> None:
     series = ActiveSeries(budget=budget)
     series.encode(samples_of(event(node="node-a")), now_ns=1)
 
-    list(series.end_silent(before_ns=2))
+    list(series.end_unresponsive(before_ns=2))
 
     assert (len(series), budget.held_bytes) == (0, 0)
 
 
 def test_a_tick_of_more_things_than_have_series_is_refused() -> None:
     """What a node says in a few bytes is a hundred times as much in labels."""
-    entries = [entry(Account.HOST), entry(Account.IDLE)]
+    entries = [entry(Category.HOST), entry(Category.IDLE)]
     gpus = [books(reading(uuid=f"GPU-{number}"), *entries) for number in range(MAX_GROUPS // 4 + 1)]
 
     with pytest.raises(ValueError, match=f"more than {MAX_GROUPS} devices, accounts and pods"):

@@ -16,7 +16,7 @@ from gpuledger.codec import decoder_of
 from gpuledger.errors import BusUnavailableError, FencedError
 from gpuledger.ledger.usage import COUNTERS
 from gpuledger.records import (
-    Account,
+    Category,
     Entry,
     EventContainer,
     GpuEvent,
@@ -69,7 +69,7 @@ def busy_seconds(received: Sequence[Received]) -> list[tuple[int, float]]:
         ((one.time_ms - first_ms) // 1000, one.value)
         for request in received
         for one in parse_compressed(request.body)
-        if one.name == BUSY and one.label("account") == "pod"
+        if one.name == BUSY and one.label("category") == "pod"
     ]
 
 
@@ -122,7 +122,7 @@ async def test_counters_go_on_where_names_are_as_long_as_they_may_be() -> None:
     held_by = [
         PodDescription(state=PodState.NAMED, namespace="n" * 63, name="p" * 253),
     ]
-    entries = [entry(), entry(Account.IDLE, holder=0, held_ns=SECOND_NS)]
+    entries = [entry(), entry(Category.IDLE, allocation=0, allocated_ns=SECOND_NS)]
     ticks = [event(tick, entries=entries, held_by=held_by) for tick in range(1, 12)]
     await publish(on, *ticks[:8])
     async with receiving() as receiver:
@@ -145,7 +145,7 @@ async def test_a_node_of_which_more_waits_for_names_than_fits_is_counted_without
         PodDescription(uid=f"{number:036}", state=PodState.PENDING) for number in range(len(refs))
     ]
     entries = [
-        Entry(account=Account.POD, container=number, busy_ns=SECOND_NS // 10)
+        Entry(category=Category.POD, container=number, busy_ns=SECOND_NS // 10)
         for number in range(len(refs))
     ]
     of_gpus = [
@@ -175,7 +175,7 @@ async def test_the_gauges_of_a_pod_that_ended_while_no_sink_ran_end_with_the_nex
     name: str, *, is_gone: bool
 ) -> None:
     on = bus()
-    later: dict[str, Any] = {"entries": [entry(Account.IDLE)], "pods": []} if is_gone else {}
+    later: dict[str, Any] = {"entries": [entry(Category.IDLE)], "pods": []} if is_gone else {}
     await publish(on, *(event(tick) for tick in range(1, 6)), event(6, **later))
     async with receiving() as receiver:
         async with running(sink(on, receiver)):
@@ -195,9 +195,9 @@ async def test_the_gauges_of_a_pod_that_ended_while_no_sink_ran_end_with_the_nex
 async def test_the_gauges_of_a_job_that_ended_while_no_sink_ran_end_with_the_next_interval(
     *, is_gone: bool
 ) -> None:
-    on, name = bus(), "gpuledger_account_gpu_busy_ratio"
-    job: dict[str, Any] = {"entries": [entry(Account.JOB, job_id="7"), entry(Account.IDLE)]}
-    later: dict[str, Any] = {"entries": [entry(Account.IDLE)]} if is_gone else job
+    on, name = bus(), "gpuledger_category_gpu_busy_ratio"
+    job: dict[str, Any] = {"entries": [entry(Category.JOB, job_id="7"), entry(Category.IDLE)]}
+    later: dict[str, Any] = {"entries": [entry(Category.IDLE)]} if is_gone else job
     await publish(on, *(event(tick, **job) for tick in range(1, 6)), event(6, **later))
     async with receiving() as receiver:
         async with running(sink(on, receiver)):

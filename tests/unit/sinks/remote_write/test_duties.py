@@ -308,7 +308,7 @@ def test_duty_18_a_series_that_ends_has_a_stale_marker_and_no_other_value_is_one
     assert STALE_VALUE not in begun
     values = [struct.pack("<d", one.value) for one in parse_any(ended)]
     # The node goes on, and its pods are described: those series do not end.
-    lasting = {"gpuledger_node_last_tick_timestamp_seconds", "gpuledger_pod_info"}
+    lasting = {"gpuledger_node_last_sample_timestamp_seconds", "gpuledger_pod_info"}
     assert lasting <= {one.name for one in parse_any(ended)}
     assert values.count(STALE_VALUE) == len(values) - len(lasting)
     assert len(values) == len(parse_any(begun))

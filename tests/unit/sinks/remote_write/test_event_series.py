@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpuledger.ledger.families import POD
 from gpuledger.ledger.series import values_of
 from gpuledger.records import (
-    Account,
+    Category,
     Entry,
     GpuEvent,
     GpuReading,
@@ -33,47 +33,58 @@ from tests.unit.sinks.remote_write.test_active_series import encode, is_stale, n
 
 HELD = [holder(), holder("chat-0", namespace="serving")]
 NOTEBOOK = {
-    "holder_namespace": "research",
-    "holder_pod": "notebook-0",
-    "holder_container": "jupyter",
+    "allocated_namespace": "research",
+    "allocated_pod": "notebook-0",
+    "allocated_container": "jupyter",
 }
-CHAT = {"holder_namespace": "serving", "holder_pod": "chat-0", "holder_container": "jupyter"}
-IDLE = "gpuledger_account_gpu_busy_ratio"
+CHAT = {
+    "allocated_namespace": "serving",
+    "allocated_pod": "chat-0",
+    "allocated_container": "jupyter",
+}
+IDLE = "gpuledger_category_gpu_busy_ratio"
 
 
-def idle(seconds: float, holder: int | None = None) -> Entry:
-    return entry(Account.IDLE, busy_ns=round(seconds * SECOND_NS), holder=holder)
+def idle(seconds: float, allocation: int | None = None) -> Entry:
+    return entry(Category.IDLE, busy_ns=round(seconds * SECOND_NS), allocation=allocation)
 
 
 def holders(series: list[Series]) -> dict[str | None, float]:
     found = [one for one in series if one.name == IDLE and not is_stale(one)]
     assert len({one.labels for one in found}) == len(found)
-    return {one.label("holder_pod"): one.value for one in found}
+    return {one.label("allocated_pod"): one.value for one in found}
 
 
 def ended_holders(series: list[Series]) -> set[str | None]:
-    return {one.label("holder_pod") for one in series if one.name == IDLE and is_stale(one)}
+    return {one.label("allocated_pod") for one in series if one.name == IDLE and is_stale(one)}
 
 
 def test_idle_has_a_series_for_each_holder_and_one_for_what_nobody_holds() -> None:
-    booked = [idle(0.25, 0), idle(0.125, 1), idle(0.5), entry(Account.HOST, busy_ns=125_000_000)]
+    booked = [
+        idle(0.25, 0),
+        idle(0.125, 1),
+        idle(0.5),
+        entry(Category.HOST, busy_ns=125_000_000),
+    ]
 
     series = encode(ActiveSeries(), event(entries=booked, held_by=HELD))
 
     for labels, value in ((NOTEBOOK, 0.25), (CHAT, 0.125)):
-        found = named(series, IDLE, account="idle", **labels)
+        found = named(series, IDLE, category="idle", **labels)
         assert (found.value, found.label("node")) == (value, "node-a")
     nobodys = [
-        dict(one.labels) for one in series if one.name == IDLE and one.label("holder_pod") is None
+        dict(one.labels)
+        for one in series
+        if one.name == IDLE and one.label("allocated_pod") is None
     ]
-    assert [one["account"] for one in nobodys] == ["idle", "host"]
+    assert [one["category"] for one in nobodys] == ["idle", "host"]
     assert not any(key.startswith("holder") for one in nobodys for key in one)
     assert sum(one.value for one in series if one.name == IDLE) == 1.0
 
 
 def test_what_is_settled_of_ticks_before_is_in_no_gauge() -> None:
     """It is of other ticks than the sample's: who wants it asks the store."""
-    without, settled = event(), event(settlements=[settlement()])
+    without, settled = event(), event(late_adjustments=[settlement()])
 
     assert values_of(settled) == values_of(without)
 
@@ -120,13 +131,13 @@ def test_what_one_container_holds_in_several_parts_is_one_series_that_sums_them(
 def test_what_a_foreign_holder_holds_is_told_without_names_and_from_what_is_free() -> None:
     """A node's word for a pod that is not placed on it reaches no series."""
     held = event(
-        entries=[idle(0.25, holder=0), idle(0.5, holder=1), idle(0.25)],
+        entries=[idle(0.25, allocation=0), idle(0.5, allocation=1), idle(0.25)],
         held_by=[PodDescription(state=PodState.FOREIGN)] * 2,
     )
     found = [one for one in encode(ActiveSeries(), held) if one.name == IDLE]
-    told = {one.label("holder_state"): one.value for one in found}
+    told = {one.label("allocated_state"): one.value for one in found}
     assert told == {"foreign": 0.75, None: 0.25}
-    assert {one.label("holder_pod") for one in found} == {None}
+    assert {one.label("allocated_pod") for one in found} == {None}
 
 
 def test_a_holder_that_lets_go_has_its_series_ended_at_that_tick() -> None:
@@ -161,8 +172,8 @@ def test_activity_becomes_ratios_of_the_tick_where_the_chip_counts_it() -> None:
     counted = reading(sm_active_ratio=0.3, tensor_active_ratio=0.15)
     booked = [
         entry(busy_ns=1_000_000_000),
-        entry(Account.HOST, busy_ns=500_000_000),
-        entry(Account.IDLE, busy_ns=500_000_000),
+        entry(Category.HOST, busy_ns=500_000_000),
+        entry(Category.IDLE, busy_ns=500_000_000),
     ]
     series = encode(ActiveSeries(), event(of=counted, entries=booked, interval_ns=2 * SECOND_NS))
 
@@ -171,8 +182,8 @@ def test_activity_becomes_ratios_of_the_tick_where_the_chip_counts_it() -> None:
         {
             "gpuledger_pod_gpu_sm_active_ratio": 0.2,
             "gpuledger_pod_gpu_tensor_active_ratio": 0.1,
-            "gpuledger_account_gpu_sm_active_ratio": 0.1,
-            "gpuledger_account_gpu_tensor_active_ratio": 0.05,
+            "gpuledger_category_gpu_sm_active_ratio": 0.1,
+            "gpuledger_category_gpu_tensor_active_ratio": 0.05,
         }
     )
 
@@ -200,43 +211,45 @@ def test_a_gap_is_a_sample_of_the_node_at_the_tick_after_it_and_at_no_other() ->
 def test_what_each_holds_is_a_series_of_its_own_whatever_is_known_of_use() -> None:
     """Its labels say nothing of use, so it goes on where the GPU does not answer any more."""
     series = ActiveSeries()
-    before = encode(series, held_event(0, entry(Account.IDLE, holder=0, held_ns=SECOND_NS)))
+    before = encode(
+        series, held_event(0, entry(Category.IDLE, allocation=0, allocated_ns=SECOND_NS))
+    )
     lost = encode(series, lost_event(1))
 
     for tick in (before, lost):
         found = named(tick, HELD_SERIES)
-        assert (found.value, found.label("holder_pod")) == (1.0, "notebook-0")
+        assert (found.value, found.label("allocated_pod")) == (1.0, "notebook-0")
         assert found.label("busy_method") is None
-        assert named(tick, "gpuledger_holder_gpu_held_board_ratio").value == 3 / 7
+        assert named(tick, "gpuledger_allocation_physical_gpu_ratio").value == 3 / 7
     assert HELD_SERIES not in stale_names(lost)
 
 
 def test_a_holder_that_is_gone_ends_by_a_stale_marker() -> None:
     series = ActiveSeries()
-    encode(series, held_event(0, entry(Account.IDLE, holder=0, held_ns=SECOND_NS)))
-    after = encode(series, held_event(1, entry(Account.IDLE, held_ns=SECOND_NS)))
+    encode(series, held_event(0, entry(Category.IDLE, allocation=0, allocated_ns=SECOND_NS)))
+    after = encode(series, held_event(1, entry(Category.IDLE, allocated_ns=SECOND_NS)))
 
     nobodys, gone = (
         next(one for one in after if one.name == HELD_SERIES and is_stale(one) == ended)
         for ended in (False, True)
     )
-    assert (nobodys.value, nobodys.label("holder_pod")) == (1.0, None)
-    assert gone.label("holder_pod") == "notebook-0"
+    assert (nobodys.value, nobodys.label("allocated_pod")) == (1.0, None)
+    assert gone.label("allocated_pod") == "notebook-0"
 
 
 def test_a_gap_of_a_gpu_is_a_sample_in_the_ticks_in_which_it_did_not_answer() -> None:
     series = ActiveSeries()
-    encode(series, held_event(0, entry(Account.IDLE, held_ns=SECOND_NS)))
+    encode(series, held_event(0, entry(Category.IDLE, allocated_ns=SECOND_NS)))
     lost = [named(encode(series, lost_event(tick)), GAP_SERIES).value for tick in (1, 2)]
-    back = encode(series, held_event(3, entry(Account.IDLE, held_ns=SECOND_NS)))
+    back = encode(series, held_event(3, entry(Category.IDLE, allocated_ns=SECOND_NS)))
 
     assert lost == [1.0, 1.0]
     assert GAP_SERIES in stale_names(back)
 
 
-HELD_SERIES = "gpuledger_holder_gpu_held_ratio"
+HELD_SERIES = "gpuledger_allocation_gpu_ratio"
 GAP_SERIES = "gpuledger_gpu_gap_seconds"
-SLICES = {"compute_slices": 3, "board_compute_slices": 7}
+SLICES = {"compute_slices": 3, "gpu_compute_slices": 7}
 
 
 def held_event(tick: int, *entries: Entry) -> GpuEvent:
@@ -247,28 +260,28 @@ def held_event(tick: int, *entries: Entry) -> GpuEvent:
 def lost_event(tick: int) -> GpuEvent:
     """Return an event of a GPU that did not answer, and is held as before."""
     nothing = {"busy_ns": None, "memory_bytes": None, "energy_millijoules": None}
-    left = entry(Account.IDLE, holder=0, held_ns=SECOND_NS, **nothing)
+    left = entry(Category.IDLE, allocation=0, allocated_ns=SECOND_NS, **nothing)
     unknown = {"busy_method": None, "memory_method": None, "energy_method": None}
-    silent = GpuReading(uuid=reading().uuid, index=0, silent=True)
-    of_gpu = books(silent, left, gap_ns=SECOND_NS, **unknown, **SLICES)
+    unresponsive = GpuReading(uuid=reading().uuid, index=0, unresponsive=True)
+    of_gpu = books(unresponsive, left, gap_ns=SECOND_NS, **unknown, **SLICES)
     return event(tick, gpus=[of_gpu], held_by=HELD)
 
 
 def test_a_gpu_of_which_no_slices_are_said_is_a_board_and_an_instance_has_no_part_of_one() -> None:
-    held = entry(Account.IDLE, held_ns=SECOND_NS)
+    held = entry(Category.IDLE, allocated_ns=SECOND_NS)
     part = reading(uuid="MIG-1", parent_uuid="GPU-a", gpu_instance=1)
     series = encode(ActiveSeries(), event(gpus=[books(reading(), held), books(part, held)]))
 
-    names = "gpuledger_holder_gpu_held_ratio", "gpuledger_holder_gpu_held_board_ratio"
+    names = "gpuledger_allocation_gpu_ratio", "gpuledger_allocation_physical_gpu_ratio"
     found = [[one.label("gpu_uuid") for one in series if one.name == name] for name in names]
     assert found == [[reading().uuid, "MIG-1"], [reading().uuid]]
     assert named(series, names[1]).value == 1.0
 
 
 def test_of_a_cut_board_of_which_an_instance_says_no_slices_nobody_knows_what_is_left() -> None:
-    held = entry(Account.IDLE, held_ns=SECOND_NS)
+    held = entry(Category.IDLE, allocated_ns=SECOND_NS)
     cut = reading(mig_enabled=True)
-    unknown = books(cut, held, compute_slices=None, board_compute_slices=7)
+    unknown = books(cut, held, compute_slices=None, gpu_compute_slices=7)
     series = encode(ActiveSeries(), event(gpus=[unknown]))
-    assert "gpuledger_holder_gpu_held_ratio" in {one.name for one in series}
-    assert "gpuledger_holder_gpu_held_board_ratio" not in {one.name for one in series}
+    assert "gpuledger_allocation_gpu_ratio" in {one.name for one in series}
+    assert "gpuledger_allocation_physical_gpu_ratio" not in {one.name for one in series}

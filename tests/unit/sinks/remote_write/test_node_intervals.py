@@ -15,7 +15,7 @@ from gpuledger.ledger.families import ACCOUNT, DEVICE, POD, POD_INFO
 from gpuledger.ledger.interval_values import maxima_of
 from gpuledger.ledger.series import EventSeries, SeriesGroup
 from gpuledger.ledger.usage import COUNTED, COUNTERS, CountedLabels
-from gpuledger.records import Account, GpuEvent, NodeCounters, PodDescription, PodState
+from gpuledger.records import Category, GpuEvent, NodeCounters, PodDescription, PodState
 from gpuledger_sinks.remote_write.node_counters import KEPT_NS, WAITS_NS
 from gpuledger_sinks.remote_write.node_intervals import IntervalSamples, NodeIntervals
 from tests.unit.sinks.builders import (
@@ -33,7 +33,7 @@ from tests.unit.sinks.events import events
 
 INTERVAL_NS = 5 * SECOND_NS
 NODE_KEY = node_key(event())
-LAW = {"busy_ns": 1, "held_ns": 1, "energy_millijoules": 1}
+LAW = {"busy_ns": 1, "allocated_ns": 1, "energy_millijoules": 1}
 
 
 def record_at(offset: int) -> Record:
@@ -122,7 +122,7 @@ def booked(ticks: Iterable[GpuEvent]) -> dict[tuple[str, str], int]:
                 for name in LAW:
                     sums[uuid, name] += max(getattr(one, name) or 0, 0)
                 sums[uuid, "memory_bytes"] += (one.memory_bytes or 0) * tick.interval_ns
-        for settled in tick.settlements or ():
+        for settled in tick.late_adjustments or ():
             uuid = tick.gpus[settled.gpu].reading.uuid
             for one in settled.entries:
                 name = "busy_ns" if (one.busy_ns or 0) >= 0 else "settled_busy_ns"
@@ -234,7 +234,7 @@ def test_a_node_whose_clock_is_set_back_waits_for_nothing() -> None:
 
 
 def busy_mean(samples: IntervalSamples) -> dict[str, float]:
-    """Return the mean share of the GPU of each account and container."""
+    """Return the mean share of the GPU of each category and container."""
     found = {}
     for group, values in samples.values.items():
         if group.family in (POD, ACCOUNT) and values[0] is not None:
@@ -326,7 +326,7 @@ def test_use_that_no_names_come_for_is_counted_under_what_is_known() -> None:
 
 def test_a_series_goes_on_while_its_container_is_away_and_ends_after_a_while() -> None:
     kept = KEPT_NS // SECOND_NS
-    away = [event(tick, entries=[entry(Account.IDLE)]) for tick in range(6, kept + 20)]
+    away = [event(tick, entries=[entry(Category.IDLE)]) for tick in range(6, kept + 20)]
     sent = play(event(1), *away)
     seconds = [pod_counters(one).get(TRAINER) for one in sent]
     assert seconds[:3] == [0.5] * 3
@@ -349,10 +349,10 @@ def test_use_that_comes_late_counts_in_the_newest_interval() -> None:
 
 
 def test_what_is_settled_is_counted_beside_the_gross_of_nobody() -> None:
-    nobody = entry(Account.UNATTRIBUTED, busy_ns=SECOND_NS)
+    nobody = entry(Category.UNATTRIBUTED, busy_ns=SECOND_NS)
     ticks = [
         event(1, entries=[nobody]),
-        event(2, entries=[nobody], settlements=[settlement(SECOND_NS // 4)]),
+        event(2, entries=[nobody], late_adjustments=[settlement(SECOND_NS // 4)]),
     ]
     (samples,) = play(*ticks)
     found = {group.label_values[1]: values for group, values in counters(samples).items()}
@@ -364,11 +364,11 @@ def test_what_is_settled_is_counted_beside_the_gross_of_nobody() -> None:
 
 def test_what_is_held_is_counted_for_its_holder_or_for_nobody() -> None:
     idle = [
-        entry(Account.IDLE, busy_ns=SECOND_NS, holder=0, held_ns=SECOND_NS // 4),
-        entry(Account.IDLE, busy_ns=0, held_ns=3 * SECOND_NS // 4),
+        entry(Category.IDLE, busy_ns=SECOND_NS, allocation=0, allocated_ns=SECOND_NS // 4),
+        entry(Category.IDLE, busy_ns=0, allocated_ns=3 * SECOND_NS // 4),
     ]
     (samples,) = play(event(1, entries=idle, held_by=[holder()], pods=[]))
-    held = COUNTED.index("held_ns")
+    held = COUNTED.index("allocated_ns")
     found = {group.label_values[1:4]: values[held] for group, values in counters(samples).items()}
     assert found == {("pod", "research", "notebook-0"): 0.25, ("idle", "", ""): 0.75}
 
@@ -390,8 +390,8 @@ def test_a_record_that_points_beyond_its_lists_is_refused() -> None:
 def test_a_device_that_is_not_described_is_no_reason_to_lose_an_event() -> None:
     """What an event points to and does not list is refused with nothing counted."""
     intervals = NodeIntervals(NODE_KEY, values=EventSeries(), interval_ns=INTERVAL_NS)
-    broken = event(1, gpus=[books(reading(), entry(Account.IDLE, holder=7))])
-    with pytest.raises(ValueError, match="holder"):
+    broken = event(1, gpus=[books(reading(), entry(Category.IDLE, allocation=7))])
+    with pytest.raises(ValueError, match="allocation"):
         list(intervals.add(broken, record_at(0), is_past=False))
     assert intervals.first_offset is None
     assert pod().name == "train-0"
@@ -399,7 +399,7 @@ def test_a_device_that_is_not_described_is_no_reason_to_lose_an_event() -> None:
 
 def test_use_before_names_that_come_in_the_same_interval_is_counted_under_them() -> None:
     unnamed = PodDescription(uid="uid-train", state=PodState.PENDING)
-    over: dict[str, Any] = {"entries": [entry(Account.IDLE)], "pods": []}
+    over: dict[str, Any] = {"entries": [entry(Category.IDLE)], "pods": []}
     ticks = [
         event(1, pods=[unnamed]),
         event(2),
@@ -410,6 +410,6 @@ def test_use_before_names_that_come_in_the_same_interval_is_counted_under_them()
         group.label_values[2:6]: values[0]
         for samples in play(*ticks)
         for group, values in counters(samples).items()
-        if group.label_values[1] == Account.POD
+        if group.label_values[1] == Category.POD
     }
     assert found == {("research", "train-0", "uid-train", "trainer"): 1.5}

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Subscription
 from gpuledger.codec import encode
-from gpuledger.records import Account, GpuEvent
+from gpuledger.records import Category, GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.default_topics import EVENTS, READINGS
@@ -466,9 +466,9 @@ async def test_a_receiver_that_becomes_another_server_gets_no_event_put_aside(st
         (event(0, seq=1500, time_ns=START_NS + 301 * SECOND_NS), "future", "time_ns"),
         (event(0, seq=1500, time_ns=5), "invalid", "time_ns: "),
         (
-            event(1, seq=1500, entries=[entry(Account.IDLE, holder=3)]),
+            event(1, seq=1500, entries=[entry(Category.IDLE, allocation=3)]),
             "invalid",
-            "holder: position 3",
+            "allocation: position 3",
         ),
     ],
 )
@@ -497,7 +497,7 @@ async def test_a_tick_published_twice_is_sent_once() -> None:
 
 async def test_ending_marks_nothing_stale_because_the_next_owner_goes_on() -> None:
     on = bus()
-    await publish(on, event(0, entries=[entry(Account.IDLE)]))
+    await publish(on, event(0, entries=[entry(Category.IDLE)]))
     async with receiving() as receiver:
         async with running(sink(on, receiver)):
             await eventually(is_committed(on, 1))
@@ -520,7 +520,7 @@ async def test_after_an_outage_of_the_receiver_no_series_of_a_node_that_ticks_is
     assert not [one for one in sent if math.isnan(one.value)]
 
 
-async def test_a_node_whose_ticks_wait_to_be_read_is_not_silent() -> None:
+async def test_a_node_whose_ticks_wait_to_be_read_is_not_unresponsive() -> None:
     on, clock = bus(), ManualClock()
     last = next(f"node-{n}" for n in range(99) if place_of(f"node-{n}") == AT)
     async with (
@@ -556,7 +556,7 @@ async def test_what_is_given_up_in_an_outage_is_not_sent_by_who_gave_it_up() -> 
     assert nodes_of(receiver.received[seen:]) == {stays}
 
 
-async def test_silent_series_of_a_partition_that_is_given_up_are_not_ended() -> None:
+async def test_unresponsive_series_of_a_partition_that_is_given_up_are_not_ended() -> None:
     on, clock, is_away = bus(), ManualClock(), set[str]()
     goes = next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == 1)
     async with receiving(by_body=lambda _: Answer(503 if is_away else 204)) as receiver:
@@ -604,7 +604,7 @@ async def another_member(on: MemoryBus, logged: Sequence[Mapping[str, Any]]) -> 
         yield
 
 
-async def test_the_series_of_a_node_that_fell_silent_are_ended() -> None:
+async def test_the_series_of_a_node_that_fell_unresponsive_are_ended() -> None:
     on, clock = bus(), ManualClock()
     await publish(on, event(0))
     # Nothing of incidents is due.
@@ -625,7 +625,7 @@ async def test_the_series_of_a_node_that_fell_silent_are_ended() -> None:
     assert {one.time_ms for one in ended} == {START_NS // 1_000_000 + 1}
 
 
-async def test_a_node_that_ticks_is_not_silent_however_seldom_it_is_sent() -> None:
+async def test_a_node_that_ticks_is_not_unresponsive_however_seldom_it_is_sent() -> None:
     on, clock = bus(), ManualClock()
     async with (
         receiving() as receiver,
@@ -669,7 +669,7 @@ async def test_ticks_of_a_former_boot_that_come_late_after_a_restart_are_past() 
         (one.time_ms, one.value)
         for got in receiver.received
         for one in parse_compressed(got.body)
-        if one.name == "gpuledger_gpu_busy_seconds_total" and one.label("account") == "pod"
+        if one.name == "gpuledger_gpu_busy_seconds_total" and one.label("category") == "pod"
     ]
     # A counter as it is stored: it never falls.
     assert [value for _, value in sorted(busy)] == sorted(value for _, value in busy)

@@ -69,7 +69,7 @@ async def test_days_that_are_made_up_are_put_aside_and_cost_no_file(tmp_path: Pa
 
 async def test_a_settlement_of_a_day_that_is_made_up_is_put_aside_too(tmp_path: Path) -> None:
     on = bus()
-    await publish(on, event(settlements=[settlement(until_time_ns=in_days(-40))]), event(1))
+    await publish(on, event(late_adjustments=[settlement(until_time_ns=in_days(-40))]), event(1))
 
     async with running(store(tmp_path, on, clock=ManualClock(), **WINDOW)):
         await eventually(is_committed(on, 2))
@@ -106,7 +106,9 @@ def test_rows_of_many_days_wait_for_longer_so_that_files_do_not_come_faster(
 def test_nobody_can_have_rows_written_for_their_days_alone() -> None:
     """Beside the first and the last day there is the one that begins while rows wait."""
     assert sum(WINDOW.values()) / 86_400 + 2 < MAX_DAYS
-    assert MAX_DAYS / DAYS_A_WAIT * DEFAULTS.flush_seconds <= 300  # what GpuledgerSinkLags allows
+    assert (
+        MAX_DAYS / DAYS_A_WAIT * DEFAULTS.flush_seconds <= 300
+    )  # what GpuledgerSinkLagging allows
 
 
 def in_days(days: int) -> int:

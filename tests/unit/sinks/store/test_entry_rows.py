@@ -7,7 +7,7 @@ import pytest
 
 from gpuledger.bus.protocol import Record
 from gpuledger.records import (
-    Account,
+    Category,
     Entry,
     NamespaceDescription,
     NodeDescription,
@@ -46,10 +46,10 @@ def rows(**changes: Any) -> list[dict[str, Any]]:  # noqa: ANN401  # as event() 
 
 
 def test_each_entry_is_one_row_with_its_tick_and_its_offset() -> None:
-    first, second = rows(entries=[entry(), entry(Account.IDLE)])
+    first, second = rows(entries=[entry(), entry(Category.IDLE)])
 
-    assert first["account"] == "pod"
-    assert second["account"] == "idle"
+    assert first["category"] == "pod"
+    assert second["category"] == "idle"
     assert {
         (row["node"], row["seq"], row["kafka_partition"], row["kafka_offset"])
         for row in (first, second)
@@ -58,9 +58,9 @@ def test_each_entry_is_one_row_with_its_tick_and_its_offset() -> None:
 
 def test_what_is_settled_is_rows_of_the_ticks_that_it_is_about() -> None:
     """They bear the identity of the event that says it, so that they come and go with it."""
-    owed, written_off = rows(tick=5, entries=[], settlements=[settlement(250_000_000)])
+    owed, written_off = rows(tick=5, entries=[], late_adjustments=[settlement(250_000_000)])
 
-    assert [(one["account"], one["busy_ns"]) for one in (owed, written_off)] == [
+    assert [(one["category"], one["busy_ns"]) for one in (owed, written_off)] == [
         ("pod", 250_000_000),
         ("unattributed", -250_000_000),
     ]
@@ -83,7 +83,7 @@ def test_what_is_settled_is_rows_of_the_ticks_that_it_is_about() -> None:
 
 def test_a_settlement_on_a_gpu_that_the_event_does_not_list_is_refused() -> None:
     with pytest.raises(ValueError, check=has_words("gpu", "1")):
-        rows(settlements=[settlement(gpu=1)])
+        rows(late_adjustments=[settlement(gpu=1)])
 
 
 NAMELESS = {"container": None, "namespace": None, "pod": None, "owner_kind": None, "labels": None}
@@ -113,7 +113,7 @@ NAMELESS = {"container": None, "namespace": None, "pod": None, "owner_kind": Non
             {"pod_uid": "uid-train", **NAMELESS},
         ),
         (entry(), [], {"pod_uid": "uid-train", **NAMELESS}),
-        (entry(Account.HOST), [pod()], {"pod_uid": None, **NAMELESS}),
+        (entry(Category.HOST), [pod()], {"pod_uid": None, **NAMELESS}),
     ],
 )
 def test_a_pods_names_are_those_of_its_description(
@@ -125,30 +125,30 @@ def test_a_pods_names_are_those_of_its_description(
 
 
 NOTEBOOK = {
-    "holder_state": "known",
-    "holder_uid": "uid-notebook-0",
-    "holder_namespace": "research",
-    "holder_pod": "notebook-0",
-    "holder_container": "jupyter",
-    "holder_owner_kind": "StatefulSet",
-    "holder_labels": '{"app":"train","team":"vision"}',
+    "allocated_state": "known",
+    "allocated_uid": "uid-notebook-0",
+    "allocated_namespace": "research",
+    "allocated_pod": "notebook-0",
+    "allocated_container": "jupyter",
+    "allocated_owner_kind": "StatefulSet",
+    "allocated_labels": '{"app":"train","team":"vision"}',
 }
 NOBODY = dict.fromkeys(NOTEBOOK)
 
 
 def test_idle_is_a_row_for_each_holder_and_one_for_what_nobody_holds() -> None:
     held = [holder("other-0"), holder()]
-    booked = [entry(), entry(Account.IDLE, holder=1), entry(Account.IDLE)]
+    booked = [entry(), entry(Category.IDLE, allocation=1), entry(Category.IDLE)]
 
     found = rows(entries=booked, held_by=held)
 
-    assert [row["account"] for row in found] == ["pod", "idle", "idle"]
+    assert [row["category"] for row in found] == ["pod", "idle", "idle"]
     assert [{name: row[name] for name in NOTEBOOK} for row in found] == [NOBODY, NOTEBOOK, NOBODY]
     assert {(row["pod"], row["namespace"]) for row in found[1:]} == {(None, None)}
 
 
 def test_rows_say_where_they_ran_and_whose_namespace_it_is_that_uses_or_holds() -> None:
-    booked = [entry(), entry(Account.IDLE, holder=0), entry(Account.IDLE)]
+    booked = [entry(), entry(Category.IDLE, allocation=0), entry(Category.IDLE)]
     (found, idle, nobody) = rows(
         entries=booked,
         held_by=[PodDescription(state=PodState.NAMED, namespace="web", name="page")],
@@ -169,10 +169,10 @@ def test_rows_say_where_they_ran_and_whose_namespace_it_is_that_uses_or_holds() 
 
 def test_a_holder_that_is_placed_on_another_node_has_no_names() -> None:
     """What it holds stays held, and is told from what nobody holds."""
-    booked = [entry(Account.IDLE, holder=0)]
+    booked = [entry(Category.IDLE, allocation=0)]
     (found,) = rows(entries=booked, held_by=[PodDescription(state=PodState.FOREIGN)])
 
-    assert {name: found[name] for name in NOTEBOOK} == NOBODY | {"holder_state": "foreign"}
+    assert {name: found[name] for name in NOTEBOOK} == NOBODY | {"allocated_state": "foreign"}
     assert found["busy_ns"] == SECOND_NS // 2
 
 
@@ -186,8 +186,8 @@ def test_a_foreign_pod_has_its_uid_and_no_name() -> None:
 
 @pytest.mark.parametrize("position", [1, 9])
 def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position(position: int) -> None:
-    with pytest.raises(ValueError, check=has_words("holder", str(position))):
-        rows(entries=[entry(Account.IDLE, holder=position)], held_by=[holder()])
+    with pytest.raises(ValueError, check=has_words("allocation", str(position))):
+        rows(entries=[entry(Category.IDLE, allocation=position)], held_by=[holder()])
 
 
 ACTIVE = ("sm_active_ns", "tensor_active_ns", "dram_active_ns")

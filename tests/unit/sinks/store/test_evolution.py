@@ -8,7 +8,7 @@ from arro3.core import DataType, Field, Schema, Table
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from gpuledger.errors import UserError
-from gpuledger.records import Account
+from gpuledger.records import Category
 from gpuledger.store.schema import ENTRIES, PARTITION_COLUMN
 from gpuledger_sinks.store.table import EntriesTable
 from tests.unit.sinks.builders import (
@@ -57,7 +57,7 @@ async def test_an_older_table_gets_the_new_columns_and_no_row_is_repeated(
     make_first(tmp_path, without=in_the_middle)
     on = bus()
     held: dict[str, Any] = {
-        "entries": [entry(), entry(Account.IDLE, holder=0)],
+        "entries": [entry(), entry(Category.IDLE, allocation=0)],
         "held_by": [holder()],
     }
     await publish(on, event(0), event(1, **held))
@@ -65,7 +65,7 @@ async def test_an_older_table_gets_the_new_columns_and_no_row_is_repeated(
     async with running(store(tmp_path, on)):
         await eventually(is_committed(on, 2))
 
-    sql = "select kafka_offset, account, busy_ns, holder_pod from {entries}"
+    sql = "select kafka_offset, category, busy_ns, allocated_pod from {entries}"
     assert query(tmp_path, f"{sql} order by 1, 2") == [
         (0, "pod", SECOND_NS // 2, None),
         (1, "idle", SECOND_NS // 2, "notebook-0"),
@@ -117,8 +117,8 @@ def test_a_table_without_a_column_that_must_be_there_is_another_table(
 
 def test_a_new_columns_name_with_another_type_is_another_table(tmp_path: Path) -> None:
     fields = [ENTRIES.arrow.field(ENTRIES.arrow.get_field_index(name)) for name in FIRST]
-    other = Field("holder_pod", DataType.int64(), nullable=True)
+    other = Field("allocated_pod", DataType.int64(), nullable=True)
     DeltaTable.create(str(tmp_path / "entries"), schema=Schema([*fields, other]))
 
-    with pytest.raises(UserError, match="differs in column holder_pod;"):
+    with pytest.raises(UserError, match="differs in column allocated_pod;"):
         EntriesTable(store_uri=str(tmp_path)).load([])

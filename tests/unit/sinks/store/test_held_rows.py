@@ -74,8 +74,8 @@ def test_boards_that_are_cut_are_as_many_hours_as_there_are_boards(
     rows = [row for rows in boards for row in rows]
     fill(tmp_path, [take(Given(), gpus=rows, interval_ns=MINUTE_NS)])
 
-    held = "sum(held_gpu_hours) * 60, sum(held_seconds) / 60, max(board_compute_slices)"
-    sql = f"select model, {held} from {{entries}} where account = 'idle' group by all"  # noqa: S608  # our own
+    held = "sum(allocated_gpu_hours) * 60, sum(allocated_seconds) / 60, max(gpu_compute_slices)"
+    sql = f"select model, {held} from {{entries}} where category = 'idle' group by all"  # noqa: S608  # our own
     ((model, boards_hours, rows_hours, slices),) = query(tmp_path, sql)
     assert boards_hours == pytest.approx(3.0), instances
     # Each row is a device of its own, which counted as a whole board would be too many.
@@ -91,7 +91,10 @@ def test_hours_of_a_gpu_without_slices_are_whole_and_of_an_instance_without_them
     part = instance(of, 1, 1)
     fill(tmp_path, [take(Given(), gpus=[whole, of, part], interval_ns=MINUTE_NS)])
 
-    sql = "select gpu_uuid, held_gpu_hours * 60 from {entries} where account = 'idle' order by 1"
+    sql = (
+        "select gpu_uuid, allocated_gpu_hours * 60 from {entries} where category = 'idle'"
+        " order by 1"
+    )
     assert query(tmp_path, sql) == [
         ("GPU-0", pytest.approx(1.0)),
         ("GPU-9", pytest.approx(1.0)),
@@ -117,17 +120,17 @@ def test_held_hours_are_the_same_however_much_is_used(tmp_path: Path) -> None:
 
 def held_by(store: Path) -> list[tuple[str | None, int]]:
     sql = (
-        "select holder_pod, sum(held_ns) from {entries} where account = 'idle' group by all"
-        " order by holder_pod nulls last"
+        "select allocated_pod, sum(allocated_ns) from {entries} where category = 'idle'"
+        " group by all order by allocated_pod nulls last"
     )
-    return [(name, int(held_ns)) for name, held_ns in query(store, sql)]
+    return [(name, int(allocated_ns)) for name, allocated_ns in query(store, sql)]
 
 
 def test_a_gpu_that_is_lost_for_a_while_leaves_its_gap_and_is_held_on(tmp_path: Path) -> None:
     given = Given()
     given.read_pod(pod(0))
     held = replicas("train-0", of=2)
-    lost = GpuReading(uuid="GPU-0", index=0, model=H100, compute_slices=7, silent=True)
+    lost = GpuReading(uuid="GPU-0", index=0, model=H100, compute_slices=7, unresponsive=True)
     events = [
         take(given, tick, gpus=[lost if 3 <= tick < 36 else board("GPU-0", 0)], allocations=held)
         for tick in range(40)
@@ -142,7 +145,7 @@ def test_a_gpu_that_is_lost_for_a_while_leaves_its_gap_and_is_held_on(tmp_path: 
     )
     assert query(tmp_path, gaps) == [("GPU-0", 33)]
     lost_rows = (
-        "select distinct holder_pod, busy_ns, memory_bytes, energy_millijoules, model"
+        "select distinct allocated_pod, busy_ns, memory_bytes, energy_millijoules, model"
         " from {entries} where gpu_gap_ns is not null order by 1"
     )
     assert query(tmp_path, lost_rows) == [

@@ -75,7 +75,7 @@ async def test_a_letter_lies_on_the_bus_before_the_rows_behind_it_are_appended(
         write_deltalake(*args, **options)
 
     monkeypatch.setattr("gpuledger_sinks.store.table.write_deltalake", writing)
-    invalid = event(0, entries=[entry(holder=3)])
+    invalid = event(0, entries=[entry(allocation=3)])
     await publish(on, invalid, b"{", event(1, entries=[entry()]))
     settings = StoreSettings(uri=str(tmp_path), flush_seconds=0.0)
     readiness = Readiness()

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from gpuledger.clock import NS_PER_DAY, NS_PER_MINUTE
 from gpuledger.ledger.entries import booked_entries
 from gpuledger.records import (
-    Account,
     BusyMethod,
+    Category,
     EnergyMethod,
     Entry,
+    EventAllocation,
     EventContainer,
-    EventHolder,
     GpuBooks,
     GpuEvent,
     MemoryMethod,
@@ -44,7 +44,7 @@ SUMMED = (
     "busy_ns",
     "memory_byte_ns",
     "energy_millijoules",
-    "held_ns",
+    "allocated_ns",
     "sm_active_ns",
     "tensor_active_ns",
     "dram_active_ns",
@@ -52,15 +52,15 @@ SUMMED = (
 WHOSE = (
     "gpu_uuid",
     "parent_uuid",
-    "account",
+    "category",
     "pod_uid",
     "pod",
     "container",
     "job_id",
-    "holder_uid",
-    "holder_pod",
-    "holder_container",
-    "holder_job_id",
+    "allocated_uid",
+    "allocated_pod",
+    "allocated_container",
+    "allocated_job_id",
 )
 
 
@@ -82,14 +82,14 @@ _AMOUNTS = st.none() | st.integers(0, 2**50)
 _ENTRIES = st.lists(
     st.builds(
         Entry,
-        account=st.sampled_from(Account),
+        category=st.sampled_from(Category),
         container=st.none() | st.integers(0, 2),
         holder=st.none() | st.integers(0, 1),
         job_id=st.none() | st.sampled_from(["7", "8"]),
         busy_ns=_AMOUNTS,
         memory_bytes=_AMOUNTS,
         energy_millijoules=_AMOUNTS,
-        held_ns=_AMOUNTS,
+        allocated_ns=_AMOUNTS,
     ),
     max_size=4,
 )
@@ -123,8 +123,8 @@ _SETTLEMENTS = st.builds(
         from_time_ns=until_ns - length_ns,
         until_time_ns=until_ns,
         entries=[
-            Entry(account=Account.POD, container=1, busy_ns=busy_ns),
-            Entry(account=Account.UNATTRIBUTED, busy_ns=-busy_ns),
+            Entry(category=Category.POD, container=1, busy_ns=busy_ns),
+            Entry(category=Category.UNATTRIBUTED, busy_ns=-busy_ns),
         ],
     ),
     gpu=st.just(0),
@@ -146,7 +146,7 @@ def events(draw: st.DrawFn) -> GpuEvent:
             st.sampled_from([0, 1, NS_PER_MINUTE]) | st.integers(0, 3 * NS_PER_MINUTE)
         ),
         gpus=gpus,
-        settlements=draw(st.none() | st.lists(_SETTLEMENTS, max_size=2)),
+        late_adjustments=draw(st.none() | st.lists(_SETTLEMENTS, max_size=2)),
         pods=[
             PodDescription(uid="uid-1", state=draw(states), namespace="a", name="train-0"),
             PodDescription(state=draw(states), name=draw(st.none() | st.just("held"))),
@@ -156,8 +156,8 @@ def events(draw: st.DrawFn) -> GpuEvent:
             EventContainer(container_id="d" * 64, pod=0, name="main"),
             EventContainer(container_id=None, pod=None),
         ],
-        holders=[
-            EventHolder(pod=place, container="main", resources=["nvidia.com/gpu"])
+        allocations=[
+            EventAllocation(pod=place, container="main", resources=["nvidia.com/gpu"])
             for place in (0, 1)
         ],
     )
@@ -170,7 +170,7 @@ def booked(of: Sequence[GpuEvent]) -> Iterator[tuple[tuple[Any, ...], str, int]]
             whose = (
                 each.gpu.uuid,
                 each.gpu.parent_uuid,
-                each.entry.account.value,
+                each.entry.category.value,
                 each.user.described.uid,
                 each.user.described.name,
                 each.user.container,
@@ -178,7 +178,7 @@ def booked(of: Sequence[GpuEvent]) -> Iterator[tuple[tuple[Any, ...], str, int]]
                 each.holder.described.uid,
                 each.holder.described.name,
                 each.holder.container,
-                each.holder_job_id,
+                each.allocated_job_id,
             )
             is_measured = {
                 "busy_ns": each.busy_method in MEASURED_BUSY,
@@ -189,7 +189,7 @@ def booked(of: Sequence[GpuEvent]) -> Iterator[tuple[tuple[Any, ...], str, int]]
             amounts = {
                 **{
                     name: getattr(each.entry, name)
-                    for name in ("busy_ns", "energy_millijoules", "held_ns")
+                    for name in ("busy_ns", "energy_millijoules", "allocated_ns")
                 },
                 "memory_byte_ns": None if memory is None else memory * each.interval_ns,
                 **dict(zip(SUMMED[4:], each.apportioned, strict=True)),
@@ -200,8 +200,8 @@ def booked(of: Sequence[GpuEvent]) -> Iterator[tuple[tuple[Any, ...], str, int]]
                 yield whose, name, amount
                 if is_measured.get(name):
                     yield whose, f"measured_{name}", amount
-                if name == "held_ns" and each.books.gap_ns is not None:
-                    yield whose, "silent_ns", amount
+                if name == "allocated_ns" and each.books.gap_ns is not None:
+                    yield whose, "unresponsive_ns", amount
 
 
 def summed(of: Sequence[GpuEvent]) -> Counter[tuple[tuple[Any, ...], str]]:
@@ -218,7 +218,7 @@ def found(rows: Sequence[dict[str, Any]]) -> Counter[tuple[tuple[Any, ...], str]
     sums: Counter[tuple[tuple[Any, ...], str]] = Counter()
     for row in rows:
         whose = tuple(row[name] for name in WHOSE)
-        for name in (*SUMMED, *MEASURED, "silent_ns"):
+        for name in (*SUMMED, *MEASURED, "unresponsive_ns"):
             if row[name] is not None:
                 sums[whose, name] += row[name]
     return sums
@@ -243,7 +243,7 @@ def test_rows_sum_to_the_entries_of_the_events_wherever_flushes_cut_and_partitio
     assert +found(rows) == +summed(of)
     assert -found(rows) == -summed(of)
     ticks = sum(len(books.entries) for one in of for books in one.gpus)
-    assert sum(row["tick_count"] for row in rows) == ticks
+    assert sum(row["sample_count"] for row in rows) == ticks
     days = {row["event_date"] for row in rows}
     bounds = [bookings_days(bookings_of(one)) for one in of]
     assert all(any(min(each) <= day <= max(each) for each in bounds) for day in days)
@@ -265,22 +265,24 @@ MINUTE_NS = START_NS // NS_PER_MINUTE * NS_PER_MINUTE
 
 
 def test_a_tick_over_a_minute_s_end_is_divided_by_time_to_the_last_unit() -> None:
-    held = entry(Account.IDLE, busy_ns=None, held_ns=7, energy_millijoules=None, memory_bytes=3)
+    held = entry(
+        Category.IDLE, busy_ns=None, allocated_ns=7, energy_millijoules=None, memory_bytes=3
+    )
     one = event(time_ns=MINUTE_NS + 2, interval_ns=3, entries=[held])
     before, after = rows_of(one, first_offset=41)
-    assert (before["held_ns"], after["held_ns"]) == (7 * 1 // 3, 7 - 7 * 1 // 3)
+    assert (before["allocated_ns"], after["allocated_ns"]) == (7 * 1 // 3, 7 - 7 * 1 // 3)
     assert (before["memory_byte_ns"], after["memory_byte_ns"]) == (3, 6)
-    assert (before["tick_count"], after["tick_count"]) == (0, 1)
+    assert (before["sample_count"], after["sample_count"]) == (0, 1)
     assert after["minute"] - before["minute"] == 60_000_000
     assert (after["first_offset"], after["last_offset"]) == (41, 41)
 
 
 def test_what_a_settlement_takes_away_is_divided_as_exactly() -> None:
     settled = settlement(7, from_time_ns=MINUTE_NS - NS_PER_MINUTE - 1, until_time_ns=MINUTE_NS + 1)
-    rows = rows_of(event(gpus=[books()], settlements=[settled]))
+    rows = rows_of(event(gpus=[books()], late_adjustments=[settled]))
     by_account = {
-        account: [row["busy_ns"] for row in rows if row["account"] == account]
-        for account in ("pod", "unattributed")
+        category: [row["busy_ns"] for row in rows if row["category"] == category]
+        for category in ("pod", "unattributed")
     }
     assert {name: sum(parts) for name, parts in by_account.items()} == {
         "pod": 7,
@@ -288,13 +290,13 @@ def test_what_a_settlement_takes_away_is_divided_as_exactly() -> None:
     }
     assert [len(parts) for parts in by_account.values()] == [3, 3]
     assert {row["measured_busy_ns"] == row["busy_ns"] for row in rows} == {True}
-    assert {row["tick_count"] for row in rows} == {0}
+    assert {row["sample_count"] for row in rows} == {0}
 
 
 def test_ticks_of_a_minute_are_one_row_with_the_offsets_of_the_first_and_the_last() -> None:
     ticks = [event(tick, time_ns=MINUTE_NS + (tick + 1) * 10**9) for tick in range(5)]
     rows = rows_of(*ticks, partition=3, first_offset=10)
-    assert {(row["account"], row["tick_count"]) for row in rows} == {("pod", 5), ("idle", 5)}
+    assert {(row["category"], row["sample_count"]) for row in rows} == {("pod", 5), ("idle", 5)}
     assert {
         (row["kafka_partition"], row["first_offset"], row["last_offset"], row["ingested_time_ns"])
         for row in rows
@@ -331,13 +333,13 @@ def test_beside_a_sum_stands_how_much_of_it_was_measured(
 
 
 def test_of_what_no_entry_had_nothing_is_said_and_nothing_is_zero() -> None:
-    silent = entry(
-        Account.IDLE, busy_ns=None, memory_bytes=None, energy_millijoules=None, held_ns=9
+    unresponsive = entry(
+        Category.IDLE, busy_ns=None, memory_bytes=None, energy_millijoules=None, allocated_ns=9
     )
-    (row,) = rows_of(event(gpus=[books(None, silent, gap_ns=9)]))
-    absent = {name for name in (*SUMMED, *MEASURED, "silent_ns") if row[name] is None}
-    assert absent == {*SUMMED, *MEASURED} - {"held_ns"}
-    assert (row["held_ns"], row["silent_ns"]) == (9, 9)
+    (row,) = rows_of(event(gpus=[books(None, unresponsive, gap_ns=9)]))
+    absent = {name for name in (*SUMMED, *MEASURED, "unresponsive_ns") if row[name] is None}
+    assert absent == {*SUMMED, *MEASURED} - {"allocated_ns"}
+    assert (row["allocated_ns"], row["unresponsive_ns"]) == (9, 9)
 
 
 def test_sums_that_their_columns_do_not_hold_are_several_rows_that_add_up() -> None:
@@ -349,7 +351,7 @@ def test_sums_that_their_columns_do_not_hold_are_several_rows_that_add_up() -> N
     assert len(rows) == 3
     assert sum(row["busy_ns"] for row in rows) == 5 * 2**62
     assert sum(row["memory_byte_ns"] for row in rows) == 5 * 2**62 * 10**9
-    assert sum(row["tick_count"] for row in rows) == 5
+    assert sum(row["sample_count"] for row in rows) == 5
     assert USAGE.table_of([tuple(row.values()) for row in rows]).num_rows == 3
 
 
@@ -357,10 +359,10 @@ def test_sums_that_their_columns_do_not_hold_are_several_rows_that_add_up() -> N
     ("broken", "named"),
     [
         (event(gpus=[books(None, entry(), entry(container=99))]), "container"),
-        (event(gpus=[books(None, entry(), entry(Account.IDLE, holder=9))]), "holder"),
+        (event(gpus=[books(None, entry(), entry(Category.IDLE, allocation=9))]), "allocation"),
         (event(containers=[EventContainer(container_id=None, pod=9)]), "pod"),
-        (event(settlements=[settlement(gpu=7)]), "gpu"),
-        (event(settlements=[settlement(from_time_ns=0)]), "rows"),
+        (event(late_adjustments=[settlement(gpu=7)]), "gpu"),
+        (event(late_adjustments=[settlement(from_time_ns=0)]), "rows"),
     ],
 )
 def test_an_event_that_cannot_be_booked_whole_is_not_booked_at_all(

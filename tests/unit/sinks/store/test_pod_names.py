@@ -13,8 +13,8 @@ from gpuledger.bus.protocol import Message
 from gpuledger.codec import encode
 from gpuledger.keys import key_in
 from gpuledger.records import (
-    Account,
-    EventHolder,
+    Category,
+    EventAllocation,
     GpuEvent,
     PodDescription,
     PodRecord,
@@ -197,12 +197,14 @@ ASKING = PodContainer(
         (
             "a holder",
             event(
-                entries=[entry(Account.IDLE, holder=0)],
+                entries=[entry(Category.IDLE, allocation=0)],
                 pods=[],
                 held_by=[
                     PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
                 ],
-                holders=[EventHolder(pod=0, container="trainer", resources=["nvidia.com/gpu"])],
+                allocations=[
+                    EventAllocation(pod=0, container="trainer", resources=["nvidia.com/gpu"])
+                ],
             ),
             '{"memory":"8","nvidia.com/gpu":"2"}',
         ),
@@ -223,7 +225,7 @@ async def test_a_row_that_came_before_its_pod_has_what_its_container_asks_for(
 async def test_a_held_part_is_nobody_s_whose_pod_was_deleted_before(tmp_path: Path) -> None:
     on = bus()
     named = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
-    held = [entry(Account.IDLE, holder=0)]
+    held = [entry(Category.IDLE, allocation=0)]
     await publish(on, *(event(tick, entries=held, pods=[], held_by=[named]) for tick in (5, 60)))
     hour_ago_ns = START_NS - 3_600 * SECOND_NS
     gone = {"created_time_ns": hour_ago_ns, "deleted_time_ns": START_NS - 30 * SECOND_NS}
@@ -231,7 +233,7 @@ async def test_a_held_part_is_nobody_s_whose_pod_was_deleted_before(tmp_path: Pa
     new = record("new", created_time_ns=START_NS + 50 * SECOND_NS, labels={"team": "nlp"})
     await tell(on, new, seconds=62)
     await stored(on, tmp_path, records=3, events=2)
-    sql = "SELECT holder_state, holder_uid, holder_labels FROM {entries} ORDER BY time"
+    sql = "SELECT allocated_state, allocated_uid, allocated_labels FROM {entries} ORDER BY time"
     assert query(tmp_path, sql) == [
         # By the node's clock the new pod came 45 s before the API server made it: that is it.
         ("known", "new", '{"team":"nlp"}'),
@@ -242,13 +244,13 @@ async def test_a_held_part_is_nobody_s_whose_pod_was_deleted_before(tmp_path: Pa
 async def test_a_holder_of_a_name_that_nobody_had_stays_the_node_s_word(tmp_path: Path) -> None:
     on = bus()
     named = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
-    held = [entry(Account.IDLE, holder=0)]
+    held = [entry(Category.IDLE, allocation=0)]
     await publish(on, event(5, entries=held, pods=[], held_by=[named]))
     gone = {"created_time_ns": START_NS - 10**12, "deleted_time_ns": START_NS - 30 * SECOND_NS}
     late = {"created_time_ns": START_NS + 300 * SECOND_NS}
     await tell(on, record("old", **gone), record("late", **late), seconds=400)
     await stored(on, tmp_path, records=2, events=1)
-    sql = "SELECT holder_state, holder_uid, holder_pod FROM {entries}"
+    sql = "SELECT allocated_state, allocated_uid, allocated_pod FROM {entries}"
     assert query(tmp_path, sql) == [("named", None, "train-0")]
 
 
@@ -306,7 +308,7 @@ async def test_a_holder_that_the_node_named_gets_the_owner_of_the_pod_of_that_ti
     """Of a StatefulSet one pod after another has the name, each under a UID of its own."""
     on = bus()
     named = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
-    held = [entry(Account.IDLE, holder=0)]
+    held = [entry(Category.IDLE, allocation=0)]
     await publish(on, *(event(tick, entries=held, pods=[], held_by=[named]) for tick in range(4)))
     await tell(on, record("first"), seconds=1)
     second = record("second", labels={"team": "nlp"}, created_time_ns=START_NS + 3 * SECOND_NS)
@@ -314,7 +316,7 @@ async def test_a_holder_that_the_node_named_gets_the_owner_of_the_pod_of_that_ti
     await stored(on, tmp_path, records=2, events=4)
 
     sql = (
-        "SELECT holder_state, holder_uid, holder_owner_name, holder_labels, count(*)"
+        "SELECT allocated_state, allocated_uid, allocated_owner_name, allocated_labels, count(*)"
         " FROM {entries} GROUP BY ALL ORDER BY 2"
     )
     assert query(tmp_path, sql) == [

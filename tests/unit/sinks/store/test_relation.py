@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.ledger.quantities import BOOKED
-from gpuledger.records import Account, BusyMethod, EnergyMethod, Entry, GpuEvent, MemoryMethod
+from gpuledger.records import BusyMethod, Category, EnergyMethod, Entry, GpuEvent, MemoryMethod
 from tests.examples import examples
 from tests.unit.sinks.builders import SECOND_NS, books, entry, event, holder, reading
 from tests.unit.sinks.events import events
@@ -42,7 +42,7 @@ def select(store: Path, columns: str, *, where: str = "true") -> list[tuple[Any,
 
 
 def entries_in(one: GpuEvent) -> Iterator[Entry]:
-    for each in (*one.gpus, *(one.settlements or ())):
+    for each in (*one.gpus, *(one.late_adjustments or ())):
         yield from each.entries
 
 
@@ -77,10 +77,10 @@ def test_base_units_are_the_whole_numbers_and_sum_without_rounding(
 
 def test_hours_of_a_device_are_the_hours_of_its_ticks(tmp_path: Path) -> None:
     hour_ns = 3600 * SECOND_NS
-    halves = [entry(busy_ns=hour_ns // 2), entry(Account.IDLE, busy_ns=hour_ns // 2)]
+    halves = [entry(busy_ns=hour_ns // 2), entry(Category.IDLE, busy_ns=hour_ns // 2)]
     fill(tmp_path, [event(tick, entries=halves, interval_ns=hour_ns) for tick in range(3)])
 
-    assert select(tmp_path, "sum(gpu_hours)", where="account = 'pod'") == [(1.5,)]
+    assert select(tmp_path, "sum(gpu_hours)", where="category = 'pod'") == [(1.5,)]
     assert select(tmp_path, "sum(gpu_hours)") == [(3.0,)]
 
 
@@ -98,14 +98,14 @@ def test_words_that_a_newer_writer_has_added_are_in_the_table_as_they_were_writt
 ) -> None:
     of_gpu = books(
         reading(),
-        entry(Account(word)),
+        entry(Category(word)),
         busy_method=BusyMethod(word),
         memory_method=MemoryMethod(word),
         energy_method=EnergyMethod(word),
     )
     fill(tmp_path, [event(gpus=[of_gpu], held_by=[holder()])])
 
-    names = "account, busy_method, memory_method, energy_method, busy_ns"
+    names = "category, busy_method, memory_method, energy_method, busy_ns"
     assert select(tmp_path, names) == [(word, word, word, word, SECOND_NS // 2)]
 
 

@@ -36,10 +36,10 @@ def row(minute: int, busy_ns: int, *, offset: int, node: str = "node-a") -> tupl
         "minute": minute * 60_000_000,
         "gpu_uuid": "GPU-a",
         "gpu_index": 0,
-        "account": "pod",
+        "category": "pod",
         "busy_ns": busy_ns,
         "memory_byte_ns": 10**25 + busy_ns,
-        "tick_count": 1,
+        "sample_count": 1,
         "kafka_partition": 0,
         "first_offset": offset,
         "last_offset": offset,
@@ -93,7 +93,7 @@ class Store:
         with duckdb.connect() as connection:
             found = connection.execute(
                 f"SELECT epoch({column})::BIGINT // 3600, sum(busy_ns)::HUGEINT,"  # noqa: S608  # our own files
-                " sum(memory_byte_ns)::VARCHAR, sum(tick_count)::BIGINT"
+                " sum(memory_byte_ns)::VARCHAR, sum(sample_count)::BIGINT"
                 f" FROM read_parquet({files}) GROUP BY 1"
             ).fetchall()
         return {
@@ -274,7 +274,7 @@ def test_what_is_written_for_other_days_meanwhile_holds_up_no_purge(store: Store
 @pytest.mark.parametrize("table", ["usage", "usage_hourly", "usage_daily"])
 def test_a_table_of_before_a_column_is_summed_up(store: Store, table: str) -> None:
     schema = {each.name: each for each in (USAGE, USAGE_HOURLY, USAGE_DAILY)}[table]
-    fields = [schema.arrow.field(name) for name in schema.arrow.names if name != "silent_ns"]
+    fields = [schema.arrow.field(name) for name in schema.arrow.names if name != "unresponsive_ns"]
     DeltaTable.create(
         str(store.path / table), schema=Schema(fields), partition_by=["event_date"], name=table
     )

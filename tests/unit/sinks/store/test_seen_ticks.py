@@ -45,7 +45,7 @@ def tick(number: int, **changes: Any) -> GpuEvent:  # noqa: ANN401  # any field
 
 
 def ticks_stored(path: Path) -> int:
-    return int(_ask(path, "usage", "coalesce(sum(tick_count), 0)::BIGINT"))
+    return int(_ask(path, "usage", "coalesce(sum(sample_count), 0)::BIGINT"))
 
 
 def offsets_stored(path: Path) -> list[int]:

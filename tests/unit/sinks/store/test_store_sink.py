@@ -21,7 +21,7 @@ from gpuledger.bus.protocol import (
 )
 from gpuledger.codec import encode
 from gpuledger.errors import BusUnavailableError
-from gpuledger.records import Account, GpuEvent
+from gpuledger.records import Category, GpuEvent
 from gpuledger.runtime import Readiness
 from gpuledger_sinks.registry import STORE
 from gpuledger_sinks.store.table import EntriesTable, StaleTableError
@@ -73,14 +73,14 @@ async def test_a_query_sums_what_the_events_said(tmp_path: Path) -> None:
 async def test_a_query_sums_what_was_settled_after_the_end_of_a_process(tmp_path: Path) -> None:
     """On the day of its ticks; the sum over all accounts is what it was without."""
     on, midnight_ns = bus(), START_NS - START_NS % (86_400 * SECOND_NS) + 86_400 * SECOND_NS
-    nobodys = entry(Account.UNATTRIBUTED, busy_ns=500_000_000)
+    nobodys = entry(Category.UNATTRIBUTED, busy_ns=500_000_000)
     settled = settlement(250_000_000, until_time_ns=midnight_ns - SECOND_NS)
-    await publish(on, event(entries=[nobodys], time_ns=midnight_ns, settlements=[settled]))
+    await publish(on, event(entries=[nobodys], time_ns=midnight_ns, late_adjustments=[settled]))
 
     async with running(store(tmp_path, on)):
         await eventually(is_committed(on, 1))
 
-    sql = "select account, event_date::varchar, sum(busy_seconds) from {entries} group by all"
+    sql = "select category, event_date::varchar, sum(busy_seconds) from {entries} group by all"
     assert query(tmp_path, f"{sql} order by all") == [
         ("pod", "2026-09-21", 0.25),
         ("unattributed", "2026-09-21", -0.25),
@@ -140,7 +140,7 @@ async def test_a_tick_that_was_published_twice_is_one_row(tmp_path: Path) -> Non
     ("bad", "reason", "detail"),
     [
         (b"{", "undecodable", "gpuledger.events.v1"),
-        (event(1, entries=[entry(), entry(holder=3)]), "invalid", "holder: position 3"),
+        (event(1, entries=[entry(), entry(allocation=3)]), "invalid", "allocation: position 3"),
     ],
 )
 async def test_what_cannot_be_stored_is_put_aside_whole_and_the_stream_goes_on(

@@ -22,7 +22,7 @@ class Read(NamedTuple):
     counter: int | None
     power: int | None
     interval_ns: int = SECOND_NS
-    silent_ns: int = 0
+    unresponsive_ns: int = 0
     """Time before the tick that no tick covers."""
 
 
@@ -39,7 +39,7 @@ def book(reads: list[Read]) -> Iterator[Booked]:
     now_ns = 7 * SECOND_NS
     meter, validator = EnergyMeter(covered_ns=now_ns), Validator()
     for read in reads:
-        now_ns += read.silent_ns + read.interval_ns
+        now_ns += read.unresponsive_ns + read.interval_ns
         meter, energy = meter.measure(
             read.counter,
             read.power,
@@ -113,7 +113,7 @@ def told(*reads: Read) -> list[tuple[int | None, EnergyMethod | None]]:
         ),
         (
             "of a difference over time that no tick covers the tick's part",
-            [Read(0, 10), Read(80, 10, silent_ns=3 * SECOND_NS), Read(95, 10)],
+            [Read(0, 10), Read(80, 10, unresponsive_ns=3 * SECOND_NS), Read(95, 10)],
             [(10, POWER), (20, INTERPOLATED), (15, COUNTER)],
         ),
     ],
@@ -152,13 +152,13 @@ def reads(draw: st.DrawFn, *, with_gaps: bool = True, with_falls: bool = True) -
         counter += draw(_STEP) * draw(st.booleans())
         if with_falls and draw(st.integers(0, 9)) == 0:
             counter = draw(st.integers(0, 100))
-        silent_ns = draw(st.integers(1, 5 * SECOND_NS)) if draw(st.integers(0, 9)) == 0 else 0
+        unresponsive_ns = draw(st.integers(1, 5 * SECOND_NS)) if draw(st.integers(0, 9)) == 0 else 0
         made.append(
             Read(
                 counter if draw(st.integers(0, 4)) else None,
                 draw(_POWERS),
                 draw(_INTERVALS),
-                silent_ns if with_gaps else 0,
+                unresponsive_ns if with_gaps else 0,
             )
         )
     return made
@@ -214,7 +214,7 @@ def test_time_that_no_tick_covers_adds_nothing(read: list[Read]) -> None:
     total = sum(booked.millijoules or 0 for booked in book(lone))
     risen = counters[-1] - counters[0] if counters else 0
     assert total <= risen
-    if not any(each.silent_ns for each in lone):
+    if not any(each.unresponsive_ns for each in lone):
         assert total == risen
 
 

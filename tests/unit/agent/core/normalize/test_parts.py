@@ -252,22 +252,22 @@ def totals_at(seconds: int) -> dict[str, Any]:
     return given | {"energy_millijoules": 5 + 1_000_000 * seconds}
 
 
-@pytest.mark.parametrize("silent", [0, 1, 9, 100])
+@pytest.mark.parametrize("unresponsive", [0, 1, 9, 100])
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_fast_counter_is_believed_however_long_it_was_not_read(
-    silent: int,
+    unresponsive: int,
     answers: bool,  # noqa: FBT001  # a parameter of the test
 ) -> None:
     """Be it that the GPU did not answer, or that the driver did not give the counter alone."""
     gpu = GpuSampler()
     read(gpu, 0, **totals_at(0))
-    for second in range(1, silent + 1):
+    for second in range(1, unresponsive + 1):
         if answers:
             read(gpu, second)
         else:
             gpu.forget()
     gpu = GpuSampler()
-    tick = read(gpu, silent + 1, **totals_at(silent + 1))
+    tick = read(gpu, unresponsive + 1, **totals_at(unresponsive + 1))
     assert not tick.dropped_readings
     assert tick.details.resets is None
     assert all(value_of(tick, name) for _, name in FULL_SPEED)

@@ -97,9 +97,9 @@ class Bench:
         await self.allocations.wait_answer(0)
         await settle()
 
-    async def pass_by(self, seconds: float, *, tick_seconds: float = 1.0) -> None:
-        for _ in range(round(seconds / tick_seconds)):
-            self.clock.advance(tick_seconds)
+    async def pass_by(self, seconds: float, *, sampling_interval_seconds: float = 1.0) -> None:
+        for _ in range(round(seconds / sampling_interval_seconds)):
+            self.clock.advance(sampling_interval_seconds)
             await self.tick()
 
     @asynccontextmanager
@@ -114,27 +114,31 @@ class Bench:
                 await task
 
 
-@pytest.mark.parametrize("tick_seconds", [0.25, 0.9995, 1.0, 1.0005, 5.0])
+@pytest.mark.parametrize("sampling_interval_seconds", [0.25, 0.9995, 1.0, 1.0005, 5.0])
 async def test_the_kubelet_is_asked_in_the_first_tick_and_every_ten_seconds(
-    tick_seconds: float,
+    sampling_interval_seconds: float,
 ) -> None:
     bench = Bench(answer(GPU))
     assert bench.held() == []
     async with bench.running():
         assert (bench.kubelet.asked, bench.held()) == (1, [GPU])
-        await bench.pass_by(100, tick_seconds=tick_seconds)
+        await bench.pass_by(100, sampling_interval_seconds=sampling_interval_seconds)
     assert bench.kubelet.asked in (10, 11)
 
 
-@pytest.mark.parametrize("tick_seconds", [0.9995, 1.0, 1.0005])
-async def test_pods_that_come_are_in_the_very_tick_that_sees_them(tick_seconds: float) -> None:
+@pytest.mark.parametrize("sampling_interval_seconds", [0.9995, 1.0, 1.0005])
+async def test_pods_that_come_are_in_the_very_tick_that_sees_them(
+    sampling_interval_seconds: float,
+) -> None:
     bench = Bench(answer(GPU))
     async with bench.running():
-        await bench.pass_by(3, tick_seconds=tick_seconds)
+        await bench.pass_by(3, sampling_interval_seconds=sampling_interval_seconds)
         for held in ([GPU, OTHER], [OTHER], [], [GPU]):
             bench.kubelet.given, bench.has_changed = answer(*held), True
             asked = bench.kubelet.asked
-            await bench.pass_by(tick_seconds, tick_seconds=tick_seconds)
+            await bench.pass_by(
+                sampling_interval_seconds, sampling_interval_seconds=sampling_interval_seconds
+            )
             assert (bench.held(), bench.kubelet.asked) == (held, asked + 1)
         bench.has_changed = False
         asked = bench.kubelet.asked
@@ -157,7 +161,7 @@ async def test_however_much_changes_it_is_asked_twice_a_second_at_most() -> None
     bench = Bench(answer(GPU))
     bench.has_changed = True
     async with bench.running():
-        await bench.pass_by(10, tick_seconds=0.25)
+        await bench.pass_by(10, sampling_interval_seconds=0.25)
     assert bench.kubelet.asked == 21
 
 
@@ -184,7 +188,7 @@ async def test_changes_do_not_hurry_a_kubelet_that_fails() -> None:
     async with bench.running():
         for _ in range(400):
             bench.allocations.refresh_soon()
-            await bench.pass_by(0.25, tick_seconds=0.25)
+            await bench.pass_by(0.25, sampling_interval_seconds=0.25)
     assert bench.kubelet.asked < 12
 
 

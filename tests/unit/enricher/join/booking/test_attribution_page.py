@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpuledger.ledger.holders import find_holders
 from gpuledger.ledger.quantities import apportion
-from gpuledger.records import Account, BusyMethod, DeviceAllocation, EnergyMethod, GpuReading
+from gpuledger.records import BusyMethod, Category, DeviceAllocation, EnergyMethod, GpuReading
 from gpuledger_agent import sampling
 from gpuledger_agent.core import gpu_sampler
 from gpuledger_enricher.join.booking import books, settlement, shares
@@ -78,7 +78,7 @@ def claims(*ended: str) -> list[Claim]:
         if has_ended == "yes":
             continue
         is_host = name == "host"
-        claim = make_claim(*((Account.HOST,) if is_host else (Account.POD, NAMES.index(name))))
+        claim = make_claim(*((Category.HOST,) if is_host else (Category.POD, NAMES.index(name))))
         claim.add(
             process(
                 sm_utilization_ratio=float(ratio),
@@ -91,7 +91,7 @@ def claims(*ended: str) -> list[Claim]:
 
 
 def as_written(name: str) -> dict[tuple[str, str], tuple[float, ...]]:
-    """Return the rows of a table of entries, by account and allocation."""
+    """Return the rows of a table of entries, by category and allocation."""
     return {
         (row[0].strip("*"), row[1]): tuple(float(cell or 0) for cell in row[2:])
         for row in table(name)
@@ -106,8 +106,8 @@ def as_booked(reading: GpuReading, found: list[Claim]) -> dict[tuple[str, str], 
     assert booked.busy_method is BusyMethod.PROCESS_UTILIZATION
     rows = {
         (
-            str(entry.account) if entry.container is None else NAMES[entry.container],
-            "" if entry.holder is None else str(entry.holder),
+            str(entry.category) if entry.container is None else NAMES[entry.container],
+            "" if entry.allocation is None else str(entry.allocation),
         ): (
             (entry.busy_ns or 0) / SECOND_NS,
             (entry.memory_bytes or 0) / GIB,
@@ -125,8 +125,8 @@ def test_the_example_is_what_the_join_books() -> None:
     written, booked = as_written("entries"), as_booked(device(), claims())
 
     assert list(written) == list(booked)
-    for account, quantities in written.items():
-        assert booked[account] == pytest.approx(quantities, abs=1e-9), account
+    for category, quantities in written.items():
+        assert booked[category] == pytest.approx(quantities, abs=1e-9), category
 
 
 def test_the_example_with_an_end_is_what_the_join_books() -> None:
@@ -134,8 +134,8 @@ def test_the_example_with_an_end_is_what_the_join_books() -> None:
     written, booked = as_written("ended"), as_booked(reading, claims("notebook"))
 
     assert list(written) == list(booked)
-    for account, quantities in written.items():
-        assert booked[account] == pytest.approx(quantities, abs=1e-9), account
+    for category, quantities in written.items():
+        assert booked[category] == pytest.approx(quantities, abs=1e-9), category
 
 
 def test_every_method_is_told_and_used_by_the_code() -> None:
@@ -158,7 +158,7 @@ def test_every_method_is_told_and_used_by_the_code() -> None:
 def test_every_account_is_told() -> None:
     told = {row.split("|")[1].strip(" `") for row in PAGE.splitlines() if row.startswith("| `")}
 
-    assert {account.value for account in Account} <= told
+    assert {category.value for category in Category} <= told
 
 
 def test_the_page_tells_the_idle_draw_that_the_join_takes() -> None:
@@ -195,10 +195,10 @@ def test_the_pages_example_of_held_time_is_what_is_booked() -> None:
     tick = sample(interval_ns=INTERVAL_NS, gpus=[board, *parts], allocations=[chat])
     found: list[tuple[str, int, str, float, float]] = []
     for row, held in zip(books.book_tick(tick), find_holders(tick), strict=True):
-        (idle,) = [one for one in row.entries if one.held_ns is not None]
+        (idle,) = [one for one in row.entries if one.allocated_ns is not None]
         name = row.reading.mig_profile or "GPU"
-        seconds = (idle.held_ns or 0) / SECOND_NS
-        slices, of = row.compute_slices or 0, row.board_compute_slices or 1
+        seconds = (idle.allocated_ns or 0) / SECOND_NS
+        slices, of = row.compute_slices or 0, row.gpu_compute_slices or 1
         holder = "" if held.parts[0][0] is None else "chat"
         found.append((name, slices, holder, seconds, seconds * slices / of))
     *rows, total = table("held")

@@ -3,8 +3,8 @@
 import pytest
 
 from gpuledger.records import (
-    Account,
     BusyMethod,
+    Category,
     ContainerRef,
     EnergyMethod,
     Entry,
@@ -19,7 +19,12 @@ from gpuledger_enricher.join.booking.shares import Claim, energy_of, make_claim
 from gpuledger_enricher.join.booking.shares import book_gpu as book_row
 from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
 
-POD, HOST, IDLE, NOBODY = Account.POD, Account.HOST, Account.IDLE, Account.UNATTRIBUTED
+POD, HOST, IDLE, NOBODY = (
+    Category.POD,
+    Category.HOST,
+    Category.IDLE,
+    Category.UNATTRIBUTED,
+)
 
 
 def book_gpu(device: GpuReading, claims: list[Claim], interval_ns: int = SECOND_NS) -> GpuBooks:
@@ -28,23 +33,23 @@ def book_gpu(device: GpuReading, claims: list[Claim], interval_ns: int = SECOND_
 
 
 def claim(
-    account: Account,
+    category: Category,
     container: int | None = None,
     *,
     ratio: float | None = None,
     held: int | None = None,
 ) -> Claim:
     """Return the claim of one process."""
-    found = make_claim(account, container)
+    found = make_claim(category, container)
     found.add(process(sm_utilization_ratio=ratio, memory_used_bytes=held))
     return found
 
 
 def seconds_by_account(entries: list[Entry]) -> dict[str, float]:
-    """Sum the busy seconds of each account; pods by the place of their container."""
+    """Sum the busy seconds of each category; pods by the place of their container."""
     found: dict[str, float] = {}
     for entry in entries:
-        name = str(entry.account if entry.container is None else entry.container)
+        name = str(entry.category if entry.container is None else entry.container)
         found[name] = found.get(name, 0.0) + (entry.busy_ns or 0) / SECOND_NS
     return found
 
@@ -175,7 +180,7 @@ def test_of_unified_memory_processes_have_what_they_hold_and_the_rest_is_idle(
         device, [claim(POD, place, ratio=0.1, held=one * GIB) for place, one in enumerate(held)]
     )
     found = {
-        str(entry.account if entry.container is None else entry.container): entry.memory_bytes
+        str(entry.category if entry.container is None else entry.container): entry.memory_bytes
         for entry in books.entries
     }
     assert found == {name: gibibytes * GIB for name, gibibytes in expected.items()}
@@ -202,14 +207,14 @@ def test_books_say_by_which_idle_draw_energy_was_split(
 def test_the_drivers_reserved_memory_is_the_hosts() -> None:
     """A GPU with one pod has a host entry for what the driver keeps for itself."""
     entries = book_gpu(reading(), [claim(POD, 0, held=20 * GIB)]).entries
-    held = {entry.account: entry.memory_bytes for entry in entries}
+    held = {entry.category: entry.memory_bytes for entry in entries}
     assert held == {POD: 20 * GIB, HOST: GIB, IDLE: 59 * GIB}
 
 
 def test_memory_that_no_process_holds_is_unattributed() -> None:
     """Memory in use beyond what the processes hold has nobody to be booked on."""
     entries = book_gpu(reading(), [claim(POD, 0, held=15 * GIB)]).entries
-    assert {e.account: e.memory_bytes for e in entries}[NOBODY] == 5 * GIB
+    assert {e.category: e.memory_bytes for e in entries}[NOBODY] == 5 * GIB
 
 
 def test_a_container_that_shows_neither_id_nor_pod_is_the_hosts() -> None:
@@ -218,7 +223,7 @@ def test_a_container_that_shows_neither_id_nor_pod_is_the_hosts() -> None:
         containers=[ContainerRef(), ContainerRef()],
         processes=[process(container=0, sm_utilization_ratio=0.2), process(container=1, pid=2)],
     )
-    assert [entry.account for entry in book_tick(tick)[0].entries] == [HOST, IDLE]
+    assert [entry.category for entry in book_tick(tick)[0].entries] == [HOST, IDLE]
 
 
 def test_a_client_of_mps_is_booked_on_its_pod_and_the_server_on_the_host() -> None:
@@ -270,4 +275,4 @@ def test_a_quantity_that_the_driver_does_not_give_is_absent(
 def test_energy_without_busy_seconds_is_unattributed() -> None:
     """The device drew it, and nobody can be named."""
     entries = book_gpu(reading(utilization_ratio=None), [claim(POD, 0)]).entries
-    assert {entry.account: entry.energy_millijoules for entry in entries}[NOBODY] == 300_000
+    assert {entry.category: entry.energy_millijoules for entry in entries}[NOBODY] == 300_000

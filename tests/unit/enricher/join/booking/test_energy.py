@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpuledger.records import Account, Entry, GpuReading
+from gpuledger.records import Category, Entry, GpuReading
 from gpuledger_enricher.join.booking.books import (
     book_tick,
     compute_slices_of_profile,
@@ -108,7 +108,7 @@ def instance(number: int, profile: str | None, total: int, busy: float | None) -
 
 def joules_of(entries: list[Entry]) -> dict[str, float]:
     return {
-        str(entry.account): entry.energy_millijoules / 1e3
+        str(entry.category): entry.energy_millijoules / 1e3
         for entry in entries
         if entry.energy_millijoules
     }
@@ -241,6 +241,6 @@ def test_the_rows_of_a_gpu_have_its_energy_and_no_more(
 
 def test_unattributed_use_has_its_part_of_the_draw() -> None:
     (row,) = book_tick(sample(gpus=[reading(model=H100, energy_millijoules=171_000)]))
-    found = {one.account: one.energy_millijoules for one in row.entries}
-    assert found[Account.UNATTRIBUTED] == 135_500
-    assert found[Account.IDLE] == 35_500
+    found = {one.category: one.energy_millijoules for one in row.entries}
+    assert found[Category.UNATTRIBUTED] == 135_500
+    assert found[Category.IDLE] == 35_500

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpuledger.ledger.division import divide, part_of, parts_per_million
-from gpuledger.records import Account, ContainerRef, NodeSample
+from gpuledger.records import Category, ContainerRef, NodeSample
 from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_TICK_MILLIJOULES
 from gpuledger_enricher.join.booking.books import book_tick
 from tests.examples import examples
@@ -56,7 +56,7 @@ def test_every_entry_is_within_one_unit_of_its_exact_share(tick: NodeSample) -> 
     busy_part = ppm_of(gpu.utilization_ratio)
     used = [ppm_of(one.sm_utilization_ratio) for one in tick.processes]
     holders = max(1, len(tick.allocations))
-    booked_busy = sum(e.busy_ns or 0 for e in row.entries if e.account is not Account.IDLE)
+    booked_busy = sum(e.busy_ns or 0 for e in row.entries if e.category is not Category.IDLE)
     idle_ns = tick.interval_ns - booked_busy
     drawn = gpu.energy_millijoules
     draw = gpu.idle_draw_milliwatts
@@ -65,10 +65,10 @@ def test_every_entry_is_within_one_unit_of_its_exact_share(tick: NodeSample) -> 
     if draw is not None:
         rate = min(rate, Fraction(draw, 10**9))
     for entry in row.entries:
-        if entry.account is Account.IDLE:
+        if entry.category is Category.IDLE:
             time = (1 - busy_part) * tick.interval_ns / holders
             energy = rate * idle_ns / holders if booked_busy else Fraction(drawn or 0, holders)
-        elif entry.account is Account.POD:
+        elif entry.category is Category.POD:
             assert entry.container is not None
             time = busy_part * tick.interval_ns * used[entry.container] / sum(used)
             active = (drawn or 0) - rate * idle_ns
@@ -171,12 +171,12 @@ def test_every_row_of_a_cut_board_and_its_entries_are_within_a_unit_of_their_sha
     for row, (share, floor_share) in zip(booked, shared_energy(tick), strict=True):
         given_energy = sum(entry.energy_millijoules or 0 for entry in row.entries)
         assert given_energy in (floor(share), ceil(share))
-        busy_ns = sum(e.busy_ns or 0 for e in row.entries if e.account is not Account.IDLE)
+        busy_ns = sum(e.busy_ns or 0 for e in row.entries if e.category is not Category.IDLE)
         # Rounded down, a row may have less than its part of the floor.
         draw = min(floor_share, Fraction(given_energy))
         of_idle = draw * (tick.interval_ns - busy_ns) / tick.interval_ns
         for entry in row.entries:
-            if entry.account is Account.IDLE:
+            if entry.category is Category.IDLE:
                 energy = of_idle if busy_ns else Fraction(given_energy)
             elif busy_ns:
                 energy = (given_energy - of_idle) * Fraction(entry.busy_ns or 0, busy_ns)
@@ -239,7 +239,7 @@ def test_of_equal_pods_the_one_with_the_lower_uid_has_the_nanosecond_that_is_lef
         processes=[process(container=n, pid=n + 1, sm_utilization_ratio=0.5) for n in (0, 1)],
     )
     (row,) = book_tick(tick)
-    pods = [one for one in row.entries if one.account is Account.POD]
+    pods = [one for one in row.entries if one.category is Category.POD]
     assert [(pod.container, pod.busy_ns, pod.energy_millijoules) for pod in pods] == [
         (1, 2, 1),
         (0, 1, 0),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuledger.ledger.holders import find_holders
-from gpuledger.records import Account, DeviceAllocation, Entry, GpuReading
+from gpuledger.records import Category, DeviceAllocation, Entry, GpuReading
 from gpuledger_enricher.join.booking.books import book_tick
 from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
 
@@ -192,47 +192,49 @@ def test_an_instance_is_held_by_its_uuid_or_by_its_number() -> None:
 
 
 def idle(entries: list[Entry]) -> list[Entry]:
-    return [one for one in entries if one.account is Account.IDLE]
+    return [one for one in entries if one.category is Category.IDLE]
 
 
 def test_a_held_gpu_without_a_process_names_its_holder() -> None:
     tick = sample(gpus=[reading(utilization_ratio=0.0)], allocations=[allocation()])
     (entry,) = idle(book_tick(tick)[0].entries)
-    assert (entry.holder, entry.busy_ns, entry.energy_millijoules) == (0, SECOND_NS, 300_000)
+    assert (entry.allocation, entry.busy_ns, entry.energy_millijoules) == (0, SECOND_NS, 300_000)
 
 
 def test_a_gpu_that_does_not_answer_has_held_time_alone() -> None:
     tick = sample(
-        gpus=[GpuReading(uuid="GPU-a", index=0, silent=True)],
+        gpus=[GpuReading(uuid="GPU-a", index=0, unresponsive=True)],
         allocations=[shared(0, "p", of=3), shared(1, "q", of=3)],
     )
     (books,) = book_tick(tick)
     assert books.gap_ns == SECOND_NS
     assert books.entries == [
-        Entry(account=Account.IDLE, holder=0, held_ns=SECOND_NS // 3 + 1),
-        Entry(account=Account.IDLE, holder=1, held_ns=SECOND_NS // 3),
-        Entry(account=Account.IDLE, held_ns=SECOND_NS // 3),
+        Entry(category=Category.IDLE, allocation=0, allocated_ns=SECOND_NS // 3 + 1),
+        Entry(category=Category.IDLE, allocation=1, allocated_ns=SECOND_NS // 3),
+        Entry(category=Category.IDLE, allocated_ns=SECOND_NS // 3),
     ]
 
 
 def test_a_cut_boards_own_row_is_held_by_nobody() -> None:
     rows = [reading(mig_enabled=True), instance(0, 1)]
     tick = sample(gpus=rows, allocations=[allocation(MIG_UUIDS[0], gpu_instance=1)])
-    held = [[(one.holder, one.held_ns) for one in idle(row.entries)] for row in book_tick(tick)]
+    held = [
+        [(one.allocation, one.allocated_ns) for one in idle(row.entries)] for row in book_tick(tick)
+    ]
     assert held == [[(None, SECOND_NS)], [(0, SECOND_NS)]]
 
 
 def test_use_that_no_process_explains_is_nobodys_though_one_container_holds_the_gpu() -> None:
     """Nothing is booked on a pod without a process."""
     entries = book_tick(sample(allocations=[allocation()]))[0].entries
-    used = {one.account: one.busy_ns for one in entries if one.account is not Account.IDLE}
-    assert used == {Account.HOST: 0, Account.UNATTRIBUTED: SECOND_NS // 2}
+    used = {one.category: one.busy_ns for one in entries if one.category is not Category.IDLE}
+    assert used == {Category.HOST: 0, Category.UNATTRIBUTED: SECOND_NS // 2}
 
 
 def test_idle_is_split_by_what_each_holds_and_the_rest_is_nobodys() -> None:
     allocations = [memory(number, "p") for number in range(20)] + [memory(20, "q")]
     found = idle(book_tick(sample(allocations=allocations))[0].entries)
-    assert [one.holder for one in found] == [0, 1, None]
+    assert [one.allocation for one in found] == [0, 1, None]
     assert [one.busy_ns for one in found] == [125_000_000, 6_250_000, 368_750_000]
     assert sum(one.memory_bytes or 0 for one in found) == 59 * GIB
     assert [one.memory_bytes for one in found] == [
@@ -255,7 +257,7 @@ def test_a_pod_that_holds_nothing_is_booked_by_its_process_all_the_same() -> Non
         processes=[process(container=0, sm_utilization_ratio=0.5)],
         allocations=[allocation(pod="another")],
     )
-    (pod,) = [one for one in book_tick(tick)[0].entries if one.account is Account.POD]
+    (pod,) = [one for one in book_tick(tick)[0].entries if one.category is Category.POD]
     assert pod.busy_ns == SECOND_NS // 2
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger.records import Account, GpuBooks, GpuReading, NodeSample
+from gpuledger.records import Category, GpuBooks, GpuReading, NodeSample
 from gpuledger_enricher.join.booking.books import book_tick
 from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
 
@@ -43,7 +43,7 @@ def test_a_gpu_keeps_the_memory_that_no_instance_has() -> None:
     books = book_tick(cut(instance(1), instance(2, total=40)))
     assert memory_gib(books) == [30, 10, 40]
     # 20 GiB are in use on the board, and no instance tells of them.
-    (nobody,) = [one for one in books[0].entries if one.account is Account.UNATTRIBUTED]
+    (nobody,) = [one for one in books[0].entries if one.category is Category.UNATTRIBUTED]
     assert nobody.memory_bytes == 20 * GIB
     assert books[0].reading.memory_total_bytes == 80 * GIB
 
@@ -64,10 +64,10 @@ def test_an_instances_busy_time_goes_to_its_own_processes_alone() -> None:
         processes=[process(gpu=1, container=0), process(gpu=2, container=1, pid=2)],
     )
     _, one, other = book_tick(tick)
-    assert [(e.container, e.busy_ns) for e in one.entries if e.account == "pod"] == [
+    assert [(e.container, e.busy_ns) for e in one.entries if e.category == "pod"] == [
         (0, 800_000_000)
     ]
-    assert [(e.container, e.busy_ns) for e in other.entries if e.account == "pod"] == [
+    assert [(e.container, e.busy_ns) for e in other.entries if e.category == "pod"] == [
         (1, 400_000_000)
     ]
 
@@ -106,7 +106,7 @@ rows = st.lists(st.tuples(st.integers(1, 4), sizes, sizes), max_size=7)
 holders = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5), sizes), max_size=8)
 
 
-@given(rows=rows, used=sizes, reserved=sizes, holders=holders)
+@given(rows=rows, used=sizes, reserved=sizes, allocations=holders)
 def test_the_rows_of_a_gpu_sum_to_the_gpu_whatever_they_say(
     rows: list[tuple[int, int | None, int | None]],
     used: int | None,

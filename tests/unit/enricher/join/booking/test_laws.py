@@ -14,7 +14,7 @@ from gpuledger.ledger.entries import energy_method_of
 from gpuledger.ledger.holders import HoldingContainer, holding_containers
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
-    Account,
+    Category,
     ContainerRef,
     DeviceAllocation,
     EnergyMethod,
@@ -52,7 +52,7 @@ QUANTITIES = [
     "memory_bytes",
     "energy_millijoules",
 ]
-AMOUNTS = [*QUANTITIES, "held_ns"]
+AMOUNTS = [*QUANTITIES, "allocated_ns"]
 
 ratios = (
     st.none()
@@ -198,11 +198,11 @@ def test_held_time_sums_to_the_interval_on_every_row_whatever_is_used(tick: Node
     """Also on a GPU that does not answer, or is cut: the same bytes as if nobody used anything."""
     held = held_by_row(tick)
     assert [sum(row.values()) for row in held] == [tick.interval_ns] * len(tick.gpus)
-    silent = [
+    unresponsive = [
         replace(row, utilization_ratio=None, memory_used_bytes=None, energy_millijoules=None)
         for row in tick.gpus
     ]
-    assert held_by_row(replace(tick, gpus=silent, processes=[], ended_processes=None)) == held
+    assert held_by_row(replace(tick, gpus=unresponsive, processes=[], ended_processes=None)) == held
     # And as if all of it were used, by whoever is there.
     full = [
         replace(row, utilization_ratio=1.0, memory_used_bytes=row.memory_total_bytes)
@@ -215,9 +215,9 @@ def held_by_row(tick: NodeSample) -> list[dict[tuple[int | None, str | None], in
     """Return the held time of each row by the position or the job of who holds it."""
     return [
         {
-            (entry.holder, entry.job_id): entry.held_ns
+            (entry.allocation, entry.job_id): entry.allocated_ns
             for entry in row.entries
-            if entry.held_ns is not None and entry.account is Account.IDLE
+            if entry.allocated_ns is not None and entry.category is Category.IDLE
         }
         for row in book_tick(tick)
     ]
@@ -228,7 +228,7 @@ def held_by_row(tick: NodeSample) -> list[dict[tuple[int | None, str | None], in
 def test_the_order_in_which_a_tick_names_things_changes_nothing(
     tick: NodeSample, random: Random
 ) -> None:
-    """Who is on whose account has what he has, however processes and the like are ordered."""
+    """Who is on whose category has what he has, however processes and the like are ordered."""
     assert amounts_of(in_another_order(tick, random)) == amounts_of(tick)
 
 
@@ -255,18 +255,20 @@ def in_another_order(tick: NodeSample, random: Random) -> NodeSample:
 
 
 def amounts_of(tick: NodeSample) -> list[dict[tuple[object, ...], tuple[object, ...]]]:
-    """Return what each account has of each row, by whose it is and not by position."""
+    """Return what each category has of each row, by whose it is and not by position."""
     found = []
     for row in book_tick(tick):
         amounts: dict[tuple[object, ...], tuple[object, ...]] = {}
         for entry in row.entries:
             container = None if entry.container is None else tick.containers[entry.container]
             holder = (
-                None if entry.holder is None else holding_containers(tick.allocations)[entry.holder]
+                None
+                if entry.allocation is None
+                else holding_containers(tick.allocations)[entry.allocation]
             )
-            account = (entry.account, container, holder, entry.job_id)
-            assert account not in amounts
-            amounts[account] = tuple(getattr(entry, name) for name in AMOUNTS)
+            category = (entry.category, container, holder, entry.job_id)
+            assert category not in amounts
+            amounts[category] = tuple(getattr(entry, name) for name in AMOUNTS)
         methods: tuple[object, ...] = (row.busy_method, row.memory_method, row.energy_method)
         found.append(amounts | {("methods",): methods})
     return found
@@ -298,14 +300,20 @@ def test_a_quantity_is_known_of_all_entries_or_of_none(tick: NodeSample) -> None
 def test_nothing_is_booked_on_a_pod_without_a_process_there(tick: NodeSample) -> None:
     for place, row in enumerate(book_tick(tick)):
         there = {one.container for one in tick.processes if one.gpu == place} - {None}
-        booked = [one.container for one in row.entries if one.account is Account.POD]
+        booked = [one.container for one in row.entries if one.category is Category.POD]
         assert set(booked) <= there
         assert len(set(booked)) == len(booked)
-        outside = [one for one in row.entries if one.account is not Account.POD]
+        outside = [one for one in row.entries if one.category is not Category.POD]
         assert {one.container for one in outside} == {None}
 
 
-ORDER = [Account.POD, Account.JOB, Account.HOST, Account.UNATTRIBUTED, Account.IDLE]
+ORDER = [
+    Category.POD,
+    Category.JOB,
+    Category.HOST,
+    Category.UNATTRIBUTED,
+    Category.IDLE,
+]
 
 
 @examples(80)
@@ -319,11 +327,11 @@ def test_a_job_has_one_entry_where_it_has_a_process_between_the_pods_and_the_hos
         there = (one.container for one in tick.processes if one.gpu == place)
         used = [refs[position] for position in there if position is not None]
         jobs = {ref.job_id for ref in used if ref.pod_uid is None} - {None}
-        booked = [one.job_id for one in row.entries if one.account is Account.JOB]
+        booked = [one.job_id for one in row.entries if one.category is Category.JOB]
         assert booked == sorted(filter(None, jobs))
-        accounts = [ORDER.index(one.account) for one in row.entries]
+        accounts = [ORDER.index(one.category) for one in row.entries]
         assert accounts == sorted(accounts)
-        others = (one for one in row.entries if one.account not in (Account.JOB, Account.IDLE))
+        others = (one for one in row.entries if one.category not in (Category.JOB, Category.IDLE))
         assert {one.job_id for one in others} <= {None}
 
 
@@ -331,13 +339,13 @@ def test_a_job_has_one_entry_where_it_has_a_process_between_the_pods_and_the_hos
 @given(ticks())
 def test_the_jobs_of_a_device_hold_equal_parts_behind_its_containers(tick: NodeSample) -> None:
     for row in book_tick(tick):
-        idle = [one for one in row.entries if one.account is Account.IDLE]
+        idle = [one for one in row.entries if one.category is Category.IDLE]
         jobs = [one.job_id for one in idle if one.job_id is not None]
-        held = [one.held_ns or 0 for one in idle if one.job_id is not None]
+        held = [one.allocated_ns or 0 for one in idle if one.job_id is not None]
         assert jobs == sorted(set(jobs))
         assert not held or max(held) - min(held) <= 1
         # Who has a device as a whole leaves nothing of it to nobody.
-        assert not jobs or all(one.holder is not None or one.job_id is not None for one in idle)
+        assert not jobs or all(one.allocation is not None or one.job_id is not None for one in idle)
         given = {
             one.job_id
             for one in tick.job_allocations or ()
@@ -393,9 +401,9 @@ def is_of(held: DeviceAllocation, gpu: str, *, is_part: bool) -> bool:
 
 def holders_of(row: GpuBooks) -> Iterator[int]:
     for entry in row.entries:
-        if entry.holder is not None:
-            assert entry.account is Account.IDLE
-            yield entry.holder
+        if entry.allocation is not None:
+            assert entry.category is Category.IDLE
+            yield entry.allocation
 
 
 @examples(40)
@@ -409,7 +417,7 @@ def encode_books(books: list[GpuBooks]) -> list[list[tuple[object, ...]]]:
     return [[tuple(getattr(one, name) for name in NAMES) for one in row.entries] for row in books]
 
 
-NAMES = [*AMOUNTS, "account", "container", "holder", "job_id"]
+NAMES = [*AMOUNTS, "category", "container", "allocation", "job_id"]
 
 
 @pytest.mark.parametrize(
@@ -419,7 +427,7 @@ NAMES = [*AMOUNTS, "account", "container", "holder", "job_id"]
         ({"busy_ns": SECOND_NS - 1}, [("GPU-a", "busy_ns", SECOND_NS, SECOND_NS - 1)]),
         ({"memory_bytes": 1}, [("GPU-a", "memory_bytes", 80 * GIB, 1)]),
         ({"energy_millijoules": 330_000}, [("GPU-a", "energy_millijoules", 300_000, 330_000)]),
-        ({"held_ns": 7}, [("GPU-a", "held_ns", SECOND_NS, 7)]),
+        ({"allocated_ns": 7}, [("GPU-a", "allocated_ns", SECOND_NS, 7)]),
     ],
     ids=["nothing", "busy", "memory", "energy", "held"],
 )
@@ -430,9 +438,9 @@ def test_books_that_do_not_balance_are_told_by_how_much(
         "busy_ns": SECOND_NS,
         "memory_bytes": 80 * GIB,
         "energy_millijoules": 300_000,
-        "held_ns": SECOND_NS,
+        "allocated_ns": SECOND_NS,
     }
-    entry = Entry(account=Account.UNATTRIBUTED, **(right | wrong))
+    entry = Entry(category=Category.UNATTRIBUTED, **(right | wrong))
     found = list(imbalances([GpuBooks(reading=reading(), entries=[entry])], SECOND_NS))
     assert found == told
     assert [one.ratio for one in found if one.quantity == "energy_millijoules"] in ([], [0.1])

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger.records import Account, BusyMethod, ContainerRef, Entry, ProcessExit, Settlement
+from gpuledger.records import (
+    BusyMethod,
+    Category,
+    ContainerRef,
+    Entry,
+    ProcessExit,
+    Settlement,
+)
 from gpuledger.records.bounds import MAX_DURATION_NS
 from gpuledger_enricher.join.booking.settlement import LIFETIME_PARTS, settle_ends, unbooked_ns
 from tests.unit.enricher.join.ticks import SECOND_NS, process_end, sample
@@ -19,9 +26,9 @@ def settled(*ends: ProcessExit, **changes: object) -> list[Settlement]:
 def test_what_was_nobodys_goes_to_whose_it_was_and_sums_to_zero() -> None:
     (made,) = settled(process_end())
     assert made.busy_method is BusyMethod.ACCOUNTING
-    assert [(one.account, one.container, one.busy_ns) for one in made.entries] == [
-        (Account.POD, 1, HALF_NS),
-        (Account.UNATTRIBUTED, None, -HALF_NS),
+    assert [(one.category, one.container, one.busy_ns) for one in made.entries] == [
+        (Category.POD, 1, HALF_NS),
+        (Category.UNATTRIBUTED, None, -HALF_NS),
     ]
     assert {(one.memory_bytes, one.energy_millijoules) for one in made.entries} == {(None, None)}
 
@@ -55,10 +62,10 @@ def test_an_end_that_a_clock_puts_far_from_its_tick_is_told_as_of_the_tick(
         ({"reserved_busy_ns": 125}, 0),
         ({"reserved_busy_ns": 125_000_001}, 125_000_001),
         ({"reserved_busy_ns": 0}, 0),
-        # Nothing is given back: ticks said more than the account.
+        # Nothing is given back: ticks said more than the category.
         ({"sampled_busy_ns": 750_000_000}, 0),
         ({"sampled_busy_ns": 2 * SECOND_NS}, 0),
-        # Half a percent of its life is the rounding of the account.
+        # Half a percent of its life is the rounding of the category.
         ({"lifetime_ns": 100 * SECOND_NS}, 0),
         ({"lifetime_ns": 100 * SECOND_NS - 1}, HALF_NS),
     ],
@@ -71,7 +78,7 @@ def test_what_is_settled(changes: dict[str, object], unbooked: int) -> None:
 @pytest.mark.parametrize("container", [None, 0])
 def test_a_process_outside_every_container_is_the_hosts(container: int | None) -> None:
     (made,) = settled(process_end(container=container), containers=[ContainerRef()])
-    assert (made.entries[0].account, made.entries[0].container) == (Account.HOST, None)
+    assert (made.entries[0].category, made.entries[0].container) == (Category.HOST, None)
 
 
 @pytest.mark.parametrize(
@@ -80,12 +87,12 @@ def test_a_process_outside_every_container_is_the_hosts(container: int | None) -
 def test_a_process_of_a_job_is_settled_on_the_job(ref: ContainerRef) -> None:
     (made,) = settled(process_end(container=0), containers=[ref])
     owed = made.entries[0]
-    assert (owed.account, owed.container, owed.job_id) == (Account.JOB, None, "7")
+    assert (owed.category, owed.container, owed.job_id) == (Category.JOB, None, "7")
 
 
 def test_a_process_of_a_pod_in_a_job_is_settled_on_the_pod() -> None:
     (made,) = settled(process_end(container=0), containers=[ContainerRef(pod_uid="u", job_id="7")])
-    assert (made.entries[0].account, made.entries[0].job_id) == (Account.POD, None)
+    assert (made.entries[0].category, made.entries[0].job_id) == (Category.POD, None)
 
 
 def test_a_tick_in_which_nothing_is_settled_has_no_settlements() -> None:

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from gpuledger.records import (
-    Account,
+    Category,
     ContainerRequest,
     DeviceAllocation,
-    EventHolder,
+    EventAllocation,
     GpuEvent,
     PodContainer,
     PodDescription,
@@ -16,7 +16,7 @@ from gpuledger.records import (
 from tests.unit.enricher.join.builders import T_NS, Given, value_of
 from tests.unit.enricher.join.ticks import SECOND_NS, UIDS, pod
 
-REFUSED = "gpuledger_join_names_refused_total"
+REFUSED = "gpuledger_join_names_rejected_total"
 
 
 @pytest.fixture
@@ -43,13 +43,13 @@ def held_by(*names: str) -> list[DeviceAllocation]:
 
 def idle_of(event: GpuEvent) -> list[tuple[int | None, int | None]]:
     """Return whose idle is, and how much."""
-    entries = [entry for entry in event.gpus[0].entries if entry.account is Account.IDLE]
-    return [(one.holder, one.busy_ns) for one in entries]
+    entries = [entry for entry in event.gpus[0].entries if entry.category is Category.IDLE]
+    return [(one.allocation, one.busy_ns) for one in entries]
 
 
 def holders_of(event: GpuEvent) -> list[PodDescription]:
     """Return the pod of each holder."""
-    return [event.pods[each.pod] for each in event.holders]
+    return [event.pods[each.pod] for each in event.allocations]
 
 
 def test_who_has_admin_access_is_no_holder_and_takes_nothing_from_those_that_are(
@@ -62,9 +62,9 @@ def test_who_has_admin_access_is_no_holder_and_takes_nothing_from_those_that_are
     )
     event = given.take(allocations=[admin, *held])
     assert [each.name for each in holders_of(event)] == ["train-1"]
-    assert [(one.holder, one.held_ns) for one in event.gpus[0].entries if one.held_ns] == [
-        (0, event.interval_ns)
-    ]
+    assert [
+        (one.allocation, one.allocated_ns) for one in event.gpus[0].entries if one.allocated_ns
+    ] == [(0, event.interval_ns)]
 
 
 def test_a_node_puts_idle_on_no_pod_of_another_node(given: Given) -> None:
@@ -94,7 +94,7 @@ def test_a_holder_is_known_from_the_tick_after_its_record(given: Given) -> None:
     take()
     given.read_pod(pod())
     take()
-    assert given.take().holders == []
+    assert given.take().allocations == []
     take()
     given.read_tombstone(UIDS[0])
     take()
@@ -149,7 +149,7 @@ def test_a_pod_that_uses_what_it_holds_stands_in_the_event_once(given: Given) ->
     given.read_pod(pod())
     event = given.take(allocations=held_by("train-0"))
     assert [each.uid for each in event.pods].count(UIDS[0]) == 1
-    assert event.holders[0].pod == event.containers[0].pod
+    assert event.allocations[0].pod == event.containers[0].pod
 
 
 def test_a_container_that_holds_by_several_resources_and_claims_is_one_holder(
@@ -163,13 +163,13 @@ def test_a_container_that_holds_by_several_resources_and_claims_is_one_holder(
         {"claim": "research/one", "device_id": "GPU-b"},
     ]
     held = [msgspec.structs.replace(first, **change) for change in changes]
-    expected = EventHolder(
+    expected = EventAllocation(
         pod=0,
         container="main",
         resources=["aliyun.com/gpu-core", "aliyun.com/gpu-mem", "nvidia.com/gpu"],
         claims=["research/one", "research/two"],
     )
-    assert given.take(allocations=held, containers=[]).holders == [expected]
+    assert given.take(allocations=held, containers=[]).allocations == [expected]
 
 
 def test_what_its_containers_ask_for_is_told_of_those_on_the_event_alone(given: Given) -> None:

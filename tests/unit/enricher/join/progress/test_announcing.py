@@ -11,7 +11,7 @@ from gpuledger.completeness import RENEWED_AFTER_SECONDS, Completeness
 from gpuledger.records import NodeProgress, NodeSample, Watermark
 from gpuledger_enricher.join.progress.announcing import Announcer
 from gpuledger_enricher.join.progress.passage import (
-    SILENT_NS,
+    UNRESPONSIVE_NS,
     NodeWatermark,
     Reached,
     find_reached,
@@ -170,7 +170,7 @@ def test_while_all_nodes_tick_it_follows_the_hindmost_and_nothing_is_late(
     assert len(partition.watermarks) <= 1 + sum(steps) / RENEWED_AFTER_SECONDS
 
 
-def test_a_node_that_is_silent_for_two_minutes_is_named_and_not_waited_for() -> None:
+def test_a_node_that_is_unresponsive_for_two_minutes_is_named_and_not_waited_for() -> None:
     partition = Partition()
     partition.tick("node-b", behind_seconds=0)
     for _ in range(130):
@@ -179,14 +179,14 @@ def test_a_node_that_is_silent_for_two_minutes_is_named_and_not_waited_for() -> 
         partition.poll(9)
         partition.deliver()
     first, last = partition.watermarks[0], partition.watermarks[-1]
-    assert (first.node_count, first.silent) == (2, None)
-    assert last.silent_count == 1
-    assert last.silent is not None
-    assert [(each.node, each.since_time_ns) for each in last.silent] == [("node-b", BEGIN_NS)]
-    assert last.complete_until_ns > BEGIN_NS + SILENT_NS
+    assert (first.node_count, first.unresponsive) == (2, None)
+    assert last.unresponsive_count == 1
+    assert last.unresponsive is not None
+    assert [(each.node, each.since_time_ns) for each in last.unresponsive] == [("node-b", BEGIN_NS)]
+    assert last.complete_until_ns > BEGIN_NS + UNRESPONSIVE_NS
 
 
-def test_what_lies_there_for_hours_makes_nobody_silent_while_it_is_read() -> None:
+def test_what_lies_there_for_hours_makes_nobody_unresponsive_while_it_is_read() -> None:
     """A worker that begins after a night: one node's ticks are read before another's."""
     partition = Partition()
     for node in NODES:
@@ -203,7 +203,7 @@ def test_what_lies_there_for_hours_makes_nobody_silent_while_it_is_read() -> Non
         partition.poll(1)
         partition.now += 1
         partition.deliver()
-    assert all(watermark.silent is None for watermark in partition.watermarks)
+    assert all(watermark.unresponsive is None for watermark in partition.watermarks)
     assert not any(late for _, late in partition.events)
 
 
@@ -211,7 +211,7 @@ def test_a_partition_of_which_nobody_is_heard_is_complete_but_for_two_minutes_at
     now_ns = BEGIN_NS
     reached = find_reached({}, now_ns=now_ns, is_at_end=True)
     assert reached is not None
-    assert (reached.until_ns, reached.node_count) == (now_ns - SILENT_NS, 0)
+    assert (reached.until_ns, reached.node_count) == (now_ns - UNRESPONSIVE_NS, 0)
     assert find_reached({}, now_ns=now_ns, is_at_end=False) is None
 
 
@@ -222,7 +222,7 @@ def ticked(ago_seconds: int, *, heard_ago_seconds: int = 0) -> NodeWatermark:
 
 
 @pytest.mark.parametrize(
-    ("case", "others", "until_ago", "silent"),
+    ("case", "others", "until_ago", "unresponsive"),
     [
         ("ticks of ten minutes ago are read", {}, 600, []),
         ("a clock runs an hour ahead", {"c": ticked(600 - 3_600)}, 600, []),
@@ -232,17 +232,19 @@ def ticked(ago_seconds: int, *, heard_ago_seconds: int = 0) -> NodeWatermark:
         ("one was heard a minute ago", {"c": ticked(660, heard_ago_seconds=60)}, 660, []),
     ],
 )
-def test_nobody_is_silent_whose_ticks_are_still_to_be_read(
-    case: str, others: dict[str, NodeWatermark], until_ago: int, silent: list[str]
+def test_nobody_is_unresponsive_whose_ticks_are_still_to_be_read(
+    case: str, others: dict[str, NodeWatermark], until_ago: int, unresponsive: list[str]
 ) -> None:
     nodes = {"a": ticked(600), "b": ticked(598)} | others
     reached = find_reached(nodes, now_ns=BEGIN_NS, is_at_end=False)
     assert reached is not None
     assert (BEGIN_NS - reached.until_ns) // SECOND_NS == until_ago, case
-    assert [name for name, _ in reached.silent] == silent, case
+    assert [name for name, _ in reached.unresponsive] == unresponsive, case
 
 
-def test_nobody_is_silent_of_whom_nothing_was_heard_since_a_partition_was_taken_over() -> None:
+def test_nobody_is_unresponsive_of_whom_nothing_was_heard_since_a_partition_was_taken_over() -> (
+    None
+):
     """By the progress that is read back all were heard when the former worker ended."""
     heard = {"heard_ago_seconds": 3_600}
     nodes = {"a": ticked(3_600, **heard), "b": ticked(3_599, **heard), "c": ticked(3_598)}
@@ -250,7 +252,7 @@ def test_nobody_is_silent_of_whom_nothing_was_heard_since_a_partition_was_taken_
     reached = find_reached(nodes, is_at_end=False, **how)
     assert reached is not None
     assert (BEGIN_NS - reached.until_ns) // SECOND_NS == 3_600
-    assert reached.silent == []
+    assert reached.unresponsive == []
 
 
 def complete(nodes: NodeWatermarks, now_ns: int, *, is_at_end: bool = True) -> Reached:
@@ -281,22 +283,22 @@ def test_what_was_said_by_a_clock_that_ran_ahead_is_not_said_again() -> None:
 
 
 def test_who_comes_back_behind_what_was_said_is_named_as_long_as_he_is_behind() -> None:
-    """His ticks are left out by it as they were while he was silent."""
+    """His ticks are left out by it as they were while he was unresponsive."""
     now_ns = BEGIN_NS
     known = heard("a", "b", at_ns=now_ns)
     hear(known, "c", at_ns=now_ns - 150 * SECOND_NS)
     complete(known, now_ns - 200 * SECOND_NS)
     found = complete(known, now_ns)
-    assert (found.until_ns, [name for name, _ in found.silent]) == (now_ns, ["default/c"])
+    assert (found.until_ns, [name for name, _ in found.unresponsive]) == (now_ns, ["default/c"])
     hear(known, "c", at_ns=now_ns, behind_seconds=100)
     found = complete(known, now_ns)
     assert found.until_ns == now_ns
-    assert [name for name, _ in found.silent] == ["default/c"]
+    assert [name for name, _ in found.unresponsive] == ["default/c"]
     hear(known, "c", at_ns=now_ns + SECOND_NS)
-    assert complete(known, now_ns + SECOND_NS).silent == []
+    assert complete(known, now_ns + SECOND_NS).unresponsive == []
 
 
-def test_nobody_was_silent_while_we_had_no_brokers() -> None:
+def test_nobody_was_unresponsive_while_we_had_no_brokers() -> None:
     """What nodes keep on their disks meanwhile is still to come."""
     now_ns = BEGIN_NS
     known = heard("a", "b", at_ns=now_ns)
@@ -305,7 +307,7 @@ def test_nobody_was_silent_while_we_had_no_brokers() -> None:
     known.listen_anew(later_ns)
     for seconds in (0, 60, 119):
         found = complete(known, later_ns + seconds * SECOND_NS)
-        assert (found.until_ns, found.silent) == (now_ns, [])
+        assert (found.until_ns, found.unresponsive) == (now_ns, [])
     found = complete(known, later_ns + 121 * SECOND_NS)
     assert found.until_ns > now_ns
-    assert len(found.silent) == 2
+    assert len(found.unresponsive) == 2

@@ -106,7 +106,8 @@ def test_the_late_tick_of_an_earlier_boot_holds_nothing(given: Given) -> None:
 
 
 def test_a_cluster_that_is_gone_is_as_far_as_the_others_of_its_partition(given: Given) -> None:
-    """Though something is left to be read: its nodes are named as silent, and not waited for."""
+    """Though something is left to be read: its nodes are named as unresponsive, and not waited
+    for."""
     given.take(cluster="gone", time_ns=NODES_NS)
 
     def found(cluster: str) -> Reached:
@@ -117,5 +118,5 @@ def test_a_cluster_that_is_gone_is_as_far_as_the_others_of_its_partition(given: 
         given.wait(1)
         given.take(boot_id="own", seq=1000 + second, time_ns=NODES_NS + second * SECOND_NS)
     assert found("gone").until_ns == NODES_NS + 120 * SECOND_NS
-    assert found("gone").silent == [("gone/node-a", NODES_NS)]
-    assert found("default").silent == []
+    assert found("gone").unresponsive == [("gone/node-a", NODES_NS)]
+    assert found("default").unresponsive == []

@@ -39,7 +39,7 @@ class Passage:
     """What comes before the node's next tick."""
 
     after_ms: int
-    """How long the node was silent."""
+    """How long the node was unresponsive."""
     forged: list[Forged]
     at_ratio: float
     """When in that time the forged ticks came."""

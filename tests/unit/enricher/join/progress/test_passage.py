@@ -226,7 +226,7 @@ def test_some_clocks_ahead_make_nobody_late_in_a_backlog() -> None:
 
 
 def test_a_node_that_is_gone_holds_nothing_back() -> None:
-    """Of many that are silent for more than an hour none counts."""
+    """Of many that are unresponsive for more than an hour none counts."""
     assert partition_watermark([T_NS - 2 * HOUR_NS] * 99 + [T_NS], now_ns=T_NS) == T_NS
 
 
@@ -250,7 +250,7 @@ def test_a_node_not_heard_of_for_a_day_is_forgotten_for_good(given: Given) -> No
 
 
 def test_a_node_whose_clock_is_years_behind_keeps_its_watermark(given: Given) -> None:
-    """How long a node was silent is told by the worker's clock."""
+    """How long a node was unresponsive is told by the worker's clock."""
     for number in range(1, 4):
         given.take(node="old", seq=1000 * number, time_ns=SECOND_NS)
     assert given.stage.take_samples([record(sample(node="old", seq=3000), offset=99)]) == []
@@ -259,11 +259,11 @@ def test_a_node_whose_clock_is_years_behind_keeps_its_watermark(given: Given) ->
 def test_a_tick_from_the_future_shows_a_clock_that_is_ahead(given: Given) -> None:
     """The least age is below zero by at least that; it is forgotten after ten minutes."""
     given.take(seq=1000, time_ns=T_NS + 5 * SECOND_NS)
-    assert value_of("gpuledger_join_min_tick_age_seconds") == -5.0
+    assert value_of("gpuledger_join_min_sample_age_seconds") == -5.0
     for minutes in (6, 12):
         given.now_ns = T_NS + minutes * 60 * SECOND_NS
         given.take(seq=minutes * 60_000, time_ns=given.now_ns - SECOND_NS)
-    assert value_of("gpuledger_join_min_tick_age_seconds") == 1.0
+    assert value_of("gpuledger_join_min_sample_age_seconds") == 1.0
 
 
 STARTED = [(0, None, 0.0), (-4, None, 4.0), (-4, "a" * 32, 0.0)]

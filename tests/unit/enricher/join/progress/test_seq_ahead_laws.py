@@ -13,7 +13,7 @@ SECOND: Final = 1000
 HOUR: Final = 3600 * SECOND
 DAY: Final = 24 * HOUR
 T_MS: Final = T_NS // 10**6
-MAX_SILENT_MS: Final = 3 * DAY
+MAX_UNRESPONSIVE_MS: Final = 3 * DAY
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,6 @@ def test_forged_ticks_silence_a_node_for_three_days_at_most(
     assert offer(given, seq=uptime_ms, stamped_ms=T_MS, read_ms=T_MS) == 1
     for seq, stamped_ms in forged:
         offer(given, seq=seq, stamped_ms=T_MS + stamped_ms, read_ms=T_MS)
-    after_ms = MAX_SILENT_MS + SECOND
+    after_ms = MAX_UNRESPONSIVE_MS + SECOND
     then_ms = T_MS + after_ms
     assert offer(given, seq=uptime_ms + after_ms, stamped_ms=then_ms, read_ms=then_ms) == 1

@@ -6,11 +6,11 @@ import pytest
 
 from gpuledger.codec import encode
 from gpuledger.records import (
-    Account,
+    Category,
     ContainerRequest,
     Entry,
+    EventAllocation,
     EventContainer,
-    EventHolder,
     GpuBooks,
     GpuEvent,
     PodDescription,
@@ -32,7 +32,7 @@ def event(
     *, busy_ns: int = 500, of: Sequence[Said] = (), held_by: Sequence[Said] = (), **more: object
 ) -> bytes:
     """Return an encoded event of one entry, on whose containers and holders this is said."""
-    entry = Entry(account=Account.POD, busy_ns=busy_ns)
+    entry = Entry(category=Category.POD, busy_ns=busy_ns)
     pods: list[PodDescription] = []
 
     def place(pod: PodDescription) -> int:
@@ -54,8 +54,8 @@ def event(
             )
             for container_id, (pod, name) in zip(CONTAINER_IDS, of, strict=False)
         ],
-        "holders": [
-            EventHolder(pod=place(pod), container=name or "main", resources=["nvidia.com/gpu"])
+        "allocations": [
+            EventAllocation(pod=place(pod), container=name or "main", resources=["nvidia.com/gpu"])
             for pod, name in held_by
             if pod is not None
         ],
@@ -173,10 +173,10 @@ def test_both_values_of_what_differs_are_told() -> None:
 
 
 def test_what_is_settled_is_a_part_of_the_books() -> None:
-    then, now = (event(settlements=settle_ends(tick)) for tick in (ENDED, ENDED_LATER))
+    then, now = (event(late_adjustments=settle_ends(tick)) for tick in (ENDED, ENDED_LATER))
     agreement, changes, _ = compare_events(then, now)
     assert agreement is Agreement.DIFFERENT
-    assert [one.field for one in changes] == ["settlements[0].until_seq"]
+    assert [one.field for one in changes] == ["late_adjustments[0].until_seq"]
     assert compare_events(then, event()).agreement is Agreement.DIFFERENT
 
 
