@@ -49,7 +49,7 @@ PROCESSES_UNREADABLE: Final = Counter(
     " pid namespace.",
 )
 ACCOUNTS_LATE: Final = Counter(
-    "gpuledger_agent_accounts_late",
+    "gpuledger_agent_accounting_late",
     "The driver's accounts of processes that came after the process's end was published without.",
 )
 EXITS_UNREPORTED: Final = Counter(

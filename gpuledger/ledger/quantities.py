@@ -152,13 +152,13 @@ ALLOCATED_NS: Final = Quantity(
     total=lambda _, interval_ns: interval_ns,
     is_of_holders=True,
     units_per_base=10**9,
-    average="held_ratio",
+    average="ratio",
     pod_help="",
-    account_help="Share of the GPU that the holder, or nobody, holds, whatever is used of it; on"
-    " idle alone.",
-    total_name="held_seconds_total",
-    total_help="Time for which the pod's container, or the job, held the GPU, whatever it used of"
-    " it, or on idle nobody: of a half of the GPU half of the time.",
+    account_help="Share of the GPU that is allocated to the pod, or idle, whatever is used of it;"
+    " on idle only.",
+    total_name="allocated_seconds_total",
+    total_help="Time for which the GPU was allocated to the container or the job, whatever it used"
+    " of it; on idle, to nobody. Half of a GPU counts half of the time.",
 )
 QUANTITIES: Final = (
     BUSY_NS,

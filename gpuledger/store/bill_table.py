@@ -45,7 +45,7 @@ BILL_LINES: Final = TableSchema(
         *_columns(_SECONDS, "allocated_gpu_seconds", "used_gpu_seconds", "billed_gpu_seconds"),
         *_columns(_BYTE_SECONDS, "memory_byte_seconds"),
         *_columns(_ENERGY, "energy_kilowatt_hours"),
-        *_columns(_COST, "gpu_cost", "energy_cost", "shared_cost", "held_idle_cost", "cost"),
+        *_columns(_COST, "gpu_cost", "energy_cost", "shared_cost", "unused_cost", "cost"),
         # JSON: what the line is made of, by price; a correction has none.
         *_columns(_TEXT, "parts", nullable=True),
         *_columns(_TEXT, "currency", "policy_name", "policy_sha256", "table_versions"),

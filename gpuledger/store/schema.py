@@ -168,7 +168,7 @@ _SHORT_LIVED: Final[Mapping[str, str]] = {
     "delta.deletedFileRetentionDuration": "interval 1 days",
 }
 SEEN_TICKS: Final = TableSchema(
-    name="seen_ticks",
+    name="seen_samples",
     description="The sink's own: the last tick of each node, by how far its partition is stored.",
     columns=(
         StoreColumn(name="stream", kind=DataType.utf8()),

@@ -69,7 +69,7 @@ PROCESS_RECORDS_TOTAL: Final = Counter(
 )
 count_from_zero(PROCESS_RECORDS_TOTAL, change=ProcessChange)
 SETTLED_SECONDS_TOTAL: Final = Counter(
-    "gpuledger_join_settled_seconds",
+    "gpuledger_join_late_adjustment_seconds",
     "Time in which GPUs were busy and ticks saw nobody there, booked after its end on the process"
     " whose it was, by the driver's accounting.",
 )

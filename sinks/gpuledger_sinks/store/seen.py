@@ -6,8 +6,8 @@ sink, and it must be that of the very offset where reading goes on: of an earlie
 count twice; of a later one, ticks that were never stored would be passed over.
 
 So right before a commit moves a partition to an offset, a row with what was seen up to that offset
-is appended to the small table `seen_ticks`, under the stream and the offset. Whoever goes on behind
-an offset looks for the row of that offset. What it has follows from the partition's records up to
+is appended to the small table `seen_samples`, under the stream and the offset. A sink that goes on
+behind an offset looks for the row of that offset. What it has follows from the partition's records up to
 there and from nothing else, so that it does not matter who wrote it:
 
 - killed before the row: the tables are where they were, and so is what was seen of that offset;
@@ -39,7 +39,7 @@ NodeTicks = Mapping[str, Any]
 
 
 class SeenTable(StreamTable):
-    """The table `seen_ticks` of a store."""
+    """The table `seen_samples` of a store."""
 
     def __init__(self, *, store_uri: str, storage_options: Mapping[str, str] | None = None) -> None:
         super().__init__(SEEN_TICKS, store_uri=store_uri, storage_options=storage_options)

@@ -55,7 +55,7 @@ def test_a_pod_pays_for_its_fraction_of_a_gpu_that_another_pod_reserves(lines: L
     fraction = lines["fraction-0"]
     assert fraction["billed_gpu_seconds"] > 0
     assert fraction["billed_gpu_seconds"] >= fraction["used_gpu_seconds"]
-    assert float(reservation["held_idle_cost"]) == 0
+    assert float(reservation["unused_cost"]) == 0
 
 
 @pytest.mark.xfail(

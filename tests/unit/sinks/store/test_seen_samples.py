@@ -207,7 +207,7 @@ async def test_a_line_says_so_where_what_was_seen_is_gone(tmp_path: Path) -> Non
     await publish(on, tick(0))
     async with running(store(tmp_path, on)):
         await eventually(is_committed(on, 1))
-    await asyncio.to_thread(shutil.rmtree, tmp_path / "seen_ticks")
+    await asyncio.to_thread(shutil.rmtree, tmp_path / "seen_samples")
     await publish(on, tick(1))
     with capture_logs() as logged:
         async with running(store(tmp_path, on)):

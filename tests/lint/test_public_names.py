@@ -1,0 +1,126 @@
+"""Fields, columns, metrics, alerts, settings and special values use the glossary's terms."""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpuledger.settings import KafkaSettings
+from gpuledger.store import schema, usage_schema
+from gpuledger.store.bill_table import BILL_LINES
+from gpuledger.store.views import READABLE
+from gpuledger_agent.settings import AgentSettings
+from gpuledger_enricher.join.join_settings import JoinSettings
+from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
+from gpuledger_reports.pricing import tenants
+from gpuledger_reports.pricing.policy import IDLE_KINDS, OWN_COLUMNS
+from gpuledger_reports.settings import ReportsSettings
+from gpuledger_sinks.settings import SinkSettings
+from tests.lint.test_language import METRIC_PAGES, ROOT, RULES, words_of
+
+ROW = re.compile(r"^\| (?P<write>[^|]+) \| (?P<refused>[^|]+) \|$", re.MULTILINE)
+SETTINGS = (
+    AgentSettings,
+    JoinSettings,
+    KafkaSettings,
+    PodwatchSettings,
+    ReportsSettings,
+    SinkSettings,
+)
+# Names of others that have a refused word.
+OF_OTHERS = {"board_limit_ns_total": "NVML's violation of the board's power limit"}
+
+
+def table() -> list[re.Match[str]]:
+    """Return the rows of the table of public names, its head included."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("### Public names")[2]
+    return list(ROW.finditer(section.partition("\n#")[0]))
+
+
+def refused_words() -> list[str]:
+    return sorted(
+        word.strip() for row in table()[1:] for word in row["refused"].split(",") if word.strip()
+    )
+
+
+@cache
+def public_names() -> frozenset[str]:
+    """Return all names that users write in queries, files and programs."""
+    found = chain(
+        _of_schemas(),
+        _of_tables(),
+        _of_pages(),
+        chain.from_iterable(map(_of_settings, SETTINGS)),
+        (
+            value
+            for name, value in vars(tenants).items()
+            if name.isupper() and str(value)[:2] == "__"
+        ),
+        OWN_COLUMNS,
+        IDLE_KINDS,
+    )
+    return frozenset(found) - OF_OTHERS.keys()
+
+
+def _of_schemas() -> Iterator[str]:
+    for file in (ROOT / "docs/schemas").glob("*.json"):
+        yield from _properties(json.loads(file.read_text()))
+
+
+def _properties(part: Any) -> Iterator[str]:  # noqa: ANN401  # any JSON
+    if isinstance(part, dict):
+        yield from part.get("properties", {})
+        yield from (one.get("title", "") for one in part.get("prefixItems", ()))
+    for inner in (
+        part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    ):
+        yield from _properties(inner)
+
+
+def _of_tables() -> Iterator[str]:
+    for module in (schema, usage_schema):
+        for one in vars(module).values():
+            if isinstance(one, schema.TableSchema):
+                yield one.name
+                yield from (column.name for column in one.columns)
+    yield from (column.name for column in BILL_LINES.columns)
+    yield from READABLE
+
+
+def _of_pages() -> Iterator[str]:
+    yield from re.findall(r"^ *- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
+    for page in (*METRIC_PAGES, ROOT / "docs/remote-write.md"):
+        yield from re.findall(r"\bgpuledger_\w+", page.read_text())
+
+
+def _of_settings(settings: Any) -> Iterator[str]:  # noqa: ANN401  # any settings class
+    for field in msgspec.structs.fields(settings):
+        yield field.name
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from _of_settings(field.type)
+
+
+def test_public_names_of_every_kind_are_found() -> None:
+    assert {
+        "allocated_ns",  # a field of a record, and a column
+        "measured_busy_ns",  # a column alone
+        "gpuledger_agent_samples_total",
+        "gpuledger_gpu_allocated_seconds_total",
+        "GpuledgerSinkLagging",
+        "sampling_interval_seconds",
+        "directory",
+        "__unallocated__",
+        "unused_cost",
+    } <= public_names()
+    assert {"held", "tick"} <= {*refused_words()}
+
+
+@pytest.mark.parametrize("word", refused_words())
+def test_no_public_name_has_a_word_that_the_glossary_refuses(word: str) -> None:
+    forms = {f" {word} ", f" {word}s "}
+    assert not [name for name in public_names() if any(form in words_of(name) for form in forms)]
