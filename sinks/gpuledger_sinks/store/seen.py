@@ -7,8 +7,8 @@ count twice; of a later one, ticks that were never stored would be passed over.
 
 So right before a commit moves a partition to an offset, a row with what was seen up to that offset
 is appended to the small table `seen_samples`, under the stream and the offset. A sink that goes on
-behind an offset looks for the row of that offset. What it has follows from the partition's records up to
-there and from nothing else, so that it does not matter who wrote it:
+behind an offset looks for the row of that offset. What it has follows from the partition's records
+up to there and from nothing else, so that it does not matter who wrote it:
 
 - killed before the row: the tables are where they were, and so is what was seen of that offset;
 - killed between row and commit: the row is of an offset that no table has, and nobody asks for it;
