@@ -318,7 +318,7 @@ def taken_back(closed: ClosedLine) -> BillLine:
 def _standing_line(closed: ClosedLine, amounts: dict[str, Decimal]) -> BillLine:
     held, used, charged = (
         int(amounts[f"{name}_gpu_seconds"] * _MILLISECONDS) * _MILLISECOND_UNITS
-        for name in ("allocated", "used", "charged")
+        for name in ("allocated", "used", "billed")
     )
     return BillLine(
         id=closed.line,

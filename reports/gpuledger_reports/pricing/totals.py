@@ -289,7 +289,9 @@ def _taken(
         weights = {key: Fraction(1, counts[key.values[:shown]]) for key in takers}
     else:
         weights = {
-            key: Fraction(sum(getattr(cell, rule.share) for cell in cells))
+            key: Fraction(
+                sum(cell.held if rule.share == "allocated" else cell.used for cell in cells)
+            )
             for key, cells in takers.items()
         }
     sum_of_weights = sum(weights.values(), Fraction(0))

@@ -5,10 +5,9 @@ too. The parts of a board's hour sum to the time for which the inventory had the
 
 1. If ticks cover more than that (a clock was set, or slewed), held time is scaled down to it.
 2. Time in which a device did not answer is unresponsive. A holder has a claim on the rest by the
-tenant's
-   basis. A user that did not hold the device has a claim by used time; those claims are bounded by
-   the time that nobody held.
-3. Claims of more than the device are scaled down to it. The rest is idle: held idle, or
+   tenant's basis. A user that did not hold the device has a claim by used time; those claims are
+   bounded by the time that nobody held.
+3. Claims of more than the device are scaled down to it. The rest was held and is unused, or is
    idle.
 4. Time of the board that no device covers is `no_data`.
 
@@ -21,21 +20,21 @@ An example: five rows of an hour of a GPU, in minutes. Pod b pays by used time, 
 time. Pod c holds nothing.
 
 | category | holder | user | held | unresponsive | used |
-|---------|--------|------|------|--------|------|
-| idle    | a      |      | 30   | 0      | 0    |
-| idle    | b      |      | 20   | 5      | 0    |
-| idle    |        |      | 10   | 0      | 0    |
-| pod     |        | b    | 0    | 0      | 6    |
-| pod     |        | c    | 0    | 0      | 4    |
+|----------|--------|------|------|--------------|------|
+| idle     | a      |      | 30   | 0            | 0    |
+| idle     | b      |      | 20   | 5            | 0    |
+| idle     |        |      | 10   | 0            | 0    |
+| pod      |        | b    | 0    | 0            | 6    |
+| pod      |        | c    | 0    | 0            | 4    |
 
-| charged to  | minutes | because                                                |
-|-------------|---------|--------------------------------------------------------|
-| a           | 30      | it held them                                           |
-| b           | 6       | it used them                                           |
-| unused   | 9       | b held 15 in which the GPU answered, and paid for 6    |
-| unresponsive      | 5       | b held them, and the GPU did not answer                |
-| c           | 4       | it used them, of the 10 that nobody held               |
-| idle | 6       | they are left of those 10                              |
+| charged to   | minutes | because                                                |
+|--------------|---------|--------------------------------------------------------|
+| a            | 30      | it held them                                           |
+| b            | 6       | it used them                                           |
+| unused       | 9       | b held 15 in which the GPU answered, and paid for 6    |
+| unresponsive | 5       | b held them, and the GPU did not answer                |
+| c            | 4       | it used them, of the 10 that nobody held               |
+| idle         | 6       | they are left of those 10                              |
 """
 
 from typing import Final, NamedTuple
@@ -87,9 +86,9 @@ def rows_sql(relation: str, *, period: str, slices: str) -> str:
     hour = f"epoch_us({period})" + ("" if period == "hour" else f" // {HOUR_US} * {HOUR_US}")
     counted = (
         f"{slices}_slices AS compute_slices",
-        f"board_{slices}_slices AS gpu_compute_slices",
+        f"gpu_{slices}_slices AS gpu_compute_slices",
     )
-    as_slices = f"{slices}_slices AS slices, board_{slices}_slices AS board_slices"
+    as_slices = f"{slices}_slices AS slices, gpu_{slices}_slices AS board_slices"
     return (
         f"SELECT * REPLACE ({', '.join(counted)}), {as_slices}, {hour} AS hour_us FROM {relation}"  # noqa: S608  # quoted files
     )
@@ -348,7 +347,7 @@ FROM (
         FROM usage_rows WHERE is_holding
     ) AS each
     JOIN devices ON {same_device} JOIN parties ON {_SAME_PARTY}
-    WHERE basis <> 'held'
+    WHERE basis <> 'allocated'
 ) AS special
 WHERE device_hours.device = special.device AND device_hours.hour_us = special.hour_us
 """  # noqa: S608  # our own names
@@ -445,7 +444,7 @@ CREATE OR REPLACE TEMP TABLE complex_charges AS
 WITH parted AS (
     -- Party 0 is nobody.
     SELECT device, board_id, hour_us, covered, present, coalesce(party, 0) AS party,
-        any_value(coalesce(basis, 'held')) AS basis, any_value(coalesce(weight, 0)) AS weight,
+        any_value(coalesce(basis, 'allocated')) AS basis, any_value(coalesce(weight, 0)) AS weight,
         any_value(coalesce(weight_of, 1)) AS weight_of,
         {_bounded("sum(allocated_ns)")} * any_value(factor) AS held,
         {_bounded("sum(unresponsive_ns)")} * any_value(factor) AS unresponsive,
@@ -461,18 +460,19 @@ WITH parted AS (
     SELECT * REPLACE (sum(held) OVER (PARTITION BY {hour}) AS covered) FROM parted
 ), fitted AS (
     SELECT * REPLACE (
-        {scaled("allocated", "present", "covered", hour, "device, party")} AS held,
-        CASE WHEN covered > present THEN unresponsive * present // covered ELSE unresponsive END AS
-        unresponsive, CASE WHEN covered > present THEN used * present // covered ELSE used END AS
-        used
+        {scaled("held", "present", "covered", hour, "device, party")} AS held,
+        CASE WHEN covered > present THEN unresponsive * present // covered ELSE unresponsive END
+            AS unresponsive,
+        CASE WHEN covered > present THEN used * present // covered ELSE used END AS used
     ) FROM bounded
 ), usable AS (
-    SELECT *, least(unresponsive, held) AS unresponsive_part, held - least(unresponsive, held) AS
-    answering FROM fitted
+    SELECT *, least(unresponsive, held) AS unresponsive_part,
+        held - least(unresponsive, held) AS answering
+    FROM fitted
 ), requested AS (
     SELECT *,
         CASE WHEN party = 0 OR answering = 0 THEN 0 ELSE CASE basis
-            WHEN 'held' THEN answering WHEN 'used' THEN used
+            WHEN 'allocated' THEN answering WHEN 'used' THEN used
             WHEN 'greater' THEN greatest(answering, used)
             ELSE (weight * answering + (weight_of - weight) * used) // weight_of END END AS claim,
         CASE WHEN party <> 0 AND answering = 0 THEN used ELSE 0 END AS request,
@@ -525,8 +525,8 @@ def complex_idle_sql(detail: Detail) -> str:
     """Return the SQL of what complex hours leave: unresponsive, held and left over, and idle."""
     return f"""
 WITH by_hour AS (
-    SELECT device, hour_us, sum(unresponsive_part) AS unresponsive, sum(answering) - sum(charged) AS
-    left_over,
+    SELECT device, hour_us, sum(unresponsive_part) AS unresponsive,
+        sum(answering) - sum(charged) AS left_over,
         greatest(0, any_value(all_held) - sum(CASE WHEN is_holder THEN charged ELSE 0 END)) AS held
     FROM complex_charges GROUP BY device, hour_us
 )

@@ -188,7 +188,7 @@ def excess_sql(detail: Detail, *, same_device: str) -> str:
         rows_of_hours(f"{condition} AND {which}", same_device=same_device, of="usage_raw")
         for which in ("NOT is_shared", "is_shared")
     )
-    fitted = scaled("allocated", "present", "covered", "device, hour_us", _IN_ORDER)
+    fitted = scaled("held", "present", "covered", "device, hour_us", _IN_ORDER)
     # Users stand in other rows than holders: what nobody reads is not sorted along.
     users = ("pod_uid", "pod_state", "namespace", "pod", "job_id")
     row = f"* REPLACE ({', '.join(f'NULL::VARCHAR AS {name}' for name in users)})"

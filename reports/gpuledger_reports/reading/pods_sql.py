@@ -151,7 +151,7 @@ def with_names_sql(rows: str) -> str:
     named = ", ".join(
         f"CASE WHEN each.{prefix}namespace IS NULL THEN {of}.{column}"
         f" ELSE each.{prefix}{column} END AS {prefix}{column}"
-        for prefix, of in (("", "user_names"), ("holder_", "holder_names"))
+        for prefix, of in (("", "user_names"), ("allocated_", "holder_names"))
         for column in ("namespace", "pod")
     )
     joins = " ".join(
