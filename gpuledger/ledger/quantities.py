@@ -66,7 +66,7 @@ class Quantity:
     pod_help: str
     """What its series says of a container, as a sentence."""
     account_help: str
-    """What its series says of an category that is no pod's, as a sentence."""
+    """What its series says of a category that is no pod's, as a sentence."""
     total_name: str = ""
     """What its counter is called, where it is booked: the end of its series' name."""
     total_help: str = ""
@@ -134,7 +134,7 @@ BUSY_NS: Final = Quantity(
     name="busy_ns",
     unit="ns",
     meaning="Time in which its kernels ran; on `idle`: in which none ran; absent without a reading."
-    " Below zero on `unattributed` with method `accounting`: what an category had of it after all.",
+    " Below zero on `unattributed` with method `accounting`: what a category had of it after all.",
     total=lambda _, interval_ns: interval_ns,
     units_per_base=10**9,
     average="busy_ratio",

@@ -262,7 +262,7 @@ COLUMNS: Final = (
         type=ColumnType.CODE,
         source="entry.category",
         bounds=Category,
-        meaning="The kind of category.",
+        meaning="Whose it is: a pod's, a job's, the host's, nobody's or idle.",
     ),
     Column(
         name="pod_uid",

@@ -4,7 +4,7 @@ Here lives the one table of counters (`COUNTERS`), made from the quantities that
 walk over an event that says by how much each grows (`used_in`). A quantity that is held over the
 tick, as memory is, is counted as the amount times the interval.
 
-All is in whole numbers. A series is of a device, an category, and of a pod's container by its UID
+All is in whole numbers. A series is of a device, a category, and of a pod's container by its UID
 and name or of a job by its id: labels that never change while it lives. Of a container whose names
 are not known yet nothing is counted under other names: it is told by what its names are found by
 (`Unnamed`), and waits for them elsewhere.
@@ -42,7 +42,7 @@ from gpuledger.ledger.series import SeriesGroup, SeriesValues
 from gpuledger.records import Category, Entry, GpuEvent, PodState
 
 SETTLED: Final = "settled_busy_ns"
-"""What late_adjustments have taken from `unattributed`."""
+"""What late adjustments have taken from `unattributed`."""
 COUNTED: Final = (*(quantity.name for quantity in BOOKED), SETTLED)
 """The names of what is counted, in the order of `UsedAmounts`."""
 _SETTLED_INDEX: Final = COUNTED.index(SETTLED)

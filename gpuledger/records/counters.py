@@ -70,7 +70,7 @@ class CountedSeries(ArrayRecord, frozen=True, kw_only=True):
     gpu: Natural
     """Position of the device in the record's `gpus`."""
     category: Word
-    """The kind of category."""
+    """Whose it is: a pod's, a job's, the host's, nobody's or idle."""
     seen_time_ns: Natural
     """Time of the last tick that had anything of it."""
     amounts: Annotated[list[BigNatural | None], at_most(MAX_QUANTITIES)]

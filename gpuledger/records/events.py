@@ -88,7 +88,7 @@ class Entry(ArrayRecord, frozen=True, kw_only=True):
     """What one category used of one GPU in one tick, in whole numbers."""
 
     category: Category
-    """The kind of category."""
+    """Whose it is: a pod's, a job's, the host's, nobody's or idle."""
     container: Natural | None = None
     """On a pod's category: position in the event's `containers` of the one it ran in."""
     busy_ns: Integer | None = None
@@ -250,7 +250,7 @@ class Settlement(BaseRecord, frozen=True, kw_only=True):
     entries: Annotated[list[Entry], at_most(MAX_ENTRIES)]
     """What is booked on it, and as much less on `unattributed`: busy time that sums to zero."""
     busy_method: BusyMethod
-    """How it was found: `accounting`, by the driver's category of the process."""
+    """How it was found: `accounting`, by the driver's account of the process."""
 
 
 class GpuEvent(BaseRecord, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ from gpuledger.records.bounds import (
 
 
 class ProcessExit(BaseRecord, frozen=True, kw_only=True):
-    """A process that is done with a GPU, with the driver's category of it.
+    """A process that is done with a GPU, with the driver's account of it.
 
     The tick that carries it is the first one of the GPU that covers the end of the process there.
     """

@@ -99,7 +99,7 @@ _TYPES: Final[Mapping[ColumnType, Mapping[str, Any]]] = {
 """How Arrow and Parquet keep each type of a row's columns."""
 ENTRIES: Final = TableSchema(
     name="entries",
-    description="One row for each category entry of each GPU and tick.",
+    description="One row for each entry of each GPU and tick.",
     columns=[
         StoreColumn(name=column.name, nullable=column.optional, **_TYPES[column.type])
         for column in STORE_COLUMNS

@@ -1,6 +1,6 @@
 """Whether two events of the same tick agree: in their books to the byte, in who the pods are.
 
-The books are everything but the description (`pods`, what `containers` and `holders` say of
+The books are everything but the description (`pods`, what `containers` and `allocations` say of
 them, `namespaces` and `node_description`) and `late`. The description may have become more
 complete: a pod not known then may be known now, and what was absent may be there; nothing else may
 change. Whether a pod without a record is

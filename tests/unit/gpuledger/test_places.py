@@ -8,7 +8,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "events.md").read_text()
 ARRAYS = {
     "`entries[]`": Entry,
     "`containers[]`": EventContainer,
-    "`holders[]`": EventAllocation,
+    "`allocations[]`": EventAllocation,
     "`reading`": GpuReading,
 }
 
