@@ -101,7 +101,7 @@ async def test_a_broker_that_was_away_gets_every_tick_in_order(
 ) -> None:
     kafka = start_kafka()
     await create_topics(KafkaSettings(bootstrap_servers=kafka.bootstrap_servers))
-    agent = agent_of(kafka, tmp_path, TICK_SECONDS="0.25", READINGS_SECONDS="0.25")
+    agent = agent_of(kafka, tmp_path, SAMPLING_INTERVAL_SECONDS="0.25", READINGS_SECONDS="0.25")
     agent.start()
     agent.wait_until_ready()
     published = await until_published(agent, more_than=0)
@@ -128,7 +128,7 @@ async def test_without_a_broker_the_oldest_ticks_are_dropped_and_counted_and_the
 ) -> None:
     kafka = start_kafka()
     kafka.kill()
-    agent = agent_of(kafka, tmp_path, TICK_SECONDS="0.25", QUEUE_TICKS="4")
+    agent = agent_of(kafka, tmp_path, SAMPLING_INTERVAL_SECONDS="0.25", QUEUE_SAMPLES="4")
     agent.start()
     end_seconds = time.monotonic() + 30
     while time.monotonic() < end_seconds:

@@ -38,7 +38,7 @@ def spooling_agent_of(
         kafka,
         folder,
         scenario=scenario,
-        TICK_SECONDS=str(TICK_SECONDS),
+        SAMPLING_INTERVAL_SECONDS=str(TICK_SECONDS),
         SIMULATOR__EPOCH_NS=str(time.time_ns()),
         SPOOL__DIRECTORY=str(folder / "spool"),
         SPOOL__SPILL_AFTER_SECONDS=str(AFTER_SECONDS),

@@ -93,8 +93,8 @@ def test_a_variable_wins_over_the_file_and_an_option_over_both(tmp_path: Path) -
     file, text = tmp_path / "s.yaml", "sampling_interval_seconds: 2\nkind: two\nticks: 7\n"
 
     assert load_file(file, text).sampling_interval_seconds == 2.0
-    assert load_file(file, text, TICK_SECONDS="3").sampling_interval_seconds == 3.0
-    both = load_file(file, text, "--tick", "4", "one", TICK_SECONDS="3")
+    assert load_file(file, text, SAMPLING_INTERVAL_SECONDS="3").sampling_interval_seconds == 3.0
+    both = load_file(file, text, "--tick", "4", "one", SAMPLING_INTERVAL_SECONDS="3")
     assert (both.sampling_interval_seconds, both.kind, both.ticks) == (4.0, "one", 7)
 
 
@@ -149,7 +149,7 @@ MISTAKES_IN_VARIABLES = [
     ({"XYZ": "x"}, "variable GPULEDGER_XYZ: `gpuledger config explain` lists all"),
     ({"CLUSTER": "x"}, "CLUSTER: only `gpuledger agent` and `gpuledger podwatch` have"),
     (
-        {"TICK_SECONDS": "soon"},
+        {"SAMPLING_INTERVAL_SECONDS": "soon"},
         "GPULEDGER_SAMPLING_INTERVAL_SECONDS: expected a number, got 'soon'",
     ),
     ({"TICKS": "1.5"}, "GPULEDGER_TICKS: expected a whole number, got '1.5'"),
