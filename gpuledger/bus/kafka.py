@@ -176,11 +176,11 @@ class KafkaReader:
             # Not by records: a span may end in markers of transactions, which are none.
             if position > before:
                 heard_at = now_seconds()
-            unresponsive_seconds = now_seconds() - heard_at
-            if unresponsive_seconds > self._connection.settings.request_timeout_seconds:
+            silent_seconds = now_seconds() - heard_at
+            if silent_seconds > self._connection.settings.request_timeout_seconds:
                 raise BusUnavailableError(
                     f"reading {partition.topic}-{partition.partition}: {self._connection.servers}"
-                    f" gave nothing for {unresponsive_seconds:.0f} s at offset {position}, before"
+                    f" gave nothing for {silent_seconds:.0f} s at offset {position}, before"
                     f" {span.end}"
                 )
 

@@ -131,7 +131,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     request_timeout_seconds: Seconds = 30.0
     """How long to wait for a broker's answer."""
     session_timeout_seconds: Seconds = 30.0
-    """How long a member may be unresponsive before its partitions go to others."""
+    """How long a member may be silent before its partitions go to others."""
     max_poll_interval_seconds: Seconds = 300.0
     """How long a member may take between two polls before its partitions go to others."""
 

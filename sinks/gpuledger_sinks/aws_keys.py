@@ -146,7 +146,7 @@ def role_of(
         raise SettingsError(
             f"{group}.region: there is nothing to sign with: give access_key_id and"
             " secret_access_key_file, or role_arn and web_identity_token_file, as the variables"
-            f" {ROLE_VARIABLE} and {TOKEN_FILE_VARIABLE} have them in a pod whose service category"
+            f" {ROLE_VARIABLE} and {TOKEN_FILE_VARIABLE} have them in a pod whose service account"
             " has a role (EKS)"
         )
     return role_arn, Path(file)

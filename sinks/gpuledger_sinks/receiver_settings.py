@@ -45,7 +45,7 @@ class Sigv4Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What temporary keys have besides; whoever renews them writes all of them anew."""
     role_arn: str = ""
     """Role to sign as, which the token of a file is exchanged for; empty means the one of the
-    variable `AWS_ROLE_ARN`, which EKS gives a pod whose service category has a role."""
+    variable `AWS_ROLE_ARN`, which EKS gives a pod whose service account has a role."""
     web_identity_token_file: str = ""
     """File of that token, which the kubelet renews; empty means the one of the variable
     `AWS_WEB_IDENTITY_TOKEN_FILE`."""

@@ -30,7 +30,7 @@ _REQUEST_SECONDS: Final = 15.0
 
 
 class RealParts:
-    """A broker with the topics, and an API server with podwatch's category."""
+    """A broker with the topics, and an API server with podwatch's account."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -59,7 +59,7 @@ class RealParts:
         await create_topics(self.settings)
 
     def podwatch_kubeconfig(self) -> Path:
-        """Return podwatch an category with the rights of the manifests and nothing else."""
+        """Return podwatch an account with the rights of the manifests and nothing else."""
         self.kube_api.create_namespace(NAMESPACE)
         for manifest in render().of_kind(*RBAC):
             self.kube_api.apply(manifest)

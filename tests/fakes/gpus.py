@@ -70,7 +70,7 @@ class PlayedGpu:
         return FastPoll(uuid=self.uuid, at=at)
 
 
-class UnresponsiveDriver:
+class SilentDriver:
     """A driver that says nothing of itself."""
 
     is_open = False
@@ -97,7 +97,7 @@ class PlayedSource:
     """Opens the GPUs that are there, unless the test gives it an error."""
 
     def __init__(self, *gpus: PlayedGpu) -> None:
-        self.driver_events: DriverEvents = UnresponsiveDriver()
+        self.driver_events: DriverEvents = SilentDriver()
         self.unfound: Mapping[int, str] = {}
         self.origin = ""
         self.is_open = False

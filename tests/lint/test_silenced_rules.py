@@ -44,13 +44,13 @@ def test_a_reason_follows_the_rule_that_it_silences(line: str, *, accepted: bool
 
 
 def test_every_line_that_silences_a_rule_says_why() -> None:
-    unresponsive = {
+    silent = {
         str(path.relative_to(ROOT)): lines
         for path in python_files()
         if path != Path(__file__) and (lines := without_reason(path.read_text()))
     }
 
-    assert unresponsive == {}
+    assert silent == {}
 
 
 def test_every_rule_ignored_for_the_project_says_why() -> None:

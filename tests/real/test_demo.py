@@ -197,7 +197,7 @@ def test_two_runs_at_once_do_not_see_one_another(
     ("number", "code"),
     [pytest.param(signal.SIGINT, 130, marks=pytest.mark.extended), (None, 2)],
 )
-def test_a_start_that_waits_for_unresponsive_brokers_ends_soon(
+def test_a_start_that_waits_for_silent_brokers_ends_soon(
     start_kafka: Callable[[], Kafka], number: signal.Signals | None, code: int
 ) -> None:
     """At once by Ctrl-C, else after ten seconds: without either it took 36."""
@@ -217,7 +217,7 @@ def test_a_start_that_waits_for_unresponsive_brokers_ends_soon(
 
 
 @pytest.mark.extended
-def test_brokers_that_fall_unresponsive_while_the_groups_form_are_said_soon_too(
+def test_brokers_that_fall_silent_while_the_groups_form_are_said_soon_too(
     start_kafka: Callable[[], Kafka],
 ) -> None:
     """The stages themselves would wait for them without an end."""

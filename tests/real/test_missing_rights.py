@@ -199,7 +199,7 @@ def shown(deployable: Deployable) -> str:
 @pytest.mark.parametrize(
     "case",
     [
-        # One of each category; all others in the extended run.
+        # One of each account; all others in the extended run.
         case if case is FIRST_OF[case.who] else pytest.param(case, marks=pytest.mark.extended)
         for case in CASES
     ],

@@ -88,8 +88,7 @@ async def test_a_server_that_lost_its_history_tells_of_the_deletions_by_a_new_li
 async def test_a_server_on_which_no_pod_changes_is_no_failure_and_the_next_pod_is_seen(
     kube_api: KubeApiClient,
 ) -> None:
-    """Its bookmarks come after one minute, or two: the watch is unresponsive for longer than
-    waited."""
+    """Its bookmarks come after one minute, or two: the watch is silent for longer than waited."""
     cluster = await RealCluster.prepared(kube_api)
     async with following(cluster, idle_timeout_seconds=0.5) as found:
         await found.until(lambda: found.steps.count(Phase.WATCHING) == 4)

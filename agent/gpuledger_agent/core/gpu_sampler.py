@@ -5,15 +5,14 @@
                           ▲   ▲                                      │  │
         the next answer   │   └── no newer sample for 5 s: the ──────┘  │
                           │       driver's clock was set back           │
-                          └──── UNRESPONSIVE ◀── no answer, a failed tick ────┘
+                          └─ UNRESPONSIVE ◀── no answer, a failed tick ─┘
                                            (from UNTIMED as well)
 
-| state   | known                                    | in the tick                               |
-|---------|------------------------------------------|-------------------------------------------|
-| UNTIMED | counters, energy, processes              | values of the driver's latest window      |
-| TIMED   | the same, and the driver's clock         | means since the end of the previous tick  |
-| UNRESPONSIVE  | counters, energy, window length          | a row without measurements
-  |
+| state        | known                            | in the tick                              |
+|--------------|----------------------------------|------------------------------------------|
+| UNTIMED      | counters, energy, processes      | values of the driver's latest window     |
+| TIMED        | the same, and the driver's clock | means since the end of the previous tick |
+| UNRESPONSIVE | counters, energy, window length  | a row without measurements               |
 
 In TIMED `last.clock` is set; in UNTIMED it is not. `forget` starts UNRESPONSIVE. Between two ticks,
 fast polls read samples that the driver would discard before the next tick (`take`). They are kept

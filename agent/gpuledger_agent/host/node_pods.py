@@ -258,8 +258,8 @@ class PodEnds:
 
         What is known of the others is forgotten.
         """
-        unresponsive = {pod for pod in pods if not self._is_alive(pod)}
-        if not unresponsive:
+        silent = {pod for pod in pods if not self._is_alive(pod)}
+        if not silent:
             return set()
         # Not known yet, or over: then another pod may have come under its name.
         self._folders.look()
@@ -268,7 +268,7 @@ class PodEnds:
         for pod, uids in self._uids.items():
             for uid in self._folders.uids_of(pod):
                 uids.setdefault(uid, False)
-        return {pod for pod in unresponsive if not self._is_alive(pod) and self._is_over(pod)}
+        return {pod for pod in silent if not self._is_alive(pod) and self._is_over(pod)}
 
     def _is_over(self, pod: PodName) -> bool:
         """Return whether one that has no cgroup had one: its folder says so where cgroups show."""

@@ -75,9 +75,9 @@ class RunTopics:
 async def hold_all(bus: Bus, stages: Stages, views: Sequence[RunBus]) -> None:
     """Wait until each group has its partitions.
 
-    Raises `BusError` where the brokers fall unresponsive; and what a stage has raised.
+    Raises `BusError` where the brokers fall silent; and what a stage has raised.
     """
-    querying = asyncio.create_task(_query_until_unresponsive(bus))
+    querying = asyncio.create_task(_query_until_silent(bus))
     try:
         async with asyncio.timeout(_JOINING_SECONDS):
             while not all(view.holds_all() for view in views):
@@ -95,7 +95,7 @@ async def hold_all(bus: Bus, stages: Stages, views: Sequence[RunBus]) -> None:
         await end_tasks(querying)
 
 
-async def _query_until_unresponsive(bus: Bus) -> None:
+async def _query_until_silent(bus: Bus) -> None:
     """Raise `BusError` once the brokers do not answer: stages wait for them, without an end."""
     while True:
         await bus.partitions(bus.topics.samples.name)

@@ -90,7 +90,7 @@ def parse_bus(bus: str) -> KafkaSettings | None:
     return KafkaSettings(
         bootstrap_servers=servers,
         client_id="gpuledger-demo",
-        # Somebody watches: unresponsive brokers are reported soon.
+        # Somebody watches: silent brokers are reported soon.
         request_timeout_seconds=_ANSWER_SECONDS,
         session_timeout_seconds=_SESSION_SECONDS,
     )

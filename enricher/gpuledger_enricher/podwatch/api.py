@@ -82,7 +82,7 @@ class AnswerTooLargeError(KubernetesError):
     """The API server's answer is larger than what may be held at once."""
 
 
-class UnresponsiveError(KubernetesError):
+class SilentError(KubernetesError):
     """An answer had begun, and no byte of it came for the whole idle timeout."""
 
 
@@ -112,13 +112,13 @@ class Answer:
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yield the body as it comes.
 
-        Raises `KubernetesError` where the connection breaks, `UnresponsiveError` where nothing
+        Raises `KubernetesError` where the connection breaks, `SilentError` where nothing
         comes.
         """
         with (
             translating(partial(_unreadable, KubernetesError, self._server)),
             translating(
-                partial(_unreadable, UnresponsiveError, self._server), of=aiohttp.ServerTimeoutError
+                partial(_unreadable, SilentError, self._server), of=aiohttp.ServerTimeoutError
             ),
         ):
             while chunk := await self._response.content.readany():

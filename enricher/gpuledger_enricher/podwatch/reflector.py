@@ -37,7 +37,7 @@ from gpuledger_enricher.podwatch.api import (
     AnswerTooLargeError,
     Api,
     KubernetesError,
-    UnresponsiveError,
+    SilentError,
 )
 from gpuledger_enricher.podwatch.decode import ObjectReader, decode_cut
 from gpuledger_enricher.podwatch.events import (
@@ -291,7 +291,7 @@ class Reflector(Generic[RecordT]):
                             self._version = found.version or self._version
                         case None:
                             pass
-            except UnresponsiveError:
+            except SilentError:
                 # No failure: a server on which nothing changes owes no line. Bookmarks are promised
                 # at no interval, and one that is due before the server has heard of any change
                 # since its own start is left out. The next watch, on a connection of its own, finds

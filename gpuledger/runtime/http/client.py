@@ -307,7 +307,7 @@ def translating(
     except of as error:
         match error:  # without the URL, which aiohttp's own texts may quote with its password
             case aiohttp.ServerTimeoutError():
-                text = "unresponsive for too long"
+                text = "silent for too long"
             case aiohttp.ClientHttpProxyError():
                 text = f"the proxy answers {error.status} {error.message}"
             case aiohttp.ClientProxyConnectionError():

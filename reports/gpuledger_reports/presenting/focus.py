@@ -266,8 +266,8 @@ def _of_names(names: FocusNames) -> dict[str, str]:
 
 
 def _sub_account(bill: Bill, line: _LineOf) -> dict[str, str]:
-    """Return the first dimension of tenants, which is who FOCUS calls a sub category."""
-    # A node or a model is no category of anybody.
+    """Return the first dimension of tenants, which is who FOCUS calls a sub account."""
+    # A node or a model is no account of anybody.
     for name, value in zip(bill.by, line.values, strict=True):
         if not bill.policy.policy.is_of_device(name):
             return {"SubAccountId": value, "SubAccountName": value, "SubAccountType": name}

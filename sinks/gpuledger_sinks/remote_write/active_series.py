@@ -356,7 +356,7 @@ class ActiveSeries:
     def encode(self, samples: IntervalSamples, *, now_ns: int = 0) -> EncodedTick:
         """Encode the next samples of a node, and the ends of series.
 
-        `now_ns` is the monotonic clock's time, for `end_unresponsive`. Raises ValueError, and
+        `now_ns` is the monotonic clock's time, for `end_silent`. Raises ValueError, and
         changes no series, for a time that the wire cannot carry.
         """
         if samples.is_past:
@@ -477,11 +477,11 @@ class ActiveSeries:
         if (known := self._nodes.get(node)) is not None:
             known.seen_ns = now_ns
 
-    def has_unresponsive(self, before_ns: int) -> bool:
-        """Return whether there is something for `end_unresponsive` to end."""
+    def has_silent(self, before_ns: int) -> bool:
+        """Return whether there is something for `end_silent` to end."""
         return any(node.groups and node.seen_ns < before_ns for node in self._nodes.values())
 
-    def end_unresponsive(self, *, before_ns: int) -> Iterator[EncodedTick]:
+    def end_silent(self, *, before_ns: int) -> Iterator[EncodedTick]:
         """End, node by node, all series of those whose last tick came before `before_ns`."""
         for name, node in self._nodes.items():
             if node.groups and node.seen_ns < before_ns:

@@ -188,8 +188,8 @@ class PartitionSender:
             self._task.result()
             self._task = asyncio.create_task(self._send_waiting()) if self._waiting else None
 
-    def has_unresponsive(self, *, unresponsive_ns: int, now_ns: int) -> bool:
-        """Return whether nothing waits, and there is something for `end_unresponsive` to do.
+    def has_silent(self, *, unresponsive_ns: int, now_ns: int) -> bool:
+        """Return whether nothing waits, and there is something for `end_silent` to do.
 
         That may be a commit alone.
         """
@@ -197,19 +197,19 @@ class PartitionSender:
             return False
         if self._is_uncommitted and self._is_due(now_ns):
             return True
-        # Incidents have series of their own, which fall unresponsive with their node's.
+        # Incidents have series of their own, which fall silent with their node's.
         before_ns = now_ns - unresponsive_ns
-        return any(series.has_unresponsive(before_ns) for series in self._all_series) or any(
+        return any(series.has_silent(before_ns) for series in self._all_series) or any(
             self._overdue(now_ns)
         )
 
-    def end_unresponsive(self, context: SinkContext, *, unresponsive_ns: int, now_ns: int) -> None:
+    def end_silent(self, context: SinkContext, *, unresponsive_ns: int, now_ns: int) -> None:
         """Begin to send the intervals of nodes of which nothing has come for long; none may wait.
 
         The series of those that are unresponsive for `unresponsive_ns` end.
         """
         self._task = asyncio.create_task(
-            self._send_unresponsive(context, now_ns - unresponsive_ns, now_ns)
+            self._send_silent(context, now_ns - unresponsive_ns, now_ns)
         )
 
     async def end(self, context: SinkContext) -> None:
@@ -468,13 +468,13 @@ class PartitionSender:
             if node.first_offset is not None and node.received_ns < before_ns:
                 yield node
 
-    async def _send_unresponsive(self, context: SinkContext, before_ns: int, now_ns: int) -> None:
+    async def _send_silent(self, context: SinkContext, before_ns: int, now_ns: int) -> None:
         """Send the open intervals that are over, and end the series of unresponsive nodes."""
         for node in list(self._overdue(now_ns)):
             for tick in self._written(node.close(), now_ns):
                 await self._send(WriteRequest(ticks=(tick,)), context)
         for series in self._all_series:
-            for ends in series.end_unresponsive(before_ns=before_ns):
+            for ends in series.end_silent(before_ns=before_ns):
                 if self._is_ending:
                     return
                 if ends.samples:

@@ -189,7 +189,7 @@ class RemoteWriteSink(Sink):
                 sender.add(batch, context)
         for sender in self._distinct_senders():
             sender.check()
-        await self._end_unresponsive(context)
+        await self._end_silent(context)
 
     @override
     async def redeliver(self, rejected: Sequence[RejectedEvent], /) -> Sequence[Refusal | None]:
@@ -260,7 +260,7 @@ class RemoteWriteSink(Sink):
             )
         )
 
-    async def _end_unresponsive(self, context: SinkContext) -> None:
+    async def _end_silent(self, context: SinkContext) -> None:
         """End what is over of nodes of which nothing has come for long.
 
         What waits on the bus, as after an outage of the receiver, has come too: a node is
@@ -272,12 +272,12 @@ class RemoteWriteSink(Sink):
             at
             for at, sender in self._senders.items()
             if at.topic != self._incidents
-            and sender.has_unresponsive(unresponsive_ns=unresponsive_ns, now_ns=now_ns)
+            and sender.has_silent(unresponsive_ns=unresponsive_ns, now_ns=now_ns)
         }
         for at in await _read_to_the_end(unresponsive, context.consumer):
             # It may have been given up meanwhile.
             if (sender := self._senders.get(at)) is not None:
-                sender.end_unresponsive(context, unresponsive_ns=unresponsive_ns, now_ns=now_ns)
+                sender.end_silent(context, unresponsive_ns=unresponsive_ns, now_ns=now_ns)
 
     def _waiting_bytes(self) -> int:
         return sum(sender.waiting_bytes for sender in self._distinct_senders())

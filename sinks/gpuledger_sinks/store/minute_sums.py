@@ -3,7 +3,7 @@
 `MinuteSums` takes in events and has a row for each minute, device, category, and pod or holder. A
 tick that reaches over the end of a minute is divided by time: the part of a minute is what had
 come up to its end, rounded down, less what had come up to its beginning. So the parts sum to the
-tick whatever the amounts are, those below zero of late_adjustments too, and nothing here is a
+tick whatever the amounts are, those below zero of late adjustments too, and nothing here is a
 float.
 
 An event counts whole or not at all: whatever may be wrong with it is looked at before the first sum

@@ -74,7 +74,7 @@ class Stored:
     """Partitions of which the table knows the topic's identity."""
     complete_through: Mapping[str, int] = field(default_factory=dict)
     """Up to when the table said that partitions are complete, in microseconds, others' too: it is
-    said again with each commit, so that one that falls unresponsive is not forgotten."""
+    said again with each commit, so that one that falls silent is not forgotten."""
 
     def names_of(self, partitions: Collection[TopicPartition]) -> list[str]:
         """Return the streams in which the table has what is to be known of partitions."""

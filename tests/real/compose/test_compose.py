@@ -176,9 +176,7 @@ def test_a_query_of_the_page_finds_something(played: Played, query: str) -> None
 
 
 @pytest.mark.parametrize("what", remote_write_page.alerts())
-def test_an_alert_of_the_page_is_unresponsive_while_nothing_is_wrong(
-    played: Played, what: str
-) -> None:
+def test_an_alert_of_the_page_is_silent_while_nothing_is_wrong(played: Played, what: str) -> None:
     assert played.prometheus.query(remote_write_page.alerts()[what]) == []
 
 

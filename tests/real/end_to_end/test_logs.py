@@ -139,8 +139,8 @@ def test_an_outage_of_kafka_is_two_lines_and_an_open_scrape_no_error_at_the_end(
             assert said in (once, [*once, "check_failed"]), (name, lines)
             assert own[1]["failed_seconds"] > 1
     # podwatch asks nothing of Kafka while no pod changes.
-    unresponsive = {one.name for one in deployables} - loud_lines_of(pipeline).keys()
-    assert unresponsive <= {pipeline.podwatch.name}
+    silent = {one.name for one in deployables} - loud_lines_of(pipeline).keys()
+    assert silent <= {pipeline.podwatch.name}
 
     before = loud_lines_of(pipeline)
     connections = [keep_open(one) for one in deployables]

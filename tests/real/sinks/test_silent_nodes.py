@@ -1,4 +1,4 @@
-"""A node that fell unresponsive is told on a real Kafka, where a mark ends each transaction."""
+"""A node that became unresponsive is told on a real Kafka, where a mark ends each transaction."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ async def test_its_check_never_passes_and_fails_soon_and_what_waits_is_lag(
 ) -> None:
     await make_topics(broker)
     await publish(broker, ticks(5))
-    with socket.create_server(("127.0.0.1", 0), backlog=500) as unresponsive:
+    with socket.create_server(("127.0.0.1", 0), backlog=500) as silent:
         options = {
-            "aws_endpoint": f"http://127.0.0.1:{unresponsive.getsockname()[1]}",
+            "aws_endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}",
             "aws_access_key_id": "key",
             "aws_secret_access_key": "secret",
             "aws_region": "us-east-1",

@@ -67,7 +67,7 @@ class Run:
         return found
 
     def settled(self) -> Mapping[EntryOwner, float]:
-        """Return the busy seconds that late_adjustments add to them."""
+        """Return the busy seconds that late adjustments add to them."""
         found: dict[EntryOwner, float] = defaultdict(float)
         for sample in self.samples:
             for settlement in settle_ends(sample) or ():

@@ -38,7 +38,7 @@ def test_a_minute_is_enough_for_every_kind(seed: int) -> None:
 
 
 @seeds
-def test_what_is_stopped_stays_unresponsive_for_longer_than_its_session(seed: int) -> None:
+def test_what_is_stopped_stays_silent_for_longer_than_its_session(seed: int) -> None:
     stopped = [action for action in plan(seed) if action.kind is Kind.STOP_WORKER]
     assert all(action.away_seconds > SESSION_SECONDS for action in stopped)
 

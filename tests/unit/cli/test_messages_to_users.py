@@ -162,7 +162,7 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "a lease's namespace": (
         lambda folder: namespace_of(LeaseSettings(), own=folder / "namespace"),
         (
-            "set lease.namespace: there is no service category to take it from"
+            "set lease.namespace: there is no service account to take it from"
             " ({folder}/namespace: No such file or directory)"
         ),
     ),

@@ -12,7 +12,7 @@ class Base:
     first: int = 0
     """The first
     of two lines."""
-    unresponsive: int = 0
+    silent: int = 0
     second: int = 0
     """The base's second."""
 

@@ -139,7 +139,7 @@ def test_an_instance_costs_its_slices_of_memory_where_the_policy_says_so(tmp_pat
         pytest.param([], [], None, id="never in the inventory"),
     ],
 )
-def test_what_was_there_and_no_tick_covers_is_uncovered(
+def test_what_was_there_and_no_tick_covers_is_no_data(
     tmp_path: Path, inventory: list[Row], nodes: list[Row], no_data: str | None
 ) -> None:
     """The first of three hours is covered; another GPU's row says that there is usage of all."""
@@ -230,11 +230,11 @@ def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: P
         tmp_path,
         held(0, "a"),
         held(1, "b", allocated_namespace="said"),
-        held(2, "c", allocated_namespace="unresponsive"),
+        held(2, "c", allocated_namespace="silent"),
         pods=[pod_row("a", labels='{"project": "apollo"}')],
         namespaces=[namespace_row("said", annotations='{"project": "gemini"}')],
     )
-    expected = {"apollo": "7.00", "gemini": "7.00", "unresponsive": "7.00"}
+    expected = {"apollo": "7.00", "gemini": "7.00", "silent": "7.00"}
     assert costs(bill_of(store, policy, by=["project"])) == expected
 
 
@@ -562,7 +562,7 @@ def test_a_row_its_board_and_their_price_have_one_model(
     assert bill.unpriced == {}
 
 
-def test_time_of_an_instance_of_which_nobody_knows_the_slices_is_uncovered(tmp_path: Path) -> None:
+def test_time_of_an_instance_of_which_nobody_knows_the_slices_is_no_data(tmp_path: Path) -> None:
     unknown = {**SEVENTH, "compute_slices": None}
     store = store_of(tmp_path, held(0, "a", gpu="MIG-1", parent_uuid="GPU-a", **unknown))
     assert costs(bill_of(store)) == {"__no_data__/no_data": "7.00"}

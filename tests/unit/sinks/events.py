@@ -79,7 +79,7 @@ def _settlements(draw: st.DrawFn, gpus: int) -> Settlement:
 
 @st.composite
 def events(draw: st.DrawFn) -> GpuEvent:
-    """Draw an event of up to three GPUs with up to five entries each, and some late_adjustments."""
+    """Draw an event of up to three GPUs with up to five entries each, and some late adjustments."""
     gpus = [
         GpuBooks(
             reading=reading(

@@ -211,7 +211,7 @@ async def test_a_token_endpoint_that_is_away_does_not_name_the_receivers_address
     assert "remote_write.url" not in str(raised.value)
 
 
-async def test_a_receiver_that_refuses_the_login_is_not_said_to_be_unresponsive() -> None:
+async def test_a_receiver_that_refuses_the_login_is_not_said_to_be_silent() -> None:
     check = Readiness().check("remote_write.protocol", severity=CheckSeverity.WARNING)
     async with (
         receiving(Answer(401, "who?")) as receiver,

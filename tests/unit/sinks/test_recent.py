@@ -63,7 +63,7 @@ def sending(clock: ManualClock) -> Take:
 
     def take(of: GpuEvent) -> None:
         series.encode(samples_of(of), now_ns=clock.monotonic_ns())
-        for _ in series.end_unresponsive(before_ns=clock.monotonic_ns() - 300 * 10**9):
+        for _ in series.end_silent(before_ns=clock.monotonic_ns() - 300 * 10**9):
             pass
 
     return take

@@ -62,7 +62,7 @@ def of_join(until: int, *, next_offset: int, partition: int = AT.partition) -> W
         publisher="join",
         node_count=2,
         unresponsive_count=1,
-        unresponsive=[UnresponsiveNode(node="node-unresponsive", since_time_ns=START_NS)],
+        unresponsive=[UnresponsiveNode(node="node-silent", since_time_ns=START_NS)],
     )
 
 

@@ -328,6 +328,6 @@ def _gpus_by_pid(
         for pid in pids:
             found.setdefault(pid, set()).add(uuid)
     for pid, known in before.items():
-        if unresponsive := known.gpus - listed.keys():
-            found.setdefault(pid, set()).update(unresponsive)
+        if silent := known.gpus - listed.keys():
+            found.setdefault(pid, set()).update(silent)
     return {pid: frozenset(gpus) for pid, gpus in found.items()}

@@ -1,6 +1,6 @@
 """Settles processes that ended: what ticks left to nobody goes to those whose it was.
 
-Pure arithmetic over one tick: its agent says beside the driver's category of a process what ticks
+Pure arithmetic over one tick: its agent says beside the driver's account of a process what ticks
 said of it, and what of their time it has set aside for it. Nothing here knows another tick.
 """
 
@@ -22,7 +22,7 @@ MAX_BEHIND_NS: Final = 25 * NS_PER_HOUR
 and no tick covers more than a day."""
 LIFETIME_PARTS: Final = 200
 """The rounding of a whole percent: what is no more than one of so many parts of a process's life,
-its category cannot tell."""
+its account cannot tell."""
 
 
 def settle_ends(sample: NodeSample) -> list[Settlement] | None:
@@ -31,7 +31,7 @@ def settle_ends(sample: NodeSample) -> list[Settlement] | None:
     The entries of each sum to zero. Raises `IndexError` where an end points to a GPU or a container
     that the tick does not have.
     """
-    # Without what an category cannot tell: a settlement of nothing would be noise in every tick.
+    # Without what an account cannot tell: a settlement of nothing would be noise in every tick.
     settled = [
         _settle(end, unbooked, sample)
         for end in sample.ended_processes or ()
@@ -49,13 +49,11 @@ def unbooked_ns(end: ProcessExit) -> int:
     return unbooked if unbooked * LIFETIME_PARTS > end.lifetime_ns else 0
 
 
-def settled_ns(late_adjustments: Iterable[Settlement]) -> int:
-    """Return how much busy time these late_adjustments book on its users, in nanoseconds."""
+def settled_ns(settlements: Iterable[Settlement]) -> int:
+    """Return how much busy time these settlements book on its users, in nanoseconds."""
     # What is owed alone: its counterpart on `unattributed` is below zero.
     return sum(
-        max(0, entry.busy_ns or 0)
-        for settlement in late_adjustments
-        for entry in settlement.entries
+        max(0, entry.busy_ns or 0) for settlement in settlements for entry in settlement.entries
     )
 
 

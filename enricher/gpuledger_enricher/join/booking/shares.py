@@ -172,7 +172,7 @@ class Claim(Portion):
 def make_claim(
     category: Category, container: int | None = None, rank: int = 0, job_id: str | None = None
 ) -> Claim:
-    """Return the claim of an category that asks for nothing yet."""
+    """Return the claim of a category that asks for nothing yet."""
     claim = Claim()
     claim.category = category
     claim.container = container

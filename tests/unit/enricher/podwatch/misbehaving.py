@@ -1,7 +1,7 @@
 """An API server over real HTTP that does what a test's script says, one answer a request.
 
 Lists, watches and lists that come as a watch (initials) have a script each. When a script has
-ended, a list is empty, a watch unresponsive, and a list that comes as a watch refused as if unheard
+ended, a list is empty, a watch silent, and a list that comes as a watch refused as if unheard
 of.
 """
 
@@ -24,7 +24,7 @@ class MisbehavingServer:
     """Plays its scripts and keeps what it was asked; nodes and namespaces are there as they should.
 
     Those have no scripts: a list of them is what `others` says, and a watch of them is
-    unresponsive; `refused` answers in the place of both.
+    silent; `refused` answers in the place of both.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ async def serving(
     app: web.Application, *, context: ssl.SSLContext | None = None
 ) -> AsyncIterator[str]:
     """Serve an application on a free port of the loopback; yield its address."""
-    # Unresponsive watches are cancelled with the server, not waited for.
+    # Silent watches are cancelled with the server, not waited for.
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)

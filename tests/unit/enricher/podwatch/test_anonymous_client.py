@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-from gpuledger_enricher.podwatch.api import Api, KubernetesError, UnresponsiveError
+from gpuledger_enricher.podwatch.api import Api, KubernetesError, SilentError
 from gpuledger_enricher.podwatch.connect import open_api
 from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 from tests.hanging import HANG_SECONDS
@@ -65,7 +65,7 @@ async def test_a_refusal_is_an_error_with_its_status(
 
 async def test_silence_is_an_error(server: MisbehavingServer, api: Api) -> None:
     server.watches += [silence()]
-    with pytest.raises(UnresponsiveError):
+    with pytest.raises(SilentError):
         await read(api, WATCH, idle_timeout_seconds=0.02)
 
 

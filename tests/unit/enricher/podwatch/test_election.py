@@ -159,7 +159,7 @@ async def test_a_lease_that_was_released_is_taken_at_once_and_keeps_what_others_
     assert shelf.kept[PATH]["metadata"]["labels"] == {"team": "infra"}
 
 
-async def test_a_unresponsive_holder_is_replaced_when_its_time_by_our_own_clock_is_over(
+async def test_a_silent_holder_is_replaced_when_its_time_by_our_own_clock_is_over(
     api: Api, shelf: LeaseShelf
 ) -> None:
     shelf.put(PATH, held_by("dead"))

@@ -177,7 +177,7 @@ async def test_a_watch_on_which_nothing_changes_is_begun_anew_where_it_was_and_i
     assert [query["resourceVersion"] for query in server.asked[1:]] == ["3", "4", "4"]
 
 
-async def test_a_server_that_is_gone_behind_a_unresponsive_watch_is_told_when_it_is_asked_again(
+async def test_a_server_that_is_gone_behind_a_silent_watch_is_told_when_it_is_asked_again(
     server: MisbehavingServer, api: Api, settings: KubernetesSettings, clock: PatientClock
 ) -> None:
     impatient = KubernetesSettings(
@@ -188,7 +188,7 @@ async def test_a_server_that_is_gone_behind_a_unresponsive_watch_is_told_when_it
         reflector_of(api, impatient, clock), lambda taken: isinstance(taken[-1], Interrupted)
     )
     (interruption,) = [step for step in steps if isinstance(step, Interrupted)]
-    assert "unresponsive for too long" in str(interruption.error)
+    assert "silent for too long" in str(interruption.error)
 
 
 async def test_a_server_that_closes_at_once_is_asked_ever_more_seldom(

@@ -237,14 +237,14 @@ def test_a_node_of_which_nothing_comes_has_its_series_ended_once() -> None:
     first = series.encode(samples_of(event(0)), now_ns=100)
     series.encode(samples_of(event(0, node="node-b")), now_ns=200)
 
-    (ended,) = series.end_unresponsive(before_ns=200)
+    (ended,) = series.end_silent(before_ns=200)
 
     assert ended.samples == first.samples
     assert {(one.label("node"), one.time_ms) for one in parse_tick(ended)} == {
         ("node-a", START_NS // 1_000_000 + 1)
     }
     assert all(is_stale(one) for one in parse_tick(ended))
-    assert list(series.end_unresponsive(before_ns=200)) == []
+    assert list(series.end_silent(before_ns=200)) == []
     again = series.encode(samples_of(event(1)), now_ns=300)
     assert again.samples == first.samples
 
@@ -339,7 +339,7 @@ def test_a_node_of_which_readings_alone_come_takes_memory_and_gives_it_back() ->
 
     assert series.encode(told, now_ns=10).samples == 1
     assert budget.held_bytes > 0
-    (ended,) = series.end_unresponsive(before_ns=100)
+    (ended,) = series.end_silent(before_ns=100)
     assert [is_stale(one) for one in parse_tick(ended)] == [True]
     assert budget.held_bytes == 0
 
@@ -384,7 +384,7 @@ def test_the_bytes_of_series_that_ended_are_given_back() -> None:
     series = ActiveSeries(budget=budget)
     series.encode(samples_of(event(node="node-a")), now_ns=1)
 
-    list(series.end_unresponsive(before_ns=2))
+    list(series.end_silent(before_ns=2))
 
     assert (len(series), budget.held_bytes) == (0, 0)
 

@@ -78,7 +78,7 @@ def test_idle_has_a_series_for_each_holder_and_one_for_what_nobody_holds() -> No
         if one.name == IDLE and one.label("allocated_pod") is None
     ]
     assert [one["category"] for one in nobodys] == ["idle", "host"]
-    assert not any(key.startswith("holder") for one in nobodys for key in one)
+    assert not any(key.startswith("allocated_") for one in nobodys for key in one)
     assert sum(one.value for one in series if one.name == IDLE) == 1.0
 
 

@@ -556,7 +556,7 @@ async def test_what_is_given_up_in_an_outage_is_not_sent_by_who_gave_it_up() -> 
     assert nodes_of(receiver.received[seen:]) == {stays}
 
 
-async def test_unresponsive_series_of_a_partition_that_is_given_up_are_not_ended() -> None:
+async def test_silent_series_of_a_partition_that_is_given_up_are_not_ended() -> None:
     on, clock, is_away = bus(), ManualClock(), set[str]()
     goes = next(f"n{n}" for n in range(99) if place_of(f"n{n}").partition == 1)
     async with receiving(by_body=lambda _: Answer(503 if is_away else 204)) as receiver:
@@ -604,7 +604,7 @@ async def another_member(on: MemoryBus, logged: Sequence[Mapping[str, Any]]) -> 
         yield
 
 
-async def test_the_series_of_a_node_that_fell_unresponsive_are_ended() -> None:
+async def test_the_series_of_a_node_that_became_unresponsive_are_ended() -> None:
     on, clock = bus(), ManualClock()
     await publish(on, event(0))
     # Nothing of incidents is due.

@@ -62,10 +62,10 @@ def test_an_end_that_a_clock_puts_far_from_its_tick_is_told_as_of_the_tick(
         ({"reserved_busy_ns": 125}, 0),
         ({"reserved_busy_ns": 125_000_001}, 125_000_001),
         ({"reserved_busy_ns": 0}, 0),
-        # Nothing is given back: ticks said more than the category.
+        # Nothing is given back: ticks said more than the account.
         ({"sampled_busy_ns": 750_000_000}, 0),
         ({"sampled_busy_ns": 2 * SECOND_NS}, 0),
-        # Half a percent of its life is the rounding of the category.
+        # Half a percent of its life is the rounding of the account.
         ({"lifetime_ns": 100 * SECOND_NS}, 0),
         ({"lifetime_ns": 100 * SECOND_NS - 1}, HALF_NS),
     ],

@@ -57,7 +57,7 @@ def test_a_leap_of_any_length_is_told_once_after_a_minute_with_its_length(
     assert value_of(UNBOOKED) == 1
 
 
-def test_a_node_that_is_booked_again_or_gone_unresponsive_is_none(given: Given) -> None:
+def test_a_node_that_is_booked_again_or_unresponsive_is_none(given: Given) -> None:
     node, other = Node(given), Node(given, name="node-b")
     assert node.tick_for(1) == (1, [])
     assert node.tick(seq=HOUR_MS) == 1
