@@ -85,7 +85,7 @@ COLUMNS: Final = (
     *_of_kind(STRING, "x_Line x_PolicyHash", is_nullable=False),
     *_of_kind(STRING, "x_IdleKind x_Revision", is_nullable=True),
     *_of_kind(DECIMAL, "x_AllocatedGpuHours x_UsedGpuHours", is_nullable=False),
-    *_of_kind(DECIMAL, "x_CoveredRatio", is_nullable=True),
+    *_of_kind(DECIMAL, "x_DataCoverageRatio", is_nullable=True),
 )
 ALLOCATION_COLUMNS: Final = (
     *_of_kind(STRING, "AllocatedMethodId AllocatedResourceId", is_nullable=True),
@@ -195,7 +195,7 @@ def _row(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
         "x_PolicyHash": bill.policy.sha256,
         "x_AllocatedGpuHours": part.allocated_hours,
         "x_UsedGpuHours": part.used_hours,
-        "x_CoveredRatio": None
+        "x_DataCoverageRatio": None
         if bill.data_coverage_ratio is None
         else rounded(bill.data_coverage_ratio, digits=RATIO_DIGITS),
         **_of_names(bill.policy.policy.focus),

@@ -278,7 +278,7 @@ def test_a_closed_bill_is_what_was_closed_and_a_row_for_each_correction(store: s
     rows = list(focus_rows(standing, allocations=True, closed=closed))
     corrections = [row for row in rows if row["ChargeClass"] == "Correction"]
     others = [row for row in rows if row["ChargeClass"] is None]
-    changing = {"ChargePeriodEnd", "x_CoveredRatio", "x_Revision"}
+    changing = {"ChargePeriodEnd", "x_DataCoverageRatio", "x_Revision"}
     assert [{k: v for k, v in row.items() if k not in changing} for row in others] == [
         {k: v for k, v in row.items() if k not in changing} for row in kept
     ]
