@@ -115,7 +115,7 @@ not listed here: each answer names the time that it covers, and the first one ha
 
 
 class LastTick(msgspec.Struct, frozen=True, kw_only=True):
-    """State that one tick hands to the next; a unresponsive GPU loses it."""
+    """State that one tick hands to the next; an unresponsive GPU loses it."""
 
     read_ns: int = 0
     """When the GPU answered, by the monotonic clock."""

@@ -90,7 +90,7 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
     yield from TICK_TIME.write([([node], now.sample.time_ns / NS_PER_SECOND)])
     gpus: list[Labels] = []
     for device in now.devices:
-        # The first of these are of the GPU's facts, which a unresponsive or lost GPU may lack.
+        # The first of these are of the GPU's facts, which an unresponsive or lost GPU may lack.
         facts = [(name, getattr(device.facts, name, None)) for name in GPU_INFO.label_names[3:7]]
         own = [(name, getattr(device.reading, name)) for name in GPU_INFO.label_names[7:]]
         known = [(name, "" if value is None else str(value)) for name, value in facts + own]

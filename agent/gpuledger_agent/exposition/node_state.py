@@ -3,7 +3,8 @@
 Here readings age, each part of a device by itself. Of a GPU that has been unresponsive for some
 ticks no reading is shown any more, what is not asked in each tick is kept until its next reading
 but not for ever, and an instance goes with its layout. What happened to a GPU outlives its
-readings: one that is in the inventory, or that the driver has lost, stays as a unresponsive device.
+readings: one that is in the inventory, or that the driver has lost, stays as an unresponsive
+device.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -136,7 +137,7 @@ class Snapshot:
     sample: NodeSample
     """The newest tick."""
     devices: list[ShownDevice]
-    """What is known of each device; of a unresponsive one what happened to it."""
+    """What is known of each device; of an unresponsive one what happened to it."""
     holders: TickHolders
     """The tick's containers, and who holds its devices."""
     commands: Mapping[int, str]

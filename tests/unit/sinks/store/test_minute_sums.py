@@ -84,7 +84,7 @@ _ENTRIES = st.lists(
         Entry,
         category=st.sampled_from(Category),
         container=st.none() | st.integers(0, 2),
-        holder=st.none() | st.integers(0, 1),
+        allocation=st.none() | st.integers(0, 1),
         job_id=st.none() | st.sampled_from(["7", "8"]),
         busy_ns=_AMOUNTS,
         memory_bytes=_AMOUNTS,

@@ -106,7 +106,7 @@ rows = st.lists(st.tuples(st.integers(1, 4), sizes, sizes), max_size=7)
 holders = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5), sizes), max_size=8)
 
 
-@given(rows=rows, used=sizes, reserved=sizes, allocations=holders)
+@given(rows=rows, used=sizes, reserved=sizes, holders=holders)
 def test_the_rows_of_a_gpu_sum_to_the_gpu_whatever_they_say(
     rows: list[tuple[int, int | None, int | None]],
     used: int | None,
