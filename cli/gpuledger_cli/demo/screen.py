@@ -286,16 +286,21 @@ def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
 
 
 def _method(busy_method: str | None) -> str:
-    """Return how the busy time of a GPU's users is known."""
+    """Return how the busy time of a GPU's users is known; a newer join's method as it is."""
     match busy_method:
-        case None:
-            return ""
         case BusyMethod.EXCLUSIVE:
             return "measured"
         case BusyMethod.PROCESS_UTILIZATION | BusyMethod.ACCOUNTING:
             return "measured (shared)"
-        case _:
+        case (
+            BusyMethod.MEMORY_SHARE
+            | BusyMethod.EQUAL_SHARE
+            | BusyMethod.EQUAL_TURNS
+            | BusyMethod.MPS_SERVER
+        ):
             return f"estimated ({busy_method.replace('_', ' ')})"
+        case _:
+            return busy_method or ""
 
 
 def _account(entry: Entry, holder: PodOfEntry) -> str:
