@@ -343,7 +343,7 @@ def test_an_unknown_line_is_refused_with_where_lines_are_named(
 def test_a_label_that_nobody_has_is_said(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bill", "--store", store, "--by", "pod,label:teem"]) == 0
     said = capsys.readouterr().err
-    assert "--by label:teem: no line has a value of it" in said
+    assert "--by label:teem: no line item has a value" in said
     assert "--by pod" not in said
 
 

@@ -59,7 +59,7 @@ EXAMPLE = Path(__file__).parents[3] / "deploy/bill/prices.yaml"
         ("basis:\n- {basis: blended}", ["give allocated_weight, as basis is blended"]),
         (
             "basis:\n- {basis: usage}",
-            ["line 2: basis[0].basis", "held, used, greater", "mean used?"],
+            ["line 2: basis[0].basis", "allocated, used, greater", "mean used?"],
         ),
         (
             "prices:\n- {name: a, per_gpu_hour: 1,5}",

@@ -161,7 +161,9 @@ def test_a_holder_that_the_event_does_not_list_is_refused_and_changes_nothing(
     series = ActiveSeries()
     alive = len(encode(series, event(0, entries=[idle(1.0)])))
 
-    with pytest.raises(ValueError, match=rf"holder: position {position} .*of which there are 0"):
+    with pytest.raises(
+        ValueError, match=rf"allocation: position {position} .*of which there are 0"
+    ):
         series.encode(samples_of(event(1, entries=[idle(1.0, position)])))
 
     assert len(series) == alive

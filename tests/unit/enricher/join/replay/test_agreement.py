@@ -156,7 +156,7 @@ def test_where_a_pod_stands_in_the_event_makes_no_difference() -> None:
         (
             event(held_by=[(known(), "main")]),
             event(held_by=[(known(), "other")]),
-            "holders[0].container",
+            "allocations[0].container",
         ),
     ],
 )
@@ -186,9 +186,9 @@ def test_a_holder_may_become_known_and_nobody_else() -> None:
     )
     assert compare_events(named, first).agreement is Agreement.MORE_COMPLETE
     for then, now, field in (
-        (first, named, "holders[0].pod.state"),
-        (first, second, "holders[0].pod.uid"),
-        (first, event(), "holders[0]"),
+        (first, named, "allocations[0].pod.state"),
+        (first, second, "allocations[0].pod.uid"),
+        (first, event(), "allocations[0]"),
     ):
         compared = compare_events(then, now)
         assert compared.agreement is Agreement.DIFFERENT
