@@ -158,7 +158,7 @@ class AgentContext:
             clock=host.clock,
             procfs_check=procfs_check,
             mig_check=self._readiness.check("mig", severity=CheckSeverity.WARNING),
-            ticks_check=self._readiness.check("ticks"),
+            samples_check=self._readiness.check("samples"),
             settings=settings,
         )
         watchdog = Watchdog(driver, seconds=settings.watchdog_seconds, report=monitor.report)

@@ -139,7 +139,7 @@ class SampleLoop:
     """Whether `/proc` shows the processes."""
     mig_check: Check
     """Whether the driver shows the MIG instances that there are."""
-    ticks_check: Check
+    samples_check: Check
     """Whether ticks can be made of what was answered."""
     settings: AgentSettings
     """How often."""
@@ -201,7 +201,7 @@ class SampleLoop:
             LOOKS_FAILED.inc()
             self.sampler.drop_fast_polls()
             if count := _repeats.count(f"look {type(error).__name__}"):
-                _log.exception("look_failed", count=count)
+                _log.exception("fast_poll_failed", count=count)
 
     def _next_fast_poll(self, plan: FastPollPlan) -> FastPollTime | None:
         now_ns = self.clock.monotonic_ns()
@@ -220,8 +220,8 @@ class SampleLoop:
             self.sampler.forget()
             detail = f"the last tick failed: {type(error).__name__}: {error}"
             if count := _repeats.count(type(error).__name__):
-                _log.exception("tick_failed", count=count)
-            self.ticks_check.failed(detail)
+                _log.exception("sample_failed", count=count)
+            self.samples_check.failed(detail)
             return False
         if has_answered:
             made_ns, clock = self.clock.monotonic_ns(), self.clock
@@ -230,7 +230,7 @@ class SampleLoop:
                 seconds_ago = (clock.monotonic_ns() - made_ns) / NS_PER_SECOND
                 return f"the last tick was {seconds_ago:.1f} s ago"
 
-            self.ticks_check.ok(describe)
+            self.samples_check.ok(describe)
         return has_answered
 
     async def tick(self, *, late: bool = False) -> bool:

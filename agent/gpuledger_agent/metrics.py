@@ -208,8 +208,8 @@ KMSG_FAILURES: Final = Counter(
 SPOOL_USABLE: Final = Gauge(
     "gpuledger_agent_spool_usable",
     "1 where the disk takes what the broker does not, 0 where it is in memory only, by the node's"
-    " folder; not there without a spool.",
-    ["folder"],
+    " directory; not there without a spool.",
+    ["directory"],
 )
 SPOOL_BYTES: Final = Gauge("gpuledger_agent_spool_bytes", "Size of the frames on the disk.")
 SPOOL_TICKS: Final = Gauge(

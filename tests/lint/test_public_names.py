@@ -1,4 +1,8 @@
-"""Fields, columns, metrics, alerts, settings and special values use the glossary's terms."""
+"""All names that users write use the glossary's terms.
+
+Fields, columns, metrics, labels, alerts, checks, log events and their keys, settings and special
+values.
+"""
 
 import json
 import re
@@ -15,6 +19,8 @@ from gpuledger.store import schema, usage_schema
 from gpuledger.store.bill_table import BILL_LINES
 from gpuledger.store.views import READABLE
 from gpuledger_agent.settings import AgentSettings
+from gpuledger_cli.demo.run_bill import OwnerCost, RunBill
+from gpuledger_cli.demo.summary import IncidentLine, PodLine, StoreLine, Summary
 from gpuledger_enricher.join.join_settings import JoinSettings
 from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
 from gpuledger_reports.pricing import tenants
@@ -22,6 +28,7 @@ from gpuledger_reports.pricing.policy import IDLE_KINDS, OWN_COLUMNS
 from gpuledger_reports.settings import ReportsSettings
 from gpuledger_sinks.settings import SinkSettings
 from tests.lint.test_language import METRIC_PAGES, ROOT, RULES, words_of
+from tests.lint.test_log_lines import LINES
 
 ROW = re.compile(r"^\| (?P<write>[^|]+) \| (?P<refused>[^|]+) \|$", re.MULTILINE)
 SETTINGS = (
@@ -32,6 +39,8 @@ SETTINGS = (
     ReportsSettings,
     SinkSettings,
 )
+# The object of `gpuledger demo --format json`.
+DEMO_SUMMARY = (IncidentLine, OwnerCost, PodLine, RunBill, StoreLine, Summary)
 # Names of others that have a refused word.
 OF_OTHERS = {"board_limit_ns_total": "NVML's violation of the board's power limit"}
 
@@ -56,6 +65,8 @@ def public_names() -> frozenset[str]:
         _of_tables(),
         _of_pages(),
         chain.from_iterable(map(_of_settings, SETTINGS)),
+        (name for line in LINES for name in (line.event, *line.keys)),
+        (field for part in DEMO_SUMMARY for field in part.__struct_fields__),
         (
             value
             for name, value in vars(tenants).items()
@@ -96,6 +107,12 @@ def _of_pages() -> Iterator[str]:
     yield from re.findall(r"^ *- alert: (\w+)$", RULES.read_text(), re.MULTILINE)
     for page in (*METRIC_PAGES, ROOT / "docs/remote-write.md"):
         yield from re.findall(r"\bgpuledger_\w+", page.read_text())
+    for page in METRIC_PAGES:
+        for labels in re.findall(r"^\| `\w+` \| \w+ \| ([^|]+) \|", page.read_text(), re.MULTILINE):
+            yield from re.findall(r"\w+", labels)
+    checks = (ROOT / "docs/operations.md").read_text().partition("| deployable | check |")[2]
+    for check in re.findall(r"^\| [^|]+ \| ([^|]+) \|", checks.partition("\n\n")[0], re.MULTILINE):
+        yield from re.findall(r"\w+", check)
 
 
 def _of_settings(settings: Any) -> Iterator[str]:  # noqa: ANN401  # any settings class
@@ -113,7 +130,11 @@ def test_public_names_of_every_kind_are_found() -> None:
         "gpuledger_gpu_allocated_seconds_total",
         "GpuledgerSinkLagging",
         "sampling_interval_seconds",
-        "directory",
+        "directory",  # a setting, a label, and a key of log lines
+        "samples_lost",  # an event of the log
+        "samples",  # a check, and a field of the demo's summary
+        "pod_labels",  # a check alone
+        "owner_kind",  # a label
         "__unallocated__",
         "unused_cost",
     } <= public_names()

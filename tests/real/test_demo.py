@@ -69,7 +69,7 @@ def test_a_run_has_topics_of_its_own_and_deletes_them(
     ran = run_demo(broker, "--store", tmp_path)
     assert ran.returncode == 0, ran.stderr
     summary = json.loads(ran.stdout)
-    assert summary["events"] == summary["ticks"] > 0
+    assert summary["events"] == summary["samples"] > 0
     assert summary["conservation_error_max_ratio"] == 0.0
     assert summary["store"]["rows"] >= summary["entries"]
     assert {pod["pod"] for pod in summary["pods"]} >= {"embeddings-0"}
@@ -172,7 +172,7 @@ def test_each_event_counts_once_although_the_groups_have_given_the_run_up_meanwh
         out, err = running.communicate(timeout=120)
     assert running.returncode == 0, out + err
     summary = json.loads(out)
-    assert summary["events"] == summary["ticks"] > 0
+    assert summary["events"] == summary["samples"] > 0
     assert not any("missing" in sink for sink in summary["sinks"])
 
 
@@ -188,7 +188,7 @@ def test_two_runs_at_once_do_not_see_one_another(
         out, err = running.communicate(timeout=120)
     assert (running.returncode, second.returncode) == (0, 0), err + out + second.stderr
     for summary in (json.loads(out), json.loads(second.stdout)):
-        assert summary["events"] == summary["ticks"] > 0
+        assert summary["events"] == summary["samples"] > 0
         assert not any("missing" in sink for sink in summary["sinks"])
     assert topics_on(broker, kcat) == set()
 

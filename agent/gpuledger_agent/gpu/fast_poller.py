@@ -121,6 +121,6 @@ class _FastPollCall:
             except Exception as error:  # noqa: BLE001  # one GPU's answers are less than those of all
                 LOOKS_FAILED.inc()
                 if count := _repeats.count(f"{gpu.uuid} {type(error).__name__}"):
-                    _log.exception("look_failed", gpu=gpu.uuid, count=count)
+                    _log.exception("fast_poll_failed", gpu=gpu.uuid, count=count)
                 found.append(FastPoll(uuid=gpu.uuid, at=at, failed=True))
         return found

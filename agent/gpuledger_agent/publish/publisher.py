@@ -243,7 +243,7 @@ async def shut_down(
         async with asyncio.timeout(_CLOSING_SECONDS):
             await send_queue.spill_all()
     if send_queue.bundles_in_memory:
-        _log.error("ticks_lost", count=send_queue.bundles_in_memory)
+        _log.error("samples_lost", count=send_queue.bundles_in_memory)
     with suppress(TimeoutError):
         async with asyncio.timeout(_CLOSING_SECONDS):
             await send_queue.close()

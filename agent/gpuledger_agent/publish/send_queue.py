@@ -68,7 +68,7 @@ class SendQueue:
         self._overdue = asyncio.Event()
         self._emptied = asyncio.Event()
         # A series of its own, as one without labels would be 0 also where no disk is wanted.
-        self._usable = SPOOL_USABLE.labels(folder=str(spool.path)) if spool else None
+        self._usable = SPOOL_USABLE.labels(directory=str(spool.path)) if spool else None
         if spool is None:
             self._check.ok("off")
 

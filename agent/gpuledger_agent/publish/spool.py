@@ -164,7 +164,7 @@ class Spool:
             self.path.mkdir(mode=_PRIVATE, exist_ok=True)
             self._connect()
         if self._frames:
-            _log.info("spool_found", count=self.bundles, folder=str(self.path))
+            _log.info("spool_found", count=self.bundles, directory=str(self.path))
         self._set_gauges()
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class Spool:
 
     def drop_late(self) -> None:
         """Drop and count all frames: newer bundles were sent before these were found."""
-        _log.error("late_spool_dropped", count=self.bundles, folder=str(self.path))
+        _log.error("late_spool_dropped", count=self.bundles, directory=str(self.path))
         self._drop(len(self._frames), reason="late")
         self._set_gauges()
 

@@ -74,7 +74,7 @@ def print_counts(counts: LetterCounts, *, format: Format) -> None:  # noqa: A002
         for row in rows:
             _print_line(json_line(row))
         return
-    columns = (*counts.fields, "letters", "first", "last")
+    columns = (*counts.fields, "count", "first", "last")
     cells = map(_cells_of_count, rows)
     if format == "table":
         _print_table(columns, cells)

@@ -233,12 +233,12 @@ def _summarise(run: Run, plan: DemoPlan, *, began_seconds: float) -> Summary:
     is_cut_off = ending.is_bus_away or bool(ending.missing_topics)
     truth = run.machine.truth(tally)
     return Summary(
-        ticks=ending.ticks,
+        samples=ending.ticks,
         events=tally.events,
         entries=tally.entries,
         pods=pod_lines(tally.pods, truth, tally.unused_ns, tally.allocated_ns),
         without_pod_gpu_seconds=tally.without_pod_ns / 10**9,
-        free_gpu_seconds=tally.free_ns / 10**9,
+        idle_gpu_seconds=tally.free_ns / 10**9,
         gap_gpu_seconds=tally.gap_ns / 10**9,
         other_gpu_seconds={name: ns / 10**9 for name, ns in tally.other_ns.items()},
         incidents=incident_lines(tally.presence.incidents),

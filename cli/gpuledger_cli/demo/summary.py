@@ -104,8 +104,8 @@ class StoreLine(BaseRecord, frozen=True, kw_only=True):
 class Summary(BaseRecord, frozen=True, kw_only=True):
     """The whole of `--format json`."""
 
-    ticks: int | None = None
-    """Ticks that the nodes published; absent where the brokers were away at the end."""
+    samples: int | None = None
+    """Samples that the nodes published; absent where the brokers were away at the end."""
     events: int
     """Events that came of them."""
     entries: int
@@ -114,7 +114,7 @@ class Summary(BaseRecord, frozen=True, kw_only=True):
     """The pods, most GPU time first."""
     without_pod_gpu_seconds: float
     """Busy seconds booked on the host or on nobody."""
-    free_gpu_seconds: float = 0.0
+    idle_gpu_seconds: float = 0.0
     """Time in which GPUs that nobody held ran no kernel."""
     gap_gpu_seconds: float = 0.0
     """Time in which GPUs did not answer; whoever holds one holds it on."""
@@ -276,8 +276,8 @@ def _shortcomings(summary: Summary) -> Iterator[str]:
     elif summary.missing_topics:
         names = ", ".join(summary.missing_topics)
         yield f"Gone at the end, as somebody has deleted it: the topic {names}; {until}"
-    elif summary.ticks is not None and summary.events < summary.ticks:
-        yield f"{summary.ticks - summary.events} ticks had not become events at the end."
+    elif summary.samples is not None and summary.events < summary.samples:
+        yield f"{summary.samples - summary.events} samples had not become events at the end."
     yield from summary.failures
 
 
@@ -296,19 +296,19 @@ def _cells(pod: PodLine) -> list[str]:
 
 def _sentences(summary: Summary) -> list[str]:
     truth, error = summary.truth_error_ratio, summary.conservation_error_max_ratio
-    ticks = "An unknown number of" if summary.ticks is None else summary.ticks
+    samples = "An unknown number of" if summary.samples is None else summary.samples
     sent = ", ".join(f"{sink.sent} by {sink.sink}" for sink in summary.sinks)
     gap = summary.gap_gpu_seconds
     without = f"{summary.without_pod_gpu_seconds:.2f} GPU s ran without a pod"
     sentences = [
-        f"{without}, {summary.free_gpu_seconds:.2f} were idle and nobody's.",
+        f"{without}, {summary.idle_gpu_seconds:.2f} were idle and nobody's.",
         f"GPUs did not answer for {gap:.2f} s." if gap else "",
         *(
             f"{seconds:.2f} GPU s ran on category {category}."
             for category, seconds in summary.other_gpu_seconds.items()
         ),
         "" if truth is None else f"{truth:.2%} of the pods' GPU time was attributed wrongly.",
-        f"{ticks} ticks, {summary.events} events, {summary.entries} entries.",
+        f"{samples} samples, {summary.events} events, {summary.entries} entries.",
         f"{summary.dead_letters} records could not be used.",
         f"Entries do not sum to the device: {error:.1e} of it is missing or too much."
         if error

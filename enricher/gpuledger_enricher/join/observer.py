@@ -221,7 +221,7 @@ class JoinObserver:
         metrics.OVERLAPPING_TOTAL.inc()
         if count := self._overlaps.count(node):
             seconds = round(overlap_ns / NS_PER_SECOND, 3)
-            _log.warning("ticks_overlapped", **_names(node), overlap_seconds=seconds, count=count)
+            _log.warning("samples_overlapped", **_names(node), overlap_seconds=seconds, count=count)
 
     def see_event(
         self,
@@ -271,7 +271,7 @@ class JoinObserver:
         metrics.UNBALANCED_TOTAL.inc()
         if count := self._unbalanced.count(wrong.quantity):
             _log.error(
-                "tick_unbalanced",
+                "sample_unbalanced",
                 cluster=event.cluster,
                 node=event.node,
                 boot_id=event.boot_id,

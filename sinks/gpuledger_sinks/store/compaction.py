@@ -39,7 +39,7 @@ def is_compaction_safe(folders: Sequence[str | None] = _SCRATCH) -> bool:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 return _is_refused_twice(scratch)
         except OSError as error:
-            _log.info("compaction_untried", folder=folder, error=str(error))
+            _log.info("compaction_untried", directory=folder, error=str(error))
     return False
 
 

@@ -284,7 +284,7 @@ class Resuming:
         for stream, last in self._offsets_of(wanted).items():
             if found.get(stream, (None, {}))[0] != last:
                 # Of a store that was copied in parts: what is not known counts as not seen.
-                _log.warning("seen_ticks_lost", stream=stream, offset=last)
+                _log.warning("seen_samples_lost", stream=stream, offset=last)
         return {at: found.get(self._stored.streams.of(at), (-1, {}))[1] for at in wanted}
 
     def _learn(

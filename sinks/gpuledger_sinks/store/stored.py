@@ -256,7 +256,7 @@ class Appending:
             self._seen.prune(self._outdated)
         except ReceiverUnavailableError as error:
             # The rows are stored: next time will do.
-            _log.info("seen_ticks_not_pruned", error=str(error))
+            _log.info("seen_samples_not_pruned", error=str(error))
         streams = self._targets[0].stored.streams
         self._outdated = {streams.of(at): position_of(self._targets, at) for at in partitions}
 

@@ -90,7 +90,7 @@ async def run_loop(node: SimulatedNode) -> list[NodeSample]:
         clock=node.clock,
         procfs_check=Check(),
         mig_check=Check(),
-        ticks_check=Check(),
+        samples_check=Check(),
         settings=settings,
     )
     running = asyncio.create_task(loop.run())

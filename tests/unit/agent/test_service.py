@@ -323,7 +323,7 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
     agent.cancel()
     await asyncio.gather(agent, return_exceptions=True)
     assert value_of(TICKS_FAILED) - failed == 1
-    assert readiness.check("ticks").is_ok
+    assert readiness.check("samples").is_ok
 
 
 async def test_a_fast_poll_that_fails_is_counted_and_costs_no_tick() -> None:

@@ -69,7 +69,7 @@ def test_the_checks_of_a_deployable_are_those_of_the_table(deployable: str) -> N
 def test_what_the_agent_can_do_without_leaves_it_ready() -> None:
     critical = {name for name, severity in written("agent") if severity == "critical"}
 
-    assert critical == {"nvml", "ticks"}
+    assert critical == {"nvml", "samples"}
 
 
 @pytest.mark.parametrize("deployable", sorted(FOLDERS.keys() - {"all", "reports"}))

@@ -68,7 +68,7 @@ async def test_a_mistake_with_one_gpu_costs_the_looks_of_that_one() -> None:
     assert [(look.uuid, look.failed) for look in looks] == [(one.uuid, True), ("GPU-1", False)]
     assert value_of(LOOKS_FAILED) - failed == 1
     assert [(line["event"], line["gpu"], line["count"]) for line in lines] == [
-        ("look_failed", one.uuid, 1)
+        ("fast_poll_failed", one.uuid, 1)
     ]
 
 

@@ -85,7 +85,7 @@ def send_queue_of(
 
 def usable_in(folder: Path) -> float | None:
     """Return what the metric says of the spool in this folder; `None` where it has no series."""
-    labels = {"folder": str(folder / f"default_{NODE}")}
+    labels = {"directory": str(folder / f"default_{NODE}")}
     return REGISTRY.get_sample_value("gpuledger_agent_spool_usable", labels)
 
 

@@ -159,7 +159,7 @@ async def test_letters_are_counted_with_the_first_and_the_last_time(
     print_counts(counts, format="csv")
 
     assert capsys.readouterr().out.splitlines()[:2] == [
-        "consumer,reason,letters,first,last",
+        "consumer,reason,count,first,last",
         "gpuledger-remote-write,out_of_order,2,2026-09-21T14:13:20Z,2026-09-21T14:13:29Z",
     ]
 

@@ -97,7 +97,7 @@ SENT = SinkLine(sink="remote_write", receiver="http://p/w", sent=10, retries=0, 
 AWAY = replace(SENT, sent=0, retries=3, failing="http://p/w: connection refused")
 ALERTS = SinkLine(sink="alerts", receiver="http://a", sent=0, retries=0, rejected=0)
 SUMMARY = Summary(
-    ticks=4,
+    samples=4,
     events=4,
     entries=9,
     pods=pod_lines(
@@ -180,7 +180,7 @@ def test_what_ran_on_an_account_that_is_not_known_is_told_by_its_name() -> None:
 def test_the_exit_code_is_1_only_where_a_sink_has_not_handed_over_what_it_should_and_it_is_said(
     sink: SinkLine, events: int, code: int, said: str | None
 ) -> None:
-    summary = replace(SUMMARY, sinks=[SENT, sink], ticks=events, events=events)
+    summary = replace(SUMMARY, sinks=[SENT, sink], samples=events, events=events)
     shown = [line.text for line in draw_summary(summary, width=80)]
     assert exit_code(summary) == code
     assert [line for line in shown if "http://" in line] == ([said] if said else [])
@@ -233,20 +233,20 @@ def test_the_table_of_pods_fits_the_screen(width: int) -> None:
 @pytest.mark.parametrize("width", [40, 160])
 def test_brokers_that_were_away_at_the_end_are_said_beside_what_was_booked(width: int) -> None:
     """How many ticks there were, nobody knows then: absent is not zero."""
-    summary = replace(SUMMARY, bus_away="one:9092", ticks=None)
+    summary = replace(SUMMARY, bus_away="one:9092", samples=None)
     shown = [line.text for line in draw_summary(summary, width=width)]
     assert exit_code(summary) == 1
     assert any(line.startswith("Kafka at one:9092 was away at the end:") for line in shown)
-    assert "An unknown number of ticks, 4 events, 9 entries." in " ".join(" ".join(shown).split())
+    assert "An unknown number of samples, 4 events, 9 entries." in " ".join(" ".join(shown).split())
     assert any("n/p" in line for line in shown)
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"ticks": 6}, "2 ticks had not become events at the end."),
+        ({"samples": 6}, "2 samples had not become events at the end."),
         ({"failures": ("store has failed: no room",)}, "store has failed: no room"),
-        ({"missing_topics": ("samples",), "ticks": None}, "Gone at the end, as somebody has"),
+        ({"missing_topics": ("samples",), "samples": None}, "Gone at the end, as somebody has"),
     ],
 )
 def test_what_is_missing_of_a_run_is_said_with_exit_code_1(

@@ -40,7 +40,7 @@ def test_books_that_do_not_sum_to_the_device_are_counted_and_told() -> None:
         assert audit(checks, HALF, TWICE) == 1
     (line,) = lines
     assert (line["event"], line["log_level"], line["quantity"]) == (
-        "tick_unbalanced",
+        "sample_unbalanced",
         "error",
         "busy_ns",
     )
@@ -72,5 +72,5 @@ def test_time_that_two_ticks_of_a_boot_cover_is_counted(
             interval_ns=round(interval_seconds * SECOND_NS),
         )
     assert value_of("gpuledger_join_samples_overlapping_total") - before == overlaps, case
-    said = [line for line in logged if line["event"] == "ticks_overlapped"]
+    said = [line for line in logged if line["event"] == "samples_overlapped"]
     assert [line["overlap_seconds"] for line in said] == [interval_seconds - 1] * overlaps

@@ -212,7 +212,7 @@ async def test_a_line_says_so_where_what_was_seen_is_gone(tmp_path: Path) -> Non
     with capture_logs() as logged:
         async with running(store(tmp_path, on)):
             await eventually(is_committed(on, 2))
-    lost = [line for line in logged if line["event"] == "seen_ticks_lost"]
+    lost = [line for line in logged if line["event"] == "seen_samples_lost"]
     assert [(line["stream"], line["offset"]) for line in lost] == [(STREAM, 0)]
 
 
