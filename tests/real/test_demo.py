@@ -135,7 +135,7 @@ def test_a_broker_that_dies_neither_holds_up_the_end_nor_takes_the_summary_along
     assert re.search(r"cannot delete the topics gpuledger-demo-\w{8}\.… on", err)
     assert f"Kafka at {broker.bootstrap_servers} was away at the end" in out
     assert "serving/embeddings-0" in out
-    assert re.search(r"^An unknown number of ticks, [1-9]\d* events", out, re.MULTILINE)
+    assert re.search(r"^An unknown number of samples, [1-9]\d* events", out, re.MULTILINE)
 
 
 @pytest.mark.extended
