@@ -44,7 +44,7 @@ def test_a_short_run_books_what_was_used(tmp_path: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr
     summary = json.loads(ran.stdout)
-    assert summary["events"] == summary["ticks"] > 0
+    assert summary["events"] == summary["samples"] > 0
     assert summary["conservation_error_max_ratio"] == 0.0
     assert summary["truth_error_ratio"] <= 0.05
     assert summary["store"] == {"path": str(store), "rows": summary["entries"]}
