@@ -489,7 +489,7 @@ def test_the_agent_finds_the_hosts_folders_where_it_looks(
 
     folders = {kubelet[name] for name in ("container_log_dir", "pod_log_dir", "cgroup_root")}
     assert {str(Path(kubelet["socket"]).parent), *folders} == LOOKED_AT
-    assert settings[AGENT]["spool"]["folder"] == SPOOL
+    assert settings[AGENT]["spool"]["directory"] == SPOOL
 
 
 def test_the_store_is_kept_on_its_volume(

@@ -64,7 +64,7 @@ def test_a_short_run_books_what_was_used(tmp_path: Path) -> None:
     excess = excess_of_the_store_s_bill(store, lines)
     # All GPUs of the run, and each second of them once: a lost one is not its holder's.
     whole = sum(pod["unused_gpu_seconds"] + pod["gpu_seconds"] for pod in summary["pods"])
-    whole += sum(summary[f"{kind}_gpu_seconds"] for kind in ("without_pod", "free", "gap"))
+    whole += sum(summary[f"{kind}_gpu_seconds"] for kind in ("without_pod", "idle", "gap"))
     charged = sum(line["billed_gpu_seconds"] for line in lines.values())
     assert charged + excess == pytest.approx(whole, rel=0.001)
 
