@@ -14,7 +14,7 @@ TICKS_LATE: Final = Counter(
 )
 TICKS_FAILED: Final = Counter(
     "gpuledger_agent_samples_failed",
-    "Ticks that could not be made, by a mistake of the agent's own.",
+    "Samples that failed because of an internal error.",
 )
 TICKS_DROPPED: Final = Counter(
     "gpuledger_agent_samples_dropped",
@@ -65,7 +65,7 @@ count_from_zero(
 )
 LOOKS_FAILED: Final = Counter(
     "gpuledger_agent_fast_polls_failed",
-    "Looks at GPUs, between two ticks, that could not be used, by a mistake of the agent's own.",
+    "Fast polls of GPUs, between two samples, that failed because of an internal error.",
 )
 LOOKS_LATE: Final = Counter(
     "gpuledger_agent_fast_polls_late",

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, MissingArgumentError
 
 from gpuledger import __version__
 from gpuledger.errors import GpuledgerError, UnavailableError, UserError
@@ -91,7 +91,7 @@ _BARE_GROUPS: Final = (["bill"],)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and give the exit code.
 
-    2, with one line, for what its user can put right; 5, with one line, for a mistake of ours.
+    2, with one line, for what its user can put right; 5, with one line, for an internal error.
     """
     given = sys.argv[1:] if argv is None else [*argv]
     if given in _BARE_GROUPS:
@@ -102,10 +102,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = app(given, exit_on_error=False, print_error=False)
     except (CycloptsError, UserError, UnavailableError) as error:
         # An address in an argument may hold a login, and cyclopts quotes what it refuses.
-        sys.stderr.write(f"gpuledger: {mask_addresses(' '.join(str(error).split()))}\n")
+        text = mask_addresses(" ".join(str(error).split()))
+        sys.stderr.write(f"gpuledger: {text}{_name_variables(error)}\n")
         return USER_ERROR
     except GpuledgerError as error:
         said = mask_addresses(" ".join(str(error).split()))
-        sys.stderr.write(f"gpuledger: a mistake of gpuledger's own, please report it: {said}\n")
+        sys.stderr.write(f"gpuledger: internal error, please report it: {said}\n")
         return OWN_ERROR
     return result if isinstance(result, int) else 0
+
+
+def _name_variables(error: Exception) -> str:
+    """Return the environment variables that can take the place of a missing option."""
+    if not isinstance(error, MissingArgumentError) or error.argument is None:
+        return ""
+    names = error.argument.parameter.env_var
+    return f" Set it, or {' or '.join(names)}." if names else ""

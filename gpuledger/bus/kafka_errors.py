@@ -56,7 +56,8 @@ _SIGNS: Final = {
     "ConnectionResetError": "kafka.security_protocol",
     "WRONG_VERSION_NUMBER": "kafka.security_protocol",
 }
-"""What a connection that failed says, and the settings that it depends on; the first one counts."""
+"""Text of an error of a connection, and the settings to check; the first match counts."""
+_USUAL_SETTINGS: Final = "kafka.bootstrap_servers, kafka.security_protocol"
 _CLIENT: Final = re.compile(r": <AIOKafkaConnection [^>]*>")
 _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
     vendor.TopicAuthorizationFailedError: (
@@ -131,7 +132,7 @@ def translate(
     """
     # aiokafka says only that it could not bootstrap; why stands in its log.
     if isinstance(error, vendor.KafkaConnectionError) and refusals:
-        return BusUnavailableError(f"no broker of {servers} can be used{name_refusals(refusals)}")
+        return BusUnavailableError(f"cannot connect to Kafka at {servers}{name_refusals(refusals)}")
     kind, meaning = _MEANINGS.get(type(error), (BusUnavailableError, "failed"))
     refused = name_refusals(refusals) if kind is BusUnavailableError else ""
     text = f"{type(error).__name__}: {mask(str(error))}".removesuffix(": ")
@@ -139,20 +140,18 @@ def translate(
 
 
 def name_refusals(refusals: Sequence[str]) -> str:
-    """Return how a message ends that says why connections failed; empty where none did."""
+    """Return the end of a message: why connections failed, and which settings to check.
+
+    Empty without refusals.
+    """
     if not refusals:
         return ""
     found = (
         next((settings for sign, settings in _SIGNS.items() if sign in refusal), None)
         for refusal in refusals
     )
-    named = dict.fromkeys(settings for settings in found if settings)
-    # Where no sign is known, as of a broker that is just down, no setting of ours explains it.
-    remedy = f"; where it stays so, look at {', '.join(named)}" if named else ""
-    return (
-        ": it is unreachable, or refused the protocol, the certificate or the login "
-        f"({'; '.join(_CLIENT.sub('', refusal) for refusal in refusals)}){remedy}"
-    )
+    settings = ", ".join(dict.fromkeys(filter(None, found))) or _USUAL_SETTINGS
+    return f": {'; '.join(_CLIENT.sub('', refusal) for refusal in refusals)}; check {settings}"
 
 
 LIBRARY: Final = "aiokafka"

@@ -168,7 +168,7 @@ class FastPoll(msgspec.Struct, frozen=True, kw_only=True):
     power_milliwatts: int | None = None
     """The board's draw."""
     failed: bool = False
-    """Whether the answers could not be read, by a mistake of the agent's own: then it has none."""
+    """Whether reading the answers failed because of an internal error; there are none then."""
 
 
 class InstanceIdentity(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -16,7 +16,7 @@ from gpuledger_reports.reading.usage_sums import DaySums, DeviceClass
 
 
 class UnbalancedBillError(GpuledgerError):
-    """The lines do not sum to the origin charges: a mistake of ours, and no bill."""
+    """The line items do not sum to the asset cost: an internal error, and no bill."""
 
 
 @dataclass(frozen=True, kw_only=True)

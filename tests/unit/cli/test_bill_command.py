@@ -96,7 +96,7 @@ def test_a_mistake_of_ours_is_one_line_and_an_exit_code_of_its_own(
     monkeypatch.setattr(BillTally, "check_balance", fail)
     assert main(["bill", "--store", store]) == OWN_ERROR
     error = capsys.readouterr().err
-    assert error.startswith("gpuledger: a mistake of gpuledger's own")
+    assert error.startswith("gpuledger: internal error")
     assert error.count("\n") == 1
 
 

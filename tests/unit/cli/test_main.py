@@ -189,3 +189,14 @@ def test_help_loads_no_stage() -> None:
     )
 
     assert not {"aiokafka", "deltalake", "pynvml"} & set(ran.stdout.split())
+
+
+def test_an_error_about_a_missing_store_names_the_option_and_its_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("GPULEDGER_STORE__URI", raising=False)
+
+    assert main(["bill", "--by", "namespace"]) == 2
+    error = capsys.readouterr().err
+    assert "--store" in error
+    assert "GPULEDGER_STORE__URI" in error

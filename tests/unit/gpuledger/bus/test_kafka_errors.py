@@ -174,4 +174,4 @@ def test_a_failure_names_why_connections_failed_meanwhile(raised: Exception) -> 
     refusals = ["kafka-0:9092: SaslAuthenticationFailed"]
     error = translate(raised, doing="publishing", servers="kafka-0:9092", refusals=refusals)
 
-    assert "(kafka-0:9092: SaslAuthenticationFailed)" in str(error)
+    assert ": kafka-0:9092: SaslAuthenticationFailed; check kafka.sasl_username" in str(error)
