@@ -22,8 +22,8 @@ from gpuledger.records import (
     NodeSample,
 )
 from gpuledger_agent.exposition import PageRenderer
-from gpuledger_agent.exposition.holders import PodLookup
 from gpuledger_agent.exposition.node_state import NodeState, make_node_state
+from gpuledger_agent.exposition.pod_lookup import PodLookup
 from gpuledger_agent.host.node_pods import ContainerNames
 from gpuledger_agent.settings import ExpositionSettings
 

@@ -32,7 +32,7 @@ _LOOK_SECONDS: Final = 0.2
 _KIND: Final = "rows"
 
 
-class _Look(NamedTuple):
+class _Reading(NamedTuple):
     events: float
     cpu_seconds: float
     resident_bytes: float
@@ -63,7 +63,7 @@ async def _publish(settings: KafkaSettings) -> None:
             await producer.publish(EVENTS.name, at, messages)
 
 
-def _measure(kafka: Kafka, folder: Path) -> tuple[_Look, _Look]:
+def _measure(kafka: Kafka, folder: Path) -> tuple[_Reading, _Reading]:
     """Return a look at the sink as soon as it writes, and one when it is done."""
     sink = Deployable(
         name=_KIND,
@@ -75,21 +75,21 @@ def _measure(kafka: Kafka, folder: Path) -> tuple[_Look, _Look]:
     sink.start()
     try:
         sink.wait_until_ready()
-        first = last = _look(sink)
+        first = last = _read(sink)
         while last.events < _NODES * _TICKS:
             if time.monotonic() > deadline:
                 raise UnavailableError(f"{_KIND} wrote {last.events:.0f} events: {sink.log_tail()}")
             time.sleep(_LOOK_SECONDS)
-            last = _look(sink)
+            last = _read(sink)
     finally:
         sink.stop()
     return first, last
 
 
-def _look(sink: Deployable) -> _Look:
+def _read(sink: Deployable) -> _Reading:
     sent = f'gpuledger_sink_sent_total{{sink="{_KIND}"}}'
     messages = sink.metric(sent) if sent in sink.metrics() else 0.0
-    return _Look(
+    return _Reading(
         events=messages / ENTRIES,
         cpu_seconds=sink.metric("process_cpu_seconds_total"),
         resident_bytes=sink.metric("process_resident_memory_bytes"),

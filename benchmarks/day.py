@@ -106,7 +106,7 @@ class Day:
     """How many processes have been started."""
     ticks: int = 0
     """How many ticks were made."""
-    bytes_told: int = 0
+    bytes_reported: int = 0
     """How much was encoded and shown."""
     _gpus: list[DayGpu] = field(
         default_factory=lambda: [DayGpu(f"GPU-{number}") for number in range(_GPUS)]
@@ -122,7 +122,7 @@ class Day:
         self._outlets = Outputs(send_queue=None, node_state=view, topics=TOPICS)
         self._sampler = Sampler(node=NodeId(DEFAULT_CLUSTER, "node"), procfs=self._procfs)
         nvml = NvmlSession(play_nvml(self._gpus), monotonic_ns=self._clock.monotonic_ns)
-        self._asked = nvml.open()
+        self._device = nvml.open()
 
     def pass_seconds(self, seconds: int) -> None:
         """Let time go by, a tick a second."""
@@ -159,12 +159,12 @@ class Day:
         gpu.energy_millijoules += 300_000
 
     def _tick(self) -> None:
-        if tick := tick_of(self._sampler, self._asked, self._clock):
-            self._tell(tick)
+        if tick := tick_of(self._sampler, self._device, self._clock):
+            self._report(tick)
 
-    def _tell(self, tick: NodeTick) -> None:
+    def _report(self, tick: NodeTick) -> None:
         self.ticks += 1
-        self.bytes_told += bundle_size_bytes(bundle_tick(tick, topics=TOPICS))
+        self.bytes_reported += bundle_size_bytes(bundle_tick(tick, topics=TOPICS))
         self._outlets.report_tick(tick)
         if self.second % _SCRAPE_SECONDS == 0:
-            self.bytes_told += len(self._page())
+            self.bytes_reported += len(self._page())

@@ -59,13 +59,13 @@ def choose(names: Iterable[str], benchmarks: Mapping[str, Benchmark]) -> list[Be
 
 def measure_for(chosen: Iterable[Benchmark], seconds: float | None) -> list[Benchmark]:
     """Tell the benchmarks how long to measure; raises UserError where one cannot be told."""
-    told = []
+    results = []
     for benchmark in chosen:
         if seconds is not None and not benchmark.takes_seconds:
             raise UserError(f"--seconds: {benchmark.name} measures a number of things, not a time")
         run = benchmark.run if seconds is None else partial(benchmark.run, seconds=seconds)
-        told.append(replace(benchmark, run=run))
-    return told
+        results.append(replace(benchmark, run=run))
+    return results
 
 
 def _unknown(name: str, benchmarks: Iterable[str]) -> str:

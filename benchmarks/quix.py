@@ -30,6 +30,6 @@ def measure_quix(settings: KafkaSettings, *, nodes: int, ticks: int) -> float:
         command, cwd=_ROOT, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False
     )
     if ended.returncode != 0:
-        said = ended.stderr.strip().splitlines() or ["nothing"]
-        raise UnavailableError(f"Quix Streams ended with {ended.returncode}: {said[-1]}")
+        output = ended.stderr.strip().splitlines() or ["nothing"]
+        raise UnavailableError(f"Quix Streams ended with {ended.returncode}: {output[-1]}")
     return ticks / float(ended.stdout)

@@ -52,8 +52,8 @@ def make_join(fleet: Fleet) -> Callable[[bytes], bytes]:
 
     def join(value: bytes) -> bytes:
         sample = decode(value)
-        said = descriptions.describe(sample)
-        return encode(make_event(sample, book_tick(sample), said))
+        described = descriptions.describe(sample)
+        return encode(make_event(sample, book_tick(sample), described))
 
     return join
 

@@ -69,7 +69,7 @@ def _serve(nodes: int, connection: Connection) -> None:
         connection.send(work.do(count) * 1e6 / count)
 
 
-class _Nobody:
+class _NoReceiver:
     """The producer of a worker that puts nothing aside."""
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
@@ -85,7 +85,7 @@ class _Work:
         fleet = Fleet(nodes=nodes)
         self._now_ns = fleet.tick(0, 0).time_ns
         self._dead_letters = DeadLetterQueue(
-            consumer="bench", producer=_Nobody(), partitions=1, topic=DEAD_LETTERS
+            consumer="bench", producer=_NoReceiver(), partitions=1, topic=DEAD_LETTERS
         )
         self._stage = JoinStage(
             dead_letters=self._dead_letters,

@@ -90,24 +90,24 @@ def load_own(
     _require_pem(key_file, _KEY, setting=key, what="a private key")
     with naming(certificate, cert_file):
         own = _decode(cert_file, setting=certificate)
-    was_asked = False
+    was_prompted = False
 
     def answer_password() -> str:
         # Without this function OpenSSL would ask on the terminal, and wait there.
-        nonlocal was_asked
-        was_asked = True
+        nonlocal was_prompted
+        was_prompted = True
         return password or ""
 
     try:
         context.load_cert_chain(cert_file, key_file, answer_password)
     except (OSError, ValueError) as error:
         if getattr(error, "reason", None) == _UNMATCHED:
-            said = f"{key}: {key_file} is not the key of the certificate in {cert_file}"
-        elif was_asked:
-            said = _explain_password(key_file, prefix=prefix, password=password)
+            message = f"{key}: {key_file} is not the key of the certificate in {cert_file}"
+        elif was_prompted:
+            message = _explain_password(key_file, prefix=prefix, password=password)
         else:
-            said = f"{key}: {key_file} with {cert_file} cannot be used: damaged ({error})"
-        raise SettingsError(shorten_middle(said)) from error
+            message = f"{key}: {key_file} with {cert_file} cannot be used: damaged ({error})"
+        raise SettingsError(shorten_middle(message)) from error
     # The authorities that follow in the file. They are loaded with the certificate already; what
     # cannot be loaded here is of no use to a client either, and has no validity to look after.
     chain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -160,23 +160,23 @@ def naming(setting: str, file: Path) -> Iterator[None]:
     try:
         yield
     except ssl.SSLError as error:
-        said = f"{setting}: {file} cannot be used: a certificate in it is damaged ({error})"
-        raise SettingsError(shorten_middle(said)) from error
+        message = f"{setting}: {file} cannot be used: a certificate in it is damaged ({error})"
+        raise SettingsError(shorten_middle(message)) from error
     except (OSError, ValueError) as error:
-        said = f"{setting}: cannot read {file}: {getattr(error, 'strerror', None) or error}"
-        raise SettingsError(shorten_middle(said)) from error
+        message = f"{setting}: cannot read {file}: {getattr(error, 'strerror', None) or error}"
+        raise SettingsError(shorten_middle(message)) from error
 
 
 def _require_pem(file: Path, kind: bytes, *, setting: str, what: str) -> None:
     with naming(setting, file):
         content = read_small_file(file, max_bytes=MAX_PEM_BYTES)
     if _BEGIN not in content:
-        said = f"{setting}: {file} is no PEM file: expected {what} in it"
-        raise SettingsError(shorten_middle(said))
+        message = f"{setting}: {file} is no PEM file: expected {what} in it"
+        raise SettingsError(shorten_middle(message))
     if kind not in content:
         block = kind.decode()
-        said = f"{setting}: there is no block {block} in {file}: expected {what}"
-        raise SettingsError(shorten_middle(said))
+        message = f"{setting}: there is no block {block} in {file}: expected {what}"
+        raise SettingsError(shorten_middle(message))
 
 
 def _explain_password(key_file: Path, *, prefix: str, password: str | None) -> str:

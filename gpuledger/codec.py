@@ -58,8 +58,8 @@ class Decoder(Generic[T]):
         try:
             return self._decode(value)  # type: ignore[arg-type]  # None is refused below, with the others
         except _UNDECODABLE as error:
-            said = explain(self._record, self.topic, value, error)
-            raise UndecodableError(said) from error
+            problem = explain(self._record, self.topic, value, error)
+            raise UndecodableError(problem) from error
 
 
 @cache
@@ -87,12 +87,12 @@ def explain(record: type, topic: str, value: bytes | None, error: Exception) -> 
     shown = shorten(repr(stands_there), _SHOWN_CHARACTERS)
     if path is None:
         return f"{topic}: not JSON of this topic's record: {what}; value {shown}"
-    named, held = follow(record, path)
+    named, type_hint = follow(record, path)
     missing = None
     if found := _MISSING.fullmatch(what):
         missing = found["field"]
     elif found := _TOO_SHORT.fullmatch(what):  # a record that is an array ends before this field
-        missing = _fields_of(held)[int(found["length"])][0]
+        missing = _fields_of(type_hint)[int(found["length"])][0]
     if missing:
         where = ".".join(filter(None, [named, missing]))
         return f"{topic}: field {where}: missing; value {shown}"
@@ -111,19 +111,21 @@ def explain_invalid(shape: Any, error: Exception) -> str:  # noqa: ANN401  # any
     Of a value, or of a mapping's key, that is one of a few, these are named; of a field that there
     is not, the one that was probably meant.
     """
-    said = str(error)
-    if unknown := _UNKNOWN.match(said):
-        _, held = follow(shape, (_split_path(said)[1] or ""))
-        near = find_near(unknown["field"], (name for name, _ in _fields_of(held)))
-        return f"{said}; did you mean `{near}`?" if near else said
-    if not said.startswith(_NONE_OF_A_FEW):
-        return said
-    path = said.rpartition(" - at ")[2]
-    _, held = follow(shape, path.removeprefix(_OF_A_KEY).strip("`").removeprefix("$").lstrip("."))
+    problem = str(error)
+    if unknown := _UNKNOWN.match(problem):
+        _, type_hint = follow(shape, (_split_path(problem)[1] or ""))
+        near = find_near(unknown["field"], (name for name, _ in _fields_of(type_hint)))
+        return f"{problem}; did you mean `{near}`?" if near else problem
+    if not problem.startswith(_NONE_OF_A_FEW):
+        return problem
+    path = problem.rpartition(" - at ")[2]
+    _, type_hint = follow(
+        shape, path.removeprefix(_OF_A_KEY).strip("`").removeprefix("$").lstrip(".")
+    )
     if path.startswith(_OF_A_KEY):
-        held = next(iter(get_args(_plain(held))), None)
-    allowed = ", ".join(str(value) for value in get_args(_plain(held)) if value != "")
-    return f"{said}; expected one of {allowed}" if allowed else said
+        type_hint = next(iter(get_args(_plain(type_hint))), None)
+    allowed = ", ".join(str(value) for value in get_args(_plain(type_hint)) if value != "")
+    return f"{problem}; expected one of {allowed}" if allowed else problem
 
 
 def _split_path(message: str) -> tuple[str, str | None]:
@@ -137,18 +139,18 @@ def _split_path(message: str) -> tuple[str, str | None]:
 
 def follow(record: Any, path: str) -> tuple[str, Any]:  # noqa: ANN401  # any type annotation
     """Return a path by the names of its fields, and the type at its end as far as it is known."""
-    named, held = "", record
+    named, type_hint = "", record
     for step in _STEP.finditer(path):
-        fields = _fields_of(held)
+        fields = _fields_of(type_hint)
         if fields and step["position"] is not None:
-            name, held = fields[int(step["position"])]
+            name, type_hint = fields[int(step["position"])]
         elif fields and step["key"] is not None:
-            name, held = step["key"], dict(fields).get(step["key"])
+            name, type_hint = step["key"], dict(fields).get(step["key"])
         else:
             # Of a list or a mapping: the type of what it holds is the last that it names.
-            name, held = step[0], next(reversed(get_args(_plain(held))), None)
+            name, type_hint = step[0], next(reversed(get_args(_plain(type_hint))), None)
         named += name if name.startswith("[") else f".{name}"
-    return named.lstrip("."), held
+    return named.lstrip("."), type_hint
 
 
 def _fields_of(hint: Any) -> list[tuple[str, Any]]:  # noqa: ANN401  # any type annotation

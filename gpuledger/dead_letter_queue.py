@@ -82,7 +82,7 @@ def count_nowhere_else(reason: str, count: int) -> None:
     """Do nothing beside the counter of all stages: the default."""
 
 
-class _Letter(NamedTuple):
+class _QueuedDeadLetter(NamedTuple):
     """A letter that the topic does not have yet."""
 
     content: DeadLetter
@@ -100,7 +100,7 @@ class _Letter(NamedTuple):
 class Drained:
     """The letters of one partition's records, taken out to be published along with its offsets."""
 
-    letters: Sequence[_Letter]
+    dead_letters: Sequence[_QueuedDeadLetter]
     messages: Mapping[TopicPartition, list[Message]]
     """The same letters, by where they are to be published."""
     next_offsets: Mapping[TopicPartition, int]
@@ -108,7 +108,7 @@ class Drained:
 
     def explain(self, error: BusErrorT) -> BusErrorT:
         """Return the error with which they were not published, which says that they wait."""
-        return _explain(error, waiting=len(self.letters))
+        return _explain(error, waiting=len(self.dead_letters))
 
 
 class DeadLetterQueue:
@@ -139,7 +139,7 @@ class DeadLetterQueue:
     ) -> None:
         """Take what publishes; `count` gets the reason and the number of letters on the topic."""
         self._state_topics = frozenset(state_topics)
-        self._has_letters_before: dict[TopicPartition, int] = {}
+        self._has_dead_letters_before: dict[TopicPartition, int] = {}
         self._repeats = repeats
         self._consumer = consumer
         self._producer = producer
@@ -147,8 +147,8 @@ class DeadLetterQueue:
         self._partitions = partitions
         self._time_ns = time_ns
         self._count = count
-        self._waiting: list[_Letter] = []
-        self._publishing: dict[TopicPartition, list[_Letter]] = {}
+        self._waiting: list[_QueuedDeadLetter] = []
+        self._publishing: dict[TopicPartition, list[_QueuedDeadLetter]] = {}
         """What a flush has in hand, by where it is published, less what is on the topic."""
         self._flushing = asyncio.Lock()
         self.rejected = 0
@@ -182,15 +182,15 @@ class DeadLetterQueue:
         under which key, is said all the same.
         """
         at = TopicPartition(record.topic, record.partition)
-        if record.offset < self._has_letters_before.get(at, 0):
+        if record.offset < self._has_dead_letters_before.get(at, 0):
             return
         self.rejected += 1
         shown = shorten(detail, DETAIL_CHARACTERS)
         has_room = size_bytes(record.key, record.value) <= _BASE64_BYTES
         key, value = record.key, record.value
         if not has_room:
-            said = "too large for a dead letter: read it there"
-            shown = f"{shown} (the record of {show_key(key)} is {said})"
+            note = "too large for a dead letter: read it there"
+            shown = f"{shown} (the record of {show_key(key)} is {note})"
             key = key if key is not None and len(key) <= _SMALL_KEY_BYTES else None
             value = None
         content = DeadLetter(
@@ -205,7 +205,7 @@ class DeadLetterQueue:
             key_base64=_base64(key),
             value_base64=_base64(value),
         )
-        self._waiting.append(_Letter(content, record if record.unreadable else None))
+        self._waiting.append(_QueuedDeadLetter(content, record if record.unreadable else None))
 
     async def flush(self) -> None:
         """Publish what was put aside; where that fails, the rest stays for the next call.
@@ -219,9 +219,11 @@ class DeadLetterQueue:
             self._publishing, self._waiting = self._placed(self._waiting), []
             try:
                 for at in list(self._publishing):
-                    if letters := tuple(self._publishing[at]):
-                        await self._producer.publish(*at, [letter.message() for letter in letters])
-                        self._acknowledge(letters)
+                    if dead_letters := tuple(self._publishing[at]):
+                        await self._producer.publish(
+                            *at, [dead_letter.message() for dead_letter in dead_letters]
+                        )
+                        self._acknowledge(dead_letters)
                     del self._publishing[at]
             except BusError as error:
                 waiting = sum(map(len, self._publishing.values()))
@@ -232,26 +234,36 @@ class DeadLetterQueue:
 
     def waiting(self) -> set[int]:
         """Return the partitions whose records were put aside, with no letter published yet."""
-        return {letter.content.partition for letter in self._waiting}
+        return {dead_letter.content.partition for dead_letter in self._waiting}
 
     def drain(self, partition: int) -> Drained:
         """Take out the letters of one partition's records, to be published where they belong."""
-        letters = [letter for letter in self._waiting if letter.content.partition == partition]
-        if letters:
+        dead_letters = [
+            dead_letter
+            for dead_letter in self._waiting
+            if dead_letter.content.partition == partition
+        ]
+        if dead_letters:
             self._waiting = [
-                letter for letter in self._waiting if letter.content.partition != partition
+                dead_letter
+                for dead_letter in self._waiting
+                if dead_letter.content.partition != partition
             ]
-        placed = self._placed(letters)
-        messages = {at: [letter.message() for letter in placed[at]] for at in placed}
-        return Drained(letters=letters, messages=messages, next_offsets=self._next_offsets(letters))
+        placed = self._placed(dead_letters)
+        messages = {at: [dead_letter.message() for dead_letter in placed[at]] for at in placed}
+        return Drained(
+            dead_letters=dead_letters,
+            messages=messages,
+            next_offsets=self._next_offsets(dead_letters),
+        )
 
     def skip_before(self, partition: TopicPartition, offset: int) -> None:
         """Make no letters of a partition's records before an offset: they have theirs."""
-        self._has_letters_before[partition] = offset
+        self._has_dead_letters_before[partition] = offset
 
     def acknowledge(self, drained: Drained) -> None:
         """Record that letters which were taken out are on the topic."""
-        self._acknowledge(drained.letters)
+        self._acknowledge(drained.dead_letters)
 
     def drop(self, partition: int, *, topic: str | None = None) -> None:
         """Forget the letters of one partition's records, which will be read again.
@@ -260,22 +272,24 @@ class DeadLetterQueue:
         what it has handed to the bus already, only another attempt.
         """
 
-        def stays(letter: _Letter) -> bool:
-            content = letter.content
+        def stays(dead_letter: _QueuedDeadLetter) -> bool:
+            content = dead_letter.content
             return content.partition != partition or topic not in {None, content.topic}
 
-        self._waiting = [letter for letter in self._waiting if stays(letter)]
-        for at, letters in self._publishing.items():
-            self._publishing[at] = [letter for letter in letters if stays(letter)]
+        self._waiting = [dead_letter for dead_letter in self._waiting if stays(dead_letter)]
+        for at, dead_letters in self._publishing.items():
+            self._publishing[at] = [
+                dead_letter for dead_letter in dead_letters if stays(dead_letter)
+            ]
 
-    def _acknowledge(self, letters: Sequence[_Letter]) -> None:
+    def _acknowledge(self, dead_letters: Sequence[_QueuedDeadLetter]) -> None:
         """Count letters, and log a line a minute for each topic and reason.
 
         A node may be refused at every tick.
         """
         alike: dict[tuple[str, str], list[DeadLetter]] = {}
-        for letter, unreadable in letters:
-            alike.setdefault((letter.topic, letter.reason), []).append(letter)
+        for dead_letter, unreadable in dead_letters:
+            alike.setdefault((dead_letter.topic, dead_letter.reason), []).append(dead_letter)
             if unreadable is not None:
                 count_unreadable(unreadable)
         for (topic, reason), those in alike.items():
@@ -292,22 +306,24 @@ class DeadLetterQueue:
                     detail=those[0].detail,
                 )
 
-    def _next_offsets(self, letters: Iterable[_Letter]) -> dict[TopicPartition, int]:
+    def _next_offsets(self, dead_letters: Iterable[_QueuedDeadLetter]) -> dict[TopicPartition, int]:
         found: dict[TopicPartition, int] = {}
-        for content, _ in letters:
+        for content, _ in dead_letters:
             if content.topic in self._state_topics:
                 at = TopicPartition(content.topic, content.partition)
                 last_offset = content.offset if content.last_offset is None else content.last_offset
                 found[at] = max(last_offset + 1, found.get(at, 0))
         return found
 
-    def _placed(self, letters: Iterable[_Letter]) -> dict[TopicPartition, list[_Letter]]:
-        placed: dict[TopicPartition, list[_Letter]] = {}
-        for letter in letters:
+    def _placed(
+        self, dead_letters: Iterable[_QueuedDeadLetter]
+    ) -> dict[TopicPartition, list[_QueuedDeadLetter]]:
+        placed: dict[TopicPartition, list[_QueuedDeadLetter]] = {}
+        for dead_letter in dead_letters:
             # Beside the record that it stands for, where there are as many partitions.
-            partition = letter.content.partition % self._partitions
+            partition = dead_letter.content.partition % self._partitions
             at = TopicPartition(self._topic, partition)
-            placed.setdefault(at, []).append(letter)
+            placed.setdefault(at, []).append(dead_letter)
         return placed
 
 
@@ -330,8 +346,8 @@ def _explain(error: BusErrorT, *, waiting: int) -> BusErrorT:
     """Return an error of the same kind that says how many letters wait, where any do."""
     if not waiting:
         return error
-    letters = "1 dead letter waits" if waiting == 1 else f"{waiting} dead letters wait"
-    return type(error)(f"{letters} to be published: {error}")
+    dead_letters = "1 dead letter waits" if waiting == 1 else f"{waiting} dead letters wait"
+    return type(error)(f"{dead_letters} to be published: {error}")
 
 
 def show_key(key: bytes | None) -> str:

@@ -216,10 +216,10 @@ class Month:
             ]
             for until_ns in gates_ns:
                 for node in nodes:
-                    said = await node.go_on(until_ns)
-                    away = [one for one in said if self._comes_late(node, one)]
+                    output = await node.go_on(until_ns)
+                    away = [one for one in output if self._comes_late(node, one)]
                     late += away
-                    await centre.take(one for one in said if one not in away)
+                    await centre.take(one for one in output if one not in away)
                 if (until_ns - EPOCH_NS) % week_ns < HOUR_NS:
                     await nodes[0].end()
             self.maintain()

@@ -126,10 +126,12 @@ def _pod(
         "load": {"busy_ratio": load, "kernel_seconds": 0.5},
         **place,
     }
-    held = {"gpu": gpu, **device}
+    allocated = {"gpu": gpu, **device}
     container = {
         "name": "main",
-        "devices": [held | ({"resource": "nvidia.com/gpu.shared"} if "replica" in held else {})],
+        "devices": [
+            allocated | ({"resource": "nvidia.com/gpu.shared"} if "replica" in allocated else {})
+        ],
         "processes": [] if load is None else [process],
     }
     return {
@@ -147,7 +149,7 @@ def _pod(
 class TenantTruth:
     """What is true of a tenant, in seconds of whole boards by model."""
 
-    held: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    allocated: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """What it was given while the GPU answered."""
     used: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """For how long its kernels ran."""
@@ -181,7 +183,7 @@ def _add_truth(
                 if (fault.node, [device.gpu]) == (pod.spec.node, fault.gpus)
             )
             model = gpu.facts.name
-            truth.held[model] += share * ((end - begin) / NS_PER_SECOND - lost)
+            truth.allocated[model] += share * ((end - begin) / NS_PER_SECOND - lost)
             truth.unresponsive[model] += share * lost
             busy_ns = sum(gpu.busy_ns(one, begin, end) for one in gpu.processes if one.pod is pod)
             # The time of an instance is the time of its part of the board.
@@ -229,7 +231,7 @@ def owed(namespace: str, truth: TenantTruth) -> float:
     """Return what a namespace owes by what is true of it, by the policy above."""
     amount = 0.0
     for model, price in PRICES.items():
-        held, used = truth.held.get(model, 0.0), truth.used.get(model, 0.0)
-        seconds = {USED: used, BLENDED: (held + used) / 2}.get(namespace, held)
+        allocated, used = truth.allocated.get(model, 0.0), truth.used.get(model, 0.0)
+        seconds = {USED: used, BLENDED: (allocated + used) / 2}.get(namespace, allocated)
         amount += seconds / 3600 * price
     return amount

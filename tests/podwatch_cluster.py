@@ -126,10 +126,10 @@ class Following:
     """A reflector that runs in the background, and what it told of one test's objects."""
 
     def __init__(
-        self, reflector: Reflector[Any], *, namespace: str, asked: Sequence[Mapping[str, str]]
+        self, reflector: Reflector[Any], *, namespace: str, requested: Sequence[Mapping[str, str]]
     ) -> None:
         self.reflector = reflector
-        self.asked = asked
+        self.requests = requested
         self.steps: list[Step[Any]] = []
         self.listed_version = 0
         """At which version the last list was."""
@@ -212,11 +212,11 @@ class _Noting(Api):
     def __init__(self, api: Api, settings: KubernetesSettings) -> None:
         super().__init__(settings)
         self._api = api
-        self.asked: list[Mapping[str, str]] = []
+        self.requests: list[Mapping[str, str]] = []
 
     @override
     def request(self, request: Request) -> AbstractAsyncContextManager[Answer]:
-        self.asked.append(request.query)
+        self.requests.append(request.query)
         return self._api.request(request)
 
 
@@ -254,7 +254,7 @@ async def following(
             chance=lambda: 0.0,
             version=resumed.reflector.version if resumed else None,
         )
-        found = Following(reflector, namespace=cluster.namespace, asked=api.asked)
+        found = Following(reflector, namespace=cluster.namespace, requested=api.requests)
         task = asyncio.create_task(found.run())
         try:
             yield found

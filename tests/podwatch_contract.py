@@ -46,7 +46,7 @@ class PodwatchContract:
         # Whom such a list does not have is deleted as of its version: above all records of it.
         assert found.listed_version >= max(int(pod.resource_version) for pod in listed)
         # A watch that lists is one request; pages of two, and the watch after them, are several.
-        assert (len(found.asked) == 1) == (watch_list == "auto")
+        assert (len(found.requests) == 1) == (watch_list == "auto")
         assert not any(isinstance(step, Interrupted) for step in found.steps)
 
     async def test_a_pod_is_seen_as_it_comes_changes_and_goes(self, cluster: Cluster) -> None:
@@ -130,7 +130,7 @@ class PodwatchContract:
         assert ({each.uid for each in listed}, len(listed)) == (uids, 5)
         assert found.listed_version >= max(int(each.resource_version) for each in listed)
         # A watch that lists is one request; pages of two, and the watch after them, are several.
-        assert (len(found.asked) == 1) == (watch_list == "auto")
+        assert (len(found.requests) == 1) == (watch_list == "auto")
         assert not any(isinstance(step, Interrupted) for step in found.steps)
 
     @each_other_kind

@@ -79,11 +79,11 @@ def two_frames(data: bytes) -> bytes:
     return skipped_frame(b"anything") + skipped_frame(b"more").join(packed)
 
 
-def bomb(size_bytes: int, *, says_size: bool = True) -> bytes:
+def bomb(size_bytes: int, *, declares_size: bool = True) -> bytes:
     """Pack one record of zeros, of which zstd makes thousandths."""
     inside = b"\0\0\0" + _bytes(b"k") + encoded(size_bytes)  # no attributes, deltas 0
     head = encoded(len(inside) + size_bytes + 1) + inside
-    total = len(head) + size_bytes + 1 if says_size else -1
+    total = len(head) + size_bytes + 1 if declares_size else -1
     compressor = zstandard.ZstdCompressor().compressobj(size=total)
     packed = compressor.compress(head)
     zeros = bytes(1 << 20)

@@ -29,9 +29,9 @@ def for_each(names: str, rows: Iterable[Any]) -> Callable[[Test], Test]:
                     raise
 
         # Pytest gives what the signature asks for.
-        asked = inspect.signature(test)
-        left = [each for name, each in asked.parameters.items() if name not in columns]
-        test_all.__signature__ = asked.replace(parameters=left)  # type: ignore[attr-defined]  # any function takes attributes
+        requested = inspect.signature(test)
+        left = [each for name, each in requested.parameters.items() if name not in columns]
+        test_all.__signature__ = requested.replace(parameters=left)  # type: ignore[attr-defined]  # any function takes attributes
         return test_all
 
     return decorate

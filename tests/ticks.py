@@ -60,8 +60,8 @@ def take_fast_polls(
         clock.advance((poll_time.at_ns - clock.monotonic_ns()) / NS_PER_SECOND)
         at = ClockReading.read(node_clock)
         cursors = sampler.fast_poll_cursors(poll_time.others, now_ns=at.monotonic_ns)
-        asked = [gpu for gpu in gpus if gpu.uuid in cursors]
-        sampler.take_fast_polls([gpu.fast_poll(cursors[gpu.uuid], at=at) for gpu in asked])
+        requested = [gpu for gpu in gpus if gpu.uuid in cursors]
+        sampler.take_fast_polls([gpu.fast_poll(cursors[gpu.uuid], at=at) for gpu in requested])
     clock.advance((plan.end_ns - clock.monotonic_ns()) / NS_PER_SECOND)
 
 

@@ -15,8 +15,8 @@ from gpuledger.settings import Option, load_settings
 from gpuledger_agent.context import Host, run_agent
 from gpuledger_agent.dcgm_exporter import read_swap
 from gpuledger_agent.exposition import PageRenderer
-from gpuledger_agent.exposition.holders import PodLookup
 from gpuledger_agent.exposition.node_state import NodeState, make_node_state
+from gpuledger_agent.exposition.pod_lookup import PodLookup
 from gpuledger_agent.host.kubelet.pod_labels import PodLabels
 from gpuledger_agent.host.node_pods import ContainerNames, PodUids
 from gpuledger_agent.settings import AgentSettings, name_node
@@ -93,7 +93,7 @@ def main() -> int:
     )
     settings = name_node(settings, os.environ)
     configure_logs(settings.log)
-    if swap.is_asked_for:
+    if swap.is_requested:
         publishes = not settings.no_kafka
         _log.info("dcgm_exporter_replaced", http=settings.http.listen, publishes=publishes)
     if swap.without_effect:

@@ -186,8 +186,8 @@ class AgentContext:
         host = self._host
 
         def allocations_on(gpu_uuid: str, gpu_instance: int | None) -> Sequence[DeviceAllocation]:
-            held = allocations.current(inventory.devices) if allocations else ()
-            return find_on(held, gpu_uuid, gpu_instance)
+            allocated = allocations.current(inventory.devices) if allocations else ()
+            return find_on(allocated, gpu_uuid, gpu_instance)
 
         return IncidentMonitor(
             node=self._settings.node,

@@ -138,12 +138,12 @@ class Swap:
     """The settings."""
     without_effect: list[str] = field(default_factory=list)
     """The flags and variables without a counterpart."""
-    is_asked_for: bool = False
+    is_requested: bool = False
     """Whether a flag or variable was given that only dcgm-exporter has."""
 
     def complete(self, given: Layer) -> Layer:
         """Return the settings of lowest rank; `given` are gpuledger's own."""
-        if not self.is_asked_for:
+        if not self.is_requested:
             return self.layer
         make = partial(Given, origin="in place of dcgm-exporter", is_text=True)
         implied: Layer = {("http", "listen"): make(value=_LISTEN)}
@@ -159,10 +159,10 @@ def read_swap(argv: Sequence[str], environ: Mapping[str, str]) -> Swap:
     variables = {flag: (environ.get(flag.variable, ""), flag.variable) for flag in FLAGS}
     given = {flag: pair for flag, pair in variables.items() if pair[0]}
     # Other programs have variables such as NVIDIA_RESOURCE_NAMES too.
-    swap.is_asked_for = any(flag.variable.startswith("DCGM_") for flag in given)
+    swap.is_requested = any(flag.variable.startswith("DCGM_") for flag in given)
     for flag, value, origin in take_flags(argv, swap):
         given[flag] = (value, origin)
-        swap.is_asked_for = True
+        swap.is_requested = True
     for flag in filter(given.__contains__, FLAGS):
         value, origin = given[flag]
         if flag in SWITCHES and value not in (*_TRUE, *_FALSE):

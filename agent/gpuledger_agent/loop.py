@@ -22,7 +22,7 @@ from gpuledger_agent.gpu.driver import Driver
 from gpuledger_agent.host.job_directory import JobDirectory
 from gpuledger_agent.host.kubelet.allocations import Allocations
 from gpuledger_agent.host.kubelet.assignments import DeviceIndex
-from gpuledger_agent.metrics import LOOKS_FAILED, TICK_SECONDS, TICKS_FAILED, TICKS_LATE
+from gpuledger_agent.metrics import FAST_POLLS_FAILED, TICK_SECONDS, TICKS_FAILED, TICKS_LATE
 from gpuledger_agent.monitor import IncidentMonitor
 from gpuledger_agent.publish.message_bundle import bundle_incident, bundle_inventory, bundle_tick
 from gpuledger_agent.publish.send_queue import SendQueue
@@ -198,7 +198,7 @@ class SampleLoop:
         try:
             yield
         except Exception as error:  # noqa: BLE001  # the tick to come asks for all of it again
-            LOOKS_FAILED.inc()
+            FAST_POLLS_FAILED.inc()
             self.sampler.drop_fast_polls()
             if count := _repeats.count(f"look {type(error).__name__}"):
                 _log.exception("fast_poll_failed", count=count)
@@ -237,7 +237,7 @@ class SampleLoop:
         """Make one tick and report it; return whether the driver answered at all."""
         began_seconds = time.perf_counter()
         if self.allocations:
-            self.allocations.ask_where_due()
+            self.allocations.request_if_due()
         self._take_late_polls()
         poll = await self.driver.poll(self.sampler.begin_tick())
         if poll:

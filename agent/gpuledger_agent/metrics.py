@@ -63,11 +63,11 @@ EXITS_UNREPORTED: Final = Counter(
 count_from_zero(
     EXITS_UNREPORTED, reason=("unidentified", "undated", "older", "gpu_gone", "too_many")
 )
-LOOKS_FAILED: Final = Counter(
+FAST_POLLS_FAILED: Final = Counter(
     "gpuledger_agent_fast_polls_failed",
     "Fast polls of GPUs, between two samples, that failed because of an internal error.",
 )
-LOOKS_LATE: Final = Counter(
+FAST_POLLS_LATE: Final = Counter(
     "gpuledger_agent_fast_polls_late",
     "Looks at GPUs, between two ticks, that were not answered at once.",
 )

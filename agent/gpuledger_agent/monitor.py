@@ -81,9 +81,9 @@ class IncidentLog:
         if not count:
             return
         # Who held the GPU by name, as the kubelet said; else the UIDs of who was on it.
-        pods = {f"{held.namespace}/{held.pod}" for held in incident.allocations or ()} or {
-            process.pod_uid for process in incident.processes if process.pod_uid
-        }
+        pods = {
+            f"{allocation.namespace}/{allocation.pod}" for allocation in incident.allocations or ()
+        } or {process.pod_uid for process in incident.processes if process.pod_uid}
         jobs = {process.job_id for process in incident.processes if process.job_id}
         facts = {
             "kind": incident.kind,
@@ -225,10 +225,10 @@ class IncidentMonitor:
             if gpu.health is None:
                 return
             watch = self._watches[gpu.uuid] = HealthWatch(slowdown_ns=self._slowdown_ns)
-        said = self._recent_events.get(gpu.uuid, RecentEvents())
+        recent = self._recent_events.get(gpu.uuid, RecentEvents())
         for change in watch.update(gpu, now_ns=self._clock.monotonic_ns()):
             # An event says more than a reading, and mostly comes first.
-            if not said.cover(change, time_ns=time_ns):
+            if not recent.cover(change, time_ns=time_ns):
                 self.handle(
                     Detection(
                         kind=change.kind,

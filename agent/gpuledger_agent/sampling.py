@@ -68,7 +68,7 @@ class Sampler:
         self._gpus: dict[str, GpuSampler] = {}
         """The GPUs and MIG instances, by UUID."""
         self._clock = TickClock()
-        self._is_asking = False
+        self._is_querying = False
         """Whether a tick's query has begun, and its answers are not there yet."""
         self._relayouted: list[str] = []
         self._procfs = procfs
@@ -130,29 +130,29 @@ class Sampler:
             if gpu is None:
                 continue
             if poll.failed:
-                gpu.drop_told()
-            elif gpu.take(poll, is_asking=self._is_asking):
+                gpu.drop_polled()
+            elif gpu.take(poll, is_querying=self._is_querying):
                 in_time.append(poll)
         # Their lists show who is there now.
         self._tracker.observe(in_time)
 
     def drop_fast_polls(self) -> None:
         """Drop what fast polls told, after some that could not be used: ticks ask for it again."""
-        self._is_asking = False
+        self._is_querying = False
         for gpu in self._gpus.values():
-            gpu.drop_told()
+            gpu.drop_polled()
 
     # A tick.
 
     def begin_tick(self) -> Mapping[str, SampleCursor]:
         """Return, by UUID, after which samples the next query begins; others have no cursor."""
-        self._is_asking = True
+        self._is_querying = True
         is_set_back = self._clock.is_set_back
-        return {uuid: gpu.ask_tick(is_set_back=is_set_back) for uuid, gpu in self._gpus.items()}
+        return {uuid: gpu.request_tick(is_set_back=is_set_back) for uuid, gpu in self._gpus.items()}
 
     def forget(self) -> None:
         """Forget all but the counters, after answers of which no tick could be made."""
-        self._is_asking = False
+        self._is_querying = False
         for gpu in self._gpus.values():
             gpu.forget()
 
@@ -174,7 +174,7 @@ class Sampler:
         unresponsive, with the instances that they had when they answered last. `late` is whether
         the tick began more than half a tick after its time.
         """
-        self._is_asking = False
+        self._is_querying = False
         length_ns = self._clock.follow(at)
         if length_ns and length_ns > MAX_INTERVAL_NS:
             # Longer than a record may be: what the GPUs did in it is given up with it.

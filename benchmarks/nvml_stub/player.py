@@ -46,11 +46,11 @@ class Player:
         self._known: dict[Question, Callable[[], bytes]] = {}
         self._gpm: dict[int, GpmPair] = {}
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Answer what is asked for the first time."""
         for question in self._memory.wanted():
             if question not in self._known:
-                self._known[question] = self._asking(question)
+                self._known[question] = self._querying(question)
                 self._answer(question)
 
     def refresh(self) -> None:
@@ -69,7 +69,7 @@ class Player:
             error, answer = pynvml.NVML_ERROR_NOT_SUPPORTED, b""
         self._memory.answer(question, error=error, answer=answer, room=_room(question))
 
-    def _asking(self, question: Question) -> Callable[[], bytes]:
+    def _querying(self, question: Question) -> Callable[[], bytes]:
         handle = self._handles[question.device]
         if question.function == FIELD_VALUES:
             return lambda: self._field(handle, question)
@@ -103,8 +103,8 @@ class Player:
             raise
 
     def _field(self, handle: Any, question: Question) -> bytes:  # noqa: ANN401  # the simulator's own
-        asked = [(question.first, question.second)]
-        return bytes(self._nvml.nvmlDeviceGetFieldValues(handle, asked)[0])
+        requested = [(question.first, question.second)]
+        return bytes(self._nvml.nvmlDeviceGetFieldValues(handle, requested)[0])
 
 
 class GpmPair:
@@ -181,7 +181,7 @@ def main() -> None:
     print("ready", flush=True)
     parent, refreshed = os.getppid(), time.monotonic()
     while os.getppid() == parent:
-        player.look()
+        player.check()
         if time.monotonic() - refreshed >= _REFRESH_SECONDS:
             refreshed = time.monotonic()
             player.refresh()

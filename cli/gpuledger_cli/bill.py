@@ -146,7 +146,7 @@ class BillOf:
         if missing:
             raise UserError("; ".join(missing))
 
-    def make(self, *, tells_days: bool = False) -> tuple[Bill, BillMaker]:
+    def make(self, *, with_days: bool = False) -> tuple[Bill, BillMaker]:
         """Return the bill, with what made it; raises UserError for what its user can put right."""
         read = read_policy(self.prices)
         with _naming_options():
@@ -155,7 +155,7 @@ class BillOf:
         # Those to come are counted too, and take no time.
         days = -(-(window.end_us - window.begin_us) // DAY_US)
         with printing_progress(days, what="days", done="billed") as advance:
-            return maker.make(window, advance=advance, tells_days=tells_days), maker
+            return maker.make(window, advance=advance, with_days=with_days), maker
 
     def arguments(self, made: Bill) -> list[str]:
         """Return the arguments by which this very bill is made again; no values of options."""
@@ -234,9 +234,9 @@ def bill(
     as_html = _html_writer() if format == "html" else None
     closed = bill_of.closed()
     stands = bool(closed) and not recompute
-    made = bill_of.standing(closed) if stands else bill_of.make(tells_days=bool(as_html))[0]
+    made = bill_of.standing(closed) if stands else bill_of.make(with_days=bool(as_html))[0]
     if as_html:
-        _write(as_html(made, closed=closed, asked=bill_of.arguments(made)), output)
+        _write(as_html(made, closed=closed, arguments=bill_of.arguments(made)), output)
     elif format == "parquet" and output is not None:
         rows = (row_of(made, line) for line in made.lines)
         with written(output) as file:
@@ -318,13 +318,13 @@ def close(bill_of: BillOf) -> int:
     # Differences from what is stored, with more digits than the currency has.
     difference = money_text(Fraction(sum(row["cost"] for row in rows)), made.currency)
     if revision is None:
-        said = f"nothing has changed since it was closed: {stands}"
+        message = f"nothing has changed since it was closed: {stands}"
     elif revision == 1:
-        said = f"closed as revision 1: {len(rows)} lines, {stands}"
+        message = f"closed as revision 1: {len(rows)} lines, {stands}"
     else:
         added = f"{len(rows)} correction lines, {difference} {made.currency}"
-        said = f"closed as revision {revision}: {added}; it stands at {stands}"
-    sys.stdout.write(f"{what}: {said}\n")
+        message = f"closed as revision {revision}: {added}; it stands at {stands}"
+    sys.stdout.write(f"{what}: {message}\n")
     return MADE
 
 

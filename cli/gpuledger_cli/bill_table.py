@@ -103,10 +103,10 @@ def _columns(bill: Bill) -> list[_Column]:
     # The dearest first; files have them by their values, as those are compared.
     lines = sorted(bill.lines, key=lambda line: (-line.cost, line.values))
     numbers = {
-        "Allocated GPU-hours": [hours_text(line.held) for line in lines],
+        "Allocated GPU-hours": [hours_text(line.allocated) for line in lines],
         "Used GPU-hours": [hours_text(line.used) for line in lines],
-        "Efficiency": [efficiency_text(line.used, line.held) for line in lines],
-        "Billed GPU-hours": [hours_text(line.charged) for line in lines],
+        "Efficiency": [efficiency_text(line.used, line.allocated) for line in lines],
+        "Billed GPU-hours": [hours_text(line.billed) for line in lines],
         "Cost": [money_text(line.cost, bill.currency) for line in lines],
         "Unused cost": [money_text(line.unused_cost, bill.currency) for line in lines],
     }

@@ -44,12 +44,12 @@ class LastWord:
     partition: int
     inventory: Inventory
     """What it says but the GPUs, of which it may have hundreds of kilobytes."""
-    boards: int
+    gpu_count: int
     """How many GPUs it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class Published:
     """What the topics have of what is to be retired."""
 
     watermarks: Sequence[Watermark]
@@ -63,7 +63,7 @@ class Retired:
 
     watermarks: int
     nodes: int
-    boards: int
+    gpu_count: int
 
 
 app = App(name="cluster", help_format="plaintext")
@@ -110,7 +110,7 @@ def retire(
     )
     what = f"cluster {cluster}" if node is None else f"node {node} of cluster {cluster}"
     sys.stdout.write(
-        f"{what}: {done.boards} GPUs of {done.nodes} nodes are gone since"
+        f"{what}: {done.gpu_count} GPUs of {done.nodes} nodes are gone since"
         f" {write_moment(since_ns // NS_PER_MS)}; {done.watermarks} watermarks of podwatch were"
         " taken back\n"
     )
@@ -128,7 +128,7 @@ async def retire_from(
     watermarks = (await read_watermarks(bus, PODWATCH))[1]
     async with bus.reader() as reader:
         inventories = await read_inventories(bus, reader)
-        told = Told(
+        published = Published(
             watermarks=[each for each in watermarks if each.cluster == cluster and node is None],
             inventories={
                 key: found
@@ -136,19 +136,19 @@ async def retire_from(
                 if key.cluster == cluster and node in {None, key.node}
             },
         )
-        if not told.watermarks and not told.inventories:
+        if not published.watermarks and not published.inventories:
             raise _unknown(cluster, node, {*inventories}, {each.cluster for each in watermarks})
-        partitions = {last.partition for last in told.inventories.values()}
+        partitions = {last.partition for last in published.inventories.values()}
         ticked = await read_ticked_nodes(
             bus, reader, partitions, since_ms=(now_ns - _UNRESPONSIVE_NS) // NS_PER_MS
         )
-    refuse_at_work(told, ticked, now_ns=now_ns)
-    refuse_time(told, now_ns=now_ns, since_ns=since_ns)
-    return await publish_ends(bus, told, now_ns=now_ns, since_ns=since_ns)
+    refuse_at_work(published, ticked, now_ns=now_ns)
+    refuse_time(published, now_ns=now_ns, since_ns=since_ns)
+    return await publish_ends(bus, published, now_ns=now_ns, since_ns=since_ns)
 
 
 def _unknown(
-    cluster: str, node: str | None, nodes: Collection[NodeId], spoken_of: Collection[str]
+    cluster: str, node: str | None, nodes: Collection[NodeId], reported: Collection[str]
 ) -> UserError:
     if node is not None:
         known = _some(sorted(each.node for each in nodes if each.cluster == cluster))
@@ -156,24 +156,24 @@ def _unknown(
             f"no inventory says anything of a node {node!r} in cluster {cluster!r}; there are of:"
             f" {known}"
         )
-    clusters = sorted({each.cluster for each in nodes} | set(spoken_of))
+    clusters = sorted({each.cluster for each in nodes} | set(reported))
     return UserError(
         f"neither podwatch nor an inventory has said anything of a cluster {cluster!r}; there is"
         f" of: {', '.join(clusters) or 'none'}"
     )
 
 
-def refuse_at_work(told: Told, ticked: Collection[bytes], *, now_ns: int) -> None:
+def refuse_at_work(published: Published, ticked: Collection[bytes], *, now_ns: int) -> None:
     """Raise `UserError` where podwatch or an agent is at work: it would say all that anew."""
-    newest_ns = max((each.complete_until_ns for each in told.watermarks), default=0)
+    newest_ns = max((each.complete_until_ns for each in published.watermarks), default=0)
     if now_ns - newest_ns < NS_PER_MINUTE:
         raise UserError(
-            f"podwatch of cluster {told.watermarks[0].cluster} was at work at"
+            f"podwatch of cluster {published.watermarks[0].cluster} was at work at"
             f" {write_moment(newest_ns // NS_PER_MS)}: stop it, and try again a minute later"
         )
     at_work = [
         key.node
-        for key, last in told.inventories.items()
+        for key, last in published.inventories.items()
         if node_key(last.inventory).encode() in ticked
     ]
     if at_work:
@@ -183,13 +183,13 @@ def refuse_at_work(told: Told, ticked: Collection[bytes], *, now_ns: int) -> Non
         )
 
 
-def refuse_time(told: Told, *, now_ns: int, since_ns: int) -> None:
+def refuse_time(published: Published, *, now_ns: int, since_ns: int) -> None:
     """Raise `UserError` for a time that is to come, or before which a node told its inventory."""
     if since_ns > now_ns:
         raise UserError("--since: this is yet to come; retire it then")
-    for key, last in told.inventories.items():
+    for key, last in published.inventories.items():
         # By a node's clock that is ahead it may have told it later than now, which is no reason.
-        if since_ns < min(last.inventory.time_ns, now_ns) and last.boards:
+        if since_ns < min(last.inventory.time_ns, now_ns) and last.gpu_count:
             raise UserError(
                 f"--since: node {key.node} told which GPUs it has at"
                 f" {write_moment(last.inventory.time_ns // NS_PER_MS)}, so they were there; give"
@@ -223,7 +223,7 @@ async def read_inventories(bus: Bus, reader: HistoryReader) -> dict[NodeId, Last
                     found[NodeId(inventory.cluster, inventory.node)] = LastWord(
                         partition=at.partition,
                         inventory=msgspec.structs.replace(inventory, gpus=[]),
-                        boards=len(inventory.gpus),
+                        gpu_count=len(inventory.gpus),
                     )
     return found
 
@@ -245,10 +245,10 @@ async def read_ticked_nodes(
     }
 
 
-async def publish_ends(bus: Bus, told: Told, *, now_ns: int, since_ns: int) -> Retired:
+async def publish_ends(bus: Bus, published: Published, *, now_ns: int, since_ns: int) -> Retired:
     """Publish that it is gone, and return what that was."""
     # A node that has none by its last word, as one that was retired before, has nothing to end.
-    ended = [last for last in told.inventories.values() if last.boards]
+    ended = [last for last in published.inventories.values() if last.gpu_count]
     time_ms = now_ns // NS_PER_MS
     async with bus.producer() as producer:
         for last in ended:
@@ -257,11 +257,11 @@ async def publish_ends(bus: Bus, told: Told, *, now_ns: int, since_ns: int) -> R
             gone = msgspec.structs.replace(last.inventory, time_ns=gone_ns)
             message = Message(node_key(gone).encode(), encode(gone), time_ms)
             await producer.publish(bus.topics.inventory.name, last.partition, [message])
-        for each in told.watermarks:
+        for each in published.watermarks:
             tombstone = Message(key_of(each), None, time_ms)
             await producer.publish(bus.topics.watermarks.name, each.partition, [tombstone])
     return Retired(
-        watermarks=len(told.watermarks),
+        watermarks=len(published.watermarks),
         nodes=len(ended),
-        boards=sum(last.boards for last in ended),
+        gpu_count=sum(last.gpu_count for last in ended),
     )

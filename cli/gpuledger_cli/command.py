@@ -106,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"gpuledger: {text}{_name_variables(error)}\n")
         return USER_ERROR
     except GpuledgerError as error:
-        said = mask_addresses(" ".join(str(error).split()))
-        sys.stderr.write(f"gpuledger: internal error, please report it: {said}\n")
+        message = mask_addresses(" ".join(str(error).split()))
+        sys.stderr.write(f"gpuledger: internal error, please report it: {message}\n")
         return OWN_ERROR
     return result if isinstance(result, int) else 0
 

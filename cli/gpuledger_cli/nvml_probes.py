@@ -75,7 +75,7 @@ class ProbeOutcome:
         return str(self.value) if isinstance(self.value, int | str) else "supported"
 
 
-def ask(library: object, name: str, *arguments: object) -> ProbeOutcome:
+def probe(library: object, name: str, *arguments: object) -> ProbeOutcome:
     """Call a function, whatever it says."""
     try:
         return ProbeOutcome(value=getattr(library, name)(*arguments))
@@ -109,7 +109,7 @@ def _run_here(do: Callable[[], T]) -> T:
 def probe_all(
     library: object,
     *,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     sleep: Sleep = time.sleep,
     run: ProbeRunner = _run_here,
 ) -> list[str]:
@@ -117,39 +117,39 @@ def probe_all(
 
     A GPU that hangs costs its own findings. Raises CallHangsError where the library itself hangs.
     """
-    started = run(partial(ask, library, "nvmlInit"))
+    started = run(partial(probe, library, "nvmlInit"))
     if started.error:
         return [f"NVML does not start again: {started}"]
     findings = run(partial(_probe_library, library))
     hangs = False
-    for index in range(run(partial(ask, library, "nvmlDeviceGetCount")).value or 0):
+    for index in range(run(partial(probe, library, "nvmlDeviceGetCount")).value or 0):
         try:
-            found = run(partial(_probe_gpu, library, index, say=say, sleep=sleep))
+            found = run(partial(_probe_gpu, library, index, report=report, sleep=sleep))
         except CallHangsError as error:
             found, hangs = [f"{error}; nothing more is asked of it"], True
         findings += [f"GPU {index}: {line}" for line in found]
     if not hangs:
-        run(partial(ask, library, "nvmlShutdown"))
+        run(partial(probe, library, "nvmlShutdown"))
     return findings
 
 
 def _probe_library(library: object) -> list[str]:
     version = getattr(pynvml, "nvmlSystemEventSetCreateRequest_v1", None)
-    made = ask(library, "nvmlSystemEventSetCreate", version)
+    made = probe(library, "nvmlSystemEventSetCreate", version)
     if made.value is not None:
-        ask(library, "nvmlSystemEventSetFree", version, made.value)
+        probe(library, "nvmlSystemEventSetFree", version, made.value)
     names = ("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
-    findings = [f"{name}: {ask(library, name).value}" for name in names]
+    findings = [f"{name}: {probe(library, name).value}" for name in names]
     return [*findings, f"system event sets (driver unbind): {made}"]
 
 
 def _probe_gpu(
-    library: object, index: int, *, say: Callable[[str], None], sleep: Sleep
+    library: object, index: int, *, report: Callable[[str], None], sleep: Sleep
 ) -> list[str]:
-    handle = ask(library, "nvmlDeviceGetHandleByIndex", index).value
+    handle = probe(library, "nvmlDeviceGetHandleByIndex", index).value
     if handle is None:
         return []
-    say(f"probing GPU {index}, about {_PROBE_SECONDS:.0f} s")
+    report(f"probing GPU {index}, about {_PROBE_SECONDS:.0f} s")
     return GpuProbes(library, handle, sleep=sleep).all()
 
 
@@ -169,14 +169,14 @@ class GpuProbes:
         self._sleep = sleep
         self._monotonic_ns = monotonic_ns
 
-    def ask(self, name: str, *arguments: object) -> ProbeOutcome:
+    def probe(self, name: str, *arguments: object) -> ProbeOutcome:
         """Call a function of the GPU."""
-        return ask(self._library, name, self._handle, *arguments)
+        return probe(self._library, name, self._handle, *arguments)
 
     def all(self) -> list[str]:
         """Return what every probe finds."""
         return [
-            *(f"{name}: {self.ask(name).shorten()}" for name in _PLAIN),
+            *(f"{name}: {self.probe(name).shorten()}" for name in _PLAIN),
             *self.accounting(),
             *self.events(),
             *self.pcie_counters(),
@@ -189,28 +189,28 @@ class GpuProbes:
 
     def accounting(self) -> list[str]:
         """Return which of the two calls for a process's account the driver has."""
-        listed = self.ask("nvmlDeviceGetComputeRunningProcesses_v3").value or ()
+        listed = self.probe("nvmlDeviceGetComputeRunningProcesses_v3").value or ()
         # Without a process any pid will do: NotFound says that the call itself is there.
         pid = listed[0].pid if listed else 1
         names = ("nvmlDeviceGetAccountingStats", "nvmlDeviceGetAccountingStats_v2")
-        return [f"{name}({pid}): {self.ask(name, pid)}" for name in names]
+        return [f"{name}({pid}): {self.probe(name, pid)}" for name in names]
 
     def events(self) -> list[str]:
         """Return which events can be registered, and which form of waiting the driver has."""
         library = self._library
-        made = ask(library, "nvmlEventSetCreate")
+        made = probe(library, "nvmlEventSetCreate")
         if made.value is None:
             return [f"event set: {made}"]
-        supported = self.ask("nvmlDeviceGetSupportedEventTypes").value or 0
-        registered = self.ask("nvmlDeviceRegisterEvents", supported, made.value)
-        second = ask(library, "nvmlEventSetWait_v2", made.value, _WAIT_MILLISECONDS)
+        supported = self.probe("nvmlDeviceGetSupportedEventTypes").value or 0
+        registered = self.probe("nvmlDeviceRegisterEvents", supported, made.value)
+        second = probe(library, "nvmlEventSetWait_v2", made.value, _WAIT_MILLISECONDS)
         third = ProbeOutcome(error="not in this nvidia-ml-py")
         # Younger than the oldest nvidia-ml-py that the agent works with.
         if shape := getattr(pynvml, "c_nvmlEventSetWait_v3_t", None):
             parameters = shape()
             parameters.timeoutMs = _WAIT_MILLISECONDS
-            third = ask(library, "nvmlEventSetWait_v3", made.value, parameters)
-        ask(library, "nvmlEventSetFree", made.value)
+            third = probe(library, "nvmlEventSetWait_v3", made.value, parameters)
+        probe(library, "nvmlEventSetFree", made.value)
         return [
             f"events {supported:#x} registered: {registered}",
             f"nvmlEventSetWait_v2: {second}",
@@ -221,7 +221,7 @@ class GpuProbes:
         """Read the byte counters twice: their unit and their width show in time."""
         found = []
         for _ in range(2):
-            found.append(self.ask("nvmlDeviceGetFieldValues", list(_PCIE_FIELDS)))
+            found.append(self.probe("nvmlDeviceGetFieldValues", list(_PCIE_FIELDS)))
             self._sleep(_POLL_SECONDS)
         if found[0].error:
             return [f"PCIe byte counters: {found[0]}"]
@@ -234,23 +234,23 @@ class GpuProbes:
     def profiling(self) -> str:
         """Return whether GPM samples can be taken: of the GPU, and in which way of an instance."""
         library = self._library
-        support = self.ask("nvmlGpmQueryDeviceSupport")
+        support = self.probe("nvmlGpmQueryDeviceSupport")
         if support.error:
             return f"GPM: {support}"
-        sample = ask(library, "nvmlGpmSampleAlloc").value
-        outcomes = [f"whole GPU {self.ask('nvmlGpmSampleGet', sample)}"]
-        for index in range(self.ask("nvmlDeviceGetMaxMigDeviceCount").value or 0):
-            instance = self.ask("nvmlDeviceGetMigDeviceHandleByIndex", index).value
+        sample = probe(library, "nvmlGpmSampleAlloc").value
+        outcomes = [f"whole GPU {self.probe('nvmlGpmSampleGet', sample)}"]
+        for index in range(self.probe("nvmlDeviceGetMaxMigDeviceCount").value or 0):
+            instance = self.probe("nvmlDeviceGetMigDeviceHandleByIndex", index).value
             if instance is None:
                 continue
             # Drivers differ in whether an instance is asked of its parent or by its own handle.
-            number = ask(library, "nvmlDeviceGetGpuInstanceId", instance).value
-            by_parent = self.ask("nvmlGpmMigSampleGet", number, sample)
-            by_handle = ask(library, "nvmlGpmSampleGet", instance, sample)
+            number = probe(library, "nvmlDeviceGetGpuInstanceId", instance).value
+            by_parent = self.probe("nvmlGpmMigSampleGet", number, sample)
+            by_handle = probe(library, "nvmlGpmSampleGet", instance, sample)
             outcomes.append(
                 f"instance {number} by its parent {by_parent}, by its handle {by_handle}"
             )
-        ask(library, "nvmlGpmSampleFree", sample)
+        probe(library, "nvmlGpmSampleFree", sample)
         return f"GPM is {support.value.isSupportedDevice}: {', '.join(outcomes)}"
 
     def sampling_period(self, name: str, *kind: int) -> str:
@@ -258,7 +258,7 @@ class GpuProbes:
         stamps: set[int] = set()
         errors: dict[str, int] = {}
         for _ in range(_POLLS):
-            outcome = self.ask(name, *kind, max(stamps, default=0))
+            outcome = self.probe(name, *kind, max(stamps, default=0))
             if outcome.error:
                 errors[outcome.error] = errors.get(outcome.error, 0) + 1
             else:
@@ -277,7 +277,7 @@ class GpuProbes:
         each of them, or one for all. What processes come to beside the device shows whether their
         percents count waiting, or are cut off.
         """
-        answer = self.ask("nvmlDeviceGetProcessUtilization", 0)
+        answer = self.probe("nvmlDeviceGetProcessUtilization", 0)
         # That nothing is there to be sampled is an answer, and no refusal.
         if answer.error not in (None, "NotFound"):
             return f"process samples: {answer}"
@@ -290,7 +290,7 @@ class GpuProbes:
         since, largest, claimed, used = _newest(uses), 0, 0, 0
         for _ in range(_QUESTIONS):
             self._sleep(_QUESTION_SECONDS)
-            uses = self.ask("nvmlDeviceGetProcessUtilization", since).value or ()
+            uses = self.probe("nvmlDeviceGetProcessUtilization", since).value or ()
             percents = {
                 item.timeStamp: item.sampleValue.uiVal for item in self._device_samples(since)
             }
@@ -313,7 +313,7 @@ class GpuProbes:
         moved_ns: list[int] = []
         before, polls_ns = None, [self._monotonic_ns()]
         for _ in range(_ENERGY_POLLS):
-            outcome = self.ask("nvmlDeviceGetTotalEnergyConsumption")
+            outcome = self.probe("nvmlDeviceGetTotalEnergyConsumption")
             if outcome.error:
                 return f"energy counter: {outcome}"
             # A poll takes longer than it sleeps: the call itself may take as long as that.
@@ -331,7 +331,7 @@ class GpuProbes:
         return f"energy counter: moves {at_least}every {step_ns / NS_PER_MS:.0f} ms"
 
     def _device_samples(self, since_us: int) -> Sequence[Any]:
-        answer = self.ask("nvmlDeviceGetSamples", pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us)
+        answer = self.probe("nvmlDeviceGetSamples", pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us)
         return answer.value[1] if answer.value else ()
 
 

@@ -71,7 +71,7 @@ def epilogue(
     """Return what stands below the options of a command: examples by their titles, exit codes."""
     shown = "\n".join(f"  # {title}\n  {command}" for title, command in examples.items())
     all_codes = {0: "success", **(codes or {})}
-    all_codes |= {code: said for code, said in _COMMON_CODES.items() if code not in all_codes}
+    all_codes |= {code: text for code, text in _COMMON_CODES.items() if code not in all_codes}
     written = "\n".join(f"  {code:<3}  {all_codes[code]}" for code in sorted(all_codes))
     parts = [text.strip(), f"Examples:\n{shown}", f"Exit codes:\n{written}"]
     return "\n\n".join(part for part in parts if part)

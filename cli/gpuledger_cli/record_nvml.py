@@ -136,8 +136,8 @@ def record_nvml(
         if probes and not recorder.has_failed:
             recorder.is_probing = True
             _probe(library, stop)
-    _say(f"{output}: {recorder.lines} calls, {output.stat().st_size} bytes; play it with:")
-    _say(f"  gpuledger agent --source recorded:{output}")
+    _print(f"{output}: {recorder.lines} calls, {output.stat().st_size} bytes; play it with:")
+    _print(f"  gpuledger agent --source recorded:{output}")
 
 
 class _StoppedError(Exception):
@@ -217,11 +217,11 @@ def _probe(library: object, stop: _Stop) -> None:
     watched = _WatchedLibrary(library, stop)
     with contextlib.suppress(_StoppedError):
         try:
-            findings = probe_all(watched, say=_say, run=watched.run)
+            findings = probe_all(watched, report=_print, run=watched.run)
         except CallHangsError as error:
             findings = [str(error)]
         for finding in findings:
-            _say(f"found: {finding}")
+            _print(f"found: {finding}")
 
 
 def _header(
@@ -263,7 +263,7 @@ def _describe(nvml: object, stop: _Stop) -> tuple[str | None, str | None, list[s
             names.append(watched.run(partial(_name, watched, index)))
         except CallHangsError as error:
             names.append("?")
-            _say(f"GPU {index}: {error}")
+            _print(f"GPU {index}: {error}")
             hangs = True
     if not hangs:
         watched.run(cast("NvmlLibrary", watched).nvmlShutdown)
@@ -302,16 +302,16 @@ async def _run(
         while (left := end - time.monotonic()) > 0 and not (
             agent.done() or stop.has_come or recorder.has_failed
         ):
-            _say(f"recording: {left:.0f} s left, {recorder.lines} calls", is_progress=True)
+            _print(f"recording: {left:.0f} s left, {recorder.lines} calls", is_progress=True)
             await asyncio.wait([agent], timeout=min(left, 1.0))
         if agent.done():
             agent.result()
     finally:
         await end_tasks(agent)
-        _say(f"recording: done, {recorder.lines} calls")
+        _print(f"recording: done, {recorder.lines} calls")
 
 
-def _say(line: str, *, is_progress: bool = False) -> None:
+def _print(line: str, *, is_progress: bool = False) -> None:
     """Write a line on stderr, or the same line again on a terminal."""
     if is_progress and not sys.stderr.isatty():
         return

@@ -74,12 +74,12 @@ def watermarks(
 async def read_watermarks(history: Bus, component: Component) -> tuple[int, list[Watermark]]:
     """Return how many partitions there are, and the watermarks of a component."""
     topics = history.topics
-    spoken_of = {"podwatch": topics.pods, "rows": topics.rows}.get(component, topics.events)
-    completeness = Completeness(stage=component, topic=spoken_of.name)
+    reported = {"podwatch": topics.pods, "rows": topics.rows}.get(component, topics.events)
+    completeness = Completeness(stage=component, topic=reported.name)
     decoder = decoder_of(topics.watermarks.name, Watermark)
     async with history.reader() as reader:
         spans = await reader.spans(topics.watermarks.name)
-        partitions = len(await reader.spans(spoken_of.name))
+        partitions = len(await reader.spans(reported.name))
         for at, span in spans.items():
             async for records in reader.read(at, span):
                 for record in records:

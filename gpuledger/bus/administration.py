@@ -130,7 +130,7 @@ class KafkaAdmin:
         names = [topic.name for topic in topics]
         # The controller has them; other brokers hear of them later, and say until then that they
         # do not exist.
-        async with self._connection.asking("waiting for the topics that were created"):
+        async with self._connection.requesting("waiting for the topics that were created"):
             while len(await self.describe(names)) < len(names):  # noqa: ASYNC110  # brokers send no event
                 await asyncio.sleep(PAUSE_SECONDS)
 
@@ -193,13 +193,13 @@ class KafkaAdmin:
             f" grant it {rights} on these topics"
         )
 
-    async def _repeated(self, doing: str, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _repeated(self, doing: str, request: Callable[[], Awaitable[T]]) -> T:
         # Not a `RetryingCaller`: a command of a few seconds, within the connection's deadline, that
         # has no check, and asks brokers that choose a controller or come to know a topic.
-        async with self._connection.asking(doing):
+        async with self._connection.requesting(doing):
             while True:
                 try:
-                    return await ask()
+                    return await request()
                 except KafkaError as error:
                     # One broker of several may be away, or not yet know who leads.
                     if not error.retriable:
@@ -213,7 +213,7 @@ async def open_admin(connection: KafkaConnection) -> AsyncIterator[KafkaAdmin]:
     arguments: dict[str, Any] = connection.arguments
     client = AIOKafkaAdminClient(**arguments)
     try:
-        async with connection.asking("connecting"):
+        async with connection.requesting("connecting"):
             await client.start()
         yield KafkaAdmin(connection=connection, client=client)
     finally:

@@ -116,7 +116,7 @@ class KafkaReader:
         """Return what is kept of each partition; `TopicsError` where the topic does not exist."""
         client = await self._opened()
         inner, servers = consumers.inner_client(client), self._connection.servers
-        async with self._connection.asking(f"looking up the offsets of {topic}"):
+        async with self._connection.requesting(f"looking up the offsets of {topic}"):
             count = (await count_partitions(inner, [topic], servers=servers, rights="Read"))[topic]
             partitions = [TopicPartition(topic, number) for number in range(count)]
             first = await client.beginning_offsets([named(partition) for partition in partitions])
@@ -129,7 +129,7 @@ class KafkaReader:
     async def topic_id(self, topic: str) -> str | None:
         """Return the topic's identity, asked of the brokers now."""
         client = await self._opened()
-        async with self._connection.asking(f"looking up the identity of {topic}"):
+        async with self._connection.requesting(f"looking up the identity of {topic}"):
             found = await fetch_topic_ids(consumers.inner_client(client), [topic])
         return (found or {}).get(topic)
 
@@ -139,7 +139,7 @@ class KafkaReader:
         """Return, for each partition, the offset before which every record is older than that."""
         wanted = {named(partition): timestamp_ms for partition in partitions}
         client = await self._opened()
-        async with self._connection.asking("looking up offsets by time"):
+        async with self._connection.requesting("looking up offsets by time"):
             found = await client.offsets_for_times(wanted)
             absent = [partition for partition in wanted if found.get(partition) is None]
             ends = await client.end_offsets(absent) if absent else {}
@@ -162,7 +162,7 @@ class KafkaReader:
         client.assign([its_name])
         client.seek(its_name, span.first)
         now_seconds = asyncio.get_running_loop().time
-        position, heard_at = span.first, now_seconds()
+        position, answered_at = span.first, now_seconds()
         while position < span.end:
             with self._connection.translating(f"reading {partition.topic}-{partition.partition}"):
                 found = await client.getmany(its_name, timeout_ms=_POLL_MS, max_records=MAX_RECORDS)
@@ -175,8 +175,8 @@ class KafkaReader:
                 yield wanted
             # Not by records: a span may end in markers of transactions, which are none.
             if position > before:
-                heard_at = now_seconds()
-            silent_seconds = now_seconds() - heard_at
+                answered_at = now_seconds()
+            silent_seconds = now_seconds() - answered_at
             if silent_seconds > self._connection.settings.request_timeout_seconds:
                 raise BusUnavailableError(
                     f"reading {partition.topic}-{partition.partition}: {self._connection.servers}"
@@ -200,7 +200,7 @@ class KafkaReader:
                 isolation_level="read_committed",
             )
             try:
-                async with self._connection.asking("connecting"):
+                async with self._connection.requesting("connecting"):
                     await client.start()
             except BaseException:
                 await consumers.stop_consumer(client)

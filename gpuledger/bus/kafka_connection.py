@@ -217,7 +217,7 @@ ABSENT_ANSWERS: Final = 2
 """So many answers in a row that a topic does not exist are believed; a broker that has just started
 may not have heard of it yet."""
 
-_NOT_TO_BE_SEEN: Final = TopicAuthorizationFailedError.errno
+_HIDDEN: Final = TopicAuthorizationFailedError.errno
 
 
 class KafkaConnection:
@@ -301,7 +301,9 @@ class KafkaConnection:
         return TokenProvider(source, check=self._token_check, on_token=credentials.note_sent)
 
     @asynccontextmanager
-    async def asking(self, doing: str, *, at_most_seconds: float = math.inf) -> AsyncIterator[None]:
+    async def requesting(
+        self, doing: str, *, at_most_seconds: float = math.inf
+    ) -> AsyncIterator[None]:
         """Do something with the brokers within `request_timeout_seconds`, with our own errors.
 
         An idempotent producer and a consumer's commit retry for ever by themselves.
@@ -334,12 +336,12 @@ class KafkaConnection:
                 mask=self._mask,
             ) from error
 
-    def _mask(self, said: str) -> str:
+    def _mask(self, message: str) -> str:
         """Return what a broker says with the login that it was sent masked."""
         if not self.settings.security_protocol.startswith("SASL"):
-            return said
+            return message
         # A request is logged with the begin of its token, by which that is not found.
-        return _BEARER.sub(rf"\1{MASK}", self._credentials.sent.mask(said))
+        return _BEARER.sub(rf"\1{MASK}", self._credentials.sent.mask(message))
 
     def refused_within(self, seconds: float) -> str:
         """Return why connections failed in so many seconds, as a message's end; empty for none."""
@@ -349,7 +351,7 @@ class KafkaConnection:
         """Ask for a topic over a connection of its own; `TopicsError` where it does not exist."""
         # Of a client that has joined a group the metadata is of then; a topic is asked for now.
         client = AIOKafkaClient(**self.arguments)
-        async with self.asking(f"looking up the topic {topic}"):
+        async with self.requesting(f"looking up the topic {topic}"):
             try:
                 await client.bootstrap()
                 counts = await count_partitions(client, [topic], servers=self.servers)
@@ -382,9 +384,9 @@ async def count_partitions(
     be seen, `TopicsError` where one is absent, and aiokafka's errors.
     """
     wanted = sorted(topics)
-    answer = await _ask_of_topics(client, wanted)
+    answer = await _request_topics(client, wanted)
     found = {name: (code, len(partitions)) for code, name, _, partitions in answer.topics}
-    hidden = [topic for topic, (code, _) in found.items() if code == _NOT_TO_BE_SEEN]
+    hidden = [topic for topic, (code, _) in found.items() if code == _HIDDEN]
     if hidden:
         raise RefusedError(
             f"looking up topics: {servers} does not allow this user the topic"
@@ -400,7 +402,7 @@ async def count_partitions(
     return counts
 
 
-async def _ask_of_topics(client: AIOKafkaClient, topics: list[str]) -> Any:  # noqa: ANN401  # aiokafka is untyped
+async def _request_topics(client: AIOKafkaClient, topics: list[str]) -> Any:  # noqa: ANN401  # aiokafka is untyped
     """Return what the first broker that answers says of these topics.
 
     By their names: of all topics the brokers list those that a user may see, so that one that is

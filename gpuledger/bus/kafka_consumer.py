@@ -55,7 +55,7 @@ class KafkaConsumer:
         self._withheld = Withheld(subscription=subscription) if is_committed else None
         self._client: AIOKafkaConsumer | None = None
         self._opening = asyncio.Lock()
-        self._heard_at = 0.0
+        self._answered_at = 0.0
 
     async def close(self) -> None:
         """Give up the partitions and leave the group, within the time that a process has to end."""
@@ -88,7 +88,7 @@ class KafkaConsumer:
                     if not records:
                         consumers.raise_group_errors(client)
                 if records or loop.time() >= deadline:
-                    self._must_have_heard(client, records)
+                    self._check_answered(client, records)
                     self._positions.note(records)
                     if self._withheld:
                         held = map(named, self._rebalances.held)
@@ -107,7 +107,7 @@ class KafkaConsumer:
         """Commit offsets of partitions that are held."""
         self._must_hold(offsets)
         client = await self._opened()
-        async with self._connection.asking(self._doing("committing")):
+        async with self._connection.requesting(self._doing("committing")):
             metadata = self._positions.metadata
             await client.commit(
                 {
@@ -119,13 +119,13 @@ class KafkaConsumer:
     async def committed(self, partition: TopicPartition) -> int | None:
         """Return the committed offset, or `None`."""
         client = await self._opened()
-        async with self._connection.asking(self._doing("reading the committed offset")):
+        async with self._connection.requesting(self._doing("reading the committed offset")):
             return await self._positions.committed(client, partition)
 
     async def topic_id(self, topic: str) -> str | None:
         """Return the topic's identity, asked of the brokers now."""
         client = await self._opened()
-        async with self._connection.asking(self._doing("looking up the topic's identity")):
+        async with self._connection.requesting(self._doing("looking up the topic's identity")):
             found = await fetch_topic_ids(consumers.inner_client(client), [topic])
         if found is None:
             return None
@@ -161,7 +161,7 @@ class KafkaConsumer:
         """Return the offset of the next record to be polled."""
         self._must_hold([partition])
         client = await self._opened()
-        async with self._connection.asking(self._doing("looking up the position")):
+        async with self._connection.requesting(self._doing("looking up the position")):
             position: int = await client.position(named(partition))
             return position
 
@@ -171,7 +171,7 @@ class KafkaConsumer:
         """Return the offsets that the next published records will get."""
         wanted = [named(partition) for partition in partitions]
         client = await self._opened()
-        async with self._connection.asking(self._doing("looking up end offsets")):
+        async with self._connection.requesting(self._doing("looking up end offsets")):
             found = await client.end_offsets(wanted)
         return {TopicPartition(*partition): offset for partition, offset in found.items()}
 
@@ -230,7 +230,7 @@ class KafkaConsumer:
         if all(inner.cluster.partitions_for_topic(topic) for topic in topics):
             return
         # A broker that has just started may not know of it yet: all are asked.
-        async with self._connection.asking(self._doing("looking up topics")):
+        async with self._connection.requesting(self._doing("looking up topics")):
             await count_partitions(inner, topics, servers=self._connection.servers, rights="Read")
             await inner.force_metadata_update()
 
@@ -239,7 +239,7 @@ class KafkaConsumer:
             # One at a time: a poll and a commit may both find none.
             if self._client is None:
                 self._client = await self._open()
-                self._heard_at = asyncio.get_running_loop().time()
+                self._answered_at = asyncio.get_running_loop().time()
             return self._client
 
     async def _open(self) -> AIOKafkaConsumer:
@@ -247,7 +247,7 @@ class KafkaConsumer:
         own = group_arguments(self._subscription, self._connection.settings)
         client = AIOKafkaConsumer(**(self._connection.arguments | own))
         try:
-            async with self._connection.asking(self._doing("connecting")):
+            async with self._connection.requesting(self._doing("connecting")):
                 await client.start()
                 heed_refused_offsets(client)
                 topics = list(self._subscription.topics)
@@ -261,15 +261,15 @@ class KafkaConsumer:
             raise
         return client
 
-    def _must_have_heard(self, client: AIOKafkaConsumer, records: Polled) -> None:
+    def _check_answered(self, client: AIOKafkaConsumer, records: Polled) -> None:
         now = asyncio.get_running_loop().time()
         if records or consumers.has_coordinator(client):
-            self._heard_at = now
-        elif now - self._heard_at > self._silence_seconds:
+            self._answered_at = now
+        elif now - self._answered_at > self._silence_seconds:
             raise BusUnavailableError(
                 f"{self._doing('polling')}: no broker of {self._connection.servers} "
-                f"has coordinated the group for {now - self._heard_at:.0f} s"
-                f"{self._connection.refused_within(now - self._heard_at)}"
+                f"has coordinated the group for {now - self._answered_at:.0f} s"
+                f"{self._connection.refused_within(now - self._answered_at)}"
             )
 
     def _must_hold(self, partitions: Iterable[TopicPartition]) -> None:

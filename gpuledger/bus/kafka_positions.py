@@ -75,7 +75,7 @@ class Positions:
     async def begin(self, client: AIOKafkaConsumer, partitions: Iterable[TopicPartition]) -> None:
         """Set newly held partitions to where the group is, as far as that is of the same topics."""
         wanted = list(partitions)
-        async with self._connection.asking("looking up what the group has committed"):
+        async with self._connection.requesting("looking up what the group has committed"):
             self._topic_ids = TopicIds(await self._fetch_ids(client))
             committed = await committed_offsets(client, map(named, wanted))
         # Before commits carry the new identities: what was read is still of the former ones.
@@ -164,7 +164,7 @@ class Positions:
         (refused,) = error.args
         for at, offset in refused.items():
             partition = TopicPartition(*at)
-            async with self._connection.asking("looking up the first offset"):
+            async with self._connection.requesting("looking up the first offset"):
                 first = (await client.beginning_offsets([at]))[at]
                 end = (await client.end_offsets([at]))[at]
             # The broker had been behind, as one that has just become the leader: nothing is gone.
@@ -243,7 +243,7 @@ class Positions:
         self, client: AIOKafkaConsumer, partition: TopicPartition
     ) -> int | None:
         at = named(partition)
-        async with self._connection.asking("looking up the time of the first record"):
+        async with self._connection.requesting("looking up the time of the first record"):
             # The first record that is not older than the epoch.
             found: Any = (await client.offsets_for_times({at: 0})).get(at)
         return None if found is None else known_time_ms(int(found.timestamp))

@@ -187,7 +187,7 @@ class KafkaProducer:
             return None
         client, at, has_begun = self._client, TopicPartition(topic, partition), False
         try:
-            async with self._connection.asking(f"publishing to {topic}-{partition}"):
+            async with self._connection.requesting(f"publishing to {topic}-{partition}"):
                 client = await self._opened()
                 await self._partitions.must_have(client, [at])
                 has_begun = True
@@ -266,7 +266,7 @@ class KafkaTransactions:
 
     async def open(self) -> None:
         """Connect and shut out who had the id; what that one left open is aborted first."""
-        async with self._connection.asking(f"opening the transactional id {self._id!r}"):
+        async with self._connection.requesting(f"opening the transactional id {self._id!r}"):
             self._client = await open_client(
                 self._connection,
                 transactional_id=self._id,
@@ -337,10 +337,10 @@ class KafkaTransactions:
     ) -> Offsets:
         """Begin a transaction, fill and commit it; raises `TopicsError` before it begins."""
         # With a topic that is absent the transaction would never end.
-        async with self._connection.asking("looking up topics", at_most_seconds=COMMIT_SECONDS):
+        async with self._connection.requesting("looking up topics", at_most_seconds=COMMIT_SECONDS):
             await self._partitions.must_have(client, list(messages))
         doing = f"committing a transaction of {self._id!r}"
-        async with self._connection.asking(doing, at_most_seconds=COMMIT_SECONDS):
+        async with self._connection.requesting(doing, at_most_seconds=COMMIT_SECONDS):
             await begin_transaction(client)
             topic_ids = self._connection.topic_ids.get(group, {})
             committed = {

@@ -142,17 +142,17 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
         )
         self._tokens.confirm(token)
         if self._timer is None:
-            self._look_later()
+            self._check_later()
 
-    def _look_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+    def _check_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Have what is due renewed; end with the last connection, as nobody needs a token then."""
         self._timer = None
         if not self._living():
             return
-        self._look_later()
+        self._check_later()
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.get_running_loop().create_task(self._renew())
 

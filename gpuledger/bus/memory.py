@@ -148,7 +148,7 @@ class MemoryBus:
         self._must_exist([topic])
         topic_id = uuid4().hex
         for number in range(self._partitions[topic]):
-            self._logs[TopicPartition(topic, number)].begin_anew(topic_id)
+            self._logs[TopicPartition(topic, number)].recreate(topic_id)
 
     def _group(self, name: str) -> ConsumerGroup:
         seconds = self._session_timeout_seconds

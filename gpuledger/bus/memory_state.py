@@ -108,7 +108,7 @@ class PartitionLog:
         self._bytes = sum(map(_size_bytes, self._records))
         self.expired_before = max(self.expired_before, min(offset, self.end_offset))
 
-    def begin_anew(self, topic_id: str) -> None:
+    def recreate(self, topic_id: str) -> None:
         """Become the partition of another topic of the same name, without any record."""
         self._records.clear()
         self._bytes = self.end_offset = self.expired_before = self._tombstones_before = 0

@@ -25,11 +25,11 @@ from gpuledger.records import (
     GpuBooks,
     GpuEvent,
     GpuReading,
+    LateAdjustment,
     MemoryMethod,
     NamespaceDescription,
     NodeDescription,
     PodDescription,
-    Settlement,
 )
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class PodIndex:
     def __init__(self, event: GpuEvent) -> None:
         self._event = event
         self._users: dict[int, PodOfEntry] = {}
-        self._holders: dict[int, PodOfEntry] = {}
+        self._allocatees: dict[int, PodOfEntry] = {}
         self._namespaces = {namespace.name: namespace for namespace in event.namespaces or ()}
 
     def user_of(self, entry: Entry) -> PodOfEntry:
@@ -121,7 +121,7 @@ class PodIndex:
             )
         return found
 
-    def holder_of(self, entry: Entry) -> PodOfEntry:
+    def allocatee_of(self, entry: Entry) -> PodOfEntry:
         """Return the pod that held the part of the GPU of an entry on idle.
 
         Raises ValueError where the entry names a position that the event's holders do not have, or
@@ -130,13 +130,13 @@ class PodIndex:
         position = entry.allocation
         if position is None:
             return NO_POD
-        found = self._holders.get(position)
+        found = self._allocatees.get(position)
         if found is None:
-            holder: EventAllocation = _at("allocation", position, self._event.allocations)
-            pod = _at("pod", holder.pod, self._event.pods)
+            allocatee: EventAllocation = _at("allocation", position, self._event.allocations)
+            pod = _at("pod", allocatee.pod, self._event.pods)
             # Of another node's pod nothing is told, as the node may be anybody.
-            container = None if pod.name is None else holder.container
-            found = self._holders[position] = self._pod_of(pod, None, container)
+            container = None if pod.name is None else allocatee.container
+            found = self._allocatees[position] = self._pod_of(pod, None, container)
         return found
 
     def _pod_of(
@@ -145,9 +145,9 @@ class PodIndex:
         if pod is None:
             return PodOfEntry(None, container_id, container)
         namespace = self._namespaces.get(pod.namespace or "")
-        asked = (pod.requested or {}).get(container or "")
+        request = (pod.requested or {}).get(container or "")
         requested = (
-            {name: str(amount) for name, amount in asked.resources.items()} if asked else None
+            {name: str(amount) for name, amount in request.resources.items()} if request else None
         )
         return PodOfEntry(pod, container_id, container, pod, requested, namespace)
 
@@ -237,7 +237,7 @@ class BookedEntry(NamedTuple):
     """How the energy was found."""
     user: PodOfEntry
     """On whom it is booked."""
-    holder: PodOfEntry
+    allocatee: PodOfEntry
     """On idle: who held it unused."""
     slices: DeviceSlices
     """How much of its board the GPU is."""
@@ -260,7 +260,7 @@ def job_of(entry: Entry) -> str | None:
     return entry.job_id if entry.category is Category.JOB else None
 
 
-def holder_job_of(entry: Entry) -> str | None:
+def allocated_job_of(entry: Entry) -> str | None:
     """Return the job that held the part of the GPU of an entry on idle; `None` where none did."""
     return entry.job_id if entry.category is Category.IDLE and entry.allocation is None else None
 
@@ -278,7 +278,7 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
         books = device.books
         slices = slices_of(books)
         for entry, apportioned in zip(device.entries, device.apportioned, strict=True):
-            user, holder = pods.user_of(entry), pods.holder_of(entry)
+            user, allocatee = pods.user_of(entry), pods.allocatee_of(entry)
             yield BookedEntry(
                 event,
                 origin,
@@ -292,14 +292,14 @@ def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[Bo
                 device.memory_method,
                 device.energy_method,
                 user,
-                holder,
+                allocatee,
                 slices,
-                user.requested or holder.requested,
+                user.requested or allocatee.requested,
                 node,
-                user.namespace or holder.namespace or _NO_NAMESPACE,
+                user.namespace or allocatee.namespace or _NO_NAMESPACE,
                 apportioned,
                 job_of(entry),
-                holder_job_of(entry),
+                allocated_job_of(entry),
             )
 
 
@@ -335,24 +335,24 @@ def _devices_of_tick(event: GpuEvent) -> Iterator[_DeviceEntries]:
 
 def _devices_settled(event: GpuEvent) -> Iterator[_DeviceEntries]:
     """Yield the entries of each settlement; raise ValueError as `gpu_of` does."""
-    for settlement in event.late_adjustments or ():
+    for adjustment in event.late_adjustments or ():
         yield _DeviceEntries(
-            entries=settlement.entries,
+            entries=adjustment.entries,
             # The chip's counters of the settled ticks were apportioned with these ticks.
-            apportioned=[UNKNOWN] * len(settlement.entries),
-            books=gpu_of(settlement, event),
-            time_ns=settlement.until_time_ns,
-            interval_ns=max(0, settlement.until_time_ns - settlement.from_time_ns),
-            busy_method=settlement.busy_method,
+            apportioned=[UNKNOWN] * len(adjustment.entries),
+            books=gpu_of(adjustment, event),
+            time_ns=adjustment.until_time_ns,
+            interval_ns=max(0, adjustment.until_time_ns - adjustment.from_time_ns),
+            busy_method=adjustment.busy_method,
         )
 
 
-def gpu_of(settlement: Settlement, event: GpuEvent) -> GpuBooks:
+def gpu_of(adjustment: LateAdjustment, event: GpuEvent) -> GpuBooks:
     """Return the GPU on which something is settled.
 
     Raises ValueError where the settlement names a position that the event's GPUs do not have.
     """
-    return _at("gpu", settlement.gpu, event.gpus)
+    return _at("gpu", adjustment.gpu, event.gpus)
 
 
 def _at(name: str, position: int, table: Sequence[T]) -> T:

@@ -70,7 +70,7 @@ class Family:
     interval a thing is described once, as it was last."""
 
 
-BOOKED_OF_USERS: Final = tuple(quantity for quantity in BOOKED if not quantity.is_of_holders)
+BOOKED_OF_USERS: Final = tuple(quantity for quantity in BOOKED if not quantity.is_of_allocations)
 QUANTITIES_OF_USERS: Final = (*BOOKED_OF_USERS, *APPORTIONED)
 """The quantities of containers and accounts, in the order in which a group has their values."""
 
@@ -103,7 +103,7 @@ class ContainerLabels(NamedTuple):
     container: str
 
 
-class HolderLabels(NamedTuple):
+class AllocationLabels(NamedTuple):
     """The labels of who holds a part of a device; all empty of what nobody holds."""
 
     allocated_namespace: str = ""
@@ -261,15 +261,15 @@ POD: Final = Family(
     shares=SharedOfDevice.USE,
 )
 ACCOUNT: Final = Family(
-    labels=("gpu_uuid", "category", "job_id", *HolderLabels._fields),
+    labels=("gpu_uuid", "category", "job_id", *AllocationLabels._fields),
     metrics=tuple(
         FamilyMetric(name=f"gpuledger_category_gpu_{quantity.average}", help=quantity.account_help)
         for quantity in QUANTITIES_OF_USERS
     ),
     shares=SharedOfDevice.USE,
 )
-HOLDER: Final = Family(
-    labels=("gpu_uuid", *HolderLabels._fields),
+ALLOCATION: Final = Family(
+    labels=("gpu_uuid", *AllocationLabels._fields),
     metrics=(
         FamilyMetric(
             name=f"gpuledger_allocation_gpu_{ALLOCATED_NS.average}",
@@ -364,7 +364,7 @@ FAMILIES: Final = (
     NODE,
     POD,
     ACCOUNT,
-    HOLDER,
+    ALLOCATION,
     REQUESTED,
     POD_INFO,
     NAMESPACE_INFO,

@@ -313,7 +313,7 @@ READINGS: Final = {
 }
 """What each series reads, by its metric and the labels behind `gpu_uuid`: part and field."""
 _NS_PER_SECOND: Final = 10**9
-_TOLD: Final = ("health", "limits", "throttling", "traffic")
+_REPORTED: Final = ("health", "limits", "throttling", "traffic")
 """A device is told of from the first record on that has one of these parts."""
 _STATE_BYTES: Final = 65_536
 """What a GPU takes of memory beside its labels, about: its series' groups and its last health."""
@@ -429,7 +429,7 @@ def health_values(
 def _remember(details: GpuDetails, known: NodeHealth, now_ns: int) -> None:
     gpu = known.gpus.get(details.uuid)
     if gpu is None:
-        if not any(getattr(details, name) is not None for name in _TOLD):
+        if not any(getattr(details, name) is not None for name in _REPORTED):
             return
         if len(known.gpus) >= MAX_GPUS:
             # The one that was heard of longest ago: no node has so many.

@@ -47,7 +47,7 @@ class Quantity:
     total: Callable[[Sequence[GpuReading], int], int | None]
     """What the entries sum to, of these readings in a tick of so many nanoseconds; `None` where the
     driver does not say."""
-    sums_over_board: bool = False
+    sums_over_physical_gpu: bool = False
     """Whether the entries of a GPU's row and of its MIG instances' rows sum to the total together:
     the driver measures it of the board. Otherwise those of each row sum to the row's total."""
     apportioned_from: str | None = None
@@ -55,7 +55,7 @@ class Quantity:
     booked."""
     units_per_base: int
     """How many of its unit are one of the base unit (second, byte, joule) in which series are."""
-    is_of_holders: bool = False
+    is_of_allocations: bool = False
     """Whether idle's entries alone have it, of every row: it says who holds the device, not who
     uses it, and is known where the device does not answer."""
     is_gauge: bool = False
@@ -94,10 +94,10 @@ def _memory_bytes(readings: Sequence[GpuReading], _: int) -> int | None:
             key = reading.uuid if reading.gpu_instance is None else reading.gpu_instance
             by_instance.setdefault(key, reading.memory_total_bytes)
     # Where the board did not answer, its instances stand for it.
-    board = readings[0].memory_total_bytes if readings[0].parent_uuid is None else None
-    if board is None and not by_instance:
+    physical_gpu = readings[0].memory_total_bytes if readings[0].parent_uuid is None else None
+    if physical_gpu is None and not by_instance:
         return None
-    return max(board or 0, sum(by_instance.values()))
+    return max(physical_gpu or 0, sum(by_instance.values()))
 
 
 def _active_ns(part: str, what: str, meaning: str) -> Quantity:
@@ -150,7 +150,7 @@ ALLOCATED_NS: Final = Quantity(
     meaning="On `idle`: how much of the device its holder, or nobody, holds, whatever is used of"
     " it, as time; over a device it sums to the interval, also where the device does not answer.",
     total=lambda _, interval_ns: interval_ns,
-    is_of_holders=True,
+    is_of_allocations=True,
     units_per_base=10**9,
     average="ratio",
     pod_help="",
@@ -167,7 +167,7 @@ QUANTITIES: Final = (
         unit="By",
         meaning="Memory held over the tick; on `idle`: free memory; absent without a reading.",
         total=_memory_bytes,
-        sums_over_board=True,
+        sums_over_physical_gpu=True,
         units_per_base=1,
         is_gauge=True,
         average="memory_bytes",
@@ -182,7 +182,7 @@ QUANTITIES: Final = (
         unit="mJ",
         meaning="Energy; absent on a GPU that gives neither energy nor power.",
         total=lambda readings, _: readings[0].energy_millijoules,
-        sums_over_board=True,
+        sums_over_physical_gpu=True,
         units_per_base=1000,
         average="power_watts",
         pod_help="Power booked on the container, averaged over the tick.",
@@ -217,7 +217,7 @@ _rates: Final[Callable[[GpuReading], tuple[float | None, ...]]] = attrgetter(
 )
 _NO_RATES: Final = (None,) * len(APPORTIONED)
 _IDLE: Final = Category.IDLE
-_NOBODY: Final = Category.UNATTRIBUTED
+_UNATTRIBUTED: Final = Category.UNATTRIBUTED
 
 
 def rates_of(reading: GpuReading) -> tuple[float | None, ...]:
@@ -241,9 +241,11 @@ def apportion(books: GpuBooks, interval_ns: int) -> list[Amounts]:
     worked = sum(weights)
     if not worked:
         accounts = [entry.category for entry in entries]
-        nobodys = accounts.index(_NOBODY) if _NOBODY in accounts else len(entries) - 1
-        indices = sorted({*indices, nobodys})
-        weights, worked = [int(index == nobodys) for index in indices], 1
+        unattributed = (
+            accounts.index(_UNATTRIBUTED) if _UNATTRIBUTED in accounts else len(entries) - 1
+        )
+        indices = sorted({*indices, unattributed})
+        weights, worked = [int(index == unattributed) for index in indices], 1
     columns: list[list[int | None]] = []
     for rate in rates:
         if rate is None:
@@ -283,18 +285,18 @@ def imbalances(books: Sequence[GpuBooks], interval_ns: int) -> Iterator[Imbalanc
     Costs as much as the booking.
     """
     # A GPU's own row, behind it those of its instances; these also where its own is missing.
-    boards = {row.reading.uuid: [row] for row in books if row.reading.parent_uuid is None}
+    physical_gpus = {row.reading.uuid: [row] for row in books if row.reading.parent_uuid is None}
     for row in books:
         if row.reading.parent_uuid is not None:
-            boards.setdefault(row.reading.parent_uuid, []).append(row)
-    for rows in boards.values():
+            physical_gpus.setdefault(row.reading.parent_uuid, []).append(row)
+    for rows in physical_gpus.values():
         # A GPU that is cut has no time of its own: that is its instances'.
         is_cut = len(rows) > 1 and rows[0].reading.parent_uuid is None
         own = rows[1:] if is_cut else rows
         amounts = {id(row): _amounts(row, interval_ns) for row in rows}
         for quantity in QUANTITIES:
-            alone = rows if quantity.is_of_holders else own
-            for summed in [rows] if quantity.sums_over_board else [[row] for row in alone]:
+            alone = rows if quantity.is_of_allocations else own
+            for summed in [rows] if quantity.sums_over_physical_gpu else [[row] for row in alone]:
                 booked = [
                     amount
                     for row in summed

@@ -387,7 +387,7 @@ COLUMNS: Final = (
     Column(
         name="allocated_state",
         type=ColumnType.CODE,
-        source="holder.described.state",
+        source="allocatee.described.state",
         bounds=PodState,
         optional=True,
         meaning="On `idle`: what is known of the pod that held this part unused: `known` by a pod"
@@ -397,7 +397,7 @@ COLUMNS: Final = (
     Column(
         name="allocated_uid",
         type=ColumnType.TEXT,
-        source="holder.described.uid",
+        source="allocatee.described.uid",
         bounds=Id,
         optional=True,
         meaning="On `idle`: the UID of the pod that held this part unused.",
@@ -405,7 +405,7 @@ COLUMNS: Final = (
     Column(
         name="allocated_namespace",
         type=ColumnType.TEXT,
-        source="holder.described.namespace",
+        source="allocatee.described.namespace",
         bounds=Label,
         optional=True,
         meaning="On `idle`: the namespace of who held this part unused.",
@@ -413,7 +413,7 @@ COLUMNS: Final = (
     Column(
         name="allocated_pod",
         type=ColumnType.TEXT,
-        source="holder.described.name",
+        source="allocatee.described.name",
         bounds=Subdomain,
         optional=True,
         meaning="On `idle`: the pod that held this part unused.",
@@ -421,7 +421,7 @@ COLUMNS: Final = (
     Column(
         name="allocated_container",
         type=ColumnType.TEXT,
-        source="holder.container",
+        source="allocatee.container",
         bounds=Label,
         optional=True,
         meaning="On `idle`: the container that held this part unused.",
@@ -437,7 +437,7 @@ COLUMNS: Final = (
     Column(
         name="allocated_owner_kind",
         type=ColumnType.TEXT,
-        source="holder.described.owner_kind",
+        source="allocatee.described.owner_kind",
         bounds=Word,
         optional=True,
         meaning="On `idle`: kind of the workload that held this part unused.",
@@ -445,7 +445,7 @@ COLUMNS: Final = (
     Column(
         name="allocated_owner_name",
         type=ColumnType.TEXT,
-        source="holder.described.owner_name",
+        source="allocatee.described.owner_name",
         bounds=Subdomain,
         optional=True,
         meaning="On `idle`: name of that workload.",
@@ -453,7 +453,7 @@ COLUMNS: Final = (
     Column(
         name="allocated_labels",
         type=ColumnType.LABELS,
-        source="holder.described.labels",
+        source="allocatee.described.labels",
         bounds=Labels,
         optional=True,
         meaning="On `idle`: the labels of the pod that held this part unused.",

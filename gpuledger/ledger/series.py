@@ -19,19 +19,19 @@ from gpuledger.ledger.entries import (
     NO_POD,
     PodIndex,
     PodOfEntry,
+    allocated_job_of,
     digest_of_described,
     energy_method_of,
-    holder_job_of,
     job_of,
     shared,
     slices_of,
 )
 from gpuledger.ledger.families import (
     ACCOUNT,
+    ALLOCATION,
     BOOKED_OF_USERS,
     DEVICE,
     GPU_INFO,
-    HOLDER,
     INSTANCE,
     METHOD,
     NAMESPACE_INFO,
@@ -41,10 +41,10 @@ from gpuledger.ledger.families import (
     POD_INFO,
     QUANTITIES_OF_USERS,
     REQUESTED,
+    AllocationLabels,
     ContainerLabels,
     DeviceLabels,
     Family,
-    HolderLabels,
     InstanceLabels,
     NodeInfoLabels,
     PodInfoLabels,
@@ -75,13 +75,13 @@ MAX_GROUPS: Final = 16_384
 _Memory = tuple[str | None, int | str]
 """A memory that compute instances share: the GPU, and the GPU instance or the instance itself."""
 _NODE_GROUP: Final = SeriesGroup(NODE, ())
-_NO_HOLDER: Final = HolderLabels()
+_NOT_ALLOCATED: Final = AllocationLabels()
 _INFO: Final[SeriesValues] = (1.0,)
 _UNAPPORTIONED: Final = (None,) * len(UNKNOWN)
 _booked_amounts: Final[Callable[[Entry], Amounts]] = attrgetter(
     *(quantity.name for quantity in BOOKED_OF_USERS)
 )
-_whose: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter(
+_owner_key: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter(
     "category", "container", "allocation", "job_id"
 )
 _identity: Final[Callable[[GpuReading], tuple[Any, ...]]] = attrgetter(
@@ -132,7 +132,7 @@ class _DeviceGroups:
     info: SeriesGroup
     users: list[SeriesGroup]
     """The group of each entry in which its use counts."""
-    holders: list[SeriesGroup | None]
+    allocatees: list[SeriesGroup | None]
     """The group of each entry in which what is held counts, where the entry is idle's."""
     are_distinct: bool
     """Whether no two entries count in one group of users."""
@@ -200,9 +200,9 @@ class EventSeries:
         before, known.devices = known.devices, {}
         for books in event.gpus:
             device = before.get(books.reading.uuid)
-            identity = (_identity(books.reading), list(map(_whose, books.entries)))
+            identity = (_identity(books.reading), list(map(_owner_key, books.entries)))
             if device is None or device.identity != identity:
-                device = _know(books, identity, pods)
+                device = _device_groups(books, identity, pods)
             known.devices[books.reading.uuid] = device
             values[device.device] = _of_row(books, memories)
             values[device.info] = _INFO
@@ -210,7 +210,7 @@ class EventSeries:
             # Nothing can be averaged over no time; what the device read stands all the same.
             if interval_ns > 0:
                 _add_users(values, books, device, interval_ns, divisors)
-                values |= _of_holders(books, device, interval_ns)
+                values |= _of_allocatees(books, device, interval_ns)
             # After each device, so that one event cannot grow without end before it is refused.
             _refuse_too_many(values)
         return values
@@ -278,8 +278,8 @@ def _requests(event: GpuEvent) -> Iterator[tuple[tuple[str, ...], int]]:
     for pod in event.pods:
         if pod.requested is None or pod.state is PodState.FOREIGN:
             continue
-        for container, asked in pod.requested.items():
-            for resource, amount in asked.resources.items():
+        for container, request in pod.requested.items():
+            for resource, amount in request.resources.items():
                 labels = ContainerLabels(
                     namespace=shared(pod.namespace or ""),
                     pod=pod.name or "",
@@ -289,7 +289,7 @@ def _requests(event: GpuEvent) -> Iterator[tuple[tuple[str, ...], int]]:
                 yield (*labels, resource), amount
 
 
-def _know(books: GpuBooks, identity: tuple[Any, ...], pods: PodIndex) -> _DeviceGroups:
+def _device_groups(books: GpuBooks, identity: tuple[Any, ...], pods: PodIndex) -> _DeviceGroups:
     """Return the groups of a device; raises ValueError where an entry points to nothing."""
     reading = books.reading
     gpu = DeviceLabels(
@@ -302,26 +302,26 @@ def _know(books: GpuBooks, identity: tuple[Any, ...], pods: PodIndex) -> _Device
         mig_profile=reading.mig_profile or "",
     )
     is_instance = reading.parent_uuid is not None
-    users, holders = list[SeriesGroup](), list[SeriesGroup | None]()
+    users, allocatees = list[SeriesGroup](), list[SeriesGroup | None]()
     for entry in books.entries:
-        holder = _holder_labels(entry, pods)
+        allocatee = _allocation_labels(entry, pods)
         is_idle = entry.category is Category.IDLE
-        holders.append(SeriesGroup(HOLDER, (reading.uuid, *holder)) if is_idle else None)
+        allocatees.append(SeriesGroup(ALLOCATION, (reading.uuid, *allocatee)) if is_idle else None)
         if entry.category is Category.POD:
             user = SeriesGroup(POD, (reading.uuid, *_container_labels(pods.user_of(entry))))
         else:
             category = entry.category.value, job_of(entry) or ""
-            user = SeriesGroup(ACCOUNT, (reading.uuid, *category, *holder))
+            user = SeriesGroup(ACCOUNT, (reading.uuid, *category, *allocatee))
         users.append(user)
-    of_reading, whose = identity
+    of_reading, owners = identity
     return _DeviceGroups(
-        identity=(of_reading, [*map(shared, whose)]),
+        identity=(of_reading, [*map(shared, owners)]),
         device=SeriesGroup(INSTANCE, (*gpu, *instance))
         if is_instance
         else SeriesGroup(DEVICE, gpu),
         info=SeriesGroup(GPU_INFO, (*gpu, *instance)),
         users=users,
-        holders=holders,
+        allocatees=allocatees,
         are_distinct=len(set(users)) == len(users),
         methods=(),
         of_methods={},
@@ -332,17 +332,17 @@ def _number_text(number: int | None) -> str:
     return "" if number is None else str(number)
 
 
-def _holder_labels(entry: Entry, pods: PodIndex) -> HolderLabels:
-    holder = pods.holder_of(entry)
-    if holder is NO_POD:
-        job = holder_job_of(entry)
-        return _NO_HOLDER if job is None else HolderLabels(allocated_job_id=job)
-    pod = holder.described
-    return HolderLabels(
+def _allocation_labels(entry: Entry, pods: PodIndex) -> AllocationLabels:
+    allocatee = pods.allocatee_of(entry)
+    if allocatee is NO_POD:
+        job = allocated_job_of(entry)
+        return _NOT_ALLOCATED if job is None else AllocationLabels(allocated_job_id=job)
+    pod = allocatee.described
+    return AllocationLabels(
         allocated_namespace=shared(pod.namespace or ""),
         allocated_pod=pod.name or "",
         allocated_uid="" if pod.state is PodState.FOREIGN else pod.uid or "",
-        allocated_container=shared(holder.container or ""),
+        allocated_container=shared(allocatee.container or ""),
         allocated_state="" if pod.state is PodState.KNOWN else str(pod.state),
     )
 
@@ -410,21 +410,21 @@ def _sum(left: Amounts, right: Amounts) -> Amounts:
     return tuple([b if a is None else a if b is None else a + b for a, b in pairs])
 
 
-def _of_holders(
+def _of_allocatees(
     books: GpuBooks, device: _DeviceGroups, interval_ns: int
 ) -> dict[SeriesGroup, SeriesValues]:
-    """Return the values of `HOLDER`'s metrics for each holder of the device."""
-    held: dict[SeriesGroup, int] = {}
-    for entry, group in zip(books.entries, device.holders, strict=True):
+    """Return the values of `ALLOCATION`'s metrics for each holder of the device."""
+    allocated: dict[SeriesGroup, int] = {}
+    for entry, group in zip(books.entries, device.allocatees, strict=True):
         # Idle's entries alone have it.
         if group is not None and entry.allocated_ns is not None:
-            held[group] = held.get(group, 0) + entry.allocated_ns
+            allocated[group] = allocated.get(group, 0) + entry.allocated_ns
     slices = slices_of(books)
-    compute_slices, board_slices = slices.compute_slices, slices.gpu_compute_slices
+    compute_slices, gpu_slices = slices.compute_slices, slices.gpu_compute_slices
     fraction: float | None = None
-    if board_slices:
+    if gpu_slices:
         # What is left of a cut board is unknown where an instance's own slices are.
-        fraction = None if compute_slices is None else compute_slices / board_slices
+        fraction = None if compute_slices is None else compute_slices / gpu_slices
     elif books.reading.parent_uuid is None:
         # A GPU of which no slices are said is a board by itself.
         fraction = 1.0
@@ -433,7 +433,7 @@ def _of_holders(
             allocated_ns / interval_ns,
             None if fraction is None else allocated_ns * fraction / interval_ns,
         )
-        for group, allocated_ns in held.items()
+        for group, allocated_ns in allocated.items()
     }
 
 

@@ -22,9 +22,9 @@ from typing import Any, Final, NamedTuple
 from gpuledger.ledger.entries import (
     PodIndex,
     PodOfEntry,
+    allocated_job_of,
     digest_of_described,
     gpu_of,
-    holder_job_of,
     job_of,
     shared,
 )
@@ -32,9 +32,9 @@ from gpuledger.ledger.families import (
     ACCOUNT,
     POD,
     QUANTITIES_OF_USERS,
+    AllocationLabels,
     Family,
     FamilyMetric,
-    HolderLabels,
 )
 from gpuledger.ledger.interval_values import maxima_of
 from gpuledger.ledger.quantities import ALLOCATED_NS, BOOKED, BUSY_NS, Quantity
@@ -47,7 +47,7 @@ COUNTED: Final = (*(quantity.name for quantity in BOOKED), SETTLED)
 """The names of what is counted, in the order of `UsedAmounts`."""
 _SETTLED_INDEX: Final = COUNTED.index(SETTLED)
 _BUSY_INDEX: Final = COUNTED.index(BUSY_NS.name)
-_HELD_INDEX: Final = COUNTED.index(ALLOCATED_NS.name)
+_ALLOCATED_INDEX: Final = COUNTED.index(ALLOCATED_NS.name)
 _NOTHING: Final = (None,) * len(COUNTED)
 _NS_PER_SECOND: Final = 10**9
 
@@ -143,11 +143,11 @@ class KnownUsers:
 class _DeviceUsers(NamedTuple):
     """Whose the entries of one device are."""
 
-    whose: list[tuple[Any, ...]]
+    owners: list[tuple[Any, ...]]
     """What the entries say of it."""
     users: list[User]
     """For each entry on whom it is booked."""
-    holders: list[User]
+    allocatees: list[User]
     """For each entry who held what it says was held; one object for each of these."""
 
 
@@ -172,7 +172,7 @@ def gauges_of(
     values = [None if known.get(one.name) is None else 0.0 for one in QUANTITIES_OF_USERS]
     group = SeriesGroup(POD, (gpu_uuid, *container))
     if category == Category.JOB:
-        group = SeriesGroup(ACCOUNT, (gpu_uuid, category, job_id, *HolderLabels()))
+        group = SeriesGroup(ACCOUNT, (gpu_uuid, category, job_id, *AllocationLabels()))
     found = {group: tuple(values)}
     if has_maxima:
         found[group._replace(family=maxima_of(group.family))] = tuple(values)
@@ -199,7 +199,7 @@ def used_in(
         known = KnownUsers()
     else:
         described = described or digest_of_described(event)
-    whose = _Whose(event)
+    owners = _EntryOwners(event)
     if described != known.described:
         # Positions mean something else now.
         known.described, known.devices = described, {}
@@ -207,27 +207,29 @@ def used_in(
     interval_ns = event.interval_ns
     for books in event.gpus:
         gpu_uuid = books.reading.uuid
-        device, of_entries = before.get(gpu_uuid), [*map(_whose_entry, books.entries)]
+        device, of_entries = before.get(gpu_uuid), [*map(_owner_key, books.entries)]
         # Entries come in the same order for as long as the same containers are on the device.
-        if device is None or device.whose != of_entries:
-            device = whose.users_of(gpu_uuid, books.entries, of_entries)
+        if device is None or device.owners != of_entries:
+            device = owners.users_of(gpu_uuid, books.entries, of_entries)
         known.devices[gpu_uuid] = device
-        for entry, user, holder in zip(books.entries, device.users, device.holders, strict=True):
+        for entry, user, allocatee in zip(
+            books.entries, device.users, device.allocatees, strict=True
+        ):
             amounts = _amounts_of(entry, interval_ns)
-            allocated_ns, amounts[_HELD_INDEX] = amounts[_HELD_INDEX], None
+            allocated_ns, amounts[_ALLOCATED_INDEX] = amounts[_ALLOCATED_INDEX], None
             yield Used(user, amounts)
             if allocated_ns is not None:
-                held: UsedAmounts = [*_NOTHING]
-                held[_HELD_INDEX] = allocated_ns
-                yield Used(holder, held)
-    for settlement in event.late_adjustments or ():
-        gpu_uuid = gpu_of(settlement, event).reading.uuid
-        for entry in settlement.entries:
-            settled: UsedAmounts = [*_NOTHING]
+                allocated: UsedAmounts = [*_NOTHING]
+                allocated[_ALLOCATED_INDEX] = allocated_ns
+                yield Used(allocatee, allocated)
+    for adjustment in event.late_adjustments or ():
+        gpu_uuid = gpu_of(adjustment, event).reading.uuid
+        for entry in adjustment.entries:
+            adjusted: UsedAmounts = [*_NOTHING]
             # What is below zero is what the category had of it before.
             index = _BUSY_INDEX if (entry.busy_ns or 0) >= 0 else _SETTLED_INDEX
-            settled[index] = abs(entry.busy_ns or 0)
-            yield Used(whose.user_of(gpu_uuid, entry), settled)
+            adjusted[index] = abs(entry.busy_ns or 0)
+            yield Used(owners.user_of(gpu_uuid, entry), adjusted)
 
 
 def names_in(event: GpuEvent) -> dict[str, CountedLabels]:
@@ -243,16 +245,16 @@ def names_in(event: GpuEvent) -> dict[str, CountedLabels]:
         if _is_named(labels):
             found[_ident(user)] = labels
     for position in range(len(event.allocations)):
-        labels = _labels("", pods.holder_of(Entry(category=Category.IDLE, allocation=position)))
+        labels = _labels("", pods.allocatee_of(Entry(category=Category.IDLE, allocation=position)))
         if _is_named(labels):
-            found[_name_of_holder(labels)] = labels
+            found[_name_of_allocatee(labels)] = labels
     return found
 
 
 _booked_amounts: Final[Callable[[Entry], tuple[int | None, ...]]] = attrgetter(
     *(quantity.name for quantity in BOOKED)
 )
-_whose_entry: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter(
+_owner_key: Final[Callable[[Entry], tuple[Any, ...]]] = attrgetter(
     "category", "container", "allocation", "job_id"
 )
 _MULTIPLIED: Final = tuple(index for index, quantity in enumerate(BOOKED) if quantity.is_gauge)
@@ -269,33 +271,33 @@ def _amounts_of(entry: Entry, interval_ns: int) -> UsedAmounts:
     return amounts
 
 
-_NOBODY: Final = CountedLabels("", "")
+_NO_OWNER: Final = CountedLabels("", "")
 _FoundLabels = tuple[CountedLabels, str | None]
 """The labels of no device, and where names are missing by what they are found."""
 
 
-class _Whose:
+class _EntryOwners:
     """The labels of the entries of one event; each container and holder is looked up once."""
 
     def __init__(self, event: GpuEvent) -> None:
         self._pods = PodIndex(event)
         self._users: dict[int | None, _FoundLabels] = {}
-        self._holders: dict[int | None, _FoundLabels] = {
-            None: (_NOBODY._replace(category=Category.IDLE.value), None)
+        self._allocatees: dict[int | None, _FoundLabels] = {
+            None: (_NO_OWNER._replace(category=Category.IDLE.value), None)
         }
 
     def users_of(
-        self, gpu_uuid: str, entries: Sequence[Entry], whose: list[tuple[Any, ...]]
+        self, gpu_uuid: str, entries: Sequence[Entry], owners: list[tuple[Any, ...]]
     ) -> _DeviceUsers:
         # Most entries of a device have the same holder, or none.
-        by = [(entry.allocation, holder_job_of(entry)) for entry in entries]
-        holders = {
-            key: self.holder_of(gpu_uuid, entry) for key, entry in zip(by, entries, strict=True)
+        by = [(entry.allocation, allocated_job_of(entry)) for entry in entries]
+        allocatees = {
+            key: self.allocatee_of(gpu_uuid, entry) for key, entry in zip(by, entries, strict=True)
         }
         return _DeviceUsers(
-            [*map(shared, whose)],
+            [*map(shared, owners)],
             [self.user_of(gpu_uuid, entry) for entry in entries],
-            [holders[key] for key in by],
+            [allocatees[key] for key in by],
         )
 
     def user_of(self, gpu_uuid: str, entry: Entry) -> User:
@@ -307,14 +309,14 @@ class _Whose:
             found = self._users[entry.container] = _found_labels(user, _ident(user))
         return _on_device(gpu_uuid, found)
 
-    def holder_of(self, gpu_uuid: str, entry: Entry) -> User:
-        if (job := holder_job_of(entry)) is not None:
+    def allocatee_of(self, gpu_uuid: str, entry: Entry) -> User:
+        if (job := allocated_job_of(entry)) is not None:
             return User(CountedLabels(gpu_uuid, Category.JOB.value, job_id=job))
-        found = self._holders.get(entry.allocation)
+        found = self._allocatees.get(entry.allocation)
         if found is None:
-            holder = self._pods.holder_of(entry)
-            found = _found_labels(holder, _name_of_holder(_labels("", holder)))
-            self._holders[entry.allocation] = found
+            allocatee = self._pods.allocatee_of(entry)
+            found = _found_labels(allocatee, _name_of_allocatee(_labels("", allocatee)))
+            self._allocatees[entry.allocation] = found
         return _on_device(gpu_uuid, found)
 
 
@@ -351,5 +353,5 @@ def _ident(user: PodOfEntry) -> str:
     return user.container_id or user.described.uid or ""
 
 
-def _name_of_holder(labels: CountedLabels) -> str:
+def _name_of_allocatee(labels: CountedLabels) -> str:
     return f"{labels.namespace}/{labels.pod}/{labels.container}"

@@ -37,12 +37,12 @@ from gpuledger.records.events import (
     GpuBooks,
     GpuEvent,
     IdleDrawSource,
+    LateAdjustment,
     MemoryMethod,
     NamespaceDescription,
     NodeDescription,
     PodDescription,
     PodState,
-    Settlement,
 )
 from gpuledger.records.incidents import AttributedIncident, Incident, IncidentProcess, Severity
 from gpuledger.records.inventory import Capability, GpuFacts, Inventory, MigInstance
@@ -105,6 +105,7 @@ __all__ = [
     "IncidentProcess",
     "Inventory",
     "JobAllocation",
+    "LateAdjustment",
     "MemoryMethod",
     "MigInstance",
     "NamespaceDescription",
@@ -124,7 +125,6 @@ __all__ = [
     "ProcessKind",
     "ProcessRecord",
     "ReplayedEvent",
-    "Settlement",
     "Severity",
     "UnresponsiveNode",
     "WaitingUse",

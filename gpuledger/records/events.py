@@ -230,7 +230,7 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     """Memory slices of the whole board."""
 
 
-class Settlement(BaseRecord, frozen=True, kw_only=True):
+class LateAdjustment(BaseRecord, frozen=True, kw_only=True):
     """What a process used of a GPU while ticks saw nobody there, booked on it after its end."""
 
     gpu: Natural
@@ -286,5 +286,5 @@ class GpuEvent(BaseRecord, frozen=True, kw_only=True):
     """The namespaces of these pods of which something is known, by name; absent where of none."""
     node_description: NodeDescription | None = None
     """What the node is; absent where nothing is known of it."""
-    late_adjustments: Annotated[list[Settlement], at_most(MAX_ENDED_PROCESSES)] | None = None
+    late_adjustments: Annotated[list[LateAdjustment], at_most(MAX_ENDED_PROCESSES)] | None = None
     """What is booked of the ticks before, and of this one, on processes that ended."""

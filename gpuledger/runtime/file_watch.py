@@ -44,7 +44,7 @@ class FileWatch:
         """Take the stamps; read the files only after that."""
         self._poll_interval_seconds, self._monotonic = poll_interval_seconds, monotonic
         self._stamps = {file: stamp_of(file) for file in files}
-        self._looked_seconds = monotonic()
+        self._checked_seconds = monotonic()
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -60,9 +60,9 @@ class FileWatch:
     def has_changed(self) -> bool:
         """Return whether a file has changed since the last look; look at most so often."""
         now_seconds = self._monotonic()
-        if now_seconds - self._looked_seconds < self._poll_interval_seconds:
+        if now_seconds - self._checked_seconds < self._poll_interval_seconds:
             return False
-        self._looked_seconds = now_seconds
+        self._checked_seconds = now_seconds
         stamps = {file: stamp_of(file) for file in self._stamps}
         has_changed = stamps != self._stamps
         self._stamps = stamps

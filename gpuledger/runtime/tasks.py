@@ -21,7 +21,7 @@ from gpuledger.errors import FreshStartError
 
 T = TypeVar("T")
 STALL_SECONDS: Final = 600.0
-_LOOKS: Final = 60
+_CHECKS: Final = 60
 
 
 async def end_tasks(
@@ -118,11 +118,11 @@ async def end_where_stalled(
     slept, has not stalled. `gpuledger_agent.gpu.watchdog` counts by itself: it checks more than a
     number, reports what it found before it ends, and its thread detects a blocked event loop.
     """
-    last, looks = attempts(), 0
-    while looks < _LOOKS:
-        await sleep(stall_seconds / _LOOKS)
+    last, checks = attempts(), 0
+    while checks < _CHECKS:
+        await sleep(stall_seconds / _CHECKS)
         now = attempts()
-        last, looks = now, looks + 1 if now == last else 0
+        last, checks = now, checks + 1 if now == last else 0
     raise FreshStartError(
         f"{what} has stalled: none of its calls has ended for {stall_seconds:.0f} s"
     )

@@ -153,7 +153,7 @@ class TokenInForce(Generic[E]):
                 raise UnavailableError(self._failure)
             return self._token
 
-    def refuse(self, token: E, said: str) -> None:
+    def refuse(self, token: E, message: str) -> None:
         """Record that a token was refused: the next one who asks has another one fetched.
 
         It may be revoked, or its key was exchanged: what was fetched once is not kept then. One
@@ -162,7 +162,7 @@ class TokenInForce(Generic[E]):
         if token is not self._token or self._is_refused:
             return
         self._is_refused = True
-        self._fail(said)
+        self._fail(message)
         now_seconds = self._monotonic()
         if self._is_confirmed and now_seconds - self._renewed_seconds >= _RENEWAL_SECONDS:
             self._renewed_seconds, self._retry_seconds = now_seconds, -math.inf
@@ -195,12 +195,12 @@ class TokenInForce(Generic[E]):
             self._on_token(token.text)
             self._token, self._is_refused, self._is_confirmed = token, False, False
 
-    def _fail(self, said: str) -> None:
+    def _fail(self, message: str) -> None:
         self._retry_seconds = self._monotonic() + self._backoff.next_seconds()
         in_force = self._token
         has_one = in_force is not None and in_force.end_seconds > self._time_seconds()
         behind = f"; {_describe_end(in_force)} stays in force" if in_force and has_one else ""
-        self._check.failed(f"{said}{behind}")
+        self._check.failed(f"{message}{behind}")
 
 
 def _describe_end(token: Expiring) -> str:

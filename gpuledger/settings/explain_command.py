@@ -39,11 +39,11 @@ def main() -> int:
     """Print what the command line asks for; return the exit code."""
     parser = _parser()
     try:
-        asked = parser.parse_args()
-        if asked.command is None:
+        arguments = parser.parse_args()
+        if arguments.command is None:
             parser.print_help()
         else:
-            sys.stdout.write(settings_text(asked.component, asked.prefix))
+            sys.stdout.write(settings_text(arguments.component, arguments.prefix))
     except SettingsError as error:
         sys.stderr.write(f"{parser.prog}: {error}\n")
         return _USER_ERROR

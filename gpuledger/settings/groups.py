@@ -218,10 +218,10 @@ def parse_listen(listen: str) -> tuple[str, int]:
 
 def require_topic_prefix(prefix: str) -> None:
     """Raise `ValueError` where names would begin with it that Kafka refuses, or others have."""
-    said = f"topic_prefix: {shorten(repr(prefix), _SHOWN_CHARACTERS)}"
+    text = f"topic_prefix: {shorten(repr(prefix), _SHOWN_CHARACTERS)}"
     if not _TOPIC_PREFIX.fullmatch(prefix):
         raise ValueError(
-            f"{said} cannot begin names of topics; give 1 to {_MAX_TOPIC_PREFIX} of the characters"
+            f"{text} cannot begin names of topics; give 1 to {_MAX_TOPIC_PREFIX} of the characters"
             " a-z, A-Z, 0-9, '.', '_' and '-', the first and the last a letter or a digit"
         )
 

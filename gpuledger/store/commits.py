@@ -76,18 +76,20 @@ def describe(
 ) -> dict[str, str]:
     """Return what a commit's `commitInfo` has of this; nothing of what is not known."""
     # Texts: `commitInfo` may hold anything, but deltalake writes texts alone.
-    told: dict[str, str] = {}
+    properties: dict[str, str] = {}
     if hours is not None:
-        told[HOURS] = orjson.dumps(sorted(hours)).decode()
+        properties[HOURS] = orjson.dumps(sorted(hours)).decode()
     if valid_through:
-        told[VALID_THROUGH] = orjson.dumps(valid_through, option=orjson.OPT_SORT_KEYS).decode()
-    return told
+        properties[VALID_THROUGH] = orjson.dumps(
+            valid_through, option=orjson.OPT_SORT_KEYS
+        ).decode()
+    return properties
 
 
 def hours_of(commit: Mapping[str, Any]) -> set[int] | None:
     """Return the hours of which a commit has rows; `None` where it does not say."""
-    told = commit.get(HOURS)
-    return None if told is None else set(orjson.loads(told))
+    properties = commit.get(HOURS)
+    return None if properties is None else set(orjson.loads(properties))
 
 
 def complete_through_us(table: DeltaTable) -> dict[str, int]:
@@ -125,12 +127,12 @@ def mark_complete(table: DeltaTable, until_us: int) -> None:
     marks = marks_of_partitions(latest_commits(table, MARKED_COMMITS))
     if all(mark_us >= until_us for mark_us in marks.values()):
         return
-    told = describe(hours=(), valid_through=dict.fromkeys(marks, until_us))
+    properties = describe(hours=(), valid_through=dict.fromkeys(marks, until_us))
     write_deltalake(
         table,
         Table.from_batches([], schema=table.schema().to_arrow()),
         mode="append",
-        commit_properties=CommitProperties(custom_metadata=told),
+        commit_properties=CommitProperties(custom_metadata=properties),
     )
 
 

@@ -16,7 +16,7 @@ _QUESTION: Final = "SELECT"
 """DuckDB's type of whatever gives rows and changes nothing: of FROM, WITH, SHOW too."""
 
 
-class AskedConnection(Protocol):
+class QueryConnection(Protocol):
     """What is asked of a connection to DuckDB."""
 
     def execute(self, query: str) -> Any:  # noqa: ANN401  # DuckDB's own
@@ -27,7 +27,7 @@ class AskedConnection(Protocol):
 
 
 def confine(
-    connection: AskedConnection,
+    connection: QueryConnection,
     files: Mapping[str, Iterable[str]],
     *,
     written: Path | None = None,
@@ -55,7 +55,7 @@ def confine(
         connection.execute(f"SET {name} = {value}")
 
 
-def parse_question(connection: AskedConnection, sql: str) -> Any:  # noqa: ANN401  # DuckDB's own
+def parse_question(connection: QueryConnection, sql: str) -> Any:  # noqa: ANN401  # DuckDB's own
     """Return the one statement of a text; raises UserError where it is not one that gives rows."""
     statements = connection.extract_statements(sql)
     if not statements:

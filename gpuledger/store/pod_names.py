@@ -51,9 +51,11 @@ _BEARERS: Final = f"""
         FROM versions GROUP BY cluster, node, namespace, pod, pod_uid
     ) GROUP BY cluster, node, namespace, pod"""  # noqa: S608  # as above
 """All pods that had a name on a node, in the order in which they were made."""
-_TOLD: Final = f"SELECT *, {_IN_FORCE.format('holder_history')} AS holder FROM found AS entries"  # noqa: S608  # as above
+_REPORTED: Final = (
+    f"SELECT *, {_IN_FORCE.format('allocatee_history')} AS allocatee FROM found AS entries"  # noqa: S608  # as above
+)
 _NAMED: Final = """
-    SELECT entries.* EXCLUDE (user, holder, holder_history, placed_container) REPLACE (
+    SELECT entries.* EXCLUDE (user, allocatee, allocatee_history, placed_container) REPLACE (
         CASE WHEN user IS NULL THEN entries.pod_uid ELSE user.uid END AS pod_uid,
         CASE WHEN user IS NULL THEN entries.pod_state ELSE 'known' END AS pod_state,
         CASE WHEN user IS NULL THEN entries.namespace ELSE user.namespace END AS namespace,
@@ -62,13 +64,15 @@ _NAMED: Final = """
         CASE WHEN user IS NULL THEN entries.owner_kind ELSE user.kind END AS owner_kind,
         CASE WHEN user IS NULL THEN entries.owner_name ELSE user.owner END AS owner_name,
         CASE WHEN user IS NULL THEN entries.labels ELSE user.labels END AS labels,
-        CASE WHEN holder IS NULL THEN entries.allocated_state ELSE 'known' END AS allocated_state,
-        CASE WHEN holder IS NULL THEN entries.allocated_uid ELSE holder.uid END AS allocated_uid,
-        CASE WHEN holder IS NULL THEN entries.allocated_owner_kind ELSE holder.kind END
+        CASE WHEN allocatee IS NULL THEN entries.allocated_state ELSE 'known' END
+            AS allocated_state,
+        CASE WHEN allocatee IS NULL THEN entries.allocated_uid ELSE allocatee.uid END
+            AS allocated_uid,
+        CASE WHEN allocatee IS NULL THEN entries.allocated_owner_kind ELSE allocatee.kind END
             AS allocated_owner_kind,
-        CASE WHEN holder IS NULL THEN entries.allocated_owner_name ELSE holder.owner END
+        CASE WHEN allocatee IS NULL THEN entries.allocated_owner_name ELSE allocatee.owner END
             AS allocated_owner_name,
-        CASE WHEN holder IS NULL THEN entries.allocated_labels ELSE holder.labels END
+        CASE WHEN allocatee IS NULL THEN entries.allocated_labels ELSE allocatee.labels END
             AS allocated_labels,
         coalesce(entries.requested, of_user.requested, of_holder.requested) AS requested
     )
@@ -77,12 +81,12 @@ _NAMED: Final = """
         AND of_user.node = entries.node AND of_user.pod_uid = entries.user.uid
         AND of_user.container = coalesce(entries.container, entries.placed_container)
     LEFT JOIN requested AS of_holder ON of_holder.cluster = entries.cluster
-        AND of_holder.node = entries.node AND of_holder.pod_uid = entries.holder.uid
+        AND of_holder.node = entries.node AND of_holder.pod_uid = entries.allocatee.uid
         AND of_holder.container = entries.allocated_container"""
 """The rows, with all that is said of their user and their holder by now."""
 
 
-class _LookedUp(NamedTuple):
+class _Lookup(NamedTuple):
     """Of which rows the user is looked up, and the holder by its UID, in SQL; and until when."""
 
     user: str
@@ -98,7 +102,7 @@ def named_entries(rows: str, pods: str) -> str:
     """
     # Absent where the event says nothing of the pod at all.
     user = "coalesce(entries.pod_state, 'pending') IN ('pending', 'named')"
-    return _named(rows, pods, _LookedUp(user, allocated_uid="false", until="entries.time"))
+    return _named(rows, pods, _Lookup(user, allocated_uid="false", until="entries.time"))
 
 
 def named_usage(rows: str, pods: str, *, until: str) -> str:
@@ -107,20 +111,20 @@ def named_usage(rows: str, pods: str, *, until: str) -> str:
     `until` is the SQL of the last time that a row is about.
     """
     user = "coalesce(entries.pod_state, 'pending') <> 'foreign'"
-    return _named(rows, pods, _LookedUp(user, "entries.allocated_state <> 'foreign'", until))
+    return _named(rows, pods, _Lookup(user, "entries.allocated_state <> 'foreign'", until))
 
 
-def _named(rows: str, pods: str, looked_up: _LookedUp) -> str:
+def _named(rows: str, pods: str, lookup: _Lookup) -> str:
     return f"""(
         WITH versions AS (FROM {pods}),
         requested AS ({_REQUESTED}), by_uid AS ({_BY_UID}), by_hash AS ({_BY_HASH}),
-        placed AS ({_PLACED}), bearers AS ({_BEARERS}), found AS ({_found(rows, looked_up)}),
-        told AS ({_TOLD})
+        placed AS ({_PLACED}), bearers AS ({_BEARERS}), found AS ({_found(rows, lookup)}),
+        told AS ({_REPORTED})
         {_NAMED}
     )"""
 
 
-def _found(rows: str, looked_up: _LookedUp) -> str:
+def _found(rows: str, lookup: _Lookup) -> str:
     """Return the rows with the histories of their users and holders."""
     of_user = "coalesce(of_container.history, by_uid.history, by_hash.history)"
     placed, of_container, by_uid, by_holder, by_hash, bearers = (
@@ -130,17 +134,17 @@ def _found(rows: str, looked_up: _LookedUp) -> str:
     return f"""
         SELECT entries.*, placed.container AS placed_container,
             {_IN_FORCE.format(of_user)} AS user,
-            coalesce(by_holder.history, {_bearer_at(looked_up.until)}.history) AS holder_history
+            coalesce(by_holder.history, {_bearer_at(lookup.until)}.history) AS allocatee_history
         FROM {rows} AS entries
         LEFT JOIN {placed}
-            AND placed.container_id = CASE WHEN {looked_up.user} THEN entries.container_id END
+            AND placed.container_id = CASE WHEN {lookup.user} THEN entries.container_id END
         LEFT JOIN by_uid AS {of_container} AND of_container.pod_uid = placed.pod_uid
-        LEFT JOIN {by_uid} AND by_uid.pod_uid = CASE WHEN {looked_up.user} THEN entries.pod_uid END
+        LEFT JOIN {by_uid} AND by_uid.pod_uid = CASE WHEN {lookup.user} THEN entries.pod_uid END
         LEFT JOIN by_uid AS {by_holder}
-            AND by_holder.pod_uid = CASE WHEN {looked_up.allocated_uid} THEN entries.allocated_uid
+            AND by_holder.pod_uid = CASE WHEN {lookup.allocated_uid} THEN entries.allocated_uid
             END
         LEFT JOIN {by_hash}
-            AND by_hash.config_hash = CASE WHEN {looked_up.user} THEN entries.pod_uid END
+            AND by_hash.config_hash = CASE WHEN {lookup.user} THEN entries.pod_uid END
         LEFT JOIN {bearers} AND bearers.namespace = entries.allocated_namespace AND bearers.pod
             = CASE WHEN entries.allocated_state = 'named' THEN entries.allocated_pod END"""  # noqa: S608  # as above
 

@@ -131,10 +131,10 @@ def open_table(
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as error:
-        said = unfold(error)
-        remedy = "; repair its log as docs/store.md says under Repair" if tells_damage(said) else ""
+        message = unfold(error)
+        remedy = "; repair its log as docs/store.md says under Repair" if is_damage(message) else ""
         raise UserError(
-            f"cannot read the store at {mask_address(uri)}: {said[:400]}{remedy}"
+            f"cannot read the store at {mask_address(uri)}: {message[:400]}{remedy}"
         ) from error
 
 
@@ -148,9 +148,9 @@ def unfold(error: BaseException) -> str:
     return ": ".join([lines[0] if lines else type(error).__name__, *causes])
 
 
-def tells_damage(said: str) -> bool:
+def is_damage(message: str) -> bool:
     """Return whether an error of deltalake's is of a log that was cut short."""
-    return any(sign in said for sign in _DAMAGE)
+    return any(sign in message for sign in _DAMAGE)
 
 
 def live_files(store_uri: str, name: str, storage_options: Mapping[str, str] | None) -> list[str]:

@@ -221,15 +221,15 @@ def _with_version(
         f" OVER (PARTITION BY {own}, in_force_from ORDER BY {NEWEST_LAST}) IS NULL)"
     )
     # A deletion that is told again says nothing new.
-    told_once = (
+    first_deletions = (
         f"(SELECT * FROM {one_a_time} QUALIFY deleted_time IS NULL"  # noqa: S608  # as above
         f" OR lag(deleted_time) {history} IS NULL)"
     )
-    told = ", ".join(f"versions.{column} AS {name}" for column, name in has.items())
+    described = ", ".join(f"versions.{column} AS {name}" for column, name in has.items())
     joined = " AND ".join(f"versions.{key} = {value}" for key, value in keys.items())
     return (
-        f"(SELECT of_rows.*, {told} FROM {rows} AS of_rows ASOF LEFT JOIN"  # noqa: S608  # the tables' own names
-        f" (SELECT * REPLACE ({kept}), {since} FROM {told_once} QUALIFY NOT ({is_replaced}))"
+        f"(SELECT of_rows.*, {described} FROM {rows} AS of_rows ASOF LEFT JOIN"  # noqa: S608  # the tables' own names
+        f" (SELECT * REPLACE ({kept}), {since} FROM {first_deletions} QUALIFY NOT ({is_replaced}))"
         " AS versions"
         f" ON {joined} AND of_rows.time >= versions.since)"
     )

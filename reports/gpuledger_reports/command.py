@@ -59,27 +59,29 @@ def main() -> int:
 
 async def serve(settings: ReportsSettings, readiness: Readiness, *, pages: ReportPages) -> None:
     """Make the answers to the pages' questions, until cancelled."""
-    told = AnswerSettings(
+    answer_settings = AnswerSettings(
         store_uri=settings.store.uri,
         storage_options=settings.store.storage_options,
         prices=None if settings.prices is None else str(settings.prices),
         memory_bytes=settings.requests.memory_bytes,
     )
-    asked = settings.requests
+    requests = settings.requests
     bills = BillProcesses(
-        told,
-        count=asked.max_concurrent,
-        max_waiting=asked.max_waiting,
-        timeout_seconds=asked.timeout_seconds,
+        answer_settings,
+        count=requests.max_concurrent,
+        max_waiting=requests.max_waiting,
+        timeout_seconds=requests.timeout_seconds,
     )
-    looks = BillProcesses(told, count=1, max_waiting=0, timeout_seconds=asked.timeout_seconds)
+    store_checks = BillProcesses(
+        answer_settings, count=1, max_waiting=0, timeout_seconds=requests.timeout_seconds
+    )
     check = readiness.check("store")
     check.waits("the store was not read yet")
     store = StoreState(
-        looks.ask,
+        store_checks.ask,
         check=check,
-        interval_seconds=asked.store_poll_interval_seconds,
-        timeout_seconds=asked.timeout_seconds,
+        interval_seconds=requests.store_poll_interval_seconds,
+        timeout_seconds=requests.timeout_seconds,
     )
     try:
         await pages.run(bills.ask, store)

@@ -29,10 +29,10 @@ from gpuledger_simulator.gpu_models import (
     Architecture,
     Cut,
     GpuModel,
-    MigBoard,
+    MigGpu,
     SimulatedInstance,
-    board_of,
     cut_at,
+    mig_gpu_of,
     plan_cuts,
 )
 from gpuledger_simulator.plan import NEVER_NS, HealthFaults, PlannedProcess
@@ -245,7 +245,7 @@ class DeviceFacts:
         """What its generation can be asked for."""
         return ARCHITECTURES[self.model.architecture]
 
-    mig_board: MigBoard | None
+    mig_gpu: MigGpu | None
     """Into what it can be cut; `None` where it cannot be."""
     cuts: list[Cut]
     """How it is cut into instances, one cut after the other."""
@@ -272,7 +272,7 @@ def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
     model = MODELS.get(group.model, UNLISTED)
     memory_bytes = group.memory_bytes or model.memory_bytes
     room_bytes = memory_bytes - model.reserved_bytes
-    board = board_of(group.model, memory_bytes=memory_bytes)
+    mig_gpu = mig_gpu_of(group.model, memory_bytes=memory_bytes)
     idle_watts = group.idle_watts or model.idle_watts
     max_watts = group.max_watts or model.max_watts
     if idle_watts + group.context_watts > max_watts:
@@ -291,8 +291,8 @@ def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
         context_watts=group.context_watts,
         model=model,
         ailments=HealthFaults(group.ailments),
-        mig_board=board,
-        cuts=plan_cuts(group.mig, gpu_uuid=uuid, board=board, room_bytes=room_bytes),
+        mig_gpu=mig_gpu,
+        cuts=plan_cuts(group.mig, gpu_uuid=uuid, mig_gpu=mig_gpu, room_bytes=room_bytes),
         energy_step_ns=round(group.energy_step_seconds * NS_PER_SECOND),
         energy_counter=group.energy_counter,
         power_mean=group.power_mean,

@@ -203,7 +203,7 @@ _FOURTHS: Final = (MigSlices(1, 1), MigSlices(2, 2), MigSlices(4, 4))
 
 
 @dataclass(frozen=True, kw_only=True)
-class MigBoard:
+class MigGpu:
     """Into what a product can be cut."""
 
     product: str
@@ -219,33 +219,35 @@ class MigBoard:
         return max(self.profiles.values())
 
 
-def _board(product: str, gigabytes: int, names: str) -> MigBoard:
+def _mig_gpu(product: str, gigabytes: int, names: str) -> MigGpu:
     shapes = _FOURTHS if names.count(" ") + 1 == len(_FOURTHS) else _SEVENTHS
     profiles = dict(zip(names.split(), shapes, strict=True))
-    return MigBoard(product=product, gigabytes=gigabytes, profiles=profiles)
+    return MigGpu(product=product, gigabytes=gigabytes, profiles=profiles)
 
 
-MIG_BOARDS: Final = (
-    _board("A30", 24, "1g.6gb 2g.12gb 4g.24gb"),
-    _board("A100", 40, "1g.5gb 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb"),
-    _board("A100", 80, "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
-    _board("H100", 80, "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
-    _board("H100", 94, "1g.12gb 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb"),
-    _board("H100", 96, "1g.12gb 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb"),
-    _board("GH200", 96, "1g.12gb 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb"),
-    _board("H200", 141, "1g.18gb 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"),
-    _board("B200", 180, "1g.23gb 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"),
+MIG_GPUS: Final = (
+    _mig_gpu("A30", 24, "1g.6gb 2g.12gb 4g.24gb"),
+    _mig_gpu("A100", 40, "1g.5gb 1g.10gb 2g.10gb 3g.20gb 4g.20gb 7g.40gb"),
+    _mig_gpu("A100", 80, "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
+    _mig_gpu("H100", 80, "1g.10gb 1g.20gb 2g.20gb 3g.40gb 4g.40gb 7g.80gb"),
+    _mig_gpu("H100", 94, "1g.12gb 1g.24gb 2g.24gb 3g.47gb 4g.47gb 7g.94gb"),
+    _mig_gpu("H100", 96, "1g.12gb 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb"),
+    _mig_gpu("GH200", 96, "1g.12gb 1g.24gb 2g.24gb 3g.48gb 4g.48gb 7g.96gb"),
+    _mig_gpu("H200", 141, "1g.18gb 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"),
+    _mig_gpu("B200", 180, "1g.23gb 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"),
 )
 """The boards that can be cut, as NVIDIA's "Multi-Instance GPU User Guide" has them in its chapter
 "Supported MIG Profiles". The larger profile of one compute slice has two memory slices: by
 `nvidia-smi mig -lgipp` its places are two wide, and there is room for four."""
 
 
-def board_of(name: str, *, memory_bytes: int) -> MigBoard | None:
+def mig_gpu_of(name: str, *, memory_bytes: int) -> MigGpu | None:
     """Return into what a product can be cut; `None` where it cannot be."""
     words = re.split(r"[\s-]+", name)
-    boards = [board for board in MIG_BOARDS if board.product in words]
-    return min(boards, key=lambda board: abs(board.gigabytes * _GIB - memory_bytes), default=None)
+    mig_gpus = [mig_gpu for mig_gpu in MIG_GPUS if mig_gpu.product in words]
+    return min(
+        mig_gpus, key=lambda mig_gpu: abs(mig_gpu.gigabytes * _GIB - memory_bytes), default=None
+    )
 
 
 _PROFILE: Final = re.compile(r"(?:(\d)c\.)?(.+)")
@@ -265,7 +267,7 @@ class SimulatedInstance:
     """NVML's id of it in the GPU instance."""
     profile: str
     """Its profile."""
-    board: MigSlices
+    mig_gpu: MigSlices
     """What the GPU has."""
     gpu_slices: int
     """Compute slices of its GPU instance."""
@@ -281,7 +283,7 @@ class SimulatedInstance:
     @property
     def share(self) -> float:
         """Return its share of the GPU's multiprocessors."""
-        return self.compute_slices / self.board.compute
+        return self.compute_slices / self.mig_gpu.compute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,21 +297,21 @@ class Cut:
 
 
 def plan_cuts(
-    layouts: Sequence[ScenarioMigLayout], *, gpu_uuid: str, board: MigBoard | None, room_bytes: int
+    layouts: Sequence[ScenarioMigLayout], *, gpu_uuid: str, mig_gpu: MigGpu | None, room_bytes: int
 ) -> list[Cut]:
     """Lay out a GPU's cuts; `room_bytes` is its memory without the driver's reserve.
 
     Raises UserError where the board cannot be cut like that.
     """
-    if layouts and board is None:
+    if layouts and mig_gpu is None:
         raise UserError("gpus.mig: a GPU of this model cannot be cut into instances; leave it out")
     return [
         Cut(
             start_ns=round(layout.start_seconds * NS_PER_SECOND),
-            instances=tuple(_instances(layout, board, f"{gpu_uuid}/{number}", room_bytes)),
+            instances=tuple(_instances(layout, mig_gpu, f"{gpu_uuid}/{number}", room_bytes)),
         )
         for number, layout in enumerate(layouts)
-        if board
+        if mig_gpu
     ]
 
 
@@ -320,11 +322,11 @@ def cut_at(cuts: Sequence[Cut], time_ns: int) -> Cut | None:
 
 
 def _instances(
-    layout: ScenarioMigLayout, board: MigBoard, layout_id: str, room_bytes: int
+    layout: ScenarioMigLayout, mig_gpu: MigGpu, layout_id: str, room_bytes: int
 ) -> Iterator[SimulatedInstance]:
     """Yield a layout's instances; their GPU instances lie one behind the other."""
     listed = [[given] if isinstance(given, str) else given for given in layout.instances]
-    whole = board.whole
+    whole = mig_gpu.whole
     # Where the GPU has room for more, the driver leaves index 0 free, as it does after a GPU
     # instance was destroyed: whoever stops at the first hole sees nothing at all.
     device_index = 1 if sum(map(len, listed)) < whole.compute else 0
@@ -332,14 +334,14 @@ def _instances(
     for gpu_instance, profiles in enumerate(listed, start=1):
         start = taken.memory
         for compute_instance, profile in enumerate(profiles):
-            own, compute_slices = _read_profile(profile, board)
+            own, compute_slices = _read_profile(profile, mig_gpu)
             yield SimulatedInstance(
                 uuid=identities.instance_uuid(f"{layout_id}/{gpu_instance}/{compute_instance}"),
                 device_index=device_index,
                 gpu_instance=gpu_instance,
                 compute_instance=compute_instance,
                 profile=profile,
-                board=whole,
+                mig_gpu=whole,
                 gpu_slices=own.compute,
                 compute_slices=compute_slices,
                 memory_bytes=room_bytes * own.memory // whole.memory,
@@ -347,7 +349,7 @@ def _instances(
                 slices=own.memory,
             )
             device_index += 1
-        own, _ = _read_profile(profiles[0], board)
+        own, _ = _read_profile(profiles[0], mig_gpu)
         taken = MigSlices(taken.compute + own.compute, start + own.memory)
     if taken.compute > whole.compute or taken.memory > whole.memory:
         raise UserError(
@@ -356,13 +358,13 @@ def _instances(
         )
 
 
-def _read_profile(profile: str, board: MigBoard) -> tuple[MigSlices, int]:
+def _read_profile(profile: str, mig_gpu: MigGpu) -> tuple[MigSlices, int]:
     """Return what the GPU instance of a profile has, and the compute slices of the profile's."""
     found = _PROFILE.fullmatch(profile)
-    own = board.profiles.get(found[2]) if found else None
+    own = mig_gpu.profiles.get(found[2]) if found else None
     if found is None or own is None:
         raise UserError(
-            f"gpus.mig: instances: {profile!r} is no profile of {board.product} with"
-            f" {board.gigabytes} GB; it has {', '.join(board.profiles)}"
+            f"gpus.mig: instances: {profile!r} is no profile of {mig_gpu.product} with"
+            f" {mig_gpu.gigabytes} GB; it has {', '.join(mig_gpu.profiles)}"
         )
     return own, int(found[1] or own.compute)

@@ -127,7 +127,9 @@ class SamplingWindows:
                     memory_percent=self._percent(memory_ns, window),
                 )
 
-    def tell_processes(self, last_seen_us: int, *, now_ns: int) -> list[SimulatedProcessSample]:
+    def list_process_samples(
+        self, last_seen_us: int, *, now_ns: int
+    ) -> list[SimulatedProcessSample]:
         """Return the process samples newer than a stamp, in the driver's form.
 
         Raises `pynvml.NVMLError` where the driver has none.

@@ -93,8 +93,8 @@ class AssumedRole:
         except TimeoutError as error:
             raise self._error(f"no answer within {self._deadline_seconds:g} s") from error
         except (OSError, ValueError, UnavailableError) as error:
-            said = readable(sent.mask(str(error))) or type(error).__name__
-            raise self._error(said) from error
+            message = readable(sent.mask(str(error))) or type(error).__name__
+            raise self._error(message) from error
         self._renew_seconds = spread_renewal(keys)
         return keys
 
@@ -102,8 +102,8 @@ class AssumedRole:
         """Return whether most of the keys' time is over."""
         return now_seconds >= min(self._renew_seconds, token.end_seconds)
 
-    def _error(self, said: str) -> UnavailableError:
-        return UnavailableError(f"{self._group}.role_arn by {shown_url(self._sts_url)}: {said}")
+    def _error(self, message: str) -> UnavailableError:
+        return UnavailableError(f"{self._group}.role_arn by {shown_url(self._sts_url)}: {message}")
 
     def _read(self, status: int, body: bytes, sent: BasicCredentials) -> AwsKeys:
         text = body.decode(errors="replace")

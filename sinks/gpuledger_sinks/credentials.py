@@ -201,7 +201,7 @@ class ReceiverCredentials:
                 oauth,
                 group=f"{self._section}.oauth",
                 secret=lambda: self.current().client_secret,
-                post=self._ask_endpoint,
+                post=self._post_to_endpoint,
                 deadline_seconds=deadline_seconds,
                 time_seconds=time_seconds,
             )
@@ -250,7 +250,7 @@ class ReceiverCredentials:
             role_arn=role_arn,
             token_file=file,
             sts_url=self._sigv4.exchange_url,
-            post=self._ask_endpoint,
+            post=self._post_to_endpoint,
             deadline_seconds=deadline_seconds,
             time_seconds=time_seconds,
         )
@@ -262,7 +262,7 @@ class ReceiverCredentials:
         with self._naming_settings(route.proxy, address=self._address):
             return await http.post(url, data=data, headers=headers, route=route)
 
-    async def _ask_endpoint(
+    async def _post_to_endpoint(
         self, url: str, form: bytes, headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
         # A connection of its own: nothing that the receiver is told is the endpoint's business.

@@ -43,8 +43,8 @@ class FetchedLogin(Generic[E]):
 
     def _is_taken(self, token: E, answer: HttpAnswer, url: str) -> bool:
         if answer.status in self._refusing:
-            said = f"{shown_url(url)} refuses the login: {answer.status} {answer.text}"
-            self._tokens.refuse(token, said.rstrip())
+            message = f"{shown_url(url)} refuses the login: {answer.status} {answer.text}"
+            self._tokens.refuse(token, message.rstrip())
             return False
         self._tokens.confirm(token)
         return True

@@ -106,7 +106,7 @@ async def run_sink(
             ),
             config=ConsumerConfig(
                 group=replay_group(group),
-                letters_of=group,
+                dead_letters_of=group,
                 group_instance_id=group_instance_id,
                 decoders=_decoders([bus.topics.replay]),
                 max_poll_records=MAX_POLL_RECORDS,
@@ -220,7 +220,7 @@ class _Session:
         async with AsyncExitStack() as stack:
             # Before the consumer, which may report a gap, or bring what does not decode, at once.
             self.dead_letters = DeadLetterQueue(
-                consumer=self._config.letters_of or self._config.group,
+                consumer=self._config.dead_letters_of or self._config.group,
                 producer=await stack.enter_async_context(bus.producer()),
                 topic=bus.topics.dead_letters,
                 partitions=await bus.partitions(bus.topics.dead_letters.name),
@@ -390,24 +390,24 @@ class _Session:
                 # `max.poll.interval.ms` is shut out of its group, and its partitions go round.
                 while not work.done():
                     await self._poll_paused()
-                    self._drop_late_letters(polled, context)
+                    self._drop_late_dead_letters(polled, context)
                     if self._is_preparing and not polled:
-                        await self._look_at_ends()
+                        await self._check_ends()
                     await self._commit_done()
                 await work
             finally:
                 await end_tasks(work, grace_seconds=_GRACE_SECONDS)
         finally:
-            self._drop_late_letters(polled, context)
+            self._drop_late_dead_letters(polled, context)
             self.consumer.resume(self.consumer.assignment())
 
-    def _drop_late_letters(self, polled: Polled, context: SinkContext) -> None:
+    def _drop_late_dead_letters(self, polled: Polled, context: SinkContext) -> None:
         """Forget what the sink put aside after its partition was given up."""
         for at in polled:
             if not context.is_current(at):
                 self.dead_letters.drop(at.partition, topic=at.topic)
 
-    async def _look_at_ends(self) -> None:
+    async def _check_ends(self) -> None:
         """Look whether anything has come: the sink takes nothing, so none of it is polled."""
         try:
             ends = await self.consumer.end_offsets(self.consumer.assignment())

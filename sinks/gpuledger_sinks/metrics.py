@@ -159,8 +159,8 @@ def count_sink_from_zero(kind: SinkKind, topics: Topics) -> None:
     for counter in (SENT_TOTAL, RETRIES_TOTAL):
         count_from_zero(counter, sink=[kind.name])
     count_from_zero(DROPPED_TOTAL, sink=[kind.name], reason=kind.drop_reasons)
-    put_aside = {"undecodable", "unreadable", *kind.drop_reasons} - _NO_DEAD_LETTER
+    rejected = {"undecodable", "unreadable", *kind.drop_reasons} - _NO_DEAD_LETTER
     if kind.name == "alerts":
-        put_aside -= _UNREAD_INCIDENTS
+        rejected -= _UNREAD_INCIDENTS
     names = [topic.name for topic in kind.topics(topics)]
-    count_from_zero(dead_letter_queue.DEAD_LETTERS_TOTAL, topic=names, reason=put_aside)
+    count_from_zero(dead_letter_queue.DEAD_LETTERS_TOTAL, topic=names, reason=rejected)

@@ -257,7 +257,7 @@ class ConsumerConfig:
     """How a sink's records are read."""
 
     group: str
-    letters_of: str | None = None
+    dead_letters_of: str | None = None
     """The group whose dead letters those are that are made; by default `group`."""
     group_instance_id: str | None = None
     decoders: Mapping[str, Decoder[Any]]

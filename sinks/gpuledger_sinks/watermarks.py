@@ -38,7 +38,7 @@ from gpuledger.runtime import Check, CheckSeverity, Readiness
 from gpuledger.runtime.tasks import end_tasks
 from gpuledger_sinks.metrics import WATERMARK_TIMESTAMP
 
-LOOKED_AFTER_SECONDS: Final = 2.0
+CHECK_INTERVAL_SECONDS: Final = 2.0
 """How long a look at the join's watermarks is apart from the next: they come every 5 s."""
 _log = structlog.get_logger(__name__)
 
@@ -89,7 +89,7 @@ class WatermarkRelay:
         self._completeness = Completeness(stage=JOIN, topic=bus.topics.events.name)
         self._positions: dict[int, int] = {}
         """The offset of the next watermark of each partition that is held."""
-        self._told: dict[tuple[int, str], Watermark] = {}
+        self._published: dict[tuple[int, str], Watermark] = {}
         """What of the join was handed on last, by partition and cluster."""
         self._producing = AsyncExitStack()
         self._producer: Producer | None = None
@@ -122,8 +122,8 @@ class WatermarkRelay:
         for at in partitions:
             self._positions.pop(at.partition, None)
             self._completeness.forget(at.partition)
-            for origin in [origin for origin in self._told if origin[0] == at.partition]:
-                del self._told[origin]
+            for origin in [origin for origin in self._published if origin[0] == at.partition]:
+                del self._published[origin]
 
     def begin_if_due(self) -> None:
         """Look at the join's watermarks where it is time, beside the sink's own work."""
@@ -132,7 +132,7 @@ class WatermarkRelay:
             return
         if self._running is not None and not self._running.done():
             return
-        self._next_ns = now_ns + round(LOOKED_AFTER_SECONDS * NS_PER_SECOND)
+        self._next_ns = now_ns + round(CHECK_INTERVAL_SECONDS * NS_PER_SECOND)
         self._running = asyncio.create_task(self._relay())
 
     async def end(self) -> None:
@@ -195,7 +195,7 @@ class WatermarkRelay:
     ) -> None:
         for watermark in reached:
             partition, origin = watermark.partition, (watermark.partition, watermark.cluster)
-            if self._told.get(origin) == watermark:
+            if self._published.get(origin) == watermark:
                 continue
             own = replace(watermark, stage=self._stage, publisher=name_publisher(self._stage))
             if self._output is not None:
@@ -207,7 +207,7 @@ class WatermarkRelay:
             message = message_of(own, time_ns=self._clock.time_ns())
             await self._producer.publish(self._topic, partition, [message])
             if partition in self._positions:
-                self._told[origin] = watermark
+                self._published[origin] = watermark
 
     async def _close(self) -> None:
         self._producer = None

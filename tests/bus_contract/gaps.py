@@ -153,8 +153,8 @@ class GapLaws:
         async def revoked(_: frozenset[TopicPartition]) -> None:
             notes.append("revoked")
 
-        asked = reading(harness, on_gap=keeping(gaps), on_revoked=revoked)
-        async with harness.bus.consumer(asked) as consumer:
+        requested = reading(harness, on_gap=keeping(gaps), on_revoked=revoked)
+        async with harness.bus.consumer(requested) as consumer:
             async with harness.bus.producer() as producer:
                 await producer.publish(*partition, [message("a", at_ms=BEFORE_MS), message("b")])
             await read(2, consumer)

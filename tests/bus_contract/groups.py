@@ -31,10 +31,10 @@ class GroupLaws:
     async def test_members_share_partitions_and_equal_numbers_stay_together(
         self, harness: Harness
     ) -> None:
-        asked = reading(harness, topics=[harness.readings, harness.pods])
+        requested = reading(harness, topics=[harness.readings, harness.pods])
         async with (
-            harness.bus.consumer(asked) as first,
-            harness.bus.consumer(asked) as second,
+            harness.bus.consumer(requested) as first,
+            harness.bus.consumer(requested) as second,
         ):
             await settle(first, second, topics=2)
 
@@ -81,10 +81,10 @@ class GroupLaws:
         self, harness: Harness
     ) -> None:
         notes: list[str] = []
-        asked = reading(harness, on_assigned=noting(notes, "assigned"))
+        requested = reading(harness, on_assigned=noting(notes, "assigned"))
         async with (
             harness.bus.producer() as producer,
-            harness.bus.consumer(asked) as consumer,
+            harness.bus.consumer(requested) as consumer,
         ):
             await producer.publish(harness.readings, 0, messages("a"))
             assert consumer.assignment() == frozenset()
@@ -96,12 +96,12 @@ class GroupLaws:
 
     async def test_callbacks_tell_of_a_rebalance_on_both_sides(self, harness: Harness) -> None:
         notes: list[str] = []
-        asked = reading(
+        requested = reading(
             harness,
             on_assigned=noting(notes, "assigned"),
             on_revoked=noting(notes, "revoked"),
         )
-        async with harness.bus.consumer(asked) as staying:
+        async with harness.bus.consumer(requested) as staying:
             await settle(staying)
             async with harness.bus.consumer(reading(harness)) as joining:
                 await settle(staying, joining)
@@ -151,8 +151,8 @@ class GroupLaws:
             producer = await opened.enter_async_context(harness.bus.producer())
             for partition in them:
                 await producer.publish(*partition, messages("done", "to do"))
-            asked = reading(harness, on_revoked=commit)
-            first = await opened.enter_async_context(harness.bus.consumer(asked))
+            requested = reading(harness, on_revoked=commit)
+            first = await opened.enter_async_context(harness.bus.consumer(requested))
             await read(2 * PARTITIONS, first)
             second = await opened.enter_async_context(harness.bus.consumer(reading(harness)))
             records = await settle(first, second)
@@ -212,13 +212,13 @@ class GroupLaws:
             async with harness.bus.consumer(named) as returning:
                 await settle(staying, returning)
                 before = returning.assignment()
-            told_before = list(notes)
+            reported_before = list(notes)
             for number in range(PARTITIONS):
                 await producer.publish(harness.readings, number, messages("x"))
             async with harness.bus.consumer(named) as returned:
                 await settle(staying, returned)
                 assert returned.assignment() == before
-                assert notes == told_before
+                assert notes == reported_before
 
     async def test_a_member_of_another_stage_is_not_let_in_and_takes_nothing(
         self, harness: Harness

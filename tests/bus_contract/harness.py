@@ -64,8 +64,8 @@ def texts(records: Iterable[Record]) -> list[str]:
 
 
 def reading(harness: Harness, **settings: object) -> Subscription:
-    asked = {"group": harness.group, "topics": [harness.readings], **settings}
-    return Subscription(**asked)  # type: ignore[arg-type]  # the keywords of a Subscription
+    requested = {"group": harness.group, "topics": [harness.readings], **settings}
+    return Subscription(**requested)  # type: ignore[arg-type]  # the keywords of a Subscription
 
 
 def incompressible(size_bytes: int, *, seed: int = 1) -> bytes:

@@ -68,8 +68,8 @@ class HistoryLaws:
                 await producer.publish(*partition, [each])
 
             async def at(second: float) -> int:
-                asked = _AT_MS + int(second * 1000)
-                return (await reader.offsets_at([partition, empty], asked))[partition]
+                requested = _AT_MS + int(second * 1000)
+                return (await reader.offsets_at([partition, empty], requested))[partition]
 
             assert [await at(second) for second in (-1, 0, 0.5, 2, 3, 9)] == [0, 0, 1, 2, 2, 4]
             assert await at(9.001) == 5

@@ -33,8 +33,8 @@ class PositionLaws:
             producer = await opened.enter_async_context(harness.bus.producer())
             await producer.publish(harness.readings, 0, messages("a", "b"))
             for group in ("one", "two"):
-                asked = reading(harness, group=f"{harness.group}-{group}")
-                consumer = await opened.enter_async_context(harness.bus.consumer(asked))
+                requested = reading(harness, group=f"{harness.group}-{group}")
+                consumer = await opened.enter_async_context(harness.bus.consumer(requested))
                 assert texts(await read(2, consumer)) == ["a", "b"]
 
     async def test_a_reopened_consumer_goes_on_after_what_was_committed(
@@ -133,12 +133,12 @@ class PositionLaws:
         partition = TopicPartition(harness.states, 0)
         written = [message(str(number), key="pod-a") for number in range(10)]
         written += [message("gone soon", key="pod-b"), Message(b"pod-b", None, 5)]
-        asked = reading(harness, topics=[harness.states])
+        requested = reading(harness, topics=[harness.states])
         async with harness.bus.producer() as producer:
             await producer.publish(*partition, written)
         # Later than the others by event time, which is what Kafka closes a segment by.
         await harness.compact(last=message("last", key="pod-c", at_ms=1_790_000_010_000))
-        async with harness.bus.consumer(asked) as consumer:
+        async with harness.bus.consumer(requested) as consumer:
             records = await read(3, consumer)
 
             assert [(record.offset, record.key, record.value) for record in records] == [

@@ -29,10 +29,10 @@ class TransactionLaws:
     async def test_what_one_transaction_has_for_several_topics_is_read_in_order(
         self, harness: Harness
     ) -> None:
-        asked = reading(harness, topics=[harness.readings, harness.pods])
+        requested = reading(harness, topics=[harness.readings, harness.pods])
         async with (
             harness.bus.transactions(f"{harness.group}-0") as transactions,
-            harness.bus.consumer(asked) as consumer,
+            harness.bus.consumer(requested) as consumer,
         ):
             for batch in (("a", "b"), ("c",)):
                 await transactions.commit(
@@ -213,10 +213,10 @@ class TransactionLaws:
         self, harness: Harness
     ) -> None:
         partition = TopicPartition(harness.readings, 1)
-        asked = reading(harness, isolation_level=IsolationLevel.READ_UNCOMMITTED)
+        requested = reading(harness, isolation_level=IsolationLevel.READ_UNCOMMITTED)
         async with (
             harness.bus.producer() as producer,
-            harness.bus.consumer(asked) as consumer,
+            harness.bus.consumer(requested) as consumer,
             harness.open_transaction(partition),
         ):
             await producer.publish(*partition, messages("behind it"))
@@ -228,10 +228,10 @@ class TransactionLaws:
         self, harness: Harness
     ) -> None:
         partition = TopicPartition(harness.readings, 1)
-        asked = reading(harness, isolation_level=IsolationLevel.READ_UNCOMMITTED)
+        requested = reading(harness, isolation_level=IsolationLevel.READ_UNCOMMITTED)
         async with (
             harness.bus.transactions(f"{harness.group}-0") as transactions,
-            harness.bus.consumer(asked) as consumer,
+            harness.bus.consumer(requested) as consumer,
         ):
             for text in ("a", "b"):
                 await transactions.commit(

@@ -22,7 +22,7 @@ from tests.chaos.chaos_run import ChaosRun, Plan
 from tests.chaos.tally import Verdict
 from tests.compiled import describe_compiled
 from tests.real.services.process import PartError
-from tests.tools.report import say
+from tests.tools.report import print_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("broken off\n")
         return BROKEN_OFF
-    say(verdict.as_line())
+    print_line(verdict.as_line())
     return KEPT if verdict.is_kept else BROKEN
 
 
@@ -69,15 +69,15 @@ def _run(plan: Plan) -> Verdict:
     folder = Path(tempfile.mkdtemp(prefix="gpuledger-chaos-"))
     # What libraries say of a broker that is away would drown the progress.
     logging.basicConfig(filename=folder / "chaos.log", force=True)
-    say(f"{plan}; {describe_compiled()}; logs in {folder}")
-    verdict = asyncio.run(ChaosRun(plan, folder=folder, say=say).run())
+    print_line(f"{plan}; {describe_compiled()}; logs in {folder}")
+    verdict = asyncio.run(ChaosRun(plan, folder=folder, print_line=print_line).run())
     if verdict.is_kept:
         shutil.rmtree(folder, ignore_errors=True)
         return verdict
     for example in verdict.examples:
-        say(f"!!! {example}")
+        print_line(f"!!! {example}")
     if verdict.strange:
-        say(f"!!! {verdict.strange} events of ticks that nobody published")
+        print_line(f"!!! {verdict.strange} events of ticks that nobody published")
     return verdict
 
 

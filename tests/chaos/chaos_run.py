@@ -14,7 +14,7 @@ from tests.chaos.agents import Publishing, make_agents
 from tests.chaos.disturbing import Disturbance
 from tests.chaos.parts import SESSION_SECONDS, Deployables, RealParts
 from tests.chaos.pods import Pods
-from tests.chaos.pods_told import await_pods_told
+from tests.chaos.published_pods import await_published_pods
 from tests.chaos.reader import EventsReader
 from tests.chaos.schedule import plan_actions
 from tests.chaos.tally import Tally, Verdict
@@ -49,10 +49,10 @@ class Plan:
 class ChaosRun:
     """A run; parts and processes end with `run`, however it ends."""
 
-    def __init__(self, plan: Plan, *, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: Plan, *, folder: Path, print_line: Callable[[str], None]) -> None:
         self._plan = plan
         self._folder = folder
-        self._write = say
+        self._write = print_line
         self._started = time.monotonic()
         self._parts = RealParts(folder)
 
@@ -78,7 +78,7 @@ class ChaosRun:
             [each.container_id or "" for each in fleet.tick(number, 0).containers]
             for number in range(self._plan.rate)
         ]
-        self._say(f"creating {len(nodes)} pods at the API server")
+        self._print(f"creating {len(nodes)} pods at the API server")
         uids = pods.create(nodes, containers)
         return make_agents(fleet, uids=uids, partitions=SAMPLES.partitions)
 
@@ -90,17 +90,19 @@ class ChaosRun:
         bus = KafkaBus(self._parts.settings)
         servers = self._parts.kafka.bootstrap_servers
         reader = EventsReader(bootstrap_servers=servers, tally=tally)
-        disturbance = Disturbance(parts=self._parts, deployables=deployables, say=self._say)
+        disturbance = Disturbance(
+            parts=self._parts, deployables=deployables, print_line=self._print
+        )
         self._started = time.monotonic()
         async with _beside(reader.run(), disturbance.keep_up(), self._show(tally)):
             async with _beside(pods.keep_changing()):
                 await self._publish_disturbed(agents, bus, tally, disturbance)
             per_second = tally.published / (time.monotonic() - self._started)
-            self._say(f"calm: all published, {per_second:,.0f} ticks/s; all parts are back")
+            self._print(f"calm: all published, {per_second:,.0f} ticks/s; all parts are back")
             await self._drain(tally, reader)
-            told = await await_pods_told(bus=bus, pods=pods, seconds=_PODS_SECONDS)
-        self._say(told.as_line())
-        self._say_how_it_ended(await asyncio.to_thread(deployables.end), disturbance)
+            reported = await await_published_pods(bus=bus, pods=pods, seconds=_PODS_SECONDS)
+        self._print(reported.as_line())
+        self._report_end(await asyncio.to_thread(deployables.end), disturbance)
         return tally.judge()
 
     async def _publish_disturbed(
@@ -130,20 +132,20 @@ class ChaosRun:
 
     async def _show(self, tally: Tally) -> None:
         while True:
-            self._say(
+            self._print(
                 f"{tally.published:,} ticks published, {tally.seen:,} events read, "
                 f"lag {tally.published - tally.seen:,}, duplicated {tally.duplicated:,}"
             )
             await asyncio.sleep(_STATUS_SECONDS)
 
-    def _say_how_it_ended(self, statuses: dict[str, int | None], disturbance: Disturbance) -> None:
+    def _report_end(self, statuses: dict[str, int | None], disturbance: Disturbance) -> None:
         if disturbance.ended_by_themselves:
-            self._say(f"!!! ended by themselves: {disturbance.ended_by_themselves}")
+            self._print(f"!!! ended by themselves: {disturbance.ended_by_themselves}")
         for name, status in statuses.items():
             if status != 0:
-                self._say(f"!!! {name} did not end cleanly: {status}")
+                self._print(f"!!! {name} did not end cleanly: {status}")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._write(f"{time.monotonic() - self._started:6.1f} s  {text}")
 
 

@@ -24,11 +24,11 @@ class Disturbance:
     """Takes parts away and gives them back, one action a part at a time."""
 
     def __init__(
-        self, *, parts: RealParts, deployables: Deployables, say: Callable[[str], None]
+        self, *, parts: RealParts, deployables: Deployables, print_line: Callable[[str], None]
     ) -> None:
         self._parts = parts
         self._deployables = deployables.deployables
-        self._say = say
+        self._print = print_line
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.ended_by_themselves = 0
 
@@ -49,14 +49,14 @@ class Disturbance:
                 if self._locks[name].locked() or (status := each.exit_status()) is None:
                     continue
                 self.ended_by_themselves += 1
-                self._say(
+                self._print(
                     f"!!! {name} ended by itself with {status}: {_last_line(each.log_tail())}"
                 )
                 each.start()
 
     async def _act(self, action: Action) -> None:
         async with self._locks[action.target]:
-            self._say(str(action))
+            self._print(str(action))
             if action.kind is Kind.RESTART_BROKER:
                 await self._restart_broker(action)
             elif action.kind is Kind.TAKE_API_SERVER:
@@ -72,13 +72,13 @@ class Disturbance:
         await asyncio.to_thread(self._parts.kafka.stop)
         await asyncio.sleep(action.away_seconds)
         await asyncio.to_thread(self._parts.kafka.start)
-        self._say("broker is back")
+        self._print("broker is back")
 
     async def _take_api_server(self, action: Action) -> None:
         await asyncio.to_thread(self._parts.kube_api.stop_server)
         await asyncio.sleep(action.away_seconds)
         await asyncio.to_thread(self._parts.kube_api.start)
-        self._say("API server is back")
+        self._print("API server is back")
 
     async def _kill(self, action: Action) -> None:
         target = self._deployables[action.target]

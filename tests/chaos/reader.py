@@ -98,6 +98,6 @@ class EventsReader:
         for partition, records in polled.items():
             for record in records:
                 event = _decode(record.value)
-                self._tally.see(event.node, event.boot_id, event.seq)
+                self._tally.observe(event.node, event.boot_id, event.seq)
             if records:
                 self._positions[partition] = records[-1].offset + 1

@@ -62,7 +62,7 @@ class Tally:
         self._acknowledged[node] += 1
         self.published += 1
 
-    def see(self, node: str, boot_id: str, seq: int) -> None:
+    def observe(self, node: str, boot_id: str, seq: int) -> None:
         """Note an event."""
         if not self._is_possible(node, boot_id, seq):
             self._strange += 1

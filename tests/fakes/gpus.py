@@ -46,12 +46,12 @@ class PlayedGpu:
         self.hangs: dict[CallGroup, threading.Event] = {}
         """Groups that block until the event is set."""
         self.facts: GpuFacts | None = None
-        self.asked: Counter[CallGroup] = Counter()
+        self.requests: Counter[CallGroup] = Counter()
         self.threads: set[int] = set()
         """The threads that asked."""
 
     def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
-        self.asked[group] += 1
+        self.requests[group] += 1
         self.threads.add(threading.get_ident())
         if group in self.hangs:
             self.hangs[group].wait()

@@ -26,7 +26,7 @@ class HttpProxy:
     """Sent in the place of an answer to the request, after which the connection ends."""
     hangs: bool = False
     url: str = ""
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     """The first line of each request."""
     logins: list[str] = field(default_factory=list)
     """The `Proxy-Authorization` of each request; empty where there was none."""
@@ -45,7 +45,7 @@ class HttpProxy:
         headers = {
             name.lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)
         }
-        self.asked.append(line)
+        self.requests.append(line)
         self.logins.append(headers.get("proxy-authorization", ""))
         if self.hangs:
             await asyncio.Event().wait()

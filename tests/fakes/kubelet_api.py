@@ -50,7 +50,7 @@ class FakeKubeletApi:
         self.closes = False
         """Whether it ends the connection behind its answer."""
         self.hangs = False
-        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.requests: list[tuple[str, dict[str, str]]] = []
         """The first line and the headers of each request."""
 
     @asynccontextmanager
@@ -83,7 +83,7 @@ class FakeKubeletApi:
         first, *others = head.split("\r\n")
         lines = [line.partition(":") for line in others if line]
         headers = {name.lower(): value.strip() for name, _, value in lines}
-        self.asked.append((first, headers))
+        self.requests.append((first, headers))
         if self.hangs:
             await asyncio.Event().wait()
         if self.raw is None:

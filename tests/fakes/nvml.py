@@ -39,7 +39,7 @@ class Altered:
         self._library = library
         self.functions = functions
         self.calls: Counter[str] = Counter()
-        self.asked: list[tuple[Any, ...]] = []
+        self.requests: list[tuple[Any, ...]] = []
         """Each call with its arguments behind the handle."""
         self.lost: set[int] = set()
         """Indices of simulated GPUs that are lost."""
@@ -52,7 +52,7 @@ class Altered:
 
         def call(*arguments: Any) -> Any:
             self.calls[name] += 1
-            self.asked.append((name, *arguments[1:]))
+            self.requests.append((name, *arguments[1:]))
             if name.startswith("nvmlDevice") and arguments:
                 self._touch(getattr(arguments[0], "index", arguments[0]))
             return (self.functions.get(name) or getattr(self._library, name))(*arguments)

@@ -56,16 +56,16 @@ class FieldsFunction:
         self.known = dict(known)
         self.strict = strict
         """Whether one unknown field makes the whole call fail, as old drivers might."""
-        self.asked: list[list[int]] = []
+        self.requests: list[list[int]] = []
         self.scopes: list[list[int]] = []
 
     def __call__(self, handle: Any, count: Any, values: Any) -> int:
-        asked = [referent_of(values)[place] for place in range(count.value)]
-        self.asked.append([one.fieldId for one in asked])
-        self.scopes.append([one.scopeId for one in asked])
-        if self.strict and any(self._given(one) is None for one in asked):
+        requests = [referent_of(values)[place] for place in range(count.value)]
+        self.requests.append([one.fieldId for one in requests])
+        self.scopes.append([one.scopeId for one in requests])
+        if self.strict and any(self._given(one) is None for one in requests):
             return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        for one in asked:
+        for one in requests:
             self._fill(one)
         return 0
 
@@ -145,18 +145,18 @@ class GpmFunctions:
         return self.take(sample)
 
     def metrics(self, reference: Any) -> int:
-        asked = referent_of(reference)
-        self.structs.add(id(asked))
-        ids = [asked.metrics[place].metricId for place in range(asked.numMetrics)]
+        requests = referent_of(reference)
+        self.structs.add(id(requests))
+        ids = [requests.metrics[place].metricId for place in range(requests.numMetrics)]
         if self.error or set(ids) & set(self.unknown):
             return self.error or int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        older, newer = address_of(asked.sample1), address_of(asked.sample2)
+        older, newer = address_of(requests.sample1), address_of(requests.sample2)
         self.pairs.append((self.holds[older], self.holds[newer]))
         for place, number in enumerate(ids):
             given = number in self.values
             missing = self.codes.get(number, pynvml.NVML_ERROR_NOT_SUPPORTED)
-            asked.metrics[place].nvmlReturn = 0 if given else missing
-            asked.metrics[place].value = self.values.get(number, 77.0)
+            requests.metrics[place].nvmlReturn = 0 if given else missing
+            requests.metrics[place].value = self.values.get(number, 77.0)
         return 0
 
 

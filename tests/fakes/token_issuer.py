@@ -75,7 +75,7 @@ class TokenIssuer:
         self.status = 200
         self.answer: Any = None
         """The body's JSON in place of a token."""
-        self.asked: list[tuple[dict[str, str], str]] = []
+        self.requests: list[tuple[dict[str, str], str]] = []
         """The headers and the form of each request."""
         self.tokens: list[str] = []
 
@@ -110,7 +110,7 @@ class TokenIssuer:
         lines = [line.partition(":") for line in head.split("\r\n")[1:] if line]
         headers = {name.lower(): value.strip() for name, _, value in lines}
         form = (await reader.readexactly(int(headers["content-length"]))).decode()
-        self.asked.append((headers, form))
+        self.requests.append((headers, form))
         if self.hangs:
             await asyncio.Event().wait()
         writer.write(self.raw if self.raw is not None else self._answer())

@@ -46,7 +46,7 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-def said(error: UserError) -> None:
+def message(error: UserError) -> None:
     """Every mistake is one line that fits on a screen."""
     assert str(error)
     assert str(error).splitlines() == [str(error)]
@@ -65,7 +65,7 @@ def test_a_settings_file_is_taken_or_its_mistake_is_said(
     try:
         load_settings(model, prog="p", description="d", argv=["--config", str(file)], environ={})
     except UserError as error:
-        said(error)
+        message(error)
 
 
 @given(data=changed_bytes([file.read_bytes() for file in (ROOT / "scenarios").glob("*.yaml")]))
@@ -75,7 +75,7 @@ def test_a_scenario_is_taken_or_its_mistake_is_said(folder: Path, data: bytes) -
     try:
         load_scenario(file)
     except UserError as error:
-        said(error)
+        message(error)
 
 
 VALUES = [b"5", b"a:1,b:2", b"{a: b}", b"[a, b]", b"1.5", b"true", b"2020-01-01"]
@@ -88,7 +88,7 @@ def test_a_variable_is_taken_or_its_mistake_is_said(variable: str, value: bytes)
     try:
         load_settings(AgentSettings, prog="p", description="d", argv=[], environ=environ)
     except UserError as error:
-        said(error)
+        message(error)
 
 
 @given(data=changed_bytes(WEB))
@@ -98,7 +98,7 @@ def test_a_web_configuration_is_taken_or_its_mistake_is_said(folder: Path, data:
     try:
         read_web_config(file)
     except UserError as error:
-        said(error)
+        message(error)
 
 
 @given(data=changed_bytes(LISTS))
@@ -108,4 +108,4 @@ def test_a_list_of_metrics_is_taken_or_its_mistake_is_said(folder: Path, data: b
     try:
         read_counters(file)
     except UserError as error:
-        said(error)
+        message(error)

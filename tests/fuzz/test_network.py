@@ -43,7 +43,7 @@ def asking(limits: Object) -> Object:
 
 LABELS = {"karpenter.sh/nodepool": "gpus", "eks.amazonaws.com/capacityType": "SPOT"}
 OF_A_NODE = {"uid": "n1", "name": "node-1", "labels": LABELS, "annotations": {"a/b": "c"}}
-OBJECTS_TOLD = [
+OBJECTS = [
     encoded(pod()),
     encoded(OWNED),
     encoded(asking({"nvidia.com/gpu": "1"})),
@@ -119,7 +119,7 @@ def test_a_line_of_a_watch_is_read_or_passed_over_or_is_the_servers_error(
 @each_kind
 @example(item=encoded(pod(status={"containerStatuses": [{"name": "m", "restartCount": 2**63}]})))
 @example(item=encoded(asking({"nvidia.com/gpu": str(2**70)})))
-@given(item=changed_bytes(OBJECTS_TOLD) | changed_json(OBJECTS_TOLD))
+@given(item=changed_bytes(OBJECTS) | changed_json(OBJECTS))
 def test_an_item_of_a_list_is_read_or_passed_over(kind: ObjectKind[Any], item: bytes) -> None:
     found = reader(kind).item(Raw(item))
     if isinstance(found, Upserted):

@@ -48,7 +48,7 @@ def dead_letter_queue(producer: KeepingProducer) -> DeadLetterQueue:
     return DeadLetterQueue(consumer="fuzz", producer=producer, partitions=1, topic=DEAD_LETTERS)
 
 
-def check_letters(dead_letters: DeadLetterQueue, producer: KeepingProducer) -> None:
+def check_dead_letters(dead_letters: DeadLetterQueue, producer: KeepingProducer) -> None:
     """Every letter fits on the bus, and can be read."""
     asyncio.run(dead_letters.flush())
     refuse_too_large(DEAD_LETTERS.name, producer.messages())
@@ -70,7 +70,7 @@ def test_a_refused_record_fits_in_a_letter_and_an_accepted_one_encodes_back(
         dead_letters = dead_letter_queue(producer)
         place = Record(topic.name, 0, 0, 1, b"k", value)
         assert list(dead_letters.decode(decoder, [place])) == []
-        check_letters(dead_letters, producer)
+        check_dead_letters(dead_letters, producer)
     else:
         validate(found)
         assert decoder.decode(encode(found)) == found
@@ -99,7 +99,7 @@ def test_what_the_join_makes_of_anything_can_be_read_and_balances(
     refuse_too_large(EVENTS.name, [*events, *attributed])
     if read:
         assert list(imbalances(read[0].gpus, read[0].interval_ns)) == []
-    check_letters(dead_letters, producer)
+    check_dead_letters(dead_letters, producer)
 
 
 def record_of(topic: Topic, value: bytes, key: bytes | str | None) -> Record:

@@ -82,7 +82,7 @@ def test_a_memory_fault_comes_as_an_event_of_its_gpu_and_time(
     events: NvmlGpuEvents, gpus: Sequence[NvidiaGpu], record_property: Callable[[str, object], None]
 ) -> None:
     began_ns = time.time_ns()
-    said = subprocess.run(
+    message = subprocess.run(
         [sys.executable, "-m", "tests.gpu.fault"],
         cwd=ROOT,
         check=True,
@@ -95,7 +95,7 @@ def test_a_memory_fault_comes_as_an_event_of_its_gpu_and_time(
     while found is None and time.monotonic() < give_up:
         found = events.wait(500)
 
-    assert "cuCtxSynchronize" in said
+    assert "cuCtxSynchronize" in message
     assert found is not None
     record_property("event", str(found))
     assert found.xid in APPLICATION_XIDS

@@ -68,10 +68,10 @@ def test_accounts_are_there_exactly_where_the_mode_is_on(gpus: list[NvidiaGpu]) 
 def test_whether_the_driver_has_the_sums_of_accounts_is_told(gpus: list[NvidiaGpu]) -> None:
     """Any code but "no such function" says that the call is there."""
     for gpu in gpus:
-        said = "it answers"
+        message = "it answers"
         try:
             pynvml.nvmlDeviceGetAccountingStats_v2(gpu.handle, 1)
         except pynvml.NVMLError as error:
-            said = str(error)
-        print(gpu.uuid, "nvmlDeviceGetAccountingStats_v2:", said)  # noqa: T201  # asked for
-        assert said
+            message = str(error)
+        print(gpu.uuid, "nvmlDeviceGetAccountingStats_v2:", message)  # noqa: T201  # asked for
+        assert message

@@ -43,7 +43,7 @@ class Watched:
         default_factory=lambda: {group: [] for group in CallGroup}
     )
     _sampler: GpuSampler = field(default_factory=GpuSampler)
-    _asked_ns: int = 0
+    _requested_ns: int = 0
 
     @property
     def facts(self) -> GpuFacts:
@@ -53,8 +53,8 @@ class Watched:
 
     def ask(self) -> None:
         now_ns = time.monotonic_ns()
-        interval_ns, self._asked_ns = now_ns - (self._asked_ns or now_ns - 10**9), now_ns
-        seen = self._sampler.ask_tick(is_set_back=False)
+        interval_ns, self._requested_ns = now_ns - (self._requested_ns or now_ns - 10**9), now_ns
+        seen = self._sampler.request_tick(is_set_back=False)
         given: dict[str, object] = {}
         for group in CallGroup:
             began = time.perf_counter()
@@ -129,7 +129,7 @@ def test_every_reading_is_given_or_refused(watched: list[Watched]) -> None:
             **last.profiling,
             **last.health,
         }
-        asked = [
+        requested = [
             reading
             for group in CallGroup
             if group is not CallGroup.BOOKS
@@ -137,7 +137,7 @@ def test_every_reading_is_given_or_refused(watched: list[Watched]) -> None:
         ]
         outcomes = one.gpu.client.outcomes
         no_profiling = outcomes.get(("nvmlGpmMetricsGet",)) is not None
-        for reading in asked:
+        for reading in requested:
             if any(
                 isinstance(one, FieldValue) and one.link == EACH_LINK for one in reading.sources
             ):

@@ -83,11 +83,17 @@ def test_the_line_that_shows_letters_names_node_and_key(
     key: bytes | None, value: bytes | None, shown: str
 ) -> None:
     (program,) = re.findall(r"jq -r '(\n *\(\.key_base64[^']*)'", PAGE)
-    letter = {"topic": "t", "partition": 7, "offset": 9, "reason": "undecodable", "detail": "why"}
-    letter |= {"key_base64": _base64(key), "value_base64": _base64(value)}
+    dead_letter = {
+        "topic": "t",
+        "partition": 7,
+        "offset": 9,
+        "reason": "undecodable",
+        "detail": "why",
+    }
+    dead_letter |= {"key_base64": _base64(key), "value_base64": _base64(value)}
     done = subprocess.run(
         ["jq", "-r", program],  # noqa: S607 - the jq that users have
-        input=json.dumps(letter),
+        input=json.dumps(dead_letter),
         capture_output=True,
         text=True,
         check=True,

@@ -21,11 +21,11 @@ def test_the_committed_page_is_the_generated_one(name: str) -> None:
 
 
 def test_no_page_says_that_it_is_made_and_is_not() -> None:
-    says_so = {
+    reports_it = {
         path.name for path in DOCS.rglob("*.md") if any(mark in path.read_text() for mark in MADE)
     }
 
-    assert says_so == set(PAGES)
+    assert reports_it == set(PAGES)
 
 
 def test_every_page_is_written_over_what_stands(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_key_is_a_word_in_snake_case(line: Line) -> None:
 
 @BY_PLACE
 def test_the_text_of_an_exception_is_under_error(line: Line) -> None:
-    said = {
+    message = {
         keyword.arg
         for keyword in line.call.keywords
         if isinstance(keyword.value, ast.Call)
@@ -116,7 +116,7 @@ def test_the_text_of_an_exception_is_under_error(line: Line) -> None:
         and keyword.value.args[0].id in {"error", "end"}
     }
 
-    assert said <= {"error"}
+    assert message <= {"error"}
 
 
 def test_a_key_of_several_events_is_in_the_table_or_ends_in_its_unit() -> None:

@@ -55,18 +55,18 @@ def test_every_topic_is_read_and_written_by_whom_the_contract_names() -> None:
     document = yaml.safe_load((ROOT / "docs" / "asyncapi.yaml").read_text())
     topics = {name: one["address"] for name, one in document["channels"].items()}
     for action, column in ACTIONS.items():
-        told = {
+        reported = {
             topics[one["channel"]["$ref"].rpartition("/")[2]]
             for one in document["operations"].values()
             if one["action"] == action
         }
-        assert set[str]().union(*(named(cells[column]) for cells in rows().values())) >= told
+        assert set[str]().union(*(named(cells[column]) for cells in rows().values())) >= reported
 
 
 def test_no_topic_is_named_that_there_is_not() -> None:
-    told = set[str]().union(*(named(cell) for cells in rows().values() for cell in cells[1:3]))
+    reported = set[str]().union(*(named(cell) for cells in rows().values() for cell in cells[1:3]))
 
-    assert told == set(BY_NAME)
+    assert reported == set(BY_NAME)
 
 
 def test_groups_and_transactional_ids_are_the_deployables_own() -> None:

@@ -62,7 +62,7 @@ HOSTILE = {
     "more headers than any of ours": HEADERS,
     "a bomb": Hostile(lambda _: raw_batches.bomb(GIBIBYTE), ZSTD, says=1),
     "a bomb that does not say so": Hostile(
-        lambda _: raw_batches.bomb(GIBIBYTE, says_size=False), ZSTD, says=1
+        lambda _: raw_batches.bomb(GIBIBYTE, declares_size=False), ZSTD, says=1
     ),
 }
 """What a broker takes and no consumer can read."""

@@ -13,15 +13,17 @@ RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "gpuledger.rules.y
 ALERTS = {"critical": "GpuledgerCriticalCheckFailing", "warning": "GpuledgerCheckFailing"}
 
 
-def said_of(alert: str, labels: dict[str, str]) -> dict[str, str]:
+def message_of(alert: str, labels: dict[str, str]) -> dict[str, str]:
     """Return what the rule says of a series with these labels."""
     groups = yaml.safe_load(RULES.read_text())["groups"]
     (rule,) = (rule for group in groups for rule in group["rules"] if rule["alert"] == alert)
-    said: dict[str, str] = rule["annotations"]
+    message: dict[str, str] = rule["annotations"]
     for name, value in labels.items():
-        said = {key: text.replace(f"{{{{ $labels.{name} }}}}", value) for key, text in said.items()}
-    assert said["summary"].startswith("sink, check kafka: ")
-    return said
+        message = {
+            key: text.replace(f"{{{{ $labels.{name} }}}}", value) for key, text in message.items()
+        }
+    assert message["summary"].startswith("sink, check kafka: ")
+    return message
 
 
 @pytest.mark.parametrize("severity", ALERTS)
@@ -30,7 +32,7 @@ def test_a_check_that_fails_is_one_alert_of_its_own_severity(
 ) -> None:
     labels = {"instance": "sink", "check": "kafka", "severity": severity}
     series = ",".join(f'{name}="{value}"' for name, value in labels.items())
-    fires = {"exp_labels": labels, "exp_annotations": said_of(ALERTS[severity], labels)}
+    fires = {"exp_labels": labels, "exp_annotations": message_of(ALERTS[severity], labels)}
     expected = {alert: [fires] if kind == severity else [] for kind, alert in ALERTS.items()}
     test = {
         "rule_files": [str(RULES)],

@@ -46,7 +46,7 @@ def run(kafka: AuthorizingKafka, user: str, *options: str) -> subprocess.Complet
     )
 
 
-async def put_aside(kafka: AuthorizingKafka) -> None:
+async def cause_rejection(kafka: AuthorizingKafka) -> None:
     """Make the topics, and put a letter of the join and of the sink `rows` there."""
     settings = KafkaSettings(bootstrap_servers=kafka.plaintext_bootstrap_servers)
     await create_topics(settings, TOPICS)
@@ -65,7 +65,7 @@ def test_the_documented_rights_suffice_and_those_to_look_do_not_suffice_to_repla
 ) -> None:
     refuse_stray_settings()
     kafka = start_authorizing_kafka()
-    asyncio.run(put_aside(kafka))
+    asyncio.run(cause_rejection(kafka))
 
     # Brokers take rights a moment after they were given.
     deadline = time.monotonic() + LIMIT_SECONDS

@@ -86,7 +86,7 @@ def rejected(of: Deployable) -> list[int]:
     return [json.loads(line)["count"] for line in lines]
 
 
-def says_that_letters_wait(one: Deployable) -> bool:
+def reports_waiting_dead_letters(one: Deployable) -> bool:
     failed = [check for check in one.readyz()["checks"].values() if not check["ok"]]
     return any(
         "1 dead letter waits to be published: " in check["detail"]
@@ -118,7 +118,7 @@ async def test_a_record_is_counted_and_told_as_put_aside_once_its_letter_is_on_t
             await producer.publish(topic.name, 0, [message])
 
     for name, one in running.items():
-        await until(partial(says_that_letters_wait, one), one)
+        await until(partial(reports_waiting_dead_letters, one), one)
         if name in UNDONE:
             await until(partial(has_counted, one, UNDONE[name], least=3), one)
     for one in running.values():
@@ -128,7 +128,7 @@ async def test_a_record_is_counted_and_told_as_put_aside_once_its_letter_is_on_t
     for one in running.values():
         await until(partial(has_counted, one, LETTERS, least=1), one)
         one.wait_until_ready()
-    letters = kcat.consume(kafka.bootstrap_servers, DEAD_LETTERS.name)
-    assert len(letters) == len(running)
+    dead_letters = kcat.consume(kafka.bootstrap_servers, DEAD_LETTERS.name)
+    assert len(dead_letters) == len(running)
     for one in running.values():
         assert (total(one, LETTERS), rejected(one)) == (1, [1])

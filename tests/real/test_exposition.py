@@ -121,8 +121,8 @@ class Cluster:
         return self.agent.health.removeprefix("http://")
 
     def query(self, promql: str) -> list[dict[str, Any]]:
-        asked = promql.replace("$instance", self.instance).replace("$gpu", ".*")
-        parameters = urllib.parse.urlencode({"query": asked, "time": self.at_seconds})
+        requested = promql.replace("$instance", self.instance).replace("$gpu", ".*")
+        parameters = urllib.parse.urlencode({"query": requested, "time": self.at_seconds})
         answer = web.fetch(f"{self.prometheus.url}/api/v1/query?{parameters}").json()
         assert answer["status"] == "success", answer
         found: list[dict[str, Any]] = answer["data"]["result"]
@@ -381,11 +381,11 @@ def test_promtool_reads_the_page_and_has_nothing_against_our_own_names(
     done = subprocess.run(
         [promtool, "check", "metrics"], input=page, capture_output=True, check=False, timeout=30
     )
-    said = (done.stdout + done.stderr).decode().splitlines()
+    message = (done.stdout + done.stderr).decode().splitlines()
     # Names, labels and types of DCGM's are as they are.
-    lints = [line for line in said if line and not line.startswith("DCGM_")]
+    lints = [line for line in message if line and not line.startswith("DCGM_")]
     assert not lints
-    assert done.returncode in (0, 3), said[:5]
+    assert done.returncode in (0, 3), message[:5]
 
 
 def documented_collector(cluster: Cluster) -> dict[str, Any]:

@@ -90,7 +90,7 @@ async def test_no_pod_stays_nameless_of_a_podwatch_that_comes_ten_seconds_later(
             podwatch.start()
             await publish_ticks(settings, range(LATER_SECONDS, TICKS))
             events = await await_records(kafka, kcat, EVENTS.name, count=TICKS * len(NODES))
-            told = await await_watermarks(kafka, kcat)
+            reported = await await_watermarks(kafka, kcat)
         finally:
             for each in (join, podwatch):
                 each.kill()
@@ -98,8 +98,8 @@ async def test_no_pod_stays_nameless_of_a_podwatch_that_comes_ten_seconds_later(
         (node, "known") for node in NODES
     }
     reader = Completeness(stage="join", topic=EVENTS.name)
-    for said in told:
-        reader.take(said)
+    for output in reported:
+        reader.take(output)
     for partition in range(EVENTS.partitions):
         reader.read_to(partition, 10_000)
     complete_ns = reader.complete_until_ns(range(EVENTS.partitions))
@@ -196,9 +196,9 @@ async def await_watermarks(kafka: Kafka, kcat: Kcat) -> Sequence[Watermark]:
             servers = kafka.bootstrap_servers
             found = await asyncio.to_thread(kcat.consume, servers, WATERMARKS.name)
             decoded = [decoder.decode(each.value or b"") for each in found]
-            told = [each for each in decoded if each.stage == "join"]
-            ends = {each.partition: each.next_offset for each in told}
+            reported = [each for each in decoded if each.stage == "join"]
+            ends = {each.partition: each.next_offset for each in reported}
             # In a transaction each commit is followed by its marker, which has an offset too.
             if len(ends) == EVENTS.partitions and all(ends[each] >= TICKS for each in busy):
-                return told
+                return reported
             await asyncio.sleep(0.5)

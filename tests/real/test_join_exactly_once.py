@@ -82,10 +82,10 @@ class Scene(JoinWorkers):
     async def count_dead_letters(self) -> int:
         """Count the dead letters, once there is one."""
         found = 0
-        asked = Subscription(group="letters", topics=[DEAD_LETTERS.name])
+        requested = Subscription(group="letters", topics=[DEAD_LETTERS.name])
         async with (
             asyncio.timeout(LOOK_SECONDS),
-            KafkaBus(self.settings).consumer(asked) as consumer,
+            KafkaBus(self.settings).consumer(requested) as consumer,
         ):
             while True:
                 polled = await consumer.poll(timeout_seconds=1, max_records=10)

@@ -118,15 +118,15 @@ class Scene:
         found = self.read(EVENTS.name)
         return sorted((event["node"], event["seq"] // SEQ_PER_TICK) for event in found)
 
-    def letters(self) -> list[Letter]:
+    def dead_letters(self) -> list[Letter]:
         """Return what the dead letters say, which is never much."""
         found = self.read(DEAD_LETTERS.name)
-        assert all(len(letter["detail"]) < MAX_CHARACTERS for letter in found)
-        said = [
+        assert all(len(dead_letter["detail"]) < MAX_CHARACTERS for dead_letter in found)
+        output = [
             (each["topic"], each["offset"], each.get("last_offset"), each["reason"])
             for each in found
         ]
-        return sorted(said, key=str)
+        return sorted(output, key=str)
 
     async def await_committed(self, wanted: dict[TopicPartition, int]) -> None:
         deadline = time.monotonic() + LOOK_SECONDS
@@ -178,7 +178,7 @@ async def test_the_join_goes_on_behind_whatever_lies_on_its_topics(scene: Scene)
             [(NODE, number) for number in booked]
             + [(OTHER, number) for number in (*BEFORE, *AFTER)]
         )
-        assert scene.letters() == sorted(wanted, key=str)
+        assert scene.dead_letters() == sorted(wanted, key=str)
         assert {at: await committed(scene.kafka, GROUP, at) for at in ends} == ends
         assert max_memory_bytes(worker.pid) < 400 * 2**20
         assert all(check["ok"] for check in worker.readyz()["checks"].values())
@@ -232,7 +232,7 @@ async def test_batches_of_headers_in_all_partitions_keep_neither_pages_nor_the_e
         assert scene.events() == sorted(
             (node, number) for node in (NODE, OTHER) for number in (*BEFORE, *AFTER)
         )
-        assert len(scene.letters()) == 2 * len(partitions)
+        assert len(scene.dead_letters()) == 2 * len(partitions)
         assert max_memory_bytes(worker.pid) < 200 * 2**20
     finally:
         worker.kill()

@@ -60,7 +60,7 @@ async def test_a_namespaces_label_and_a_nodes_zone_are_in_the_event(
     ]
     seq = 1000
 
-    async def said(team: str, zone: str, *, time_ns: int | None = None) -> Mapping[str, Any]:
+    async def output(team: str, zone: str, *, time_ns: int | None = None) -> Mapping[str, Any]:
         """Publish ticks until one is described so, and return its event."""
         nonlocal seq
         async with asyncio.timeout(LOOK_SECONDS):
@@ -77,13 +77,13 @@ async def test_a_namespaces_label_and_a_nodes_zone_are_in_the_event(
     try:
         for each in started:
             each.start()
-        first = await said("vision", "eu-west-1a")
+        first = await output("vision", "eu-west-1a")
         assert first["namespaces"] == [{"name": cluster.namespace, "labels": {"team": "vision"}}]
         await asyncio.sleep(1.1)  # what comes next was seen later than that tick, to the second
         await label_namespace(cluster, "speech")
         await cluster.change(NODE, "gpu", labels={"topology.kubernetes.io/zone": "eu-west-1b"})
-        await said("speech", "eu-west-1b")
-        await said("vision", "eu-west-1a", time_ns=first["time_ns"])
+        await output("speech", "eu-west-1b")
+        await output("vision", "eu-west-1a", time_ns=first["time_ns"])
     finally:
         for each in started:
             each.kill()

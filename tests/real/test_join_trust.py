@@ -76,7 +76,7 @@ class World:
         """Return the events once there are so many, in the order of their `seq`."""
         return sorted(self._read(EVENTS.name, count), key=lambda event: event["seq"])
 
-    def letters(self, count: int) -> list[dict[str, Any]]:
+    def dead_letters(self, count: int) -> list[dict[str, Any]]:
         """Return the dead letters once there are so many."""
         return self._read(DEAD_LETTERS.name, count)
 
@@ -137,10 +137,10 @@ async def test_a_tick_that_claims_more_than_a_day_is_put_aside_and_the_next_is_b
     await world.put(SAMPLES.name, json.dumps(claimed).encode(), key="node-a", node="node-a")
     await world.tick("node-a", seq=2000)
     (event,) = world.events(1)
-    (letter,) = world.letters(1)
+    (dead_letter,) = world.dead_letters(1)
     assert event["seq"] == 2000
-    assert letter["reason"] == "undecodable"
-    assert "interval_ns" in letter["detail"]
+    assert dead_letter["reason"] == "undecodable"
+    assert "interval_ns" in dead_letter["detail"]
 
 
 async def test_what_lies_elsewhere_than_its_node_is_put_aside_and_silences_nobody(
@@ -161,8 +161,8 @@ async def test_what_lies_elsewhere_than_its_node_is_put_aside_and_silences_nobod
     (event,) = world.events(1)
     assert event["seq"] == 1000
     assert [each["name"] for each in event["pods"]] == ["train-0"]
-    letters = world.letters(3)
-    assert {(each["topic"], each["reason"]) for each in letters} == {
+    dead_letters = world.dead_letters(3)
+    assert {(each["topic"], each["reason"]) for each in dead_letters} == {
         (PODS.name, "misplaced"),
         (SAMPLES.name, "misplaced"),
     }
@@ -176,8 +176,8 @@ async def test_a_tick_that_leaps_is_put_aside_and_its_node_goes_on(world: World)
     for seq in (1000, 3 * 366 * 86_400_000, 2000):
         await world.tick("node-a", seq=seq)
     assert [event["seq"] for event in world.events(2)] == [1000, 2000]
-    (letter,) = world.letters(1)
-    assert (letter["topic"], letter["reason"]) == (SAMPLES.name, "seq_ahead")
+    (dead_letter,) = world.dead_letters(1)
+    assert (dead_letter["topic"], dead_letter["reason"]) == (SAMPLES.name, "seq_ahead")
     assert world.worker.metric("gpuledger_join_seq_ahead_total") == 1
 
 
@@ -188,7 +188,7 @@ async def test_a_node_holds_nothing_in_the_name_of_another_nodes_pod(world: Worl
         await world.put(PODS.name, pod(number, node=node), key=UIDS[number], node=node)
     world.worker.start()
     world.worker.wait_until_ready()
-    held = [
+    allocated = [
         DeviceAllocation(
             gpu_uuid="GPU-a",
             device_id=f"GPU-a::{number}",
@@ -199,7 +199,7 @@ async def test_a_node_holds_nothing_in_the_name_of_another_nodes_pod(world: Worl
         )
         for number in range(2)
     ]
-    await world.tick("node-a", allocations=held, containers=[])
+    await world.tick("node-a", allocations=allocated, containers=[])
     (event,) = world.events(1)
     holders = [event["pods"][each[0]] for each in event["allocations"]]
     assert [(each.get("uid"), each["state"]) for each in holders] == [

@@ -190,13 +190,13 @@ async def test_a_tick_that_sees_a_pod_come_by_its_cgroup_has_what_it_was_given(
     gpu = GpuFacts(uuid=GPU, index=0, instances=[], capabilities=[])
     devices = DeviceIndex.of([gpu])
     async with run_tasks(allocations.run()):
-        allocations.ask_where_due()
+        allocations.request_if_due()
         await allocations.wait_answer(60)
         assert allocations.current(devices) == []
         server.answer([TRAINING])
         (burstable / f"kubepods-burstable-pod{POD_UID.replace('-', '_')}.slice").mkdir()
         # As soon as the next tick of a second may begin.
         await asyncio.sleep(MIN_SECONDS)
-        allocations.ask_where_due()
+        allocations.request_if_due()
         await allocations.wait_answer(60)
         assert {one.pod for one in allocations.current(devices)} == {"llm-finetune-worker-0"}

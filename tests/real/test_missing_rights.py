@@ -241,9 +241,9 @@ def test_a_right_that_is_missing_is_missed_by_name(
     try:
         deadline = time.monotonic() + WITHIN_SECONDS
         wanted = missing.name if missing.resource != "transactionalId" else "transactional id"
-        while not (wanted in (said := shown(made)) and "does not allow this user" in said):
+        while not (wanted in (output := shown(made)) and "does not allow this user" in output):
             assert made.exit_status() is None, made.log_tail()
-            assert time.monotonic() < deadline, said
+            assert time.monotonic() < deadline, output
             time.sleep(0.2)
     finally:
         made.kill()

@@ -113,8 +113,8 @@ def test_topics_that_do_not_agree_are_named_with_both_numbers(
     assert main(["topics", "check", *at]) == 1
     assert capsys.readouterr().out.count("partitions differ") == len(wrong)
     assert main(["topics", "create", *at]) == 2
-    said = capsys.readouterr().err
-    assert all(f"{name} has partitions=6, wanted partitions=3" in said for name in wrong)
+    output = capsys.readouterr().err
+    assert all(f"{name} has partitions=6, wanted partitions=3" in output for name in wrong)
     with ExitStack() as stack:
         agent = {"NODE_NAME": NODE, "SOURCE": f"simulated:{SCENARIO}"}
         spool = {"SPOOL__DIRECTORY": str(tmp_path / "spool")}
@@ -124,10 +124,10 @@ def test_topics_that_do_not_agree_are_named_with_both_numbers(
         }
         for name, deployable in running.items():
             deadline = time.monotonic() + WITHIN_SECONDS
-            while f"{name} 6" not in (said := detail_of(deployable)):
-                assert time.monotonic() < deadline, said
+            while f"{name} 6" not in (output := detail_of(deployable)):
+                assert time.monotonic() < deadline, output
                 time.sleep(0.2)
-            assert f"{SAMPLES.name} 3" in said
+            assert f"{SAMPLES.name} 3" in output
 
 
 def detail_of(deployable: Deployable) -> str:

@@ -45,9 +45,9 @@ async def test_a_server_without_lists_as_a_watch_is_asked_for_pages_in_their_pla
     async with following(cluster) as found:
         await found.until(lambda: Phase.WATCHING in found.steps)
     assert published(found.steps) == dict.fromkeys(uids, "alive")
-    asked = ["watch" in query for query in found.asked]
+    requested = ["watch" in query for query in found.requests]
     # The list as a watch is refused, then two pages, then the watch.
-    assert asked == [True, False, False, True]
+    assert requested == [True, False, False, True]
     assert errors(found) == []
 
 

@@ -75,8 +75,10 @@ async def refuse_a_forged_event(kafka: Kafka, settings: KafkaSettings) -> None:
     compared = replay(kafka, "--compare")
 
     assert compared.returncode == 1
-    *_, told, verdict = compared.stdout.splitlines()
-    assert told == f"node {node_name(0)} boot forged seq 1 (event): first there, replayed absent"
+    *_, reported, verdict = compared.stdout.splitlines()
+    assert (
+        reported == f"node {node_name(0)} boot forged seq 1 (event): first there, replayed absent"
+    )
     assert "0 differ, 1 missing, 0 extra" in verdict
 
 
@@ -92,11 +94,11 @@ def test_it_ends_on_ctrl_c_and_leaves_no_file(tmp_path: Path) -> None:
         )
         connection, _ = broker.accept()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=120)
+        _, message = process.communicate(timeout=120)
         connection.close()
 
     assert process.returncode == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in message
     assert not [*tmp_path.iterdir()]
 
 
@@ -207,7 +209,7 @@ def without_pods(events: Iterable[dict[str, Any]]) -> dict[tuple[object, ...], o
         {name: value for name, value in event.items() if name not in described}
         | {
             "containers": [container_id for container_id, *_ in event["containers"]],
-            "allocations": [held for _, *held in event["allocations"]],
+            "allocations": [allocated for _, *allocated in event["allocations"]],
         }
         for event in events
     ]

@@ -53,7 +53,7 @@ class RotatedKafka(SecureKafka):
     ) -> None:
         super().__init__(distribution=distribution, folder=folder)
         self.mechanism = mechanism
-        self._asked_password = self.password
+        self._requested_password = self.password
         self.take(authority)
 
     @override
@@ -61,7 +61,7 @@ class RotatedKafka(SecureKafka):
         """Return those of SCRAM, or of PLAIN, whose passwords stand in the broker's settings."""
         listeners = {**super().listeners(), "listener.name.secure.ssl.client.auth": "required"}
         if self.mechanism == PLAIN:
-            user = f'user_{self.username}="{self._asked_password}"'
+            user = f'user_{self.username}="{self._requested_password}"'
             listeners |= {
                 "sasl.enabled.mechanisms": PLAIN,
                 "listener.name.secure.plain.sasl.jaas.config": f"{PLAIN_MODULE} {user};",
@@ -78,7 +78,7 @@ class RotatedKafka(SecureKafka):
 
     def set_password(self, password: str) -> None:
         """Return the user another password; one of PLAIN counts from the next start on."""
-        self._asked_password = password
+        self._requested_password = password
         if self.mechanism == PLAIN:
             self.write_settings()
             return
@@ -157,13 +157,15 @@ class Working:
         await self._more_on(SAMPLES.name)
         await self._more_on(ROWS.name, meanwhile=self._publish)
 
-    def said(self) -> list[list[str]]:
+    def message(self) -> list[list[str]]:
         """Return what each has said of its credentials."""
-        return [list(said_of_credentials(each)) for each in self.both]
+        return [list(credential_messages(each)) for each in self.both]
 
     async def say(self, *expected: str) -> None:
         """Wait until each has said this of its credentials, and nothing else."""
-        await eventually(lambda: self.said() == [[*expected]] * 2, within_seconds=DEADLINE_SECONDS)
+        await eventually(
+            lambda: self.message() == [[*expected]] * 2, within_seconds=DEADLINE_SECONDS
+        )
 
     async def name(self, reason: str) -> None:
         """Wait until the log of each names the reason of what fails."""
@@ -293,7 +295,7 @@ def restart(kafka: RotatedKafka) -> None:
     kafka.start()
 
 
-def said_of_credentials(deployable: Deployable) -> Iterator[str]:
+def credential_messages(deployable: Deployable) -> Iterator[str]:
     for line in map(orjson.loads, deployable.log.read_bytes().splitlines()):
         if line["event"] in READ:
             yield line["event"]

@@ -91,7 +91,7 @@ def pod(name: str) -> dict[str, Any]:
     }
 
 
-def told(event: dict[str, Any]) -> tuple[str, str, str, bool]:
+def reported(event: dict[str, Any]) -> tuple[str, str, str, bool]:
     """Return what a reader of pods looks at."""
     item = event["object"]
     name, phase = item["metadata"]["name"], item["status"]["phase"]
@@ -120,7 +120,7 @@ async def live(server: Server) -> tuple[list[Any], list[Any]]:
     _, everything = await server.send("GET", OURS, query)
     unended = {"fieldSelector": "status.phase!=Succeeded,spec.nodeName!="}
     _, selected = await server.send("GET", OURS, {**query, **unended})
-    return [told(event) for event in everything], [told(event) for event in selected]
+    return [reported(event) for event in everything], [reported(event) for event in selected]
 
 
 async def answers(server: Server) -> list[tuple[int, str, str]]:
@@ -137,8 +137,8 @@ async def test_the_simulated_api_server_answers_and_tells_as_a_real_one_does(
     kube_api: KubeApiClient,
 ) -> None:
     async with simulated() as ours, real(kube_api) as theirs:
-        told_by_us, told_by_them = await live(ours), await live(theirs)
-        assert told_by_us == told_by_them
+        sent_by_us, sent_by_them = await live(ours), await live(theirs)
+        assert sent_by_us == sent_by_them
         labels = [f"{method} {path} {query}" for method, path, query in ASKED]
         given = await answers(ours), await answers(theirs)
         assert dict(zip(labels, given[0], strict=True)) == dict(zip(labels, given[1], strict=True))

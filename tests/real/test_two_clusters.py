@@ -200,7 +200,7 @@ def test_two_clusters_with_equal_names_on_one_kafka_and_in_one_store_do_not_coll
         start(api)
         start(cluster.podwatch(url, "podwatch-again"))
         await_true(lambda: "deleted" in written.training("green"))
-        await_true(lambda: set(CLUSTERS) <= told_complete(written))
+        await_true(lambda: set(CLUSTERS) <= published_complete(written))
     assert written.training("blue") == {"there"}
     assert list(written.messages(DEAD_LETTERS.name)) == []
 
@@ -226,7 +226,7 @@ def central(servers: str, *, store: str, folder: Path) -> list[Deployable]:
     ]
 
 
-def told_complete(written: Written) -> set[str]:
+def published_complete(written: Written) -> set[str]:
     """Return the clusters of which the join has said up to when their events are complete."""
     keys = (key.split("/") for key, _ in written.messages(WATERMARKS.name))
     return {cluster for stage, cluster, _ in keys if stage == "join"}

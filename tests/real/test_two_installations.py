@@ -55,8 +55,8 @@ def create(
         for name, value in settings.items():
             patched.setenv(f"GPULEDGER_{name}", value)
         code = main(["topics", "create"])
-    said = capsys.readouterr()
-    return code, said.out + said.err
+    message = capsys.readouterr()
+    return code, message.out + message.err
 
 
 def deployables(prefix: str, settings: Mapping[str, str], folder: Path) -> list[Deployable]:
@@ -92,8 +92,8 @@ def test_two_installations_on_one_kafka_book_their_own_nodes_alone(
     while (done := create(made, monkeypatch, capsys))[0] and time.monotonic() < deadline:
         time.sleep(0.2)
     assert (done[0], done[1].count("created")) == (0, len(TOPICS)), done
-    code, said = create(made | {"KAFKA__TOPIC_PREFIX": "green"}, monkeypatch, capsys)
-    assert (code, "does not allow this user green." in said) == (2, True), said
+    code, message = create(made | {"KAFKA__TOPIC_PREFIX": "green"}, monkeypatch, capsys)
+    assert (code, "does not allow this user green." in message) == (2, True), message
     assert create(settings_of("green", kafka), monkeypatch, capsys)[0] == 0
 
     servers = kafka.plaintext_bootstrap_servers

@@ -80,13 +80,13 @@ class Everything:
         for each in self._running.values():
             each.kill()
 
-    async def until_said(self, said: str, *, by: set[str] | None = None) -> None:
+    async def until_printed(self, message: str, *, by: set[str] | None = None) -> None:
         """Wait until each of them has a failed check that says this, and none has ended."""
 
         def says(name: str) -> bool:
-            return any(said in check["detail"] for check in self._failed(name).values())
+            return any(message in check["detail"] for check in self._failed(name).values())
 
-        await self._until(lambda: [name for name in by or self._running if not says(name)], said)
+        await self._until(lambda: [name for name in by or self._running if not says(name)], message)
 
     async def until_ready(self) -> None:
         """Wait until no check of any of them fails, but those of what is gone for ever."""
@@ -142,16 +142,16 @@ async def test_topics_that_are_missing_or_deleted_are_named_and_waited_for(
     servers = (await asyncio.to_thread(start_kafka)).bootstrap_servers
     settings = KafkaSettings(bootstrap_servers=servers)
     everything.start(KAFKA__BOOTSTRAP_SERVERS=servers)
-    await everything.until_said(SAMPLES.name, by={"agent", "join"})
-    await everything.until_said(PODS.name, by={"podwatch"})
-    await everything.until_said("there is no topic", by=READERS_OF_EVENTS)
+    await everything.until_printed(SAMPLES.name, by={"agent", "join"})
+    await everything.until_printed(PODS.name, by={"podwatch"})
+    await everything.until_printed("there is no topic", by=READERS_OF_EVENTS)
 
     await create_topics(settings, TOPICS)
     await everything.until_ready()
 
     await delete(settings, EVENTS, SAMPLES)
-    await everything.until_said(EVENTS.name, by=READERS_OF_EVENTS)
-    await everything.until_said(SAMPLES.name, by={"agent", "join"})
+    await everything.until_printed(EVENTS.name, by=READERS_OF_EVENTS)
+    await everything.until_printed(SAMPLES.name, by={"agent", "join"})
     # It waits no longer where a topic is made anew: what it has stored is of another one.
     everything.leave_out("store")
 
@@ -173,19 +173,19 @@ async def test_rights_that_are_missing_or_revoked_are_named_and_waited_for(
         KAFKA__SASL_PASSWORD=kafka.password,
         KAFKA__SSL_CA_FILE=str(kafka.ca_file),
     )
-    await everything.until_said("does not allow this user the topic")
+    await everything.until_printed("does not allow this user the topic")
 
     await asyncio.to_thread(kafka.grant, "--topic", "*")
-    await everything.until_said("grant it Read on that group", by=IN_GROUPS)
+    await everything.until_printed("grant it Read on that group", by=IN_GROUPS)
     await asyncio.to_thread(kafka.grant, "--group", "*")
-    await everything.until_said("grant it Describe and Write on the ids", by=IN_TRANSACTIONS)
+    await everything.until_printed("grant it Describe and Write on the ids", by=IN_TRANSACTIONS)
     await asyncio.to_thread(kafka.grant, "--transactional-id", "*")
     await everything.until_ready()
 
     await asyncio.to_thread(kafka.revoke, "--group", "*")
-    await everything.until_said("grant it Read on that group", by=IN_GROUPS)
+    await everything.until_printed("grant it Read on that group", by=IN_GROUPS)
     await asyncio.to_thread(kafka.revoke, "--topic", "*")
-    await everything.until_said("does not allow this user the topic", by=IN_GROUPS)
+    await everything.until_printed("does not allow this user the topic", by=IN_GROUPS)
 
     await asyncio.to_thread(kafka.grant, "--topic", "*")
     await asyncio.to_thread(kafka.grant, "--group", "*")

@@ -36,11 +36,13 @@ def main(
         return USAGE_ERROR
     tools = named or list(known)
     started_seconds = time.monotonic()
-    look_only = options.list or options.check
-    missing = [tool.name for tool in tools if not _tell(tool, look_only=look_only)]
-    if not look_only:
+    find_only = options.list or options.check
+    missing = [tool.name for tool in tools if not _provide(tool, find_only=find_only)]
+    if not find_only:
         seconds = time.monotonic() - started_seconds
-        report.say(f"{len(tools) - len(missing)} of {len(tools)} real parts in {seconds:.1f} s")
+        report.print_line(
+            f"{len(tools) - len(missing)} of {len(tools)} real parts in {seconds:.1f} s"
+        )
     must_have_all = options.check or os.environ.get("CI") == "true"
     return 1 if missing and must_have_all and not options.list else 0
 
@@ -57,17 +59,17 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _tell(tool: catalogue.Tool, *, look_only: bool) -> bool:
+def _provide(tool: catalogue.Tool, *, find_only: bool) -> bool:
     address = catalogue.given(tool)
-    if address and not look_only:
-        report.say(f"{tool.name}: {tool.given_by}={address}, nothing to fetch")
+    if address and not find_only:
+        report.print_line(f"{tool.name}: {tool.given_by}={address}, nothing to fetch")
         return True
     try:
-        path = tool.find() if look_only else tool.provide()
+        path = tool.find() if find_only else tool.provide()
     except MissingToolError as error:
-        report.say(f"{report.LOUD} {tool.name} {tool.version} CANNOT BE HAD: {error.reason}")
+        report.print_line(f"{report.LOUD} {tool.name} {tool.version} CANNOT BE HAD: {error.reason}")
         return False
-    report.say(f"{tool.name} {tool.version}: {path}")
+    report.print_line(f"{tool.name} {tool.version}: {path}")
     return True
 
 

@@ -15,7 +15,7 @@ LOUD = "!!!"
 SIGN_OF_LIFE_SECONDS = 30.0
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line at once, so that a log shows where a long build stands."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
@@ -26,19 +26,19 @@ def step(name: str, version: str, text: str) -> Iterator[None]:
     """Yield what is being done for a part, that it goes on, and how long it took."""
     heading = f"{name} {version}: {text}"
     started_seconds = time.monotonic()
-    say(f"{heading} ...")
+    print_line(f"{heading} ...")
     ended = threading.Event()
     watcher = threading.Thread(
-        target=_say_still, args=(heading, started_seconds, ended), daemon=True
+        target=_report_still_running, args=(heading, started_seconds, ended), daemon=True
     )
     watcher.start()
     try:
         yield
     finally:
         ended.set()
-    say(f"{heading} - done in {time.monotonic() - started_seconds:.1f} s")
+    print_line(f"{heading} - done in {time.monotonic() - started_seconds:.1f} s")
 
 
-def _say_still(heading: str, started_seconds: float, ended: threading.Event) -> None:
+def _report_still_running(heading: str, started_seconds: float, ended: threading.Event) -> None:
     while not ended.wait(SIGN_OF_LIFE_SECONDS):
-        say(f"{heading} ... {time.monotonic() - started_seconds:.0f} s")
+        print_line(f"{heading} ... {time.monotonic() - started_seconds:.0f} s")

@@ -16,7 +16,7 @@
 
 In TIMED `last.clock` is set; in UNTIMED it is not. `forget` starts UNRESPONSIVE. Between two ticks,
 fast polls read samples that the driver would discard before the next tick (`take`). They are kept
-in `_told` until a tick covers their time.
+in `_polled` until a tick covers their time.
 
 The sampler learns three properties of the driver from its answers, and keeps them in every state:
 
@@ -144,7 +144,7 @@ class LastTick(msgspec.Struct, frozen=True, kw_only=True):
         return self.unlisted_ticks is not None and self.unlisted_ticks > _BELIEVED_TICKS
 
 
-class _Told(msgspec.Struct):
+class _Polled(msgspec.Struct):
     """Answers of a GPU about time that no tick covers yet."""
 
     gpu: dict[int, UtilizationSample] = {}
@@ -215,8 +215,8 @@ class GpuSampler:
         """Its row in the last tick that it answered."""
         self.instances: tuple[str, ...] | None = None
         """UUIDs of its MIG instances in its last answer; `None` for an instance."""
-        self._told = _Told()
-        self._asked = SampleCursor()
+        self._polled = _Polled()
+        self._requested = SampleCursor()
         self._missing_windows = 0
         self._watched_ns: int | None = None
         self._listed: frozenset[int] | None = None
@@ -227,14 +227,14 @@ class GpuSampler:
 
     # Questions.
 
-    def ask_tick(self, *, is_set_back: bool) -> SampleCursor:
+    def request_tick(self, *, is_set_back: bool) -> SampleCursor:
         """Return the position from which a tick queries samples."""
-        self._asked = self.cursor(is_set_back=is_set_back)
-        return self._asked
+        self._requested = self.cursor(is_set_back=is_set_back)
+        return self._requested
 
     def cursor(self, *, is_set_back: bool) -> SampleCursor:
         """Return the position from which to query samples next."""
-        of_tick, cursor = self.last.last_seen, self._told.cursor
+        of_tick, cursor = self.last.last_seen, self._polled.cursor
         # After a clock was set back, ticks find out which stamps are from before.
         if is_set_back or cursor is None:
             return of_tick
@@ -252,24 +252,24 @@ class GpuSampler:
 
     # Answers.
 
-    def take(self, poll: FastPoll, *, is_asking: bool) -> bool:
+    def take(self, poll: FastPoll, *, is_querying: bool) -> bool:
         """Take in a fast poll; return whether it came in time.
 
         A poll is late if a tick is already asking, or if a later answer was taken in before it. In
         that case only its energy counts, because its process list is outdated and its samples would
         count twice.
         """
-        told, at_ns = self._told, poll.at.monotonic_ns
-        told.energy.append(EnergyReading(at_ns, poll.energy_millijoules, poll.power_milliwatts))
-        asked_us = told.cursor.process_us if told.cursor else 0
-        if is_asking or at_ns <= self._answered_ns or poll.since_us < asked_us:
+        polled, at_ns = self._polled, poll.at.monotonic_ns
+        polled.energy.append(EnergyReading(at_ns, poll.energy_millijoules, poll.power_milliwatts))
+        polled_until_us = polled.cursor.process_us if polled.cursor else 0
+        if is_querying or at_ns <= self._answered_ns or poll.since_us < polled_until_us:
             return False
         poll = self._take_samples(poll, poll.at, since_us=poll.since_us)
         self._take_listed(poll.processes, at_ns)
         if poll.processes is not None:
             # A process in two lists counts once. Only ticks count implausible values.
             listed = merge_processes(poll.processes, {}, memory_bytes=None, validator=Validator())
-            told.processes.update(listed)
+            polled.processes.update(listed)
         return True
 
     def tick(
@@ -291,15 +291,15 @@ class GpuSampler:
         """
         now_ns, validator = at.monotonic_ns, Validator()
         raw = self._with_unreported(raw, is_reported=is_reported)
-        raw = self._take_samples(raw, at, since_us=self._asked.process_us)
+        raw = self._take_samples(raw, at, since_us=self._requested.process_us)
         # A partitioned GPU lists the processes of its instances.
-        is_board = not (raw.mig_enabled or raw.instance)
-        self._take_listed(raw.processes if is_board else None, now_ns)
+        is_physical_gpu = not (raw.mig_enabled or raw.instance)
+        self._take_listed(raw.processes if is_physical_gpu else None, now_ns)
         self._answered_ns = now_ns
-        told, was = self._told, self._begin(raw, set_back_now_us)
-        validator.drop("utilization_ratio", "out_of_range", count=told.dropped["samples"])
+        polled, was = self._polled, self._begin(raw, set_back_now_us)
+        validator.drop("utilization_ratio", "out_of_range", count=polled.dropped["samples"])
         validator.drop(
-            "memory_utilization_ratio", "out_of_range", count=told.dropped["memory_samples"]
+            "memory_utilization_ratio", "out_of_range", count=polled.dropped["memory_samples"]
         )
         clock, cover = self._find_cover(
             raw,
@@ -318,7 +318,7 @@ class GpuSampler:
             validator=validator,
         )
         # Including processes that only a fast poll between the two ticks has seen.
-        listed = {**was.processes, **told.processes}
+        listed = {**was.processes, **polled.processes}
         gone = self._find_gone(was, listed, running, clock, now_ns)
         ratio = _utilization_ratio(raw, cover, fields, validator)
         energy = self._measure_energy(
@@ -332,7 +332,7 @@ class GpuSampler:
             validator=validator,
         )
         shares = apportion(
-            None if raw.process_samples is None else tuple(told.uses.values()),
+            None if raw.process_samples is None else tuple(polled.uses.values()),
             running=running,
             before={pid: one.process for pid, one in was.gone.items()} | listed,
             cover=cover,
@@ -356,7 +356,7 @@ class GpuSampler:
         )
         if raw.samples is not None:
             self.last = self._watch_silence(was, cover, interval_ns, set_back_now_us)
-        dropped_samples = shares.dropped + Counter(implausible=told.dropped["process_samples"])
+        dropped_samples = shares.dropped + Counter(implausible=polled.dropped["process_samples"])
         self._drop_covered()
         if cover.has_gap:
             # Frequent polls reveal whether the driver skips idle windows.
@@ -382,12 +382,12 @@ class GpuSampler:
         The counters stay, so that a reset is still detected.
         """
         self.last, self.is_shared = LastTick(), False
-        self.drop_told()
+        self.drop_polled()
         self.idle, self.window = self.idle.interrupt(), self.window.interrupt()
 
-    def drop_told(self) -> None:
+    def drop_polled(self) -> None:
         """Drop the answers of fast polls, after an unusable one: the next tick queries again."""
-        self._told = _Told(dropped=self._told.dropped)
+        self._polled = _Polled(dropped=self._polled.dropped)
 
     def _watch_silence(
         self, was: LastTick, cover: Cover, interval_ns: int, set_back_now_us: int | None
@@ -397,7 +397,7 @@ class GpuSampler:
         Drivers sample at least once per second. If nothing newer comes for long, the driver's clock
         was set back, and the last stamps lie in its future. The sampler then returns to UNTIMED.
         """
-        last, stamps = self.last, self._told.gpu
+        last, stamps = self.last, self._polled.gpu
         newest_us = max(stamps, default=0)
         has_new_samples, max_silence_ns = bool(cover.gpu), _SILENCE_NS
         if set_back_now_us is not None:
@@ -417,11 +417,11 @@ class GpuSampler:
 
     def _with_unreported(self, raw: RawGpuSample, *, is_reported: bool) -> RawGpuSample:
         """Return the answers, with the rare readings that no tick has reported yet."""
-        kept = {name: told for name, told in self._unreported.items() if not getattr(raw, name)}
+        kept = {name: value for name, value in self._unreported.items() if not getattr(raw, name)}
         raw = replace(raw, **kept) if kept else raw
         self._unreported = {}
         if not is_reported:
-            self._unreported = {name: told for name in _RARE if (told := getattr(raw, name))}
+            self._unreported = {name: value for name in _RARE if (value := getattr(raw, name))}
         return raw
 
     def _take_samples(self, answer: _Answer, at: ClockReading, *, since_us: int) -> _Answer:
@@ -429,9 +429,9 @@ class GpuSampler:
 
         `since_us` is the stamp after which process samples were requested.
         """
-        told, last, window_us = self._told, self.last, self.window.length_us
-        answer, told.ahead_us = drop_impossible(
-            answer, at, ahead_us=told.ahead_us, dropped=told.dropped
+        polled, last, window_us = self._polled, self.last, self.window.length_us
+        answer, polled.ahead_us = drop_impossible(
+            answer, at, ahead_us=polled.ahead_us, dropped=polled.dropped
         )
         samples, uses, closed_us = answer.samples, answer.process_samples, None
         if last.clock:
@@ -440,17 +440,17 @@ class GpuSampler:
         if uses is not None:
             newest_us = _newest(uses if samples is None else samples, since_us)
             for use in self._with_spans(uses, samples or (), since_us, newest_us, window_us):
-                told.uses.setdefault((use.pid, use.timestamp_us), use)
-            before = told.cursor or SampleCursor()
-            told.cursor = SampleCursor(
+                polled.uses.setdefault((use.pid, use.timestamp_us), use)
+            before = polled.cursor or SampleCursor()
+            polled.cursor = SampleCursor(
                 gpu_us=_newest(samples, before.gpu_us),
                 memory_us=_newest(answer.memory_samples, before.memory_us),
                 # Otherwise the next mean would include idle time that is already accounted for.
                 process_us=max(newest_us, before.process_us, int(closed_us or 0)),
             )
-        told.memory.update((one.timestamp_us, one) for one in answer.memory_samples or ())
+        polled.memory.update((one.timestamp_us, one) for one in answer.memory_samples or ())
         if samples is not None:
-            told.gpu.update((one.timestamp_us, one) for one in samples)
+            polled.gpu.update((one.timestamp_us, one) for one in samples)
             given = answer.sampled or AnswerTime(at.monotonic_ns, at.monotonic_ns)
             self._follow_rates(answer.percent, given, closed_us)
         return answer
@@ -459,10 +459,10 @@ class GpuSampler:
         self, rate_percent: int | None, given: AnswerTime, closed_us: float | None
     ) -> None:
         """Find out from the rates of the latest window whether the newest sample belongs to it."""
-        told = self._told
-        newest_us = max(told.gpu, default=told.cursor.gpu_us if told.cursor else 0)
-        newest = told.gpu.get(newest_us)
-        told.freshness = freshness(
+        polled = self._polled
+        newest_us = max(polled.gpu, default=polled.cursor.gpu_us if polled.cursor else 0)
+        newest = polled.gpu.get(newest_us)
+        polled.freshness = freshness(
             newest_us,
             newest.percent if newest else None,
             rate_percent=rate_percent,
@@ -471,13 +471,13 @@ class GpuSampler:
             skips_idle=self.skips_idle,
         )
         if newest and newest.percent and rate_percent == 0:
-            told.idle_after.add(newest_us)
-        if told.freshness is Freshness.BEHIND:
+            polled.idle_after.add(newest_us)
+        if polled.freshness is Freshness.BEHIND:
             self.skips_idle = True
-        elif told.freshness is Freshness.LEAPT:
+        elif polled.freshness is Freshness.LEAPT:
             self.skips_idle = False
-        if newest and told.freshness in OF_LATEST:
-            told.synced = ClockSync(given, newest_us)
+        if newest and polled.freshness in OF_LATEST:
+            polled.synced = ClockSync(given, newest_us)
 
     def _with_spans(
         self,
@@ -489,7 +489,7 @@ class GpuSampler:
     ) -> Sequence[ProcessUtilizationSample]:
         """Return the samples of an answer, each with its time span if that is known."""
         since_us = since_us or min((sample.timestamp_us for sample in samples), default=0)
-        if not since_us or not (window_us or self._told.cursor):
+        if not since_us or not (window_us or self._polled.cursor):
             return uses
         width_us = round(window_us or USUAL_WINDOW_US)
         if len({use.pid for use in uses}) < len(uses):
@@ -518,7 +518,7 @@ class GpuSampler:
         if before is None or pids == before:
             return
         self._watched_ns = now_ns
-        left_ns = self._told.left_ns
+        left_ns = self._polled.left_ns
         left_ns |= dict.fromkeys(before - pids, now_ns)
         for pid in pids - before:
             left_ns.pop(pid, None)
@@ -531,7 +531,7 @@ class GpuSampler:
         If the driver has refused its process lists too often, the last known processes no longer
         count as running.
         """
-        told, was = self._told, self.last
+        polled, was = self._polled, self.last
         if raw.processes is not None:
             was = replace(was, unlisted_ticks=0) if was.unlisted_ticks != 0 else was
         elif was.unlisted_ticks is not None:
@@ -539,15 +539,15 @@ class GpuSampler:
         if was.is_list_refused:
             # The lists of fast polls may contain processes that have ended since.
             was = replace(was, processes={}, gone={})
-            told.processes, told.left_ns = {}, {}
+            polled.processes, polled.left_ns = {}, {}
         if was.was_set_back and set_back_now_us is None:
             was = replace(was, was_set_back=False)
         elif was.was_set_back and set_back_now_us is not None:
             # Stamps ahead of the wall clock are from before it was set back.
             latest_us = set_back_now_us + _AHEAD_US
-            told.gpu = {us: one for us, one in told.gpu.items() if us <= latest_us}
-            told.memory = {us: one for us, one in told.memory.items() if us <= latest_us}
-            told.uses = {key: one for key, one in told.uses.items() if key[1] <= latest_us}
+            polled.gpu = {us: one for us, one in polled.gpu.items() if us <= latest_us}
+            polled.memory = {us: one for us, one in polled.memory.items() if us <= latest_us}
+            polled.uses = {key: one for key, one in polled.uses.items() if key[1] <= latest_us}
         return was
 
     def _find_cover(
@@ -561,19 +561,19 @@ class GpuSampler:
         is_one_timeline: bool,
     ) -> tuple[DriverClock | None, Cover]:
         """Return the driver's clock, and the part of its time that the tick covers."""
-        told, known_window_us = self._told, self.window.usual_us
+        polled, known_window_us = self._polled, self.window.usual_us
         gpu: list[UtilizationSample] = []
         memory: list[UtilizationSample] = []
         if raw.samples is not None:
-            gpu = _plausible(told.gpu, "utilization_ratio", validator)
+            gpu = _plausible(polled.gpu, "utilization_ratio", validator)
         if raw.memory_samples is not None:
-            memory = _plausible(told.memory, "memory_utilization_ratio", validator)
+            memory = _plausible(polled.memory, "memory_utilization_ratio", validator)
         # Stamps from two timelines do not show the length of a window.
         if is_one_timeline:
             self.window = self.window.learn(
                 gpu,
                 before_us=was.last_seen.gpu_us,
-                idle_after=told.idle_after,
+                idle_after=polled.idle_after,
                 skips_idle=self.skips_idle,
             )
         return find_cover(
@@ -583,9 +583,9 @@ class GpuSampler:
             since=was.last_seen,
             window=self.window,
             known_window_us=known_window_us,
-            newest=told.freshness,
+            newest=polled.freshness,
             skips_idle=self.skips_idle,
-            synced=told.synced,
+            synced=polled.synced,
             interval_ns=interval_ns,
             now_ns=now_ns,
             is_one_timeline=is_one_timeline,
@@ -602,7 +602,7 @@ class GpuSampler:
         """Return ended processes that may have run in time that no tick covers yet."""
         if clock is None:
             return {}
-        gone, left_ns = dict(was.gone), self._told.left_ns
+        gone, left_ns = dict(was.gone), self._polled.left_ns
         for pid in listed.keys() - running.keys():
             until_us = clock.latest_before_us((now_ns - left_ns.get(pid, now_ns)) / NS_PER_US)
             gone[pid] = GoneProcess(process=listed[pid], until_us=until_us)
@@ -641,7 +641,7 @@ class GpuSampler:
                 ),
                 validator.keep(one.power_milliwatts, _DRAW_MILLIWATTS, reading="power_milliwatts"),
             )
-            for one in sorted(self._told.energy, key=attrgetter("at_ns"))
+            for one in sorted(self._polled.energy, key=attrgetter("at_ns"))
             if one.at_ns < now_ns
         ]
         readings.append(EnergyReading(now_ns, counter, power))
@@ -662,19 +662,21 @@ class GpuSampler:
 
     def _drop_covered(self) -> None:
         """Drop the answers that the tick has covered; all of them if the clock is unknown."""
-        told, clock, since = self._told, self.last.clock, self.last.last_seen
+        polled, clock, since = self._polled, self.last.clock, self.last.last_seen
         if clock is None:
-            self._told = _Told()
+            self._polled = _Polled()
             return
-        told.gpu = _latest((us, one) for us, one in told.gpu.items() if us > since.gpu_us)
-        told.memory = _latest((us, one) for us, one in told.memory.items() if us > since.memory_us)
-        told.uses = _latest(
-            (key, one) for key, one in told.uses.items() if key[1] > clock.covered_us
+        polled.gpu = _latest((us, one) for us, one in polled.gpu.items() if us > since.gpu_us)
+        polled.memory = _latest(
+            (us, one) for us, one in polled.memory.items() if us > since.memory_us
         )
-        told.idle_after = {us for us in told.idle_after if us >= since.gpu_us}
+        polled.uses = _latest(
+            (key, one) for key, one in polled.uses.items() if key[1] > clock.covered_us
+        )
+        polled.idle_after = {us for us in polled.idle_after if us >= since.gpu_us}
         # Readings from after the tick's query belong to the next tick.
-        told.energy = [one for one in told.energy if one.at_ns > self._answered_ns]
-        told.processes, told.left_ns, told.dropped = {}, {}, Counter()
+        polled.energy = [one for one in polled.energy if one.at_ns > self._answered_ns]
+        polled.processes, polled.left_ns, polled.dropped = {}, {}, Counter()
 
     def _make_reading(
         self,
@@ -730,11 +732,11 @@ def _latest(kept: Iterable[tuple[_K, _V]]) -> dict[_K, _V]:
 
 
 def _plausible(
-    told: Mapping[int, UtilizationSample], reading: str, validator: Validator
+    polled: Mapping[int, UtilizationSample], reading: str, validator: Validator
 ) -> list[UtilizationSample]:
     lowest, highest = PERCENT
-    kept = [told[us] for us in sorted(told) if lowest <= told[us].percent <= highest]
-    validator.drop(reading, "out_of_range", count=len(told) - len(kept))
+    kept = [polled[us] for us in sorted(polled) if lowest <= polled[us].percent <= highest]
+    validator.drop(reading, "out_of_range", count=len(polled) - len(kept))
     return kept
 
 
@@ -772,8 +774,8 @@ def _is_free(raw: RawGpuSample, fields: ReadFields) -> bool:
     rows = raw.instances if raw.mig_enabled else [raw]
     used = fields.reading.get("memory_used_bytes", 0)
     # Drivers before 510 count their reserve as used memory.
-    is_told_apart = "memory_reserved_bytes" in fields.reading
-    is_hidden = is_told_apart and used > FREE_BYTES * max(1, len(raw.instances))
+    is_reserved_separate = "memory_reserved_bytes" in fields.reading
+    is_hidden = is_reserved_separate and used > FREE_BYTES * max(1, len(raw.instances))
     return not is_hidden and all(row.processes == () for row in rows)
 
 

@@ -160,10 +160,10 @@ class HealthWatch:
             yield HealthChange(STATE_ENDED, ended_kinds=named)
 
     def _changes_of_action(self, health: GpuHealth) -> Iterator[HealthChange]:
-        asked, before = health.recovery_action, self._known.recovery_action
-        if asked is None or asked == before or (before is None and asked == _NO_ACTION):
+        requested, before = health.recovery_action, self._known.recovery_action
+        if requested is None or requested == before or (before is None and requested == _NO_ACTION):
             return
-        yield HealthChange(_ACTION, recovery_action(asked), is_at_start=before is None)
+        yield HealthChange(_ACTION, recovery_action(requested), is_at_start=before is None)
 
     def _values(self, details: GpuDetails, *, now_ns: int) -> Iterator[tuple[str, bool]]:
         """Yield the states of which this tick says anything."""
@@ -253,9 +253,9 @@ class RecentEvents:
     def cover(self, change: HealthChange, *, time_ns: int) -> bool:
         """Return whether an event said the same within a minute of `time_ns`."""
         return any(
-            abs(time_ns - said_ns) <= _EVENT_NS
+            abs(time_ns - reported_ns) <= _EVENT_NS
             and is_covered_by(change, kind=kind, xid=xid, action=action)
-            for (kind, xid, action), said_ns in self._latest_ns.items()
+            for (kind, xid, action), reported_ns in self._latest_ns.items()
         )
 
 

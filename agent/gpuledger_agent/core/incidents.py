@@ -276,8 +276,8 @@ def read_xid_line(text: str) -> XidLine | None:
     pid, command, words = _split(found["rest"] or "")
     xid = int(found["xid"])
     action = severity = None
-    if xid == RECOVERY_ACTION_CHANGED and (asked := _NEW_ACTION.search(words)):
-        action = recovery_action(int(asked[1], 16))
+    if xid == RECOVERY_ACTION_CHANGED and (matched := _NEW_ACTION.search(words)):
+        action = recovery_action(int(matched[1], 16))
     # Of NVLink 5's errors the code is the same for what was contained and what was not.
     if xid in _NVLINK_5 and _FATAL.search(words):
         severity = Severity.CRITICAL

@@ -136,7 +136,7 @@ class EnergyReading(NamedTuple):
 class AnswerTime(NamedTuple):
     """Between which times the driver answered, by the monotonic clock."""
 
-    asked_ns: int
+    requested_ns: int
     """Not before this."""
     answered_ns: int
     """Not after this."""

@@ -55,8 +55,8 @@ class Unit:
 
 def _flag_at(shift: int) -> Callable[[int], bool | None]:
     """Return what reads one of NVML's pairs of bits: 1 is true, 2 is false, else it is not told."""
-    told = {1: True, 2: False}
-    return lambda mask: told.get(mask >> shift & 3)
+    states = {1: True, 2: False}
+    return lambda mask: states.get(mask >> shift & 3)
 
 
 def _bit_error_ratio(packed: int) -> float | None:

@@ -47,7 +47,9 @@ def drop_impossible(
         return answer, ahead_us
     kept: dict[str, Any] = {}
     for name in _FIELDS:
-        if (told := getattr(answer, name)) is not None:
-            kept[name] = tuple(one for one in told if lowest_us <= one.timestamp_us <= latest_us)
-            dropped[name] += len(told) - len(kept[name])
+        if (answered := getattr(answer, name)) is not None:
+            kept[name] = tuple(
+                one for one in answered if lowest_us <= one.timestamp_us <= latest_us
+            )
+            dropped[name] += len(answered) - len(kept[name])
     return replace(answer, **kept), ahead_us

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, Literal, NamedTuple
 
-from gpuledger.ledger.holders import jobs_by_device, jobs_of
+from gpuledger.ledger.allocated_parts import jobs_by_device, jobs_of
 from gpuledger.xids import find_xid
 from gpuledger_agent.exposition.dcgm_fields import (
     MULTI_SERIES,
@@ -22,8 +22,8 @@ from gpuledger_agent.exposition.dcgm_fields import (
 )
 from gpuledger_agent.exposition.device import ShownDevice, unit_of
 from gpuledger_agent.exposition.families import Labels, SampleLine, write_family, write_labels
-from gpuledger_agent.exposition.holders import NodeHolder, PodShare
 from gpuledger_agent.exposition.node_state import Snapshot
+from gpuledger_agent.exposition.pod_lookup import NodeContainer, PodShare
 
 SHARE_LABEL: Final = "gpuledger_share"
 
@@ -71,37 +71,37 @@ class RowWriter:
 
     def write(self, now: Snapshot) -> Rows:
         """Write the rows of a tick."""
-        shares = now.holders.shares() if self.pod_series else {}
+        shares = now.tick_containers.shares() if self.pod_series else {}
         split = _find_split(now.devices)
         jobs = jobs_by_device(now.sample.job_allocations or ())
         devices, memories = [], []
         for device in now.devices:
             reading = device.reading
             siblings = split.get(device.gpu_instance)
-            holder = now.holders.exclusive(reading)
+            allocatee = now.tick_containers.exclusive(reading)
             # Whoever has all of a device has its own series.
-            found = () if holder else shares.get(reading.uuid, ())
+            found = () if allocatee else shares.get(reading.uuid, ())
             labels = self._identity(device)
             if siblings:
                 # DCGM's labels do not tell the compute instances of one GPU instance apart.
                 labels = [*labels, ("GPU_C_ID", str(reading.compute_instance))]
-            held_by = jobs_of(reading, jobs, is_held=holder is not None)
+            allocated_jobs = jobs_of(reading, jobs, is_allocated=allocatee is not None)
             # Several jobs are told apart by the native names: a series for each would count it
             # several times.
-            job = held_by[0] if len(held_by) == 1 else None
-            row = self._row(device, labels, now, holder, found, job=job)
+            job = allocated_jobs[0] if len(allocated_jobs) == 1 else None
+            row = self._row(device, labels, now, allocatee, found, job=job)
             devices.append(row)
             if siblings is None:
                 memories.append(row)
             elif device is siblings[0]:
                 # All of them read one memory: a row for each would count it several times.
-                held = _merge_memory(
+                by_container = _merge_memory(
                     chain.from_iterable(
                         shares.get(sibling.reading.uuid, ()) for sibling in siblings
                     )
                 )
                 identity = self._identity(device)
-                memories.append(self._row(device, identity, now, None, held, job=job))
+                memories.append(self._row(device, identity, now, None, by_container, job=job))
         return Rows(devices, memories)
 
     def _row(
@@ -109,7 +109,7 @@ class RowWriter:
         device: ShownDevice,
         identity: Labels,
         now: Snapshot,
-        holder: NodeHolder | None,
+        allocatee: NodeContainer | None,
         shares: Iterable[PodShare],
         *,
         job: str | None,
@@ -120,16 +120,16 @@ class RowWriter:
         known = [(field, str(value)) for field, value in values if value is not None]
         old = [*identity, *((field.old, value) for field, value in known)]
         new = [*identity, *((field.new, value) for field, value in known)]
-        tail = [*holder.dcgm_labels, *self._uid_label(holder)] if holder else []
+        tail = [*allocatee.dcgm_labels, *self._uid_label(allocatee)] if allocatee else []
         if job is not None:
             tail = [*tail, ("hpc_job", job)]
         written = []
         for share in shares:
             # What has no name here gets no series: dcgm-exporter would show none either.
-            if share.holder.pod:
+            if share.allocatee.pod:
                 own = [
-                    *share.holder.dcgm_labels,
-                    ("pod_uid", share.holder.pod_uid),
+                    *share.allocatee.dcgm_labels,
+                    ("pod_uid", share.allocatee.pod_uid),
                     (SHARE_LABEL, "pod"),
                 ]
                 written.append((share, write_labels([*old, *own]), write_labels([*new, *own])))
@@ -140,8 +140,8 @@ class RowWriter:
             shares=written,
         )
 
-    def _uid_label(self, holder: NodeHolder) -> Labels:
-        return [("pod_uid", holder.pod_uid)] if self.shows_pod_uid else []
+    def _uid_label(self, allocatee: NodeContainer) -> Labels:
+        return [("pod_uid", allocatee.pod_uid)] if self.shows_pod_uid else []
 
     def _identity(self, device: ShownDevice) -> list[tuple[str, str]]:
         reading, facts = device.reading, device.facts
@@ -161,12 +161,14 @@ class RowWriter:
 
 def _merge_memory(shares: Iterable[PodShare]) -> Iterable[PodShare]:
     """Return what each container holds in all: it may have processes on several of them."""
-    held: dict[NodeHolder, PodShare] = {}
+    by_container: dict[NodeContainer, PodShare] = {}
     for share in shares:
-        parts = (held.get(share.holder), share)
+        parts = (by_container.get(share.allocatee), share)
         known = [part.memory_bytes for part in parts if part and part.memory_bytes is not None]
-        held[share.holder] = PodShare(share.holder, None, sum(known) if known else None)
-    return held.values()
+        by_container[share.allocatee] = PodShare(
+            share.allocatee, None, sum(known) if known else None
+        )
+    return by_container.values()
 
 
 def _find_split(

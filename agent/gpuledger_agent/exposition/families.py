@@ -107,8 +107,8 @@ class InfoFamily(NamedTuple):
 
 
 _GPU: Final = ("gpu_uuid", "gpu_index")
-_HOLDER: Final = ("namespace", "pod", "container", "pod_uid", "container_id", "job_id")
-CONTAINER_LABELS: Final = (*_GPU, *_HOLDER)
+_ALLOCATION: Final = ("namespace", "pod", "container", "pod_uid", "container_id", "job_id")
+CONTAINER_LABELS: Final = (*_GPU, *_ALLOCATION)
 NODE_INFO: Final = InfoFamily(
     "gpuledger_node_info",
     "gauge",
@@ -253,7 +253,7 @@ PROCESS_LABELS: Final = (
     *_GPU,
     "pid",
     "process_name",
-    *_HOLDER,
+    *_ALLOCATION,
 )
 PID_POD: Final = InfoFamily(
     "nvidia_pid_pod",

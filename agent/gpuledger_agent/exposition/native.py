@@ -43,8 +43,8 @@ from gpuledger_agent.exposition.families import (
     write_family,
     write_labels,
 )
-from gpuledger_agent.exposition.holders import NodeHolder, PodShare
 from gpuledger_agent.exposition.node_state import Snapshot
+from gpuledger_agent.exposition.pod_lookup import NodeContainer, PodShare
 from gpuledger_agent.settings import Profile
 
 _MIB: Final = 1 << 20
@@ -100,24 +100,27 @@ def write_facts(now: Snapshot, profile: Profile) -> Iterator[str]:
     allocations = dict.fromkeys(
         (
             node,
-            ("gpu_uuid", held.gpu_uuid),
-            ("device_id", held.device_id),
-            ("resource", held.resource_name),
-            *now.holders.holder_of(held).labels,
-            ("replica", held.replica or ""),
-            ("claim", held.claim or ""),
+            ("gpu_uuid", allocation.gpu_uuid),
+            ("device_id", allocation.device_id),
+            ("resource", allocation.resource_name),
+            *now.tick_containers.allocatee_of(allocation).labels,
+            ("replica", allocation.replica or ""),
+            ("claim", allocation.claim or ""),
         )
-        for held in now.sample.allocations
+        for allocation in now.sample.allocations
     )
     yield from ALLOCATION.write((labels, 1) for labels in allocations)
     jobs = dict.fromkeys(
         (
             node,
-            ("gpu_uuid", held.gpu_uuid),
-            ("gpu_instance", "" if held.gpu_instance is None else str(held.gpu_instance)),
-            ("job_id", held.job_id),
+            ("gpu_uuid", allocation.gpu_uuid),
+            (
+                "gpu_instance",
+                "" if allocation.gpu_instance is None else str(allocation.gpu_instance),
+            ),
+            ("job_id", allocation.job_id),
         )
-        for held in now.sample.job_allocations or ()
+        for allocation in now.sample.job_allocations or ()
     )
     yield from JOB_ALLOCATION.write((labels, 1) for labels in jobs)
     for family, values_of in _BY_DEVICE:
@@ -216,10 +219,10 @@ def write_events(now: Snapshot) -> Iterator[str]:
 
 def write_containers(now: Snapshot) -> Iterator[str]:
     """Yield the lines of what each container uses of each device."""
-    shares = now.holders.shares()
+    shares = now.tick_containers.shares()
     node = ("node", now.sample.node)
     rows: list[tuple[Labels, PodShare]] = [
-        ([node, *gpu_labels(device), *share.holder.labels], share)
+        ([node, *gpu_labels(device), *share.allocatee.labels], share)
         for device in now.devices
         for share in shares.get(device.reading.uuid, ())
     ]
@@ -240,7 +243,7 @@ def write_containers(now: Snapshot) -> Iterator[str]:
 class _Entry(NamedTuple):
     process: GpuProcess
     name: str
-    holder: NodeHolder
+    allocatee: NodeContainer
 
 
 def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
@@ -249,12 +252,12 @@ def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
     if len(running) > max_processes:
         # Those that hold most memory, and the same ones each time among equals.
         running.sort(key=lambda process: (-(process.memory_used_bytes or 0), process.pid))
-    holders = now.holders.containers
+    tick_containers = now.tick_containers.containers
     entries = [
         _Entry(
             process,
             now.commands.get(process.pid, ""),
-            NodeHolder() if process.container is None else holders[process.container],
+            NodeContainer() if process.container is None else tick_containers[process.container],
         )
         for process in running[:max_processes]
     ]
@@ -265,28 +268,28 @@ def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
     ):
         # By labels: a process in two lists of the driver stands on the page once.
         values: dict[Labels, float] = {}
-        for process, name, holder in entries:
+        for process, name, allocatee in entries:
             gpu = now.sample.gpus[process.gpu]
             own = (gpu.uuid, str(gpu.index), str(process.pid), name)
             # What the driver does not say is absent, never 0.
             if (value := getattr(process, field)) is not None:
-                labels = (*zip(PROCESS_LABELS[: len(own)], own, strict=True), *holder.labels)
+                labels = (*zip(PROCESS_LABELS[: len(own)], own, strict=True), *allocatee.labels)
                 values[(("node", now.sample.node), *labels)] = value
         yield from family.write(values.items())
 
 
 def _write_pid_pod(entries: Sequence[_Entry], now: Snapshot) -> Iterator[str]:
     """Sum what a process holds on all GPUs: the labels name none."""
-    held: dict[Labels, int] = {}
-    for process, name, holder in entries:
-        if holder.pod and process.memory_used_bytes is not None:
+    used: dict[Labels, int] = {}
+    for process, name, allocatee in entries:
+        if allocatee.pod and process.memory_used_bytes is not None:
             labels = (
                 ("pid", str(process.pid)),
                 ("process_name", name),
-                ("pod_name", holder.pod),
-                ("namespace", holder.namespace),
+                ("pod_name", allocatee.pod),
+                ("namespace", allocatee.namespace),
                 ("node_name", now.sample.node),
-                *holder.further,
+                *allocatee.further,
             )
-            held[labels] = held.get(labels, 0) + process.memory_used_bytes
-    return PID_POD.write((labels, memory_bytes // _MIB) for labels, memory_bytes in held.items())
+            used[labels] = used.get(labels, 0) + process.memory_used_bytes
+    return PID_POD.write((labels, memory_bytes // _MIB) for labels, memory_bytes in used.items())

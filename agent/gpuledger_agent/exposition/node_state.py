@@ -28,7 +28,7 @@ from gpuledger.records import (
     ProcessRecord,
 )
 from gpuledger_agent.exposition.device import GpuEventHistory, NvlinkRates, ShownDevice
-from gpuledger_agent.exposition.holders import KNOWS_NONE, PodLookup, TickHolders
+from gpuledger_agent.exposition.pod_lookup import NO_PODS, PodLookup, TickContainers
 from gpuledger_agent.metrics import PROCESS_SERIES_DROPPED
 from gpuledger_agent.settings import ExpositionSettings
 
@@ -115,7 +115,7 @@ def make_node_state(
     clock: Clock,
     sampling_interval_seconds: float,
     readings_seconds: float = 0.0,
-    pods: PodLookup = KNOWS_NONE,
+    pods: PodLookup = NO_PODS,
 ) -> "NodeState":
     """Make the view that the settings ask for."""
     stale_seconds = max(settings.stale_seconds, _MIN_TICKS * sampling_interval_seconds)
@@ -138,7 +138,7 @@ class Snapshot:
     """The newest tick."""
     devices: list[ShownDevice]
     """What is known of each device; of an unresponsive one what happened to it."""
-    holders: TickHolders
+    tick_containers: TickContainers
     """The tick's containers, and who holds its devices."""
     commands: Mapping[int, str]
     """The kernel's name of each process, by pid."""
@@ -160,7 +160,7 @@ class NodeState:
         slow_stale_seconds: float,
         event_window_seconds: float = 300.0,
         max_processes: int | None = None,
-        pods: PodLookup = KNOWS_NONE,
+        pods: PodLookup = NO_PODS,
     ) -> None:
         """Take for how long readings are shown, and how many processes (`None`: none are).
 
@@ -247,7 +247,7 @@ class NodeState:
         return Snapshot(
             sample=sample,
             devices=self._devices(now_ns),
-            holders=TickHolders(sample, self._pods),
+            tick_containers=TickContainers(sample, self._pods),
             commands=self._commands,
             # Of a GPU that nobody has seen or listed, the index is empty.
             events={

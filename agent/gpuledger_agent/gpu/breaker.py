@@ -27,7 +27,7 @@ def slow_backoff() -> Backoff:
 class Permit(Enum):
     """What may be done now."""
 
-    ASK = "ask"
+    QUERY = "query"
     """Query, and wait for the answer."""
     PROBE = "probe"
     """Query once, and let nothing wait for the answer."""
@@ -87,7 +87,7 @@ class GroupBreaker:
     def permit(self, now_ns: int) -> Permit:
         """Return what may be done now; a probe has to be followed by `succeeded` or `failed`."""
         if not self.is_open:
-            return Permit.ASK
+            return Permit.QUERY
         return Permit.PROBE if self._probes.is_due(now_ns) else Permit.SKIP
 
     def succeeded(self) -> None:

@@ -182,12 +182,12 @@ class Driver:
     async def fast_poll(self, cursors: Mapping[str, SampleCursor | None]) -> Sequence[FastPoll]:
         """Return what GPUs answer between two ticks, those of them that do at once."""
         workers = self.pool.workers if self.is_open else ()
-        asked = [
+        requested = [
             (worker.gpu, cursors[worker.gpu.uuid])
             for worker in workers
             if worker.gpu.uuid in cursors and not (worker.is_unresponsive or worker.is_stuck)
         ]
-        return await self._fast_poller.poll(asked, self._clock)
+        return await self._fast_poller.poll(requested, self._clock)
 
     def take_late_polls(self) -> Sequence[FastPoll]:
         """Return what GPUs have answered by now to a fast poll that was late."""

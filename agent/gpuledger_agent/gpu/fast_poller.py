@@ -15,7 +15,7 @@ from gpuledger.runtime.logs import Repeats
 from gpuledger_agent.core.raw import ClockReading, Clocks, FastPoll, SampleCursor
 from gpuledger_agent.gpu.protocol import Gpu
 from gpuledger_agent.gpu.threads import CallThread, wait_at_most
-from gpuledger_agent.metrics import LOOKS_FAILED, LOOKS_LATE
+from gpuledger_agent.metrics import FAST_POLLS_FAILED, FAST_POLLS_LATE
 
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
@@ -43,7 +43,7 @@ class FastPoller:
         if self._under_way:
             self._under_way.is_over = True
             self._hanging |= (
-                {self._under_way.asking: self._under_way} if self._under_way.asking else {}
+                {self._under_way.querying: self._under_way} if self._under_way.querying else {}
             )
         if self._worker:
             self._worker.end()
@@ -56,7 +56,7 @@ class FastPoller:
         return any(one is not None and not one.future.done() for one in calls)
 
     async def poll(
-        self, asked: Sequence[tuple[Gpu, SampleCursor | None]], clocks: Clocks
+        self, requested: Sequence[tuple[Gpu, SampleCursor | None]], clocks: Clocks
     ) -> Sequence[FastPoll]:
         """Return what the GPUs answer, each after the samples of its cursor.
 
@@ -64,15 +64,15 @@ class FastPoller:
         """
         self._hanging = {uuid: one for uuid, one in self._hanging.items() if not one.future.done()}
         if self._under_way and self._under_way.hangs(clocks.monotonic_ns()) and self._worker:
-            self._hanging[self._under_way.asking] = self._under_way
+            self._hanging[self._under_way.querying] = self._under_way
             self._worker.end()
             self._worker = self._under_way = None
         if self._under_way is None:
             self._worker = self._worker or CallThread("fast-poll")
-            there = [(gpu, cursor) for gpu, cursor in asked if gpu.uuid not in self._hanging]
+            there = [(gpu, cursor) for gpu, cursor in requested if gpu.uuid not in self._hanging]
             self._under_way = _FastPollCall(there, clocks, self._worker)
         await wait_at_most(self._under_way.future, _MAX_WAIT_SECONDS)
-        LOOKS_LATE.inc(not self._under_way.future.done())
+        FAST_POLLS_LATE.inc(not self._under_way.future.done())
         return self.take()
 
     def take(self) -> Sequence[FastPoll]:
@@ -87,31 +87,34 @@ class _FastPollCall:
     """One fast poll of some GPUs, in a thread."""
 
     def __init__(
-        self, asked: Sequence[tuple[Gpu, SampleCursor | None]], clocks: Clocks, worker: CallThread
+        self,
+        requested: Sequence[tuple[Gpu, SampleCursor | None]],
+        clocks: Clocks,
+        worker: CallThread,
     ) -> None:
-        self._asked, self._clocks = asked, clocks
+        self._requested, self._clocks = requested, clocks
         self._began_ns = clocks.monotonic_ns()
-        self.asking = ""
+        self.querying = ""
         """The GPU that is queried now, by UUID; written by the thread."""
         self.is_over = False
         """Whether no further GPU is to be queried; read by the thread."""
-        self.future = worker.start(self._ask)
+        self.future = worker.start(self._query)
 
     def hangs(self, now_ns: int) -> bool:
         """Return whether a call has not returned for so long that others shall not wait for it."""
         is_late = now_ns - self._began_ns > _HANGS_SECONDS * NS_PER_SECOND
-        return is_late and bool(self.asking) and not self.future.done()
+        return is_late and bool(self.querying) and not self.future.done()
 
-    def _ask(self) -> Sequence[FastPoll]:
+    def _query(self) -> Sequence[FastPoll]:
         """Return the answers of the GPUs; those that did not answer are left out.
 
         A GPU whose answers could not be read has a poll that failed.
         """
         found = []
-        for gpu, cursor in self._asked:
+        for gpu, cursor in self._requested:
             if self.is_over:
                 break
-            self.asking = gpu.uuid
+            self.querying = gpu.uuid
             at = ClockReading.read(self._clocks)
             try:
                 found.append(gpu.fast_poll(cursor, at=at))
@@ -119,7 +122,7 @@ class _FastPollCall:
                 # The next tick finds out what is wrong with a GPU that does not answer.
                 continue
             except Exception as error:  # noqa: BLE001  # one GPU's answers are less than those of all
-                LOOKS_FAILED.inc()
+                FAST_POLLS_FAILED.inc()
                 if count := _repeats.count(f"{gpu.uuid} {type(error).__name__}"):
                     _log.exception("fast_poll_failed", gpu=gpu.uuid, count=count)
                 found.append(FastPoll(uuid=gpu.uuid, at=at, failed=True))

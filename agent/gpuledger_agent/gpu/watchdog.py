@@ -22,7 +22,7 @@ from gpuledger_agent.gpu.threads import start_thread
 _log = structlog.get_logger(__name__)
 
 STALLED_EXIT_CODE: Final = 70
-_LOOKS: Final = 20
+_CHECKS: Final = 20
 """Looks within the time that the process has."""
 _LONGEST_PAUSE: Final = 0.25
 """Between two looks, as a part of that time; where it is longer the process was stopped."""
@@ -63,9 +63,9 @@ class Watchdog:
         self._seconds = seconds
         self._report = report
         self._now_seconds = now_seconds
-        self._looked_seconds = now_seconds()
+        self._checked_seconds = now_seconds()
         self._awake_since_seconds = -math.inf
-        self._loop_watch = LoopWatch(max_missed=_LOOKS, end_process=_end_process, seconds=seconds)
+        self._loop_watch = LoopWatch(max_missed=_CHECKS, end_process=_end_process, seconds=seconds)
 
     async def run(self) -> None:
         """Look for ever; raise NothingWorksError when it is time to end."""
@@ -73,18 +73,18 @@ class Watchdog:
         try:
             while True:
                 self._loop_watch.beat()
-                self.look()
-                await asyncio.sleep(self._seconds / _LOOKS / 2)
+                self.check()
+                await asyncio.sleep(self._seconds / _CHECKS / 2)
         finally:
             self._loop_watch.end()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Look once; report the end and raise NothingWorksError when it is time."""
-        before, self._looked_seconds = self._looked_seconds, self._now_seconds()
+        before, self._checked_seconds = self._checked_seconds, self._now_seconds()
         # A process that was stopped, or a machine that slept, could not have worked meanwhile.
-        if self._looked_seconds - before > _LONGEST_PAUSE * self._seconds:
-            self._awake_since_seconds = self._looked_seconds
-        awake_seconds = self._looked_seconds - self._awake_since_seconds
+        if self._checked_seconds - before > _LONGEST_PAUSE * self._seconds:
+            self._awake_since_seconds = self._checked_seconds
+        awake_seconds = self._checked_seconds - self._awake_since_seconds
         idle_seconds = min(self._driver.idle_seconds, awake_seconds)
         if idle_seconds < self._seconds:
             return
@@ -119,7 +119,7 @@ class LoopWatch:
         """Report that the event loop goes on."""
         self._missed = 0
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Look once, from the thread; return whether the loop has stood still for too long."""
         self._missed += 1
         return self._missed > self._max_missed
@@ -127,7 +127,7 @@ class LoopWatch:
     def run(self) -> None:
         """Look until it is ended, or has ended the process."""
         while not self._ended.wait(self._seconds / self._max_missed):
-            if self.look():
+            if self.check():
                 _log.critical("event_loop_stalled", stalled_seconds=self._seconds)
                 self._end_process()
                 return

@@ -170,14 +170,14 @@ class GpuWorker:
         if core is Permit.PROBE:
             # Nothing else: without the books the GPU would not be in the tick.
             self._request = PollRequest.to(self.gpu, cursor, (), (CallGroup.BOOKS,))
-        elif core is Permit.ASK:
+        elif core is Permit.QUERY:
             due = [CallGroup.SENSORS]
             if self._readings.take(now_ns):
                 due += [CallGroup.READINGS, CallGroup.PROFILING]
             if self._health.take(now_ns):
                 due.append(CallGroup.HEALTH)
             permits = {group: self._breakers[group].permit(now_ns) for group in due}
-            awaited = [group for group, permit in permits.items() if permit is Permit.ASK]
+            awaited = [group for group, permit in permits.items() if permit is Permit.QUERY]
             # A group in which a thread hangs already would cost one more for each probe.
             probing = [
                 group

@@ -114,13 +114,13 @@ def parse_job_files(files: JobFiles, devices: DeviceIndex) -> ParsedJobFiles:
             rejected[name] = "unknown_instance"
             continue
         for job_id in jobs:
-            held = JobAllocation(gpu_uuid=gpu_uuid, job_id=job_id, gpu_instance=instance)
-            found[gpu_uuid, -1 if instance is None else instance, job_id] = held, name
+            allocation = JobAllocation(gpu_uuid=gpu_uuid, job_id=job_id, gpu_instance=instance)
+            found[gpu_uuid, -1 if instance is None else instance, job_id] = allocation, name
         if reason:
             rejected[name] = reason
     ordered = [found[key] for key in sorted(found)]
     rejected |= {name: "too_many" for _, name in ordered[MAX_JOB_ALLOCATIONS:]}
-    return ParsedJobFiles([held for held, _ in ordered[:MAX_JOB_ALLOCATIONS]], rejected)
+    return ParsedJobFiles([allocation for allocation, _ in ordered[:MAX_JOB_ALLOCATIONS]], rejected)
 
 
 def _parse_jobs(content: bytes) -> tuple[list[str], str | None]:
@@ -170,9 +170,9 @@ class JobDirectory:
             name, reason = min(parsed.rejected.items())
             self._check.failed(f"{len(parsed.rejected)} files, such as {name!r}: {reason}")
         else:
-            devices_held = {(one.gpu_uuid, one.gpu_instance) for one in parsed.allocations}
+            devices_allocated = {(one.gpu_uuid, one.gpu_instance) for one in parsed.allocations}
             self._check.ok(
-                f"{len(parsed.allocations)} holdings by jobs, of {len(devices_held)} devices"
+                f"{len(parsed.allocations)} holdings by jobs, of {len(devices_allocated)} devices"
             )
         return parsed.allocations
 

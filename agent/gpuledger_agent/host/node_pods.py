@@ -77,7 +77,7 @@ class ContainerNames:
         self._list_names = list_names
         self._clock = clock
         self._names: dict[str, ContainerName] = {}
-        self._looked_ns: int | None = None
+        self._checked_ns: int | None = None
         self._missing: dict[str, tuple[int, int]] = {}
 
     def name_of(self, container_id: str) -> ContainerName | None:
@@ -87,10 +87,10 @@ class ContainerNames:
         # At most once a second for all, and ever more seldom for one that is never found.
         now_ns = self._clock.monotonic_ns()
         due_ns, wait_ns = self._missing.get(container_id, (0, 0))
-        is_rested = self._looked_ns is None or now_ns - self._looked_ns >= _FIRST_WAIT_NS
+        is_rested = self._checked_ns is None or now_ns - self._checked_ns >= _FIRST_WAIT_NS
         if not is_rested or now_ns < due_ns:
             return None
-        self._look()
+        self._check()
         self._missing.pop(container_id, None)
         known = self._names.get(container_id)
         if known is None:
@@ -101,8 +101,8 @@ class ContainerNames:
             self._missing[container_id] = (self._clock.monotonic_ns() + wait_ns, wait_ns)
         return known
 
-    def _look(self) -> None:
-        self._looked_ns = self._clock.monotonic_ns()
+    def _check(self) -> None:
+        self._checked_ns = self._clock.monotonic_ns()
         found: dict[str, ContainerName] = {}
         for name in self._list_names():
             match = _LOG_NAME.fullmatch(name)
@@ -123,7 +123,7 @@ _FOLDER: Final = re.compile(
     r"_(?P<uid>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})"
 )
 # Less than a tick of a second, as two ticks may be a little less than that apart.
-_LOOK_NS: Final = NS_PER_SECOND // 2
+_CHECK_NS: Final = NS_PER_SECOND // 2
 # A hierarchy of the second version, and of the first those of which each pod has a cgroup.
 _HIERARCHIES: Final = ("", "memory", "pids", "systemd")
 # A guaranteed pod lies in the root of all pods.
@@ -223,17 +223,17 @@ class PodFolders:
         """Whether the pod of a UID has a cgroup now."""
         self._clock = clock
         self._uids: dict[PodName, list[str]] = {}
-        self._looked_ns: int | None = None
+        self._checked_ns: int | None = None
         self.shows_cgroups = False
         """Whether the node's cgroups of pods are to be seen: then a pod without one has ended. The
         agent's own pod has one, so where none shows they are not mounted, or not made."""
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Read the names, where that is not just done."""
         now_ns = self._clock.monotonic_ns()
-        if self._looked_ns is not None and now_ns - self._looked_ns < _LOOK_NS:
+        if self._checked_ns is not None and now_ns - self._checked_ns < _CHECK_NS:
             return
-        self._looked_ns = now_ns
+        self._checked_ns = now_ns
         self.shows_cgroups = any(True for _ in self._list_cgroups())
         self._uids = {}
         for pod, uid in read_folders(self._list_folders):
@@ -262,7 +262,7 @@ class PodEnds:
         if not silent:
             return set()
         # Not known yet, or over: then another pod may have come under its name.
-        self._folders.look()
+        self._folders.check()
         # The folder of a pod that is over may go before the kubelet's answer does.
         self._uids = {pod: self._uids.get(pod, {}) for pod in pods}
         for pod, uids in self._uids.items():
@@ -299,6 +299,6 @@ class PodUids:
         the folder of the pod that comes next under that name is made after its cgroup.
         """
         folders = self._folders
-        folders.look()
+        folders.check()
         uids = folders.uids_of((namespace, pod))
         return [uid for uid in uids if folders.has_cgroup(uid)] if folders.shows_cgroups else uids

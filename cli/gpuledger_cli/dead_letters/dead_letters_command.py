@@ -1,4 +1,4 @@
-"""`gpuledger dead-letters`: options in; tables, records and replays out."""
+"""`gpuledger dead-dead_letters`: options in; tables, records and replays out."""
 
 import sys
 import time
@@ -17,15 +17,25 @@ from gpuledger.errors import UserError
 from gpuledger.runtime import configure_logs
 from gpuledger.settings import LogSettings
 from gpuledger.time_ranges import parse_moment
-from gpuledger_cli.dead_letters.letter_log import (
-    KeptLetter,
-    LetterFilter,
-    LetterLog,
+from gpuledger_cli.dead_letters.dead_letter_log import (
+    DeadLetterFilter,
+    DeadLetterLog,
+    StoredDeadLetter,
     parse_position,
 )
-from gpuledger_cli.dead_letters.letter_printing import Format, LetterPrinter, open_log, print_counts
-from gpuledger_cli.dead_letters.letter_replay import replay_letters
-from gpuledger_cli.dead_letters.letter_views import LetterCounts, full_text, parse_count_by, row_of
+from gpuledger_cli.dead_letters.dead_letter_printing import (
+    DeadLetterPrinter,
+    Format,
+    open_log,
+    print_counts,
+)
+from gpuledger_cli.dead_letters.dead_letter_replay import replay_dead_letters
+from gpuledger_cli.dead_letters.dead_letter_views import (
+    DeadLetterCounts,
+    full_text,
+    parse_count_by,
+    row_of,
+)
 from gpuledger_cli.kafka_options import NO_OPTIONS, KafkaOptions
 from gpuledger_cli.long_work import printing_progress, run_cancellable
 from gpuledger_cli.option_help import epilogue, time_option
@@ -92,14 +102,14 @@ class Chosen:
         Parameter(help="Records of this node: its name, or CLUSTER/NODE."),
     ] = None
 
-    def filter(self, positions: Iterable[str] = ()) -> LetterFilter:
+    def filter(self, positions: Iterable[str] = ()) -> DeadLetterFilter:
         """Return what the options mean; raises UserError naming the one that is wrong."""
         now_ms = time.time_ns() // NS_PER_MS
         moments = {
             option: None if text is None else parse_moment(text, option=option, now_ms=now_ms)
             for option, text in (("--since", self.since), ("--until", self.until))
         }
-        return LetterFilter(
+        return DeadLetterFilter(
             positions=frozenset(map(parse_position, positions)),
             since_ms=moments["--since"],
             until_ms=moments["--until"],
@@ -131,7 +141,7 @@ Flag = Annotated[bool, Parameter(negative=())]
         },
     ),
 )
-def list_letters(
+def list_dead_letters(
     chosen: Chosen = _EVERYTHING,
     *,
     limit: Annotated[int, Parameter(validator=Number(gte=0))] = 100,
@@ -154,11 +164,15 @@ def list_letters(
     if limit == 0 and format == "table" and count_by is None:
         raise UserError("--limit: 0 is for --format json and csv; a table has an end")
     fields = None if count_by is None else parse_count_by(count_by)
-    into = LetterPrinter(format=format, limit=limit) if fields is None else LetterCounts(fields)
+    into = (
+        DeadLetterPrinter(format=format, limit=limit)
+        if fields is None
+        else DeadLetterCounts(fields)
+    )
     wanted = chosen.filter()
     bus = _open_quietly(kafka)
     why_none = run_cancellable(scan(bus, wanted, into=into))
-    if isinstance(into, LetterCounts):
+    if isinstance(into, DeadLetterCounts):
         print_counts(into, format=format)
     else:
         into.close()
@@ -167,7 +181,9 @@ def list_letters(
     return 0
 
 
-async def scan(history: Bus, wanted: LetterFilter, *, into: LetterCounts | LetterPrinter) -> str:
+async def scan(
+    history: Bus, wanted: DeadLetterFilter, *, into: DeadLetterCounts | DeadLetterPrinter
+) -> str:
     """Read the letters that are meant, as far as they were there at the begin.
 
     Return why there are none; empty where there are some.
@@ -175,13 +191,13 @@ async def scan(history: Bus, wanted: LetterFilter, *, into: LetterCounts | Lette
     found = 0
     async with open_log(history, wanted) as log:
         with printing_progress(log.offsets, what="dead letters", done="read") as advance:
-            async with aclosing(log.letters(advance)) as letters:
-                async for letter in letters:
+            async with aclosing(log.dead_letters(advance)) as dead_letters:
+                async for dead_letter in dead_letters:
                     found += 1
-                    if isinstance(into, LetterCounts):
-                        into.add(letter)
+                    if isinstance(into, DeadLetterCounts):
+                        into.add(dead_letter)
                     else:
-                        into.add(row_of(letter))
+                        into.add(row_of(dead_letter))
         return "" if found else log.why_none()
 
 
@@ -211,24 +227,24 @@ def show(
     if not positions:
         raise UserError("PARTITION:OFFSET: missing; give a position, such as 0:17")
     bus = _open_quietly(kafka)
-    wanted = LetterFilter(positions=frozenset(map(parse_position, positions)))
-    for letter in run_cancellable(find(bus, wanted)):
+    wanted = DeadLetterFilter(positions=frozenset(map(parse_position, positions)))
+    for dead_letter in run_cancellable(find(bus, wanted)):
         if value:
-            sys.stdout.buffer.write(letter.value or b"")
+            sys.stdout.buffer.write(dead_letter.value or b"")
         else:
-            sys.stdout.write(full_text(letter, bus.topics))
+            sys.stdout.write(full_text(dead_letter, bus.topics))
     return 0
 
 
-async def find(history: Bus, wanted: LetterFilter) -> list[KeptLetter]:
+async def find(history: Bus, wanted: DeadLetterFilter) -> list[StoredDeadLetter]:
     """Return letters by their positions; raises UserError for one that is missing."""
     async with open_log(history, wanted) as log:
-        found = [letter async for letter in log.letters(lambda _count: None)]
+        found = [dead_letter async for dead_letter in log.dead_letters(lambda _count: None)]
     refuse_missing(log)
     return found
 
 
-def refuse_missing(log: LetterLog) -> None:
+def refuse_missing(log: DeadLetterLog) -> None:
     """Raise UserError where a position was asked for at which no letter lies."""
     if log.missing:
         raise UserError(
@@ -261,7 +277,9 @@ def replay(
     if wanted.is_empty and not all_:
         raise UserError("no records chosen; give positions, options such as --reason, or --all")
     bus = _open_quietly(kafka)
-    return run_cancellable(replay_letters(bus, wanted, is_rehearsal=not yes, clock=SystemClock()))
+    return run_cancellable(
+        replay_dead_letters(bus, wanted, is_rehearsal=not yes, clock=SystemClock())
+    )
 
 
 def _open_quietly(kafka: KafkaOptions) -> KafkaBus:

@@ -241,7 +241,7 @@ def _summarise(run: Run, plan: DemoPlan, *, began_seconds: float) -> Summary:
         idle_gpu_seconds=tally.free_ns / 10**9,
         gap_gpu_seconds=tally.gap_ns / 10**9,
         other_gpu_seconds={name: ns / 10**9 for name, ns in tally.other_ns.items()},
-        incidents=incident_lines(tally.presence.incidents),
+        incidents=incident_lines(tally.gpu_tracker.incidents),
         conservation_error_max_ratio=tally.conservation_error_max_ratio,
         truth_error_ratio=None if truth is None else truth_error_ratio(tally.pods, truth),
         store=StoreLine(path=str(plan.store), rows=count_rows(str(plan.store))),

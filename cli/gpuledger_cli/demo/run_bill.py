@@ -116,8 +116,8 @@ def of_bill(bill: Bill) -> RunBill | None:
         OwnerCost(
             owner=_NAMES.get(each.values[0], each.values[0]),
             idle_kind=each.idle_kind,
-            allocated_gpu_seconds=float(gpu_seconds(each.held)),
-            billed_gpu_seconds=float(gpu_seconds(each.charged)),
+            allocated_gpu_seconds=float(gpu_seconds(each.allocated)),
+            billed_gpu_seconds=float(gpu_seconds(each.billed)),
             used_gpu_seconds=float(gpu_seconds(each.used)),
             cost=f"{cost:f}",
             unused_cost=f"{unused:f}",
@@ -158,7 +158,7 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
     unused = sum((Decimal(each.unused_cost) for each in bill.lines), Decimal(0))
     # What costs nothing, as GPUs without a price, has no share of it.
     share = Fraction(unused) / Fraction(bill.cost) if Decimal(bill.cost) else Fraction(0)
-    said = (
+    note = (
         f"It cost {bill.cost} {bill.currency} by {bill.prices}, {unused} of it"
         f" ({float(share):.0%}) for GPUs that were allocated and unused."
     )
@@ -166,5 +166,5 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
         ScreenLine(line(COLUMNS, [column.name for column in COLUMNS], widths), "bold"),
         *(ScreenLine(line(COLUMNS, row, widths)) for row in rows),
         *(ScreenLine(text, "dim") for text in fold(_MEANING, width=width, indent="  ")),
-        *(ScreenLine(text) for text in fold(said, width=width, indent="  ")),
+        *(ScreenLine(text) for text in fold(note, width=width, indent="  ")),
     ]

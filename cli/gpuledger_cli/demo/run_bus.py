@@ -246,7 +246,7 @@ class EventReader:
                     self._alerts.add(event)
                 else:
                     attributed = self._incident_decoder.decode(record.value)
-                    self._tally.presence.add_incident(attributed)
+                    self._tally.gpu_tracker.add_incident(attributed)
                     self._alerts.add_incident(attributed)
             except UndecodableError:
                 continue  # the sinks put it aside, and it comes back here as a dead letter

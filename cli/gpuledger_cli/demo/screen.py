@@ -127,7 +127,7 @@ def draw(
     cells = [row[:-1] for shown in rows.values() for row in shown]
     widths = fit(_COLUMNS, cells, width=width)
     titles = ScreenLine(line(_COLUMNS, [column.name for column in _COLUMNS], widths), "bold")
-    lost = {node: tally.presence.lost(event) for node, event in tally.latest.items()}
+    lost = {node: tally.gpu_tracker.lost(event) for node, event in tally.latest.items()}
     blocks = [
         block
         for node, shown in rows.items()
@@ -245,7 +245,7 @@ def _blocks(
         found[-1][1].append(ScreenLine(line(_COLUMNS, row[:-1], widths), row.style))
     for gpu in lost:
         since = f"{datetime.fromtimestamp(gpu.since_ns / NS_PER_SECOND, tz=UTC):%H:%M:%S UTC}"
-        held = f"allocated to {', '.join(gpu.holders)}" if gpu.holders else None
+        held = f"allocated to {', '.join(gpu.allocatees)}" if gpu.allocatees else None
         facts = ", ".join(filter(None, [f"(lost) since {since}", gpu.cause, held]))
         text = elide(f"{gpu.index!s:>{widths[0]}}  {facts}", width=width)
         found.append((gpu.index, [ScreenLine(text, "bold red")]))
@@ -269,7 +269,7 @@ def rows_of(event: GpuEvent) -> Iterator[ScreenRow]:
             if entry.category is Category.HOST and is_idle:
                 continue
             user = pods.user_of(entry)
-            who = _pod(entry, user) or _account(entry, pods.holder_of(entry))
+            who = _pod(entry, user) or _account(entry, pods.allocatee_of(entry))
             yield ScreenRow(
                 gpu=index,
                 pod=who,
@@ -303,13 +303,13 @@ def _method(busy_method: str | None) -> str:
             return busy_method or ""
 
 
-def _account(entry: Entry, holder: PodOfEntry) -> str:
+def _account(entry: Entry, allocatee: PodOfEntry) -> str:
     """Name the category with its job, and on idle who held it."""
     if entry.job_id is not None:
         return f"({entry.category}) job {entry.job_id}"
-    if holder is NO_POD:
+    if allocatee is NO_POD:
         return f"({entry.category})"
-    pod = holder.described
+    pod = allocatee.described
     if pod.name is None:
         return f"({entry.category}) {pod.state} holder"
     return f"({entry.category}) {pod.namespace}/{pod.name}"

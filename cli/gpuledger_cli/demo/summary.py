@@ -148,7 +148,7 @@ class Summary(BaseRecord, frozen=True, kw_only=True):
     """From the start of the process to the first row with a pod's name."""
 
 
-_NOBODY: Final = ("", "", "")
+_NO_OWNER: Final = ("", "", "")
 
 
 def pod_lines(
@@ -163,7 +163,7 @@ def pod_lines(
         key: PodTotal(cluster=split_key(key)[0], uid=split_key(key)[1])
         for key in sorted(used - pods.keys())
     }
-    held_by = {
+    allocated_to = {
         key: (total.cluster, total.namespace or "", total.pod or "") for key, total in pods.items()
     }
     lines = [
@@ -177,12 +177,13 @@ def pod_lines(
             memory_byte_seconds=total.memory_byte_ns / _SECOND_NS,
             joules=total.energy_millijoules / 1000,
             true_gpu_seconds=None if truth is None else truth.get(key, 0.0),
-            unused_gpu_seconds=unused_ns.get(held_by.get(key, _NOBODY), 0) / _SECOND_NS,
-            allocated_gpu_seconds=allocated_ns.get(held_by.get(key, _NOBODY), 0) / _SECOND_NS,
+            unused_gpu_seconds=unused_ns.get(allocated_to.get(key, _NO_OWNER), 0) / _SECOND_NS,
+            allocated_gpu_seconds=allocated_ns.get(allocated_to.get(key, _NO_OWNER), 0)
+            / _SECOND_NS,
         )
         for key, total in {**pods, **unbooked}.items()
     ]
-    known = set(held_by.values())
+    known = set(allocated_to.values())
     lines += [
         # It held a GPU and ran nothing, so that no entry ever named its UID.
         PodLine(

@@ -47,7 +47,7 @@ class LostGpu:
     """When it was lost, nanoseconds since the epoch; where nobody said, its last reading."""
     cause: str | None
     """The XID that came with it."""
-    holders: tuple[str, ...]
+    allocatees: tuple[str, ...]
     """The pods to whom the kubelet still gives it, as `namespace/pod`."""
 
 
@@ -59,7 +59,7 @@ class _Seen:
     time_ns: int
 
 
-class GpuPresence:
+class GpuTracker:
     """Follows the GPUs of all nodes; bounded by them, and in the incidents that it keeps."""
 
     def __init__(self) -> None:
@@ -69,20 +69,20 @@ class GpuPresence:
     def add(self, event: GpuEvent) -> None:
         """Record which GPUs answered."""
         readings = (gpu.reading for gpu in event.gpus if not gpu.reading.unresponsive)
-        boards = [reading for reading in readings if reading.parent_uuid is None]
+        physical_gpus = [reading for reading in readings if reading.parent_uuid is None]
         node = node_key(event)
-        here = {(node, reading.index) for reading in boards}
+        here = {(node, reading.index) for reading in physical_gpus}
         # Whatever had its place before was taken out.
         self._seen = {
             uuid: seen for uuid, seen in self._seen.items() if (seen.node, seen.index) not in here
         }
-        for reading in boards:
+        for reading in physical_gpus:
             self._seen[reading.uuid] = _Seen(node=node, index=reading.index, time_ns=event.time_ns)
 
     def add_incident(self, incident: AttributedIncident) -> None:
         """Record what has happened to a GPU; that it is well at the agent's start is nothing."""
-        told = incident.incident
-        if not (told.present_at_start and told.ended_kinds):
+        reported = incident.incident
+        if not (reported.present_at_start and reported.ended_kinds):
             self.incidents.append(incident)
 
     def lost(self, newest: GpuEvent) -> list[LostGpu]:
@@ -106,8 +106,8 @@ class GpuPresence:
             xids = [incident.xid for incident in incidents if incident.kind == XID]
             lost_ns = [incident.time_ns for incident in incidents if incident.kind == "gpu_lost"]
             pods = PodIndex(newest)
-            holders = [
-                pods.holder_of(entry).described
+            allocatees = [
+                pods.allocatee_of(entry).described
                 for books in newest.gpus
                 if books.reading.uuid == uuid
                 for entry in books.entries
@@ -117,10 +117,10 @@ class GpuPresence:
                     index=seen.index,
                     since_ns=lost_ns[0] if lost_ns else seen.time_ns,
                     cause=f"XID {xids[-1]}" if xids else None,
-                    holders=tuple(
-                        f"{holder.namespace}/{holder.name}"
-                        for holder in holders
-                        if holder.name is not None
+                    allocatees=tuple(
+                        f"{allocatee.namespace}/{allocatee.name}"
+                        for allocatee in allocatees
+                        if allocatee.name is not None
                     ),
                 )
             )
@@ -183,7 +183,7 @@ class Tally:
     """Busy time booked on the host or on nobody."""
     other_ns: dict[str, int] = field(default_factory=dict)
     """Busy time booked on each category that has no place of its own here, such as a job's."""
-    presence: GpuPresence = field(default_factory=GpuPresence)
+    gpu_tracker: GpuTracker = field(default_factory=GpuTracker)
     """Which GPUs are there, and what has happened to them."""
     latest: dict[str, GpuEvent] = field(default_factory=dict)
     """The last event of each node, by its key."""
@@ -198,7 +198,7 @@ class Tally:
         """Add one event."""
         self.events += 1
         self.latest[node_key(event)] = event
-        self.presence.add(event)
+        self.gpu_tracker.add(event)
         self._cover(event)
         pods = PodIndex(event)
         self.gap_ns += sum(gpu.gap_ns or 0 for gpu in event.gpus)
@@ -211,7 +211,7 @@ class Tally:
                 elif entry.category in _WITHOUT_POD:
                     self.without_pod_ns += entry.busy_ns or 0
                 elif entry.category is Category.IDLE:
-                    self._book_unused(entry, pods.holder_of(entry), event.cluster)
+                    self._book_unused(entry, pods.allocatee_of(entry), event.cluster)
                 else:
                     other = entry.category.value
                     self.other_ns[other] = self.other_ns.get(other, 0) + (entry.busy_ns or 0)
@@ -230,12 +230,12 @@ class Tally:
         if description:
             total.name(description)
 
-    def _book_unused(self, entry: Entry, holder: PodOfEntry, cluster: str) -> None:
+    def _book_unused(self, entry: Entry, allocatee: PodOfEntry, cluster: str) -> None:
         if entry.allocation is None:
             self.free_ns += entry.busy_ns or 0
-        if holder.described.name is None:
+        if allocatee.described.name is None:
             return
-        name = (cluster, holder.described.namespace or "", holder.described.name)
+        name = (cluster, allocatee.described.namespace or "", allocatee.described.name)
         self.unused_ns[name] = self.unused_ns.get(name, 0) + (entry.busy_ns or 0)
         self.allocated_ns[name] = self.allocated_ns.get(name, 0) + (entry.allocated_ns or 0)
 

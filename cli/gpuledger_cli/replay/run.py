@@ -249,7 +249,7 @@ class Replaying:
         has_first = has_ticks = True
         while has_first or has_ticks:
             # Both come in batches of their own sizes; whoever is behind is read next.
-            if has_first and (comparison.wants_first or not has_ticks):
+            if has_first and (comparison.needs_first or not has_ticks):
                 has_first = await self._compare_some(first, comparison)
             else:
                 has_ticks = await self._replay_some(ticks, number)

@@ -33,8 +33,8 @@ from gpuledger_enricher.join.join_settings import JoinSettings
 from gpuledger_enricher.join.polling import bus_retry
 from gpuledger_enricher.join.progress.announcing import Announcer
 from gpuledger_enricher.join.restore import (
+    NamespaceDeadLetters,
     NamespaceFollower,
-    NamespaceLetters,
     StateRestorer,
     input_names,
     state_names,
@@ -112,7 +112,7 @@ async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) ->
 
     async with asyncio.TaskGroup() as tasks:
         watch = tasks.create_task(end_where_stalled(attempts, what="the join"))
-        inputs, letters = await retry(lambda: _count_partitions(bus))
+        inputs, dead_letter_partitions = await retry(lambda: _count_partitions(bus))
         watermarks_from = await retry(lambda: _find_watermarks_end(bus))
         stage_check.waits("joining the group")
         delivery_check.ok("nothing to deliver yet")
@@ -121,25 +121,25 @@ async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) ->
                 consumer=settings.join.group,
                 producer=producer,
                 topic=bus.topics.dead_letters,
-                partitions=letters,
+                partitions=dead_letter_partitions,
                 state_topics=state_names(bus.topics),
             )
-            namespace_letters = NamespaceLetters(
+            namespace_dead_letters = NamespaceDeadLetters(
                 consumer=settings.join.group,
                 producer=producer,
                 topic=bus.topics.dead_letters,
-                partitions=letters,
+                partitions=dead_letter_partitions,
             )
             stage = JoinStage(
                 dead_letters=dead_letters,
-                namespace_letters=namespace_letters,
+                namespace_dead_letters=namespace_dead_letters,
                 is_placed=placement_rule(partitions=inputs),
                 topics=bus.topics,
                 watermarks_from=watermarks_from,
                 pending_pod_timeout_seconds=settings.join.pending_pod_timeout_seconds,
             )
             follower = NamespaceFollower(
-                stage=stage, letters=namespace_letters, history=bus, retry=following
+                stage=stage, dead_letters=namespace_dead_letters, history=bus, retry=following
             )
             # Before the first tick is described, and before the group gives any: they are all.
             await follower.read_up()

@@ -48,7 +48,7 @@ UNKNOWN_TOTAL: Final = Counter(
     " many to wait for: the pod watch is behind, or no pod has these containers.",
 )
 FOREIGN_POD: Final = "foreign_pod"
-FOREIGN_HOLDER: Final = "foreign_holder"
+FOREIGN_ALLOCATION: Final = "foreign_holder"
 NAMES_REFUSED_TOTAL: Final = Counter(
     "gpuledger_join_names_rejected",
     "Times that an event or an incident got no names of what its node spoke of, by reason:"
@@ -56,7 +56,7 @@ NAMES_REFUSED_TOTAL: Final = Counter(
     " kubelet is said to have given a device to a pod of a name that is placed on another node).",
     ["reason"],
 )
-count_from_zero(NAMES_REFUSED_TOTAL, reason=(FOREIGN_POD, FOREIGN_HOLDER))
+count_from_zero(NAMES_REFUSED_TOTAL, reason=(FOREIGN_POD, FOREIGN_ALLOCATION))
 UNBALANCED_TOTAL: Final = Counter(
     "gpuledger_join_samples_unbalanced",
     "Ticks whose entries do not sum to what a device read, to the last unit: there are none, unless"
@@ -68,7 +68,7 @@ PROCESS_RECORDS_TOTAL: Final = Counter(
     ["change"],
 )
 count_from_zero(PROCESS_RECORDS_TOTAL, change=ProcessChange)
-SETTLED_SECONDS_TOTAL: Final = Counter(
+LATE_ADJUSTED_SECONDS_TOTAL: Final = Counter(
     "gpuledger_join_late_adjustment_seconds",
     "Time in which GPUs were busy and ticks saw nobody there, booked after its end on the process"
     " whose it was, by the driver's accounting.",

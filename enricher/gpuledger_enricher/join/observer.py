@@ -19,7 +19,7 @@ from gpuledger.records import GpuEvent, NodeSample, PodRecord
 from gpuledger.runtime.logs import Repeats
 from gpuledger.texts import shorten
 from gpuledger_enricher.join import join_metrics as metrics
-from gpuledger_enricher.join.booking.settlement import settled_ns
+from gpuledger_enricher.join.booking.late_adjustments import adjusted_ns
 from gpuledger_enricher.join.pods.describe import PodDescriptions
 from gpuledger_enricher.join.pods.pending import PendingPods
 from gpuledger_enricher.join.progress.passage import NodeWatermark
@@ -69,22 +69,24 @@ class UnbookedNodes:
     def __init__(self) -> None:
         self._nodes: dict[str, _NodeHistory] = {}
 
-    def see_duplicate(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> bool:
+    def observe_duplicate(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> bool:
         """Record that a tick counts as booked before; return whether the node is to be reported.
 
         It is reported once, until a tick is booked again.
         """
-        found = self._see(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
+        found = self._observe_unbooked(
+            node, partition=partition, written_ns=written_ns, now_ns=now_ns
+        )
         if found is None:
             return False
         is_new, found.is_reported = not found.is_reported, found.is_unbooked
         return is_new and found.is_reported
 
-    def see_refused(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> None:
+    def observe_rejected(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> None:
         """Record that a tick was put aside, as it runs ahead: that is reported of each."""
-        self._see(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
+        self._observe_unbooked(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
 
-    def _see(
+    def _observe_unbooked(
         self, node: str, *, partition: int, written_ns: int, now_ns: int
     ) -> _NodeHistory | None:
         """Record that a tick was not booked; `None` where it may be one that comes again."""
@@ -99,7 +101,7 @@ class UnbookedNodes:
         found.last_ns = now_ns
         return found
 
-    def see_booked(self, node: str) -> None:
+    def observe_booked(self, node: str) -> None:
         """Record that a tick of the node was booked."""
         self._nodes.pop(node, None)
 
@@ -132,12 +134,12 @@ class ClockSkew:
         self._leads_ns = WindowedMin()
         self._steps = Repeats()
 
-    def see_ticks(self, newest_ns: int, *, now_ns: int) -> None:
+    def observe_ticks(self, newest_ns: int, *, now_ns: int) -> None:
         """Record how new the newest of some ticks is: from the future, a node's clock is ahead."""
         if self._ages_ns.add(now_ns - newest_ns, now_ns=now_ns):
             metrics.MIN_AGE_SECONDS.set(self._ages_ns.minimum / NS_PER_SECOND)
 
-    def see_pod(self, pod: PodRecord, *, now_ns: int) -> None:
+    def observe_pod(self, pod: PodRecord, *, now_ns: int) -> None:
         """Record a pod: that its node had it before it was made shows the node's clock behind.
 
         A static pod's node has it before the API server knows of it.
@@ -147,7 +149,7 @@ class ClockSkew:
         if self._leads_ns.add(pod.started_time_ns - pod.created_time_ns, now_ns=now_ns):
             metrics.NODE_BEHIND_SECONDS.set(max(0.0, -self._leads_ns.minimum / NS_PER_SECOND))
 
-    def see_step(self, node: str, seconds: float) -> None:
+    def observe_clock_step(self, node: str, seconds: float) -> None:
         """Record that a node's clock was set; what it stamps from now on is of a new timeline.
 
         It is logged at once, as no tick may come after it. A clock that is set to and fro, tick by
@@ -209,21 +211,21 @@ class JoinObserver:
         self._foreign = Repeats()
         self._unbalanced = Repeats()
 
-    def see_pod(self, pod: PodRecord, *, now_ns: int) -> Iterable[str]:
+    def observe_pod(self, pod: PodRecord, *, now_ns: int) -> Iterable[str]:
         """Record that a pod's record has come; yield the nodes that named it before."""
-        self._skew.see_pod(pod, now_ns=now_ns)
+        self._skew.observe_pod(pod, now_ns=now_ns)
         for waiting in self._pending.resolve(pod):
             metrics.PENDING_DELAY_SECONDS.observe(max(0, now_ns - waiting.first_ns) / NS_PER_SECOND)
             yield waiting.node
 
-    def see_overlap(self, node: str, overlap_ns: int) -> None:
+    def observe_overlap(self, node: str, overlap_ns: int) -> None:
         """Record that a tick covers time that the one before it covers; a line a minute a node."""
         metrics.OVERLAPPING_TOTAL.inc()
         if count := self._overlaps.count(node):
             seconds = round(overlap_ns / NS_PER_SECOND, 3)
             _log.warning("samples_overlapped", **_names(node), overlap_seconds=seconds, count=count)
 
-    def see_event(
+    def observe_event(
         self,
         event: GpuEvent,
         sample: NodeSample,
@@ -237,26 +239,26 @@ class JoinObserver:
         # One tick for all of a poll: the newest shows best what the way takes at least.
         if sample.time_ns > self._newest_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
             self._newest_ns = sample.time_ns
-        self._unbooked.see_booked(node)
+        self._unbooked.observe_booked(node)
         if event.late:
             metrics.LATE_TOTAL.inc()
         if event.gap_ns is not None:
             metrics.GAPS_TOTAL.inc()
             metrics.GAP_SECONDS_TOTAL.inc(event.gap_ns / NS_PER_SECOND)
         if event.late_adjustments:
-            metrics.SETTLED_SECONDS_TOTAL.inc(settled_ns(event.late_adjustments) / 1e9)
+            metrics.LATE_ADJUSTED_SECONDS_TOTAL.inc(adjusted_ns(event.late_adjustments) / 1e9)
         if descriptions.pending:
             metrics.PENDING_TOTAL.inc(len(descriptions.pending))
             self._pending.record(
                 descriptions.pending, node=node, partition=partition, now_ns=now_ns
             )
         if descriptions.foreign:
-            self.see_foreign(node, descriptions.foreign)
+            self.observe_foreign(node, descriptions.foreign)
         if descriptions.named:
             metrics.NAMED_TOTAL.inc(descriptions.named)
-        if descriptions.foreign_holders:
-            metrics.NAMES_REFUSED_TOTAL.labels(reason=metrics.FOREIGN_HOLDER).inc(
-                descriptions.foreign_holders
+        if descriptions.foreign_allocatees:
+            metrics.NAMES_REFUSED_TOTAL.labels(reason=metrics.FOREIGN_ALLOCATION).inc(
+                descriptions.foreign_allocatees
             )
         self._ticks_to_check -= 1
         if not self._ticks_to_check:
@@ -283,7 +285,7 @@ class JoinObserver:
                 count=count,
             )
 
-    def see_foreign(self, node: str, pods: Iterable[PodRecord]) -> None:
+    def observe_foreign(self, node: str, pods: Iterable[PodRecord]) -> None:
         """Record that a node named pods that the API server has placed on other nodes."""
         pods = list(pods)
         if not pods:
@@ -300,11 +302,11 @@ class JoinObserver:
                 count=count,
             )
 
-    def see_step(self, node: str, seconds: float) -> None:
+    def observe_clock_step(self, node: str, seconds: float) -> None:
         """Record that a node's clock was set since the tick before."""
-        self._skew.see_step(node, seconds)
+        self._skew.observe_clock_step(node, seconds)
 
-    def see_seq_ahead(self, node: str, seconds: float) -> None:
+    def observe_seq_ahead(self, node: str, seconds: float) -> None:
         """Record that a tick of a node runs ahead of its boot, be it booked or put aside."""
         metrics.SEQ_AHEAD_TOTAL.inc()
         if count := self._ahead.count(node):
@@ -312,21 +314,21 @@ class JoinObserver:
                 "node_seq_leapt", **_names(node), by_seconds=round(seconds, 3), count=count
             )
 
-    def see_refused(self, record: Record, sample: NodeSample, *, now_ns: int) -> None:
+    def observe_rejected(self, record: Record, sample: NodeSample, *, now_ns: int) -> None:
         """Record that a tick was put aside, as its `seq` runs ahead by more than can be."""
         written_ns = record.timestamp_ms * NS_PER_MS
-        self._unbooked.see_refused(
+        self._unbooked.observe_rejected(
             node_key(sample), partition=record.partition, written_ns=written_ns, now_ns=now_ns
         )
 
-    def see_duplicate(
+    def observe_duplicate(
         self, record: Record, sample: NodeSample, watermark: NodeWatermark | None, *, now_ns: int
     ) -> None:
         """Record that a tick counts as booked before; report a node whose ticks all do."""
         metrics.DUPLICATES_TOTAL.inc()
         seq = watermark.seq_of(sample.boot_id) if watermark else None
         written_ns = record.timestamp_ms * NS_PER_MS
-        is_unbooked = self._unbooked.see_duplicate(
+        is_unbooked = self._unbooked.observe_duplicate(
             node_key(sample), partition=record.partition, written_ns=written_ns, now_ns=now_ns
         )
         if is_unbooked and seq is not None:
@@ -344,7 +346,7 @@ class JoinObserver:
         Of those that did not come in time one is logged for all.
         """
         if self._newest_ns:
-            self._skew.see_ticks(self._newest_ns, now_ns=now_ns)
+            self._skew.observe_ticks(self._newest_ns, now_ns=now_ns)
             self._newest_ns = 0
         self._unbooked.show(now_ns)
         expired = self._pending.expire(now_ns)

@@ -280,7 +280,7 @@ class Comparison:
         self._paired: dict[EventId, None] = {}
 
     @property
-    def wants_first(self) -> bool:
+    def needs_first(self) -> bool:
         """Whether events of the first run should come next, so that few have to wait."""
         return self._first.bytes <= self._replayed.bytes
 

@@ -191,7 +191,7 @@ class StateRestorer:
         while changes == self._changes:
             positions = await self._find_positions(consumer, ends)
             before, left = left, _count_left(positions, ends)
-            if not left and self._has_podwatch_spoken(partitions, positions):
+            if not left and self._has_podwatch_reported(partitions, positions):
                 return
             if left < before or not left:
                 moved_seconds = self._seconds()
@@ -239,14 +239,14 @@ class StateRestorer:
                 if partition.partition in partitions and span.first < span.end:
                     async for records in reader.read(partition, span):
                         self._stage.restore_progress(records)
-        held = {
+        kept = {
             partition for partition in consumer.assignment() if partition.partition in partitions
         }
-        state = {partition for partition in held if partition.topic in self._takers}
-        for partition in held:
+        state = {partition for partition in kept if partition.topic in self._takers}
+        for partition in kept:
             committed = await consumer.committed(partition) or 0
             if partition in state:
-                self._stage.skip_letters(partition, before=committed)
+                self._stage.skip_dead_letters(partition, before=committed)
             await consumer.seek(partition, 0 if partition in state else committed)
         ends = await consumer.end_offsets(state)
         consumer.resume(state)
@@ -263,7 +263,7 @@ class StateRestorer:
             # Without a leader the client waits on, and a member that does not poll is given up.
             return {}
 
-    def _has_podwatch_spoken(
+    def _has_podwatch_reported(
         self, partitions: Iterable[int], positions: Mapping[TopicPartition, int]
     ) -> bool:
         """Return whether the pods of these partitions are complete as of this worker's start.
@@ -313,7 +313,7 @@ _FOLLOW_SECONDS: Final = 1.0
 """How often it is looked for news of namespaces: a tick's time."""
 
 
-class NamespaceLetters(DeadLetterQueue):
+class NamespaceDeadLetters(DeadLetterQueue):
     """Puts namespaces aside without their values: each worker has a letter for each at its start.
 
     The letter says where the record lies.
@@ -331,13 +331,13 @@ class NamespaceFollower:
         self,
         *,
         stage: JoinStage,
-        letters: DeadLetterQueue,
+        dead_letters: DeadLetterQueue,
         history: Bus,
         retry: RetryingCaller[BusError],
         seconds: float = _FOLLOW_SECONDS,
     ) -> None:
         self._stage = stage
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._history = history
         self._retry = retry
         self._wait_seconds = seconds
@@ -380,4 +380,4 @@ class NamespaceFollower:
                             self._stage.take_namespaces(step)
             self._next[partition] = span.end
         metrics.NAMESPACES.set(len(self._stage.cluster_objects.namespaces))
-        await self._letters.flush()
+        await self._dead_letters.flush()

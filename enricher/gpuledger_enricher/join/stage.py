@@ -21,18 +21,18 @@ from gpuledger.completeness import JOIN, PODWATCH, Completeness, key_of
 from gpuledger.completeness import MAX_AHEAD_NS as COMPLETE_AHEAD_NS
 from gpuledger.dead_letter_queue import DeadLetterQueue, show_key
 from gpuledger.keys import key_in, node_key
-from gpuledger.ledger.holders import TooManyEntriesError
+from gpuledger.ledger.allocated_parts import TooManyEntriesError
 from gpuledger.records import (
     GpuBooks,
     GpuEvent,
     Incident,
+    LateAdjustment,
     NamespaceRecord,
     NodeProgress,
     NodeRecord,
     NodeSample,
     PodRecord,
     ProcessRecord,
-    Settlement,
     Watermark,
 )
 from gpuledger.records.bounds import MAX_DESCRIPTION_BYTES
@@ -62,9 +62,9 @@ from gpuledger_enricher.join.progress.watermarks import NodeWatermarks
 from gpuledger_enricher.join.validation import (
     InvalidTickError,
     IsPlaced,
+    adjust_valid_ends,
     book_valid_tick,
     explain_misplaced,
-    settle_valid_ends,
 )
 from gpuledger_enricher.watched_records import PodSharing
 
@@ -86,16 +86,16 @@ class JoinStage:
         time_ns: Callable[[], int] = time.time_ns,
         watermarks_from: Mapping[int, int] = NOWHERE,
         pending_pod_timeout_seconds: float = 120.0,
-        namespace_letters: DeadLetterQueue | None = None,
+        namespace_dead_letters: DeadLetterQueue | None = None,
     ) -> None:
         """`watermarks_from` says from which offset on podwatch's watermarks count, by partition.
 
-        `namespace_letters` takes the records of namespaces that are put aside, whose partition is
-        no worker's own; `dead_letters`, where none is given.
+        `namespace_dead_letters` takes the records of namespaces that are put aside, whose partition
+        is no worker's own; `dead_letters`, where none is given.
         """
         self.pods = ClusterPods()
         self.cluster_objects = ClusterObjects()
-        self._namespace_letters = namespace_letters or dead_letters
+        self._namespace_dead_letters = namespace_dead_letters or dead_letters
         self._node_decoder = Decoder(topic=topics.nodes.name, record=NodeRecord)
         self._namespace_decoder = Decoder(topic=topics.namespaces.name, record=NamespaceRecord)
         self.pods_completeness = Completeness(stage=PODWATCH, topic=topics.pods.name)
@@ -133,7 +133,7 @@ class JoinStage:
                 self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
                 # What was described as pending has a name now; `version_of` tells of the pod's own
                 # node alone, and another node may have named it.
-                for node in self._observer.see_pod(pod, now_ns=now_ns):
+                for node in self._observer.observe_pod(pod, now_ns=now_ns):
                     self._descriptions.forget(node)
 
     def take_nodes(self, records: Sequence[Record]) -> None:
@@ -158,11 +158,11 @@ class JoinStage:
                 key = record.key.decode(errors="replace")
                 self.cluster_objects.namespaces.remove(key, partition=record.partition)
                 continue
-            for _, found in self._namespace_letters.decode(self._namespace_decoder, [record]):
+            for _, found in self._namespace_dead_letters.decode(self._namespace_decoder, [record]):
                 if record.key != (key := key_in(found.cluster, found.name)).encode():
                     detail = f"{record.topic}: the record of {key} under key"
                     detail += f" {show_key(record.key)}"
-                    self._namespace_letters.reject(record, reason="misplaced", detail=detail)
+                    self._namespace_dead_letters.reject(record, reason="misplaced", detail=detail)
                     continue
                 self.cluster_objects.namespaces.put(
                     _bounded(
@@ -202,14 +202,14 @@ class JoinStage:
                     # Each cluster that has a podwatch at work is waited for, not the first alone.
                     self.pods_completeness.expect(found)
 
-    def skip_letters(self, partition: TopicPartition, *, before: int) -> None:
+    def skip_dead_letters(self, partition: TopicPartition, *, before: int) -> None:
         """Put no record of a partition aside that lies before an offset: it was put aside."""
         self._dead_letters.skip_before(partition, before)
 
-    def listen_anew(self) -> None:
+    def restart_listening(self) -> None:
         """Begin to listen to all nodes, after the brokers were away."""
         for known in self._watermarks.values():
-            known.listen_anew(self._time_ns())
+            known.restart_listening(self._time_ns())
 
     def find_complete(self, partition: int, *, is_at_end: bool) -> dict[str, Reached]:
         """Return up to which event time each cluster is complete by what was booked of it."""
@@ -227,7 +227,7 @@ class JoinStage:
             for _, watermark in self._dead_letters.decode(self._progress_decoder, [record]):
                 if not self._is_at_home(record, node=node_key(watermark)):
                     continue
-                watermarks.take(watermark, heard_ns=record.timestamp_ms * NS_PER_MS)
+                watermarks.take(watermark, last_seen_ns=record.timestamp_ms * NS_PER_MS)
 
     def drain_progress(self, partition: int) -> list[Message]:
         """Return the progress of the nodes that were booked since the last call.
@@ -284,7 +284,7 @@ class JoinStage:
             identities = map(identity_of, incident.processes)
             known = self.pods.of(incident.cluster)
             foreign = find_foreign_pods(identities, known, node=incident.node)
-            self._observer.see_foreign(node_key(incident), foreign.values())
+            self._observer.observe_foreign(node_key(incident), foreign.values())
             attributed = attribute_incident(incident, known)
             found += self._publishable(record, attributed, what="attributed incident")
         return found
@@ -307,7 +307,7 @@ class JoinStage:
         node = node_key(sample)
         watermark = watermarks.of(node)
         if is_duplicate(sample, watermark):
-            self._observer.see_duplicate(record, sample, watermark, now_ns=now_ns)
+            self._observer.observe_duplicate(record, sample, watermark, now_ns=now_ns)
             return ()
         ahead_seconds = seq_ahead_seconds(
             sample, watermark, written_ms=record.timestamp_ms, now_ns=now_ns
@@ -315,9 +315,9 @@ class JoinStage:
         if ahead_seconds is not None:
             # Up to two days it can be a clock's error: it is booked, and reported. Beyond that no
             # clock explains it, and to book it would cost the node's ticks until that `seq`.
-            self._observer.see_seq_ahead(node, ahead_seconds)
+            self._observer.observe_seq_ahead(node, ahead_seconds)
             if ahead_seconds * NS_PER_SECOND > MAX_AHEAD_NS:
-                self._observer.see_refused(record, sample, now_ns=now_ns)
+                self._observer.observe_rejected(record, sample, now_ns=now_ns)
                 return self._refuse_seq(record, sample, ahead_seconds)
         descriptions = self._descriptions.describe(sample)
         reached_ns = watermarks.reached_ns(now_ns)
@@ -327,21 +327,21 @@ class JoinStage:
             descriptions,
             late=sample.late or is_late(sample.time_ns, reached_ns),
             gap_ns=gap_before_ns(sample, watermark),
-            late_adjustments=settle_valid_ends(sample) if sample.ended_processes else None,
+            late_adjustments=adjust_valid_ends(sample) if sample.ended_processes else None,
         )
         events = self._publishable(record, event, what="event")
         # What was put aside is not booked: the next tick reports its time as uncovered.
         if events:
             if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
-                self._observer.see_step(node, step_seconds)
+                self._observer.observe_clock_step(node, step_seconds)
             if (overlap_ns := overlap_before_ns(sample, watermark)) is not None:
-                self._observer.see_overlap(node, overlap_ns)
+                self._observer.observe_overlap(node, overlap_ns)
             watermarks.advance(
                 sample, offset=record.offset, written_ms=record.timestamp_ms, now_ns=now_ns
             )
             if descriptions.namespaces_left_out:
                 metrics.PLACES_CUT_TOTAL.labels(what="namespaces").inc()
-            self._observer.see_event(
+            self._observer.observe_event(
                 event, sample, descriptions, partition=record.partition, now_ns=now_ns
             )
             if sample.time_ns <= watermarks.complete_until_ns(sample.cluster):
@@ -412,7 +412,7 @@ def make_event(
     *,
     late: bool = False,
     gap_ns: int | None = None,
-    late_adjustments: list[Settlement] | None = None,
+    late_adjustments: list[LateAdjustment] | None = None,
 ) -> GpuEvent:
     """Return the event of a tick, ready for `encode`; its descriptions are encoded already."""
     # Raw bytes where the record says lists: they are encoded as they are.

@@ -15,10 +15,10 @@ from typing import Final
 
 from gpuledger.bus.protocol import Record
 from gpuledger.errors import GpuledgerError
-from gpuledger.records import GpuBooks, NodeSample, Settlement
+from gpuledger.records import GpuBooks, LateAdjustment, NodeSample
 from gpuledger.topics import partition_of_node
 from gpuledger_enricher.join.booking.books import book_tick
-from gpuledger_enricher.join.booking.settlement import settle_ends
+from gpuledger_enricher.join.booking.late_adjustments import adjust_ends
 from gpuledger_enricher.join.booking.shares import RepeatedContainerError
 
 
@@ -43,10 +43,10 @@ def book_valid_tick(sample: NodeSample) -> list[GpuBooks]:
         ) from error
 
 
-def settle_valid_ends(sample: NodeSample) -> list[Settlement] | None:
+def adjust_valid_ends(sample: NodeSample) -> list[LateAdjustment] | None:
     """Return the late adjustments of a tick; raises `InvalidTickError` if they are invalid."""
     try:
-        return settle_ends(sample)
+        return adjust_ends(sample)
     except IndexError as error:
         raise InvalidTickError(_explain_position(sample)) from error
 

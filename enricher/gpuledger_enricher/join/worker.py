@@ -117,14 +117,14 @@ class JoinWorker:
         now, before = time.monotonic(), self._polled_at
         self._polled_at = now
         if now - before > _LISTENING_SECONDS:
-            self._stage.listen_anew()
+            self._stage.restart_listening()
         # What this poll brought of partitions that are restored now comes again after that.
         restored = await self._restorer.run(consumer)
-        held = consumer.assignment()
+        assigned = consumer.assignment()
         known = {
             partition: records
             for partition, records in batch.items()
-            if partition in held and partition.partition not in restored
+            if partition in assigned and partition.partition not in restored
         }
         await self._restorer.take_state(known)  # pods come before the ticks of the same batch
         await self._work(known)
@@ -161,16 +161,16 @@ class JoinWorker:
         self._gaps.add(gap)
 
     async def _on_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        held = sorted(
+        assigned = sorted(
             partition.partition
             for partition in partitions
             if partition.topic == self._topics.samples.name
         )
-        self._restorer.require(held)
-        if not held:
+        self._restorer.require(assigned)
+        if not assigned:
             self._restorer.stand_by()
-        metrics.PARTITIONS.set(len(held))
-        _log.info("partitions_assigned", partitions=held)
+        metrics.PARTITIONS.set(len(assigned))
+        _log.info("partitions_assigned", partitions=assigned)
 
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         revoked = {partition.partition for partition in partitions}

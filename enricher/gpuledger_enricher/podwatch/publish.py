@@ -210,7 +210,7 @@ class RecordPublisher(Generic[RecordT]):
         self._batch_max = batch_max
         self._topic_id = topic_id
         self._poll_interval_seconds = poll_interval_seconds
-        self._looked_at_ns = 0
+        self._checked_ns = 0
         # Not a `RetryingCaller`: the table changes between two attempts, so each sends what is due
         # then, and parts of a batch succeed by themselves.
         self._backoff = Backoff()
@@ -242,7 +242,7 @@ class RecordPublisher(Generic[RecordT]):
 
     async def _with_one_producer(self) -> None:
         """Publish until the topic is another one; raises `BusError`."""
-        topic = await self._look()
+        topic = await self._describe_topic()
         self.watermarks.reset()
         async with self._bus.producer() as producer:
             # A producer that opens says nothing of those that failed to publish: while something
@@ -263,21 +263,21 @@ class RecordPublisher(Generic[RecordT]):
                         seconds = min(self._poll_interval_seconds, RENEWED_AFTER_SECONDS)
                         await wait_event(self._changed, seconds)
                 await self._renew_watermarks(producer, topic.partitions)
-                passed_ns = self._clock.monotonic_ns() - self._looked_at_ns
+                passed_ns = self._clock.monotonic_ns() - self._checked_ns
                 if (
                     passed_ns >= self._poll_interval_seconds * NS_PER_SECOND
-                    and await self._look() != topic
+                    and await self._describe_topic() != topic
                 ):
                     return  # the producer knows the topic as it was
 
-    async def _look(self) -> TopicDescription:
+    async def _describe_topic(self) -> TopicDescription:
         """Return what the topic is now; have all published again where it is another one.
 
         Without it nobody would hear, while nothing changes, that the brokers are away or that the
         topic was deleted.
         """
         found = await self._bus.describe(self._topic)
-        self._looked_at_ns = self._clock.monotonic_ns()
+        self._checked_ns = self._clock.monotonic_ns()
         if is_other_topic(self._topic_id, found.topic_id):
             self._table.repeat_all(time_ns=self._clock.time_ns())
             self._next_offsets.clear()
@@ -358,7 +358,7 @@ class RecordPublisher(Generic[RecordT]):
             producer.publish(topic, each.partition, [message_of(each, time_ns=time_ns)])
             for each in watermarks
         )
-        self.watermarks.told()
+        self.watermarks.record_published()
         timestamp = pod_metrics.WATERMARK_TIMESTAMP.labels(
             cluster=self._cluster, kind=self._kind.name
         )

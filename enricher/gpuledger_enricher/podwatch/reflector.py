@@ -195,8 +195,8 @@ class Reflector(Generic[RecordT]):
                 # The usual end: the server closes a watch when the time that it was given is over.
                 return 0.0
         # Bounded: a server that sends 86400 would be without podwatch for a day.
-        asked = min((error and error.retry_after_seconds) or 0.0, _MAX_RETRY_AFTER_SECONDS)
-        self._last_pause_seconds = max(self._backoff.next_seconds(), asked)
+        requested = min((error and error.retry_after_seconds) or 0.0, _MAX_RETRY_AFTER_SECONDS)
+        self._last_pause_seconds = max(self._backoff.next_seconds(), requested)
         return self._last_pause_seconds
 
     async def _list_then_watch(self) -> AsyncGenerator[Step[RecordT]]:

@@ -250,11 +250,11 @@ class ObjectWatermarks(Generic[RecordT]):
     def complete_until_ns(self) -> int | None:
         """Return the time up to which all that was seen is acknowledged, where that is to be said.
 
-        It is to be said until `told`, or until `reset`.
+        It is to be said until `record_published`, or until `reset`.
         """
         return self._seen_time_ns if self._last_due is None else None
 
-    def told(self) -> None:
+    def record_published(self) -> None:
         """Record that it was said."""
         self.reset()
         self._due_ns = self._clock.monotonic_ns() + _RENEWED_AFTER_NS

@@ -70,11 +70,11 @@ async def log_in_by_token(connection: AIOKafkaConnection, token: str, *, is_agai
         if isinstance(answer, BaseException):
             raise answer
         if for_code(answer.error_code) is not NoError:
-            said = getattr(answer, "error_message", None) or ""
-            raise for_code(answer.error_code)(f"OAUTHBEARER: {said}")
+            message = getattr(answer, "error_message", None) or ""
+            raise for_code(answer.error_code)(f"OAUTHBEARER: {message}")
     last: Any = answers[-1]
     if last.sasl_auth_bytes:
-        said = last.sasl_auth_bytes.decode(errors="replace")
-        raise SaslAuthenticationFailed(f"OAUTHBEARER: {said}")
+        message = last.sasl_auth_bytes.decode(errors="replace")
+        raise SaslAuthenticationFailed(f"OAUTHBEARER: {message}")
     lifetime_ms = getattr(last, "session_lifetime_ms", 0)
     return lifetime_ms / 1000 if lifetime_ms > 0 else math.inf

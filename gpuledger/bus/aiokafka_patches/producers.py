@@ -24,7 +24,7 @@ async def send_batch(
     """
     sent: asyncio.Future[Any] = await client.send_batch(batch, topic, partition=partition)
     queued = client._message_accumulator._batches[topic, partition][-1]
-    queued.future.add_done_callback(_look_at_failure)
+    queued.future.add_done_callback(_retrieve_failure)
     return sent
 
 
@@ -35,7 +35,7 @@ async def begin_transaction(client: AIOKafkaProducer) -> None:
     looks at that failure itself.
     """
     await client.begin_transaction()
-    client._txn_manager._transaction_waiter.add_done_callback(_look_at_failure)
+    client._txn_manager._transaction_waiter.add_done_callback(_retrieve_failure)
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def naming_what_failed(client: AIOKafkaProducer) -> Iterator[None]:
         raise
 
 
-def _look_at_failure(future: asyncio.Future[Any]) -> None:
+def _retrieve_failure(future: asyncio.Future[Any]) -> None:
     """Retrieve what a future failed with, as asyncio logs what nobody retrieved."""
     if future.done() and not future.cancelled():
         future.exception()
@@ -71,7 +71,7 @@ async def abandon_transaction(client: AIOKafkaProducer) -> None:
         await ends_well(client.abort_transaction())
     ended = manager._transaction_waiter
     if ended is not None:
-        _look_at_failure(ended)  # whoever waited may be gone
+        _retrieve_failure(ended)  # whoever waited may be gone
 
 
 async def stop_producer(client: AIOKafkaProducer, *, flush_seconds: float) -> None:
@@ -94,6 +94,6 @@ async def stop_producer(client: AIOKafkaProducer, *, flush_seconds: float) -> No
     accumulator.fail_all(KafkaError("given up"))
     for batch in waiting:
         for future in (batch.future, batch._drain_waiter):
-            _look_at_failure(future)
+            _retrieve_failure(future)
     if not await ends_well(client.stop()):
         await ends_well(client.client.close())

@@ -62,7 +62,7 @@ _STABLE_VERSION: Final = 7
 _COORDINATOR_LEFT: Final = (NotCoordinatorForGroupError, GroupCoordinatorNotAvailableError)
 
 _Send: TypeAlias = Callable[..., Awaitable[Any]]
-_wants_stable: Final = ContextVar("wants_stable", default=False)
+_requires_stable: Final = ContextVar("wants_stable", default=False)
 """How `stable_offsets` reaches the request, which aiokafka makes in the same task."""
 
 
@@ -152,11 +152,11 @@ async def stable_offsets(
 
     Can go once aiokafka asks for stable offsets (OffsetFetch from version 7 on, KIP-447).
     """
-    asking = _wants_stable.set(True)
+    requesting = _requires_stable.set(True)
     try:
         return await committed_offsets(client, partitions)
     finally:
-        _wants_stable.reset(asking)
+        _requires_stable.reset(requesting)
 
 
 def heed_refused_offsets(client: AIOKafkaConsumer) -> None:
@@ -166,21 +166,21 @@ def heed_refused_offsets(client: AIOKafkaConsumer) -> None:
     """
     coordinator = client._coordinator
 
-    def look_for_another(error: KafkaError) -> None:
+    def find_another(error: KafkaError) -> None:
         if isinstance(error, _COORDINATOR_LEFT):
             coordinator.coordinator_dead()
 
-    coordinator._send_req = _heeding(coordinator._send_req, on_refusal=look_for_another)
+    coordinator._send_req = _heeding(coordinator._send_req, on_refusal=find_another)
 
 
 def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:
     """Return a way to send requests that looks at the answers on a group's offsets."""
 
-    async def send_and_look(request: Any, *arguments: Any) -> Any:  # noqa: ANN401  # aiokafka is untyped
+    async def send_and_check(request: Any, *arguments: Any) -> Any:  # noqa: ANN401  # aiokafka is untyped
         # All other requests go as they are: this is the way of all of them.
         if not isinstance(request, OffsetFetchRequest):
             return await send(request, *arguments)
-        if _wants_stable.get():
+        if _requires_stable.get():
             request = _StableOffsets(request._consumer_group, request._partitions)
         answer = await send(request, *arguments)
         if (error := _refusal_of(answer)) is not None:
@@ -188,7 +188,7 @@ def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:
             raise error
         return _as_aiokafka_reads_it(answer)
 
-    return send_and_look
+    return send_and_check
 
 
 def _refusal_of(answer: Any) -> KafkaError | None:  # noqa: ANN401  # aiokafka is untyped

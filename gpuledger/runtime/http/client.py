@@ -36,7 +36,7 @@ from gpuledger.texts import MAX_CHARACTERS, readable
 
 MAX_BODY_BYTES: Final = 64 * 1024
 """How much is read of a body that is only shown."""
-_LOOKED_AT_BYTES: Final = 8 * MAX_CHARACTERS
+_READ_BYTES: Final = 8 * MAX_CHARACTERS
 """How much of it is looked at: enough to show, whatever is masked."""
 BODY_SECONDS: Final = 5.0
 """How long is waited for it once the status is known."""
@@ -153,7 +153,7 @@ class HttpClient:
         """
         sent = self._sent(url, headers, route)
         with (
-            _telling_whom(route.proxy),
+            _attributing_errors(route.proxy),
             translating(lambda reason: NoAnswerError(f"{shown_url(url)}: {reason}"), sent=sent),
         ):
             async with self._requesting(url, headers, route, data=data) as response:
@@ -174,7 +174,7 @@ class HttpClient:
         """
         sent = self._sent(url, headers, route)
         try:
-            with _telling_whom(route.proxy), translating(NoAnswerError, sent=sent):
+            with _attributing_errors(route.proxy), translating(NoAnswerError, sent=sent):
                 async with self._requesting(url, headers, route, data=form) as response:
                     body = bytearray()
                     async for piece in response.content.iter_any():
@@ -218,7 +218,7 @@ class HttpClient:
 
 
 @contextmanager
-def _telling_whom(proxy: Proxy | None) -> Iterator[None]:
+def _attributing_errors(proxy: Proxy | None) -> Iterator[None]:
     """Raise `ProxyError` for an error that is the proxy's, and not the server's behind it.
 
     And `NotConnectedError` where the server was not reached.
@@ -272,7 +272,7 @@ async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredential
         has_type="Content-Type" in response.headers,
         headers=response.headers,
         leads_to=shown_url(readable(sent.mask(response.headers.get("Location", "")))),
-        text=readable(sent.mask(body[:_LOOKED_AT_BYTES].decode(errors="replace"))),
+        text=readable(sent.mask(body[:_READ_BYTES].decode(errors="replace"))),
         retry_after_seconds=retry_after_seconds(header, now=datetime.now(tz=UTC)),
     )
 

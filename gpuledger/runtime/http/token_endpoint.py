@@ -67,9 +67,9 @@ class TokenEndpoint:
     async def fetch(self) -> BearerToken:
         """Return a new token; raises `UnavailableError` naming the endpoint and what is wrong."""
         settings, secret = self._settings, self._secret()
-        asked = {"grant_type": "client_credentials", **settings.parameters}
+        form_fields = {"grant_type": "client_credentials", **settings.parameters}
         if settings.scope:
-            asked["scope"] = settings.scope
+            form_fields["scope"] = settings.scope
         # Both are encoded as in a form before they are joined (RFC 6749, 2.3.1).
         login = f"{quote_plus(settings.client_id)}:{quote_plus(secret)}".encode()
         headers = {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
@@ -82,14 +82,14 @@ class TokenEndpoint:
         )
         try:
             async with asyncio.timeout(self._deadline_seconds):
-                form = urlencode(asked).encode()
+                form = urlencode(form_fields).encode()
                 status, body = await self._post(settings.token_url, form, headers | _FORM)
             token = self._read(status, body, sent)
         except TimeoutError as error:
             raise self._error(f"no answer within {self._deadline_seconds:g} s") from error
         except ssl.SSLCertVerificationError as error:
-            said = f"{error.verify_message}; look at {self._group}.ca_file"
-            raise self._error(said) from error
+            message = f"{error.verify_message}; look at {self._group}.ca_file"
+            raise self._error(message) from error
         except h11.RemoteProtocolError as error:
             raise self._error(f"no valid HTTP: {readable(sent.mask(str(error)))}") from error
         except UnavailableError as error:
@@ -106,7 +106,7 @@ class TokenEndpoint:
     def _read(self, status: int, body: bytes, sent: BasicCredentials) -> BearerToken:
         """Return the token of an answer; raises `ValueError` saying what it has instead."""
         if status != HTTPStatus.OK:
-            said = sent.mask(body[:_SHOWN_BYTES].decode(errors="replace"))
+            message = sent.mask(body[:_SHOWN_BYTES].decode(errors="replace"))
             group = self._group
             remedy = (
                 f"{group}.client_id, {group}.client_secret_file, {group}.scope and"
@@ -114,7 +114,7 @@ class TokenEndpoint:
                 if status in _REFUSED_CLIENT
                 else f"{group}.token_url"
             )
-            raise ValueError(f"answered {status}: {said}; look at {remedy}")
+            raise ValueError(f"answered {status}: {message}; look at {remedy}")
         try:
             found: Any = json.loads(body)
         except ValueError:
@@ -138,9 +138,9 @@ class TokenEndpoint:
         except ValueError as error:
             raise ValueError(f"answered with a token that cannot be used: {error}") from None
 
-    def _error(self, said: str) -> UnavailableError:
+    def _error(self, message: str) -> UnavailableError:
         return UnavailableError(
-            f"{self._group}.token_url {shown_url(self._settings.token_url)}: {said}"
+            f"{self._group}.token_url {shown_url(self._settings.token_url)}: {message}"
         )
 
 
@@ -160,10 +160,10 @@ async def post_form(
     )
 
 
-def _valid_for(said: object) -> float:
+def _valid_for(expires_in: object) -> float:
     """Return the seconds of `expires_in`, which some write as a text; infinite without."""
     try:
-        seconds = float(said) if isinstance(said, int | float | str) else math.inf
+        seconds = float(expires_in) if isinstance(expires_in, int | float | str) else math.inf
     except ValueError:
         return math.inf
     return math.inf if math.isnan(seconds) else seconds

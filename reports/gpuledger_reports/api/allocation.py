@@ -49,7 +49,7 @@ _COSTLESS: Final = (
     "ramEfficiency", "externalCost",
 )  # fmt: skip
 """What an allocation of OpenCost has and no GPU does."""
-_NOBODY: Final = ABSENT | {IDLE, UNUSED, UNRESPONSIVE, HOST, UNALLOCATED, NO_DATA}
+_NO_OWNER: Final = ABSENT | {IDLE, UNUSED, UNRESPONSIVE, HOST, UNALLOCATED, NO_DATA}
 """What stands for a tenant on lines of idle that nobody was given."""
 Values = Mapping[str, str]
 """A line's dimensions, by name."""
@@ -59,8 +59,8 @@ Values = Mapping[str, str]
 class _Share:
     """What somebody has in a cluster or on a node, or in all of them."""
 
-    charged: int = 0
-    held: int = 0
+    billed: int = 0
+    allocated: int = 0
     used: int = 0
     gpu_cost: Fraction = Fraction(0)
     idle_cost: Fraction = Fraction(0)
@@ -79,8 +79,8 @@ class _Share:
         theirs = other.properties or {}
         mine = theirs if self.properties is None else self.properties
         self.properties = {k: v for k, v in mine.items() if theirs.get(k) == v}
-        self.charged += other.charged
-        self.held += other.held
+        self.billed += other.billed
+        self.allocated += other.allocated
         self.used += other.used
         self.gpu_cost += other.gpu_cost
         self.idle_cost += other.idle_cost
@@ -91,7 +91,7 @@ class _Share:
 class _Name(NamedTuple):
     """Of an allocation, and whether it is asked for; what is not has its part of what is shared."""
 
-    is_asked: bool
+    is_selected: bool
     text: str
 
 
@@ -103,13 +103,13 @@ def dimensions_for(
     question: AllocationQuestion, *, find: Callable[[str], tuple[str, ...]] = dimensions_of
 ) -> tuple[str, ...]:
     """Return the dimensions of the bill that the question's answer is made of."""
-    fields = [name for asked in question.aggregate for name in find(asked)]
+    fields = [name for requested in question.aggregate for name in find(requested)]
     # The model is on every line: an allocation says which one it is of.
-    asked = ["cluster", "model", *(["node"] if question.idle_by_node else []), *fields]
+    requested = ["cluster", "model", *(["node"] if question.idle_by_node else []), *fields]
     shared = ["namespace"] if question.share_namespaces else []
     labels = [f"label:{key}" for key, _ in question.share_labels]
     filtered = [term.dimension for term in question.filters]
-    return tuple(dict.fromkeys([*asked, *shared, *labels, *filtered]))
+    return tuple(dict.fromkeys([*requested, *shared, *labels, *filtered]))
 
 
 def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[str, Any]]:
@@ -122,8 +122,8 @@ def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[s
         scope = (values["cluster"], *([values["node"]] if question.idle_by_node else []))
         if _is_nobodys(line, values, is_of_device=bill.policy.policy.is_of_device):
             # What is of tenants has a word for idle there, which is nobody's name.
-            is_asked = passes(values, question.filters, is_absent=lambda n: not is_of_device(n))
-            idle[scope, is_asked].add(_share_of(line, _scope_properties(scope)))
+            is_selected = passes(values, question.filters, is_absent=lambda n: not is_of_device(n))
+            idle[scope, is_selected].add(_share_of(line, _scope_properties(scope)))
         elif _is_shared(values, question):
             shared[_name(question, values)].add(_share_of(line, _properties(question, values)))
         else:
@@ -134,24 +134,24 @@ def allocation_set(bill: Bill, question: AllocationQuestion) -> dict[str, dict[s
     named = _fold((name, share) for (_, name), share in tenants.items())
     _share_among(named, shared, question.share_split)
     if question.has_idle or question.share_idle:
-        for (scope, is_asked), share in idle.items():
+        for (scope, is_selected), share in idle.items():
             # What was shared has left nothing; where nobody could take it, it stays.
-            if share.cost or share.charged:
-                named[_Name(is_asked, _idle_name(scope, question))].add(share)
-    return _written({name.text: share for name, share in named.items() if name.is_asked}, bill)
+            if share.cost or share.billed:
+                named[_Name(is_selected, _idle_name(scope, question))].add(share)
+    return _written({name.text: share for name, share in named.items() if name.is_selected}, bill)
 
 
 def _is_nobodys(line: BillLine, values: Values, *, is_of_device: Callable[[str], bool]) -> bool:
     """Return whether a line is idle that nobody is charged: a policy's table may name who is."""
     return line.idle_kind is not None and all(
-        value in _NOBODY for name, value in values.items() if not is_of_device(name)
+        value in _NO_OWNER for name, value in values.items() if not is_of_device(name)
     )
 
 
 def _share_of(line: BillLine, properties: dict[str, Any], *, model: str | None = None) -> _Share:
     return _Share(
-        charged=line.charged,
-        held=line.held,
+        billed=line.billed,
+        allocated=line.allocated,
         used=line.used,
         gpu_cost=line.gpu_cost + line.energy_cost,
         shared_cost=line.shared_cost,
@@ -172,37 +172,39 @@ def _is_shared(values: Values, question: AllocationQuestion) -> bool:
 
 def _name(question: AllocationQuestion, values: Values) -> _Name:
     """Return the name of the allocation that a tenant's line belongs to."""
-    text = "/".join(_part(asked, values) for asked in question.aggregate)
+    text = "/".join(_part(requested, values) for requested in question.aggregate)
     return _Name(passes(values, question.filters, is_absent=lambda _: False), text)
 
 
-def _part(asked: str, values: Values) -> str:
-    if asked in ("controller", *CONTROLLER_KINDS):
+def _part(requested: str, values: Values) -> str:
+    if requested in ("controller", *CONTROLLER_KINDS):
         kind, name = values["owner_kind"], values["owner_name"]
-        if ABSENT & {kind, name} or CONTROLLER_KINDS.get(asked, kind) != kind:
+        if ABSENT & {kind, name} or CONTROLLER_KINDS.get(requested, kind) != kind:
             return UNALLOCATED
-        return f"{kind.lower()}:{name}" if asked == "controller" else name
-    if asked == "controllerKind":
+        return f"{kind.lower()}:{name}" if requested == "controller" else name
+    if requested == "controllerKind":
         kind = values["owner_kind"]
         return UNALLOCATED if kind in ABSENT else kind.lower()
-    value = values[asked]
-    if value in _NOBODY:
+    value = values[requested]
+    if value in _NO_OWNER:
         return UNALLOCATED
-    return f"{asked.removeprefix('label:')}={value}" if asked.startswith("label:") else value
+    return (
+        f"{requested.removeprefix('label:')}={value}" if requested.startswith("label:") else value
+    )
 
 
 def _properties(question: AllocationQuestion, values: Values) -> dict[str, Any]:
     """Return what is known of an allocation, by OpenCost's names."""
     found: dict[str, Any] = {"cluster": values["cluster"]}
     labels = {}
-    for asked in question.aggregate:
-        if asked in ("controller", *CONTROLLER_KINDS):
+    for requested in question.aggregate:
+        if requested in ("controller", *CONTROLLER_KINDS):
             found |= {"controllerKind": values["owner_kind"].lower()}
             found |= {"controller": values["owner_name"]}
-        elif asked.startswith("label:"):
-            labels[asked.removeprefix("label:")] = values[asked]
-        elif asked in ("cluster", "node", "namespace", "pod"):
-            found[asked] = values[asked]
+        elif requested.startswith("label:"):
+            labels[requested.removeprefix("label:")] = values[requested]
+        elif requested in ("cluster", "node", "namespace", "pod"):
+            found[requested] = values[requested]
     kept = {name: value for name, value in found.items() if value not in (*ABSENT, None)}
     known = {name: value for name, value in labels.items() if value not in ABSENT}
     return {**kept, "labels": known} if known else kept
@@ -221,12 +223,12 @@ def _share_idle(
         scope: [share for (of, _), share in tenants.items() if of == scope] for scope, _ in idle
     }
     weights_of = {scope: _weights(takers, split) for scope, takers in by_scope.items()}
-    for (scope, is_asked), unused in idle.items():
+    for (scope, is_selected), unused in idle.items():
         weights = weights_of[scope]
         for taker, weight in zip(by_scope[scope], weights, strict=True):
             taker.idle_cost += unused.cost * weight
         if any(weights):
-            idle[scope, is_asked] = _Share(properties=unused.properties)
+            idle[scope, is_selected] = _Share(properties=unused.properties)
 
 
 def _share_among(named: dict[_Name, _Share], shared: Mapping[_Name, _Share], split: Split) -> None:
@@ -276,7 +278,7 @@ def _allocation(name: str, share: _Share, costs: Sequence[Decimal], bill: Bill) 
     gpu_cost, idle_cost, shared_cost = costs
     window = Window(bill.window.begin_us, max(bill.window.begin_us, bill.end_us))
     minutes = Fraction(window.end_us - window.begin_us, _MINUTE_US)
-    hours = Fraction(share.charged, HOUR_UNITS)
+    hours = Fraction(share.billed, HOUR_UNITS)
     efficiency = _efficiency(share)
     return {
         "name": name,
@@ -303,18 +305,20 @@ def _allocation(name: str, share: _Share, costs: Sequence[Decimal], bill: Bill) 
 
 def _efficiency(share: _Share) -> Fraction:
     """Return used time per held time; 1 for who uses what nobody gave to it, as OpenCost says."""
-    if share.held:
-        return Fraction(share.used, share.held)
+    if share.allocated:
+        return Fraction(share.used, share.allocated)
     return Fraction(1 if share.used and share.cost else 0)
 
 
 def _gpu_allocation(share: _Share, minutes: Fraction) -> dict[str, Any] | None:
     if not share.models or not minutes:
         return None
-    held, used = (Fraction(units * 60, HOUR_UNITS) / minutes for units in (share.held, share.used))
+    allocated, used = (
+        Fraction(units * 60, HOUR_UNITS) / minutes for units in (share.allocated, share.used)
+    )
     known = share.models - {UNALLOCATED}
     model = {"gpuModel": next(iter(known))} if len(share.models) == len(known) == 1 else {}
-    averages = {"gpuUsageAverage": _number(used), "gpuRequestAverage": _number(held)}
+    averages = {"gpuUsageAverage": _number(used), "gpuRequestAverage": _number(allocated)}
     # Whether others had the same GPU at the time is not on a bill.
     return {**model, "isGPUShared": None, **averages}
 

@@ -20,8 +20,8 @@ from gpuledger_reports.api.questions import (
     AllocationQuestion,
     BillQuestion,
     ExplainQuestion,
-    LookQuestion,
     Question,
+    StoreStateQuestion,
     dimensions_of,
 )
 from gpuledger_reports.presenting.explanation import explanation_of
@@ -76,9 +76,9 @@ def answer_to(question: Question, settings: AnswerSettings) -> ReportAnswer:
         # The store or the prices: nothing that whoever asks could put right.
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
     except (duckdb.OutOfMemoryException, MemoryError):
-        asked = "window" if isinstance(question, AllocationQuestion) else "period"
+        range_name = "window" if isinstance(question, AllocationQuestion) else "period"
         problem = f"takes more memory than {settings.memory_bytes} bytes; ask for less at a time"
-        return _error(HTTPStatus.BAD_REQUEST, f"{asked}: {problem}", parameter=asked)
+        return _error(HTTPStatus.BAD_REQUEST, f"{range_name}: {problem}", parameter=range_name)
 
 
 def _error(status: HTTPStatus, message: str, *, parameter: str | None = None) -> ReportAnswer:
@@ -88,7 +88,7 @@ def _error(status: HTTPStatus, message: str, *, parameter: str | None = None) ->
 def _body(question: Question, settings: AnswerSettings) -> bytes:
     read = read_policy(Path(settings.prices) if settings.prices else None)
     match question:
-        case LookQuestion():
+        case StoreStateQuestion():
             uri, options = settings.store_uri, settings.storage_options
             # Explanations show what was closed, too.
             closed = version_of(uri, BILL_LINES.name, options)
@@ -115,7 +115,7 @@ def _reader(settings: AnswerSettings, by: tuple[str, ...]) -> UsageReader:
 
 def _dimensions(field: str, policy: BillPolicy) -> tuple[str, ...]:
     # A dimension of the file's own counts as well.
-    if found := dimensions_of(field) or ((field,) if policy.knows(field) else ()):
+    if found := dimensions_of(field) or ((field,) if policy.has_dimension(field) else ()):
         return found
     known = f"controller, controllerKind, deployment, statefulset, daemonset, {dimension_names()}"
     raise ArgumentError(
@@ -184,7 +184,7 @@ def _explanation(question: ExplainQuestion, settings: AnswerSettings) -> bytes:
         "idle_kind": line.idle_kind,
         "cost": f"{line.cost:f}",
         "currency": bill.currency,
-        "billed_gpu_seconds": f"{gpu_seconds(line.charged):f}",
+        "billed_gpu_seconds": f"{gpu_seconds(line.billed):f}",
         "explanation": list(texts),
     }
     return msgspec.json.encode(content) + b"\n"

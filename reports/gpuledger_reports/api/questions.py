@@ -94,11 +94,11 @@ class ExplainQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="explain"):
     rows: int
 
 
-class LookQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
+class StoreStateQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
     """Which versions the tables have, and what the prices are: what answers depend on."""
 
 
-Question = AllocationQuestion | BillQuestion | ExplainQuestion | LookQuestion
+Question = AllocationQuestion | BillQuestion | ExplainQuestion | StoreStateQuestion
 
 
 def allocation_question(query: str, now_us: int) -> AllocationQuestion:

@@ -16,7 +16,7 @@ import msgspec
 from gpuledger.runtime.readiness import Check
 from gpuledger_reports.api.metrics import STORE_TIMESTAMP_SECONDS
 from gpuledger_reports.api.processes import Ask, LateError, ProcessEndedError
-from gpuledger_reports.api.questions import LookQuestion
+from gpuledger_reports.api.questions import StoreStateQuestion
 
 HOLDS_INTERVALS: Final = 3
 """For so many intervals what a look has found is taken to be so yet."""
@@ -48,13 +48,13 @@ class StoreState:
     async def follow(self) -> None:
         """Look until cancelled."""
         while True:
-            await self.look()
+            await self.check_store()
             await asyncio.sleep(self._interval_seconds)
 
-    async def look(self) -> None:
+    async def check_store(self) -> None:
         """Look once; where that cannot be, the pages are not ready."""
         try:
-            answer = await self._ask(LookQuestion())
+            answer = await self._ask(StoreStateQuestion())
         except (LateError, ProcessEndedError) as error:
             self._check.failed(f"the store cannot be looked at: {error}")
             return

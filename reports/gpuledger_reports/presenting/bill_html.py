@@ -61,16 +61,16 @@ _TILES: Final[Mapping[str, str]] = {
 """What a part is called where it stands alone."""
 
 
-def as_html(bill: Bill, *, closed: Sequence[ClosedLine], asked: Sequence[str]) -> str:
+def as_html(bill: Bill, *, closed: Sequence[ClosedLine], arguments: Sequence[str]) -> str:
     """Return a bill as an HTML page.
 
-    `closed` are the lines under which its period was closed, `asked` the arguments of
+    `closed` are the lines under which its period was closed, `arguments` the arguments of
     `gpuledger bill` by which `gpuledger bill explain` finds the same bill.
     """
     page = _BillPage(bill)
     # As they are, not escaped: their hashes are of these very texts.
     style, script = _asset("bill_page.css"), _asset("bill_page.js")
-    command = shlex.join(["gpuledger", "bill", "explain", "LINE", *asked])
+    command = shlex.join(["gpuledger", "bill", "explain", "LINE", *arguments])
     text = _template().render(
         bill=bill,
         page=page,

@@ -10,7 +10,7 @@ from gpuledger.errors import ArgumentError
 from gpuledger_reports.presenting.output import efficiency_text
 from gpuledger_reports.pricing.billing import Bill, BillLine, BillMaker
 from gpuledger_reports.pricing.closing import ClosedLine, taken_back
-from gpuledger_reports.pricing.lookup import Cell, CellKey, Terms
+from gpuledger_reports.pricing.lookup import Cell, CellKey, Pricing
 from gpuledger_reports.pricing.money import money_text, text_of
 from gpuledger_reports.pricing.policy import Price
 from gpuledger_reports.pricing.rates import gpu_hour_of
@@ -89,19 +89,19 @@ def revision_texts(closed: Sequence[ClosedLine], line: str, *, policy: str) -> I
 def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
     cells = [
         pair
-        for key, by_terms in bill.cells.items()
+        for key, by_pricing in bill.cells.items()
         if CellKey(key.values[: bill.shown], key.kind) == CellKey(line.values, line.idle_kind)
-        for pair in by_terms.items()
+        for pair in by_pricing.items()
     ]
     # By price, then by where: an order that the store's has no part in.
-    for terms, cell in sorted(cells, key=lambda pair: (_name(pair[0]), str(pair[0].scope))):
-        if cell.charged:
-            yield from _time_cost(bill, terms, cell)
-        if terms.rate.energy and cell.energy_millijoules:
+    for pricing, cell in sorted(cells, key=lambda pair: (_name(pair[0]), str(pair[0].scope))):
+        if cell.billed:
+            yield from _time_cost(bill, pricing, cell)
+        if pricing.rate.energy and cell.energy_millijoules:
             yield (
-                f"  energy {terms.rate.energy.name}: {cell.energy_millijoules} mJ x"
-                f" {text_of(terms.rate.per_millijoule * 3_600_000_000)} per kWh with PUE"
-                f" {terms.rate.energy.pue} = {text_of(cell.energy_cost(terms))}"
+                f"  energy {pricing.rate.energy.name}: {cell.energy_millijoules} mJ x"
+                f" {text_of(pricing.rate.per_millijoule * 3_600_000_000)} per kWh with PUE"
+                f" {pricing.rate.energy.pue} = {text_of(cell.energy_cost(pricing))}"
             )
     if line.shared_cost:
         word = (
@@ -115,16 +115,17 @@ def _arithmetic(bill: Bill, line: BillLine) -> Iterator[str]:
     yield f"  sum: {text_of(line.exact_cost)}, rounded with the other lines: {line.cost:f}"
 
 
-def _time_cost(bill: Bill, terms: Terms, cell: Cell) -> Iterator[str]:
-    hours = Fraction(cell.charged, HOUR_UNITS)
-    cluster, pool, model = terms.scope
+def _time_cost(bill: Bill, pricing: Pricing, cell: Cell) -> Iterator[str]:
+    hours = Fraction(cell.billed, HOUR_UNITS)
+    cluster, pool, model = pricing.scope
     where = ", ".join(filter(None, (model, cluster, pool and f"pool {pool}")))
-    rate = terms.rate
+    rate = pricing.rate
     product = f"{text_of(hours)} GPU h x {text_of(rate.per_gpu_hour)}"
-    yield f"  {where}: {product} = {text_of(cell.cost(terms))}"
-    held, used = Fraction(cell.held, HOUR_UNITS), Fraction(cell.used, HOUR_UNITS)
-    efficiency = f", efficiency {efficiency_text(used, held)}" if held else ""
-    yield f"    allocated {text_of(held, digits=6)} h, used {text_of(used, digits=6)} h{efficiency}"
+    yield f"  {where}: {product} = {text_of(cell.cost(pricing))}"
+    allocated, used = Fraction(cell.allocated, HOUR_UNITS), Fraction(cell.used, HOUR_UNITS)
+    efficiency = f", efficiency {efficiency_text(used, allocated)}" if allocated else ""
+    amounts = f"allocated {text_of(allocated, digits=6)} h, used {text_of(used, digits=6)} h"
+    yield f"    {amounts}{efficiency}"
     if rate.price is None:
         yield "    no row of the price book fits: it costs nothing"
         return
@@ -158,8 +159,8 @@ def _price_text(price: Price, currency: str) -> str:
     return f"{price.per_gpu_hour or Decimal(0)} {unit} per {of} h"
 
 
-def _name(terms: Terms) -> str:
-    return terms.rate.price.name if terms.rate.price else ""
+def _name(pricing: Pricing) -> str:
+    return pricing.rate.price.name if pricing.rate.price else ""
 
 
 def _usage(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Iterator[str]:
@@ -167,21 +168,21 @@ def _usage(bill: Bill, line: BillLine, maker: BillMaker, max_rows: int) -> Itera
     count, all_ns = 0, [0, 0]
     for row in maker.rows_of(bill, line):
         count += 1
-        amounts = (row.allocated_ns, 0 if row.is_holding else row.busy_ns)
+        amounts = (row.allocated_ns, 0 if row.is_allocated else row.busy_ns)
         all_ns = [total + ns for total, ns in zip(all_ns, amounts, strict=True)]
         if not max_rows or count <= max_rows:
             yield f"  {_row_text(row)}"
     if max_rows and count > max_rows:
         yield f"  and {count - max_rows} more rows; --rows 0 shows all"
-    held, used = (_seconds(ns) for ns in all_ns)
-    yield f"  all {count} rows: allocated {held} s, used {used} s of their devices"
+    allocated, used = (_seconds(ns) for ns in all_ns)
+    yield f"  all {count} rows: allocated {allocated} s, used {used} s of their devices"
 
 
 def _row_text(row: UsageRow) -> str:
     unresponsive = f" (unresponsive {_seconds(row.unresponsive_ns)})" if row.unresponsive_ns else ""
     what = (
         f"allocated {_seconds(row.allocated_ns)}{unresponsive}"
-        if row.is_holding
+        if row.is_allocated
         else f"used {_seconds(row.busy_ns)}"
     )
     return (

@@ -151,13 +151,13 @@ def _line_of(closed: ClosedLine) -> _LineOf:
 def _correction(bill: Bill, closed: ClosedLine) -> dict[str, Any]:
     """Return the row of what a later revision changed of a line: a cost, without a price."""
     line = _line_of(closed)
-    held, used = (
+    allocated, used = (
         rounded(fraction_of(seconds) / _SECONDS_PER_HOUR, digits=QUANTITY_DIGITS)
         for seconds in (closed.allocated_gpu_seconds, closed.used_gpu_seconds)
     )
     # It was stored with as many digits as any currency has.
     cost = rounded(fraction_of(closed.cost), digits=minor_digits(closed.currency))
-    part = ChargePart(cost=cost, allocated_hours=held, used_hours=used)
+    part = ChargePart(cost=cost, allocated_hours=allocated, used_hours=used)
     return _row(bill, line, part) | {
         "ChargeCategory": "Usage",
         "ChargeClass": "Correction",

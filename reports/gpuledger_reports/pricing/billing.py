@@ -19,7 +19,7 @@ from gpuledger_reports.pricing.lookup import (
     BillLookup,
     Cell,
     CellKey,
-    Terms,
+    Pricing,
     Values,
     names_suffice,
 )
@@ -49,9 +49,9 @@ class BillLine:
     id: str
     values: Values
     idle_kind: IdleKind | None
-    held: int
+    allocated: int
     used: int
-    charged: int
+    billed: int
     energy_millijoules: int
     memory_byte_ns: int
     gpu_cost: Fraction
@@ -68,7 +68,7 @@ class BillLine:
         """Whether it says anything: costs that somebody else pays are something, too."""
         return any(
             (
-                *(self.charged, self.used, self.held, self.cost),
+                *(self.billed, self.used, self.allocated, self.cost),
                 *(self.gpu_cost, self.energy_cost, self.shared_cost),
             )
         )
@@ -124,7 +124,7 @@ class Bill:
     gaps: list[tuple[str, int, str, int | None]]
     policy: ReadPolicy
     versions: dict[str, int | None]
-    cells: dict[CellKey, dict[Terms, Cell]] = field(repr=False)
+    cells: dict[CellKey, dict[Pricing, Cell]] = field(repr=False)
     shown: int
     """How many of a cell's values are of the bill's own dimensions."""
     removed_until_us: int | None = None
@@ -158,7 +158,7 @@ class BillMaker:
     def __init__(self, reader: UsageReader, read: ReadPolicy, *, by: Sequence[str]) -> None:
         policy = read.policy
         for name in by:
-            if not policy.knows(name):
+            if not policy.has_dimension(name):
                 raise ArgumentError(
                     "by", f"{name!r} is no dimension; there are {dimension_names()}"
                 )
@@ -166,8 +166,8 @@ class BillMaker:
         reader.count_slices(policy.mig_slices)
         # Rules may ask for what no line shows: cells have it, lines are summed over it.
         matches = [row.match for row in policy.budgets] + [row.match for row in policy.shared]
-        asked = [name for match in matches for name in match]
-        self._dimensions = tuple(dict.fromkeys((*self._by, *asked)))
+        conditions = [name for match in matches for name in match]
+        self._dimensions = tuple(dict.fromkeys((*self._by, *conditions)))
         self._of_basis = tuple(dict.fromkeys(n for rule in policy.basis for n in rule.match))
         self._lookup: BillLookup | None = None
 
@@ -176,14 +176,14 @@ class BillMaker:
         window: Window,
         *,
         advance: Callable[[int], None] = lambda _: None,
-        tells_days: bool = False,
+        with_days: bool = False,
     ) -> Bill:
         """Return the bill of a time; `advance` is told of each day that is done.
 
-        With `tells_days` the bill says what each day cost.
+        With `with_days` the bill says what each day cost.
         """
         daily = DailyCosts()
-        used, lookup, tally = self._tally_of(window, advance, daily if tells_days else None)
+        used, lookup, tally = self._tally_of(window, advance, daily if with_days else None)
         self._lookup = lookup
         return replace(
             self._bill(window, used, tally),
@@ -284,11 +284,11 @@ class BillMaker:
             window,
             changes=lookup.changes,
             belongs=belongs,
-            knows_pod=lookup.needs.knows_pod,
+            is_known_pod=lookup.needs.is_known_pod,
         )
         for row in rows:
             # Rows that are held alike are found together, and some of them may have no silence.
-            if line.idle_kind != "overhead" or not row.is_holding or row.unresponsive_ns > 0:
+            if line.idle_kind != "overhead" or not row.is_allocated or row.unresponsive_ns > 0:
                 yield row
 
     def _bill(self, window: Window, used: Window, tally: "BillTally") -> Bill:
@@ -367,10 +367,10 @@ class BillMaker:
 def _idle_kinds_of(row: UsageSum, basis: PartyBasis) -> set[IdleKind]:
     """Return as which kinds of idle a part of what somebody held may be charged."""
     kinds: set[IdleKind] = set()
-    if row.is_holding and row.unresponsive:
+    if row.is_allocated and row.unresponsive:
         kinds.add("overhead")
     # Held and not used is charged to the holder otherwise.
-    if row.is_holding and row.party.kind != "nobody" and basis.basis != "allocated":
+    if row.is_allocated and row.party.kind != "nobody" and basis.basis != "allocated":
         kinds.add("unused")
     return kinds
 
@@ -400,18 +400,22 @@ def _lines(
                 id=line_id(window, by, line),
                 values=line.values,
                 idle_kind=line.kind,
-                held=sum(cell.held for _, cell in cells),
+                allocated=sum(cell.allocated for _, cell in cells),
                 used=sum(cell.used for _, cell in cells),
-                charged=sum(cell.charged for _, cell in cells),
+                billed=sum(cell.billed for _, cell in cells),
                 energy_millijoules=sum(cell.energy_millijoules for _, cell in cells),
                 memory_byte_ns=sum(cell.memory_byte_ns for _, cell in cells),
-                gpu_cost=sum((cell.cost(terms) for terms, cell in cells), Fraction(0)),
-                energy_cost=sum((cell.energy_cost(terms) for terms, cell in cells), Fraction(0)),
+                gpu_cost=sum((cell.cost(pricing) for pricing, cell in cells), Fraction(0)),
+                energy_cost=sum(
+                    (cell.energy_cost(pricing) for pricing, cell in cells), Fraction(0)
+                ),
                 shared_cost=sum(
                     (shares.get(key, Fraction(0)) + extra.get(key, Fraction(0)) for key in keys),
                     Fraction(0),
                 ),
-                unused_cost=sum((_waste_cost(terms, cell) for terms, cell in cells), Fraction(0)),
+                unused_cost=sum(
+                    (_waste_cost(pricing, cell) for pricing, cell in cells), Fraction(0)
+                ),
                 cost=Decimal(0),
             )
         )
@@ -426,5 +430,5 @@ def line_id(window: Window, by: Sequence[str], key: CellKey) -> str:
     return sha256(meaning.encode()).hexdigest()[:12]
 
 
-def _waste_cost(terms: Terms, cell: Cell) -> Fraction:
-    return terms.rate.per_gpu_hour * min(cell.waste, max(0, cell.charged)) / HOUR_UNITS
+def _waste_cost(pricing: Pricing, cell: Cell) -> Fraction:
+    return pricing.rate.per_gpu_hour * min(cell.waste, max(0, cell.billed)) / HOUR_UNITS

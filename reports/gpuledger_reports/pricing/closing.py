@@ -316,7 +316,7 @@ def taken_back(closed: ClosedLine) -> BillLine:
 
 
 def _standing_line(closed: ClosedLine, amounts: dict[str, Decimal]) -> BillLine:
-    held, used, charged = (
+    allocated, used, billed = (
         int(amounts[f"{name}_gpu_seconds"] * _MILLISECONDS) * _MILLISECOND_UNITS
         for name in ("allocated", "used", "billed")
     )
@@ -324,9 +324,9 @@ def _standing_line(closed: ClosedLine, amounts: dict[str, Decimal]) -> BillLine:
         id=closed.line,
         values=closed.key.values,
         idle_kind=closed.key.kind,
-        held=held,
+        allocated=allocated,
         used=used,
-        charged=charged,
+        billed=billed,
         energy_millijoules=int(amounts["energy_kilowatt_hours"] * MILLIJOULES_PER_KILOWATT_HOUR),
         memory_byte_ns=int(amounts["memory_byte_seconds"]) * _NS_PER_SECOND,
         gpu_cost=fraction_of(amounts["gpu_cost"]),

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from gpuledger_reports.pricing.billing import Bill, BillLine
-from gpuledger_reports.pricing.lookup import Cell, CellKey, Terms
+from gpuledger_reports.pricing.lookup import Cell, CellKey, Pricing
 from gpuledger_reports.pricing.money import fraction_of, minor_digits, quantize_together, rounded
 from gpuledger_reports.pricing.rates import MILLIJOULES_PER_KILOWATT_HOUR, Rate
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
@@ -48,7 +48,7 @@ class ChargePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class _Priced(NamedTuple):
     exact_cost: Fraction
-    terms: Terms | None = None
+    pricing: Pricing | None = None
     cell: Cell | None = None
     unit: Unit | None = None
     quantity: Fraction = Fraction(0)
@@ -85,34 +85,34 @@ def decode_parts(text: str) -> list[ChargePart]:
     return msgspec.json.decode(text, type=list[ChargePart])
 
 
-def _cells_of(bill: Bill) -> dict[CellKey, dict[Terms, list[Cell]]]:
+def _cells_of(bill: Bill) -> dict[CellKey, dict[Pricing, list[Cell]]]:
     keys = {line.key for line in bill.lines}
-    cells: dict[CellKey, dict[Terms, list[Cell]]] = defaultdict(lambda: defaultdict(list))
-    for key, by_terms in bill.cells.items():
+    cells: dict[CellKey, dict[Pricing, list[Cell]]] = defaultdict(lambda: defaultdict(list))
+    for key, by_pricing in bill.cells.items():
         # Cells also have what budgets ask for; a line without any cost has no place in the bill.
         line = CellKey(key.values[: bill.shown], key.kind)
-        for terms, cell in by_terms.items() if line in keys else ():
-            cells[line][terms].append(cell)
+        for pricing, cell in by_pricing.items() if line in keys else ():
+            cells[line][pricing].append(cell)
     return cells
 
 
-def _priced(cells: Mapping[Terms, Sequence[Cell]], line: BillLine) -> Iterable[_Priced]:
-    for terms, of_terms in cells.items():
+def _priced(cells: Mapping[Pricing, Sequence[Cell]], line: BillLine) -> Iterable[_Priced]:
+    for pricing, of_pricing in cells.items():
         cell = Cell(
-            charged=sum(each.charged for each in of_terms),
-            held=sum(each.held for each in of_terms),
-            used=sum(each.used for each in of_terms),
-            energy_millijoules=sum(each.energy_millijoules for each in of_terms),
+            billed=sum(each.billed for each in of_pricing),
+            allocated=sum(each.allocated for each in of_pricing),
+            used=sum(each.used for each in of_pricing),
+            energy_millijoules=sum(each.energy_millijoules for each in of_pricing),
         )
-        rate = terms.rate
+        rate = pricing.rate
         # A line may have energy alone: of a host that used what somebody else held.
-        if cell.charged or not rate.energy:
-            hours = Fraction(cell.charged, HOUR_UNITS)
-            yield _Priced(cell.cost(terms), terms, cell, "Hours", hours, rate.per_gpu_hour)
+        if cell.billed or not rate.energy:
+            hours = Fraction(cell.billed, HOUR_UNITS)
+            yield _Priced(cell.cost(pricing), pricing, cell, "Hours", hours, rate.per_gpu_hour)
         if rate.energy and cell.energy_millijoules:
             kilowatt_hours = Fraction(cell.energy_millijoules, MILLIJOULES_PER_KILOWATT_HOUR)
             price = rate.per_millijoule * MILLIJOULES_PER_KILOWATT_HOUR
-            yield _Priced(cell.energy_cost(terms), terms, None, "kWh", kilowatt_hours, price)
+            yield _Priced(cell.energy_cost(pricing), pricing, None, "kWh", kilowatt_hours, price)
     if line.shared_cost:
         yield _Priced(line.shared_cost)
 
@@ -122,11 +122,11 @@ def _part(
     cost: Decimal,
     *,
     line: BillLine,
-    ratios: Mapping[tuple[CellKey, Terms], Decimal],
+    ratios: Mapping[tuple[CellKey, Pricing], Decimal],
 ) -> ChargePart:
-    if part.terms is None:
+    if part.pricing is None:
         return ChargePart(cost=cost)
-    rate, is_time = part.terms.rate, part.unit == "Hours"
+    rate, is_time = part.pricing.rate, part.unit == "Hours"
     row = rate.price if is_time else rate.energy
     made = ChargePart(
         cost=cost,
@@ -137,10 +137,10 @@ def _part(
         # By the row of the price book: a spot price is one, whatever the node is called.
         is_spot=bool(row and row.capacity_type == "spot"),
         mig_profile=row.mig_profile if row else None,
-        model=part.terms.scope.model,
-        allocated_hours=_quantity(Fraction(part.cell.held if part.cell else 0, HOUR_UNITS)),
+        model=part.pricing.scope.model,
+        allocated_hours=_quantity(Fraction(part.cell.allocated if part.cell else 0, HOUR_UNITS)),
         used_hours=_quantity(Fraction(part.cell.used if part.cell else 0, HOUR_UNITS)),
-        allocated_ratio=ratios[line.key, part.terms] if is_time else None,
+        allocated_ratio=ratios[line.key, part.pricing] if is_time else None,
     )
     return _in_its_currency(made, part, rate) if is_time and rate.exchange else made
 
@@ -159,20 +159,20 @@ def _in_its_currency(made: ChargePart, part: _Priced, rate: Rate) -> ChargePart:
 
 
 def _ratios(
-    bill: Bill, cells: Mapping[CellKey, Mapping[Terms, Sequence[Cell]]]
-) -> dict[tuple[CellKey, Terms], Decimal]:
+    bill: Bill, cells: Mapping[CellKey, Mapping[Pricing, Sequence[Cell]]]
+) -> dict[tuple[CellKey, Pricing], Decimal]:
     """Return the part of all devices with the same terms that each line has; they sum to 1."""
-    by_terms: dict[Terms, dict[CellKey, int]] = defaultdict(lambda: defaultdict(int))
+    by_pricing: dict[Pricing, dict[CellKey, int]] = defaultdict(lambda: defaultdict(int))
     for line in bill.lines:
-        for terms, of_terms in cells.get(line.key, {}).items():
-            by_terms[terms][line.key] += sum(cell.charged for cell in of_terms)
-    ratios: dict[tuple[CellKey, Terms], Decimal] = {}
-    for terms, charged in by_terms.items():
-        total = sum(charged.values())
+        for pricing, of_pricing in cells.get(line.key, {}).items():
+            by_pricing[pricing][line.key] += sum(cell.billed for cell in of_pricing)
+    ratios: dict[tuple[CellKey, Pricing], Decimal] = {}
+    for pricing, billed in by_pricing.items():
+        total = sum(billed.values())
         # To so many digits, and together: FOCUS wants them to sum to 1.
-        exact = [Fraction(units, total) if total else Fraction(0) for units in charged.values()]
+        exact = [Fraction(units, total) if total else Fraction(0) for units in billed.values()]
         parts = quantize_together(exact, digits=RATIO_DIGITS)
-        ratios |= {(line, terms): part for line, part in zip(charged, parts, strict=True)}
+        ratios |= {(line, pricing): part for line, part in zip(billed, parts, strict=True)}
     return ratios
 
 

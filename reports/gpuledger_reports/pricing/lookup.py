@@ -39,7 +39,7 @@ from gpuledger_reports.reading.charging_sql import HOUR_UNITS
 from gpuledger_reports.reading.parties import PartyKey
 from gpuledger_reports.reading.times import Window, begin_of, day_of
 from gpuledger_reports.reading.usage_sums import DeviceClass, Needs, PartyBasis, UsageReader
-from gpuledger_reports.reading.versions import holding_versions, version_at
+from gpuledger_reports.reading.versions import effective_versions, version_at
 
 IDLE_WORDS: Final[dict[IdleKind, str]] = {
     "idle": IDLE,
@@ -69,11 +69,11 @@ class Scope(NamedTuple):
 
 
 @dataclass(eq=False, kw_only=True)
-class Terms:
+class Pricing:
     """What devices cost that are charged alike; one object for each, compared by identity."""
 
     rate: Rate
-    board_rate: Rate
+    physical_gpu_rate: Rate
     """Of the board of which an instance is; the device's own for a whole GPU."""
     scope: Scope
     rules: dict[IdleKind, IdleRule | None]
@@ -85,21 +85,21 @@ class Terms:
 class Cell:
     """What a tenant or a kind of idle had of devices with the same terms; times in units."""
 
-    charged: int = 0
-    held: int = 0
+    billed: int = 0
+    allocated: int = 0
     used: int = 0
     waste: int = 0
     """Of what the tenant is charged: held and used by nobody."""
     energy_millijoules: int = 0
     memory_byte_ns: int = 0
 
-    def cost(self, terms: Terms) -> Fraction:
+    def cost(self, pricing: Pricing) -> Fraction:
         """Return what the charged time costs, without energy."""
-        return terms.rate.per_gpu_hour * self.charged / HOUR_UNITS
+        return pricing.rate.per_gpu_hour * self.billed / HOUR_UNITS
 
-    def energy_cost(self, terms: Terms) -> Fraction:
+    def energy_cost(self, pricing: Pricing) -> Fraction:
         """Return what the energy costs."""
-        return terms.rate.per_millijoule * self.energy_millijoules
+        return pricing.rate.per_millijoule * self.energy_millijoules
 
 
 class CellKey(NamedTuple):
@@ -125,13 +125,15 @@ class BillLookup:
     ) -> None:
         policy = read.policy
         self._book, self._policy = book, policy
-        self._nodes = {node: holding_versions(said) for node, said in reader.nodes.items()}
+        self._nodes = {
+            node: effective_versions(versions) for node, versions in reader.nodes.items()
+        }
         self.prices = PriceBook(policy)
         self.dimensions = Dimensions(dimensions, policy=policy, book=book)
         self._of_basis = Dimensions(of_basis, policy=policy, book=book)
         self._window = window
-        self._terms: dict[tuple[object, ...], Terms] = {}
-        self._found_terms: dict[tuple[DeviceClass, int], Terms] = {}
+        self._pricing: dict[tuple[object, ...], Pricing] = {}
+        self._found_pricing: dict[tuple[DeviceClass, int], Pricing] = {}
         self._found_keys: dict[tuple[DeviceClass, PartyKey, int], CellKey] = {}
         self._found_basis: dict[tuple[PartyKey, int], PartyBasis] = {}
         self._since: dict[tuple[str, str, int], int] = {}
@@ -141,12 +143,12 @@ class BillLookup:
     def changes(self) -> list[tuple[int, str, str | None]]:
         """When something changed that lines or prices depend on."""
         parts = self.dimensions.parts | self._of_basis.parts
-        looks = any(part.startswith("namespace-") for part in parts)
+        with_namespaces = any(part.startswith("namespace-") for part in parts)
         # Pods' records matter where more than names is asked of them.
         by_names = names_suffice(self.dimensions.names, self._policy)
         found = [
             change
-            for change in self._book.changes(looks_at_namespaces=looks)
+            for change in self._book.changes(with_namespaces=with_namespaces)
             if change[2] is None or not by_names
         ]
         # Labels of nodes come last, and change often: they count where something is made by them.
@@ -162,13 +164,13 @@ class BillLookup:
         """What the bill has to know of rows."""
         parts = self.dimensions.parts
         by_names = names_suffice(self.dimensions.names, self._policy)
-        tells_nodes = bool(parts & {"node", "gpu"})
+        needs_nodes = bool(parts & {"node", "gpu"})
         return Needs(
             by_names=by_names,
             names_pods=bool(parts & {"pod", "job"}),
-            class_of=self._class_of if by_names and not tells_nodes else None,
+            class_of=self._class_of if by_names and not needs_nodes else None,
             has_bases=bool(self._policy.basis),
-            knows_pod=self._book.knows,
+            is_known_pod=self._book.has_pod,
         )
 
     def _class_of(self, cluster: str, node: str, since_us: int) -> object:
@@ -208,12 +210,12 @@ class BillLookup:
             self._since[key] = earliest
         return self._since[key]
 
-    def terms_of(self, device: DeviceClass, since_us: int) -> Terms:
+    def pricing_of(self, device: DeviceClass, since_us: int) -> Pricing:
         """Return what a device costs at a time."""
         key = (device, since_us)
-        if key not in self._found_terms:
-            self._found_terms[key] = self._find_terms(device, since_us)
-        return self._found_terms[key]
+        if key not in self._found_pricing:
+            self._found_pricing[key] = self._find_pricing(device, since_us)
+        return self._found_pricing[key]
 
     def facts_of(self, device: DeviceClass, since_us: int) -> DeviceTraits:
         """Return what is known of a device, by the version of its node that was in force."""
@@ -231,36 +233,38 @@ class BillLookup:
             labels=version.labels,
         )
 
-    def _find_terms(self, device: DeviceClass, since_us: int) -> Terms:
+    def _find_pricing(self, device: DeviceClass, since_us: int) -> Pricing:
         facts, day = self.facts_of(device, since_us), day_of(since_us)
         # The board that a device is, or is a part of: idle time and time without data are the
         # board's.
-        board = facts._replace(mig_profile=None, compute_slices=None, gpu_compute_slices=None)
-        rules = {kind: self.prices.idle_rule_of(kind, board, day) for kind in IDLE_KINDS}
+        whole = facts._replace(mig_profile=None, compute_slices=None, gpu_compute_slices=None)
+        rules = {kind: self.prices.idle_rule_of(kind, whole, day) for kind in IDLE_KINDS}
         shared_rules = self.prices.shared_rules_of(facts, day)
-        rate, board_rate = self.prices.rate_of(facts, day), self.prices.rate_of(board, day)
+        rate, physical_gpu_rate = self.prices.rate_of(facts, day), self.prices.rate_of(whole, day)
         scope = Scope(facts.cluster, facts.node_pool, facts.model)
-        names = [row and row.name for row in (rate.price, board_rate.price, rate.energy)]
-        dates = [row and row.since for row in (rate.exchange, board_rate.exchange)]
-        numbers = (rate.per_gpu_hour, board_rate.per_gpu_hour, rate.per_millijoule)
+        names = [row and row.name for row in (rate.price, physical_gpu_rate.price, rate.energy)]
+        dates = [row and row.since for row in (rate.exchange, physical_gpu_rate.exchange)]
+        numbers = (rate.per_gpu_hour, physical_gpu_rate.per_gpu_hour, rate.per_millijoule)
         # Rules by what they are in memory: they have mappings, which nothing can be keyed by.
         numbers_of_rules = tuple(id(rule) for rule in (*rules.values(), *shared_rules))
         key = (*names, *dates, *numbers, scope, *numbers_of_rules)
-        return self._terms.setdefault(
+        return self._pricing.setdefault(
             key,
-            Terms(
+            Pricing(
                 rate=rate,
-                board_rate=board_rate,
+                physical_gpu_rate=physical_gpu_rate,
                 scope=scope,
                 rules=rules,
                 shared_rules=shared_rules,
             ),
         )
 
-    def key_of(self, device: DeviceClass, party: PartyKey, since_us: int, asked_us: int) -> CellKey:
+    def key_of(
+        self, device: DeviceClass, party: PartyKey, since_us: int, requested_us: int
+    ) -> CellKey:
         """Return where what a party has of a device is counted."""
         # A name without a UID means a pod in that very hour.
-        at = asked_us if party.uid is None and party.pod is not None else since_us
+        at = requested_us if party.uid is None and party.pod is not None else since_us
         key = (device, party, at)
         found = self._found_keys.get(key)
         if found is None:
@@ -280,10 +284,10 @@ class BillLookup:
         facts = self.facts_of(device, since_us)
         return self.dimensions.of_idle(word, facts, day=day_of(since_us))
 
-    def basis_of(self, party: PartyKey, asked_us: int) -> PartyBasis:
+    def basis_of(self, party: PartyKey, requested_us: int) -> PartyBasis:
         """Return by what a party is charged, and who it is."""
         is_named = party.uid is None and party.pod is not None
-        since_us = asked_us if is_named else self.since(party.cluster, party.node, asked_us)
+        since_us = requested_us if is_named else self.since(party.cluster, party.node, requested_us)
         key = (party, since_us)
         if key not in self._found_basis:
             tenant = self._book.find(party, since_us)

@@ -333,7 +333,7 @@ class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
         dimensions = {"team": ["label:team", "namespace-label:team"], **self.dimensions}
         msgspec.structs.force_setattr(self, "dimensions", dimensions)
 
-    def knows(self, dimension: str) -> bool:
+    def has_dimension(self, dimension: str) -> bool:
         """Return whether a bill can be made by this dimension."""
         return dimension in self.dimensions or is_dimension(dimension)
 
@@ -405,7 +405,7 @@ def _wrong_tables(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], s
     )
     for section, rules in sections:
         for at, each in enumerate(rules):
-            if each.by and (not policy.knows(each.by) or policy.is_of_device(each.by)):
+            if each.by and (not policy.has_dimension(each.by) or policy.is_of_device(each.by)):
                 yield (section, at, "by"), f"{each.by!r} is no dimension of tenants"
 
 
@@ -425,7 +425,7 @@ def _wrong_matches(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...], 
 
 def _wrong_match(policy: BillPolicy, section: str, dimension: str) -> str | None:
     """Return why rows of a section cannot be matched by a dimension; nothing where they can."""
-    if not policy.knows(dimension):
+    if not policy.has_dimension(dimension):
         return f"is no dimension; there are {dimension_names()}"
     if section == "teams" and dimension == "team":
         return "a team cannot be told by itself; match by another dimension"

@@ -89,10 +89,10 @@ def _of_struct(content: Mapping[Any, Any], struct: Any, path: Steps) -> Iterator
     try:
         msgspec.convert(content, struct)
     except msgspec.ValidationError as error:
-        said = str(error).partition(" - at `$")[0]
-        named = _NAMED.match(said)
+        message = str(error).partition(" - at `$")[0]
+        named = _NAMED.match(message)
         is_there = named is not None and named["field"] in content
-        yield (*path, named["field"]) if named and is_there else path, said
+        yield (*path, named["field"]) if named and is_there else path, message
 
 
 def _remedy(content: object, kinds: Sequence[Any]) -> str:
@@ -111,7 +111,7 @@ def _remedy(content: object, kinds: Sequence[Any]) -> str:
     decimal = f"{comma['whole']}.{comma['part']}" if comma else "one such as 1.5"
     of_dates = "a time" if isinstance(content, datetime) else "no day"
     is_plain = isinstance(content, int | Decimal | date)
-    said = {
+    message = {
         date: f"{shown} is {of_dates}; give a day such as 2026-10-01",
         Decimal: f"{shown} is no decimal number; write {decimal}",
         str: f"{shown} is no text; put it in quotes" if is_plain else "must be one text",
@@ -119,7 +119,9 @@ def _remedy(content: object, kinds: Sequence[Any]) -> str:
         int: f"{shown} is no whole number that may stand here; write one such as 8",
     }
     wanted = (get_origin(kind) or kind for kind in kinds)
-    return next((said[each] for each in wanted if each in said), "must be an object of fields")
+    return next(
+        (message[each] for each in wanted if each in message), "must be an object of fields"
+    )
 
 
 def _alternatives(kind: Any) -> list[Any]:  # noqa: ANN401  # a type, as annotations have it

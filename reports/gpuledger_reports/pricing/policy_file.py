@@ -22,7 +22,7 @@ MAX_VALUES: Final = 1_000_000
 DEFAULT_FILE: Final = Path(__file__).with_name("list_prices.yaml")
 _WHOLE_NUMBER: Final = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _NUMBER: Final = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-_ASKED_BY_OTHERS: Final = frozenset({("currency",), ("exchange_rates",), ("dimensions",)})
+_REQUIRED_BY_OTHERS: Final = frozenset({("currency",), ("exchange_rates",), ("dimensions",)})
 """Sections without which nothing can be said of the others."""
 
 
@@ -79,10 +79,10 @@ def parse_policy(text: str) -> BillPolicy:
     content = {} if content is None else content
     mistakes = list(mistakes_in(content, BillPolicy))
     mistakes += _between_the_right(content, mistakes)
-    told = [*lines.twice, *(f"{lines.name(path)}: {what}" for path, what in mistakes)]
-    if told:
+    messages = [*lines.twice, *(f"{lines.name(path)}: {what}" for path, what in mistakes)]
+    if messages:
         # Written above and below: `line 7: …`.
-        raise PolicyError(sorted(told, key=lambda mistake: int(mistake.split()[1].rstrip(":"))))
+        raise PolicyError(sorted(messages, key=lambda mistake: int(mistake.split()[1].rstrip(":"))))
     return msgspec.convert(content, BillPolicy)
 
 
@@ -92,7 +92,7 @@ def _between_the_right(content: Any, mistakes: Sequence[Mistake]) -> Iterator[Mi
     So that all mistakes are named at once; nothing where it cannot be told for the others.
     """
     wrong = {path[:2] for path, _ in mistakes}
-    if {path[:1] for path in wrong} & {(), *_ASKED_BY_OTHERS}:
+    if {path[:1] for path in wrong} & {(), *_REQUIRED_BY_OTHERS}:
         return
     kept: dict[str, Any] = {}
     stood: dict[Steps, Steps] = {}

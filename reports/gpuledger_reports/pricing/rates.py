@@ -123,7 +123,7 @@ class PriceBook:
         if price := _first(self._policy.prices, named, day):
             exchange = self._exchange(price.currency, day)
             amount = gpu_hour_of(price) * _factor(exchange)
-            rate = Rate(price, exchange, amount * _boards_of(price, facts))
+            rate = Rate(price, exchange, amount * _physical_gpus_of(price, facts))
         # Energy is charged beside hours, where the file has a price for it.
         if energy := _first(self._policy.energy, named, day):
             factor = _factor(self._exchange(energy.currency, day))
@@ -149,7 +149,7 @@ def _factor(exchange: ExchangeRate | None) -> Fraction:
     return fraction_of(exchange.rate) if exchange else Fraction(1)
 
 
-def _boards_of(price: Price, facts: DeviceTraits) -> Fraction:
+def _physical_gpus_of(price: Price, facts: DeviceTraits) -> Fraction:
     """Return by what a price is multiplied to be one of a whole board.
 
     A price for a MIG profile is of an instance, and time is counted in boards: in an hour of a

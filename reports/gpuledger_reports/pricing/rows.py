@@ -35,9 +35,9 @@ def row_of(bill: Bill, line: BillLine) -> dict[str, Any]:
         "line": line.id,
         **dict(zip(bill.by, line.values, strict=True)),
         "idle_kind": line.idle_kind,
-        "allocated_gpu_seconds": gpu_seconds(line.held),
+        "allocated_gpu_seconds": gpu_seconds(line.allocated),
         "used_gpu_seconds": gpu_seconds(line.used),
-        "billed_gpu_seconds": gpu_seconds(line.charged),
+        "billed_gpu_seconds": gpu_seconds(line.billed),
         "memory_byte_seconds": rounded(Fraction(line.memory_byte_ns, _BYTE_SECONDS), digits=0),
         "energy_kilowatt_hours": rounded(
             Fraction(line.energy_millijoules, MILLIJOULES_PER_KILOWATT_HOUR), digits=6

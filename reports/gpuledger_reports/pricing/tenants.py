@@ -20,7 +20,7 @@ from gpuledger_reports.pricing.rates import DeviceTraits
 from gpuledger_reports.reading.inventory import NEVER_US
 from gpuledger_reports.reading.parties import PartyKey, PartyKind, PodVersion
 from gpuledger_reports.reading.times import HOUR_US
-from gpuledger_reports.reading.versions import NamespaceVersion, holding_versions, version_at
+from gpuledger_reports.reading.versions import NamespaceVersion, effective_versions, version_at
 
 UNALLOCATED: Final = "__unallocated__"
 """Of who or what has no such value: a pod without the label, a whole GPU without a MIG profile."""
@@ -78,7 +78,9 @@ class TenantBook:
             for version in self._histories[cluster, node, uid]:
                 name = (cluster, node, version.namespace, version.pod)
                 self._named[name].add(version.uid)
-        self._namespaces = {name: holding_versions(said) for name, said in namespaces.items()}
+        self._namespaces = {
+            name: effective_versions(versions) for name, versions in namespaces.items()
+        }
 
     def find(self, key: PartyKey, since_us: int) -> Tenant:
         """Return whose a row is that begins at a time, and reaches over an hour at most."""
@@ -100,24 +102,24 @@ class TenantBook:
         # No record came of it: what its rows say has to do.
         if not history:
             return Tenant(("pod", *node, uid), "pod", key.namespace, key.pod, cluster=key.cluster)
-        told = _in_force(history, since_us)
+        current = _in_force(history, since_us)
         return Tenant(
-            identity=("pod", *node, told.uid),
+            identity=("pod", *node, current.uid),
             kind="pod",
-            namespace=told.namespace,
-            pod=told.pod,
-            owner_kind=told.owner_kind,
-            owner_name=told.owner_name,
-            labels=told.labels,
+            namespace=current.namespace,
+            pod=current.pod,
+            owner_kind=current.owner_kind,
+            owner_name=current.owner_name,
+            labels=current.labels,
             cluster=key.cluster,
-            annotations=told.annotations,
+            annotations=current.annotations,
         )
 
-    def knows(self, cluster: str, node: str, uid: str) -> bool:
+    def has_pod(self, cluster: str, node: str, uid: str) -> bool:
         """Return whether there is a record of a pod."""
         return (cluster, node, uid) in self._histories
 
-    def changes(self, *, looks_at_namespaces: bool) -> Iterator[tuple[int, str, str | None]]:
+    def changes(self, *, with_namespaces: bool) -> Iterator[tuple[int, str, str | None]]:
         """Yield when something that a bill may be made by changed: time, cluster, and node.
 
         The node is absent where a namespace changed, which pods of any node may be in.
@@ -126,15 +128,15 @@ class TenantBook:
             for before, after in pairwise(history):
                 if before.described != after.described:
                     yield after.since_us, after.cluster, after.node
-        for (cluster, _), told in self._namespaces.items() if looks_at_namespaces else ():
-            for earlier, later in pairwise(told):
+        for (cluster, _), versions in self._namespaces.items() if with_namespaces else ():
+            for earlier, later in pairwise(versions):
                 if earlier[2:] != later[2:]:
                     yield later.since_us, cluster, None
 
     def namespace_of(self, tenant: Tenant, since_us: int) -> NamespaceVersion | None:
         """Return what was said of a tenant's namespace at a time."""
-        told = self._namespaces.get((tenant.cluster or "", tenant.namespace or ""))
-        return version_at(told, since_us) if told else None
+        versions = self._namespaces.get((tenant.cluster or "", tenant.namespace or ""))
+        return version_at(versions, since_us) if versions else None
 
     def _bearer_of(self, key: PartyKey, since_us: int) -> str | None:
         """Return the UID of the newest pod of the node that had a name in an hour."""
@@ -208,16 +210,16 @@ class Dimensions:
         self, tenant: Tenant, facts: DeviceTraits, *, since_us: int, day: date
     ) -> tuple[str, ...]:
         """Return the values of a tenant's line."""
-        said = self._book.namespace_of(tenant, since_us)
+        namespace_version = self._book.namespace_of(tenant, since_us)
         # What is known of nobody still says whether the host did it.
         word = {"host": HOST, "unattributed": UNATTRIBUTED}.get(tenant.kind, UNALLOCATED)
-        look = _ValueFinder(tenant, facts, said, day, self._policy)
-        return tuple(look.value(name) or self._word(name, word) for name in self.names)
+        finder = _ValueFinder(tenant, facts, namespace_version, day, self._policy)
+        return tuple(finder.value(name) or self._word(name, word) for name in self.names)
 
     def of_idle(self, word: str, facts: DeviceTraits, *, day: date) -> tuple[str, ...]:
         """Return the values of a line of idle: what is of the tenant is the word."""
-        look = _ValueFinder(None, facts, None, day, self._policy)
-        return tuple(look.value(name) or self._word(name, word) for name in self.names)
+        finder = _ValueFinder(None, facts, None, day, self._policy)
+        return tuple(finder.value(name) or self._word(name, word) for name in self.names)
 
     def _word(self, name: str, word: str) -> str:
         return UNALLOCATED if self.is_of_device(name) else word
@@ -252,14 +254,14 @@ class _ValueFinder(NamedTuple):
     def _plain(self, name: str) -> str | None:
         prefix, colon, key = name.partition(":")
         if colon:
-            said: Mapping[str, str | None] = {
+            by_prefix: Mapping[str, str | None] = {
                 "label": self.tenant.labels if self.tenant else None,
                 "annotation": self.tenant.annotations if self.tenant else None,
                 "node-label": self.facts.labels,
                 "namespace-label": self.namespace.labels if self.namespace else None,
                 "namespace-annotation": self.namespace.annotations if self.namespace else None,
             }
-            return _decoded(said[prefix]).get(key)
+            return _decoded(by_prefix[prefix]).get(key)
         if name in self.facts._fields:
             value: str | None = getattr(self.facts, name)
             return value

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from gpuledger.errors import GpuledgerError
-from gpuledger_reports.pricing.lookup import IDLE_WORDS, BillLookup, Cell, CellKey, Scope, Terms
+from gpuledger_reports.pricing.lookup import IDLE_WORDS, BillLookup, Cell, CellKey, Pricing, Scope
 from gpuledger_reports.pricing.money import fraction_of
 from gpuledger_reports.pricing.policy import IDLE_KINDS, IdleKind, IdleRule, SharedRule
 from gpuledger_reports.pricing.tenants import SHARED, UNALLOCATED, fits_all
@@ -33,22 +33,22 @@ class DailyCosts:
 
     def __init__(self) -> None:
         self.days: list[DayCost] = []
-        self._before: dict[tuple[IdleKind | None, Terms], tuple[int, int]] = {}
+        self._before: dict[tuple[IdleKind | None, Pricing], tuple[int, int]] = {}
 
     def add(self, tally: "BillTally", begin_us: int) -> None:
         """Add the day that was added to the tally last."""
         # Only whole numbers are summed over all cells: a price comes to what a few sums grew by.
-        now: dict[tuple[IdleKind | None, Terms], tuple[int, int]] = {}
+        now: dict[tuple[IdleKind | None, Pricing], tuple[int, int]] = {}
         for key, cells in tally.cells.items():
-            for terms, cell in cells.items():
-                units, energy = now.get((key.kind, terms), (0, 0))
-                units, energy = units + cell.charged, energy + cell.energy_millijoules
-                now[key.kind, terms] = (units, energy)
+            for pricing, cell in cells.items():
+                units, energy = now.get((key.kind, pricing), (0, 0))
+                units, energy = units + cell.billed, energy + cell.energy_millijoules
+                now[key.kind, pricing] = (units, energy)
         costs: dict[IdleKind | None, Fraction] = defaultdict(Fraction)
-        for (kind, terms), (units, energy) in now.items():
-            before_units, before_energy = self._before.get((kind, terms), (0, 0))
-            grown = Cell(charged=units - before_units, energy_millijoules=energy - before_energy)
-            costs[kind] += grown.cost(terms) + grown.energy_cost(terms)
+        for (kind, pricing), (units, energy) in now.items():
+            before_units, before_energy = self._before.get((kind, pricing), (0, 0))
+            grown = Cell(billed=units - before_units, energy_millijoules=energy - before_energy)
+            costs[kind] += grown.cost(pricing) + grown.energy_cost(pricing)
         self._before = now
         in_order = {kind: costs[kind] for kind in (None, *IDLE_KINDS) if kind in costs}
         self.days.append(DayCost(begin_us=begin_us, costs=in_order))
@@ -59,11 +59,11 @@ class BillTally:
 
     def __init__(self, lookup: BillLookup) -> None:
         self._lookup = lookup
-        self.cells: dict[CellKey, dict[Terms, Cell]] = {}
+        self.cells: dict[CellKey, dict[Pricing, Cell]] = {}
         self.present = self.covered = self.excess = self.used = self.measured = 0
-        self._board_units: dict[Terms, int] = defaultdict(int)
-        self._device_units: dict[Terms, int] = defaultdict(int)
-        self._millijoules: dict[Terms, int] = defaultdict(int)
+        self._physical_units: dict[Pricing, int] = defaultdict(int)
+        self._device_units: dict[Pricing, int] = defaultdict(int)
+        self._millijoules: dict[Pricing, int] = defaultdict(int)
 
     def add(self, day: DaySums) -> None:
         """Add a day."""
@@ -71,21 +71,21 @@ class BillTally:
         for row in day.usage:
             cluster, node = row.device[:2]
             since_us = since(cluster, node, row.since_us)
-            terms = self._lookup.terms_of(row.device, since_us)
-            cell = self._party_cell(row.device, row.party, since_us, row.since_us, terms)
+            pricing = self._lookup.pricing_of(row.device, since_us)
+            cell = self._party_cell(row.device, row.party, since_us, row.since_us, pricing)
             cell.energy_millijoules += row.energy_millijoules
             cell.memory_byte_ns += row.memory_byte_ns
-            self._millijoules[terms] += row.energy_millijoules
+            self._millijoules[pricing] += row.energy_millijoules
             # Idle rows say who held, whatever was used: by them a plain hour is charged.
-            if row.is_holding:
-                cell.charged += row.held - row.unresponsive
-                self._device_units[terms] += row.held
+            if row.is_allocated:
+                cell.billed += row.allocated - row.unresponsive
+                self._device_units[pricing] += row.allocated
                 if row.unresponsive:
                     self._idle_cell(
-                        "overhead", row.device, since_us, terms
-                    ).charged += row.unresponsive
+                        "overhead", row.device, since_us, pricing
+                    ).billed += row.unresponsive
                 if row.party.kind != "nobody":
-                    cell.held += row.held
+                    cell.allocated += row.allocated
                     # What is paid for held time, and nobody used in it; by use nobody pays that.
                     basis = self._lookup.basis_of(row.party, row.since_us)
                     if basis.basis != "used":
@@ -97,57 +97,64 @@ class BillTally:
                 self.measured += row.measured_busy
         self._add_charges(day)
         # By boards, not by rows: what no tick covers has no row.
-        for row_ in day.boards:
+        for row_ in day.physical_gpus:
             since_us = since(*row_.device[:2], row_.since_us)
-            terms = self._lookup.terms_of(row_.device, since_us)
-            self._board_units[terms] += row_.present
+            pricing = self._lookup.pricing_of(row_.device, since_us)
+            self._physical_units[pricing] += row_.present
             self.present += row_.present
             self.covered += row_.covered
             self.excess += row_.excess
             if row_.present != row_.covered:
-                cell = self._idle_cell("no_data", row_.device, since_us, terms)
-                cell.charged += row_.present - row_.covered
+                cell = self._idle_cell("no_data", row_.device, since_us, pricing)
+                cell.billed += row_.present - row_.covered
 
     def _add_charges(self, day: DaySums) -> None:
         # Differences to the plain sums: an excess, or complex hours.
         for charge in day.charges:
             since_us = self._lookup.since(*charge.device[:2], charge.since_us)
-            terms = self._lookup.terms_of(charge.device, since_us)
-            self._device_units[terms] += charge.units
+            pricing = self._lookup.pricing_of(charge.device, since_us)
+            self._device_units[pricing] += charge.units
             if charge.is_unresponsive:
-                self._idle_cell("overhead", charge.device, since_us, terms).charged += charge.units
+                self._idle_cell("overhead", charge.device, since_us, pricing).billed += charge.units
             else:
                 cell = self._party_cell(
-                    charge.device, charge.party, since_us, charge.since_us, terms
+                    charge.device, charge.party, since_us, charge.since_us, pricing
                 )
-                cell.charged += charge.units
+                cell.billed += charge.units
         for idle in day.idle:
             since_us = self._lookup.since(*idle.device[:2], idle.since_us)
-            terms = self._lookup.terms_of(idle.device, since_us)
+            pricing = self._lookup.pricing_of(idle.device, since_us)
             parts: tuple[tuple[IdleKind, int], ...] = (
                 ("overhead", idle.unresponsive),
                 ("unused", idle.unused),
                 ("idle", idle.idle),
             )
             for kind, units in parts:
-                self._device_units[terms] += units
+                self._device_units[pricing] += units
                 if units:
-                    self._idle_cell(kind, idle.device, since_us, terms).charged += units
+                    self._idle_cell(kind, idle.device, since_us, pricing).billed += units
 
     def _party_cell(
-        self, device: DeviceClass, party: PartyKey, since_us: int, asked_us: int, terms: Terms
+        self,
+        device: DeviceClass,
+        party: PartyKey,
+        since_us: int,
+        requested_us: int,
+        pricing: Pricing,
     ) -> Cell:
-        return self._cell(self._lookup.key_of(device, party, since_us, asked_us), terms)
+        return self._cell(self._lookup.key_of(device, party, since_us, requested_us), pricing)
 
-    def _idle_cell(self, kind: IdleKind, device: DeviceClass, since_us: int, terms: Terms) -> Cell:
+    def _idle_cell(
+        self, kind: IdleKind, device: DeviceClass, since_us: int, pricing: Pricing
+    ) -> Cell:
         values = self._lookup.idle_values(IDLE_WORDS[kind], device, since_us)
-        return self._cell(CellKey(values, kind), terms)
+        return self._cell(CellKey(values, kind), pricing)
 
-    def _cell(self, key: CellKey, terms: Terms) -> Cell:
-        by_terms = self.cells.setdefault(key, {})
-        cell = by_terms.get(terms)
+    def _cell(self, key: CellKey, pricing: Pricing) -> Cell:
+        by_pricing = self.cells.setdefault(key, {})
+        cell = by_pricing.get(pricing)
         if cell is None:
-            cell = by_terms[terms] = Cell()
+            cell = by_pricing[pricing] = Cell()
         return cell
 
     @property
@@ -158,43 +165,43 @@ class BillTally:
         """
         found: dict[str, int] = defaultdict(int)
         for cells in self.cells.values():
-            for terms, cell in cells.items():
-                if terms.rate.price is None:
-                    found[terms.scope.model or UNALLOCATED] += cell.charged
+            for pricing, cell in cells.items():
+                if pricing.rate.price is None:
+                    found[pricing.scope.model or UNALLOCATED] += cell.billed
         return {model: units for model, units in sorted(found.items()) if units}
 
     def check_balance(self) -> None:
         """Raise `UnbalancedBillError` where lines have other time than the boards had."""
         # Rows and boards are summed by different queries: what one has lost would show here.
-        charged = sum(cell.charged for cells in self.cells.values() for cell in cells.values())
-        if charged != self.present:
-            raise UnbalancedBillError(f"{charged} units are charged, the boards had {self.present}")
+        billed = sum(cell.billed for cells in self.cells.values() for cell in cells.values())
+        if billed != self.present:
+            raise UnbalancedBillError(f"{billed} units are charged, the boards had {self.present}")
 
     def asset_cost(self) -> Fraction:
         """Return what all boards cost, whoever had them: by their time, and not by the lines."""
-        boards = sum(
-            (terms.rate.per_gpu_hour * units for terms, units in self._board_units.items()),
+        physical_gpus = sum(
+            (pricing.rate.per_gpu_hour * units for pricing, units in self._physical_units.items()),
             Fraction(0),
         )
         # An instance with a price of its own costs that instead of its part of the board.
         instances = sum(
             (
-                (terms.rate.per_gpu_hour - terms.board_rate.per_gpu_hour) * units
-                for terms, units in self._device_units.items()
+                (pricing.rate.per_gpu_hour - pricing.physical_gpu_rate.per_gpu_hour) * units
+                for pricing, units in self._device_units.items()
             ),
             Fraction(0),
         )
         energy = sum(
-            (terms.rate.per_millijoule * mj for terms, mj in self._millijoules.items()),
+            (pricing.rate.per_millijoule * mj for pricing, mj in self._millijoules.items()),
             Fraction(0),
         )
-        return (boards + instances) / HOUR_UNITS + energy
+        return (physical_gpus + instances) / HOUR_UNITS + energy
 
     def cost_of(self, key: CellKey) -> Fraction:
         """Return what the cells of a key cost, before anything is shared."""
         found = self.cells.get(key, {}).items()
         return sum(
-            (cell.cost(terms) + cell.energy_cost(terms) for terms, cell in found), Fraction(0)
+            (cell.cost(pricing) + cell.energy_cost(pricing) for pricing, cell in found), Fraction(0)
         )
 
     def shares(self, *, shown: int) -> tuple[dict[CellKey, Fraction], dict[CellKey, Fraction]]:
@@ -208,15 +215,15 @@ class BillTally:
         takers: dict[tuple[str | None, ...], dict[CellKey, list[Cell]]] = defaultdict(dict)
         # What is to be shared is gathered by who shares it: one rule, and alike GPUs.
         for key, cells in self.cells.items():
-            for terms, cell in cells.items():
-                rule = self._rule_of(key, terms)
+            for pricing, cell in cells.items():
+                rule = self._rule_of(key, pricing)
                 if rule is None:
                     if key.kind is None:
-                        takers[terms.scope].setdefault(key, []).append(cell)
+                        takers[pricing.scope].setdefault(key, []).append(cell)
                     continue
                 rules[id(rule)] = rule
-                cost = cell.cost(terms) + cell.energy_cost(terms)
-                pools.setdefault((terms.scope, id(rule)), []).append((key, cost))
+                cost = cell.cost(pricing) + cell.energy_cost(pricing)
+                pools.setdefault((pricing.scope, id(rule)), []).append((key, cost))
         added: dict[CellKey, Fraction] = defaultdict(Fraction)
         extra: dict[CellKey, Fraction] = defaultdict(Fraction)
         for (scope, number), given in pools.items():
@@ -235,14 +242,14 @@ class BillTally:
                     added[key] -= cost
         return dict(added), dict(extra)
 
-    def _rule_of(self, key: CellKey, terms: Terms) -> IdleRule | SharedRule | None:
+    def _rule_of(self, key: CellKey, pricing: Pricing) -> IdleRule | SharedRule | None:
         """Return by what a cell's cost is shared; nothing where it is on its own line."""
         names = self._lookup.dimensions.names
         rule: IdleRule | SharedRule | None
         if key.kind:
-            rule = terms.rules[key.kind]
+            rule = pricing.rules[key.kind]
         else:
-            fitting = (r for r in terms.shared_rules if fits_all(r.match, names, key.values))
+            fitting = (r for r in pricing.shared_rules if fits_all(r.match, names, key.values))
             rule = next(fitting, None)
         return None if rule is None or rule.share == "own_line" else rule
 
@@ -290,7 +297,7 @@ def _taken(
     else:
         weights = {
             key: Fraction(
-                sum(cell.held if rule.share == "allocated" else cell.used for cell in cells)
+                sum(cell.allocated if rule.share == "allocated" else cell.used for cell in cells)
             )
             for key, cells in takers.items()
         }

@@ -51,16 +51,16 @@ _LONGEST_NS: Final = 1000 * HOUR_US * 1000
 and all that is more says nothing."""
 
 FACTOR: Final = (
-    f"CASE WHEN board_slices > 0 AND {UNITS} % board_slices = 0"
-    f" THEN coalesce(slices, 0) * ({UNITS} // board_slices)"
-    f" WHEN board_slices IS NULL AND parent_uuid IS NULL THEN {UNITS} ELSE 0 END"
+    f"CASE WHEN gpu_slices > 0 AND {UNITS} % gpu_slices = 0"
+    f" THEN coalesce(slices, 0) * ({UNITS} // gpu_slices)"
+    f" WHEN gpu_slices IS NULL AND parent_uuid IS NULL THEN {UNITS} ELSE 0 END"
 )
 """Units of a nanosecond of a device. Of an instance without known slices nobody knows."""
 
 COLUMNS: Final = """
     cluster, node, gpu_uuid, model, parent_uuid, mig_profile,
-    compute_slices AS slices, gpu_compute_slices AS board_slices,
-    category = 'idle' AS is_holding,
+    compute_slices AS slices, gpu_compute_slices AS gpu_slices,
+    category = 'idle' AS is_allocated,
     CASE category WHEN 'idle' THEN
             CASE WHEN allocated_state IS NOT NULL THEN 'pod'
                 WHEN allocated_job_id IS NOT NULL THEN 'job' ELSE 'nobody' END
@@ -88,7 +88,7 @@ def rows_sql(relation: str, *, period: str, slices: str) -> str:
         f"{slices}_slices AS compute_slices",
         f"gpu_{slices}_slices AS gpu_compute_slices",
     )
-    as_slices = f"{slices}_slices AS slices, gpu_{slices}_slices AS board_slices"
+    as_slices = f"{slices}_slices AS slices, gpu_{slices}_slices AS gpu_slices"
     return (
         f"SELECT * REPLACE ({', '.join(counted)}), {as_slices}, {hour} AS hour_us FROM {relation}"  # noqa: S608  # quoted files
     )
@@ -185,7 +185,7 @@ class Detail(NamedTuple):
     def device(self, *, node: str, since_us: str) -> str:
         """Return the SQL of the columns of `DeviceRow`."""
         return (
-            f"cluster, {node} AS node, model, mig_profile, slices, board_slices,"
+            f"cluster, {node} AS node, model, mig_profile, slices, gpu_slices,"
             f" {self.gpu} AS gpu, {since_us} AS since_us"
         )
 
@@ -198,7 +198,7 @@ class DeviceRow(msgspec.Struct, frozen=True, gc=False):
     model: str | None
     mig_profile: str | None
     slices: int | None
-    board_slices: int | None
+    gpu_slices: int | None
     gpu: str | None
     since_us: int
 
@@ -206,7 +206,7 @@ class DeviceRow(msgspec.Struct, frozen=True, gc=False):
 DEVICES: Final = f"""
 CREATE OR REPLACE TEMP TABLE devices AS
 WITH seen AS (
-    SELECT cluster, node, gpu_uuid, parent_uuid, model, mig_profile, slices, board_slices
+    SELECT cluster, node, gpu_uuid, parent_uuid, model, mig_profile, slices, gpu_slices
     FROM usage_rows GROUP BY ALL
 ), boards AS (
     SELECT cluster, node, coalesce(parent_uuid, gpu_uuid) AS board,
@@ -223,7 +223,7 @@ WITH seen AS (
     FROM stays GROUP BY cluster, node, board
 )
 SELECT row_number() OVER (
-        ORDER BY seen.cluster, seen.node, gpu_uuid, mig_profile, slices, board_slices, seen.model
+        ORDER BY seen.cluster, seen.node, gpu_uuid, mig_profile, slices, gpu_slices, seen.model
     )::INTEGER AS device,
     seen.*, class_node, {FACTOR} AS factor, board_id,
     coalesce(stayed.model, boards.model) AS board_model, coalesce(changes, false) AS changes_model,
@@ -239,7 +239,7 @@ OTHER_MODELS: Final = (
     "SELECT count(*) FROM devices WHERE changes_model OR model IS DISTINCT FROM board_model"
 )
 """How many devices have rows that do not say the model that their board has by the inventory."""
-BOARD_MODELS: Final = f"""
+GPU_MODELS: Final = f"""
 CREATE OR REPLACE TEMP TABLE board_models AS
 WITH named AS (
     SELECT DISTINCT cluster, node, board, board_model FROM devices
@@ -282,7 +282,7 @@ BY_ALL: Final = BY_UUID + "".join(
         "model",
         "mig_profile",
         "slices",
-        "board_slices",
+        "gpu_slices",
     )
 )
 
@@ -302,7 +302,7 @@ WITH summed AS (
     FROM usage_rows AS each JOIN devices ON {same_device}
     GROUP BY device, hour_us
 ), partitioned AS (
-    SELECT board_id, hour_us, sum(allocated_ns * factor) AS held
+    SELECT board_id, hour_us, sum(allocated_ns * factor) AS allocated
     FROM summed JOIN devices USING (device) WHERE is_partitioned GROUP BY ALL
 ), partly AS (
     -- Of boards that came or went in the day: for how long they were there in each hour.
@@ -316,7 +316,7 @@ WITH summed AS (
     GROUP BY ALL
 ), placed AS (
     SELECT summed.*, board_id, is_partitioned, is_known,
-        coalesce(partitioned.held, allocated_ns * factor) AS covered,
+        coalesce(partitioned.allocated, allocated_ns * factor) AS covered,
         CASE WHEN is_present_all_day OR NOT is_known
             THEN (least(hour_us + {HOUR_US}, $end_us) - greatest(hour_us, $begin_us))::HUGEINT
                 * {1000 * UNITS}
@@ -326,7 +326,7 @@ WITH summed AS (
 )
 SELECT device, hour_us, board_id, is_partitioned, is_known, covered,
     CASE WHEN is_known THEN present ELSE least(present, covered) END AS present,
-    -- What is held of a whole GPU that answers is scaled down to its time, and that is all.
+    -- What is allocated of a whole GPU that answers is scaled down to its time, and that is all.
     flags & {FREE_FLAG | USED_FLAG} = {FREE_FLAG | USED_FLAG}
         OR (covered > present AND (flags & {UNRESPONSIVE_FLAG} <> 0 OR is_partitioned))
         OR covered > {_LONGEST_NS * UNITS} AS is_complex,
@@ -344,7 +344,7 @@ FROM (
     SELECT DISTINCT device, hour_us
     FROM (
         SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES}, {detail.since} AS since_us
-        FROM usage_rows WHERE is_holding
+        FROM usage_rows WHERE is_allocated
     ) AS each
     JOIN devices ON {same_device} JOIN parties ON {_SAME_PARTY}
     WHERE basis <> 'allocated'
@@ -385,8 +385,8 @@ GROUP BY ALL
 
 
 WANTED: Final = (
-    "cluster", "node", "model", "mig_profile", "slices", "board_slices", "gpu", "since_us",
-    "kind", "uid", "named_namespace", "named_pod", "job", "is_holding",
+    "cluster", "node", "model", "mig_profile", "slices", "gpu_slices", "gpu", "since_us",
+    "kind", "uid", "named_namespace", "named_pod", "job", "is_allocated",
 )  # fmt: skip
 """What tells the rows of a sum."""
 
@@ -396,7 +396,7 @@ def rows_in_sql(*, since: str, gpu: str) -> str:
     same = " AND ".join(f"each.{key} IS NOT DISTINCT FROM wanted.{key}" for key in WANTED)
     return f"""
 SELECT hour_us, each.node, gpu_uuid, pod, coalesce(allocated_ns, 0), coalesce(unresponsive_ns, 0),
-    coalesce(busy_ns, 0), each.is_holding, kafka_partition, first_offset, last_offset
+    coalesce(busy_ns, 0), each.is_allocated, kafka_partition, first_offset, last_offset
 FROM (
     SELECT *, {gpu} AS gpu, coalesce({NAMED_US}, {since}) AS since_us, {PARTY_NAMES}
     FROM usage_rows
@@ -412,7 +412,7 @@ def rows_of_hours(condition: str, *, same_device: str, of: str = "usage_rows") -
     board in the hour, for which that was `present`.
     """
     return f"""(
-    SELECT each.*, device, covered, present, coalesce(allocated_ns, 0) * factor AS held
+    SELECT each.*, device, covered, present, coalesce(allocated_ns, 0) * factor AS allocated
     FROM {of} AS each JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us)
     WHERE {condition}
 )"""  # noqa: S608  # our own names
@@ -446,9 +446,10 @@ WITH parted AS (
     SELECT device, board_id, hour_us, covered, present, coalesce(party, 0) AS party,
         any_value(coalesce(basis, 'allocated')) AS basis, any_value(coalesce(weight, 0)) AS weight,
         any_value(coalesce(weight_of, 1)) AS weight_of,
-        {_bounded("sum(allocated_ns)")} * any_value(factor) AS held,
+        {_bounded("sum(allocated_ns)")} * any_value(factor) AS allocated,
         {_bounded("sum(unresponsive_ns)")} * any_value(factor) AS unresponsive,
-        greatest(0, {_bounded("sum(busy_ns) FILTER (NOT is_holding)")}) * any_value(factor) AS used
+        greatest(0, {_bounded("sum(busy_ns) FILTER (NOT is_allocated)")}) * any_value(factor)
+            AS used
     FROM (
         SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES}, {detail.since} AS since_us
         FROM usage_rows
@@ -457,17 +458,17 @@ WITH parted AS (
     LEFT JOIN parties ON {_SAME_PARTY}
     WHERE is_complex GROUP BY ALL
 ), bounded AS (
-    SELECT * REPLACE (sum(held) OVER (PARTITION BY {hour}) AS covered) FROM parted
+    SELECT * REPLACE (sum(allocated) OVER (PARTITION BY {hour}) AS covered) FROM parted
 ), fitted AS (
     SELECT * REPLACE (
-        {scaled("held", "present", "covered", hour, "device, party")} AS held,
+        {scaled("allocated", "present", "covered", hour, "device, party")} AS allocated,
         CASE WHEN covered > present THEN unresponsive * present // covered ELSE unresponsive END
             AS unresponsive,
         CASE WHEN covered > present THEN used * present // covered ELSE used END AS used
     ) FROM bounded
 ), usable AS (
-    SELECT *, least(unresponsive, held) AS unresponsive_part,
-        held - least(unresponsive, held) AS answering
+    SELECT *, least(unresponsive, allocated) AS unresponsive_part,
+        allocated - least(unresponsive, allocated) AS answering
     FROM fitted
 ), requested AS (
     SELECT *,
@@ -489,9 +490,9 @@ WITH parted AS (
         sum(claim + grant_) OVER (PARTITION BY {device_hour}) AS all_due
     FROM granted
 )
-SELECT device, hour_us, party, unresponsive_part, answering, all_answering - free AS all_held,
-    {scaled("due", "all_answering", "all_due", device_hour, "party")} AS charged,
-    answering > 0 AND party <> 0 AS is_holder
+SELECT device, hour_us, party, unresponsive_part, answering, all_answering - free AS all_allocated,
+    {scaled("due", "all_answering", "all_due", device_hour, "party")} AS billed,
+    answering > 0 AND party <> 0 AS has_allocation
 FROM claimed
 """  # noqa: S608  # our own names
 
@@ -506,8 +507,8 @@ class ComplexPartyRow(DeviceRow, frozen=True, gc=False):
 def complex_parties_sql(detail: Detail) -> str:
     """Return the SQL of what parties are charged of complex hours, by device class and time."""
     return f"""
-SELECT {detail.device(node="class_node", since_us=detail.since)}, party, sum(charged) AS units
-FROM complex_charges JOIN devices USING (device) WHERE party <> 0 AND charged <> 0
+SELECT {detail.device(node="class_node", since_us=detail.since)}, party, sum(billed) AS units
+FROM complex_charges JOIN devices USING (device) WHERE party <> 0 AND billed <> 0
 GROUP BY ALL
 """  # noqa: S608  # our own names
 
@@ -526,13 +527,14 @@ def complex_idle_sql(detail: Detail) -> str:
     return f"""
 WITH by_hour AS (
     SELECT device, hour_us, sum(unresponsive_part) AS unresponsive,
-        sum(answering) - sum(charged) AS left_over,
-        greatest(0, any_value(all_held) - sum(CASE WHEN is_holder THEN charged ELSE 0 END)) AS held
+        sum(answering) - sum(billed) AS left_over,
+        greatest(0, any_value(all_allocated)
+            - sum(CASE WHEN has_allocation THEN billed ELSE 0 END)) AS allocated
     FROM complex_charges GROUP BY device, hour_us
 )
 SELECT {detail.device(node="class_node", since_us=detail.since)},
-    sum(unresponsive) AS unresponsive, sum(least(left_over, held)) AS unused,
-    sum(left_over - least(left_over, held)) AS idle
+    sum(unresponsive) AS unresponsive, sum(least(left_over, allocated)) AS unused,
+    sum(left_over - least(left_over, allocated)) AS idle
 FROM by_hour JOIN devices USING (device)
 GROUP BY ALL
 """  # noqa: S608  # our own names

@@ -57,9 +57,9 @@ def stays_of(
     for row in rows:
         node = (row.cluster, row.node)
         since_us = max(row.since_us, earliest.get(node, row.since_us))
-        boards = versions[node].setdefault((since_us, row.kafka_offset), {})
+        physical_gpus = versions[node].setdefault((since_us, row.kafka_offset), {})
         if row.gpu_uuid is not None:
-            boards[row.gpu_uuid] = row.model
+            physical_gpus[row.gpu_uuid] = row.model
     stays = (
         stay
         for node, inventory in versions.items()
@@ -68,8 +68,8 @@ def stays_of(
     ordered = sorted(stays, key=lambda stay: (stay.node, stay.board, stay.begin_us))
     return [
         stay
-        for _, of_board in groupby(ordered, key=lambda stay: (stay.node, stay.board))
-        for stay in _with_one_model_an_hour(_with_models(list(of_board)))
+        for _, of_physical_gpu in groupby(ordered, key=lambda stay: (stay.node, stay.board))
+        for stay in _with_one_model_an_hour(_with_models(list(of_physical_gpu)))
     ]
 
 
@@ -109,14 +109,14 @@ def _stays_in(
     deletions: Sequence[tuple[int, int]],
 ) -> Iterator[Stay]:
     open_since: dict[str, tuple[int, str | None]] = {}
-    for (since, _), boards in sorted(inventory.items(), key=lambda version: version[0]):
+    for (since, _), physical_gpus in sorted(inventory.items(), key=lambda version: version[0]):
         # A version has all boards of its node: what it does not name is gone. One that has another
         # name from then on costs what that costs.
         for board, (begin, model) in list(open_since.items()):
-            if board not in boards or boards[board] not in (model, None):
+            if board not in physical_gpus or physical_gpus[board] not in (model, None):
                 del open_since[board]
                 yield from _alive(Stay(node, board, model, begin, since), deletions)
-        for board, model in boards.items():
+        for board, model in physical_gpus.items():
             open_since.setdefault(board, (since, model))
     for board, (begin, model) in open_since.items():
         yield from _alive(Stay(node, board, model, begin, NEVER_US), deletions)

@@ -20,9 +20,9 @@ from gpuledger_reports.reading.charging_sql import (
     scaled,
 )
 from gpuledger_reports.reading.parties import PartyKind
-from gpuledger_reports.reading.pods_sql import UNTOLD_ROWS
+from gpuledger_reports.reading.pods_sql import UNNAMED_POD_ROWS
 
-UNTOLD: Final = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
+UNNAMED_PODS: Final = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
 """Of `usage_parts`: rows of pods of which the name is not known, or not enough."""
 UNNAMED: Final = "kind = 'pod' AND uid IS NOT NULL AND namespace IS NULL"
 """Of `usage_parts`: rows of pods that are known by their UID alone."""
@@ -33,18 +33,18 @@ def parts_sql(detail: Detail) -> str:
     """Return the SQL that makes `usage_parts`: the rows of a day, summed.
 
     Columns by which the bill tells nothing apart are null. Where names are enough, rows of pods
-    that nobody named yet are not told apart either: `UNTOLD` finds them.
+    that nobody named yet are not told apart either: `UNNAMED_PODS` finds them.
     """
-    rows = _parts(detail, _told_by(detail) if detail.by_names else _ALL_NAMES)
+    rows = _parts(detail, _name_columns(detail) if detail.by_names else _ALL_NAMES)
     return f"CREATE OR REPLACE TEMP TABLE usage_parts AS {rows}"
 
 
-def add_untold_sql(detail: Detail) -> str:
-    """Return the SQL that adds the rows of `UNTOLD` with all that tells them apart."""
-    return f"INSERT INTO usage_parts {_parts(detail, _ALL_NAMES, rows=UNTOLD_ROWS)}"
+def add_unnamed_sql(detail: Detail) -> str:
+    """Return the SQL that adds the rows of `UNNAMED_PODS` with all that tells them apart."""
+    return f"INSERT INTO usage_parts {_parts(detail, _ALL_NAMES, rows=UNNAMED_POD_ROWS)}"
 
 
-def _told_by(detail: Detail) -> str:
+def _name_columns(detail: Detail) -> str:
     nothing = "NULL::VARCHAR AS {}".format
     uids = [nothing("pod_uid"), nothing("allocated_uid")]
     if detail.names_pods:
@@ -68,7 +68,7 @@ def _parts(
     detail: Detail, names: str, *, of: str = "usage_raw", rows: str = "true", also: str = ""
 ) -> str:
     hour = "hour_us" if detail.by_hour else "NULL::BIGINT AS hour_us"
-    if names != _told_by(detail) and not detail.by_hour:
+    if names != _name_columns(detail) and not detail.by_hour:
         # A name without a UID is a pod's of its hour alone.
         hour = (
             "CASE WHEN pod_uid IS NULL AND pod IS NOT NULL"
@@ -106,7 +106,7 @@ class DevicePartyRow(DeviceRow, frozen=True, gc=False):
 class SumRow(DevicePartyRow, frozen=True, gc=False):
     """A row of `sums_sql`."""
 
-    is_holding: bool
+    is_allocated: bool
     factor: int
     allocated_ns: int
     unresponsive_ns: int
@@ -119,7 +119,7 @@ class SumRow(DevicePartyRow, frozen=True, gc=False):
 def sums_sql(rows: str, detail: Detail) -> str:
     """Return the SQL of sums over rows, by device class, time and party."""
     return f"""
-SELECT {detail.device(node=detail.node, since_us=detail.since_us)}, {detail.party}, is_holding,
+SELECT {detail.device(node=detail.node, since_us=detail.since_us)}, {detail.party}, is_allocated,
     ({FACTOR})::HUGEINT AS factor,
     {", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in _SUMMED)}
 FROM {rows} JOIN node_classes USING (cluster, node)
@@ -188,13 +188,13 @@ def excess_sql(detail: Detail, *, same_device: str) -> str:
         rows_of_hours(f"{condition} AND {which}", same_device=same_device, of="usage_raw")
         for which in ("NOT is_shared", "is_shared")
     )
-    fitted = scaled("held", "present", "covered", "device, hour_us", _IN_ORDER)
+    fitted = scaled("allocated", "present", "covered", "device, hour_us", _IN_ORDER)
     # Users stand in other rows than holders: what nobody reads is not sorted along.
     users = ("pod_uid", "pod_state", "namespace", "pod", "job_id")
     row = f"* REPLACE ({', '.join(f'NULL::VARCHAR AS {name}' for name in users)})"
     rows = f"""(
     SELECT {row}, covered - present AS excess FROM {alone}
-    UNION ALL SELECT {row}, held - ({fitted}) AS excess FROM {shared}
+    UNION ALL SELECT {row}, allocated - ({fitted}) AS excess FROM {shared}
 )"""  # noqa: S608  # our own names
     parts = _parts(detail, _ALL_NAMES, of=rows, also="excess")
     return f"""

@@ -14,7 +14,7 @@ UNPLACED: Final = (
 """Of `usage_raw` as `each`: rows of a container of which nobody knew the pod yet."""
 
 
-UNTOLD_ROWS: Final = (
+UNNAMED_POD_ROWS: Final = (
     "category = 'pod' AND pod_state IS DISTINCT FROM 'known'"
     " OR category = 'idle' AND allocated_state <> 'known'"
 )
@@ -46,7 +46,7 @@ def pod_versions_sql(pods: str, uids: str) -> str:
     # In the order that `tenants` has them in.
     digits = "CASE WHEN regexp_full_match(resource_version, '[0-9]+') THEN resource_version END"
     number = f"coalesce(try_cast({digits} AS HUGEINT), 0)"
-    said = "(namespace, pod, owner_kind, owner_name, labels, created_us, annotations)"
+    named_columns = "(namespace, pod, owner_kind, owner_name, labels, created_us, annotations)"
     return f"""
 WITH versions AS (
     SELECT cluster, node, pod_uid, epoch_us(in_force_from) AS since_us, namespace, pod, owner_kind,
@@ -59,7 +59,8 @@ SELECT * REPLACE (max(deleted_us) OVER (PARTITION BY cluster, node, pod_uid) AS 
 FROM versions
 WINDOW history AS (PARTITION BY cluster, node, pod_uid ORDER BY {number}, kafka_offset)
 QUALIFY config_hash IS NOT NULL OR lag(config_hash) OVER history IS NOT NULL
-    OR {said} IS DISTINCT FROM lag({said}) OVER history OR since_us < lag(since_us) OVER history
+    OR {named_columns} IS DISTINCT FROM lag({named_columns}) OVER history
+    OR since_us < lag(since_us) OVER history
 ORDER BY ALL
 """  # noqa: S608  # quoted files
 
@@ -73,26 +74,26 @@ def gone_pods_sql(rows: Iterable[str]) -> str:
     return _pods_named_sql("ids", named, "WHERE is_gone")
 
 
-def untold_rows_sql(rows: Iterable[str]) -> str:
-    """Return the SQL that makes `untold_rows`: what is said of pods by rows without their names."""
-    said = (
+def unnamed_rows_sql(rows: Iterable[str]) -> str:
+    """Return the SQL that makes `unnamed_rows`: what rows without their names contain of pods."""
+    named_columns = (
         "pod_uid, allocated_uid, container_id, namespace, pod, allocated_namespace, allocated_pod"
     )
     parts = " UNION ALL ".join(
-        f"SELECT {said} FROM ({each}) WHERE {UNTOLD_ROWS}"  # noqa: S608  # quoted files
+        f"SELECT {named_columns} FROM ({each}) WHERE {UNNAMED_POD_ROWS}"  # noqa: S608  # quoted files
         for each in rows
     )
-    return f"CREATE OR REPLACE TEMP TABLE untold_rows AS SELECT DISTINCT * FROM ({parts})"  # noqa: S608  # as above
+    return f"CREATE OR REPLACE TEMP TABLE unnamed_rows AS SELECT DISTINCT * FROM ({parts})"  # noqa: S608  # as above
 
 
 _IDS: Final = ("pod_uid", "allocated_uid", "container_id")
 _FULL_NAMES: Final = ("namespace || '/' || pod", "allocated_namespace || '/' || allocated_pod")
 
 
-def untold_pods_sql() -> str:
-    """Return the SQL of the pods of `pod_spans` that `untold_rows` may mean."""
-    by_id = _pods_named_sql("ids", _names_sql(_IDS, "untold_rows"))
-    return f"{by_id} UNION {_pods_named_sql('full_names', _names_sql(_FULL_NAMES, 'untold_rows'))}"
+def unnamed_pods_sql() -> str:
+    """Return the SQL of the pods of `pod_spans` that `unnamed_rows` may mean."""
+    by_id = _pods_named_sql("ids", _names_sql(_IDS, "unnamed_rows"))
+    return f"{by_id} UNION {_pods_named_sql('full_names', _names_sql(_FULL_NAMES, 'unnamed_rows'))}"
 
 
 def _names_sql(columns: Sequence[str], rows: str) -> str:
@@ -129,7 +130,7 @@ FROM ({rows}) AS each LEFT JOIN containers AS placed ON placed.cluster = each.cl
 
 def row_names_sql(rows: Iterable[str]) -> str:
     """Return the SQL that makes `row_names`: what rows call the pods of `unnamed`."""
-    said = " UNION ALL ".join(
+    named_columns = " UNION ALL ".join(
         f"SELECT cluster, node, {uid} AS uid, {namespace} AS namespace, {pod} AS pod FROM {each}"  # noqa: S608  # quoted files
         for each in rows
         for uid, namespace, pod in (
@@ -140,7 +141,7 @@ def row_names_sql(rows: Iterable[str]) -> str:
     return f"""
 CREATE OR REPLACE TEMP TABLE row_names AS
 SELECT cluster, node, uid, max(name).namespace AS namespace, max(name).pod AS pod
-FROM (SELECT *, {{'namespace': namespace, 'pod': pod}} AS name FROM ({said}))
+FROM (SELECT *, {{'namespace': namespace, 'pod': pod}} AS name FROM ({named_columns}))
 SEMI JOIN unnamed USING (cluster, node, uid)
 WHERE namespace IS NOT NULL GROUP BY ALL
 """  # noqa: S608  # quoted files

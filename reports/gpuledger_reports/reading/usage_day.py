@@ -10,7 +10,7 @@ The order of a day's questions is here. What is asked is `charging_sql`'s, `part
 | `usage_parts`  | the sum of rows that the bill holds alike   | `parts_sql`     | sums, parties   |
 | `node_classes` | a node, and the one that stands for it      | `_open_rows`    | sums, devices   |
 | `devices`      | a GPU or instance, in one shape and model   | `DEVICES`       | all below       |
-| `board_models` | an hour of a board that rows call otherwise | `BOARD_MODELS`  | `usage_raw`     |
+| `board_models` | an hour of a board that rows call otherwise | `GPU_MODELS`    | `usage_raw`     |
 | `device_hours` | a device's hour: covered, present, complex? | `hours_sql`     | charges, boards |
 | `parties`      | who rows are of, with number and basis      | `_load_parties` | the next        |
 | `complex_charges` | a party's charge in a complex hour       | `complex_sql`   | complex sums    |
@@ -46,12 +46,12 @@ from gpuledger_reports.reading.inventory import Node
 from gpuledger_reports.reading.parties import PartyKey
 from gpuledger_reports.reading.parts_sql import (
     UNNAMED,
-    UNTOLD,
+    UNNAMED_PODS,
     DevicePartyRow,
     ExcessRow,
     PartyRow,
     SumRow,
-    add_untold_sql,
+    add_unnamed_sql,
     excess_sql,
     parties_sql,
     parts_sql,
@@ -60,7 +60,6 @@ from gpuledger_reports.reading.parts_sql import (
 from gpuledger_reports.reading.times import DAY_US, HOUR_US, Window, days_in
 from gpuledger_reports.reading.usage_sums import (
     ALL_NEEDED,
-    BoardTime,
     Change,
     DaySums,
     DeviceClass,
@@ -68,6 +67,7 @@ from gpuledger_reports.reading.usage_sums import (
     Needs,
     PartyBasis,
     PartyCharge,
+    PhysicalGpuTime,
     UsageReader,
     UsageRow,
     UsageSum,
@@ -136,10 +136,10 @@ def rows_of(
     *,
     changes: Sequence[Change],
     belongs: Callable[[UsageSum], bool],
-    knows_pod: Callable[[str, str, str], bool],
+    is_known_pod: Callable[[str, str, str], bool],
 ) -> Iterator[UsageRow]:
     """Yield the rows of usage of which the sums belong to something, by hour, node and GPU."""
-    needs = ALL_NEEDED._replace(knows_pod=knows_pod)
+    needs = ALL_NEEDED._replace(is_known_pod=is_known_pod)
     for day in _days_with_changes(window, changes):
         yield from _UsageDay(reader, day, needs).rows(belongs)
 
@@ -149,7 +149,7 @@ class _Day(NamedTuple):
 
     window: Window
     changing: Changing
-    tells_hours: bool
+    with_hours: bool
     """Whether each hour is told apart on all nodes."""
 
     def is_changing(self, node: Node) -> bool:
@@ -182,16 +182,16 @@ class _UsageDay:
         needs: Needs,
     ) -> None:
         self._reader, self._day, self._window = reader, day, day.window
-        self._ask = reader.ask
+        self._query = reader.query
         self._needs = needs
-        keeps_boards = reader.keeps_boards
+        keeps_gpus = reader.keeps_gpus
         self._detail = sql.Detail(
             since=self._since(),
-            gpu="gpu_uuid" if keeps_boards else "NULL::VARCHAR",
-            board="board" if keeps_boards else "NULL::VARCHAR",
+            gpu="gpu_uuid" if keeps_gpus else "NULL::VARCHAR",
+            board="board" if keeps_gpus else "NULL::VARCHAR",
             by_names=needs.by_names,
             names_pods=needs.names_pods,
-            by_hour=bool(day.changing) or day.tells_hours,
+            by_hour=bool(day.changing) or day.with_hours,
         )
         # Of this day alone: nodes that are alike today need not have been so yesterday.
         self._classes: dict[Node, str] = {}
@@ -210,36 +210,36 @@ class _UsageDay:
             usage = self._usage("usage_parts")
             # A UUID of two nodes, or a GPU that was partitioned again, takes the longer comparison.
             same = sql.BY_UUID if self._is_plain() else sql.BY_ALL
-            self._ask(sql.hours_sql(same_device=same), window)
+            self._query(sql.hours_sql(same_device=same), window)
             charges, idle = self._charges(same, basis_of)
             query = sql.covered_sql(self._detail)
-            for row in self._reader.ask_for(CoveredRow, query):
+            for row in self._reader.query_as(CoveredRow, query):
                 device = DeviceClass(row.cluster, row.node, row.model, gpu=row.gpu)
                 found = covered[device, row.since_us]
                 found[:] = (found[0] + row.known, found[1] + row.covered, found[2] + row.excess)
-        return DaySums(usage, charges, idle, self._boards(covered))
+        return DaySums(usage, charges, idle, self._physical_gpus(covered))
 
     def rows(self, belongs: Callable[[UsageSum], bool]) -> Iterator[UsageRow]:
         if not self._open_rows():
             return
         # The sums are made once more, and those that are asked for say which rows are.
         wanted = [
-            (*row.device, row.since_us, *_named(row.party), row.is_holding)
+            (*row.device, row.since_us, *_named(row.party), row.is_allocated)
             for row in self._usage("usage_parts")
             if belongs(row)
         ]
         if not wanted:
             return
         kinds = {
-            "is_holding": "BOOLEAN",
+            "is_allocated": "BOOLEAN",
             "slices": "BIGINT",
-            "board_slices": "BIGINT",
+            "gpu_slices": "BIGINT",
             "since_us": "BIGINT",
         }
         columns = {name: kinds.get(name, "VARCHAR") for name in sql.WANTED}
         self._reader.load("wanted", columns, wanted)
         query = sql.rows_in_sql(since=self._detail.since, gpu=self._detail.gpu)
-        for row in self._ask(query):
+        for row in self._query(query):
             yield UsageRow._make(row)
 
     def _open_rows(self) -> bool:
@@ -255,16 +255,16 @@ class _UsageDay:
         if self._must_name():
             relation = pods_sql.with_names_sql(relation)
             self._open_parts(relation)
-        nodes = self._ask("SELECT DISTINCT cluster, node FROM usage_parts ORDER BY ALL")
+        nodes = self._query("SELECT DISTINCT cluster, node FROM usage_parts ORDER BY ALL")
         rows = [(*node, self._class_of(node)) for node in nodes]
         columns = dict.fromkeys(("cluster", "node", "class_node"), "VARCHAR")
         self._reader.load("node_classes", columns, rows)
-        self._ask(sql.DEVICES, self._window._asdict())
+        self._query(sql.DEVICES, self._window._asdict())
         # One model for a row, its board and its price: else none would know what the others cost.
-        if self._ask(sql.OTHER_MODELS)[0][0]:
-            self._ask(sql.BOARD_MODELS)
+        if self._query(sql.OTHER_MODELS)[0][0]:
+            self._query(sql.GPU_MODELS)
             self._open_parts(sql.with_models_sql(relation))
-            self._ask(sql.DEVICES, self._window._asdict())
+            self._query(sql.DEVICES, self._window._asdict())
         return True
 
     def _must_place(self, relation: str) -> bool:
@@ -274,8 +274,8 @@ class _UsageDay:
         """
         # On most days the sums say that there is none, and rows need not be looked through.
         unplaced = f"SELECT count(*) FROM ({relation}) AS each WHERE {pods_sql.UNPLACED}"  # noqa: S608  # quoted files
-        untold = f"SELECT count(*) FROM usage_parts WHERE NOT is_holding AND {UNTOLD}"  # noqa: S608  # our own names
-        if not (self._ask(untold)[0][0] and self._ask(unplaced)[0][0]):
+        unnamed_pods = f"SELECT count(*) FROM usage_parts WHERE NOT is_allocated AND {UNNAMED_PODS}"  # noqa: S608  # our own names
+        if not (self._query(unnamed_pods)[0][0] and self._query(unplaced)[0][0]):
             return False
         return self._reader.load_containers()
 
@@ -284,18 +284,18 @@ class _UsageDay:
 
         Records name most of them. Where there is none, a pod has one name all the same.
         """
-        rows = self._ask(f"SELECT DISTINCT cluster, node, uid FROM usage_parts WHERE {UNNAMED}")  # noqa: S608  # our own names
-        unnamed = [pod for pod in rows if not self._needs.knows_pod(*pod)]
+        rows = self._query(f"SELECT DISTINCT cluster, node, uid FROM usage_parts WHERE {UNNAMED}")  # noqa: S608  # our own names
+        unnamed = [pod for pod in rows if not self._needs.is_known_pod(*pod)]
         return bool(unnamed) and self._reader.load_row_names(unnamed, self._window)
 
     def _open_parts(self, relation: str) -> None:
-        self._ask(f"CREATE OR REPLACE TEMP VIEW usage_raw AS {relation}")
-        self._ask(sql.ROWS)
-        self._ask(parts_sql(self._detail))
-        untold = f"FROM usage_parts WHERE {UNTOLD}"
-        if self._needs.by_names and self._ask(f"SELECT count(*) {untold}")[0][0]:
-            self._ask(f"DELETE {untold}")
-            self._ask(add_untold_sql(self._detail))
+        self._query(f"CREATE OR REPLACE TEMP VIEW usage_raw AS {relation}")
+        self._query(sql.ROWS)
+        self._query(parts_sql(self._detail))
+        unnamed_pods = f"FROM usage_parts WHERE {UNNAMED_PODS}"
+        if self._needs.by_names and self._query(f"SELECT count(*) {unnamed_pods}")[0][0]:
+            self._query(f"DELETE {unnamed_pods}")
+            self._query(add_unnamed_sql(self._detail))
 
     def _class_of(self, node: Node) -> str:
         """Return the node that stands for all nodes that are like this one."""
@@ -309,7 +309,7 @@ class _UsageDay:
 
     def _since(self) -> str:
         """Return the SQL of the time from which a row's facts hold: its hour where they change."""
-        if self._day.tells_hours:
+        if self._day.with_hours:
             return "hour_us"
         if not self._day.changing:
             return str(self._window.begin_us)
@@ -321,7 +321,7 @@ class _UsageDay:
         return f"CASE WHEN {' OR '.join(conditions)} THEN hour_us ELSE {self._window.begin_us} END"
 
     def _is_plain(self) -> bool:
-        return bool(self._ask("SELECT count(*) = count(DISTINCT gpu_uuid) FROM devices")[0][0])
+        return bool(self._query("SELECT count(*) = count(DISTINCT gpu_uuid) FROM devices")[0][0])
 
     def _usage(self, rows: str) -> list[UsageSum]:
         return [
@@ -329,15 +329,15 @@ class _UsageDay:
                 device=_device_of(row),
                 since_us=row.since_us,
                 party=_party_of(row),
-                is_holding=row.is_holding,
-                held=int(row.allocated_ns) * row.factor,
+                is_allocated=row.is_allocated,
+                allocated=int(row.allocated_ns) * row.factor,
                 unresponsive=int(row.unresponsive_ns) * row.factor,
                 busy=int(row.busy_ns) * row.factor,
                 measured_busy=int(row.measured_busy_ns) * row.factor,
                 energy_millijoules=int(row.energy_millijoules),
                 memory_byte_ns=int(row.memory_byte_ns),
             )
-            for row in self._reader.ask_for(SumRow, sums_sql(rows, self._detail))
+            for row in self._reader.query_as(SumRow, sums_sql(rows, self._detail))
         ]
 
     def _charges(
@@ -346,11 +346,11 @@ class _UsageDay:
         is_special = False
         if self._needs.has_bases:
             query = parties_sql("usage_parts", self._detail)
-            parties = self._reader.ask_for(PartyRow, query)
+            parties = self._reader.query_as(PartyRow, query)
             is_special = self._load_parties(parties, basis_of)
         if is_special:
-            self._ask(sql.mark_special_sql(self._detail, same_device=same))
-        complex_hours, excess = self._ask(
+            self._query(sql.mark_special_sql(self._detail, same_device=same))
+        complex_hours, excess = self._query(
             "SELECT count(*) FILTER (is_complex),"
             " count(*) FILTER (NOT is_complex AND covered > present) FROM device_hours"
         )[0]
@@ -361,17 +361,17 @@ class _UsageDay:
         if not is_special:
             rows = sql.rows_of_hours("is_complex", same_device=same)
             query = parties_sql(rows, self._detail)
-            self._load_parties(self._reader.ask_for(PartyRow, query), basis_of)
+            self._load_parties(self._reader.query_as(PartyRow, query), basis_of)
         # What the plain sums have of these hours is taken back first.
-        for row in self._usage(sql.rows_of_hours("is_complex AND is_holding", same_device=same)):
-            own = PartyCharge(row.device, row.since_us, row.party, row.unresponsive - row.held)
+        for row in self._usage(sql.rows_of_hours("is_complex AND is_allocated", same_device=same)):
+            own = PartyCharge(row.device, row.since_us, row.party, row.unresponsive - row.allocated)
             charges += [own, own._replace(units=-row.unresponsive, is_unresponsive=True)]
-        self._ask(sql.complex_sql(self._detail, same_device=same))
-        for charged in self._reader.ask_for(ComplexPartyRow, sql.complex_parties_sql(self._detail)):
+        self._query(sql.complex_sql(self._detail, same_device=same))
+        for billed in self._reader.query_as(ComplexPartyRow, sql.complex_parties_sql(self._detail)):
             # Parties are numbered from 1, as 0 is nobody.
-            party, since_us = self._parties[charged.party - 1]
-            since_us = max(charged.since_us, since_us)
-            charges.append(PartyCharge(_device_of(charged), since_us, party, int(charged.units)))
+            party, since_us = self._parties[billed.party - 1]
+            since_us = max(billed.since_us, since_us)
+            charges.append(PartyCharge(_device_of(billed), since_us, party, int(billed.units)))
         idle = [
             IdleCharge(
                 device=_device_of(left),
@@ -380,12 +380,12 @@ class _UsageDay:
                 unused=int(left.unused),
                 idle=int(left.idle),
             )
-            for left in self._reader.ask_for(ComplexIdleRow, sql.complex_idle_sql(self._detail))
+            for left in self._reader.query_as(ComplexIdleRow, sql.complex_idle_sql(self._detail))
         ]
         return charges, idle
 
     def _excess(self, same: str) -> list[PartyCharge]:
-        found = self._reader.ask_for(ExcessRow, excess_sql(self._detail, same_device=same))
+        found = self._reader.query_as(ExcessRow, excess_sql(self._detail, same_device=same))
         return [
             PartyCharge(_device_of(row), row.since_us, _party_of(row), -int(row.units))
             for row in found
@@ -427,10 +427,12 @@ class _UsageDay:
         self._reader.load("parties", columns, rows)
         return any(basis.basis != "allocated" for basis, *_ in seen)
 
-    def _boards(self, covered: dict[tuple[DeviceClass, int], list[int]]) -> list[BoardTime]:
+    def _physical_gpus(
+        self, covered: dict[tuple[DeviceClass, int], list[int]]
+    ) -> list[PhysicalGpuTime]:
         there: dict[tuple[DeviceClass, int], int] = defaultdict(int)
         of_rows = self._models_of_rows()
-        for stay, boards_alike in self._reader.alike_stays:
+        for stay, gpus_alike in self._reader.alike_stays:
             begin = max(stay.begin_us, self._window.begin_us)
             end = min(stay.end_us, self._window.end_us)
             # Most boards are there all day; of others a part of it, or nothing.
@@ -439,36 +441,36 @@ class _UsageDay:
             node, model = stay.node, stay.model
             if model is None:
                 model = of_rows.get((*node, stay.board))
-            gpu = stay.board if self._reader.keeps_boards else None
+            gpu = stay.board if self._reader.keeps_gpus else None
             device = DeviceClass(node[0], self._class_of(node), model, gpu=gpu)
-            units = boards_alike * 1000 * UNITS
-            if self._day.tells_hours or self._day.is_changing(node):
+            units = gpus_alike * 1000 * UNITS
+            if self._day.with_hours or self._day.is_changing(node):
                 # Each hour for itself, as another price may hold in it.
                 for hour in range(begin - begin % HOUR_US, end, HOUR_US):
                     length = min(end, hour + HOUR_US) - max(begin, hour)
                     there[device, max(hour, self._window.begin_us)] += length * units
             else:
                 there[device, self._window.begin_us] += (end - begin) * units
-        boards = []
+        physical_gpus = []
         for key in {**dict.fromkeys(there), **dict.fromkeys(covered)}:
             known, capped, excess = covered.get(key, (0, 0, 0))
             # What the inventory has never had is there for as long as ticks cover it.
             total = there.get(key, 0) + int(capped - known)
-            boards.append(BoardTime(*key, total, int(capped), int(excess)))
-        return boards
+            physical_gpus.append(PhysicalGpuTime(*key, total, int(capped), int(excess)))
+        return physical_gpus
 
     def _models_of_rows(self) -> dict[tuple[str, str, str], str]:
         """Return the models of boards of which the inventory does not say it, by the day's rows."""
         unnamed = {(*s.node, s.board) for s, _ in self._reader.alike_stays if s.model is None}
         if not unnamed or not self._has_rows:
             return {}
-        found = self._ask("SELECT DISTINCT cluster, node, board, board_model FROM devices")
+        found = self._query("SELECT DISTINCT cluster, node, board, board_model FROM devices")
         return {(*board,): model for *board, model in found if (*board,) in unnamed}
 
 
 def _device_of(row: DeviceRow) -> DeviceClass:
     return DeviceClass(
-        row.cluster, row.node, row.model, row.mig_profile, row.slices, row.board_slices, row.gpu
+        row.cluster, row.node, row.model, row.mig_profile, row.slices, row.gpu_slices, row.gpu
     )
 
 

@@ -61,9 +61,9 @@ class UsageSum(NamedTuple):
     device: DeviceClass
     since_us: int
     party: PartyKey
-    is_holding: bool
+    is_allocated: bool
     """Whether it is of time that the party held and nobody used, or of use."""
-    held: int
+    allocated: int
     unresponsive: int
     busy: int
     measured_busy: int
@@ -81,7 +81,7 @@ class UsageRow(NamedTuple):
     allocated_ns: int
     unresponsive_ns: int
     busy_ns: int
-    is_holding: bool
+    is_allocated: bool
     kafka_partition: int
     first_offset: int
     last_offset: int
@@ -107,7 +107,7 @@ class IdleCharge(NamedTuple):
     idle: int
 
 
-class BoardTime(NamedTuple):
+class PhysicalGpuTime(NamedTuple):
     """For how long boards of a class were there, from a time on, and what of it ticks cover."""
 
     device: DeviceClass
@@ -125,7 +125,7 @@ class DaySums(NamedTuple):
     charges: list[PartyCharge]
     """What is charged otherwise than by held time less unresponsive time."""
     idle: list[IdleCharge]
-    boards: list[BoardTime]
+    physical_gpus: list[PhysicalGpuTime]
 
     def split(self, begins_us: Sequence[int]) -> Iterator[tuple[int, "DaySums"]]:
         """Yield what is of each of several times that follow one another, by its number.
@@ -160,7 +160,7 @@ class Needs(NamedTuple):
     """
     has_bases: bool
     """Whether somebody may be charged otherwise than by held time: a rule asks for it."""
-    knows_pod: Callable[[str, str, str], bool] = lambda *_: False
+    is_known_pod: Callable[[str, str, str], bool] = lambda *_: False
     """Returns whether there is a record of a pod, by cluster, node and UID."""
 
 
@@ -210,9 +210,9 @@ def reading_files() -> Iterator[None]:
         # A wrong query of ours is an invalid input, too.
         if isinstance(error, duckdb.InvalidInputException) and "arquet" not in str(error):
             raise
-        said = str(error).partition("\n")[0]
+        text = str(error).partition("\n")[0]
         raise StoreReadError(
-            f"the store cannot be read: {said}; try again, as a file may have been merged"
+            f"the store cannot be read: {text}; try again, as a file may have been merged"
             " meanwhile, or repair the table"
         ) from error
 
@@ -257,7 +257,7 @@ class UsageReader:
                 f"no usage in the store at {mask_address(store_uri)}; give the store.uri of a"
                 " `gpuledger sink store` that has written events there"
             )
-        self.keeps_boards = distinguishes_gpus
+        self.keeps_gpus = distinguishes_gpus
         self._memory_bytes = memory_bytes
         self._relations: dict[Window, str | None] = {}
         self._slices = "compute"
@@ -272,9 +272,9 @@ class UsageReader:
         other._duckdb = _connect(self._uri, self._options, None)  # noqa: SLF001  # of this very class
         threads = max(1, (cpu_count() or 1) // of)
         for each in (self, other):
-            each.ask(f"SET threads = {threads}")
+            each.query(f"SET threads = {threads}")
             if self._memory_bytes is not None:
-                each.ask(memory_bound(self._memory_bytes // of))
+                each.query(memory_bound(self._memory_bytes // of))
         other.load_stays()
         return other
 
@@ -314,7 +314,7 @@ class UsageReader:
         for table, column in ((USAGE.name, "minute"), (USAGE_HOURLY.name, "hour")):
             if days := self._files[table]:
                 files = days[min(days, key=lambda day: day or "")]
-                begins_us += self.ask(f"SELECT epoch_us(min({column})) FROM {relation(files)}")  # noqa: S608  # quoted files
+                begins_us += self.query(f"SELECT epoch_us(min({column})) FROM {relation(files)}")  # noqa: S608  # quoted files
         return min(int(begin_us) for (begin_us,) in begins_us if begin_us is not None)
 
     def _newest_us(self, table: str) -> int:
@@ -325,7 +325,7 @@ class UsageReader:
         # The newest day alone is read: no other can have later ones.
         files = days[max(days, key=lambda day: day or "")]
         column = {USAGE.name: "minute", USAGE_HOURLY.name: "hour"}[table]
-        ((begin_us,),) = self.ask(f"SELECT epoch_us(max({column})) FROM {relation(files)}")  # noqa: S608  # quoted files
+        ((begin_us,),) = self.query(f"SELECT epoch_us(max({column})) FROM {relation(files)}")  # noqa: S608  # quoted files
         return int(begin_us or 0)
 
     def pods(self, window: Window, *, by_names: bool = False) -> list[PodVersion]:
@@ -339,27 +339,27 @@ class UsageReader:
             return []
         # A kubelet lists a pod for a while after its end; a day is more than that.
         times = {"begin_us": window.begin_us - DAY_US, "end_us": window.end_us + HOUR_US}
-        self.ask(pods_sql.spans_sql(relation(files)), times)
+        self.query(pods_sql.spans_sql(relation(files)), times)
         rows = list(filter(None, map(self.rows_relation, days_in(window))))
         if by_names:
             if not rows:
                 return []
-            self.ask(pods_sql.untold_rows_sql(rows))
-            uids = pods_sql.untold_pods_sql()
+            self.query(pods_sql.unnamed_rows_sql(rows))
+            uids = pods_sql.unnamed_pods_sql()
         else:
             uids = pods_sql.PODS_THERE
-            if rows and self.ask("SELECT 1 FROM pod_spans WHERE is_gone LIMIT 1"):
+            if rows and self.query("SELECT 1 FROM pod_spans WHERE is_gone LIMIT 1"):
                 uids += f" UNION ALL ({pods_sql.gone_pods_sql(rows)})"
         versions = pods_sql.pod_versions_sql(relation(files), uids)
-        return [PodVersion(*row) for row in self.ask(versions)]
+        return [PodVersion(*row) for row in self.query(versions)]
 
     def namespaces(self) -> Mapping[tuple[str, str], Sequence[NamespaceVersion]]:
-        """Return all versions of each namespace, in the order of `holding_versions`."""
+        """Return all versions of each namespace, in the order of `effective_versions`."""
         return self._histories_in(NAMESPACES.name, "namespace", NamespaceVersion)
 
     @cached_property
     def nodes(self) -> Mapping[Node, Sequence[NodeVersion]]:
-        """All versions of each node, in the order of `holding_versions`."""
+        """All versions of each node, in the order of `effective_versions`."""
         return self._histories_in(NODES.name, "node", NodeVersion)
 
     @cached_property
@@ -381,15 +381,15 @@ class UsageReader:
         if first is None or None in days:
             return {}
         bound_us = begin_of(date.fromisoformat(first)) - _UNSEEN_US
-        asked = sorted({(row.cluster, row.node) for row in inventory if row.since_us < bound_us})
+        queried = sorted({(row.cluster, row.node) for row in inventory if row.since_us < bound_us})
         # Most such nodes are older than the store, and have usage on its first day.
-        found = self._first_usage_us(asked, days={first})
-        if unseen := [node for node in asked if node not in found]:
+        found = self._first_usage_us(queried, days={first})
+        if unseen := [node for node in queried if node not in found]:
             found |= self._first_usage_us(unseen, days=days)
-        for node in asked:
+        for node in queried:
             if versions := self.nodes.get(node):
                 found[node] = min(versions[0].since_us, found.get(node, NEVER_US))
-        return {node: found.get(node, NEVER_US) for node in asked}
+        return {node: found.get(node, NEVER_US) for node in queried}
 
     def _first_usage_us(
         self, nodes: Sequence[Node], *, days: AbstractSet[str | None]
@@ -402,7 +402,7 @@ class UsageReader:
             for table, column in ((USAGE.name, "minute"), (USAGE_HOURLY.name, "hour"))
             if (files := [f for day in days for f in self._files[table].get(day, ())])
         ]
-        rows = self.ask(
+        rows = self.query(
             f"SELECT cluster, node, epoch_us(min(time)) FROM ({' UNION ALL '.join(tables)})"  # noqa: S608  # quoted files
             " SEMI JOIN asked_nodes USING (cluster, node) GROUP BY ALL"
         )
@@ -415,14 +415,14 @@ class UsageReader:
         That is where GPUs are told apart, and where the inventory does not say a board's model.
         """
         counts = Counter(
-            stay if self.keeps_boards or stay.model is None else stay._replace(board="")
+            stay if self.keeps_gpus or stay.model is None else stay._replace(board="")
             for stay in self.stays
         )
         return list(counts.items())
 
     def gaps(self, window: Window) -> list[tuple[str, int, str, int | None]]:
         """Return what was gone before it was stored: topic, partition, reason, missed offsets."""
-        return self.ask(
+        return self.query(
             "SELECT topic, kafka_partition, reason, missed_offsets"  # noqa: S608  # quoted files
             f" FROM {gaps_of_files(self._all_files(GAPS.name))}"
             f" WHERE epoch_us(coalesce(time_after, detected_at)) >= {window.begin_us}"
@@ -446,14 +446,14 @@ class UsageReader:
         hours = f"(SELECT * FROM {relation(hourly)} WHERE {within.format('hour')})"  # noqa: S608  # quoted files
         rows = f"(SELECT * FROM {relation(minutes)} WHERE {within.format('minute')})"  # noqa: S608  # quoted files
         summed = self._hours_in(hours, "hour") if hourly else frozenset()
-        anew = self._hours_to_sum_anew(rows, day, summed) if minutes and summed else frozenset()
+        stale = self._hours_to_resum(rows, day, summed) if minutes and summed else frozenset()
         parts = []
-        if summed - anew:
-            if anew:
-                listed = ", ".join(f"make_timestamptz({hour})" for hour in sorted(summed - anew))
+        if summed - stale:
+            if stale:
+                listed = ", ".join(f"make_timestamptz({hour})" for hour in sorted(summed - stale))
                 hours = f"(SELECT * FROM {hours} WHERE hour IN ({listed}))"  # noqa: S608  # numbers
             parts.append(sql.rows_sql(hours, period="hour", slices=self._slices))
-        summed -= anew
+        summed -= stale
         missing = sorted(set(range(day.begin_us, day.end_us, HOUR_US)) - summed)
         if minutes and missing:
             wanted = " OR ".join(
@@ -464,9 +464,7 @@ class UsageReader:
             parts.append(sql.rows_sql(rows, period="minute", slices=self._slices))
         return " UNION ALL BY NAME ".join(parts) or None
 
-    def _hours_to_sum_anew(
-        self, minutes: str, day: Window, summed: frozenset[int]
-    ) -> frozenset[int]:
+    def _hours_to_resum(self, minutes: str, day: Window, summed: frozenset[int]) -> frozenset[int]:
         """Return the hours of which the minutes are read although there are hourly sums."""
         changed = self._snapshot.changed_hours_us
         wanted = summed if changed is None else summed & changed
@@ -477,7 +475,7 @@ class UsageReader:
 
     def _hours_in(self, rows: str, period: str) -> frozenset[int]:
         hour = f"epoch_us({period}) // {HOUR_US} * {HOUR_US}"
-        return frozenset(hour for (hour,) in self.ask(f"SELECT DISTINCT {hour} FROM {rows}"))  # noqa: S608  # quoted files
+        return frozenset(hour for (hour,) in self.query(f"SELECT DISTINCT {hour} FROM {rows}"))  # noqa: S608  # quoted files
 
     def load_stays(self) -> None:
         """Make the boards' stays known to SQL, as the table `stays`."""
@@ -490,7 +488,7 @@ class UsageReader:
         """Make known to SQL whose each container is, as `containers`; false without any record."""
         files = self._all_files(PODS.name)
         if files:
-            self.ask(pods_sql.containers_sql(relation(files)))
+            self.query(pods_sql.containers_sql(relation(files)))
         return bool(files)
 
     def load_row_names(self, unnamed: Sequence[tuple[str, str, str]], day: Window) -> bool:
@@ -507,15 +505,15 @@ class UsageReader:
             for table, period in ((USAGE_HOURLY.name, "hour"), (USAGE.name, "minute"))
             if (files := [*self._files[table].get(name, ()), *self._files[table].get(None, ())])
         ]
-        self.ask(pods_sql.row_names_sql(rows))
-        return bool(self.ask("SELECT 1 FROM row_names LIMIT 1"))
+        self.query(pods_sql.row_names_sql(rows))
+        return bool(self.query("SELECT 1 FROM row_names LIMIT 1"))
 
     def load(self, table: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> None:
         """Make a table of rows; `columns` have DuckDB's type of each."""
         # As one text: of each value in a list DuckDB asks anew whether numpy is installed.
         shape = msgspec.json.encode([dict(columns)]).decode()
         named = [dict(zip(columns, row, strict=True)) for row in rows]
-        self.ask(
+        self.query(
             f"CREATE OR REPLACE TEMP TABLE {table} AS"
             f" SELECT unnest(from_json($rows, '{shape}'), recursive := true)",  # our own names
             {"rows": msgspec.json.encode(named).decode()},
@@ -526,9 +524,9 @@ class UsageReader:
         found: dict[tuple[str, str], list[V]] = defaultdict(list)
         if not (files := self._all_files(table)):
             return found
-        said = ", ".join(kind._fields[2:])
-        rows = self.ask(
-            f"SELECT cluster, {name}, epoch_us(in_force_from), epoch_us(deleted_time), {said}"  # noqa: S608  # quoted files
+        text = ", ".join(kind._fields[2:])
+        rows = self.query(
+            f"SELECT cluster, {name}, epoch_us(in_force_from), epoch_us(deleted_time), {text}"  # noqa: S608  # quoted files
             f" FROM {relation(files)} ORDER BY in_force_from, {NEWEST_LAST}"
         )
         for cluster, named, *version in rows:
@@ -539,14 +537,14 @@ class UsageReader:
         files = self._all_files(table)
         if not files:
             return []
-        return self.ask(
+        return self.query(
             f"SELECT {columns} FROM {relation(files)} GROUP BY ALL ORDER BY ALL"  # noqa: S608  # quoted files
         )
 
     def _all_files(self, table: str) -> list[str]:
         return [file for of_day in self._files[table].values() for file in of_day]
 
-    def ask_for(self, kind: type[R], query: str) -> list[R]:
+    def query_as(self, kind: type[R], query: str) -> list[R]:
         """Return all rows of a query's answer, of which the columns are the fields of `kind`."""
         with reading_files():
             answer = self._duckdb.execute(query)
@@ -556,7 +554,7 @@ class UsageReader:
             raise RuntimeError(f"{kind.__name__} has other columns than {columns}")
         return [kind(*row) for row in rows]
 
-    def ask(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
+    def query(self, query: str, parameters: Mapping[str, Any] | None = None) -> list[Any]:
         """Return all rows of a query's answer; raises StoreReadError."""
         with reading_files():
             return self._duckdb.execute(query, parameters or {}).fetchall()

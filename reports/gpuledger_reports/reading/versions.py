@@ -33,16 +33,16 @@ class NamespaceVersion(NamedTuple):
 V = TypeVar("V", NodeVersion, NamespaceVersion)
 
 
-def holding_versions(said: Iterable[V]) -> list[V]:
+def effective_versions(versions: Iterable[V]) -> list[V]:
     """Return the versions that hold at some time, each with the time from which it does.
 
-    `said` has them by the times at which they came into force, and of one time the newest last,
+    `versions` has them by the times at which they came into force, and of one time the newest last,
     which alone holds. What was deleted is what it was before, as far as its deletion does not say
     it. Where it was made anew the new one holds from the deletion on: an hour in which it was made
     has usage of that one alone, although the deleted one was in force when the hour began.
     """
     found: list[V] = []
-    for version in {version.since_us: version for version in said}.values():
+    for version in {version.since_us: version for version in versions}.values():
         before = found[-1] if found else None
         if before is None:
             found.append(version)
@@ -57,13 +57,13 @@ def holding_versions(said: Iterable[V]) -> list[V]:
     return found
 
 
-def version_at(holding: Sequence[V], time_us: int) -> V:
+def version_at(versions: Sequence[V], time_us: int) -> V:
     """Return the version that holds at a time; before the first one, that one.
 
     Whoever says what nodes are was late then, the node was not.
     """
-    at = bisect_right(holding, time_us, key=lambda version: version.since_us)
-    return holding[max(0, at - 1)]
+    at = bisect_right(versions, time_us, key=lambda version: version.since_us)
+    return versions[max(0, at - 1)]
 
 
 def _with_words_of(before: V, deletion: V) -> V:

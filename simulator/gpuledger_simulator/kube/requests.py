@@ -226,8 +226,8 @@ class ApiWatch:
         self._bookmarks = query.get("allowWatchBookmarks") in ("true", "1")
         self._bookmark_seconds = bookmark_seconds
         self._timeout_seconds = float(query.get("timeoutSeconds") or DEFAULT_TIMEOUT_SECONDS)
-        self._wants_initial = query.get("sendInitialEvents") == "true"
-        if self._wants_initial and query.get("resourceVersionMatch") != "NotOlderThan":
+        self._sends_initial = query.get("sendInitialEvents") == "true"
+        if self._sends_initial and query.get("resourceVersionMatch") != "NotOlderThan":
             raise invalid(
                 "resourceVersionMatch: Forbidden: sendInitialEvents requires setting "
                 "resourceVersionMatch to NotOlderThan"
@@ -249,7 +249,7 @@ class ApiWatch:
 
     def _initial(self) -> Iterator[bytes]:
         """Yield every object as ADDED, without a version or with `sendInitialEvents`."""
-        if self._version and not self._wants_initial:
+        if self._version and not self._sends_initial:
             return
         current = self._collection.versions.current
         if self._version > current:
@@ -258,7 +258,7 @@ class ApiWatch:
             if self._selector(item):
                 yield _line("ADDED", item)
         self._version = current
-        if self._wants_initial and self._bookmarks:
+        if self._sends_initial and self._bookmarks:
             yield self._bookmark(annotations=_INITIAL_END)
 
     async def _following(self) -> AsyncIterator[bytes]:

@@ -372,8 +372,8 @@ def _of_pcie(name: str | None = None) -> _Taken:
 
 def _margin(celsius: int, *, of_memory: bool = False) -> _Taken:
     def take(gpu: SimulatedGpu, _loaded_ns: int, _now_ns: int) -> int | None:
-        is_told = gpu.facts.model.has_hbm or not of_memory
-        return celsius if gpu.facts.architecture.has_margins and is_told else None
+        is_reported = gpu.facts.model.has_hbm or not of_memory
+        return celsius if gpu.facts.architecture.has_margins and is_reported else None
 
     return take
 

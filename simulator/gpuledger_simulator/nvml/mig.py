@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pynvml
 
-from gpuledger_simulator.gpu_models import Cut, MigBoard, MigSlices, SimulatedInstance
+from gpuledger_simulator.gpu_models import Cut, MigGpu, MigSlices, SimulatedInstance
 from gpuledger_simulator.nvml.readings import Readings, Utilization
 from gpuledger_simulator.nvml.session import Handle, Identity, MigHandle, Session, Subject
 
@@ -46,13 +46,13 @@ class Mig(Subject):
 
     def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
         """Return whether MIG is on, and whether it will be after a reset."""
-        self._board(device)
+        self._mig_gpu(device)
         mode = int(self._cut(device) is not None)
         return [mode, mode]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int:
         """Return the number of indices to look at."""
-        return self._board(device).whole.compute if any(self.nvmlDeviceGetMigMode(device)) else 0
+        return self._mig_gpu(device).whole.compute if any(self.nvmlDeviceGetMigMode(device)) else 0
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
         """Return the handle of an instance; NotFound at an index without one."""
@@ -85,14 +85,14 @@ class Mig(Subject):
         self, device: Handle, profile: int, version: int = 2
     ) -> Any:  # noqa: ANN401  # a ctypes struct
         """Return what a GPU instance of a profile has; NotSupported of others, or without MIG."""
-        board, slices = self._board(device), _PROFILES.get(profile)
-        if slices is None or slices not in board.profiles.values() or version != 1:
+        mig_gpu, slices = self._mig_gpu(device), _PROFILES.get(profile)
+        if slices is None or slices not in mig_gpu.profiles.values() or version != 1:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         facts = self._session.gpu(device).facts
         room_bytes = facts.memory_bytes - facts.model.reserved_bytes
         info = pynvml.c_nvmlGpuInstanceProfileInfo_t()
         info.id, info.sliceCount = profile, slices.compute
-        info.memorySizeMB = room_bytes * slices.memory // board.whole.memory // _MIB
+        info.memorySizeMB = room_bytes * slices.memory // mig_gpu.whole.memory // _MIB
         return info
 
     def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int:
@@ -188,11 +188,11 @@ class Mig(Subject):
         if self._cut(handle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    def _board(self, device: Handle) -> MigBoard:
-        board = self._session.gpu(device).facts.mig_board
-        if board is None:
+    def _mig_gpu(self, device: Handle) -> MigGpu:
+        mig_gpu = self._session.gpu(device).facts.mig_gpu
+        if mig_gpu is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return board
+        return mig_gpu
 
     def _cut(self, handle: Handle) -> Cut | None:
         return self._session.whole_gpu(handle).cut(self._session.since_epoch_ns())

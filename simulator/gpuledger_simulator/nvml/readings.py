@@ -188,7 +188,7 @@ class Utilization(Subject):
         """Return each buffered sample newer than `timeStamp`; NotFound when there are none."""
         found = []
         windows, now_ns = self._session.windows_of(handle), self._session.since_epoch_ns()
-        for sample in windows.tell_processes(timeStamp, now_ns=now_ns):
+        for sample in windows.list_process_samples(timeStamp, now_ns=now_ns):
             struct = pynvml.c_nvmlProcessUtilizationSample_t()
             struct.pid = sample.pid
             struct.timeStamp = sample.timestamp_us

@@ -29,9 +29,9 @@ from gpuledger_sinks.alerts.slots import Labels
 from gpuledger_sinks.alerts.states import (
     State,
     ended_by,
+    is_only_an_end,
     recovery_action_of,
     state_of,
-    tells_an_end_alone,
 )
 
 _XID: Final = "xid"
@@ -111,8 +111,8 @@ class IncidentAlerts:
     def add(self, attributed: AttributedIncident, *, hold_ns: int, now: Now) -> None:
         """Let an incident's alert stand from now on, for `hold_ns` at least."""
         incident = attributed.incident
-        self._end_told(incident, now=now)
-        if tells_an_end_alone(incident):
+        self._end_reported(incident, now=now)
+        if is_only_an_end(incident):
             return
         subject, known = self._find(attributed)
         if known is None or self._is_another(known, attributed, now=now):
@@ -133,8 +133,8 @@ class IncidentAlerts:
         What it says is sent once a tick says that it is still so, or none has come for a while.
         """
         incident = attributed.incident
-        self._end_told(incident, now=now)
-        if tells_an_end_alone(incident):
+        self._end_reported(incident, now=now)
+        if is_only_an_end(incident):
             return True
         subject, known = self._find(attributed)
         if known is None:
@@ -153,15 +153,15 @@ class IncidentAlerts:
         known.count(incident)
         return state_of(incident) is not None
 
-    def see(self, event: GpuEvent, *, now: Now) -> None:
+    def observe(self, event: GpuEvent, *, now: Now) -> None:
         """Hold what stands against a tick that is its node's newest."""
-        self._words.see(event)
+        self._words.observe(event)
         node = node_key(event)
         for books in event.gpus:
             for subject, standing in list(
                 self._standing.get((node, books.reading.uuid), {}).items()
             ):
-                self._see_gpu(subject, standing, event, books, now=now)
+                self._observe_gpu(subject, standing, event, books, now=now)
 
     def forget(self, *, now: Now) -> None:
         """Drop what stands no more, and let stand what no tick has spoken of for a while."""
@@ -265,7 +265,7 @@ class IncidentAlerts:
             words["other_xids"] = others
         return words
 
-    def _end_told(self, incident: Incident, *, now: Now) -> None:
+    def _end_reported(self, incident: Incident, *, now: Now) -> None:
         """End the states of which an incident tells the end."""
         if not (ended := ended_by(incident)):
             return
@@ -296,7 +296,7 @@ class IncidentAlerts:
         if subject[0] != _XID:
             self._drop(gpu, subject)
 
-    def _see_gpu(
+    def _observe_gpu(
         self,
         subject: _Subject,
         standing: _Standing,

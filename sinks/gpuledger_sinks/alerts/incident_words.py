@@ -31,7 +31,7 @@ class IncidentWords:
         self._pod_labels, self._namespace_labels = chosen.pod_labels, chosen.namespace_labels
         self._namespaces: OrderedDict[tuple[str, str], dict[str, str]] = OrderedDict()
 
-    def see(self, event: GpuEvent) -> None:
+    def observe(self, event: GpuEvent) -> None:
         """Remember what a tick says of namespaces."""
         if not self._namespace_labels:
             return

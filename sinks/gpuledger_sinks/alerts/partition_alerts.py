@@ -36,7 +36,7 @@ class PartitionAlerts:
         """Hold states against a tick that is its node's newest; return where the tick stands."""
         order = self._timelines.observe(event, received_ns=now.monotonic_ns).order
         if order is TickOrder.CURRENT:
-            self._incidents.see(event, now=now)
+            self._incidents.observe(event, now=now)
         return order
 
     def age_ns(self, attributed: AttributedIncident, *, now: Now) -> int:

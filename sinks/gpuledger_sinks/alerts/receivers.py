@@ -246,7 +246,7 @@ class _Receiver:
         if self._sending is not None and self._sending.done():
             self._sending.result()
             self._sending = None
-        if self._sending is None and (self._is_due() or self._is_to_be_asked()):
+        if self._sending is None and (self._is_due() or self._is_probe_due()):
             self._sending = asyncio.create_task(self._send())
             self._sending.add_done_callback(lambda _: self._all_receivers.wake())
 
@@ -261,7 +261,7 @@ class _Receiver:
     def _all(self) -> Iterable[ActiveAlert]:
         return chain.from_iterable(self._active())
 
-    def _is_to_be_asked(self) -> bool:
+    def _is_probe_due(self) -> bool:
         """Return whether an answer alone is wanted, as nothing is due.
 
         Only that passes a check which has failed, or waits for the first; and an address or a login

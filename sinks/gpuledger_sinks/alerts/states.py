@@ -45,7 +45,7 @@ _ENDED_BY: Final[Mapping[str, frozenset[str]]] = {
     "driver_reloaded": frozenset({_UNAVAILABLE}),
 }
 _STATE_ENDED: Final = "state_ended"
-_TELL_ENDS_ALONE: Final = frozenset({"gpu_recovered", "row_remap_done", _STATE_ENDED})
+_END_KINDS: Final = frozenset({"gpu_recovered", "row_remap_done", _STATE_ENDED})
 _NO_ACTION: Final = "NONE"
 _CATALOGUE_ACTION: Final = "XID_154"
 """What the catalogue advises where the driver's line does not say what it asks for."""
@@ -75,9 +75,9 @@ class State:
         # A clock that was ahead and is so no more: no tick would be later for as long.
         was_ahead = event.time_ns <= latest_ns < self.time_ns
         is_later = was_ahead or event.time_ns - event.interval_ns >= self.time_ns
-        speaks = self.kind == LOST or event.boot_id != self.boot_id
+        counts = self.kind == LOST or event.boot_id != self.boot_id
         self.answers = (
-            self.answers + 1 if is_later and speaks and not books.reading.unresponsive else 0
+            self.answers + 1 if is_later and counts and not books.reading.unresponsive else 0
         )
         return self.answers >= ANSWERS_NEEDED
 
@@ -110,6 +110,6 @@ def ended_by(incident: Incident) -> frozenset[str]:
     return _ENDED_BY.get(incident.kind, frozenset())
 
 
-def tells_an_end_alone(incident: Incident) -> bool:
+def is_only_an_end(incident: Incident) -> bool:
     """Return whether an incident says nothing but that a state has ended: it is no alert."""
-    return recovery_action_of(incident) == _NO_ACTION or incident.kind in _TELL_ENDS_ALONE
+    return recovery_action_of(incident) == _NO_ACTION or incident.kind in _END_KINDS

@@ -472,7 +472,7 @@ class ActiveSeries:
                 self._left_out[samples.node] += series
         return left_out
 
-    def see(self, node: str, *, now_ns: int) -> None:
+    def observe(self, node: str, *, now_ns: int) -> None:
         """Remember that a tick of a node came, whatever is sent of it, and when."""
         if (known := self._nodes.get(node)) is not None:
             known.seen_ns = now_ns

@@ -148,7 +148,7 @@ class IncidentsOfNode:
         starts_ms: dict[SeriesGroup, Sequence[int | None]] = {}
         begun: list[SeriesGroup] = []
 
-        def tell(group: SeriesGroup, total: int, begun_ns: int | None) -> None:
+        def emit(group: SeriesGroup, total: int, begun_ns: int | None) -> None:
             start_ns = begins_ns if begun_ns is None else begun_ns
             values[group] = (float(total),)
             starts_ms[group] = (start_ns // NS_PER_MS + 1,)
@@ -160,10 +160,10 @@ class IncidentsOfNode:
             if abs(time_ns - gpu.seen_ns) > SENT_NS:
                 continue
             for kind in COUNTED_KINDS:
-                tell(SeriesGroup(INCIDENTS, (uuid, kind)), gpu.kinds.get(kind, 0), gpu.begun_ns)
+                emit(SeriesGroup(INCIDENTS, (uuid, kind)), gpu.kinds.get(kind, 0), gpu.begun_ns)
             gpu.begun_ns = begins_ns if gpu.begun_ns is None else gpu.begun_ns
             for xid, of_xid in gpu.xids.items():
-                tell(SeriesGroup(XID_ERRORS, (uuid, xid)), of_xid.total, of_xid.begun_ns)
+                emit(SeriesGroup(XID_ERRORS, (uuid, xid)), of_xid.total, of_xid.begun_ns)
                 of_xid.begun_ns = begins_ns if of_xid.begun_ns is None else of_xid.begun_ns
         return IncidentSamples(values=values, starts_ms=starts_ms, begun=begun)
 

@@ -77,7 +77,7 @@ class IntervalSamples:
     """Whether the join says that its last tick came behind others."""
     is_past: bool = False
     """Whether it is a tick of the past by itself: it begins and ends no series."""
-    is_said_again: bool = False
+    is_repeated: bool = False
     """Whether the next samples say all that these do, as of errors that are counted in a GPU's
     life: where they are refused nothing is to be sent once more."""
     is_of_incidents: bool = False
@@ -275,7 +275,7 @@ class NodeIntervals:
                 record=closed.last,
                 is_past=True,
                 is_of_incidents=True,
-                is_said_again=True,
+                is_repeated=True,
             )
         yield IntervalSamples(
             node=self._node,
@@ -285,7 +285,7 @@ class NodeIntervals:
             record=closed.last,
             is_late=closed.is_late,
             is_of_incidents=True,
-            is_said_again=True,
+            is_repeated=True,
             known_bytes=self._incidents.size_bytes,
         )
 
@@ -395,6 +395,6 @@ class HealthOfNode:
                 time_ns=readings.time_ns,
                 values=values,
                 record=record,
-                is_said_again=True,
+                is_repeated=True,
                 known_bytes=self._known.size_bytes,
             )

@@ -417,7 +417,7 @@ class PartitionSender:
         key = node_key(event)
         # Not when something is sent: that may be longer after than a node may be unresponsive.
         for series in self._all_series:
-            series.see(key, now_ns=now_ns)
+            series.observe(key, now_ns=now_ns)
         if isinstance(event, NodeReadings):
             self._health.go_on(now_ns)
             if (health := self._health.get(key)) is None:
@@ -442,7 +442,7 @@ class PartitionSender:
                     record=samples.record,
                     encoded=encoded,
                     is_late=samples.is_late,
-                    is_said_again=samples.is_said_again,
+                    is_repeated=samples.is_repeated,
                 )
 
     async def _send(self, request: WriteRequest, context: SinkContext) -> None:
@@ -450,13 +450,13 @@ class PartitionSender:
             written = await self._shared.writer.write(request, ticks=len(request.ticks))
         except PartialWriteError as error:
             _count_written(error.written, of=request.samples)
-            self._refused.put_part_aside(request, error, context.dead_letters)
+            self._refused.reject_part(request, error, context.dead_letters)
         except RejectedError as error:
             if len(request.ticks) > 1:
                 for part in request.halves():
                     await self._send(part, context)
             else:
-                self._refused.put_aside(request.ticks[0], error, context.dead_letters)
+                self._refused.reject(request.ticks[0], error, context.dead_letters)
         else:
             _count_written(written, of=request.samples)
             self._refused.record_taken(request)

@@ -35,8 +35,8 @@ def samples_written(headers: Mapping[str, str]) -> int | None:
     One that says so of histograms or exemplars alone has written no sample.
     """
     counts = {name: headers.get(name, "") for name in _WRITTEN}
-    said = {name: int(count) for name, count in counts.items() if _COUNT.fullmatch(count)}
-    return said.get(_SAMPLES_WRITTEN, 0) if said else None
+    reported = {name: int(count) for name, count in counts.items() if _COUNT.fullmatch(count)}
+    return reported.get(_SAMPLES_WRITTEN, 0) if reported else None
 
 
 class ProtocolInForce:

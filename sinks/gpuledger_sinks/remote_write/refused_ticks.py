@@ -69,7 +69,7 @@ class RefusedTicks:
             if self._may_be_repeated(tick):
                 self._taken.add(tick.node)
 
-    def put_aside(
+    def reject(
         self, tick: WrittenTick, error: RejectedError, dead_letters: DeadLetterQueue
     ) -> None:
         """Go on without a tick that is refused: it must not be sent again."""
@@ -78,13 +78,13 @@ class RefusedTicks:
         if is_behind_newer(message) and self._is_repetition(tick):
             count_dropped(NAME, "repeated")
             return
-        self._tell(message, [tick], samples=tick.encoded.samples)
+        self._report(message, [tick], samples=tick.encoded.samples)
         reason = "out_of_order" if is_out_of_order(message) else "rejected"
         if isinstance(error, FailingError):
             reason = "failing"
         _reject(tick, dead_letters, reason=reason, detail=message)
 
-    def put_part_aside(
+    def reject_part(
         self, request: WriteRequest, error: PartialWriteError, dead_letters: DeadLetterQueue
     ) -> None:
         """Go on without what a receiver has not written of a request: not to be sent again.
@@ -93,13 +93,13 @@ class RefusedTicks:
         aside, and goes apart, so that the next refusal is of one.
         """
         if len(request.ticks) == 1:
-            self.put_aside(request.ticks[0], error, dead_letters)
+            self.reject(request.ticks[0], error, dead_letters)
             return
         message, unwritten = str(error), request.samples - error.written
         if is_behind_newer(message) and (repeated := self._repetitions_in(request, unwritten)):
             count_dropped(NAME, "repeated", repeated)
             return
-        self._tell(message, request.ticks, samples=unwritten)
+        self._report(message, request.ticks, samples=unwritten)
         apart_until_ns = self._clock.monotonic_ns() + APART_NS
         for tick in request.ticks:
             self._apart_until_ns[tick.node] = apart_until_ns
@@ -113,12 +113,12 @@ class RefusedTicks:
                 return number
         return 0
 
-    def _tell(self, message: str, ticks: Iterable[WrittenTick], *, samples: int) -> None:
+    def _report(self, message: str, ticks: Iterable[WrittenTick], *, samples: int) -> None:
         # What is only out of order says nothing of the receiver: a node's clock was set back.
         if not is_out_of_order(message):
             # What the next samples say again has no letter.
-            has_letters = not all(tick.is_said_again for tick in ticks)
-            remedy = ": look at `gpuledger dead-letters list`" if has_letters else ""
+            has_dead_letters = not all(tick.is_repeated for tick in ticks)
+            remedy = ": look at `gpuledger dead-letters list`" if has_dead_letters else ""
             self._check.failed(f"rejected: {self._receiver}: {message}{remedy}")
             if number := _repeats.count("samples", more=samples):
                 _log.warning("samples_rejected", count=number, error=message)
@@ -136,7 +136,7 @@ class RefusedTicks:
 
 
 def _reject(tick: WrittenTick, dead_letters: DeadLetterQueue, *, reason: str, detail: str) -> None:
-    if tick.is_said_again:
+    if tick.is_repeated:
         count_dropped(NAME, reason)
     else:
         dead_letters.reject(tick.record, reason=reason, detail=detail)

@@ -61,7 +61,7 @@ _OUT_OF_ORDER: Final = re.compile(
 """How Prometheus, Mimir and Thanos say it, and nothing that stands before them does."""
 _WITHOUT_SAMPLES: Final = {version: encode_request(version, ()) for version in Version}
 """A request without series, which those four answer with 2xx."""
-_TOLD: Final = (
+_REPORTED: Final = (
     *FAMILIES,
     *map(maxima_of, FAMILIES),
     COUNTERS,
@@ -90,7 +90,7 @@ class _Refusal(NamedTuple):
     status: int
 
 
-class _NotSpokenError(GpuledgerError):
+class _UnsupportedVersionError(GpuledgerError):
     """The receiver does not speak 2.0; the message says how it shows."""
 
 
@@ -129,9 +129,9 @@ class RemoteWriteClient:
         """
         try:
             return await self._write(message, self._protocol.version, attempt=attempt)
-        except _NotSpokenError as error:
+        except _UnsupportedVersionError as error:
             if not self._protocol.may_fall_back:
-                raise self._not_spoken(str(error), Version.V2) from error
+                raise self._unsupported(str(error), Version.V2) from error
             self._protocol.fall_back(str(error))
             return await self._write(message, Version.V1, attempt=attempt)
 
@@ -185,13 +185,13 @@ class RemoteWriteClient:
             if _is_taken(answer):
                 raise _swallows(answer)
             if answer.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
-                raise _NotSpokenError(f"{answer.status} {answer.text}".rstrip())
+                raise _UnsupportedVersionError(f"{answer.status} {answer.text}".rstrip())
         if _is_taken(answer):
             return message.samples if written is None else min(written, message.samples)
         if version is Version.V1 and answer.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
             words = f"{answer.status} {answer.text}".rstrip()
             if not self._protocol.may_fall_back:
-                raise self._not_spoken(words, version, answer.retry_after_seconds)
+                raise self._unsupported(words, version, answer.retry_after_seconds)
             self._protocol.return_to_v2(words)
         return self._refusal(answer, written=written, samples=message.samples)
 
@@ -254,7 +254,7 @@ class RemoteWriteClient:
             self._metadata_due_seconds = None
         return answer
 
-    def _not_spoken(
+    def _unsupported(
         self, words: str, version: Version, retry_after_seconds: float = 0.0
     ) -> ReceiverUnavailableError:
         return ReceiverUnavailableError(
@@ -304,7 +304,7 @@ async def open_client(
 
 
 def _own_metadata() -> bytes:
-    return encode_metadata(metric for family in _TOLD for metric in metrics_of(family))
+    return encode_metadata(metric for family in _REPORTED for metric in metrics_of(family))
 
 
 _BEHIND_NEWER: Final = re.compile(
@@ -322,8 +322,8 @@ def is_out_of_order(message: str) -> bool:
     return bool(_OUT_OF_ORDER.search(message))
 
 
-def _swallows(answer: HttpAnswer) -> _NotSpokenError:
-    return _NotSpokenError(f"{answer.status}, and it does not say what it has written")
+def _swallows(answer: HttpAnswer) -> _UnsupportedVersionError:
+    return _UnsupportedVersionError(f"{answer.status}, and it does not say what it has written")
 
 
 def _is_taken(answer: HttpAnswer) -> bool:

@@ -111,7 +111,7 @@ class WrittenTick:
     encoded: EncodedTick
     is_late: bool = False
     """Whether the join says that it came behind others: it may be older than what was sent."""
-    is_said_again: bool = False
+    is_repeated: bool = False
     """Whether the node's next samples say all that these do."""
 
 

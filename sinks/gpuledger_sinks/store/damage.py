@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from deltalake.exceptions import DeltaError
 
-from gpuledger.store.query import tells_damage, unfold
+from gpuledger.store.query import is_damage, unfold
 from gpuledger_sinks.errors import ReceiverUnavailableError
 
 _NO_CREDENTIALS: Final = "loading credentials"
@@ -38,7 +38,7 @@ _PARQUET: Final = b"PAR1"
 def explain(error: Exception, uri: str) -> str:
     """Return the first line of the error with its causes, and what to do about those we know."""
     first = first_line_of(error)
-    if tells_damage(first):
+    if is_damage(first):
         return f"{_damaged(uri)}; deltalake says: {first[:300]}"
     shown = unfold(error)[:_SHOWN_CHARACTERS]
     return f"{shown}; {_GIVE_CREDENTIALS}" if _NO_CREDENTIALS in shown else shown

@@ -123,10 +123,10 @@ def rows_of_pod(pod: PodRecord, record: Record) -> Iterator[Row]:
         pod.resource_version,
         pod.config_hash,
     )
-    asked = {each.name: _as_text(each.requested) for each in pod.containers}
+    requests = {each.name: _as_text(each.requested) for each in pod.containers}
     annotations = _as_json(pod.annotations)
     for container_id, name in (ids or {None: None}).items():
-        requested = asked.get(name or "")
+        requested = requests.get(name or "")
         written = (record.partition, record.offset)
         yield (*about, container_id, name, *written, requested, annotations)
 
@@ -485,15 +485,15 @@ class FollowedTopic:
                 yield from dimension.rows_of_tombstone(record)
             return
         try:
-            told = self._decoder.decode(record.value)
+            decoded = self._decoder.decode(record.value)
         except UndecodableError:
             return  # the join, which reads the same, puts it aside
         # As the join does: whoever may write to one partition speaks for no node of another.
-        if record.key != dimension.key_of(told).encode():
+        if record.key != dimension.key_of(decoded).encode():
             return
-        of_node = None if dimension.node_key_of is None else dimension.node_key_of(told)
+        of_node = None if dimension.node_key_of is None else dimension.node_key_of(decoded)
         if of_node is None or record.partition == partition_of_node(of_node, partitions=partitions):
-            yield from dimension.rows_of(told, record)
+            yield from dimension.rows_of(decoded, record)
 
     async def _append(self, rows: list[Row], offsets: Mapping[TopicPartition, int]) -> None:
         numbers: dict[str, Any] = {self._stream_of(at): last for at, last in offsets.items()}

@@ -81,7 +81,7 @@ class MaintenanceStep:
     """What is counted."""
     do: Callable[[], int] = field(repr=False)
     """Do it, and return how many of the unit that were."""
-    look: Callable[[], int] = field(repr=False)
+    count_due: Callable[[], int] = field(repr=False)
     """Return how many that would be, and change nothing."""
 
 
@@ -162,7 +162,7 @@ class Maintainer:
         steps = list(self._steps())
         for number, step in enumerate(steps, start=1):
             report(number, len(steps), step)
-            done.steps.append(_done(step, step.look()))
+            done.steps.append(_done(step, step.count_due()))
         return done
 
     def _steps(self) -> Iterator[MaintenanceStep]:
@@ -174,12 +174,14 @@ class Maintainer:
 
     def _sums(self) -> Iterator[MaintenanceStep]:
         hourly, daily = self._hourly, self._daily
-        for rollup, table, unit, look in (
+        for rollup, table, unit, count_due in (
             (hourly, USAGE_HOURLY, "hours", lambda: len(hourly.pending())),
             (daily, USAGE_DAILY, "days", lambda: len(daily.pending(hourly.pending()))),
         ):
             do = partial(rollup.run, time_ms=self._clock.time_ns() // NS_PER_MS)
-            yield MaintenanceStep(action=SUM_UP, table=table.name, unit=unit, do=do, look=look)
+            yield MaintenanceStep(
+                action=SUM_UP, table=table.name, unit=unit, do=do, count_due=count_due
+            )
 
     def _retention(self) -> Iterator[MaintenanceStep]:
         """Yield the removal of what is too old; of what is summed up, only once it is."""
@@ -201,7 +203,7 @@ class Maintainer:
                 do=partial(table.remove_days_before, bound)
                 if rollup is None
                 else partial(rollup.purge, bound, time_ms=time_ms),
-                look=partial(table.count_files_before, bound),
+                count_due=partial(table.count_files_before, bound),
             )
 
     def _merges(self) -> Iterator[MaintenanceStep]:
@@ -219,7 +221,7 @@ class Maintainer:
                     table=schema.name,
                     unit="files",
                     do=partial(self._merge, table, schema),
-                    look=partial(_count_small_files, table, schema),
+                    count_due=partial(_count_small_files, table, schema),
                 )
 
     def _merge(self, table: StreamTable, schema: TableSchema) -> int:
@@ -240,7 +242,7 @@ class Maintainer:
                     table=schema.name,
                     unit="files",
                     do=partial(table.remove_orphans, older_than_hours=hours),
-                    look=partial(table.count_orphans, older_than_hours=hours),
+                    count_due=partial(table.count_orphans, older_than_hours=hours),
                 )
 
 

@@ -17,11 +17,11 @@ cpdef plus(object former, object amount)
 
 cdef class EventOwners:
     cdef object _event
-    cdef list _holders, _users
+    cdef list _allocatees, _users
     @cython.locals(index="long long")
     cpdef tuple of(self, object entry)
     cdef tuple _user_at(self, object position)
-    cdef tuple _holder_at(self, object position)
+    cdef tuple _allocatee_at(self, object position)
     cdef _pod_at(self, object position)
 
 cdef class Booking:

@@ -25,8 +25,8 @@ from gpuledger.records import (
     Entry,
     GpuBooks,
     GpuEvent,
+    LateAdjustment,
     MemoryMethod,
-    Settlement,
 )
 from gpuledger.records.base import OpenEnum
 
@@ -164,19 +164,19 @@ def plus(former: int | None, amount: int) -> int:
 class EventOwners:
     """Whose the entries of an event are, by what a row has of it."""
 
-    __slots__ = ("_event", "_holders", "_users")
+    __slots__ = ("_allocatees", "_event", "_users")
 
     def __init__(self, event: GpuEvent) -> None:
         self._event = event
         self._users: list[Any] = [None] * len(event.containers)
-        self._holders: list[Any] = [None] * len(event.allocations)
+        self._allocatees: list[Any] = [None] * len(event.allocations)
 
     def of(self, entry: Entry) -> tuple[Any, ...]:
         """Return an entry's category, its pod with the container, its holder, and its job.
 
         Raises ValueError where it names a position that the event has not got.
         """
-        user = holder = None
+        user = allocatee = None
         position = entry.container
         if position is not None:
             if position >= len(self._users):
@@ -186,12 +186,12 @@ class EventOwners:
                 user = self._users[position] = self._user_at(position)
         position = entry.allocation
         if position is not None:
-            if position >= len(self._holders):
-                raise _unlisted("allocation", position, len(self._holders))
-            holder = self._holders[position]
-            if holder is None:
-                holder = self._holders[position] = self._holder_at(position)
-        return (entry.category._value_, user, holder, entry.job_id)
+            if position >= len(self._allocatees):
+                raise _unlisted("allocation", position, len(self._allocatees))
+            allocatee = self._allocatees[position]
+            if allocatee is None:
+                allocatee = self._allocatees[position] = self._allocatee_at(position)
+        return (entry.category._value_, user, allocatee, entry.job_id)
 
     def _user_at(self, position: int) -> tuple[Any, ...]:
         container = self._event.containers[position]
@@ -203,11 +203,11 @@ class EventOwners:
         pod = self._pod_at(container.pod)
         return (pod.uid, pod.state._value_, pod.namespace, pod.name, name, container_id)
 
-    def _holder_at(self, position: int) -> tuple[Any, ...]:
-        holder = self._event.allocations[position]
-        pod = self._pod_at(holder.pod)
+    def _allocatee_at(self, position: int) -> tuple[Any, ...]:
+        allocatee = self._event.allocations[position]
+        pod = self._pod_at(allocatee.pod)
         # Of another node's pod nothing is told, as the node may be anybody.
-        container = None if pod.name is None else holder.container
+        container = None if pod.name is None else allocatee.container
         return (pod.state._value_, pod.uid, pod.namespace, pod.name, container)
 
     def _pod_at(self, position: int) -> Any:  # noqa: ANN401  # a record's fields, compiled
@@ -266,7 +266,7 @@ def bookings_of(event: GpuEvent) -> list[Booking]:
     TooManyRowsError for one that comes to too many rows.
     """
     found = [_of_tick(books, event) for books in event.gpus]
-    found += [_of_settlement(settlement, event) for settlement in event.late_adjustments or ()]
+    found += [_of_late_adjustment(adjustment, event) for adjustment in event.late_adjustments or ()]
     owners = EventOwners(event)
     # Counted before a single part is made: an interval may be said to last for decades.
     row_count = 0
@@ -290,16 +290,16 @@ def _of_tick(books: GpuBooks, event: GpuEvent) -> Booking:
     return booking
 
 
-def _of_settlement(settlement: Settlement, event: GpuEvent) -> Booking:
+def _of_late_adjustment(adjustment: LateAdjustment, event: GpuEvent) -> Booking:
     # Who says until when may be anybody.
-    interval_ns = max(0, settlement.until_time_ns - settlement.from_time_ns)
+    interval_ns = max(0, adjustment.until_time_ns - adjustment.from_time_ns)
     booking = Booking(
-        gpu_of(settlement, event),
-        settlement.entries,
-        end_ns=settlement.until_time_ns,
+        gpu_of(adjustment, event),
+        adjustment.entries,
+        end_ns=adjustment.until_time_ns,
         interval_ns=interval_ns,
     )
-    booking.measures_busy = is_one_of(settlement.busy_method, MEASURED_BUSY)
+    booking.measures_busy = is_one_of(adjustment.busy_method, MEASURED_BUSY)
     return booking
 
 
@@ -417,17 +417,17 @@ def portion(amount: int | None, from_ns: int, to_ns: int, interval_ns: int) -> i
 
 
 _NO_USER: Final = (None,) * 6
-_NO_HOLDER: Final = (None,) * 5
+_NOT_ALLOCATED: Final = (None,) * 5
 
 
 def _rows_of(key: tuple[Any, ...], owner: Any, sums: Sums, partition: int) -> list[Row]:  # noqa: ANN401  # a key of `MinuteSums`
-    category, user, holder, job_id = owner
-    whose = (
+    category, user, allocatee, job_id = owner
+    owner_columns = (
         category,
         *(user or _NO_USER),
         job_id if category == _JOB else None,
-        *(holder or _NO_HOLDER),
-        job_id if category == _IDLE and holder is None else None,
+        *(allocatee or _NOT_ALLOCATED),
+        job_id if category == _IDLE and allocatee is None else None,
     )
     busy_ns, energy, allocated_ns = sums.busy_ns, sums.energy_millijoules, sums.allocated_ns
     amounts = (
@@ -445,7 +445,7 @@ def _rows_of(key: tuple[Any, ...], owner: Any, sums: Sums, partition: int) -> li
         sums.sample_count,
     )
     read = (partition, sums.first_offset, sums.last_offset, sums.ingested_time_ns)
-    return [(*key, *whose, *stored, *read) for stored in _storable(amounts)]
+    return [(*key, *owner_columns, *stored, *read) for stored in _storable(amounts)]
 
 
 def _storable(amounts: tuple[Any, ...]) -> list[tuple[Any, ...]]:

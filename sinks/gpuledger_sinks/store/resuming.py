@@ -156,14 +156,14 @@ class Resuming:
         recorder: GapRecorder,
         topic: str,
         retrying: RetryingCaller[ReceiverUnavailableError],
-        asking_brokers: RetryingCaller[ReceiverUnavailableError],
+        retry_brokers: RetryingCaller[ReceiverUnavailableError],
     ) -> None:
         self._targets, self._seen, self._gaps_table = targets, seen, gaps
         # Gaps are those of the table that there always is.
         self._stored = targets[0].stored
         self._recorder, self._retrying = recorder, retrying
         self._topic = topic
-        self._asking_brokers = asking_brokers
+        self._retry_brokers = retry_brokers
         self._unsought: set[TopicPartition] = set()
         self._others: list[TopicPartition] = []
         """Partitions of which a table was found to be of another topic."""
@@ -234,7 +234,7 @@ class Resuming:
                 raise ReceiverUnavailableError(str(error)) from error
 
         # Brokers that do not answer are no failure of the table. Polls go on meanwhile, and say so.
-        return await self._asking_brokers(query)
+        return await self._retry_brokers(query)
 
     async def record(self, gaps: Sequence[Gap]) -> None:
         """Write each gap its row, once the table answers."""

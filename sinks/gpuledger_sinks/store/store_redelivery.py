@@ -77,7 +77,9 @@ class StoreRedelivery:
 
     def _append(self, booked: Mapping[_Place, "_Booked"]) -> None:
         """Append to each table what it has not got."""
-        self._append_to(self._usage, booked, rows_of=lambda each: each.sums.rows(), tells=True)
+        self._append_to(
+            self._usage, booked, rows_of=lambda each: each.sums.rows(), records_hours=True
+        )
         if self._entries is not None:
             self._append_to(self._entries, booked, rows_of=lambda each: each.entries)
 
@@ -87,7 +89,7 @@ class StoreRedelivery:
         booked: Mapping[_Place, "_Booked"],
         *,
         rows_of: Callable[["_Booked"], Iterable[Row]],
-        tells: bool = False,
+        records_hours: bool = False,
     ) -> None:
         last = table.load([self._stream]).get(self._stream, 0)
         days = {minute // MINUTES_A_DAY for each in booked.values() for minute in each.sums.minutes}
@@ -107,7 +109,7 @@ class StoreRedelivery:
                 time_ms=now_ns // NS_PER_MS,
                 # Repeated: behind many replayed letters nobody would find it any more.
                 commit_info=describe(
-                    hours=hours if tells else None, valid_through=table.complete_through()
+                    hours=hours if records_hours else None, valid_through=table.complete_through()
                 ),
             )
         except StaleTableError as error:

@@ -141,7 +141,7 @@ async def open_store(
                 recorder=recorder,
                 retrying=retrying,
                 topic=bus.topics.events.name,
-                asking_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
+                retry_brokers=retry_receiver(sink=NAME, check=Check(), clock=clock),
             ),
             appending=Appending(targets=targets, seen=tables.seen, clock=clock),
             maintenance_lag=maintenance_lag,

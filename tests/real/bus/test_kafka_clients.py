@@ -66,8 +66,8 @@ async def test_a_consumer_whose_inner_task_died_is_replaced_and_told(kafka: Kafk
     async def note(partitions: frozenset[TopicPartition]) -> None:
         revoked.append(len(partitions))
 
-    asked = Subscription(group=f"g-{topic.name}", topics=[topic.name], on_revoked=note)
-    consumer = KafkaConsumer(connection=KafkaConnection(settings), subscription=asked)
+    requested = Subscription(group=f"g-{topic.name}", topics=[topic.name], on_revoked=note)
+    consumer = KafkaConsumer(connection=KafkaConnection(settings), subscription=requested)
     try:
         async with KafkaBus(settings).producer() as producer:
             await producer.publish(topic.name, 0, [numbered(1)])
@@ -139,8 +139,8 @@ async def test_a_coordinator_that_moved_is_not_taken_for_a_group_that_committed_
     settings = settings_of(cluster.bootstrap_servers)
     await create_topics(settings, [topic])
     partition = TopicPartition(topic.name, 0)
-    asked = Subscription(group="g", topics=[topic.name])
-    consumer = KafkaConsumer(connection=KafkaConnection(settings), subscription=asked)
+    requested = Subscription(group="g", topics=[topic.name])
+    consumer = KafkaConsumer(connection=KafkaConnection(settings), subscription=requested)
     try:
         async with KafkaBus(settings).producer() as producer:
             await producer.publish(topic.name, 0, [numbered(1), numbered(2)])
@@ -177,8 +177,8 @@ async def test_what_a_group_offers_to_a_client_that_ends_is_not_taken_for_the_ne
         client.stop = offer_and_end
 
     names = [topic.name for topic in topics]
-    asked = Subscription(group=f"g-{names[0]}", topics=names, on_revoked=offer_while_it_ends)
-    consumer = KafkaConsumer(connection=KafkaConnection(settings), subscription=asked)
+    requested = Subscription(group=f"g-{names[0]}", topics=names, on_revoked=offer_while_it_ends)
+    consumer = KafkaConsumer(connection=KafkaConnection(settings), subscription=requested)
     try:
         await poll_until(lambda _: len(consumer.assignment()) == 4, consumer)
         await consumer.commit(dict.fromkeys(consumer.assignment(), 0))

@@ -92,8 +92,8 @@ class KafkaHarness:
 
     async def _has_holes(self) -> bool:
         records: list[Record] = []
-        asked = Subscription(group=f"look-{uuid4().hex}", topics=[self.states])
-        async with self.bus.consumer(asked) as consumer:
+        requested = Subscription(group=f"look-{uuid4().hex}", topics=[self.states])
+        async with self.bus.consumer(requested) as consumer:
             while not records or records[-1].value != b"last":
                 records += await poll_once(consumer)
         return records[-1].offset >= len(records)

@@ -134,8 +134,8 @@ async def test_a_bus_closes_in_time_while_its_broker_is_away(
     async def commit(partitions: frozenset[TopicPartition]) -> None:
         await consumer.commit(dict.fromkeys(partitions, 1))
 
-    asked = Subscription(group="g", topics=[TOPIC.name], on_revoked=commit)
-    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+    requested = Subscription(group="g", topics=[TOPIC.name], on_revoked=commit)
+    async with bus.producer() as producer, bus.consumer(requested) as consumer:
         await producer.publish(TOPIC.name, 0, [numbered(0)])
         await poll_until(bool, consumer)
         kafka.kill()

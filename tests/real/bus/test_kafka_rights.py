@@ -70,7 +70,7 @@ async def test_a_topic_that_may_not_be_seen_is_told_from_one_that_is_absent(
 ) -> None:
     bus = KafkaBus(settings(kafka))
     async with bus.producer() as producer:
-        told = {
+        reported = {
             "looked up": await raised(bus.partitions(HIDDEN.name)),
             "written": await raised(producer.publish(HIDDEN.name, 0, [numbered(1)])),
         }
@@ -79,14 +79,14 @@ async def test_a_topic_that_may_not_be_seen_is_told_from_one_that_is_absent(
             await raised(producer.publish("absent", 0, [numbered(1)])),
         ]
     async with bus.consumer(Subscription(group=GROUP, topics=[HIDDEN.name])) as consumer:
-        told["read"] = await raised(consumer.poll(timeout_seconds=1.0, max_records=1))
+        reported["read"] = await raised(consumer.poll(timeout_seconds=1.0, max_records=1))
 
-    for how, error in told.items():
+    for how, error in reported.items():
         assert isinstance(error, RefusedError), (how, error)
         assert f"does not allow this user the topic {HIDDEN.name}; grant it" in str(error)
         assert "topics create" not in str(error)
-    assert str(told["written"]).endswith("grant it Write")
-    assert str(told["read"]).endswith("grant it Read")
+    assert str(reported["written"]).endswith("grant it Write")
+    assert str(reported["read"]).endswith("grant it Read")
     for error in absent:
         assert isinstance(error, TopicsError)
         assert "there is no topic absent on" in str(error)
@@ -96,7 +96,7 @@ async def test_nothing_unread_is_left_of_a_commit_without_the_right_to_write(
     kafka: AuthorizingKafka,
 ) -> None:
     unseen: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, said: unseen.append(said))
+    asyncio.get_running_loop().set_exception_handler(lambda _, message: unseen.append(message))
     bus = KafkaBus(settings(kafka))
     partitions = [TopicPartition(SEEN.name, number) for number in range(SEEN.partitions)]
     for _ in range(5):

@@ -128,8 +128,8 @@ async def test_an_endpoint_is_asked_once_for_all_connections_and_before_its_toke
             for number in range(3):
                 await producer.publish(topic.name, 0, [numbered(number)])
             assert await bus.partitions(topic.name) == 1
-    assert len(issuer.asked) == 1
-    ((headers, form),) = issuer.asked
+    assert len(issuer.requests) == 1
+    ((headers, form),) = issuer.requests
     assert headers["authorization"].startswith("Basic ")
     assert form == "grant_type=client_credentials&audience=kafka&scope=kafka"
 
@@ -251,7 +251,7 @@ async def test_a_token_that_the_broker_refuses_is_said_with_its_settings_and_not
 
 
 @pytest.mark.parametrize(
-    ("set_up", "said"),
+    ("set_up", "message"),
     [
         ({"hangs": True}, "no answer within 2 s"),
         ({"raw": b"\x00\xff no HTTP at all\r\n\r\n"}, "illegal status line"),
@@ -267,7 +267,7 @@ async def test_a_token_that_the_broker_refuses_is_said_with_its_settings_and_not
 async def test_an_endpoint_that_gives_no_token_is_the_reason_that_is_said_in_time(
     oauth_kafka: OauthKafka,
     set_up: dict[str, object],
-    said: str,
+    message: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -276,10 +276,10 @@ async def test_an_endpoint_that_gives_no_token_is_the_reason_that_is_said_in_tim
         setattr(issuer, name, value)
     async with issuer.serve(oauth_kafka.authority) as url:
         bus = KafkaBus(of_oauth(oauth_kafka, of_endpoint(oauth_kafka, url)))
-        with pytest.raises(BusUnavailableError, match=said) as raised:
+        with pytest.raises(BusUnavailableError, match=message) as raised:
             await bus.partitions("any")
-        with pytest.raises(BusUnavailableError, match=said):
+        with pytest.raises(BusUnavailableError, match=message):
             await bus.partitions("any")
     assert url in str(raised.value)
     assert CLIENT_SECRET not in f"{raised.value} {caplog.text}"
-    assert len(issuer.asked) == 1  # the second login within the pause has the first one's answer
+    assert len(issuer.requests) == 1  # the second login within the pause has the first one's answer

@@ -62,8 +62,8 @@ async def test_an_output_topic_that_is_deleted_is_named_and_no_broker_is_blamed(
                     break
     async with bus.transactions(f"w-{name}") as writer:
         await writer.commit({partition: [numbered(6)]}, offsets={}, group="g")
-    asked = Subscription(group=f"g-{name}", topics=[topic.name])
-    async with bus.consumer(asked) as consumer:
+    requested = Subscription(group=f"g-{name}", topics=[topic.name])
+    async with bus.consumer(requested) as consumer:
         found = await poll_until(lambda read: len(read) >= 2, consumer)
     assert texts(found) == ["5", "6"]
 
@@ -80,8 +80,8 @@ async def test_a_topic_that_is_deleted_is_named_by_a_poll_and_read_again_once_it
     settings = settings_of(kafka.bootstrap_servers)
     await create_topics(settings, [goes, stays])
     bus = KafkaBus(settings)
-    asked = Subscription(group=f"g-{name}", topics=[goes.name, stays.name])
-    async with bus.consumer(asked) as consumer:
+    requested = Subscription(group=f"g-{name}", topics=[goes.name, stays.name])
+    async with bus.consumer(requested) as consumer:
         await poll_until(lambda _: len(consumer.assignment()) == 4, consumer)
         await _delete(kafka.bootstrap_servers, goes)
         for _ in range(2):

@@ -68,9 +68,9 @@ async def test_what_a_writer_left_open_is_aborted_by_the_next_one(
 ) -> None:
     """At once, not after the time that a transaction may take."""
     assert is_in_transaction(stuck)
-    asked = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
+    requested = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
     bus = KafkaBus(settings)
-    async with bus.transactions(partition.topic) as next_one, bus.consumer(asked) as consumer:
+    async with bus.transactions(partition.topic) as next_one, bus.consumer(requested) as consumer:
         begun = time.monotonic()
         await next_one.commit({partition: [numbered(1)]}, offsets={}, group=GROUP)
 
@@ -81,9 +81,9 @@ async def test_what_a_writer_left_open_is_aborted_by_the_next_one(
 async def test_a_writer_that_closes_in_the_middle_makes_nobody_wait(
     settings: KafkaSettings, partition: TopicPartition, stuck: KafkaTransactions
 ) -> None:
-    asked = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
+    requested = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
     bus = KafkaBus(settings)
-    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+    async with bus.producer() as producer, bus.consumer(requested) as consumer:
         await producer.publish(*partition, [numbered(1)])
         assert await consumer.end_offsets([partition]) == {partition: 0}
         await stuck.close()
@@ -95,14 +95,14 @@ async def test_an_open_transaction_shows_as_the_time_for_which_it_withholds_what
     settings: KafkaSettings, partition: TopicPartition, stuck: KafkaTransactions
 ) -> None:
     """Or a consumer would stand still, and all that is shown of it say that it is at the end."""
-    asked = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
+    requested = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
     bus = KafkaBus(settings)
-    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+    async with bus.producer() as producer, bus.consumer(requested) as consumer:
         await producer.publish(*partition, [numbered(1)])
         async with asyncio.timeout(DEADLINE_SECONDS):
             while consumer.withheld_seconds() <= 1:
                 assert await poll_once(consumer) == []
-        labels = {"topic": partition.topic, "consumer": asked.group}
+        labels = {"topic": partition.topic, "consumer": requested.group}
         shown = REGISTRY.get_sample_value("gpuledger_records_withheld_seconds", labels)
         assert shown is not None
         assert shown > 1
@@ -131,7 +131,7 @@ async def test_a_writer_that_lost_its_sequence_is_over_and_the_next_one_goes_on(
     settings: KafkaSettings, partition: TopicPartition
 ) -> None:
     bus = KafkaBus(settings)
-    asked = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
+    requested = Subscription(group=f"g-{partition.topic}", topics=[partition.topic])
     async with bus.transactions(partition.topic) as writer:
         await writer.commit({partition: [numbered(1)]}, offsets={}, group=GROUP)
         assert isinstance(writer, KafkaTransactions)
@@ -139,7 +139,7 @@ async def test_a_writer_that_lost_its_sequence_is_over_and_the_next_one_goes_on(
         for _ in range(2):
             with pytest.raises(BusUnavailableError, match="OutOfOrderSequenceNumber"):
                 await writer.commit({partition: [numbered(2)]}, offsets={partition: 9}, group=GROUP)
-    async with bus.transactions(partition.topic) as writer, bus.consumer(asked) as consumer:
+    async with bus.transactions(partition.topic) as writer, bus.consumer(requested) as consumer:
         await writer.commit({partition: [numbered(3)]}, offsets={}, group=GROUP)
         assert texts(await poll_until(lambda found: len(found) >= 2, consumer)) == ["1", "3"]
 
@@ -161,8 +161,8 @@ async def test_a_commit_without_a_broker_fails_in_time_and_works_again_when_it_i
         async with bus.transactions("w"):
             pass
     kafka.start()
-    asked = Subscription(group="g", topics=[topic.name])
-    async with bus.transactions("w") as writer, bus.consumer(asked) as consumer:
+    requested = Subscription(group="g", topics=[topic.name])
+    async with bus.transactions("w") as writer, bus.consumer(requested) as consumer:
         await writer.commit({partition: [numbered(3)]}, offsets={partition: 3}, group=GROUP)
         assert texts(await poll_until(lambda found: len(found) >= 2, consumer)) == ["1", "3"]
 
@@ -191,8 +191,8 @@ async def test_a_writer_closed_under_a_commit_that_stalls_never_aborts_under_it(
         assert committing.done()
         with pytest.raises(BusUnavailableError, match="was closed while it was committed"):
             await committing
-    asked = Subscription(group="g", topics=[topic.name])
-    async with bus.transactions("w") as writer, bus.consumer(asked) as consumer:
+    requested = Subscription(group="g", topics=[topic.name])
+    async with bus.transactions("w") as writer, bus.consumer(requested) as consumer:
         await writer.commit({partition: [numbered(3)]}, offsets={partition: 3}, group=GROUP)
         found = texts(
             await poll_until(lambda read: any(each.value == b"3" for each in read), consumer)

@@ -69,9 +69,9 @@ def test_the_refusal_is_one_line_and_exit_code_2(
 
     assert main(["topics", "create", "--bootstrap-servers", broker.bootstrap_servers]) == 2
 
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "never changed in place" in told
+    reported = capsys.readouterr().err
+    assert reported.count("\n") == 1
+    assert "never changed in place" in reported
 
 
 async def test_another_configuration_is_said_and_left_alone(broker: Kafka) -> None:

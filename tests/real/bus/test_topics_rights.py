@@ -42,17 +42,17 @@ def broker(
     return kafka
 
 
-def told(capsys: pytest.CaptureFixture[str], command: str, expected: str) -> tuple[int, str]:
+def reported(capsys: pytest.CaptureFixture[str], command: str, expected: str) -> tuple[int, str]:
     """Return the exit code and what was said; a right that was granted counts a moment later."""
-    code, said = 0, ""
+    code, message = 0, ""
     for _ in range(GRANT_ATTEMPTS):
         code = main(["topics", command])
         captured = capsys.readouterr()
-        said = captured.out + captured.err
-        if expected in said:
+        message = captured.out + captured.err
+        if expected in message:
             break
         time.sleep(0.2)
-    return code, said
+    return code, message
 
 
 def made(broker: AuthorizingKafka, kcat: Kcat) -> int:
@@ -64,21 +64,23 @@ def test_the_missing_right_is_named_and_with_the_documented_ones_all_is_made(
     broker: AuthorizingKafka, kcat: Kcat, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rights = "grant it Describe and DescribeConfigs on these topics"
-    for command, tells_of_create in (("check", False), ("create", True)):
-        code, said = told(capsys, command, rights)
-        assert (code, rights in said, "and Create" in said) == (2, True, tells_of_create), said
+    for command, names_create in (("check", False), ("create", True)):
+        code, message = reported(capsys, command, rights)
+        assert (code, rights in message, "and Create" in message) == (2, True, names_create), (
+            message
+        )
     for granted in ("Create", "Describe"):
         broker.grant(*PREFIX, operations=[granted])
         for command in ("check", "create"):
-            code, said = told(capsys, command, rights)
-            assert (code, said.count("\n"), rights in said) == (2, 1, True), said
+            code, message = reported(capsys, command, rights)
+            assert (code, message.count("\n"), rights in message) == (2, 1, True), message
     assert made(broker, kcat) == 0
 
     broker.grant(*PREFIX, operations=["DescribeConfigs"])
-    code, said = told(capsys, "create", "created")
-    assert (code, said.count("created")) == (0, len(TOPICS)), said
-    code, said = told(capsys, "check", " ok ")
-    assert (code, said.count(" ok ")) == (0, len(TOPICS)), said
+    code, message = reported(capsys, "create", "created")
+    assert (code, message.count("created")) == (0, len(TOPICS)), message
+    code, message = reported(capsys, "check", " ok ")
+    assert (code, message.count(" ok ")) == (0, len(TOPICS)), message
 
 
 def test_topics_whose_configuration_may_not_be_read_are_not_said_to_differ(
@@ -88,17 +90,17 @@ def test_topics_whose_configuration_may_not_be_read_are_not_said_to_differ(
     asyncio.run(create_topics(plaintext))
     broker.grant(*PREFIX, operations=["Create", "Describe"])
     for command in ("check", "create"):
-        code, said = told(capsys, command, "grant it DescribeConfigs on these topics")
-        assert (code, "grant it DescribeConfigs on these topics" in said) == (2, True), said
+        code, message = reported(capsys, command, "grant it DescribeConfigs on these topics")
+        assert (code, "grant it DescribeConfigs on these topics" in message) == (2, True), message
 
 
 def test_topics_that_may_be_read_but_not_made_or_seen_are_said_to_be_so(
     broker: AuthorizingKafka, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broker.grant(*PREFIX, operations=["DescribeConfigs"])
-    code, said = told(capsys, "create", "grant it Create on these topics")
-    assert (code, "grant it Create on these topics" in said) == (2, True), said
+    code, message = reported(capsys, "create", "grant it Create on these topics")
+    assert (code, "grant it Create on these topics" in message) == (2, True), message
 
     broker.grant(*PREFIX, operations=["Create"])
-    code, said = told(capsys, "create", "grant it Describe on these topics")
-    assert (code, "grant it Describe on these topics" in said) == (2, True), said
+    code, message = reported(capsys, "create", "grant it Describe on these topics")
+    assert (code, "grant it Describe on these topics" in message) == (2, True), message

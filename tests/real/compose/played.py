@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import yaml
 
 from gpuledger_simulator.scenario.load import load_scenario
-from tests.real.compose.asking import Grafana, Shown
 from tests.real.compose.expected import OF_THE_DEPLOYABLES
+from tests.real.compose.panel_queries import Grafana, Shown
 from tests.real.compose.topology import SERVICES, Topology
 from tests.real.compose.truth import Truth
 from tests.real.services.prometheus import PrometheusApi
@@ -90,8 +90,8 @@ def play(topology: Topology) -> Played:
 
 
 def _epoch_ns(topology: Topology) -> int:
-    told = yaml.safe_load((topology.places.volume("simulation") / "agent.yaml").read_text())
-    return int(told["simulator"]["epoch_ns"])
+    reported = yaml.safe_load((topology.places.volume("simulation") / "agent.yaml").read_text())
+    return int(reported["simulator"]["epoch_ns"])
 
 
 def _await_none(prometheus: PrometheusApi, query: str) -> int:

@@ -16,8 +16,8 @@ import pytest
 from gpuledger.store.query import count_rows
 from tests.default_topics import ROWS
 from tests.real import remote_write_page
-from tests.real.compose.asking import Grafana
 from tests.real.compose.expected import EXPECTED, MAY_BE_ABSENT
+from tests.real.compose.panel_queries import Grafana
 from tests.real.compose.played import WAIT_SECONDS, Played, play
 from tests.real.compose.topology import ALWAYS, BIN, SERVICES, Topology
 from tests.real.end_to_end.deployables import refuse_stray_settings

@@ -13,7 +13,7 @@ from gpuledger_simulator.simulation import Simulation
 from gpuledger_sinks.remote_write.active_series import ActiveSeries
 from gpuledger_sinks.remote_write.write_client import open_client
 from gpuledger_sinks.settings import RemoteWriteSettings
-from tests.real.compose.asking import Grafana, Shown
+from tests.real.compose.panel_queries import Grafana, Shown
 from tests.ticks import event_of, play
 from tests.unit.deployment import dashboard
 from tests.unit.deployment.deployables import ROOT

@@ -70,26 +70,26 @@ class Truth:
 
     def celsius(self) -> float:
         """Return the mean over the window's seconds of what the hottest die told; ask once."""
-        told = []
+        reported = []
         for _ in range(self._seconds):
             self._clock.advance(1)
-            told.append(max(self._celsius()))
-        return mean(told)
+            reported.append(max(self._celsius()))
+        return mean(reported)
 
     def used(self, pod: PlannedPod | None) -> Used:
         """Return what a pod used; what nobody's processes used where it is None."""
-        gpus = held = watts = 0.0
+        gpus = allocated = watts = 0.0
         for _, gpu in self.gpus:
             for process in gpu.processes:
                 if process.pod is pod:
                     busy_ns = gpu.busy_ns(process, self._start_ns, self._end_ns)
                     busy = busy_ns / _NS / self._seconds
                     gpus += busy
-                    held += process.spec.memory_bytes * process.is_on_gpu(self._end_ns - 1)
+                    allocated += process.spec.memory_bytes * process.is_on_gpu(self._end_ns - 1)
                     watts += busy * gpu.facts.max_watts
-        return Used(gpus=gpus, bytes=held, watts=watts)
+        return Used(gpus=gpus, bytes=allocated, watts=watts)
 
-    def held(self, pod: PlannedPod) -> float:
+    def allocated(self, pod: PlannedPod) -> float:
         """Return how many GPUs a pod holds: of one that several use each has as much."""
         there = [
             {id(one.pod) for one in gpu.users(self._end_ns - 1) if one.pod is not None}

@@ -53,8 +53,8 @@ def documented_commands() -> list[list[str]]:
 
 def documented_questions(account: str) -> list[tuple[list[str], str]]:
     """Return each documented `kubectl auth can-i` about an account with its answer."""
-    asked = [(question.split(), answer) for question, answer in _ASKED.findall(documented())]
-    return [(words, answer) for words, answer in asked if words[-1] == f"--as={account}"]
+    requested = [(question.split(), answer) for question, answer in _ASKED.findall(documented())]
+    return [(words, answer) for words, answer in requested if words[-1] == f"--as={account}"]
 
 
 def can_i(kubectl: Kubectl, question: list[str]) -> str:

@@ -206,15 +206,17 @@ def test_a_pod_that_wants_more_than_restricted_is_admitted_in_the_agents_namespa
 
 def test_podwatchs_account_may_do_its_work_and_nothing_else(installation: Installation) -> None:
     for attributes in MAY:
-        eventually(lambda asked=attributes: installation.may(ACCOUNT, asked))  # type: ignore[misc]  # as above
-    too_much = [asked for asked in MAY_NOT if installation.may(ACCOUNT, asked)]
+        eventually(lambda requested=attributes: installation.may(ACCOUNT, requested))  # type: ignore[misc]  # as above
+    too_much = [requested for requested in MAY_NOT if installation.may(ACCOUNT, requested)]
 
     assert too_much == []
 
 
 def test_the_account_of_everything_else_may_do_nothing(installation: Installation) -> None:
     for account in DEFAULT_ACCOUNTS:
-        assert [asked for asked in (*MAY, *MAY_NOT) if installation.may(account, asked)] == []
+        assert [
+            requested for requested in (*MAY, *MAY_NOT) if installation.may(account, requested)
+        ] == []
 
 
 def test_the_documented_questions_have_the_documented_answers(

@@ -47,7 +47,7 @@ def brings_pages(overlay: Path, component: str) -> bool:
     return len(rendered(overlay, (component,)).services()) > len(rendered(overlay, ()).services())
 
 
-def said(made: Manifest) -> list[tuple[str, str]]:
+def message(made: Manifest) -> list[tuple[str, str]]:
     """Return all that an object says, whatever the order of its lists."""
     return sorted(strings(made))
 
@@ -67,7 +67,7 @@ def test_two_components_make_the_same_in_both_orders_or_pages_tls_is_refused_in_
                 rendered(overlay, pair)
         elif not (pair[1] == TLS and brings_pages(overlay, first)):
             one, other = rendered(overlay, pair), rendered(overlay, pair[::-1])
-            assert sorted(map(said, one.objects)) == sorted(map(said, other.objects))
+            assert sorted(map(message, one.objects)) == sorted(map(message, other.objects))
 
 
 @pytest.mark.parametrize("component", [one for one in COMPONENTS if one != TLS])

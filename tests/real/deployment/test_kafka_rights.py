@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.real.services.kustomize import Kustomize
 
 WITHIN_SECONDS: Final = 120.0
-_decode_letter: Final = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode
+_decode_dead_letter: Final = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode
 
 
 RESOURCES: Final = {
@@ -134,9 +134,9 @@ def test_the_documented_rights_suffice_for_every_workload_and_command(
     def count(topic: Topic) -> int:
         return len(kcat.consume(plain, topic.name))
 
-    def letter_writers() -> set[str]:
+    def dead_letter_writers() -> set[str]:
         found = kcat.consume(plain, DEAD_LETTERS.name)
-        return {_decode_letter(message.value or b"").consumer for message in found}
+        return {_decode_dead_letter(message.value or b"").consumer for message in found}
 
     try:
         for workload in rendering.services():
@@ -144,7 +144,9 @@ def test_the_documented_rights_suffice_for_every_workload_and_command(
                 continue
             own = podwatch if workload.name == "gpuledger-podwatch" else None
             started[workload.name] = start(workload, tmp_path / workload.name, own)
-        eventually(lambda: letter_writers() == set(GROUPS.values()), within_seconds=WITHIN_SECONDS)
+        eventually(
+            lambda: dead_letter_writers() == set(GROUPS.values()), within_seconds=WITHIN_SECONDS
+        )
         started["gpuledger-agent"] = start(
             rendering.workload("gpuledger-agent"), tmp_path / "agent", agent
         )

@@ -110,10 +110,10 @@ def test_every_workload_answers_its_probes_over_tls_and_metrics_after_a_login(
         for workload in filled_in.services():
             started[workload.name] = at_work = start(workload, tmp_path / workload.name)
             for name in PROBES:
-                asked = workload.container[name]["httpGet"]
-                url = f"{asked['scheme'].lower()}{at_work.health.removeprefix('https')}"
-                wanted = {200, 503} if asked["path"] == "/readyz" else {200}
-                eventually(partial(is_answered, f"{url}{asked['path']}", authority, wanted))
+                requested = workload.container[name]["httpGet"]
+                url = f"{requested['scheme'].lower()}{at_work.health.removeprefix('https')}"
+                wanted = {200, 503} if requested["path"] == "/readyz" else {200}
+                eventually(partial(is_answered, f"{url}{requested['path']}", authority, wanted))
             assert status(f"{at_work.health}/metrics", authority) == 401
             assert status(f"{at_work.health}/metrics", authority, **login) == 200
     finally:

@@ -82,7 +82,7 @@ def test_the_agents_account_may_read_a_kubelets_pods_and_nothing_else(
 ) -> None:
     eventually(lambda: installation.may(ACCOUNT, PODS))
 
-    assert [asked for asked in TOO_MUCH if installation.may(ACCOUNT, asked)] == []
+    assert [requested for requested in TOO_MUCH if installation.may(ACCOUNT, requested)] == []
 
 
 def test_the_documented_questions_about_the_agents_account_have_the_documented_answers(
@@ -120,8 +120,8 @@ def authorizer(api: KubeApi) -> Callable[[str], tuple[int, str]]:
             wanted = {"user": user, "resourceAttributes": {**PODS, "subresource": subresource}}
             if ask("authorization", "subjectaccessreviews", wanted).get("allowed"):
                 return 200, ""
-        said = f"user={user}, verb=get, resource=nodes, subresource(s)=[pods proxy]"
-        return 403, f"Forbidden ({said})"
+        message = f"user={user}, verb=get, resource=nodes, subresource(s)=[pods proxy]"
+        return 403, f"Forbidden ({message})"
 
     return authorize
 

@@ -28,7 +28,7 @@ from tests.real.deployment.rendering import (
 from tests.real.services.kustomize import KustomizeError
 from tests.unit.deployment import deployables
 from tests.unit.deployment.deployables import ROOT
-from tests.unit.reports.stores import held, inventory_row, write_store
+from tests.unit.reports.stores import allocated, inventory_row, write_store
 from tests.unit.sinks.store.test_maintainer import fill
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ INSTALLATIONS = (
 """The folders that a user applies as a whole; the topics come beside them."""
 SPOOL = "/var/spool/gpuledger"
 SCRAPERS = {"kubernetes.io/metadata.name": "monitoring"}
-LOOKED_AT = {
+INSPECTED = {
     "/var/lib/kubelet/pod-resources",
     "/var/log/containers",
     "/var/log/pods",
@@ -451,7 +451,7 @@ def test_of_the_host_only_the_agent_sees_folders_and_changes_nothing_but_its_spo
         }
         mounts = [mount for mount in workload.container["volumeMounts"] if mount["name"] in volumes]
         is_agent = workload.name == AGENT
-        of_agent = {*LOOKED_AT, SPOOL} if is_root(workload) else {"/var/log/containers"}
+        of_agent = {*INSPECTED, SPOOL} if is_root(workload) else {"/var/log/containers"}
         assert set(volumes.values()) == (of_agent if is_agent else set())
         assert all(mount["mountPath"] == volumes[mount["name"]] for mount in mounts)
         assert [mount["mountPath"] for mount in mounts if not mount.get("readOnly")] == (
@@ -488,7 +488,7 @@ def test_the_agent_finds_the_hosts_folders_where_it_looks(
     kubelet = settings[AGENT]["kubelet"]
 
     folders = {kubelet[name] for name in ("container_log_dir", "pod_log_dir", "cgroup_root")}
-    assert {str(Path(kubelet["socket"]).parent), *folders} == LOOKED_AT
+    assert {str(Path(kubelet["socket"]).parent), *folders} == INSPECTED
     assert settings[AGENT]["spool"]["directory"] == SPOOL
 
 
@@ -516,7 +516,7 @@ def test_the_bill_is_closed_as_rendered_and_kept_in_the_store_of_the_sink(
     (given,) = [word for word in command if word.startswith("--store=")]
     write_store(
         Path(given.partition("=")[2]),
-        usage_hourly=[held(hour, "a", model="NVIDIA H100") for hour in range(24)],
+        usage_hourly=[allocated(hour, "a", model="NVIDIA H100") for hour in range(24)],
         inventory=[inventory_row(model="NVIDIA H100")],
     )
 

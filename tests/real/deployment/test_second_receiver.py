@@ -37,7 +37,7 @@ GROUP: Final = "gpuledger-second-remote-write"
 FIRST: Final = "gpuledger-sink-remote-write"
 PAGE: Final = (ROOT / "docs" / "operations.md").read_text()
 WITHIN_SECONDS: Final = 120.0
-decode_letter: Final = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode
+decode_dead_letter: Final = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode
 
 
 def sink_settings(workload: Workload, folder: Path) -> SinkSettings:
@@ -153,8 +153,8 @@ def installed(
 def refused(kafka: AuthorizingKafka, kcat: Kcat) -> list[tuple[str, str]]:
     """Return the consumer and the bytes of each dead letter."""
     found = kcat.consume(kafka.plaintext_bootstrap_servers, DEAD_LETTERS.name)
-    letters = [decode_letter(message.value or b"") for message in found]
-    return [(one.consumer, (one.value_base64 or "")) for one in letters]
+    dead_letters = [decode_dead_letter(message.value or b"") for message in found]
+    return [(one.consumer, (one.value_base64 or "")) for one in dead_letters]
 
 
 @pytest.mark.parametrize("is_set_to_the_end", [False, True])

@@ -157,11 +157,11 @@ def test_alertmanager_tells_the_owner_of_the_pod_on_whose_gpu_an_xid_was_seen(
 
 def test_the_inventory_holds_every_node_of_the_run(pipeline: Pipeline, kcat: Kcat) -> None:
     """With each GPU's model and what its driver answers."""
-    told = [json.loads(each.value or b"") for each in read(pipeline, kcat, INVENTORY.name)]
-    newest = {inventory["node"]: inventory for inventory in told}
+    reported = [json.loads(each.value or b"") for each in read(pipeline, kcat, INVENTORY.name)]
+    newest = {inventory["node"]: inventory for inventory in reported}
     assert newest.keys() == {"gpu-a", "gpu-b", "gpu-c"}
     assert [gpu["model"] for gpu in newest["gpu-c"]["gpus"]] == ["NVIDIA L4", "NVIDIA L4"]
-    assert all(gpu["capabilities"] for inventory in told for gpu in inventory["gpus"])
+    assert all(gpu["capabilities"] for inventory in reported for gpu in inventory["gpus"])
 
 
 def test_kcat_prints_an_event_that_is_as_its_schema_says(pipeline: Pipeline, kcat: Kcat) -> None:
@@ -180,16 +180,16 @@ def test_a_broken_record_on_each_topic_is_a_dead_letter_and_the_stream_goes_on(
     """With topic, partition, offset, reason and the original bytes, from each of its readers."""
     expected = {(topic, reader) for topic, readers in READERS.items() for reader in readers}
     deadline = time.monotonic() + LOOK_SECONDS
-    while len(letters := dead_letters(pipeline, kcat)) < len(expected):
-        assert time.monotonic() < deadline, letters
+    while len(records := dead_letters(pipeline, kcat)) < len(expected):
+        assert time.monotonic() < deadline, records
         time.sleep(0.5)
-    assert {(letter["topic"], letter["consumer"]) for letter in letters} == expected
-    for letter in letters:
-        assert base64.b64decode(letter["value_base64"]) == BROKEN
-        assert (letter["partition"], letter["reason"]) == (1, "undecodable")
-        assert letter["topic"] in letter["detail"]
-        broken = read(pipeline, kcat, letter["topic"])
-        assert [each.offset for each in broken if each.value == BROKEN] == [letter["offset"]]
+    assert {(dead_letter["topic"], dead_letter["consumer"]) for dead_letter in records} == expected
+    for dead_letter in records:
+        assert base64.b64decode(dead_letter["value_base64"]) == BROKEN
+        assert (dead_letter["partition"], dead_letter["reason"]) == (1, "undecodable")
+        assert dead_letter["topic"] in dead_letter["detail"]
+        broken = read(pipeline, kcat, dead_letter["topic"])
+        assert [each.offset for each in broken if each.value == BROKEN] == [dead_letter["offset"]]
 
 
 def test_the_store_has_each_pods_gpu_seconds_within_one_percent_of_the_truth(

@@ -133,10 +133,10 @@ def test_an_outage_of_kafka_is_two_lines_and_an_open_scrape_no_error_at_the_end(
             reasons = [line for line in own if line["event"] == REASON]
             assert len(reasons) <= 1, (name, lines)  # after a minute, which a slow return may take
             own = [line for line in own if line["event"] != REASON]
-            said = [line["event"] for line in own]
+            message = [line["event"] for line in own]
             # Lost once more while the broker is starting: a further line, whose end waits a minute.
             once = ["check_failed", "check_recovered"]
-            assert said in (once, [*once, "check_failed"]), (name, lines)
+            assert message in (once, [*once, "check_failed"]), (name, lines)
             assert own[1]["failed_seconds"] > 1
     # podwatch asks nothing of Kafka while no pod changes.
     silent = {one.name for one in deployables} - loud_lines_of(pipeline).keys()

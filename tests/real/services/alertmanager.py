@@ -58,4 +58,4 @@ class SecuredAlertmanager(SecuredWebPart, Alertmanager):
 
     name = "secured-alertmanager"
     certificate = "alertmanager"
-    asks_clients = True
+    requires_client_certificates = True

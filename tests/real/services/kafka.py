@@ -16,7 +16,7 @@ from tests.real.services.process import Part, Process
 # C1 and a collector without threads suit a short life on two cores; class data saves as much again.
 JVM_FLAGS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 CLUSTER_ID = "Z3B1bGVkZ2VyLXRlc3RzMQ"
-NOT_SAID = -1
+NOT_LOGGED = -1
 TOOL_SECONDS = 120.0
 ANSWER_SECONDS = 5.0
 
@@ -183,7 +183,7 @@ class Kafka(Part, KafkaBroker):
 def count_brokers(host: str, port: int) -> int:
     """Ask a broker how many brokers it knows; raises OSError while it does not answer."""
     # Metadata v4, correlation id 1, no client id, no topics, none to be created.
-    answer = ask(host, port, struct.pack(">hhihib", 3, 4, 1, NOT_SAID, 0, 0))
+    answer = ask(host, port, struct.pack(">hhihib", 3, 4, 1, NOT_LOGGED, 0, 0))
     # Correlation id, throttle time, then the array of brokers.
     return int(struct.unpack_from(">iii", answer)[2])
 

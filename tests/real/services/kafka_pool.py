@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 KafkaT = TypeVar("KafkaT", bound=Kafka)
 
 CLEAN_SECONDS: Final = 30.0
-LOOK_AGAIN_SECONDS: Final = 0.1
+RECHECK_SECONDS: Final = 0.1
 UNDER_WAY: Final = (b"Ongoing", b"PrepareCommit", b"PrepareAbort")
 ANY: Final = 1
 """Kafka's number for every kind of resource, pattern, operation and permission."""
@@ -123,7 +123,7 @@ async def _remove_all(admin: AIOKafkaAdminClient) -> bool:
     if topics:
         await admin.delete_topics(topics)
         while set(topics) & set(await admin.list_topics()):  # noqa: ASYNC110  # brokers send no event
-            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            await asyncio.sleep(RECHECK_SECONDS)
     # A broker without access lists answers with an error, which is as good.
     await send(DeleteAclsRequest(ANY, None, ANY, None, None, ANY, ANY))
     return True

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 STOP_SECONDS = 120.0
-LOOK_AGAIN_SECONDS = 0.02
+RECHECK_SECONDS = 0.02
 LOG_TAIL_BYTES = 4_000
 
 
@@ -88,7 +88,7 @@ class Process:
                 raise PartError(
                     f"{self.name} was not ready in {deadline_seconds} s: {self._story()}"
                 )
-            time.sleep(LOOK_AGAIN_SECONDS)
+            time.sleep(RECHECK_SECONDS)
 
     def wait_exit(self, *, deadline_seconds: float) -> int:
         """Wait until it has ended by itself; return its exit status."""

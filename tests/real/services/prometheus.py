@@ -43,9 +43,9 @@ class PrometheusApi:
     def query(self, promql: str) -> list[Any]:
         """Return the result of an instant query: a list of metric and value."""
         answer = self.fetch(f"/api/v1/query?{urllib.parse.urlencode({'query': promql})}")
-        told = answer.json()
-        assert told["status"] == "success", told
-        found: list[Any] = told["data"]["result"]
+        reported = answer.json()
+        assert reported["status"] == "success", reported
+        found: list[Any] = reported["data"]["result"]
         return found
 
     def await_query(self, promql: str, *, deadline_seconds: float = 30) -> list[Any]:

@@ -22,16 +22,22 @@ USERNAME = "gpuledger"
 class WebLogin:
     """A web configuration that is exchanged while its part runs, and a client that gets in."""
 
-    def __init__(self, file: Path, *, certificate: str, asks_clients: bool = False) -> None:
+    def __init__(
+        self, file: Path, *, certificate: str, requires_client_certificates: bool = False
+    ) -> None:
         """Take the file, the name of the part's certificate, and whether clients show theirs."""
-        self._file, self._certificate, self._asks_clients = file, certificate, asks_clients
+        self._file, self._certificate, self._requires_client_certificates = (
+            file,
+            certificate,
+            requires_client_certificates,
+        )
 
     def exchange(self, authority: Authority, *, password: str) -> None:
         """Show a certificate of this authority from now on, and ask for this password."""
         pair = authority.issue(self._certificate)
         tls = {"cert_file": str(pair.certificate), "key_file": str(pair.key)}
         self._context = ssl.create_default_context(cafile=str(authority.certificate))
-        if self._asks_clients:
+        if self._requires_client_certificates:
             tls["client_auth_type"] = "RequireAndVerifyClientCert"
             tls["client_ca_file"] = str(authority.certificate)
             client = authority.issue("tests")

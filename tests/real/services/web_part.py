@@ -74,7 +74,7 @@ class SecuredWebPart(WebPart):
     username = USERNAME
     certificate: ClassVar[str]
     """The name in its certificate."""
-    asks_clients: ClassVar[bool] = False
+    requires_client_certificates: ClassVar[bool] = False
     """Whether clients show a certificate as well."""
 
     def __init__(self, *, binary: Path, folder: Path, authority: Authority, password: str) -> None:
@@ -84,7 +84,9 @@ class SecuredWebPart(WebPart):
         )
         self.url = f"https://127.0.0.1:{self.port}"
         self._login = WebLogin(
-            web_config, certificate=self.certificate, asks_clients=self.asks_clients
+            web_config,
+            certificate=self.certificate,
+            requires_client_certificates=self.requires_client_certificates,
         )
         self.exchange(authority, password=password)
 

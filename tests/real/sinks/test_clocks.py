@@ -48,7 +48,9 @@ async def send(case: str, to: PrometheusApi, *, node: str) -> tuple[float, Count
         interval_seconds=0,
     )
     async with sending(on, settings):
-        await publish(on, *(told.event([entry()], node=node, start_ns=start_ns) for told in ticks))
+        await publish(
+            on, *(reported.event([entry()], node=node, start_ns=start_ns) for reported in ticks)
+        )
         await eventually(
             lambda: committed(on, REMOTE_WRITE.group, at) == len(ticks), within_seconds=120
         )
@@ -65,8 +67,8 @@ async def test_all_that_prometheus_can_take_reaches_it(
     node = f"without-window-{list(CASES).index(case)}"
     await send("never set", prometheus, node=f"beside-{node}")
     lost = OUT_OF_BOUNDS.get(case, WITHOUT_WINDOW[case])
-    stored, letters = await send(case, prometheus, node=node)
-    assert (stored, letters) == (len(CASES[case]) - sum(lost.values()), lost)
+    stored, records = await send(case, prometheus, node=node)
+    assert (stored, records) == (len(CASES[case]) - sum(lost.values()), lost)
 
 
 async def test_with_a_window_prometheus_takes_what_is_behind_too(
@@ -76,5 +78,5 @@ async def test_with_a_window_prometheus_takes_what_is_behind_too(
     for number, case in enumerate(CASES):
         lost = dict(WITHOUT_WINDOW[case])
         lost.pop("out_of_order", None)
-        stored, letters = await send(case, server, node=f"with-window-{number}")
-        assert (stored, letters) == (len(CASES[case]) - sum(lost.values()), lost), case
+        stored, records = await send(case, server, node=f"with-window-{number}")
+        assert (stored, records) == (len(CASES[case]) - sum(lost.values()), lost), case

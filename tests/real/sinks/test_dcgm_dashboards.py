@@ -116,7 +116,7 @@ def tick_of(number: int, node: str, start_ns: int) -> GpuEvent:
         time_ns=start_ns + number * SECOND_NS,
         gpus=[books(gpus[0], whole), books(gpus[1], *halves)],
         pods=[],
-        held_by=[holder(f"train-{node}"), holder(f"chat-{node}", namespace="serving")],
+        allocated_to=[holder(f"train-{node}"), holder(f"chat-{node}", namespace="serving")],
     )
 
 
@@ -185,9 +185,9 @@ async def test_dashboards_and_rules_of_dcgm_exporter_have_their_series_by_remote
         assert one["metric"] == labels_of(one["metric"]["Hostname"], one["metric"]["gpu"])
     uuids = {f"GPU-{host}-{gpu}" for host, gpu in GPUS}
     assert by_name == {name: dict.fromkeys(uuids, value) for name, value in VALUES.items()}
-    asked = {query: values_of(prometheus, query) for query, _ in (*OF_ALL, *OF_ONE)}
+    requested = {query: values_of(prometheus, query) for query, _ in (*OF_ALL, *OF_ONE)}
     expected = {query: [value] * len(GPUS) for query, value in OF_ALL}
-    assert asked == expected | {query: [value] for query, value in OF_ONE}
+    assert requested == expected | {query: [value] for query, value in OF_ONE}
     for label in ("instance", "Hostname"):
         assert label_values(prometheus, "DCGM_FI_DEV_FB_FREE", label) == list(HOSTS)
     assert label_values(prometheus, f"DCGM_FI_DEV_FB_FREE{BY_HOST}", "gpu") == ["0", "1"]

@@ -81,7 +81,7 @@ async def await_committed(sink: Sink, broker: Kafka, group: str, offset: int) ->
         time.sleep(0.3)  # noqa: ASYNC251  # nothing else runs in this loop
 
 
-def letters(broker: Kafka, kcat: Kcat) -> list[Span]:
+def dead_letters(broker: Kafka, kcat: Kcat) -> list[Span]:
     """Return the offsets of the dead letters, which say no more than where they lie and why."""
     found = values(broker, kcat, DEAD_LETTERS.name)
     assert {(each["topic"], each["partition"], each["reason"]) for each in found} == {
@@ -129,7 +129,7 @@ async def test_the_store_has_all_events_once_and_a_row_for_each_batch_it_cannot_
         (AT.partition, "unreadable", first, last + 1, last - first + 1)
         for first, last in written.unreadable
     ]
-    assert letters(broker, kcat) == written.unreadable
+    assert dead_letters(broker, kcat) == written.unreadable
 
 
 async def test_a_sink_that_writes_to_kafka_leaves_out_no_event_and_repeats_none(
@@ -141,4 +141,4 @@ async def test_a_sink_that_writes_to_kafka_leaves_out_no_event_and_repeats_none(
     assert max_memory_bytes(sink.pid) < 400 * 2**20
     rows = Counter(row["seq"] for row in values(broker, kcat, ROWS.name))
     assert rows == Counter(written.seqs)
-    assert letters(broker, kcat) == written.unreadable
+    assert dead_letters(broker, kcat) == written.unreadable

@@ -99,7 +99,7 @@ async def test_every_incident_is_counted_once_and_none_falls_whenever_the_sink_i
     by_kind = f"gpuledger_gpu_incidents_total{of_run}}}"
     expected = {"other" if xid == 9_999 else str(xid): count for xid, count in happened.items()}
 
-    async def go_on_until_all_are_told() -> None:
+    async def run_until_all_are_reported() -> None:
         nonlocal number
         while True:
             number += 1
@@ -111,7 +111,7 @@ async def test_every_incident_is_counted_once_and_none_falls_whenever_the_sink_i
             await asyncio.sleep(0.2)
 
     async with asyncio.timeout(120):
-        await go_on_until_all_are_told()
+        await run_until_all_are_reported()
     assert sink.stop(deadline_seconds=120) == 0
 
     for code, values in stored(prometheus, by_xid, "xid").items():
@@ -143,7 +143,7 @@ async def test_the_alerts_of_the_page_fire_at_what_they_are_about(
         ]
         await publish(broker, ticks)
 
-    asked = remote_write_page.alerts()
+    requested = remote_write_page.alerts()
     about = {
         "a GPU fell off the bus": [incident(node=node, xid=79, time_ns=start_ns + 6 * SECOND_NS)],
         "XIDs of a GPU, whichever they are": [
@@ -161,7 +161,7 @@ async def test_the_alerts_of_the_page_fire_at_what_they_are_about(
     await tick(*range(1, 6))
     alive = f'gpuledger_gpu_incidents_total{{run="alerts", node="{node}"}}'
     await asyncio.to_thread(prometheus.await_query, alive)
-    for expression in map(asked.__getitem__, about):
+    for expression in map(requested.__getitem__, about):
         assert node not in {one["metric"].get("node") for one in prometheus.query(expression)}
     for incidents in about.values():
         await publish_incidents(broker, incidents)
@@ -172,7 +172,7 @@ async def test_the_alerts_of_the_page_fire_at_what_they_are_about(
 
     async with asyncio.timeout(120):
         number = 12
-        while not all(fires(asked[what]) for what in about):
+        while not all(fires(requested[what]) for what in about):
             await tick(number)
             number += 1
             await asyncio.sleep(0.3)

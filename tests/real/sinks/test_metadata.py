@@ -118,7 +118,7 @@ def tick_of(number: int, time_ns: int) -> GpuEvent:
             books(reading(uuid="GPU-cut", index=1, mig_enabled=True)),
             books(part),
         ],
-        held_by=[holder()],
+        allocated_to=[holder()],
         node_description=NodeDescription(pool="train"),
     )
 
@@ -131,7 +131,7 @@ def readings_of(number: int, time_ns: int) -> NodeReadings:
         kind = str(of_part.__annotations__[name])
         one = True if "bool" in kind else 1
         parts[part][name] = {"0": one} if "dict" in kind else one
-    said = GpuDetails(
+    message = GpuDetails(
         uuid=reading().uuid,
         health=GpuHealth(**parts["health"], recovery_action="none"),
         throttling=GpuThrottling(**parts["throttling"], reasons=1),
@@ -146,7 +146,7 @@ def readings_of(number: int, time_ns: int) -> NodeReadings:
         seq=number,
         time_ns=time_ns,
         interval_ns=SECOND_NS,
-        gpus=[said],
+        gpus=[message],
     )
 
 
@@ -161,10 +161,10 @@ async def send_all(to: PrometheusApi) -> set[str]:
     # A Prometheus sends on what is of after its start.
     times = [time.time_ns() + number * SECOND_NS for number in range(TICKS)]
     await publish(on, *(tick_of(number, at_ns) for number, at_ns in enumerate(times)))
-    told = [readings_of(number, at_ns) for number, at_ns in enumerate(times)]
+    reported = [readings_of(number, at_ns) for number, at_ns in enumerate(times)]
     messages = [
         Message(key=b"key", value=encode(one), timestamp_ms=time.time_ns() // 1_000_000)
-        for one in told
+        for one in reported
     ]
     async with on.producer() as producer:
         await producer.publish(of_readings.topic, of_readings.partition, messages)
@@ -202,13 +202,13 @@ async def test_prometheus_3_sends_on_type_help_and_unit_of_every_series(
 
         names = await send_all(prometheus)
 
-        told: dict[str, Described] = {}
+        reported: dict[str, Described] = {}
 
-        def are_told() -> bool:
+        def are_sent() -> bool:
             while next_receiver.received:
                 body = decompress(next_receiver.received.pop().body)
-                told.update({one.series.name: one.described for one in parse_v2(body)})
-            return told.keys() >= names
+                reported.update({one.series.name: one.described for one in parse_v2(body)})
+            return reported.keys() >= names
 
-        await eventually(are_told, within_seconds=120)
-    assert {name: told[name] for name in names} == {name: KNOWN[name] for name in names}
+        await eventually(are_sent, within_seconds=120)
+    assert {name: reported[name] for name in names} == {name: KNOWN[name] for name in names}

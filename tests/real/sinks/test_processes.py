@@ -64,9 +64,9 @@ async def test_killed_in_the_middle_again_and_again_the_store_has_each_row_once(
     assert sink.stop(deadline_seconds=120) == 0
 
     assert stored(folder) == (count, count, count * SECOND_NS // 2)
-    letters = kcat.consume(broker.bootstrap_servers, DEAD_LETTERS.name)
-    assert letters
-    assert all(b"bm8gZXZlbnQ=" in (letter.value or b"") for letter in letters)
+    dead_letters = kcat.consume(broker.bootstrap_servers, DEAD_LETTERS.name)
+    assert dead_letters
+    assert all(b"bm8gZXZlbnQ=" in (dead_letter.value or b"") for dead_letter in dead_letters)
 
 
 async def test_samples_reach_prometheus_from_kafka(
@@ -150,5 +150,5 @@ def test_a_wrong_kind_is_one_line_that_names_the_right_one(
     sink = Process(name="sink", argv=[*SINK, *arguments], folder=tmp_path)
     sink.start()
     assert sink.wait_exit(deadline_seconds=120) == 2
-    (said,) = sink.log_tail().splitlines()
-    assert line in said
+    (message,) = sink.log_tail().splitlines()
+    assert line in message

@@ -197,9 +197,11 @@ async def test_duty_28_what_prometheus_3_has_not_written_of_a_request_is_counted
 
     assert after > before
     assert await has_all(prometheus, nodes[1])
-    letters = await dead_letters(on)
-    assert {letter.reason for letter in letters} == {"partial"}
-    assert all("samples were written: 400" in letter.detail for letter in letters)
+    found_dead_letters = await dead_letters(on)
+    assert {dead_letter.reason for dead_letter in found_dead_letters} == {"partial"}
+    assert all(
+        "samples were written: 400" in dead_letter.detail for dead_letter in found_dead_letters
+    )
 
 
 async def send_later(to: PrometheusApi, node: str) -> None:

@@ -78,7 +78,7 @@ async def test_prometheus_has_all_samples_also_after_an_outage_of_the_proxy(
             )
             proxy.raw = None
             await is_stored("meanwhile")
-    assert {line.split()[1] for line in proxy.asked} == {"prometheus.test:9090"}
+    assert {line.split()[1] for line in proxy.requests} == {"prometheus.test:9090"}
 
 
 async def test_alertmanager_answers_by_the_proxy(
@@ -105,4 +105,4 @@ async def test_alertmanager_answers_by_the_proxy(
         )
         async with sending(on, settings, readiness=readiness):
             await eventually(lambda: check.is_ok, within_seconds=WITHIN_SECONDS)
-    assert proxy.asked[0] == "CONNECT alertmanager.test:443 HTTP/1.1"
+    assert proxy.requests[0] == "CONNECT alertmanager.test:443 HTTP/1.1"

@@ -108,12 +108,12 @@ async def test_a_pods_series_are_gone_with_the_tick_that_does_not_have_it(
 
 async def test_a_query_by_holder_answers_who_holds_idle_gpus(prometheus: PrometheusApi) -> None:
     on, first_ns, node = bus(), time.time_ns() - 5 * SECOND_NS, "node-idle"
-    held = [holder(), holder("chat-0", namespace="serving")]
+    allocated = [holder(), holder("chat-0", namespace="serving")]
     idle = [
         entry(Category.IDLE, busy_ns=busy_ns, allocation=position)
         for busy_ns, position in ((250_000_000, 0), (125_000_000, 1), (500_000_000, None))
     ]
-    changes = {"entries": [entry(busy_ns=125_000_000), *idle], "held_by": held, "node": node}
+    changes = {"entries": [entry(busy_ns=125_000_000), *idle], "held_by": allocated, "node": node}
     *before, last = ticks(3, namespace="idle", first_ns=first_ns, **changes)
     free = {
         "entries": [entry(Category.IDLE, busy_ns=1_000_000_000)],

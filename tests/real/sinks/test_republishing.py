@@ -77,8 +77,8 @@ async def test_killed_again_and_again_there_is_each_row_once_for_any_client(
         assert message.partition == partition_of_node(
             key_in("default", node), partitions=EVENTS.partitions
         )
-    (letter,) = kcat.consume(broker.bootstrap_servers, DEAD_LETTERS.name)
-    assert b"bm8gZXZlbnQ=" in (letter.value or b"")
+    (dead_letter,) = kcat.consume(broker.bootstrap_servers, DEAD_LETTERS.name)
+    assert b"bm8gZXZlbnQ=" in (dead_letter.value or b"")
 
 
 async def test_a_sink_that_stood_still_while_another_took_over_writes_nothing_twice(

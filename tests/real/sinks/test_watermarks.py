@@ -54,7 +54,7 @@ async def say(kafka: Kafka, start_ns: int, *, events: int) -> None:
             await producer.publish(WATERMARKS.name, partition, [message])
 
 
-def said(kafka: Kafka, kcat: Kcat, stage: str) -> list[Watermark]:
+def output(kafka: Kafka, kcat: Kcat, stage: str) -> list[Watermark]:
     found = kcat.consume(kafka.bootstrap_servers, WATERMARKS.name)
     decoded = [DECODER.decode(each.value or b"") for each in found]
     return [each for each in decoded if each.stage == stage and each.partition == AT]
@@ -80,8 +80,8 @@ async def test_a_sink_that_is_killed_after_its_commit_has_said_less_and_never_mo
 
     def until() -> int:
         """Return how many events it has called complete."""
-        told = said(broker, kcat, stage)
-        newest = max((each.complete_until_ns for each in told), default=start_ns - SECOND_NS)
+        reported = output(broker, kcat, stage)
+        newest = max((each.complete_until_ns for each in reported), default=start_ns - SECOND_NS)
         return (newest - start_ns) // SECOND_NS + 1
 
     sink = start_sink(stage, broker, **about)
@@ -98,9 +98,9 @@ async def test_a_sink_that_is_killed_after_its_commit_has_said_less_and_never_mo
         )
         sink.wait_until(lambda: done() >= count, deadline_seconds=120)  # noqa: B023  # bound at once
         sink.kill()
-        told = until()
-        assert told <= done()
-        behind += told < count
+        reported = until()
+        assert reported <= done()
+        behind += reported < count
         sink.start()
     # The kill came between the commit and the watermark, which the next life has said.
     assert behind
@@ -108,7 +108,7 @@ async def test_a_sink_that_is_killed_after_its_commit_has_said_less_and_never_mo
     sink.wait_until(lambda: until() == count, deadline_seconds=120)
     assert done() == count
     complete = Completeness(stage=stage, topic=ROWS.name if stage == "rows" else EVENTS.name)
-    for each in said(broker, kcat, stage):
+    for each in output(broker, kcat, stage):
         complete.take(each)
     complete.read_to(AT, count - 1)
     assert (complete.complete_until_ns([AT]) or 0) < start_ns + (count - 1) * SECOND_NS

@@ -81,14 +81,14 @@ def shown_by_another_clock(node: SimulatedNode, clock: ManualClock, steps: Steps
 def test_a_clock_that_was_set_costs_seconds_of_who_used_the_gpus_and_nothing_later(
     by_seconds: float, lost_seconds: float
 ) -> None:
-    _, untold = played([(STEP_AT, by_seconds)])
-    assert abs(untold) < GPUS * lost_seconds
+    _, unreported = played([(STEP_AT, by_seconds)])
+    assert abs(unreported) < GPUS * lost_seconds
 
 
 @pytest.mark.parametrize("by_seconds", [-0.4, -3600])
 def test_a_driver_that_stamps_by_a_clock_of_its_own_costs_nothing(by_seconds: float) -> None:
-    _, untold = played([(STEP_AT, by_seconds)], driver_follows=False)
-    assert abs(untold) < GPUS * 0.3
+    _, unreported = played([(STEP_AT, by_seconds)], driver_follows=False)
+    assert abs(unreported) < GPUS * 0.3
 
 
 def test_after_a_clock_was_set_back_energy_is_read_on() -> None:
@@ -97,17 +97,17 @@ def test_after_a_clock_was_set_back_energy_is_read_on() -> None:
     node = simulation_of([(3, -3600)], clock).node(NODE)
     sampler = Sampler(node=NodeId("default", NODE), procfs=node.procfs)
     gpus = NvmlSession(node.nvml, monotonic_ns=node.clock.monotonic_ns).open()
-    asked = []
+    requested = []
     for _ in range(8):
         tick_of(sampler, gpus, node.clock)
         cursors = [
             sampler.fast_poll_cursors(scope, now_ns=node.clock.monotonic_ns())
             for scope in OthersScope
         ]
-        asked.append([(len(one), any(one.values())) for one in cursors])
+        requested.append([(len(one), any(one.values())) for one in cursors])
         clock.advance(1.0)
-    assert asked[2] == [(0, False), (GPUS, False), (GPUS, True)]
-    assert asked[4:] == [[(0, False), (GPUS, False), (GPUS, False)]] * 4
+    assert requested[2] == [(0, False), (GPUS, False), (GPUS, True)]
+    assert requested[4:] == [[(0, False), (GPUS, False), (GPUS, False)]] * 4
 
 
 @examples(8)

@@ -66,13 +66,13 @@ class Node:
 
         What is well at an agent's start is not in it.
         """
-        told = len(self.incidents)
+        reported = len(self.incidents)
         while self.clock.time_ns() < EPOCH_NS + until * NS_PER_SECOND:
             self.clock.advance(TICK_SECONDS)
             self._tick()
         return [
             name
-            for one in self.incidents[told:]
+            for one in self.incidents[reported:]
             if not (one.present_at_start and one.ended_kinds)
             for name in ([f"-{kind}" for kind in one.ended_kinds or ()] or [one.kind])
         ]
@@ -82,7 +82,7 @@ class Node:
             if not self._is_open:
                 (self._gpu,) = self._session.open()
                 self._is_open = True
-            raw = query_all(self._gpu, self._sampler.ask_tick(is_set_back=False))
+            raw = query_all(self._gpu, self._sampler.request_tick(is_set_back=False))
         except SourceLostError:
             self._session.close()
             self._is_open = False
@@ -153,14 +153,14 @@ ALL_AT_ONCE: dict[str, Any] = {
 
 def test_what_was_there_before_the_agent_is_an_incident_once_however_often_it_starts() -> None:
     node = Node(ALL_AT_ONCE)
-    told = {"recovery_action", "row_remap_failed", "sram_threshold_exceeded"}
-    told.add("fabric_route_unhealthy")
-    assert set(node.run(until=60)) == told
+    reported = {"recovery_action", "row_remap_failed", "sram_threshold_exceeded"}
+    reported.add("fabric_route_unhealthy")
+    assert set(node.run(until=60)) == reported
     first = list(node.incidents)
     assert all(one.present_at_start for one in first)
     assert all("at the agent's first reading" in one.message for one in first)
-    said = {one.kind: one.message for one in first}
-    assert said["recovery_action"] == (
+    output = {one.kind: one.message for one in first}
+    assert output["recovery_action"] == (
         "The driver asks for RESET_GPU: so it was at the agent's first reading"
     )
     well = [one.message for one in first if one.ended_kinds]
@@ -168,7 +168,7 @@ def test_what_was_there_before_the_agent_is_an_incident_once_however_often_it_st
     assert not any("so it was" in one for one in well)
 
     node.start_agent()
-    assert set(node.run(until=120)) == told
+    assert set(node.run(until=120)) == reported
     again = node.incidents[len(first) :]
     assert {one.time_ns for one in again}.isdisjoint(one.time_ns for one in first)
     assert {incident_hash(one) for one in again} == {incident_hash(one) for one in first}

@@ -19,7 +19,7 @@ HELD = DeviceAllocation(
 )
 
 
-def incident(kind: str = "xid", *, xid: int | None = None, held: bool = True) -> Incident:
+def incident(kind: str = "xid", *, xid: int | None = None, allocated: bool = True) -> Incident:
     return make_incident(
         kind=kind,
         node=NodeId("default", "node-1"),
@@ -30,7 +30,7 @@ def incident(kind: str = "xid", *, xid: int | None = None, held: bool = True) ->
         source="nvml",
         xid=xid,
         processes=[IncidentProcess(pid=7, pod_uid="uid-7"), IncidentProcess(pid=8)],
-        allocations=[HELD] if held else [],
+        allocations=[HELD] if allocated else [],
     )
 
 
@@ -56,7 +56,7 @@ def test_an_xid_is_a_line_with_gpu_pod_and_action() -> None:
 
 def test_without_the_kubelet_a_pod_is_named_by_its_uid() -> None:
     with capture_logs() as lines:
-        IncidentLog().record(incident("gpu_recovered", held=False))
+        IncidentLog().record(incident("gpu_recovered", allocated=False))
 
     assert [(line["pods"], line["log_level"]) for line in lines] == [(["uid-7"], "info")]
 

@@ -162,13 +162,13 @@ async def test_a_fault_is_on_the_bus_once_with_who_was_on_the_gpu(
     by_what = {(incident.kind, incident.xid): incident for incident in agent.incidents}
     assert by_what.keys() == {("xid", 48), ("poison_fatal", None), ("xid", 154)}
     assert len(agent.incidents) == 3
-    first, asked = by_what["xid", 48], by_what["xid", 154]
+    first, requested = by_what["xid", 48], by_what["xid", 154]
     assert [process.command for process in first.processes] == ["train"]
     assert (first.gpu_uuid, first.severity) == (node.gpus[1].facts.uuid, Severity.CRITICAL)
-    assert (asked.source, asked.action, asked.processes) == ("kmsg", "RESTART_BM", [])
-    assert asked.gpu_uuid == node.gpus[0].facts.uuid
+    assert (requested.source, requested.action, requested.processes) == ("kmsg", "RESTART_BM", [])
+    assert requested.gpu_uuid == node.gpus[0].facts.uuid
     assert first.allocations is None
-    assert [(one.namespace, one.pod) for one in asked.allocations or []] == [
+    assert [(one.namespace, one.pod) for one in requested.allocations or []] == [
         ("research", "notebook-0")
     ]
 

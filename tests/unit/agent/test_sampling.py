@@ -147,10 +147,10 @@ def test_a_known_gpu_that_does_not_answer_stands_in_the_tick_behind_the_others(
             ),
         ),
     )
-    both, held = ["GPU-0", "GPU-1"], [allocation()]
+    both, allocated = ["GPU-0", "GPU-1"], [allocation()]
 
     def tick(given: Sequence[RawGpuSample], seconds: float, known: Sequence[str]) -> NodeSample:
-        made = sampler.sample(given, at=moment(seconds), known=known, allocations=held)
+        made = sampler.sample(given, at=moment(seconds), known=known, allocations=allocated)
         assert made
         return made.sample
 
@@ -181,7 +181,7 @@ def test_a_known_gpu_that_does_not_answer_stands_in_the_tick_behind_the_others(
     for seconds in range(2, 36):
         lost = tick([answers()], seconds, both)
         assert [gpu.uuid for gpu in lost.gpus] == ["GPU-0", "GPU-1", "MIG-1"]
-        assert (lost.gpus[1:], lost.allocations) == (unresponsive, held)
+        assert (lost.gpus[1:], lost.allocations) == (unresponsive, allocated)
     assert [gpu.unresponsive for gpu in tick([cut, answers()], 36, both).gpus] == [None] * 3
     assert [gpu.uuid for gpu in tick([answers()], 37, ["GPU-0"]).gpus] == ["GPU-0"], "removed"
     assert [gpu.uuid for gpu in tick([answers()], 38, both).gpus] == ["GPU-0"], "for good"

@@ -26,7 +26,7 @@ from gpuledger_agent.context import Host, run_agent
 from gpuledger_agent.exposition import PageRenderer
 from gpuledger_agent.exposition.node_state import make_node_state
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
-from gpuledger_agent.metrics import LOOKS_FAILED, TICKS_FAILED
+from gpuledger_agent.metrics import FAST_POLLS_FAILED, TICKS_FAILED
 from gpuledger_agent.settings import AgentSettings, ExpositionSettings
 from gpuledger_agent.source_selection import find_source, play, probe
 from gpuledger_simulator.clock import ManualClock
@@ -328,7 +328,7 @@ async def test_a_tick_that_fails_is_counted_and_the_next_one_is_taken() -> None:
 
 async def test_a_fast_poll_that_fails_is_counted_and_costs_no_tick() -> None:
     clock = SleepersClock(sleepers=1, rings_after_seconds=15)
-    failed, bus = value_of(LOOKS_FAILED), MemoryBus()
+    failed, bus = value_of(FAST_POLLS_FAILED), MemoryBus()
     nvml = play_node(clock).nvml
 
     def fail_fast_polls(handle: object) -> object:
@@ -356,7 +356,7 @@ async def test_a_fast_poll_that_fails_is_counted_and_costs_no_tick() -> None:
     await read_all(bus, sample_count=4)
     agent.cancel()
     await asyncio.gather(agent, return_exceptions=True)
-    assert value_of(LOOKS_FAILED) > failed
+    assert value_of(FAST_POLLS_FAILED) > failed
 
 
 async def test_a_node_without_proc_is_reported_in_one_line() -> None:

@@ -298,8 +298,10 @@ def test_no_held_second_is_without_an_owner_once_its_record_has_come(hour: Hour)
 def test_busy_time_and_held_time_of_each_device_are_the_tick(hour: Hour) -> None:
     for event in hour.events:
         for books in event.gpus:
-            held = [entry.allocated_ns for entry in books.entries if entry.allocated_ns is not None]
-            assert sum(held) == event.interval_ns
+            allocated = [
+                entry.allocated_ns for entry in books.entries if entry.allocated_ns is not None
+            ]
+            assert sum(allocated) == event.interval_ns
             used = [entry.busy_ns for entry in books.entries]
             if None not in used:
                 assert sum(one or 0 for one in used) == event.interval_ns

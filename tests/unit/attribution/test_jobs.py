@@ -110,7 +110,7 @@ async def test_a_job_has_what_its_processes_used_and_what_the_scheduler_gave_it(
 ) -> None:
     samples, records = await played(scenario(path, driver))
     used: defaultdict[tuple[int, str, str | None], float] = defaultdict(float)
-    held: defaultdict[tuple[int, str | None], float] = defaultdict(float)
+    allocated: defaultdict[tuple[int, str | None], float] = defaultdict(float)
     for sample in samples:
         books = book_tick(sample)
         assert list(imbalances(books, sample.interval_ns)) == []
@@ -118,7 +118,7 @@ async def test_a_job_has_what_its_processes_used_and_what_the_scheduler_gave_it(
             gpu = row.reading.index
             for entry in row.entries:
                 if entry.category is Category.IDLE:
-                    held[gpu, entry.job_id] += (entry.allocated_ns or 0) / NS_PER_SECOND
+                    allocated[gpu, entry.job_id] += (entry.allocated_ns or 0) / NS_PER_SECOND
                 else:
                     used[gpu, entry.category.value, entry.job_id] += (
                         entry.busy_ns or 0
@@ -131,9 +131,9 @@ async def test_a_job_has_what_its_processes_used_and_what_the_scheduler_gave_it(
     # A folder of a user's is no job's, and who holds the GPU has not used it.
     assert {category for gpu, category, _ in used if gpu == 2} == {"host"}
     assert {job for _, category, job in used if category == "job"} == {"4242", "4243"}
-    assert held[0, "4242"] == pytest.approx(12.0, abs=1.5)
-    assert held[0, "4243"] == pytest.approx(21.0, abs=1.5)
-    assert held[2, "4243"] == pytest.approx(21.0, abs=1.5)
-    assert (1, "4242") not in held
+    assert allocated[0, "4242"] == pytest.approx(12.0, abs=1.5)
+    assert allocated[0, "4243"] == pytest.approx(21.0, abs=1.5)
+    assert allocated[2, "4243"] == pytest.approx(21.0, abs=1.5)
+    assert (1, "4242") not in allocated
     seen = {one.job_id for one in records if one.change is ProcessChange.SEEN}
     assert seen == {None, "4242", "4243"}

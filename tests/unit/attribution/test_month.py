@@ -122,7 +122,7 @@ def test_what_nobody_pays_is_what_the_boards_cost_beside_the_tenants(outcome: Ou
         sum(one.unresponsive.get(L4, 0.0) for one in outcome.truth.values()) / 3600 * PRICES[L4]
     )
     held_back = sum(
-        (truth.held.get(model, 0.0) / 3600 * price)
+        (truth.allocated.get(model, 0.0) / 3600 * price)
         for name, truth in outcome.truth.items()
         for model, price in PRICES.items()
         if name in {USED, BLENDED}

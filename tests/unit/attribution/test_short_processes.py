@@ -26,7 +26,7 @@ from gpuledger_agent.core.raw import ClockReading
 from gpuledger_agent.gpu.nvidia.session import NvmlSession
 from gpuledger_agent.sampling import Sampler
 from gpuledger_enricher.join.booking.books import book_tick
-from gpuledger_enricher.join.booking.settlement import settle_ends
+from gpuledger_enricher.join.booking.late_adjustments import adjust_ends
 from gpuledger_simulator.clock import ManualClock
 from gpuledger_simulator.scenario.load import parse_scenario
 from gpuledger_simulator.simulation import SimulatedNode, Simulation
@@ -70,7 +70,7 @@ class Run:
         """Return the busy seconds that late adjustments add to them."""
         found: dict[EntryOwner, float] = defaultdict(float)
         for sample in self.samples:
-            for settlement in settle_ends(sample) or ():
+            for settlement in adjust_ends(sample) or ():
                 for entry in settlement.entries:
                     found[_owner_of(entry, sample)] += (entry.busy_ns or 0) / 1e9
         return found

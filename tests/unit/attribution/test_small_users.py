@@ -91,8 +91,8 @@ def table() -> list[tuple[float, float, float]]:
     ]
 
 
-@pytest.mark.parametrize(("small_ratio", "kernel_seconds", "told"), table())
+@pytest.mark.parametrize(("small_ratio", "kernel_seconds", "reported"), table())
 def test_the_page_tells_what_whole_percents_leave_of_a_small_user(
-    small_ratio: float, kernel_seconds: float, told: float
+    small_ratio: float, kernel_seconds: float, reported: float
 ) -> None:
-    assert booked_over_true(small_ratio, kernel_seconds) == pytest.approx(told, abs=0.0051)
+    assert booked_over_true(small_ratio, kernel_seconds) == pytest.approx(reported, abs=0.0051)

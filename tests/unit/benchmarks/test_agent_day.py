@@ -28,4 +28,4 @@ def test_the_day_that_is_measured_is_busy() -> None:
     day.pass_seconds(60)
     assert day.ticks == 59
     assert day.started > 30
-    assert day.bytes_told > 60 * 1_000
+    assert day.bytes_reported > 60 * 1_000

@@ -79,8 +79,8 @@ def test_a_share_that_hami_gave_is_held_by_the_annotation(lines: Lines, pod: str
 def test_a_bill_tells_use_of_a_gpu_that_another_pod_holds(lines: Lines) -> None:
     """On both lines, in a column of any name that has `others` in it."""
     for pod in ("hitchhiker-0", "payer-0"):
-        told = [value for name, value in lines[pod].items() if "others" in name]
-        assert told == [lines["hitchhiker-0"]["used_gpu_seconds"]], pod
+        reported = [value for name, value in lines[pod].items() if "others" in name]
+        assert reported == [lines["hitchhiker-0"]["used_gpu_seconds"]], pod
 
 
 @pytest.mark.xfail(raises=AssertionError, reason="no alert compares use with allocations")
@@ -166,7 +166,7 @@ async def held_at(scenario: dict[str, Any], seconds: float) -> list[str]:
     try:
         for at in (30.0, 63.0, seconds):
             clock.advance(at - clock.monotonic_ns() / 1e9)
-            allocations.ask_where_due()
+            allocations.request_if_due()
             await allocations.wait_answer(5)
         places = {uuid: str(number) for number, uuid in index.by_index.items()}
         return sorted(places[one.gpu_uuid] for one in allocations.current(index))
@@ -230,5 +230,5 @@ def test_the_documented_prolog_gives_a_job_the_gpu_that_slurm_gave_it(tmp_path: 
     }
     subprocess.run(["/bin/sh", "-c", script], env=environment, check=True)
     files = {one.name: one.read_bytes() for one in (tmp_path / "gpu-jobs").iterdir()}
-    held = parse_job_files(JobFiles(files), DeviceIndex.of(gpus)).allocations
-    assert [one.gpu_uuid for one in held] == ["GPU-6"]
+    allocated = parse_job_files(JobFiles(files), DeviceIndex.of(gpus)).allocations
+    assert [one.gpu_uuid for one in allocated] == ["GPU-6"]

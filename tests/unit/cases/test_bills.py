@@ -13,8 +13,8 @@ import pytest
 
 from gpuledger_reports.pricing.policy_file import DEFAULT_FILE, parse_policy
 from gpuledger_reports.pricing.rates import DeviceTraits, PriceBook
-from tests.unit.reports.api.questions_asked import PRICES, InlinePages, settings_for, small_store
-from tests.unit.reports.stores import held, inventory_row, pod_row, write_store
+from tests.unit.reports.api.report_requests import PRICES, InlinePages, settings_for, small_store
+from tests.unit.reports.stores import allocated, inventory_row, pod_row, write_store
 
 WINDOW: Final = "2026-10-01T00:00:00Z,2026-10-01T23:59:59Z"
 DAY: Final = "2026-10-01T00:00:00Z,2026-10-02T00:00:00Z"
@@ -90,7 +90,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> InlinePages:
     labels = {"a": "trainer", "b": "server"}
     store = write_store(
         folder / "store",
-        usage_hourly=[held(0, "a"), held(1, "b")],
+        usage_hourly=[allocated(0, "a"), allocated(1, "b")],
         inventory=[inventory_row()],
         pods=[
             pod_row(name, labels=json.dumps({"app.kubernetes.io/name": value}))

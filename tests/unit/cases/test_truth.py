@@ -75,9 +75,12 @@ def test_rates_without_samples_are_not_taken_for_a_measurement(
 ) -> None:
     def watched(node: SimulatedNode, clock: ManualClock) -> list[Any]:
         rates_only: Any = RatesOnly(node.nvml)
-        told = replace(node, nvml=rates_only)
+        reported = replace(node, nvml=rates_only)
         return watch(
-            told, clock, sampling_interval_seconds=sampling_interval_seconds, seconds=RUN_SECONDS
+            reported,
+            clock,
+            sampling_interval_seconds=sampling_interval_seconds,
+            seconds=RUN_SECONDS,
         )
 
     played = play_use(

@@ -73,8 +73,8 @@ def test_actions_begin_in_their_order_after_a_calm_start(seed: int) -> None:
 
 
 def test_a_progress_line_names_action_part_and_time() -> None:
-    asked = {"at_seconds": 1.0, "away_seconds": 2.0}
-    one = Action(kind=Kind.KILL_MIDWAY, target="join-1", **asked)
-    other = Action(kind=Kind.RESTART_BROKER, target="broker", **asked)
+    requested = {"at_seconds": 1.0, "away_seconds": 2.0}
+    one = Action(kind=Kind.KILL_MIDWAY, target="join-1", **requested)
+    other = Action(kind=Kind.RESTART_BROKER, target="broker", **requested)
     assert str(one) == "kill -9 join-1 behind a stopped broker for 2.0 s"
     assert str(other) == "restart broker for 2.0 s"

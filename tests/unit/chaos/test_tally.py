@@ -14,7 +14,7 @@ def tally(*, acknowledged: int, events: list[int]) -> Tally:
     for number in range(acknowledged):
         made.acknowledge("node-a", number)
     for number in events:
-        made.see("node-a", "boot-a", number * SEQ_PER_TICK)
+        made.observe("node-a", "boot-a", number * SEQ_PER_TICK)
     return made
 
 
@@ -54,7 +54,7 @@ def test_an_event_of_a_tick_that_nobody_published_breaks_the_promise(
     node: str, boot_id: str, seq: int
 ) -> None:
     made = tally(acknowledged=1, events=[0])
-    made.see(node, boot_id, seq)
+    made.observe(node, boot_id, seq)
     verdict = made.judge()
     assert (verdict.strange, verdict.lost) == (1, 0)
     assert not verdict.is_kept

@@ -21,7 +21,7 @@ from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
     HOUR_US,
-    held,
+    allocated,
     inventory_row,
     pod_row,
     used,
@@ -37,10 +37,10 @@ def store(tmp_path: Path) -> str:
     return write_store(
         tmp_path / "store",
         usage_hourly=[
-            held(0, "a", busy_ns=HOUR_NS // 2),
+            allocated(0, "a", busy_ns=HOUR_NS // 2),
             used(0, "a", HOUR_NS // 2),
-            held(1, "b"),
-            held(2, None),
+            allocated(1, "b"),
+            allocated(2, None),
         ],
         inventory=[inventory_row()],
         pods=[pod_row("a", owner_kind="Job", owner_name="train")],
@@ -156,8 +156,8 @@ def test_the_newest_month_is_billed_at_example_prices_where_nothing_is_said(
     printed = capsys.readouterr()
     assert "2026-10-01T00:00:00Z to 2026-11-01T00:00:00Z" in printed.out
     assert "built-in example prices" in printed.out
-    said = "usage is complete up to 2026-10-01T03:00:00Z only; the bill goes no further"
-    assert said in printed.err
+    message = "usage is complete up to 2026-10-01T03:00:00Z only; the bill goes no further"
+    assert message in printed.err
 
 
 def test_the_same_lines_are_written_as_csv_and_parquet(
@@ -188,17 +188,17 @@ def test_the_page_s_command_explains_a_line_of_that_very_page(
     written = page.read_text()
     (command,) = re.findall(r'id="command">([^<]+)<', written)
     (_, line) = re.findall(r">(a|b)</bdi>.*?class=\"line\">(\w+)<", written, re.DOTALL)[0]
-    program, *asked = shlex.split(html.unescape(command))
+    program, *requested = shlex.split(html.unescape(command))
     assert program == "gpuledger"
-    assert main([line if word == "LINE" else word for word in asked]) == 0
+    assert main([line if word == "LINE" else word for word in requested]) == 0
     assert "price h100: 7 USD per GPU h" in capsys.readouterr().out
 
 
 def test_the_page_of_last_month_names_the_month_for_whoever_reads_it_later(store: str) -> None:
     made = bill_of(store)
-    asked = BillOf(store=store, period="lastmonth").arguments(made)
+    requested = BillOf(store=store, period="lastmonth").arguments(made)
     begin, end = map(time_text, made.window)
-    assert asked == ["--store", store, "--from", begin, "--to", end, "--by", "pod"]
+    assert requested == ["--store", store, "--from", begin, "--to", end, "--by", "pod"]
 
 
 def test_a_page_has_no_value_of_a_storage_option(
@@ -255,14 +255,14 @@ def test_a_period_with_nothing_to_bill_is_an_exit_code_of_its_own(
     store: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A period to come is no mistake, and where usage is is said."""
-    for period, said in (
+    for period, message in (
         ("2027-01", "nothing to bill: usage is complete up to 2026-10-01T03:00:00Z only"),
         ("2026-09-01", "nothing to bill: usage begins at 2026-10-01T00:00:00Z"),
     ):
         arguments = ["bill", "--store", store, "--period", period, "--format", "json"]
         assert main(arguments) == 4
         printed = capsys.readouterr()
-        assert printed.err.splitlines()[-1] == f"gpuledger: {said}"
+        assert printed.err.splitlines()[-1] == f"gpuledger: {message}"
         bill = json.loads(printed.out)
         assert (bill["asset_cost"], bill["line_cost"]) == ("0.00", "0.00")
         assert bill["usage_until"] == min("2026-10-01T03:00:00Z", bill["to"])
@@ -271,7 +271,7 @@ def test_a_period_with_nothing_to_bill_is_an_exit_code_of_its_own(
 def test_a_hole_in_usage_says_what_there_is_around_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    usage = [held(0, "a"), held(47, "a")]
+    usage = [allocated(0, "a"), allocated(47, "a")]
     store = write_store(tmp_path, usage_hourly=usage)
     times = ["--from", "2026-10-01T10:00:00Z", "--to", "2026-10-01T11:00:00Z"]
     assert main(["bill", "--store", store, *times]) == 4
@@ -342,9 +342,9 @@ def test_an_unknown_line_is_refused_with_where_lines_are_named(
 
 def test_a_label_that_nobody_has_is_said(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bill", "--store", store, "--by", "pod,label:teem"]) == 0
-    said = capsys.readouterr().err
-    assert "--by label:teem: no line item has a value" in said
-    assert "--by pod" not in said
+    message = capsys.readouterr().err
+    assert "--by label:teem: no line item has a value" in message
+    assert "--by pod" not in message
 
 
 @pytest.mark.parametrize(

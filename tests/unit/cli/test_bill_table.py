@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gpuledger_cli.bill_table import bill_table
 from gpuledger_reports.pricing.billing import Bill
-from tests.unit.reports.stores import HOUR_NS, held, inventory_row, pod_row, used, write_store
+from tests.unit.reports.stores import HOUR_NS, allocated, inventory_row, pod_row, used, write_store
 from tests.unit.reports.test_bill import bill_of
 
 POLICY = (
@@ -22,7 +22,7 @@ OWNER = "a-workload-with-a-rather-long-name-that-nobody-shortened"
 def bill(tmp_path: Path) -> Bill:
     store = write_store(
         tmp_path,
-        usage_hourly=[held(0, "a"), used(0, "a", HOUR_NS // 60), held(1, None)],
+        usage_hourly=[allocated(0, "a"), used(0, "a", HOUR_NS // 60), allocated(1, None)],
         inventory=[inventory_row()],
         pods=[pod_row("a", owner_kind="Deployment", owner_name=OWNER)],
     )

@@ -46,7 +46,7 @@ def inventory(node: NodeId, *gpus: str, after_s: int = 0) -> Inventory:
     return Inventory(cluster=node.cluster, node=node.node, boot_id="b", time_ns=time_ns, gpus=facts)
 
 
-async def told(*inventories: Inventory, podwatch_ago_s: int | None = None) -> MemoryBus:
+async def reported(*inventories: Inventory, podwatch_ago_s: int | None = None) -> MemoryBus:
     """Return a bus that has these, and podwatch's word of the cluster that is gone."""
     on = bus()
     for each in inventories:
@@ -96,7 +96,7 @@ async def test_the_boards_of_a_cluster_that_is_gone_end_whether_podwatch_spoke_o
     None
 ):
     for podwatch_ago_s in (None, 60):
-        on = await told(
+        on = await reported(
             inventory(A, "GPU-a", "GPU-b"),
             inventory(B, "GPU-c"),
             inventory(STAYS, "GPU-d"),
@@ -104,7 +104,7 @@ async def test_the_boards_of_a_cluster_that_is_gone_end_whether_podwatch_spoke_o
         )
         watermarks = PARTITIONS if podwatch_ago_s else 0
 
-        assert await retire(on) == Retired(watermarks=watermarks, nodes=2, boards=3)
+        assert await retire(on) == Retired(watermarks=watermarks, nodes=2, gpu_count=3)
         assert sorted(stays(on)) == [
             (A, "GPU-a", 1),
             (A, "GPU-b", 1),
@@ -115,17 +115,17 @@ async def test_the_boards_of_a_cluster_that_is_gone_end_whether_podwatch_spoke_o
 
 
 async def test_one_node_is_retired_and_its_cluster_stays() -> None:
-    on = await told(inventory(A, "GPU-a"), inventory(B, "GPU-c"), podwatch_ago_s=0)
+    on = await reported(inventory(A, "GPU-a"), inventory(B, "GPU-c"), podwatch_ago_s=0)
 
-    assert await retire(on, "node-a") == Retired(watermarks=0, nodes=1, boards=1)
+    assert await retire(on, "node-a") == Retired(watermarks=0, nodes=1, gpu_count=1)
     assert sorted(stays(on)) == [(A, "GPU-a", 1), (B, "GPU-c", None)]
     assert len((await read_watermarks(on, "podwatch"))[1]) == PARTITIONS
 
 
 async def test_what_is_retired_twice_is_retired_once_and_comes_back_with_its_agents_word() -> None:
-    on = await told(inventory(A, "GPU-a"))
+    on = await reported(inventory(A, "GPU-a"))
     await retire(on)
-    assert await retire(on) == Retired(watermarks=0, nodes=0, boards=0)
+    assert await retire(on) == Retired(watermarks=0, nodes=0, gpu_count=0)
     again = inventory(A, "GPU-a", after_s=2 * 3600)
     await put(on, INVENTORY.name, A, encode(again), ago_s=0)
 
@@ -133,7 +133,7 @@ async def test_what_is_retired_twice_is_retired_once_and_comes_back_with_its_age
 
 
 async def test_a_node_may_have_gone_before_and_costs_until_then() -> None:
-    on = await told(inventory(A, "GPU-a"))
+    on = await reported(inventory(A, "GPU-a"))
     await retire(on, ago_s=1800)
 
     (gone,) = [DECODER.decode(each.value) for each in on.kept(INVENTORY.name)][1:]
@@ -141,7 +141,7 @@ async def test_a_node_may_have_gone_before_and_costs_until_then() -> None:
 
 
 async def test_a_node_whose_clock_is_ahead_is_gone_all_the_same() -> None:
-    on = await told(inventory(A, "GPU-a", after_s=5 * 3600))
+    on = await reported(inventory(A, "GPU-a", after_s=5 * 3600))
     await retire(on)
 
     assert stays(on) == []
@@ -154,7 +154,7 @@ async def test_a_node_whose_clock_is_ahead_is_gone_all_the_same() -> None:
 async def test_what_nothing_is_known_of_is_refused_with_what_is_known(
     node: str | None, says: tuple[str, ...]
 ) -> None:
-    on = await told(inventory(A, "GPU-a"), inventory(B, "GPU-b"), inventory(STAYS, "GPU-c"))
+    on = await reported(inventory(A, "GPU-a"), inventory(B, "GPU-b"), inventory(STAYS, "GPU-c"))
     cluster = "other" if node is None else "gone"
     with pytest.raises(UserError, check=has_words(*says)):
         await retire_from(on, cluster, node, now_ns=NOW_NS, since_ns=NOW_NS)
@@ -162,18 +162,18 @@ async def test_what_nothing_is_known_of_is_refused_with_what_is_known(
 
 @pytest.mark.parametrize("node", [None, "node-b"])
 async def test_while_an_agent_ticks_nothing_is_retired(node: str | None) -> None:
-    on = await told(inventory(A, "GPU-a"), inventory(B, "GPU-b"))
+    on = await reported(inventory(A, "GPU-a"), inventory(B, "GPU-b"))
     await put(on, SAMPLES.name, A, b"any tick", ago_s=121)
     await put(on, SAMPLES.name, B, b"any tick", ago_s=119)
     with pytest.raises(UserError, check=has_words("node-b", "stop")):
         await retire(on, node)
 
     assert [end for *_, end in stays(on)] == [None, None]
-    assert (await retire(on, "node-a")).boards == 1
+    assert (await retire(on, "node-a")).gpu_count == 1
 
 
 async def test_while_podwatch_is_at_work_nothing_is_retired() -> None:
-    on = await told(inventory(A, "GPU-a"), podwatch_ago_s=59)
+    on = await reported(inventory(A, "GPU-a"), podwatch_ago_s=59)
     with pytest.raises(UserError, check=has_words("podwatch", "was at work", "stop it")):
         await retire(on)
 
@@ -183,13 +183,13 @@ async def test_while_podwatch_is_at_work_nothing_is_retired() -> None:
 
 @pytest.mark.parametrize("ago_s", [-1, 3601])
 async def test_it_is_gone_neither_in_the_future_nor_before_it_told_what_it_has(ago_s: int) -> None:
-    on = await told(inventory(A, "GPU-a"))
+    on = await reported(inventory(A, "GPU-a"))
     with pytest.raises(UserError, check=has_words("--since")):
         await retire(on, ago_s=ago_s)
 
 
 async def test_an_inventory_that_the_store_does_not_believe_is_nobodys() -> None:
-    on = await told()
+    on = await reported()
     await put(on, INVENTORY.name, B, encode(inventory(A, "GPU-a")), ago_s=3600)
     await put(on, INVENTORY.name, B, b"{", ago_s=3600)
     with pytest.raises(UserError, check=has_words("gone")):

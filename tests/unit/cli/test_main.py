@@ -154,11 +154,11 @@ def test_a_mistake_is_told_without_the_password_in_it(
 ) -> None:
     assert main(argv) == 2
 
-    said = capsys.readouterr().err
-    assert argv[-2] in said or "bootstrap_servers" in said
-    assert "host:909" in said or "********" in said
-    assert "hunter" not in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert argv[-2] in message or "bootstrap_servers" in message
+    assert "host:909" in message or "********" in message
+    assert "hunter" not in message
+    assert message.count("\n") == 1
 
 
 def test_output_that_nobody_reads_on_ends_it_without_a_complaint() -> None:

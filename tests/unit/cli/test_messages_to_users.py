@@ -19,7 +19,7 @@ from gpuledger.time_ranges import parse_duration, parse_moment
 from gpuledger_agent.exposition.dcgm_fields import parse_counters, read_counters
 from gpuledger_agent.settings import AgentSettings, ExpositionSettings, KubeletSettings, name_node
 from gpuledger_agent.source_selection import find_source
-from gpuledger_cli.dead_letters.letter_log import parse_position
+from gpuledger_cli.dead_letters.dead_letter_log import parse_position
 from gpuledger_cli.demo.plan import check_url, find_scenario, find_store, parse_bus
 from gpuledger_enricher.podwatch.election import namespace_of
 from gpuledger_enricher.podwatch.pod_settings import LeaseSettings, PodwatchSettings

@@ -84,8 +84,8 @@ def test_steps_of_the_counter_are_timed_by_the_clock(call_seconds: float, words:
         return clock.monotonic_ns()
 
     library = Altered(nvmlDeviceGetTotalEnergyConsumption=energy)
-    asked = GpuProbes(library, object(), sleep=clock.advance, monotonic_ns=clock.monotonic_ns)
-    assert words in asked.energy_steps()
+    requested = GpuProbes(library, object(), sleep=clock.advance, monotonic_ns=clock.monotonic_ns)
+    assert words in requested.energy_steps()
 
 
 def test_a_gpu_that_hangs_costs_its_own_findings_alone() -> None:
@@ -105,7 +105,7 @@ def test_a_gpu_that_hangs_costs_its_own_findings_alone() -> None:
         done.extend(arguments)
         return do()
 
-    found = probe_all(library, say=lambda _: None, sleep=lambda _: None, run=run)
+    found = probe_all(library, report=lambda _: None, sleep=lambda _: None, run=run)
     assert [line for line in found if line.startswith("GPU 0")] == [
         "GPU 0: nvmlDeviceGetHandleByIndex has not returned for 30 s; nothing more is asked of it"
     ]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpuledger_cli.__main__ import main
 from gpuledger_cli.query import print_rows
-from tests.unit.reports.stores import held, inventory_row, write_store
+from tests.unit.reports.stores import allocated, inventory_row, write_store
 
 COLUMNS = ["namespace", "cost"]
 ROWS = [["research", "2834.5600"], ["a-namespace-with-a-rather-long-name", "13300.00"]]
@@ -52,7 +52,7 @@ def test_further_lines_of_a_value_stand_below_its_first_one() -> None:
 def test_the_store_and_its_options_come_from_the_environment_of_the_components(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = write_store(tmp_path, usage_hourly=[held(0, "a")], inventory=[inventory_row()])
+    store = write_store(tmp_path, usage_hourly=[allocated(0, "a")], inventory=[inventory_row()])
     monkeypatch.setenv("GPULEDGER_STORE__URI", store)
     monkeypatch.setenv("GPULEDGER_STORE__STORAGE_OPTIONS", "{timeout: 5s}")
     assert main(["query", "SELECT count(*) AS n FROM usage_hourly", "--format", "csv"]) == 0

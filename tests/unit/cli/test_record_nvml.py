@@ -57,8 +57,8 @@ def test_a_full_disk_gets_one_line(
     out = tmp_path / name
     out.symlink_to("/dev/full")
     assert record(out) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert [line for line in said if "recording: " not in line] == [
+    message = capsys.readouterr().err.splitlines()
+    assert [line for line in message if "recording: " not in line] == [
         f"gpuledger: cannot write {out}: No space left on device; give another --output"
     ]
 
@@ -77,15 +77,15 @@ def test_sigterm_ends_a_recording_that_can_be_played(tmp_path: Path, seconds: st
     )  # fmt: skip
     with recording:
         assert recording.stderr
-        said = iter(recording.stderr)
+        message = iter(recording.stderr)
         while not out.exists():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 recording.wait(0.05)
             assert recording.returncode is None
         if seconds == "1s":
-            assert any(line.startswith("probing GPU 0") for line in said)
+            assert any(line.startswith("probing GPU 0") for line in message)
         recording.terminate()
-        assert "play it with" in "".join(said)
+        assert "play it with" in "".join(message)
     assert recording.returncode == 0
     header, _ = read_recording(out)
     assert header.gpus
@@ -150,10 +150,10 @@ def test_sigterm_ends_a_recording_though_a_probe_hangs(tmp_path: Path) -> None:
     )  # fmt: skip
     with recording:
         assert recording.stderr
-        said = iter(recording.stderr)
-        assert any(line.startswith("probing GPU 0") for line in said)
+        message = iter(recording.stderr)
+        assert any(line.startswith("probing GPU 0") for line in message)
         recording.terminate()
-        assert "play it with" in "".join(said)
+        assert "play it with" in "".join(message)
     assert recording.returncode == 0
     _, lines = read_recording(out)
     assert sum(line.call == "nvmlDeviceGetPowerUsage" for line in lines) >= 3
@@ -166,9 +166,9 @@ def test_a_machine_without_nvml_gets_one_line(
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         assert main(["record-nvml", "--output", str(tmp_path / "x")]) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        assert "NVML does not answer on this machine" in said
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1
+        assert "NVML does not answer on this machine" in message
     else:
         pynvml.nvmlShutdown()
         pytest.skip("this machine has NVML")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuledger_cli.__main__ import main
-from tests.unit.reports.stores import held, inventory_row, write_store
+from tests.unit.reports.stores import allocated, inventory_row, write_store
 
 QUERY = ("query", "SELECT * FROM usage_hourly")
 COMMANDS = [
@@ -19,7 +19,7 @@ by_command = pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("store")
-    return write_store(folder, usage_hourly=[held(0, "a")], inventory=[inventory_row()])
+    return write_store(folder, usage_hourly=[allocated(0, "a")], inventory=[inventory_row()])
 
 
 def run(store: str, command: tuple[str, ...], output: Path) -> int:

@@ -10,7 +10,7 @@ from tests.unit.sinks.builders import PARTITIONS, bus
 NOON_NS = 1_795_176_000_000_000_000
 
 
-def said(partition: int, *, seconds: int, **changes: object) -> Watermark:
+def output(partition: int, *, seconds: int, **changes: object) -> Watermark:
     values: dict[str, object] = {
         "stage": "store",
         "cluster": "default",
@@ -29,20 +29,20 @@ def lines(*watermarks: Watermark, until_seconds: int | None = None) -> list[str]
 
 
 def test_a_time_is_complete_once_every_partition_is() -> None:
-    assert lines(said(0, seconds=5), said(1, seconds=60), until_seconds=5) == [
+    assert lines(output(0, seconds=5), output(1, seconds=60), until_seconds=5) == [
         "complete through 2026-11-20T12:00:05Z"
     ]
 
 
 def test_what_is_not_complete_names_its_partitions_and_up_to_when_they_are() -> None:
-    assert lines(said(0, seconds=5), said(1, seconds=60), until_seconds=60) == [
+    assert lines(output(0, seconds=5), output(1, seconds=60), until_seconds=60) == [
         "not complete through 2026-11-20T12:01:00Z, only through 2026-11-20T12:00:05Z",
         "partition 0, cluster default: complete through 2026-11-20T12:00:05Z",
     ]
 
 
 def test_a_partition_of_which_nothing_is_known_is_not_complete() -> None:
-    assert lines(said(0, seconds=5)) == [
+    assert lines(output(0, seconds=5)) == [
         "not complete: no watermark of 1 of 2 partitions",
         "partition 1: no watermark",
     ]
@@ -50,7 +50,7 @@ def test_a_partition_of_which_nothing_is_known_is_not_complete() -> None:
 
 def test_unresponsive_nodes_are_named_with_the_end_of_their_last_tick() -> None:
     unresponsive = [UnresponsiveNode(node="node-b", since_time_ns=NOON_NS)]
-    assert lines(said(0, seconds=5, unresponsive=unresponsive), said(1, seconds=60))[1:] == [
+    assert lines(output(0, seconds=5, unresponsive=unresponsive), output(1, seconds=60))[1:] == [
         "node node-b, cluster default: unresponsive since 2026-11-20T12:00:00Z, not waited for"
     ]
 
@@ -59,17 +59,17 @@ async def test_of_each_partition_what_its_stage_says_counts_and_nothing_else() -
     on = bus()
     async with on.producer() as producer:
         for each in (
-            said(0, seconds=1),
-            said(0, seconds=7),
-            said(0, seconds=9, stage="join"),
-            said(0, seconds=9, stage="rows", topic=ROWS.name),
-            said(1, seconds=9),  # in the partition of another
-            said(0, seconds=100 * 365 * 86_400),
+            output(0, seconds=1),
+            output(0, seconds=7),
+            output(0, seconds=9, stage="join"),
+            output(0, seconds=9, stage="rows", topic=ROWS.name),
+            output(1, seconds=9),  # in the partition of another
+            output(0, seconds=100 * 365 * 86_400),
         ):
             message = message_of(each, time_ns=NOON_NS)
             await producer.publish(WATERMARKS.name, 0, [message])
-        forged = message_of(said(0, seconds=9), time_ns=NOON_NS)._replace(key=b"anything/else")
+        forged = message_of(output(0, seconds=9), time_ns=NOON_NS)._replace(key=b"anything/else")
         await producer.publish(WATERMARKS.name, 0, [forged])
         await producer.publish(WATERMARKS.name, 0, [Message(b"store/default/0", b"{", 0)])
 
-    assert await read_watermarks(on, "store") == (PARTITIONS, [said(0, seconds=7)])
+    assert await read_watermarks(on, "store") == (PARTITIONS, [output(0, seconds=7)])

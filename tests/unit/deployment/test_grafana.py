@@ -37,14 +37,14 @@ def test_the_metrics_of_the_deployables_are_named_as_they_are_scraped() -> None:
     ],
 )
 def test_a_query_asks_for_metrics_and_labels_that_are_sent(query: str) -> None:
-    asked = {metric: (SENT | OWN)[metric] for metric in dashboard.metrics(query)}
+    requested = {metric: (SENT | OWN)[metric] for metric in dashboard.metrics(query)}
 
-    assert asked
+    assert requested
     for metric, labels in dashboard.selections(query):
-        assert labels <= asked[metric]
-    for metric, has in asked.items():
+        assert labels <= requested[metric]
+    for metric, has in requested.items():
         assert not metric.endswith("_info") or dashboard.joined_labels(query) <= has
-    assert dashboard.labels(query) <= set().union(*asked.values())
+    assert dashboard.labels(query) <= set().union(*requested.values())
 
 
 def test_every_variable_is_used_and_every_one_used_is_there() -> None:

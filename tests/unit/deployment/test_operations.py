@@ -113,7 +113,7 @@ def test_every_extra_for_users_is_in_the_table_of_extras() -> None:
 def test_the_rights_of_every_workload_are_told(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
     tables = re.findall(r"^\| (?:workload|deployable) \|.*?\n\n", text, re.MULTILINE | re.DOTALL)
-    told = {word for table in tables for word in re.findall(r"^\|[^|]*", table, re.MULTILINE)}
+    reported = {word for table in tables for word in re.findall(r"^\|[^|]*", table, re.MULTILINE)}
     kinds = ("Deployment", "DaemonSet", "Job", "CronJob")
     names = {
         made["metadata"]["name"].removeprefix("gpuledger-").partition("-")[0]
@@ -121,7 +121,7 @@ def test_the_rights_of_every_workload_are_told(page: str) -> None:
         if made["kind"] in kinds
     }
 
-    assert {name for name in names if not any(name in one for one in told)} == set()
+    assert {name for name in names if not any(name in one for one in reported)} == set()
 
 
 def test_a_wheel_is_installed_everywhere_as_there_is_one_in_no_registry() -> None:

@@ -92,7 +92,7 @@ def test_a_worker_says_of_each_cluster_by_itself_how_far_it_is() -> None:
 def test_a_cluster_without_a_node_in_a_partition_is_as_far_as_that_is(given: Given) -> None:
     """It is known by its podwatch's watermark."""
     for cluster in CLUSTERS:
-        given.stage.take_watermarks([podwatch_said(cluster, time_ns=1, offset=0)])
+        given.stage.take_watermarks([podwatch_watermark(cluster, time_ns=1, offset=0)])
     event = given.take(cluster=BLUE)
     found = given.stage.find_complete(3, is_at_end=False)
     assert {cluster: each.until_ns for cluster, each in found.items()} == dict.fromkeys(
@@ -101,13 +101,13 @@ def test_a_cluster_without_a_node_in_a_partition_is_as_far_as_that_is(given: Giv
     assert (found[BLUE].node_count, found[GREEN].node_count) == (1, 0)
 
 
-def podwatch_said(cluster: str, *, time_ns: int, offset: int) -> Record:
+def podwatch_watermark(cluster: str, *, time_ns: int, offset: int) -> Record:
     """Return a podwatch's watermark as it is read at an offset."""
-    said = Watermark(
+    output = Watermark(
         stage=PODWATCH, cluster=cluster, partition=3, complete_until_ns=time_ns,
         topic=PODS.name, next_offset=0, publisher="test",
     )  # fmt: skip
-    return Record(WATERMARKS.name, 3, offset, 0, key_of(said), encode(said))
+    return Record(WATERMARKS.name, 3, offset, 0, key_of(output), encode(output))
 
 
 def test_a_join_that_starts_waits_for_the_podwatch_of_each_cluster_that_is_at_work() -> None:
@@ -116,15 +116,15 @@ def test_a_join_that_starts_waits_for_the_podwatch_of_each_cluster_that_is_at_wo
     stage, now_ns = given.stage, given.now_ns
     stage.take_watermarks(
         [
-            podwatch_said(BLUE, time_ns=now_ns - SECOND_NS, offset=1),
-            podwatch_said(GREEN, time_ns=now_ns - SECOND_NS, offset=2),
-            podwatch_said("gone", time_ns=now_ns - 3600 * SECOND_NS, offset=3),
+            podwatch_watermark(BLUE, time_ns=now_ns - SECOND_NS, offset=1),
+            podwatch_watermark(GREEN, time_ns=now_ns - SECOND_NS, offset=2),
+            podwatch_watermark("gone", time_ns=now_ns - 3600 * SECOND_NS, offset=3),
         ]
     )
     stage.pods_completeness.read_to(3, 0)
     complete = []
     for offset, cluster in ((10, BLUE), (11, GREEN)):
-        stage.take_watermarks([podwatch_said(cluster, time_ns=now_ns, offset=offset)])
+        stage.take_watermarks([podwatch_watermark(cluster, time_ns=now_ns, offset=offset)])
         complete.append(stage.pods_completeness.complete_until_ns([3]))
     assert complete == [None, now_ns]
 
@@ -133,13 +133,13 @@ def test_a_join_that_starts_waits_for_the_podwatch_of_each_cluster_that_is_at_wo
 async def test_a_watermark_of_a_time_to_come_is_put_aside(stage: str) -> None:
     """It would hold for ever, and be said on by every stage behind the join."""
     given = Given()
-    said = Watermark(
+    output = Watermark(
         stage=stage, cluster=BLUE, partition=3, complete_until_ns=given.now_ns + 61 * SECOND_NS,
         topic=EVENTS.name, next_offset=0, publisher="test",
     )  # fmt: skip
-    given.stage.take_watermarks([Record(WATERMARKS.name, 3, 0, 0, key_of(said), encode(said))])
+    given.stage.take_watermarks([Record(WATERMARKS.name, 3, 0, 0, key_of(output), encode(output))])
     assert given.stage.find_complete(3, is_at_end=False) == {}
-    assert [letter.reason for letter in await given.letters()] == ["invalid"]
+    assert [dead_letter.reason for dead_letter in await given.rejected_records()] == ["invalid"]
 
 
 def test_progress_that_is_read_back_is_each_clusters_own() -> None:
@@ -149,7 +149,7 @@ def test_progress_that_is_read_back_is_each_clusters_own() -> None:
             NodeProgress(
                 cluster=cluster, node="n", boot_id="b", seq=number, time_ns=number, offset=number
             ),
-            heard_ns=NOW_NS,
+            last_seen_ns=NOW_NS,
         )
     found = [nodes.of(key_in(cluster, "n")) for cluster in CLUSTERS]
     assert [each.seq for each in found if each] == [1, 2]

@@ -29,10 +29,10 @@ def at(version: str, **changes: object) -> PodRecord:
     return pod(0, **{"resource_version": version, "labels": {"version": version}, **changes})
 
 
-def cached(told: Sequence[Told]) -> PodCache:
+def cached(reported: Sequence[Told]) -> PodCache:
     """Return a join's pods after these records of one pod."""
     cache = PodCache()
-    for number, one in enumerate(told):
+    for number, one in enumerate(reported):
         if one is TOMBSTONE:
             cache.remove(UID, partition=0)
         else:
@@ -43,19 +43,19 @@ def cached(told: Sequence[Told]) -> PodCache:
 KEY = f"default/{UID}".encode()
 
 
-def newest(told: Sequence[Told]) -> PodRecord | None:
-    found = cached(told).find(UID, None, node="node-a")
+def newest(reported: Sequence[Told]) -> PodRecord | None:
+    found = cached(reported).find(UID, None, node="node-a")
     return found.record if found else None
 
 
-def read_back(told: Sequence[Told]) -> KnownRecords:
+def read_back(reported: Sequence[Told]) -> KnownRecords:
     """Return what a podwatch reads of these records when it starts."""
     known = KnownRecords(cluster="default", kind=POD, topics=TOPICS)
     known.ingest(
         Record(
             PODS.name, 0, number, 0, f"default/{UID}".encode(), None if one is None else encode(one)
         )
-        for number, one in enumerate(told)
+        for number, one in enumerate(reported)
     )
     return known
 
@@ -98,14 +98,14 @@ OF_ONE_POD: list[tuple[str, list[Told], PodRecord | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("case", "told", "expected"), OF_ONE_POD)
+@pytest.mark.parametrize(("case", "reported", "expected"), OF_ONE_POD)
 def test_of_a_pod_its_newest_version_counts(
-    case: str, told: list[Told], expected: PodRecord | None
+    case: str, reported: list[Told], expected: PodRecord | None
 ) -> None:
-    assert newest(told) == expected, case
+    assert newest(reported) == expected, case
 
 
-told_of_a_pod = st.lists(
+reports_of_a_pod = st.lists(
     st.one_of(
         st.none(),
         st.builds(
@@ -118,22 +118,24 @@ told_of_a_pod = st.lists(
 )
 
 
-@given(told_of_a_pod)
+@given(reports_of_a_pod)
 def test_the_join_and_the_next_podwatch_take_the_same_record_for_the_newest(
-    told: list[Told],
+    reported: list[Told],
 ) -> None:
     """And podwatch says it once more where something older stands behind it."""
-    known = read_back(told)
-    found, read = newest(told), known.by_identity.get(UID)
+    known = read_back(reported)
+    found, read = newest(reported), known.by_identity.get(UID)
     assert (read and encode(read)) == (found and encode(found))
-    assert known.overtaken == ({UID} if found is not None and found != told[-1] else set())
+    assert known.overtaken == ({UID} if found is not None and found != reported[-1] else set())
 
 
 @given(st.permutations([at("3"), at("4"), at("10"), at("11", deleted_time_ns=5)]), st.data())
-def test_the_order_of_records_does_not_matter(told: list[PodRecord], data: st.DataObject) -> None:
+def test_the_order_of_records_does_not_matter(
+    reported: list[PodRecord], data: st.DataObject
+) -> None:
     """Nor that some of them come again."""
-    again = data.draw(st.lists(st.sampled_from(told), max_size=3))
-    assert newest([*told, *again]) == at("11", deleted_time_ns=5)
+    again = data.draw(st.lists(st.sampled_from(reported), max_size=3))
+    assert newest([*reported, *again]) == at("11", deleted_time_ns=5)
 
 
 def test_a_container_that_only_an_older_version_names_is_found() -> None:

@@ -22,7 +22,7 @@ from gpuledger_agent.settings import AgentSettings
 from tests.default_topics import SAMPLES
 from tests.unit.enricher.join.ticks import process, process_end, reading, sample
 
-SAID_BY_NODES = (NodeSample, NodeReadings, ProcessRecord)
+REPORTED_BY_NODES = (NodeSample, NodeReadings, ProcessRecord)
 
 
 def numbers_in(record: type[BaseRecord]) -> Iterator[tuple[str, Any]]:
@@ -47,7 +47,7 @@ def _parts(hint: Any) -> Iterator[Any]:  # noqa: ANN401 - any type annotation
             yield from _parts(part)
 
 
-@pytest.mark.parametrize("record", SAID_BY_NODES)
+@pytest.mark.parametrize("record", REPORTED_BY_NODES)
 def test_every_number_that_a_node_says_is_bounded_on_both_sides(record: type[BaseRecord]) -> None:
     """A float without bounds would take anything."""
     for name, hint in numbers_in(record):

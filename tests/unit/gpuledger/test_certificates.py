@@ -109,9 +109,9 @@ def test_a_mistake_names_the_setting_that_has_it_and_the_file(files: Files, mist
     make(files)
     with pytest.raises(SettingsError) as raised:
         files.load()
-    said = str(raised.value).replace(str(files.key), "K").replace(str(files.certificate), "C")
-    assert said.startswith(f"kafka.{expected}")
-    assert "wrong" not in said
+    message = str(raised.value).replace(str(files.key), "K").replace(str(files.certificate), "C")
+    assert message.startswith(f"kafka.{expected}")
+    assert "wrong" not in message
 
 
 def test_a_file_with_a_name_of_any_length_is_said_in_a_line_that_fits_on_a_screen(

@@ -95,34 +95,36 @@ BAD_BYTES = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), BAD_SAMPLES)
-def test_the_field_and_its_value_are_named_in_a_tick(change: dict[str, object], said: str) -> None:
+@pytest.mark.parametrize(("change", "output"), BAD_SAMPLES)
+def test_the_field_and_its_value_are_named_in_a_tick(
+    change: dict[str, object], output: str
+) -> None:
     decoder = Decoder(topic="a.topic", record=NodeSample)
 
     with pytest.raises(UndecodableError) as raised:
         decoder.decode(orjson.dumps(SAMPLE | change))
 
-    assert str(raised.value) == f"a.topic: {said}"
+    assert str(raised.value) == f"a.topic: {output}"
 
 
-@pytest.mark.parametrize(("change", "said"), BAD_PODS)
-def test_of_a_mapping_the_whole_is_shown(change: dict[str, object], said: str) -> None:
+@pytest.mark.parametrize(("change", "output"), BAD_PODS)
+def test_of_a_mapping_the_whole_is_shown(change: dict[str, object], output: str) -> None:
     decoder = Decoder(topic="a.topic", record=PodRecord)
 
     with pytest.raises(UndecodableError) as raised:
         decoder.decode(orjson.dumps(POD | change))
 
-    assert str(raised.value).startswith(f"a.topic: {said}")
+    assert str(raised.value).startswith(f"a.topic: {output}")
 
 
-@pytest.mark.parametrize(("value", "said"), BAD_BYTES, ids=lambda given: repr(given)[:40])
-def test_bytes_that_are_no_record_are_explained(value: bytes | None, said: str) -> None:
+@pytest.mark.parametrize(("value", "output"), BAD_BYTES, ids=lambda given: repr(given)[:40])
+def test_bytes_that_are_no_record_are_explained(value: bytes | None, output: str) -> None:
     decoder = Decoder(topic="a.topic", record=NodeSample)
 
     with pytest.raises(UndecodableError) as raised:
         decoder.decode(value)
 
-    assert str(raised.value).startswith(f"a.topic: {said}")
+    assert str(raised.value).startswith(f"a.topic: {output}")
 
 
 @pytest.mark.parametrize("number", [2**63, 2**64, 10**40, -(2**64)])
@@ -157,7 +159,7 @@ def test_what_is_absent_from_a_record_that_is_an_array_keeps_its_place() -> None
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "output"),
     [
         (GpuDetails(uuid="u", performance_state=-1), "Expected `int` >= 0"),
         (GpuReading(uuid="u", index=-1), "Expected `int` >= 0"),
@@ -169,8 +171,8 @@ def test_what_is_absent_from_a_record_that_is_an_array_keeps_its_place() -> None
         (GpuDetails(uuid=cast("str", object())), "object"),
     ],
 )
-def test_validation_refuses_what_nobody_could_read(record: object, said: str) -> None:
-    with pytest.raises(msgspec.ValidationError, match=said):
+def test_validation_refuses_what_nobody_could_read(record: object, output: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=output):
         validate(record)
 
 

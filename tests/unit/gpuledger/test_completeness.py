@@ -51,81 +51,81 @@ def test_nothing_that_is_read_later_is_of_a_time_that_was_called_complete(
         for place, time in enumerate(events)
         if any(offset <= place and time <= until for until, offset in marks)
     }
-    told, position, taken = reader(), 0, 0
+    reported, position, taken = reader(), 0, 0
     for reads_event in seen:
         if reads_event and position < len(events):
-            complete = told.complete_until_ns([3])
+            complete = reported.complete_until_ns([3])
             assert complete is None or events[position] > complete or position in late
             position += 1
-            told.read_to(3, position)
+            reported.read_to(3, position)
         elif taken < len(marks):
             until, offset = marks[taken]
-            told.take(watermark(until, offset=offset))
+            reported.take(watermark(until, offset=offset))
             taken += 1
 
 
 def test_a_watermark_counts_once_the_reader_is_past_what_it_speaks_of() -> None:
-    told = reader()
-    told.take(watermark(100, offset=5))
-    assert told.complete_until_ns([3]) is None
-    told.read_to(3, 4)
-    assert told.complete_until_ns([3]) is None
-    told.read_to(3, 5)
-    assert told.complete_until_ns([3]) == 100
+    reported = reader()
+    reported.take(watermark(100, offset=5))
+    assert reported.complete_until_ns([3]) is None
+    reported.read_to(3, 4)
+    assert reported.complete_until_ns([3]) is None
+    reported.read_to(3, 5)
+    assert reported.complete_until_ns([3]) == 100
 
 
 def test_partitions_are_complete_up_to_the_hindmost_and_not_before_each_has_spoken() -> None:
-    told = reader()
+    reported = reader()
     for partition, until in ((0, 100), (1, 70)):
-        told.read_to(partition, 9)
-        told.take(watermark(until, offset=1, partition=partition))
-    assert told.complete_until_ns([0, 1]) == 70
-    assert told.complete_until_ns([0, 1, 2]) is None
+        reported.read_to(partition, 9)
+        reported.take(watermark(until, offset=1, partition=partition))
+    assert reported.complete_until_ns([0, 1]) == 70
+    assert reported.complete_until_ns([0, 1, 2]) is None
 
 
 def test_a_partition_is_complete_up_to_the_hindmost_of_its_clusters() -> None:
-    told = reader()
-    told.read_to(3, 9)
+    reported = reader()
+    reported.read_to(3, 9)
     for cluster, until in (("east", 100), ("west", 70)):
-        told.take(watermark(until, offset=1, cluster=cluster))
-    assert told.complete_until_ns([3]) == 70
+        reported.take(watermark(until, offset=1, cluster=cluster))
+    assert reported.complete_until_ns([3]) == 70
 
 
 def test_what_was_complete_stays_so_though_a_later_watermark_says_less() -> None:
-    told = reader()
-    told.read_to(3, 9)
-    told.take(watermark(100, offset=1))
-    told.take(watermark(60, offset=2))
-    assert told.complete_until_ns([3]) == 100
+    reported = reader()
+    reported.read_to(3, 9)
+    reported.take(watermark(100, offset=1))
+    reported.take(watermark(60, offset=2))
+    assert reported.complete_until_ns([3]) == 100
 
 
 def test_other_stages_and_topics_do_not_count() -> None:
-    told = reader()
-    told.read_to(3, 9)
-    told.take(watermark(100, offset=1, stage="podwatch"))
-    told.take(watermark(100, offset=1, topic="gpuledger.pods.v1"))
-    assert told.complete_until_ns([3]) is None
+    reported = reader()
+    reported.read_to(3, 9)
+    reported.take(watermark(100, offset=1, stage="podwatch"))
+    reported.take(watermark(100, offset=1, topic="gpuledger.pods.v1"))
+    assert reported.complete_until_ns([3]) is None
 
 
 def test_a_reader_that_is_far_behind_goes_from_one_watermark_to_the_next() -> None:
     """Of very many that wait the newest is kept, and those from where the reader is."""
-    told = reader()
+    reported = reader()
     for number in range(10 * MAX_WAITING):
-        told.take(watermark(number, offset=number))
-    told.read_to(3, 2)
-    assert told.complete_until_ns([3]) == 2
-    told.read_to(3, 10 * MAX_WAITING)
-    assert told.complete_until_ns([3]) == 10 * MAX_WAITING - 1
+        reported.take(watermark(number, offset=number))
+    reported.read_to(3, 2)
+    assert reported.complete_until_ns([3]) == 2
+    reported.read_to(3, 10 * MAX_WAITING)
+    assert reported.complete_until_ns([3]) == 10 * MAX_WAITING - 1
 
 
 def test_a_partition_that_was_given_up_is_forgotten() -> None:
-    told = reader()
-    told.read_to(3, 9)
-    told.take(watermark(100, offset=1))
-    told.forget(3)
-    assert (told.of(3), told.complete_until_ns([3])) == ([], None)
-    told.take(watermark(100, offset=1))
-    assert told.complete_until_ns([3]) is None
+    reported = reader()
+    reported.read_to(3, 9)
+    reported.take(watermark(100, offset=1))
+    reported.forget(3)
+    assert (reported.of(3), reported.complete_until_ns([3])) == ([], None)
+    reported.take(watermark(100, offset=1))
+    assert reported.complete_until_ns([3]) is None
 
 
 def test_a_key_names_stage_cluster_and_partition() -> None:
@@ -133,29 +133,29 @@ def test_a_key_names_stage_cluster_and_partition() -> None:
 
 
 def test_what_was_said_of_a_topic_before_it_was_made_anew_holds_up_nothing() -> None:
-    told = reader()
-    told.read_to(3, 2)
-    told.take(watermark(5, offset=1000))
-    told.take(watermark(9, offset=2))
+    reported = reader()
+    reported.read_to(3, 2)
+    reported.take(watermark(5, offset=1000))
+    reported.take(watermark(9, offset=2))
 
-    assert told.complete_until_ns([3]) == 9
+    assert reported.complete_until_ns([3]) == 9
 
 
 def test_what_is_taken_back_is_waited_for_no_more_and_counts_again_once_it_is_said_anew() -> None:
-    told = reader()
-    told.read_to(3, 10)
+    reported = reader()
+    reported.read_to(3, 10)
     gone, stays = watermark(5, offset=1, cluster="gone"), watermark(9, offset=1)
-    told.expect(gone)
+    reported.expect(gone)
     for each in (gone, stays):
-        told.take(each)
-    assert told.complete_until_ns([3]) == 5
+        reported.take(each)
+    assert reported.complete_until_ns([3]) == 5
     for key, partition in ((key_of(gone), 2), (b"store/gone/3", 3), (b"join/gone", 3), (b"", 3)):
-        told.take_back(key, partition)
-        assert told.complete_until_ns([3]) == 5
-    told.take_back(key_of(gone), 3)
-    assert told.complete_until_ns([3]) == 9
-    told.take(watermark(7, offset=1, cluster="gone"))
-    assert told.complete_until_ns([3]) == 7
+        reported.take_back(key, partition)
+        assert reported.complete_until_ns([3]) == 5
+    reported.take_back(key_of(gone), 3)
+    assert reported.complete_until_ns([3]) == 9
+    reported.take(watermark(7, offset=1, cluster="gone"))
+    assert reported.complete_until_ns([3]) == 7
 
 
 def test_what_would_be_complete_at_an_offset_is_what_is_once_it_is_read() -> None:

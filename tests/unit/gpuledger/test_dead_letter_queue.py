@@ -28,7 +28,7 @@ from tests.fakes.producer import KeepingProducer
 
 GOOD = b'["u",0]'
 DECODER = Decoder(topic="a.topic", record=GpuReading)
-READ_LETTER = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter)
+READ_DEAD_LETTER = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter)
 NOW_NS = 1_700_000_000_123_456_789
 
 
@@ -46,8 +46,8 @@ def dead_letter_queue(producer: KeepingProducer, *, partitions: int = 2) -> Dead
     )
 
 
-def letters(producer: KeepingProducer) -> list[DeadLetter]:
-    return [READ_LETTER.decode(message.value) for message in producer.messages()]
+def found_dead_letters(producer: KeepingProducer) -> list[DeadLetter]:
+    return [READ_DEAD_LETTER.decode(message.value) for message in producer.messages()]
 
 
 def counted(reason: str) -> float:
@@ -73,13 +73,19 @@ async def test_a_letter_holds_the_place_the_reason_and_the_very_bytes(value: byt
 
     await dead_letters.flush()
 
-    (letter,) = letters(producer)
-    partition = (letter.topic, letter.partition, letter.offset, letter.consumer, letter.time_ns)
+    (dead_letter,) = found_dead_letters(producer)
+    partition = (
+        dead_letter.topic,
+        dead_letter.partition,
+        dead_letter.offset,
+        dead_letter.consumer,
+        dead_letter.time_ns,
+    )
     assert partition == ("a.topic", 3, 41, "a-group", NOW_NS)
-    assert letter.reason == "undecodable"
-    assert letter.detail.startswith("a.topic: ")
-    assert base64.b64decode(letter.value_base64 or "", validate=True) == value
-    assert base64.b64decode(letter.key_base64 or "", validate=True) == b"a-key"
+    assert dead_letter.reason == "undecodable"
+    assert dead_letter.detail.startswith("a.topic: ")
+    assert base64.b64decode(dead_letter.value_base64 or "", validate=True) == value
+    assert base64.b64decode(dead_letter.key_base64 or "", validate=True) == b"a-key"
 
 
 async def test_what_was_absent_stays_absent() -> None:
@@ -89,9 +95,9 @@ async def test_what_was_absent_stays_absent() -> None:
 
     await dead_letters.flush()
 
-    (letter,) = letters(producer)
-    assert (letter.key_base64, letter.value_base64) == (None, None)
-    assert (letter.reason, letter.detail) == ("invalid", "why")
+    (dead_letter,) = found_dead_letters(producer)
+    assert (dead_letter.key_base64, dead_letter.value_base64) == (None, None)
+    assert (dead_letter.reason, dead_letter.detail) == ("invalid", "why")
 
 
 async def test_letters_lie_by_the_partition_they_speak_of_under_their_topic_and_in_order() -> None:
@@ -108,7 +114,7 @@ async def test_letters_lie_by_the_partition_they_speak_of_under_their_topic_and_
         (DEAD_LETTERS.name, 0),
         (DEAD_LETTERS.name, 1),
     ]
-    assert [letter.offset for letter in letters(producer)] == [5, 7, 8, 6]
+    assert [dead_letter.offset for dead_letter in found_dead_letters(producer)] == [5, 7, 8, 6]
     assert {message.key for message in producer.messages()} == {b"a.topic"}
     assert {message.timestamp_ms for message in producer.messages()} == {1_700_000_000_123}
 
@@ -120,10 +126,10 @@ async def test_a_record_too_large_for_a_letter_is_told_without_its_bytes() -> No
     dead_letters.reject(record(b"x" * 900_000), reason="undecodable", detail="why")
     await dead_letters.flush()
 
-    (letter,) = letters(producer)
-    assert (letter.partition, letter.offset, letter.value_base64) == (3, 0, None)
-    assert letter.key_base64 == base64.b64encode(record(b"").key or b"").decode()
-    assert letter.detail == (
+    (dead_letter,) = found_dead_letters(producer)
+    assert (dead_letter.partition, dead_letter.offset, dead_letter.value_base64) == (3, 0, None)
+    assert dead_letter.key_base64 == base64.b64encode(record(b"").key or b"").decode()
+    assert dead_letter.detail == (
         "why (the record of 'a-key' is too large for a dead letter: read it there)"
     )
 
@@ -137,10 +143,10 @@ async def test_a_key_that_does_not_fit_either_is_named_by_its_begin() -> None:
     )
     await dead_letters.flush()
 
-    (letter,) = letters(producer)
-    assert (letter.key_base64, letter.value_base64) == (None, None)
-    assert letter.detail.startswith("why (the record of '\\x00n\\x00n")
-    assert len(letter.detail) < 250
+    (dead_letter,) = found_dead_letters(producer)
+    assert (dead_letter.key_base64, dead_letter.value_base64) == (None, None)
+    assert dead_letter.detail.startswith("why (the record of '\\x00n\\x00n")
+    assert len(dead_letter.detail) < 250
 
 
 async def test_without_letters_nothing_is_published() -> None:
@@ -162,7 +168,7 @@ async def test_letters_that_could_not_be_published_stay_for_the_next_flush() -> 
     await dead_letters.flush()
     await dead_letters.flush()
 
-    assert [letter.offset for letter in letters(producer)] == [1, 2]
+    assert [dead_letter.offset for dead_letter in found_dead_letters(producer)] == [1, 2]
 
 
 class FullProducer(KeepingProducer):
@@ -199,9 +205,9 @@ async def test_a_letter_that_comes_during_a_flush_is_for_the_next_one() -> None:
     dead_letters.reject(record(b"", offset=1), reason="invalid", detail="")
 
     await dead_letters.flush()
-    assert [letter.offset for letter in letters(producer)] == [1]
+    assert [dead_letter.offset for dead_letter in found_dead_letters(producer)] == [1]
     await dead_letters.flush()
-    assert [letter.offset for letter in letters(producer)] == [1, 2]
+    assert [dead_letter.offset for dead_letter in found_dead_letters(producer)] == [1, 2]
 
 
 async def test_each_letter_is_counted_by_topic_and_reason_once_the_topic_has_it() -> None:
@@ -220,23 +226,23 @@ async def test_each_letter_is_counted_by_topic_and_reason_once_the_topic_has_it(
 
 
 def test_letters_that_were_taken_out_are_counted_once_it_is_said_that_the_topic_has_them() -> None:
-    before, told = counted("invalid"), list[tuple[str, int]]()
+    before, reported = counted("invalid"), list[tuple[str, int]]()
     dead_letters = DeadLetterQueue(
         consumer="a-group",
         producer=KeepingProducer(),
         partitions=1,
-        count=lambda reason, count: told.append((reason, count)),
+        count=lambda reason, count: reported.append((reason, count)),
         topic=DEAD_LETTERS,
     )
     dead_letters.reject(record(b""), reason="invalid", detail="why")
     dead_letters.drain(3)  # of a transaction that was undone: the record is read again
     dead_letters.reject(record(b""), reason="invalid", detail="why")
     drained = dead_letters.drain(3)
-    assert (counted("invalid"), told) == (before, [])
+    assert (counted("invalid"), reported) == (before, [])
 
     dead_letters.acknowledge(drained)
 
-    assert (counted("invalid"), told) == (before + 1, [("invalid", 1)])
+    assert (counted("invalid"), reported) == (before + 1, [("invalid", 1)])
 
 
 async def test_of_two_places_the_letters_of_one_that_has_them_are_not_published_again() -> None:
@@ -250,7 +256,7 @@ async def test_of_two_places_the_letters_of_one_that_has_them_are_not_published_
     producer.is_full = False
     await dead_letters.flush()
 
-    assert [letter.partition for letter in letters(producer)] == [0, 1, 3]
+    assert [dead_letter.partition for dead_letter in found_dead_letters(producer)] == [0, 1, 3]
 
 
 def test_the_error_of_a_transaction_says_how_many_letters_wait_with_it() -> None:
@@ -275,7 +281,7 @@ def test_letters_can_be_taken_out_partition_by_partition_to_be_published_elsewhe
     ((at, messages),) = dead_letters.drain(3).messages.items()
 
     assert at == TopicPartition(DEAD_LETTERS.name, 3 % 2)
-    assert [READ_LETTER.decode(message.value).offset for message in messages] == [0, 2]
+    assert [READ_DEAD_LETTER.decode(message.value).offset for message in messages] == [0, 2]
     assert dead_letters.drain(3).messages == {}
     assert dead_letters.waiting() == {4}
 
@@ -289,7 +295,7 @@ async def test_letters_of_records_that_will_be_read_again_can_be_dropped() -> No
     dead_letters.drop(3)
     await dead_letters.flush()
 
-    assert [letter.partition for letter in letters(producer)] == [4]
+    assert [dead_letter.partition for dead_letter in found_dead_letters(producer)] == [4]
 
 
 async def test_letters_are_dropped_of_the_topic_that_is_named_and_of_no_other() -> None:
@@ -301,7 +307,7 @@ async def test_letters_are_dropped_of_the_topic_that_is_named_and_of_no_other() 
     dead_letters.drop(3, topic="a.topic")
     await dead_letters.flush()
 
-    assert [letter.topic for letter in letters(producer)] == ["b.topic"]
+    assert [dead_letter.topic for dead_letter in found_dead_letters(producer)] == ["b.topic"]
 
 
 async def test_a_letter_that_is_dropped_while_it_is_refused_is_not_published_later() -> None:
@@ -320,7 +326,7 @@ async def test_a_letter_that_is_dropped_while_it_is_refused_is_not_published_lat
         await dead_letters.flush()
     await dead_letters.flush()
 
-    assert [letter.partition for letter in letters(producer)] == [5]
+    assert [dead_letter.partition for dead_letter in found_dead_letters(producer)] == [5]
 
 
 class GatedProducer(KeepingProducer):
@@ -329,13 +335,13 @@ class GatedProducer(KeepingProducer):
     def __init__(self, *, refusals: int = 0, first: Callable[[], None] = lambda: None) -> None:
         super().__init__(refusals=refusals)
         self.gate = asyncio.Event()
-        self.asked = asyncio.Event()
+        self.requests = asyncio.Event()
         self._first = first
 
     @override
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
         self._first()
-        self.asked.set()
+        self.requests.set()
         await self.gate.wait()
         await super().publish(topic, partition, messages)
 
@@ -346,7 +352,7 @@ async def test_who_flushes_while_another_does_waits_until_the_letters_are_on_the
     dead_letters.reject(record(b"x"), reason="r", detail="d")
 
     first = asyncio.create_task(dead_letters.flush())
-    await producer.asked.wait()
+    await producer.requests.wait()
     second = asyncio.create_task(dead_letters.flush())
     # Without waiting it would be done by now, and its caller would commit.
     await asyncio.wait({second}, timeout=0)
@@ -356,7 +362,7 @@ async def test_who_flushes_while_another_does_waits_until_the_letters_are_on_the
     producer.gate.set()
     await asyncio.gather(first, second)
 
-    assert len(letters(producer)) == 1
+    assert len(found_dead_letters(producer)) == 1
 
 
 async def test_after_a_flush_that_failed_older_letters_come_before_younger_ones() -> None:
@@ -364,7 +370,7 @@ async def test_after_a_flush_that_failed_older_letters_come_before_younger_ones(
     dead_letters = dead_letter_queue(producer)
     dead_letters.reject(record(b"x", offset=1), reason="r", detail="d")
     failing = asyncio.create_task(dead_letters.flush())
-    await producer.asked.wait()
+    await producer.requests.wait()
     dead_letters.reject(record(b"x", offset=2), reason="r", detail="d")
     producer.gate.set()
     with pytest.raises(BusUnavailableError):
@@ -372,7 +378,7 @@ async def test_after_a_flush_that_failed_older_letters_come_before_younger_ones(
 
     await dead_letters.flush()
 
-    assert [letter.offset for letter in letters(producer)] == [1, 2]
+    assert [dead_letter.offset for dead_letter in found_dead_letters(producer)] == [1, 2]
 
 
 async def test_a_place_all_of_whose_letters_were_dropped_meanwhile_is_sent_nothing() -> None:
@@ -405,8 +411,8 @@ async def test_what_is_refused_for_ever_is_a_line_a_minute_for_each_topic_and_re
             dead_letters.reject(record(b""), reason="future", detail="ahead")
             dead_letters.acknowledge(dead_letters.drain(3))
 
-    told = [(line["event"], line["reason"], line["count"]) for line in lines]
-    assert told == [
+    reported = [(line["event"], line["reason"], line["count"]) for line in lines]
+    assert reported == [
         ("records_rejected", "future", 1),
         ("records_rejected", "invalid", 1),
         ("records_rejected", "future", 60),
@@ -431,9 +437,9 @@ async def test_a_letter_fits_in_a_message_whatever_it_is_about(
     await dead_letters.flush()
 
     refuse_too_large(DEAD_LETTERS.name, producer.messages())
-    (letter,) = letters(producer)
-    assert letter.detail.startswith(detail[:1000])
-    assert (letter.value_base64 is None) == (letter.key_base64 is None)
+    (dead_letter,) = found_dead_letters(producer)
+    assert dead_letter.detail.startswith(detail[:1000])
+    assert (dead_letter.value_base64 is None) == (dead_letter.key_base64 is None)
 
 
 async def test_a_record_larger_than_a_message_is_put_aside_undecoded_and_the_next_is_read() -> None:
@@ -446,9 +452,13 @@ async def test_a_record_larger_than_a_message_is_put_aside_undecoded_and_the_nex
     await dead_letters.flush()
 
     assert [read.offset for read, _ in decoded] == [1]
-    (letter,) = letters(producer)
-    assert (letter.offset, letter.reason, letter.value_base64) == (0, "too_large", None)
-    assert letter.detail.startswith(
+    (dead_letter,) = found_dead_letters(producer)
+    assert (dead_letter.offset, dead_letter.reason, dead_letter.value_base64) == (
+        0,
+        "too_large",
+        None,
+    )
+    assert dead_letter.detail.startswith(
         f"a.topic: {len(huge) + len(b'a-key')} bytes, of {MAX_MESSAGE_BYTES} that a message has"
     )
 
@@ -464,10 +474,14 @@ async def test_a_batch_that_cannot_be_unpacked_is_one_letter_of_its_offsets() ->
     await dead_letters.flush()
 
     assert [read.offset for read, _ in decoded] == [0, 50]
-    (letter,) = letters(producer)
-    assert (letter.partition, letter.offset, letter.last_offset) == (3, 40, 49)
-    assert (letter.reason, letter.key_base64, letter.value_base64) == ("unreadable", None, None)
-    assert letter.detail == (
+    (dead_letter,) = found_dead_letters(producer)
+    assert (dead_letter.partition, dead_letter.offset, dead_letter.last_offset) == (3, 40, 49)
+    assert (dead_letter.reason, dead_letter.key_base64, dead_letter.value_base64) == (
+        "unreadable",
+        None,
+        None,
+    )
+    assert dead_letter.detail == (
         "a.topic: offsets 40 to 49 are in a batch that cannot be unpacked: it is packed with gzip"
     )
 

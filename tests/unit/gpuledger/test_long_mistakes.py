@@ -64,6 +64,6 @@ def test_a_mistake_is_said_in_one_line_that_fits_on_a_screen(
     file.write_text(text)
     with pytest.raises(UserError) as caught:
         read(file)
-    said = str(caught.value)
-    assert 0 < len(said) < 1500
-    assert said.splitlines() == [said]
+    message = str(caught.value)
+    assert 0 < len(message) < 1500
+    assert message.splitlines() == [message]

@@ -24,7 +24,7 @@ def gpuledger(*argv: str, without: str = "") -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize(
-    ("argv", "module", "said"),
+    ("argv", "module", "message"),
     [
         (
             "--version",
@@ -64,11 +64,11 @@ def gpuledger(*argv: str, without: str = "") -> subprocess.CompletedProcess[str]
     ],
 )
 def test_a_program_whose_extra_is_not_installed_names_it_in_one_line(
-    argv: str, module: str, said: str
+    argv: str, module: str, message: str
 ) -> None:
     done = gpuledger(*argv.split(), without=module)
 
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{said}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{message}\n")
 
 
 def test_a_module_of_ours_that_is_missing_is_a_mistake_of_ours() -> None:

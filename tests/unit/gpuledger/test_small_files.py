@@ -43,10 +43,10 @@ ODD: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_what_is_no_small_file_is_a_mistake_that_is_named(
     read: Callable[[Path], object], what: str, tmp_path: Path
 ) -> None:
-    make, said = ODD[what]
+    make, message = ODD[what]
     file = tmp_path / "file"
     make(file)
-    with pytest.raises((SettingsError, UserError), match=f"cannot read .*{re.escape(said)}"):
+    with pytest.raises((SettingsError, UserError), match=f"cannot read .*{re.escape(message)}"):
         read(file)
 
 

@@ -22,7 +22,7 @@ from tests.default_topics import NAMESPACES, NODES
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_US,
-    held,
+    allocated,
     inventory_row,
     node_row,
     pod_row,
@@ -68,9 +68,11 @@ async def stored(on: MemoryBus, path: Path, *, events: int, **rows: int) -> None
 
 
 def two_users() -> GpuEvent:
-    held = entry(Category.IDLE, allocation=0, allocated_ns=10**9)
+    allocated = entry(Category.IDLE, allocation=0, allocated_ns=10**9)
     holders = [EventAllocation(pod=1, container="trainer", resources=["nvidia.com/gpu"])]
-    return event(entries=[entry(), held], pods=[UNKNOWN], held_by=[HELD], allocations=holders)
+    return event(
+        entries=[entry(), allocated], pods=[UNKNOWN], allocated_to=[HELD], allocations=holders
+    )
 
 
 @pytest.mark.parametrize("table", ["usage", "usage_hourly", "usage_daily"])
@@ -167,7 +169,7 @@ HOUR_BEGIN_NS = START_NS // HOUR_NS * HOUR_NS
 
 
 @pytest.mark.parametrize(
-    ("told", "pool"),
+    ("reported", "pool"),
     [
         # A version of long ago, and what it was changed to within the hour: as of its beginning.
         ([(-2 * HOUR_NS, {}), (10**9, {"pool": "l4"})], "h100"),
@@ -191,15 +193,15 @@ HOUR_BEGIN_NS = START_NS // HOUR_NS * HOUR_NS
     ids=["changed", "late", "made anew", "deleted"],
 )
 async def test_an_hour_has_the_node_that_was_there_at_its_beginning_or_else_came_within_it(
-    tmp_path: Path, told: list[tuple[int, dict[str, Any]]], pool: str
+    tmp_path: Path, reported: list[tuple[int, dict[str, Any]]], pool: str
 ) -> None:
     on = bus()
     await publish(on, event(3))
-    for number, (after_ns, changes) in enumerate(told):
+    for number, (after_ns, changes) in enumerate(reported):
         time_ms = (HOUR_BEGIN_NS + after_ns) // 10**6
         version = node(resource_version=str(number), **changes)
         await tell_of(on, NODES, version, time_ms=time_ms)
-    await stored(on, tmp_path, events=1, nodes=len(told))
+    await stored(on, tmp_path, events=1, nodes=len(reported))
     assert ask(tmp_path, "SELECT DISTINCT node_pool FROM usage_hourly") == [(pool,)]
 
 
@@ -235,7 +237,7 @@ def test_a_node_is_what_was_said_last_of_it(
 ) -> None:
     first = node_row(hour=0, node_pool="old")
     nodes = [node_row(hour=-9, node_pool="before"), first, node_row(**later)]
-    store = write_store(tmp_path, usage_hourly=[held(2, "a")], nodes=nodes)
+    store = write_store(tmp_path, usage_hourly=[allocated(2, "a")], nodes=nodes)
     assert ask(Path(store), "SELECT node_pool FROM usage_hourly") == [(pool,)]
 
 

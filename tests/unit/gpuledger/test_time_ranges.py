@@ -118,7 +118,7 @@ def _duration(text: str) -> object:
 
 
 @pytest.mark.parametrize(
-    ("parse", "text", "said"),
+    ("parse", "text", "message"),
     [
         *(
             (_moment, text, "-1h30m")
@@ -140,9 +140,9 @@ def _duration(text: str) -> object:
     ],
 )
 def test_other_texts_are_refused_by_the_name_of_the_option(
-    parse: Callable[[str], object], text: str, said: str
+    parse: Callable[[str], object], text: str, message: str
 ) -> None:
-    with pytest.raises(ArgumentError, check=has_words("--at: ", said)):
+    with pytest.raises(ArgumentError, check=has_words("--at: ", message)):
         parse(text)
 
 

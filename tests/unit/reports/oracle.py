@@ -50,55 +50,55 @@ def fit(amounts: Mapping[Any, int], to: int) -> dict[Any, int]:
     return fitted
 
 
-def charge_board_hour(
+def charge_gpu_hour(
     rows: Sequence[Row], there_ns: int | None, claim_of: Callable[[str], Claim]
 ) -> Counter[str]:
     """Return the units that each tenant is charged of a board in an hour, and each kind of idle.
 
     `there_ns` is for how long the board was in the inventory; absent where that never had it.
     """
-    held: dict[tuple[Any, str], int] = defaultdict(int)
+    allocated: dict[tuple[Any, str], int] = defaultdict(int)
     unresponsive: dict[tuple[Any, str], int] = defaultdict(int)
     used: dict[tuple[Any, str], int] = defaultdict(int)
     for row in rows:
         if row["category"] == "idle":
             key = (device_of(row), row.get("allocated_uid") or NOBODY)
-            held[key] += row.get("allocated_ns", 0) * factor_of(row)
+            allocated[key] += row.get("allocated_ns", 0) * factor_of(row)
             unresponsive[key] += (row.get("unresponsive_ns") or 0) * factor_of(row)
         else:
             who = row.get("pod_uid") or row["category"]
             used[device_of(row), who] += (row["busy_ns"] or 0) * factor_of(row)
-    covered = sum(held.values())
+    covered = sum(allocated.values())
     there = min(covered, HOUR_NS * UNITS) if there_ns is None else there_ns * UNITS
-    fitted = fit(held, there)
+    fitted = fit(allocated, there)
 
     def scaled(amount: int) -> int:
         amount = max(0, amount)
         return amount * there // covered if covered > there else amount
 
-    charged: Counter[str] = Counter()
-    for device in {device for device, _ in (*held, *used)}:
+    billed: Counter[str] = Counter()
+    for device in {device for device, _ in (*allocated, *used)}:
         charge_device(
             {who: units for (of, who), units in fitted.items() if of == device},
             {who: scaled(units) for (of, who), units in unresponsive.items() if of == device},
             {who: scaled(units) for (of, who), units in used.items() if of == device},
             claim_of,
-            charged,
+            billed,
         )
-    charged["no_data"] += there - sum(fitted.values())
-    return +charged
+    billed["no_data"] += there - sum(fitted.values())
+    return +billed
 
 
 def charge_device(
-    held: Mapping[str, int],
+    allocated: Mapping[str, int],
     unresponsive: Mapping[str, int],
     used: Mapping[str, int],
     claim_of: Callable[[str], Claim],
-    charged: Counter[str],
+    billed: Counter[str],
 ) -> None:
-    lost = {who: min(unresponsive.get(who, 0), units) for who, units in held.items()}
-    charged["overhead"] += sum(lost.values())
-    own = {who: units - lost[who] for who, units in held.items()}
+    lost = {who: min(unresponsive.get(who, 0), units) for who, units in allocated.items()}
+    billed["overhead"] += sum(lost.values())
+    own = {who: units - lost[who] for who, units in allocated.items()}
     free, usable = own.get(NOBODY, 0), sum(own.values())
     holders = {who for who, units in own.items() if units and who != NOBODY}
     claims = {}
@@ -115,8 +115,8 @@ def charge_device(
     claims |= fit(others, free)
     granted = fit(claims, usable)
     for who, units in granted.items():
-        charged["overhead" if who in ("host", "unattributed") else who] += units
+        billed["overhead" if who in ("host", "unattributed") else who] += units
     left_over = usable - sum(granted.values())
     held_back = max(0, usable - free - sum(granted[who] for who in holders))
-    charged["unused"] += min(left_over, held_back)
-    charged["idle"] += left_over - min(left_over, held_back)
+    billed["unused"] += min(left_over, held_back)
+    billed["idle"] += left_over - min(left_over, held_back)

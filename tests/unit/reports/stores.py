@@ -43,7 +43,7 @@ def usage_row(hour: int, *, gpu: str = "GPU-a", category: str = "idle", **fields
     }
 
 
-def held(hour: int, pod: str | None, allocated_ns: int = HOUR_NS, **fields: Value) -> Row:
+def allocated(hour: int, pod: str | None, allocated_ns: int = HOUR_NS, **fields: Value) -> Row:
     """Return the row of what a pod of namespace ns holds, or nobody."""
     holder = (
         {}
@@ -124,12 +124,12 @@ def namespace_row(namespace: str, *, hour: float = -24, **fields: Value) -> Row:
 
 
 def write_store(
-    store: Path, *, told: Mapping[str, str] | None = None, **tables: Sequence[Row]
+    store: Path, *, properties: Mapping[str, str] | None = None, **tables: Sequence[Row]
 ) -> str:
-    """Append rows to the tables of a store; return its URI. `told` goes with the commits."""
+    """Append rows to the tables of a store; return its URI. `properties` goes with the commits."""
     for name, rows in tables.items():
         if rows:
-            _append(store, TABLES[name], rows, told or {})
+            _append(store, TABLES[name], rows, properties or {})
     return str(store)
 
 
@@ -138,7 +138,9 @@ def minute_row(row: Row, minute: int) -> Row:
     return {**row, "hour": row["hour"] + minute * 60_000_000}
 
 
-def _append(store: Path, table: TableSchema, rows: Sequence[Row], told: Mapping[str, str]) -> None:
+def _append(
+    store: Path, table: TableSchema, rows: Sequence[Row], properties: Mapping[str, str]
+) -> None:
     period = {"usage": "minute"}.get(table.name, "hour")
     named = [
         {**row, period: row["hour"]} if "hour" in row and period != "hour" else row for row in rows
@@ -152,5 +154,5 @@ def _append(store: Path, table: TableSchema, rows: Sequence[Row], told: Mapping[
         table.table_of([tuple(row.get(column) for column in columns) for row in named]),
         mode="append",
         partition_by=list(table.partition_by) or None,
-        commit_properties=CommitProperties(custom_metadata=dict(told)),
+        commit_properties=CommitProperties(custom_metadata=dict(properties)),
     )

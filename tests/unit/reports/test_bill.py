@@ -22,7 +22,7 @@ from tests.unit.reports.stores import (
     HOUR_NS,
     HOUR_US,
     Row,
-    held,
+    allocated,
     inventory_row,
     namespace_row,
     node_row,
@@ -49,7 +49,7 @@ def bill_of(
     read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
     maker = BillMaker(UsageReader(store, distinguishes_gpus="gpu" in by), read, by=by)
     window = Window(BEGIN_US + since * HOUR_US, BEGIN_US + hours * HOUR_US)
-    return maker.make(window, tells_days=True)
+    return maker.make(window, with_days=True)
 
 
 def costs(bill: Bill) -> dict[str, str]:
@@ -62,21 +62,21 @@ def costs(bill: Bill) -> dict[str, str]:
 
 def store_of(tmp_path: Path, *usage: Row, **tables: Sequence[Row]) -> str:
     inventory = tables.pop("inventory", [inventory_row()])
-    return write_store(tmp_path, told=None, usage_hourly=usage, inventory=inventory, **tables)
+    return write_store(tmp_path, properties=None, usage_hourly=usage, inventory=inventory, **tables)
 
 
 def test_who_holds_pays_and_what_nobody_used_of_it_is_shown(tmp_path: Path) -> None:
     busy = HOUR_NS // 4
     store = store_of(
         tmp_path,
-        held(0, "a", busy_ns=HOUR_NS - busy),
+        allocated(0, "a", busy_ns=HOUR_NS - busy),
         used(0, "a", busy),
-        held(1, None),
+        allocated(1, None),
     )
     bill = bill_of(store)
     assert costs(bill) == {"a": "7.00", "__idle__/idle": "7.00"}
     (line,) = (line for line in bill.lines if not line.idle_kind)
-    assert (gpu_seconds(line.held), gpu_seconds(line.used)) == (Decimal(3600), Decimal(900))
+    assert (gpu_seconds(line.allocated), gpu_seconds(line.used)) == (Decimal(3600), Decimal(900))
     assert line.unused_cost == Fraction(21, 4)
     assert bill.asset_cost == bill.line_cost == Decimal(14)
     assert bill.data_coverage_ratio == Fraction(1)
@@ -86,9 +86,9 @@ def test_an_hour_of_an_instance_costs_its_slices_of_the_board(tmp_path: Path) ->
     cut: Row = {"parent_uuid": "GPU-a", "gpu_compute_slices": 7}
     store = store_of(
         tmp_path,
-        held(0, None, compute_slices=2, gpu_compute_slices=7),
-        held(0, "a", gpu="MIG-1", mig_profile="1g.10gb", compute_slices=1, **cut),
-        held(0, "b", gpu="MIG-2", mig_profile="4g.40gb", compute_slices=4, **cut),
+        allocated(0, None, compute_slices=2, gpu_compute_slices=7),
+        allocated(0, "a", gpu="MIG-1", mig_profile="1g.10gb", compute_slices=1, **cut),
+        allocated(0, "b", gpu="MIG-2", mig_profile="4g.40gb", compute_slices=4, **cut),
     )
     by_slices = {"__idle__/idle": "2.00", "a": "1.00", "b": "4.00"}
     assert costs(bill_of(store)) == by_slices
@@ -101,8 +101,8 @@ def test_an_instance_costs_its_slices_of_memory_where_the_policy_says_so(tmp_pat
     cut: Row = {"parent_uuid": "GPU-a", "mig_profile": "1g.20gb", "compute_slices": 1, **board}
     store = store_of(
         tmp_path,
-        held(0, None, compute_slices=6, memory_slices=6, **board),
-        held(0, "a", gpu="MIG-1", memory_slices=2, **cut),
+        allocated(0, None, compute_slices=6, memory_slices=6, **board),
+        allocated(0, "a", gpu="MIG-1", memory_slices=2, **cut),
     )
     by_compute, by_memory = (
         costs(bill_of(store, SEVEN + f"mig_slices: {slices}\n", hours=1))
@@ -146,8 +146,8 @@ def test_what_was_there_and_no_tick_covers_is_no_data(
     other = [inventory_row("GPU-z", hour=99)]
     store = store_of(
         tmp_path,
-        held(0, "a"),
-        held(2, "z", 0, gpu="GPU-z"),
+        allocated(0, "a"),
+        allocated(2, "z", 0, gpu="GPU-z"),
         inventory=[*inventory, *other],
         nodes=nodes,
     )
@@ -156,7 +156,7 @@ def test_what_was_there_and_no_tick_covers_is_no_data(
 
 
 def test_nothing_is_billed_beyond_the_last_usage(tmp_path: Path) -> None:
-    bill = bill_of(store_of(tmp_path, held(0, "a")), hours=24)
+    bill = bill_of(store_of(tmp_path, allocated(0, "a")), hours=24)
     assert costs(bill) == {"a": "7.00"}
     assert not bill.is_complete
 
@@ -166,7 +166,7 @@ def test_pods_are_found_late_by_uid_and_by_name_and_what_they_have_is_one_line(
 ) -> None:
     store = store_of(
         tmp_path,
-        held(0, None, allocated_state="named", allocated_namespace="ns", allocated_pod="a"),
+        allocated(0, None, allocated_state="named", allocated_namespace="ns", allocated_pod="a"),
         usage_row(0, category="pod", busy_ns=HOUR_NS, pod_uid="uid-a", pod_state="pending"),
         pods=[pod_row("a", owner_kind="Job", owner_name="train")],
     )
@@ -181,9 +181,9 @@ def test_a_name_means_the_pod_that_had_it_in_that_hour(tmp_path: Path) -> None:
     again = {"pod_uid": "uid-a2", "created_time": gone, "owner_kind": "Job", "owner_name": "2"}
     store = store_of(
         tmp_path,
-        held(0, None, **by_name),
-        held(1, None, **by_name),
-        held(2, None, **by_name),
+        allocated(0, None, **by_name),
+        allocated(1, None, **by_name),
+        allocated(2, None, **by_name),
         pods=[
             pod_row("a", owner_kind="Job", owner_name="1", deleted_time=gone - 10_000_000),
             pod_row("a", hour=1, **again),
@@ -195,7 +195,7 @@ def test_a_name_means_the_pod_that_had_it_in_that_hour(tmp_path: Path) -> None:
 def test_labels_are_those_of_the_time_of_use(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
-        *(held(hour, "a") for hour in range(3)),
+        *(allocated(hour, "a") for hour in range(3)),
         pods=[
             pod_row("a", labels='{"team": "blue"}'),
             pod_row("a", hour=0.5, labels='{"team": "red"}'),
@@ -207,8 +207,8 @@ def test_labels_are_those_of_the_time_of_use(tmp_path: Path) -> None:
 def test_annotations_are_those_of_the_time_of_use_and_may_stand_for_labels(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
-        *(held(hour, "a") for hour in range(3)),
-        held(3, "b"),
+        *(allocated(hour, "a") for hour in range(3)),
+        allocated(3, "b"),
         pods=[
             pod_row("a", annotations='{"example.com/cost-center": "17"}'),
             pod_row("a", hour=0.5, annotations='{"example.com/cost-center": "18"}'),
@@ -228,9 +228,9 @@ def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: P
     )
     store = store_of(
         tmp_path,
-        held(0, "a"),
-        held(1, "b", allocated_namespace="said"),
-        held(2, "c", allocated_namespace="silent"),
+        allocated(0, "a"),
+        allocated(1, "b", allocated_namespace="said"),
+        allocated(2, "c", allocated_namespace="silent"),
         pods=[pod_row("a", labels='{"project": "apollo"}')],
         namespaces=[namespace_row("said", annotations='{"project": "gemini"}')],
     )
@@ -241,10 +241,10 @@ def test_a_dimension_of_ones_own_takes_the_first_value_that_there_is(tmp_path: P
 def test_who_has_no_such_value_is_told_from_work_of_nobody_who_was_seen(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
-        held(0, "a"),
-        held(1, None, busy_ns=0),
+        allocated(0, "a"),
+        allocated(1, None, busy_ns=0),
         usage_row(1, category="unattributed", busy_ns=HOUR_NS),
-        held(2, None, busy_ns=0),
+        allocated(2, None, busy_ns=0),
         usage_row(2, category="host", busy_ns=HOUR_NS),
         pods=[pod_row("a")],
     )
@@ -261,8 +261,8 @@ def test_a_team_is_the_label_of_the_pod_or_its_namespace_where_no_file_says_othe
 ) -> None:
     store = store_of(
         tmp_path,
-        held(0, "a"),
-        held(1, "b", allocated_namespace="other"),
+        allocated(0, "a"),
+        allocated(1, "b", allocated_namespace="other"),
         pods=[pod_row("a", labels='{"team": "red"}'), pod_row("b", namespace="other")],
         namespaces=[namespace_row("other", labels='{"team": "blue"}')],
     )
@@ -281,9 +281,9 @@ def test_teams_are_told_by_a_table_with_days(tmp_path: Path) -> None:
     )
     store = store_of(
         tmp_path,
-        held(0, "a"),
-        held(1, "b"),
-        held(2, "c"),
+        allocated(0, "a"),
+        allocated(1, "b"),
+        allocated(2, "c"),
         pods=[pod_row("b", labels='{"team": "own"}')],
     )
     expected = {"nlp": "7.00", "own": "7.00", "__unallocated__": "7.00"}
@@ -293,10 +293,10 @@ def test_teams_are_told_by_a_table_with_days(tmp_path: Path) -> None:
 def test_use_of_nobody_who_holds_is_charged_by_time_where_nobody_holds(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
-        held(0, None),
+        allocated(0, None),
         used(0, "a", HOUR_NS // 2),
         usage_row(0, category="host", busy_ns=HOUR_NS // 4),
-        held(1, "b"),
+        allocated(1, "b"),
         used(1, "a", HOUR_NS // 2),
     )
     assert costs(bill_of(store)) == {
@@ -308,7 +308,7 @@ def test_use_of_nobody_who_holds_is_charged_by_time_where_nobody_holds(tmp_path:
 
 
 def test_a_gpu_that_does_not_answer_is_overhead(tmp_path: Path) -> None:
-    store = store_of(tmp_path, held(0, "a", unresponsive_ns=HOUR_NS // 2))
+    store = store_of(tmp_path, allocated(0, "a", unresponsive_ns=HOUR_NS // 2))
     assert costs(bill_of(store)) == {"a": "3.50", "__unresponsive__/overhead": "3.50"}
 
 
@@ -325,7 +325,7 @@ def test_a_gpu_that_does_not_answer_is_overhead(tmp_path: Path) -> None:
 def test_each_tenant_pays_by_its_basis_and_idle_has_the_rest(
     tmp_path: Path, basis: str, expected: dict[str, str]
 ) -> None:
-    store = store_of(tmp_path, held(0, "a"), used(0, "a", HOUR_NS // 4))
+    store = store_of(tmp_path, allocated(0, "a"), used(0, "a", HOUR_NS // 4))
     assert costs(bill_of(store, f"{SEVEN}basis: [{{{basis}}}]")) == expected
 
 
@@ -357,11 +357,11 @@ def test_idle_is_shared_as_the_file_says(
 ) -> None:
     store = store_of(
         tmp_path,
-        held(0, "a"),
+        allocated(0, "a"),
         used(0, "a", HOUR_NS // 2),
-        held(1, "b"),
-        held(2, "b"),
-        held(3, None),
+        allocated(1, "b"),
+        allocated(2, "b"),
+        allocated(3, None),
     )
     policy = f"{SEVEN}idle: [{{kind: idle, {share}}}]"
     assert costs(bill_of(store, policy)) == expected
@@ -371,9 +371,9 @@ def test_idle_is_shared_among_those_of_the_same_pool_alone(tmp_path: Path) -> No
     other: Row = {"node": "m", "gpu": "GPU-m"}
     store = store_of(
         tmp_path,
-        held(0, "a"),
-        held(1, None),
-        held(0, "b", **other),
+        allocated(0, "a"),
+        allocated(1, None),
+        allocated(0, "b", **other),
         inventory=[inventory_row(), inventory_row("GPU-m", node="m", in_force_from=BEGIN_US)],
         nodes=[node_row(node_pool="one"), node_row(node="m", node_pool="two")],
     )
@@ -389,7 +389,7 @@ def test_energy_is_charged_beside_the_hours_where_it_has_a_price(tmp_path: Path)
     policy = SEVEN + "energy: [{name: grid, per_kilowatt_hour: 0.20, pue: 1.5}]"
     store = store_of(
         tmp_path,
-        held(0, "a", energy_millijoules=1_800_000_000),
+        allocated(0, "a", energy_millijoules=1_800_000_000),
         used(0, "a", HOUR_NS, energy_millijoules=1_800_000_000),
     )
     (line,) = bill_of(store, policy).lines
@@ -397,7 +397,7 @@ def test_energy_is_charged_beside_the_hours_where_it_has_a_price(tmp_path: Path)
 
 
 def test_gpus_without_a_price_cost_nothing_and_are_named(tmp_path: Path) -> None:
-    bill = bill_of(store_of(tmp_path, held(0, "a")), "prices: []")
+    bill = bill_of(store_of(tmp_path, allocated(0, "a")), "prices: []")
     assert costs(bill) == {"a": "0.00"}
     assert {model: gpu_seconds(units) for model, units in bill.unpriced.items()} == {"H100": 3600}
 
@@ -406,8 +406,8 @@ def test_what_an_instance_is_charged_by_its_own_price_is_not_without_one(tmp_pat
     cut: Row = {"parent_uuid": "GPU-a", "gpu_compute_slices": 7, "mig_profile": "4g.40gb"}
     store = store_of(
         tmp_path,
-        held(0, "a", gpu="MIG-1", compute_slices=4, **cut),
-        held(0, None, compute_slices=3, gpu_compute_slices=7),
+        allocated(0, "a", gpu="MIG-1", compute_slices=4, **cut),
+        allocated(0, None, compute_slices=3, gpu_compute_slices=7),
     )
     bill = bill_of(store, "prices: [{name: m, mig_profile: '4g*', per_gpu_hour: 3}]", hours=1)
     assert costs(bill) == {"a": "3.00", "__idle__/idle": "0.00"}
@@ -421,7 +421,7 @@ def test_a_budget_says_what_is_spent_and_what_it_will_come_to(tmp_path: Path) ->
         "budgets: [{name: nlp, amount: 100, match: {namespace: ns}, from: 2026-10-01,"
         " to: 2026-10-02}]"
     )
-    store = store_of(tmp_path, held(0, "a"), held(1, "b"), held(2, None))
+    store = store_of(tmp_path, allocated(0, "a"), allocated(1, "b"), allocated(2, None))
     (state,) = bill_of(store, policy, hours=3).budgets
     assert (state.spent, state.elapsed) == (Fraction(14), Fraction(1, 8))
     assert state.forecast == Fraction(112)
@@ -435,7 +435,7 @@ def test_an_hour_is_billed_by_what_held_when_it_began(tmp_path: Path) -> None:
     )
     store = store_of(
         tmp_path,
-        *(held(hour, "a") for hour in range(3)),
+        *(allocated(hour, "a") for hour in range(3)),
         nodes=[node_row(capacity_type="spot"), node_row(hour=1.5, capacity_type="on-demand")],
     )
     assert costs(bill_of(store, policy)) == {"a": "11.00"}
@@ -451,7 +451,7 @@ def test_alike_nodes_are_told_apart_from_when_one_of_them_changes(tmp_path: Path
     hours = [*range(3), *range(24, 27)]
     store = store_of(
         tmp_path,
-        *(held(hour, "a", node=node, gpu=f"GPU-{node}") for hour in hours for node in "mn"),
+        *(allocated(hour, "a", node=node, gpu=f"GPU-{node}") for hour in hours for node in "mn"),
         inventory=[],
         nodes=[
             node_row(node="m", capacity_type="spot"),
@@ -471,8 +471,8 @@ def test_a_deleted_node_was_what_it_was_before(tmp_path: Path) -> None:
     policy = "prices: [{name: own, node_pool: dgx, per_gpu_hour: 7}]"
     store = store_of(
         tmp_path,
-        held(0, "a"),
-        held(1, "a"),
+        allocated(0, "a"),
+        allocated(1, "a"),
         nodes=[
             node_row(node_pool="dgx"),
             node_row(hour=1.5, deleted_time=BEGIN_US + HOUR_US + HOUR_US // 2),
@@ -518,7 +518,7 @@ def test_the_lines_of_any_bill_sum_to_what_the_gpus_cost(
     of_days = [cost for day in bill.days for cost in day.costs.values()]
     assert sum(of_days) == bill.exact_asset_cost
     assert bill.lines == again.lines
-    assert min((line.charged for line in bill.lines), default=0) >= 0
+    assert min((line.billed for line in bill.lines), default=0) >= 0
 
 
 @examples(15)
@@ -534,17 +534,21 @@ def test_boards_that_are_there_cost_their_hours_whatever_rows_say_of_them(rows: 
 @pytest.mark.parametrize(
     ("rows", "inventory", "cost"),
     [
-        pytest.param([held(0, "a", model=None)], [inventory_row()], 7, id="a row without one"),
-        pytest.param([held(0, "a", model="H100 NVL")], [inventory_row()], 7, id="renamed in rows"),
-        pytest.param([held(0, "a")], [inventory_row(model=None)], 7, id="not in the inventory"),
+        pytest.param([allocated(0, "a", model=None)], [inventory_row()], 7, id="a row without one"),
         pytest.param(
-            [held(0, "a"), held(1, "a", model="A100")],
+            [allocated(0, "a", model="H100 NVL")], [inventory_row()], 7, id="renamed in rows"
+        ),
+        pytest.param(
+            [allocated(0, "a")], [inventory_row(model=None)], 7, id="not in the inventory"
+        ),
+        pytest.param(
+            [allocated(0, "a"), allocated(1, "a", model="A100")],
             [inventory_row(), inventory_row(hour=0.5, model="A100")],
             10,
             id="another one from the next whole hour on",
         ),
         pytest.param(
-            [held(0, "a", gpu="MIG-1", parent_uuid="GPU-a", model="H100 MIG 7g", **SEVENTH)],
+            [allocated(0, "a", gpu="MIG-1", parent_uuid="GPU-a", model="H100 MIG 7g", **SEVENTH)],
             [inventory_row()],
             1,
             id="an instance that is called otherwise than its board",
@@ -564,12 +568,14 @@ def test_a_row_its_board_and_their_price_have_one_model(
 
 def test_time_of_an_instance_of_which_nobody_knows_the_slices_is_no_data(tmp_path: Path) -> None:
     unknown = {**SEVENTH, "compute_slices": None}
-    store = store_of(tmp_path, held(0, "a", gpu="MIG-1", parent_uuid="GPU-a", **unknown))
+    store = store_of(tmp_path, allocated(0, "a", gpu="MIG-1", parent_uuid="GPU-a", **unknown))
     assert costs(bill_of(store)) == {"__no_data__/no_data": "7.00"}
 
 
 def test_made_up_amounts_are_billed_as_no_more_than_the_gpu(tmp_path: Path) -> None:
-    store = store_of(tmp_path, held(0, "a", 2**62), held(0, "b", 2**62), used(0, "b", 2**62))
+    store = store_of(
+        tmp_path, allocated(0, "a", 2**62), allocated(0, "b", 2**62), used(0, "b", 2**62)
+    )
     assert costs(bill_of(store)) == {"a": "3.50", "b": "3.50"}
 
 
@@ -585,8 +591,8 @@ def test_a_board_of_a_node_without_a_clock_costs_nothing_before_it_was_there(
 ) -> None:
     store = store_of(
         tmp_path,
-        *(held(hour, "a") for hour in range(3)),
-        held(2, "b", gpu="GPU-b", node="m"),
+        *(allocated(hour, "a") for hour in range(3)),
+        allocated(2, "b", gpu="GPU-b", node="m"),
         inventory=[
             inventory_row(),
             inventory_row("GPU-b", node="m", in_force_from=5_000_000),
@@ -608,7 +614,7 @@ def test_a_basis_by_a_label_holds_for_the_time_of_that_label(
     policy = SEVEN + "basis: [{match: {'label:tier': batch}, basis: used}]\n"
     store = store_of(
         tmp_path,
-        *(held(hour, "a", busy_ns=HOUR_NS // 2) for hour in range(4)),
+        *(allocated(hour, "a", busy_ns=HOUR_NS // 2) for hour in range(4)),
         *(used(hour, "a", HOUR_NS // 2) for hour in range(4)),
         pods=[
             pod_row("a", labels=f'{{"tier":"{before}"}}', resource_version="1"),
@@ -629,7 +635,7 @@ def test_a_pod_that_was_deleted_long_ago_is_nobody_whatever_its_versions_were(
     long_ago = {"created_time": BEGIN_US - 4800 * HOUR_US, "labels": '{"team": "gone"}'}
     store = store_of(
         tmp_path,
-        held(0, "db-0", allocated_state="named", allocated_uid=None),
+        allocated(0, "db-0", allocated_state="named", allocated_uid=None),
         pods=[
             pod_row("db-0", hour=-4800, **long_ago),
             pod_row("db-0", hour=-4799, deleted_time=BEGIN_US - 4799 * HOUR_US, **long_ago),
@@ -641,17 +647,17 @@ def test_a_pod_that_was_deleted_long_ago_is_nobody_whatever_its_versions_were(
 
 def test_a_bill_names_the_versions_that_it_was_made_of(tmp_path: Path) -> None:
     """What is committed while it is made is in neither."""
-    store = store_of(tmp_path, held(0, "a"), held(3, "a"))
+    store = store_of(tmp_path, allocated(0, "a"), allocated(3, "a"))
     read = ReadPolicy(parse_policy(SEVEN), "0" * 64, "test")
     maker = BillMaker(UsageReader(store), read, by=["pod"])
-    write_store(tmp_path, usage_hourly=[held(1, "b", gpu="GPU-b")])
+    write_store(tmp_path, usage_hourly=[allocated(1, "b", gpu="GPU-b")])
     bill = maker.make(Window(BEGIN_US, BEGIN_US + 4 * HOUR_US))
     assert bill.versions["usage_hourly"] == 0
     assert "b" not in costs(bill)
 
 
 UNNAMED_USER: Row = {"pod_state": "pending", "namespace": None, "pod": None}
-UNNAMED_HOLDER: Row = {
+UNNAMED_ALLOCATEE: Row = {
     "allocated_state": "pending",
     "allocated_namespace": None,
     "allocated_pod": None,
@@ -669,7 +675,7 @@ def states_of(rows: list[Row], state: str, unnamed: set[int]) -> list[Row]:
         if row.get("pod") == "b":
             written |= UNNAMED_USER if number in unnamed else {"pod_state": state}
         if row.get("allocated_pod") == "b":
-            written |= UNNAMED_HOLDER if number in unnamed else {"allocated_state": state}
+            written |= UNNAMED_ALLOCATEE if number in unnamed else {"allocated_state": state}
         found.append(written)
     return found
 
@@ -682,7 +688,7 @@ def states_of(rows: list[Row], state: str, unnamed: set[int]) -> list[Row]:
     recorded=st.sampled_from(["abcd", "acd"]),
 )
 @example(
-    rows=[held(hour, "b", busy_ns=0) for hour in range(2)],
+    rows=[allocated(hour, "b", busy_ns=0) for hour in range(2)],
     state="known",
     unnamed={0},
     recorded="",
@@ -713,14 +719,14 @@ def amounts_of(*bills: Bill) -> dict[tuple[str, str | None], tuple[Fraction, ...
     found: dict[tuple[str, str | None], tuple[Fraction, ...]] = {}
     for line in (line for bill in bills for line in bill.lines):
         key = (line.values[0], line.idle_kind)
-        amounts = (line.exact_cost, *map(Fraction, (line.held, line.used, line.charged)))
+        amounts = (line.exact_cost, *map(Fraction, (line.allocated, line.used, line.billed)))
         before = found.get(key, (Fraction(0),) * len(amounts))
         found[key] = tuple(a + b for a, b in zip(before, amounts, strict=True))
     return found
 
 
 def test_an_unknown_dimension_is_refused_by_name(tmp_path: Path) -> None:
-    store = store_of(tmp_path, held(0, "a"))
+    store = store_of(tmp_path, allocated(0, "a"))
     with pytest.raises(ArgumentError, match="by: 'nmespace'"):
         bill_of(store, by=["nmespace"])
 
@@ -763,7 +769,7 @@ def test_versions_of_a_pod_that_say_nothing_new_are_not_read(tmp_path: Path) -> 
         pod_row("a", hour=2, labels='{"team":"x"}', container_id="c"),
         pod_row("a", hour=3, labels='{"team":"x"}', deleted_time=gone),
     ]
-    store = store_of(tmp_path, held(0, "a"), pods=versions)
+    store = store_of(tmp_path, allocated(0, "a"), pods=versions)
     found = UsageReader(store).pods(Window(BEGIN_US, BEGIN_US + 4 * HOUR_US))
     assert [(each.since_us, each.labels, each.deleted_us) for each in found] == [
         (BEGIN_US, "{}", gone),

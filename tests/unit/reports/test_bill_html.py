@@ -31,7 +31,7 @@ from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
     HOUR_US,
-    held,
+    allocated,
     inventory_row,
     pod_row,
     used,
@@ -100,11 +100,11 @@ def make(
     read = ReadPolicy(parse_policy(policy), "0" * 64, "test")
     maker = BillMaker(UsageReader(store), read, by=by)
     window = Window(BEGIN_US + since * HOUR_US, BEGIN_US + hours * HOUR_US)
-    return maker.make(window, tells_days=True)
+    return maker.make(window, with_days=True)
 
 
 def page_of(bill: Bill) -> str:
-    return as_html(bill, closed=[], asked=["--store", "s"])
+    return as_html(bill, closed=[], arguments=["--store", "s"])
 
 
 @pytest.fixture
@@ -114,13 +114,13 @@ def store(tmp_path: Path) -> str:
         row
         for number, name in enumerate((*HOSTILE, "ns"))
         for row in (
-            held(number * 12, f"p{number}", allocated_namespace=name, busy_ns=HOUR_NS // 3),
+            allocated(number * 12, f"p{number}", allocated_namespace=name, busy_ns=HOUR_NS // 3),
             used(number * 12, f"p{number}", HOUR_NS * 2 // 3, namespace=name),
         )
     ]
     return write_store(
         tmp_path / "store",
-        usage_hourly=[*rows, held(71, None)],
+        usage_hourly=[*rows, allocated(71, None)],
         inventory=[inventory_row(), inventory_row(hour=40), inventory_row("GPU-b", hour=40)],
     )
 
@@ -174,8 +174,8 @@ def test_whatever_a_tenant_is_called_is_text(store: str) -> None:
     assert [name for name in HOSTILE if printable(name) not in names] == []
     assert "all of <b>ns</b>" in names
     # In the drawings they are shortened, and whole where one points at them.
-    said = read.inside("title")
-    assert any(HOSTILE[0] in text for text in said)
+    message = read.inside("title")
+    assert any(HOSTILE[0] in text for text in message)
     assert "\x01" not in page_of(bill)
 
 
@@ -193,7 +193,9 @@ def test_the_table_has_each_line_with_its_very_cost(store: str) -> None:
     assert shown == {
         line.id: [
             *(row_of(bill, line)[name] for name in columns),
-            rounded(Fraction(line.used, line.held) if line.held else Fraction(-1), digits=6),
+            rounded(
+                Fraction(line.used, line.allocated) if line.allocated else Fraction(-1), digits=6
+            ),
             row_of(bill, line)["billed_gpu_seconds"],
         ]
         for line in bill.lines
@@ -223,7 +225,9 @@ def test_many_tenants_are_one_bar_in_the_chart_and_a_row_each_in_the_table(
     tmp_path: Path,
 ) -> None:
     usage = [
-        held(hour, f"p{hour}-{gpu}", gpu=f"GPU-{gpu}", allocated_namespace=f"team-{hour}-{gpu}")
+        allocated(
+            hour, f"p{hour}-{gpu}", gpu=f"GPU-{gpu}", allocated_namespace=f"team-{hour}-{gpu}"
+        )
         for hour in range(5)
         for gpu in range(8)
     ]
@@ -272,7 +276,7 @@ def test_the_costs_of_days_are_plain_numbers_of_the_currency(
 
 def test_names_are_whole_where_there_is_room_for_them(tmp_path: Path) -> None:
     name = "training-run-0042-worker-0-a"
-    rows = [held(0, "a", allocated_namespace=name)]
+    rows = [allocated(0, "a", allocated_namespace=name)]
     page = page_of(make(write_store(tmp_path, usage_hourly=rows), hours=1))
     assert f">{name}</text>" in page
 
@@ -287,13 +291,13 @@ def test_a_page_of_what_was_closed_says_so_and_warns_of_nothing(store: str) -> N
     close(bill, store)
     closed = closed_lines(store, bill.window, bill.by)
     standing = standing_bill(closed, window=bill.window, by=bill.by, policy=bill.policy.policy)
-    page = as_html(standing, closed=closed, asked=[])
+    page = as_html(standing, closed=closed, arguments=[])
     assert state_in(page) == "closed as revision 1"
     assert "is not what was closed" not in page
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"),
+    ("policy", "message"),
     [
         pytest.param(SEVEN, "would cost the same now", id="the same"),
         pytest.param(SEVEN.replace("7}", "8}"), "USD more since, in 8 lines", id="another price"),
@@ -301,20 +305,21 @@ def test_a_page_of_what_was_closed_says_so_and_warns_of_nothing(store: str) -> N
     ],
 )
 def test_a_page_of_a_closed_period_that_was_calculated_again_says_what_changed(
-    store: str, policy: str, said: str
+    store: str, policy: str, message: str
 ) -> None:
     bill = make(store, SEVEN)
     close(bill, store)
     closed = closed_lines(store, bill.window, bill.by)
-    page = as_html(make(store, policy), closed=closed, asked=[])
+    page = as_html(make(store, policy), closed=closed, arguments=[])
     assert state_in(page) == "provisional"
     assert "To know before you pay" in page
-    assert said in page
+    assert message in page
 
 
 def test_what_went_from_one_line_to_another_since_the_close_is_a_change(tmp_path: Path) -> None:
     late = [
-        held(hour, None, allocated_uid="uid-x", allocated_state="pending") for hour in range(72)
+        allocated(hour, None, allocated_uid="uid-x", allocated_state="pending")
+        for hour in range(72)
     ]
     store = write_store(tmp_path, usage_hourly=late, inventory=[inventory_row()])
     bill = make(store, SEVEN)
@@ -325,7 +330,7 @@ def test_what_went_from_one_line_to_another_since_the_close_is_a_change(tmp_path
     assert change_since_close(again, closed) == ChangeSinceClose(
         revision=1, other_currency=None, more=Decimal("0.00"), line_count=2
     )
-    assert "0.00 USD more since, in 2 lines" in as_html(again, closed=closed, asked=[])
+    assert "0.00 USD more since, in 2 lines" in as_html(again, closed=closed, arguments=[])
 
 
 def test_budgets_say_what_is_left_and_what_it_comes_to(store: str) -> None:
@@ -338,7 +343,7 @@ def test_budgets_say_what_is_left_and_what_it_comes_to(store: str) -> None:
 def test_a_period_with_nothing_to_bill_is_a_page_that_says_so(store: str) -> None:
     read = ReadPolicy(parse_policy(SEVEN), "0" * 64, "test")
     later = Window(BEGIN_US + 2400 * HOUR_US, BEGIN_US + 2401 * HOUR_US)
-    bill = BillMaker(UsageReader(store), read, by=["namespace"]).make(later, tells_days=True)
+    bill = BillMaker(UsageReader(store), read, by=["namespace"]).make(later, with_days=True)
     assert "nothing to bill" in page_of(bill)
 
 

@@ -17,13 +17,13 @@ from gpuledger_reports.reading.times import Window
 from gpuledger_reports.reading.usage_day import days_of
 from gpuledger_reports.reading.usage_sums import PartyBasis, UsageReader
 from tests.examples import examples
-from tests.unit.reports.oracle import Claim, charge_board_hour
+from tests.unit.reports.oracle import Claim, charge_gpu_hour
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
     HOUR_US,
     Row,
-    held,
+    allocated,
     inventory_row,
     usage_row,
     used,
@@ -38,7 +38,7 @@ CLAIMS = {
     "uid-c": Claim("greater"),
     "uid-d": Claim("blended", 1, 3),
 }
-ALL_HELD: dict[str, Claim] = {}
+ALL_ALLOCATED: dict[str, Claim] = {}
 # Lengths that meet the edges: nothing, an hour, a bit more, and thirds that leave remainders.
 lengths = st.one_of(
     st.sampled_from([0, 1, HOUR_NS // 3, HOUR_NS // 2, HOUR_NS, HOUR_NS + 7]),
@@ -54,13 +54,13 @@ DEVICES: list[dict[str, Any]] = [
     {"gpu": "MIG-b2", "mig_profile": "4g", **PART_OF_B, "compute_slices": 4},
 ]
 # The same board within the same hour: whole before it was cut, and cut anew under the same UUID.
-CUT_ANEW: list[dict[str, Any]] = [
+RECUT: list[dict[str, Any]] = [
     {"gpu": "GPU-b"},
     {"gpu": "MIG-b1", "mig_profile": "2g", **PART_OF_B, "compute_slices": 2},
 ]
 
 # What a node could not find out of a GPU when it was asked, or says otherwise than before.
-said_amiss: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+mismatch: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [{}, {}, {}, {"model": None}, {"model": "A100"}, {"compute_slices": None}]
 )
 
@@ -70,21 +70,21 @@ def rows_of_hours(draw: st.DrawFn) -> list[Row]:
     """Draw the rows of some hours of a whole GPU and of one that is cut into two instances."""
     rows: list[Row] = []
     for hour in range(HOURS):
-        for device in [*DEVICES, *draw(st.sampled_from([[], [], CUT_ANEW]))]:
-            where = {**device, **draw(said_amiss)}
+        for device in [*DEVICES, *draw(st.sampled_from([[], [], RECUT]))]:
+            where = {**device, **draw(mismatch)}
             if "parent_uuid" not in where:
                 where |= {"compute_slices": device.get("compute_slices")}
             for pod in draw(st.lists(st.one_of(st.none(), pods), max_size=3, unique=True)):
                 length = draw(lengths)
                 unresponsive = draw(st.sampled_from([None, None, 0, length // 2, length]))
-                rows.append(held(hour, pod, length, unresponsive_ns=unresponsive, **where))
+                rows.append(allocated(hour, pod, length, unresponsive_ns=unresponsive, **where))
             users = draw(st.lists(pods, max_size=2, unique=True))
             rows += [used(hour, pod, draw(lengths), **where) for pod in users]
             others = draw(st.lists(st.sampled_from(["host", "unattributed"]), max_size=1))
             rows += [
                 usage_row(hour, category=other, busy_ns=draw(lengths), **where) for other in others
             ]
-    return rows or [held(HOURS - 1, None, 1)]
+    return rows or [allocated(HOURS - 1, None, 1)]
 
 
 inventories = st.sampled_from(
@@ -96,30 +96,30 @@ inventories = st.sampled_from(
 )
 
 
-def charged_by_store(store: str, claims: dict[str, Claim]) -> Counter[str]:
+def billed_by_store(store: str, claims: dict[str, Claim]) -> Counter[str]:
     """Return the units that each tenant and kind of idle is charged by SQL."""
 
     def basis_of(party: PartyKey, since_us: int) -> PartyBasis:
         claim = claims.get(party.uid or "", Claim())
         return PartyBasis(("pod", party.uid) if party.uid else (party.kind,), *claim)
 
-    charged: Counter[str] = Counter()
+    billed: Counter[str] = Counter()
     for day in days_of(UsageReader(store), WINDOW, changes=[], basis_of=basis_of):
         for row in day.usage:
-            if row.is_holding:
-                charged[row.party.uid or "idle"] += row.held - row.unresponsive
-                charged["overhead"] += row.unresponsive
+            if row.is_allocated:
+                billed[row.party.uid or "idle"] += row.allocated - row.unresponsive
+                billed["overhead"] += row.unresponsive
         for charge in day.charges:
             who = charge.party.uid or ("idle" if charge.party.kind == "nobody" else "overhead")
-            charged["overhead" if charge.is_unresponsive else who] += charge.units
+            billed["overhead" if charge.is_unresponsive else who] += charge.units
         for idle in day.idle:
-            charged["overhead"] += idle.unresponsive
-            charged["unused"] += idle.unused
-            charged["idle"] += idle.idle
-        for board in day.boards:
-            charged["no_data"] += board.present - board.covered
-    assert min(charged.values(), default=0) >= 0
-    return +charged
+            billed["overhead"] += idle.unresponsive
+            billed["unused"] += idle.unused
+            billed["idle"] += idle.idle
+        for board in day.physical_gpus:
+            billed["no_data"] += board.present - board.covered
+    assert min(billed.values(), default=0) >= 0
+    return +billed
 
 
 def inventory_rows(boards: dict[str, list[tuple[float, bool]]]) -> list[Row]:
@@ -149,25 +149,25 @@ def time_there_ns(versions: list[tuple[float, bool]], hour: int) -> int:
 def expected(
     rows: list[Row], boards: dict[str, list[tuple[float, bool]]], claims: dict[str, Claim]
 ) -> Counter[str]:
-    by_board: dict[tuple[str, int], list[Row]] = defaultdict(list)
+    by_physical_gpu: dict[tuple[str, int], list[Row]] = defaultdict(list)
     for row in rows:
-        by_board[row.get("parent_uuid") or row["gpu_uuid"], row["hour"]].append(row)
-    charged: Counter[str] = Counter()
+        by_physical_gpu[row.get("parent_uuid") or row["gpu_uuid"], row["hour"]].append(row)
+    billed: Counter[str] = Counter()
     for hour_us in range(*WINDOW, HOUR_US):
         hour = (hour_us - BEGIN_US) // HOUR_US
         for board in ("GPU-a", "GPU-b"):
             there = time_there_ns(boards[board], hour) if boards else None
-            charged += charge_board_hour(
-                by_board[board, hour_us], there, lambda who: claims.get(who, Claim())
+            billed += charge_gpu_hour(
+                by_physical_gpu[board, hour_us], there, lambda who: claims.get(who, Claim())
             )
-    return charged
+    return billed
 
 
 def test_the_documented_example_is_charged_as_documented(tmp_path: Path) -> None:
     (rows, charges) = _tables(charging_sql.__doc__ or "")
     minute_ns = HOUR_NS // 60
     written = [
-        held(
+        allocated(
             0, holder or None, int(held_) * minute_ns, unresponsive_ns=int(unresponsive) * minute_ns
         )
         if category == "idle"
@@ -177,8 +177,8 @@ def test_the_documented_example_is_charged_as_documented(tmp_path: Path) -> None
     store = write_store(tmp_path, usage_hourly=written, inventory=[inventory_row()])
     names = {"a": "uid-a", "b": "uid-b", "c": "uid-c", "unresponsive": "overhead"}
     documented = {names.get(to, to): int(minutes) for to, minutes, _ in charges}
-    charged = charged_by_store(store, {"uid-b": Claim("used")})
-    hour = {to: units // (minute_ns * UNITS) for to, units in charged.items()}
+    billed = billed_by_store(store, {"uid-b": Claim("used")})
+    hour = {to: units // (minute_ns * UNITS) for to, units in billed.items()}
     assert hour == {**documented, "no_data": 60}  # of the second hour there is no usage
     assert len(rows) == 5
 
@@ -193,7 +193,7 @@ def _tables(text: str) -> tuple[list[list[str]], list[list[str]]]:
     return first, second
 
 
-@pytest.mark.parametrize("claims", [ALL_HELD, CLAIMS], ids=["all pay what they hold", "mixed"])
+@pytest.mark.parametrize("claims", [ALL_ALLOCATED, CLAIMS], ids=["all pay what they hold", "mixed"])
 @examples(60)
 @given(rows=rows_of_hours(), boards=inventories)
 def test_the_charges_of_each_board_and_hour_are_those_of_the_rules(
@@ -201,7 +201,7 @@ def test_the_charges_of_each_board_and_hour_are_those_of_the_rules(
 ) -> None:
     with TemporaryDirectory() as folder:
         store = write_store(Path(folder), usage_hourly=rows, inventory=inventory_rows(boards))
-        assert charged_by_store(store, claims) == expected(rows, boards, claims)
+        assert billed_by_store(store, claims) == expected(rows, boards, claims)
 
 
 @examples(30)
@@ -213,6 +213,6 @@ def test_minutes_are_charged_as_the_hour_that_they_add_up_to(rows: list[Row]) ->
         inventory = inventory_rows(boards)
         hourly = write_store(Path(folder), usage_hourly=rows, inventory=inventory)
         by_minute = write_store(Path(other), usage=minutes, inventory=inventory)
-        charged = charged_by_store(by_minute, ALL_HELD)
-        assert charged == charged_by_store(hourly, ALL_HELD)
-        assert sum(charged.values()) == 2 * HOURS * HOUR_NS * UNITS
+        billed = billed_by_store(by_minute, ALL_ALLOCATED)
+        assert billed == billed_by_store(hourly, ALL_ALLOCATED)
+        assert sum(billed.values()) == 2 * HOURS * HOUR_NS * UNITS

@@ -28,12 +28,12 @@ from gpuledger_reports.pricing.closing import (
 from gpuledger_reports.pricing.rows import row_of
 from gpuledger_reports.reading.times import DAY_US, Window
 from tests.examples import examples
-from tests.unit.reports.api.questions_asked import settings_for
+from tests.unit.reports.api.report_requests import settings_for
 from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
     Row,
-    held,
+    allocated,
     inventory_row,
     pod_row,
     used,
@@ -51,7 +51,7 @@ def store(tmp_path: Path) -> str:
     """Return a store of a day in which every hour is covered."""
     return write_store(
         tmp_path / "store",
-        usage_hourly=[held(hour, "a" if hour < 20 else None) for hour in range(24)],
+        usage_hourly=[allocated(hour, "a" if hour < 20 else None) for hour in range(24)],
         inventory=[inventory_row()],
         pods=[pod_row("a")],
     )
@@ -73,7 +73,7 @@ def test_a_late_hour_after_the_close_gives_corrections_that_sum_to_the_differenc
     write_store(
         Path(store),
         usage_hourly=[
-            held(3, "b", gpu="GPU-b"),
+            allocated(3, "b", gpu="GPU-b"),
             used(3, "b", HOUR_NS, gpu="GPU-b"),
         ],
     )
@@ -108,16 +108,16 @@ def test_a_closed_period_shows_what_was_closed_whatever_it_would_cost_now(
     capsys.readouterr()
     # Another price, and a GPU of which the store heard late.
     (tmp_path / "prices.yaml").write_text(PRICES.replace("7", "9"))
-    write_store(Path(store), usage_hourly=[held(3, "b", gpu="GPU-b")])
-    after, said = written()
+    write_store(Path(store), usage_hourly=[allocated(3, "b", gpu="GPU-b")])
+    after, message = written()
     assert after == before
-    assert "closed as revision 1 at" in said
-    anew, said = written("--recompute")
-    assert anew != before
-    assert "57.00 more since" in said
+    assert "closed as revision 1 at" in message
+    restarted, message = written("--recompute")
+    assert restarted != before
+    assert "57.00 more since" in message
     main(["bill", "close", *arguments])
     capsys.readouterr()
-    assert written()[0] == anew
+    assert written()[0] == restarted
     assert "would cost the same now" in written("--recompute")[1]
 
 
@@ -171,7 +171,7 @@ def test_an_explanation_shows_every_revision_of_a_line(
     store: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["bill", "close", *arguments])
-    write_store(Path(store), usage_hourly=[held(3, "a", gpu="GPU-b")])
+    write_store(Path(store), usage_hourly=[allocated(3, "a", gpu="GPU-b")])
     main(["bill", "close", *arguments])
     line = next(each.line for each in closed_lines(store, DAY, ["pod"]) if each.charge_class)
     capsys.readouterr()
@@ -182,8 +182,8 @@ def test_an_explanation_shows_every_revision_of_a_line(
 
 
 def test_a_line_that_is_gone_is_taken_back_whole(tmp_path: Path) -> None:
-    before = bill_of(store_of(tmp_path / "before", held(0, "a")))
-    after = bill_of(store_of(tmp_path / "after", held(0, "b")))
+    before = bill_of(store_of(tmp_path / "before", allocated(0, "a")))
+    after = bill_of(store_of(tmp_path / "after", allocated(0, "b")))
     first = revision_rows(before, [], closed_time_us=0)
     assert [(row["revision"], row["supersedes"], row["cost"]) for row in first] == [(1, None, 7)]
     store = str(tmp_path / "closed")
@@ -195,7 +195,7 @@ def test_a_line_that_is_gone_is_taken_back_whole(tmp_path: Path) -> None:
 
 
 def test_of_two_who_close_at_once_one_is_refused(tmp_path: Path) -> None:
-    rows = revision_rows(bill_of(store_of(tmp_path, held(0, "a"))), [], closed_time_us=0)
+    rows = revision_rows(bill_of(store_of(tmp_path, allocated(0, "a"))), [], closed_time_us=0)
     append_revision(str(tmp_path), rows, stream="bill", revision=1)
     with pytest.raises(UserError, match="revision 1"):
         append_revision(str(tmp_path), rows, stream="bill", revision=1)
@@ -205,7 +205,7 @@ def test_of_two_who_close_for_the_first_time_at_once_both_find_one_table(
     tmp_path: Path,
 ) -> None:
     """And one of them is refused: the commit knows what the other one closed."""
-    rows = revision_rows(bill_of(store_of(tmp_path, held(0, "a"))), [], closed_time_us=0)
+    rows = revision_rows(bill_of(store_of(tmp_path, allocated(0, "a"))), [], closed_time_us=0)
 
     def close_it(_: int) -> str:
         try:
@@ -219,7 +219,7 @@ def test_of_two_who_close_for_the_first_time_at_once_both_find_one_table(
 
 
 def test_a_bill_is_corrected_in_the_currency_in_which_it_was_closed(tmp_path: Path) -> None:
-    store = store_of(tmp_path, held(0, "a"))
+    store = store_of(tmp_path, allocated(0, "a"))
     close(bill_of(store, "currency: EUR\n" + PRICES, hours=1), store)
     with pytest.raises(UserError, match="closed in EUR"):
         close(bill_of(store, PRICES.replace("7", "8"), hours=1), store)
@@ -227,7 +227,7 @@ def test_a_bill_is_corrected_in_the_currency_in_which_it_was_closed(tmp_path: Pa
 
 def test_prices_of_another_currency_correct_a_bill_by_their_rate(tmp_path: Path) -> None:
     """As the message and docs/bill.md say to whom it is refused."""
-    store = store_of(tmp_path, held(0, "a"))
+    store = store_of(tmp_path, allocated(0, "a"))
     close(bill_of(store, "currency: EUR\n" + PRICES, hours=1), store)
     dollars = (
         "currency: EUR\nexchange_rates: [{currency: USD, rate: 0.9, from: 2020-01-01}]\n"
@@ -241,7 +241,7 @@ def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A name that came late takes nothing from the sum of the bill, and all from a line."""
-    late = [held(h, None, allocated_uid="uid-x", allocated_state="pending") for h in range(24)]
+    late = [allocated(h, None, allocated_uid="uid-x", allocated_state="pending") for h in range(24)]
     store = write_store(tmp_path / "store", usage_hourly=late, inventory=[inventory_row()])
     (tmp_path / "prices.yaml").write_text(PRICES)
     prices = str(tmp_path / "prices.yaml")
@@ -261,7 +261,7 @@ def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
 
 def test_a_line_that_the_service_shows_as_it_was_closed_it_can_explain(tmp_path: Path) -> None:
     """Also where nothing of it is left by now."""
-    late = [held(h, None, allocated_uid="uid-x", allocated_state="pending") for h in range(24)]
+    late = [allocated(h, None, allocated_uid="uid-x", allocated_state="pending") for h in range(24)]
     store = write_store(tmp_path / "store", usage_hourly=late, inventory=[inventory_row()])
     prices = tmp_path / "prices.yaml"
     prices.write_text(PRICES)
@@ -271,8 +271,8 @@ def test_a_line_that_the_service_shows_as_it_was_closed_it_can_explain(tmp_path:
     settings = settings_for(store, prices=prices)
     question = BillQuestion(window=DAY, by=("namespace",))
     (shown,) = json.loads(answer_to(question, settings).body)["lines"]
-    asked = ExplainQuestion(bill=question, line=shown["line"], rows=1)
-    explained = json.loads(answer_to(asked, settings).body)
+    requested = ExplainQuestion(bill=question, line=shown["line"], rows=1)
+    explained = json.loads(answer_to(requested, settings).body)
     assert (explained["line"], explained["cost"]) == (shown["line"], "0.00")
     assert explained["namespace"] == shown["namespace"]
     assert explained["explanation"][0].startswith("revision 1: closed 168.00 USD")
@@ -285,9 +285,9 @@ def test_a_line_that_the_service_shows_as_it_was_closed_it_can_explain(tmp_path:
 @pytest.mark.parametrize(
     ("usage", "prices", "reason"),
     [
-        ([held(3, "a")], PRICES, "no usage up to the end"),
-        ([held(23, "a"), used(23, "a", 1)], PRICES, "min_data_coverage_ratio"),
-        ([held(hour, "a") for hour in range(24)], "prices: []", "no price for H100"),
+        ([allocated(3, "a")], PRICES, "no usage up to the end"),
+        ([allocated(23, "a"), used(23, "a", 1)], PRICES, "min_data_coverage_ratio"),
+        ([allocated(hour, "a") for hour in range(24)], "prices: []", "no price for H100"),
     ],
 )
 def test_a_period_of_which_something_is_missing_is_not_closed(
@@ -338,7 +338,7 @@ def test_the_service_shows_a_closed_period_as_the_command_does(
     question = BillQuestion(window=DAY, by=("pod",))
     assert json.loads(answer_to(question, settings).body)["state"] == "provisional"
     main(["bill", "close", *arguments])
-    write_store(Path(store), usage_hourly=[held(3, "b", gpu="GPU-b")])
+    write_store(Path(store), usage_hourly=[allocated(3, "b", gpu="GPU-b")])
     capsys.readouterr()
     main(["bill", *arguments, "--format", "json"])
     answered = json.loads(answer_to(question, settings).body)

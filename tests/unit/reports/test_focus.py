@@ -26,7 +26,7 @@ from tests.unit.reports.stores import (
     HOUR_NS,
     HOUR_US,
     Value,
-    held,
+    allocated,
     inventory_row,
     node_row,
     usage_row,
@@ -168,14 +168,14 @@ def store(tmp_path: Path) -> str:
     cut: dict[str, Value] = {"gpu": "MIG-c", "parent_uuid": "GPU-c", "model": "A100", **slices}
     return store_of(
         tmp_path,
-        held(0, "a", HOUR_NS // 3, energy_millijoules=5_000_000),
-        held(0, "b", HOUR_NS // 3),
-        held(0, None, HOUR_NS // 3),
+        allocated(0, "a", HOUR_NS // 3, energy_millijoules=5_000_000),
+        allocated(0, "b", HOUR_NS // 3),
+        allocated(0, None, HOUR_NS // 3),
         used(0, "a", HOUR_NS // 7),
-        held(2, "a"),
-        held(0, "a", gpu="GPU-s", node="s"),
-        held(0, "b", **cut),
-        held(1, "b", gpu="GPU-x", model="X9"),
+        allocated(2, "a"),
+        allocated(0, "a", gpu="GPU-s", node="s"),
+        allocated(0, "b", **cut),
+        allocated(1, "b", gpu="GPU-x", model="X9"),
         usage_row(1, category="host", busy_ns=9, energy_millijoules=7, gpu="GPU-x", model="X9"),
         inventory=[inventory_row()],
         nodes=[node_row(node="s", capacity_type="spot", region="north", zone="north-1")],
@@ -270,7 +270,9 @@ def test_a_closed_bill_is_what_was_closed_and_a_row_for_each_correction(store: s
     first = bill_of(store, POLICY, by=["pod"])
     kept = list(focus_rows(first, allocations=True))
     append(store, revision_rows(first, [], closed_time_us=0))
-    write_store(Path(store), usage_hourly=[held(3, "a", HOUR_NS // 2), held(3, "b", gpu="GPU-s")])
+    write_store(
+        Path(store), usage_hourly=[allocated(3, "a", HOUR_NS // 2), allocated(3, "b", gpu="GPU-s")]
+    )
     second = bill_of(store, POLICY, by=["pod"])
     append(store, revision_rows(second, closed_of(store), closed_time_us=1))
     closed = closed_of(store)

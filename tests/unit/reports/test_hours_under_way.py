@@ -21,7 +21,7 @@ from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_US,
     Row,
-    held,
+    allocated,
     inventory_row,
     minute_row,
     write_store,
@@ -34,7 +34,7 @@ HOURS = 4
 
 
 def minutes_of(hour: int, minutes: Sequence[int], pod: str = "a", **fields: object) -> list[Row]:
-    return [minute_row(held(hour, pod, MINUTE_NS, **fields), minute) for minute in minutes]
+    return [minute_row(allocated(hour, pod, MINUTE_NS, **fields), minute) for minute in minutes]
 
 
 def hours_of_rows(rows: Sequence[Row]) -> dict[str, str]:
@@ -50,10 +50,10 @@ def test_an_hour_under_way_is_billed_by_all_its_minutes(tmp_path: Path) -> None:
     """Its sums are of when the rollup last ran, up to ten minutes before."""
     store = write_store(tmp_path, inventory=[inventory_row()])
     for rows in (minutes_of(0, range(60)), minutes_of(1, range(10))):
-        write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
+        write_store(tmp_path, properties=hours_of_rows(rows), usage=rows)
     roll_up(tmp_path)
     rows = minutes_of(1, range(10, 30))
-    write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
+    write_store(tmp_path, properties=hours_of_rows(rows), usage=rows)
     bill = bill_of(store, hours=2)
     assert costs(bill) == {"a": "10.50"}
     assert bill.data_coverage_ratio == 1
@@ -63,12 +63,12 @@ def test_usage_ends_with_the_end_of_its_newest_minute_where_older_ones_were_purg
     tmp_path: Path,
 ) -> None:
     rows = minutes_of(0, range(60))
-    store = write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
+    store = write_store(tmp_path, properties=hours_of_rows(rows), usage=rows)
     roll_up(tmp_path)
     later = 30 * 24
     Rollup(HOURLY, store_uri=store).purge(BEGIN_US // (24 * HOUR_US) + 30, time_ms=0)
     rows = minutes_of(later, range(10))
-    write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
+    write_store(tmp_path, properties=hours_of_rows(rows), usage=rows)
     assert UsageReader(store).usage_end_us == BEGIN_US + later * HOUR_US + 10 * MINUTE_US
 
 
@@ -76,7 +76,7 @@ def test_sums_that_say_nothing_of_themselves_do_not_hide_minutes(tmp_path: Path)
     store = write_store(
         tmp_path,
         inventory=[inventory_row()],
-        usage_hourly=[held(0, "a"), held(1, "a", 10 * MINUTE_NS)],
+        usage_hourly=[allocated(0, "a"), allocated(1, "a", 10 * MINUTE_NS)],
         usage=minutes_of(1, range(30)),
     )
     assert costs(bill_of(store, hours=2)) == {"a": "10.50"}
@@ -84,14 +84,14 @@ def test_sums_that_say_nothing_of_themselves_do_not_hide_minutes(tmp_path: Path)
 
 def test_hours_of_which_the_minutes_are_gone_are_those_of_the_sums(tmp_path: Path) -> None:
     rows = minutes_of(0, range(60))
-    write_store(tmp_path, told=hours_of_rows(rows), usage=rows, inventory=[inventory_row()])
+    write_store(tmp_path, properties=hours_of_rows(rows), usage=rows, inventory=[inventory_row()])
     roll_up(tmp_path)
     purged = Rollup(HOURLY, store_uri=str(tmp_path)).purge(
         BEGIN_US // (24 * HOUR_US) + 1, time_ms=0
     )
     assert purged == 1
     late = minutes_of(0, [5], "b", gpu="GPU-b")
-    store = write_store(tmp_path, told=hours_of_rows(late), usage=late)
+    store = write_store(tmp_path, properties=hours_of_rows(late), usage=late)
     assert costs(bill_of(store, hours=1))["a"] == "7.00"
 
 
@@ -100,12 +100,12 @@ def test_what_came_since_a_store_was_opened_does_not_stand_for_what_came_before(
 ) -> None:
     for hour in (0, 1):
         rows = minutes_of(hour, [0])
-        write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
+        write_store(tmp_path, properties=hours_of_rows(rows), usage=rows)
         if hour == 0:
             roll_up(tmp_path)
     opened = StoreSnapshot(str(tmp_path), [USAGE.name, USAGE_HOURLY.name])
     later = minutes_of(2, [0])
-    write_store(tmp_path, told=hours_of_rows(later), usage=later)
+    write_store(tmp_path, properties=hours_of_rows(later), usage=later)
     assert opened.changed_hours_us == frozenset({BEGIN_US + HOUR_US})
 
 
@@ -113,11 +113,11 @@ def test_sums_of_a_table_that_was_repaired_since_do_not_hide_minutes(tmp_path: P
     """It has another commit of the number that was summed up."""
     store = write_store(tmp_path, inventory=[inventory_row()])
     lost = minutes_of(0, range(10))
-    write_store(tmp_path, told=hours_of_rows(lost), usage=lost)
+    write_store(tmp_path, properties=hours_of_rows(lost), usage=lost)
     roll_up(tmp_path)
     shutil.rmtree(tmp_path / USAGE.name)
     rows = minutes_of(0, range(60))
-    write_store(tmp_path, told=hours_of_rows(rows), usage=rows)
+    write_store(tmp_path, properties=hours_of_rows(rows), usage=rows)
     assert costs(bill_of(store, hours=1)) == {"a": "7.00"}
 
 
@@ -139,11 +139,11 @@ def test_usage_is_billed_up_to_where_all_of_it_is_there(
         for hour in range(HOURS)
         for row in minutes_of(hour, range(59 if hour + 1 == HOURS else 60))
     ]
-    told = describe(
+    properties = describe(
         hours={row["hour"] // HOUR_US for row in rows},
         valid_through={partition: BEGIN_US + until for partition, until in complete.items()},
     )
-    store = write_store(tmp_path, told=told, usage=rows, inventory=[inventory_row()])
+    store = write_store(tmp_path, properties=properties, usage=rows, inventory=[inventory_row()])
     roll_up(tmp_path)
     bill = bill_of(store, hours=HOURS)
     assert bill.end_us == BEGIN_US + usage_end
@@ -169,12 +169,15 @@ def test_a_bill_is_that_of_the_minutes_whenever_hours_were_summed_up(
         last = minutes_of(1, [59], "z")
         for folder in (summed, plain):
             write_store(
-                Path(folder), inventory=[inventory_row()], told=hours_of_rows(last), usage=last
+                Path(folder),
+                inventory=[inventory_row()],
+                properties=hours_of_rows(last),
+                usage=last,
             )
         for number, (hour, minutes, is_summed) in enumerate(commits):
             rows = minutes_of(hour, minutes, f"p{number}")
             write_store(Path(plain), usage=rows)
-            write_store(Path(summed), told=hours_of_rows(rows), usage=rows)
+            write_store(Path(summed), properties=hours_of_rows(rows), usage=rows)
             if is_summed:
                 roll_up(Path(summed))
         assert costs(bill_of(summed, hours=2)) == costs(bill_of(plain, hours=2))
@@ -185,7 +188,9 @@ def test_a_bill_says_what_the_stores_retention_has_removed_and_is_closed_no_more
 ) -> None:
     """Minutes alone may go: their hours are there."""
     rows = minutes_of(0, range(60))
-    store = write_store(tmp_path, told=hours_of_rows(rows), usage=rows, inventory=[inventory_row()])
+    store = write_store(
+        tmp_path, properties=hours_of_rows(rows), usage=rows, inventory=[inventory_row()]
+    )
     roll_up(tmp_path)
     rollups = [Rollup(rollup, store_uri=store) for rollup in (HOURLY, DAILY)]
     rollups[1].run(time_ms=0)
@@ -193,7 +198,7 @@ def test_a_bill_says_what_the_stores_retention_has_removed_and_is_closed_no_more
     rollups[0].purge(day_after, time_ms=0)
     assert bill_of(store, hours=1).removed_until_us is None
     rollups[1].purge(day_after, time_ms=0)
-    write_store(tmp_path, usage_hourly=[held(30, "a")])
+    write_store(tmp_path, usage_hourly=[allocated(30, "a")])
     bill = bill_of(store, hours=1)
     assert bill.removed_until_us == BEGIN_US + HOUR_US
     assert any("removed" in reason for reason in refusals_of(bill))

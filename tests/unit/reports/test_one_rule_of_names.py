@@ -18,7 +18,7 @@ from tests.unit.reports.stores import (
     HOUR_NS,
     HOUR_US,
     Row,
-    held,
+    allocated,
     inventory_row,
     namespace_row,
     node_row,
@@ -116,8 +116,8 @@ Drawn = list[tuple[int, dict[str, Any]]]
 )
 def test_a_bill_names_whom_a_query_names(records: list[Row], using: Drawn, holding: Drawn) -> None:
     rows = [usage_row(hour, category="pod", busy_ns=HOUR_NS // 4, **user) for hour, user in using]
-    rows += [held(hour, None, HOUR_NS // 2, **holder) for hour, holder in holding]
-    rows += [held(hour, None, 0) for hour in range(2)]
+    rows += [allocated(hour, None, HOUR_NS // 2, **holder) for hour, holder in holding]
+    rows += [allocated(hour, None, 0) for hour in range(2)]
     with TemporaryDirectory() as folder, duckdb.connect() as connection:
         store = write_store(
             Path(folder), usage_hourly=rows, pods=records, inventory=[inventory_row()]
@@ -136,7 +136,9 @@ def test_a_bill_names_whom_a_query_names(records: list[Row], using: Drawn, holdi
         having[owner or UNALLOCATED] += allocated_ns
     tenants = [line for line in bill.lines if not line.idle_kind]
     assert {line.values[0]: line.used // UNITS for line in tenants if line.used} == +used
-    assert {line.values[0]: line.held // UNITS for line in tenants if line.held} == +having
+    assert {
+        line.values[0]: line.allocated // UNITS for line in tenants if line.allocated
+    } == +having
 
 
 Said = tuple[float, bool, str | None, str | None]
@@ -153,9 +155,9 @@ def versions(draw: st.DrawFn) -> list[Said]:
     return [(hour, draw(deletions), draw(resource_versions), draw(teams)) for hour in hours]
 
 
-def fields_of(offset: int, said: Said) -> dict[str, Any]:
+def fields_of(offset: int, message: Said) -> dict[str, Any]:
     """Return a version's fields, as it was written at an offset."""
-    hour, is_deletion, number, team = said
+    hour, is_deletion, number, team = message
     return {
         "hour": hour,
         "kafka_offset": offset,
@@ -180,10 +182,10 @@ def test_a_bill_takes_nodes_and_namespaces_for_what_a_query_does(
     with TemporaryDirectory() as folder, duckdb.connect() as connection:
         store = write_store(
             Path(folder),
-            usage_hourly=[held(hour, "a") for hour in range(3)],
-            nodes=[node_row(**fields_of(*said)) for said in enumerate(of_node)],
+            usage_hourly=[allocated(hour, "a") for hour in range(3)],
+            nodes=[node_row(**fields_of(*message)) for message in enumerate(of_node)],
             namespaces=[
-                namespace_row("ns", **fields_of(*said)) for said in enumerate(of_namespace)
+                namespace_row("ns", **fields_of(*message)) for message in enumerate(of_namespace)
             ],
         )
         create_views(connection, store)
@@ -194,5 +196,5 @@ def test_a_bill_takes_nodes_and_namespaces_for_what_a_query_does(
             {"absent": UNALLOCATED},
         ).fetchall()
         bill = bill_of(store, by=["node-label:team", "namespace-label:team"], hours=3)
-    billed = {line.values: line.held // UNITS for line in bill.lines}
+    billed = {line.values: line.allocated // UNITS for line in bill.lines}
     assert billed == {(node, namespace): allocated_ns for node, namespace, allocated_ns in found}

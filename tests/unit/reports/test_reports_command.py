@@ -12,16 +12,16 @@ from gpuledger.runtime.tasks import end_tasks
 from gpuledger_reports.api.pages import ReportPages
 from gpuledger_reports.command import main, serve
 from gpuledger_reports.settings import ReadStoreSettings, ReportsSettings, RequestSettings
-from tests.unit.reports.api.questions_asked import ask, small_store
+from tests.unit.reports.api.report_requests import ask, small_store
 
 
 async def test_it_answers_by_its_settings_and_is_ready_when_the_store_was_read(
     tmp_path: Path,
 ) -> None:
-    told = small_store(tmp_path)
+    reported = small_store(tmp_path)
     settings = ReportsSettings(
-        store=ReadStoreSettings(uri=told.store_uri),
-        prices=Path(told.prices or ""),
+        store=ReadStoreSettings(uri=reported.store_uri),
+        prices=Path(reported.prices or ""),
         requests=RequestSettings(max_concurrent=1),
     )
     readiness, pages = Readiness(), ReportPages(cache_bytes=0)
@@ -56,6 +56,6 @@ def test_a_mistake_in_the_settings_is_one_line_that_names_it(
     monkeypatch.setattr(sys, "argv", ["gpuledger reports"])
     monkeypatch.setenv(f"GPULEDGER_{variable}", value)
     assert main() == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert named in said
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert named in message

@@ -19,7 +19,7 @@ from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
     HOUR_US,
-    held,
+    allocated,
     inventory_row,
     usage_row,
     used,
@@ -47,19 +47,19 @@ def budget(since: str, until: str, match: str = "{namespace: ns}") -> str:
 def test_a_budget_is_of_its_own_days_whatever_the_bill_is_of(
     tmp_path: Path, since: str, until: str, spent: int, forecast: int
 ) -> None:
-    store = store_of(tmp_path, *(held(hour, "a") for hour in range(36)))
+    store = store_of(tmp_path, *(allocated(hour, "a") for hour in range(36)))
     (state,) = bill_of(store, SEVEN + budget(since, until), hours=48).budgets
     assert (state.spent, state.forecast) == (Fraction(spent), Fraction(forecast))
 
 
 def test_a_budget_of_other_days_than_the_bill_has_is_not_shown(tmp_path: Path) -> None:
-    store = store_of(tmp_path, held(0, "a"))
+    store = store_of(tmp_path, allocated(0, "a"))
     for since, until in (("2026-09-01", "2026-10-01"), ("2026-11-01", "2026-12-01")):
         assert bill_of(store, SEVEN + budget(since, until)).budgets == []
 
 
 def test_a_budget_has_the_idle_that_a_table_gives_it(tmp_path: Path) -> None:
-    store = store_of(tmp_path, held(0, "a"), held(1, None))
+    store = store_of(tmp_path, allocated(0, "a"), allocated(1, None))
     policy = SEVEN + TABLE + budget("2026-10-01", "2026-11-01", "{team: ns}")
     bill = bill_of(store, policy, by=["team"], hours=2)
     assert costs(bill)["ns/idle"] == "7.00"
@@ -69,8 +69,11 @@ def test_a_budget_has_the_idle_that_a_table_gives_it(tmp_path: Path) -> None:
 def test_idle_that_a_table_shares_stays_with_its_cluster(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
-        *(held(0, "a"), held(1, None)),
-        *(held(1, None, gpu="GPU-c", cluster="eu"), held(0, None, gpu="GPU-c", cluster="eu")),
+        *(allocated(0, "a"), allocated(1, None)),
+        *(
+            allocated(1, None, gpu="GPU-c", cluster="eu"),
+            allocated(0, None, gpu="GPU-c", cluster="eu"),
+        ),
         inventory=[inventory_row(), inventory_row("GPU-c", cluster="eu")],
     )
     bill = bill_of(store, SEVEN + TABLE, by=["cluster", "team"], hours=2)
@@ -83,7 +86,7 @@ def test_idle_that_a_table_shares_stays_with_its_cluster(tmp_path: Path) -> None
 
 def test_the_parts_of_a_line_sum_to_it(tmp_path: Path) -> None:
     """Each of half a cent or so: rounded each for itself they would be nothing, and a cent more."""
-    store = store_of(tmp_path, held(0, "a", energy_millijoules=18_000_000))
+    store = store_of(tmp_path, allocated(0, "a", energy_millijoules=18_000_000))
     policy = "prices: [{name: h, per_gpu_hour: 0.005}]\nenergy: [{name: e, per_kilowatt_hour: 1}]\n"
     bill = bill_of(store, policy)
     row = row_of(bill, bill.lines[0])
@@ -92,14 +95,14 @@ def test_the_parts_of_a_line_sum_to_it(tmp_path: Path) -> None:
 
 
 def test_the_columns_that_no_dimension_may_be_called_are_those_of_a_line(tmp_path: Path) -> None:
-    bill = bill_of(store_of(tmp_path, held(0, "a")))
+    bill = bill_of(store_of(tmp_path, allocated(0, "a")))
     row = row_of(bill, bill.lines[0])
     assert set(row) - {"pod"} == OWN_COLUMNS
     assert set(COSTS) <= OWN_COLUMNS
 
 
 def test_a_label_with_a_quote_is_a_column_of_parquet(tmp_path: Path) -> None:
-    bill = bill_of(store_of(tmp_path, held(0, "a")), by=['label:a"b'])
+    bill = bill_of(store_of(tmp_path, allocated(0, "a")), by=['label:a"b'])
     file = tmp_path / "bill.parquet"
     write_parquet(parquet_columns(bill), [row_of(bill, line) for line in bill.lines], file=file)
     assert file.stat().st_size > 0
@@ -107,7 +110,7 @@ def test_a_label_with_a_quote_is_a_column_of_parquet(tmp_path: Path) -> None:
 
 def test_brackets_of_a_model_are_no_pattern(tmp_path: Path) -> None:
     name = "A100 [PG506]"
-    store = store_of(tmp_path, held(0, "a", model=name), inventory=[inventory_row(model=name)])
+    store = store_of(tmp_path, allocated(0, "a", model=name), inventory=[inventory_row(model=name)])
     policy = "prices: [{name: h, model: 'A100 [PG506]', per_gpu_hour: 7}]"
     assert bill_of(store, policy).unpriced == {}
 
@@ -124,9 +127,9 @@ def explained(store: str, policy: str, kind: str, *, hours: int, max_rows: int =
 
 
 def test_unresponsive_time_is_explained_by_the_rows_that_have_it(tmp_path: Path) -> None:
-    unresponsive = held(0, "a", HOUR_NS, unresponsive_ns=HOUR_NS // 2)
+    unresponsive = allocated(0, "a", HOUR_NS, unresponsive_ns=HOUR_NS // 2)
     row, last = explained(
-        store_of(tmp_path, unresponsive, held(1, "a")), SEVEN, "overhead", hours=2
+        store_of(tmp_path, unresponsive, allocated(1, "a")), SEVEN, "overhead", hours=2
     )
     assert "a allocated 3600 (unresponsive 1800)" in row
     assert "all 1 rows: allocated 3600 s" in last
@@ -137,7 +140,11 @@ def test_what_is_held_and_not_charged_to_its_holder_is_explained_by_the_rows_of_
 ) -> None:
     policy = SEVEN + "basis: [{basis: used, match: {pod: a}}]"
     store = store_of(
-        tmp_path, held(0, "a"), used(0, "a", HOUR_NS // 4), held(1, "b"), held(2, None)
+        tmp_path,
+        allocated(0, "a"),
+        used(0, "a", HOUR_NS // 4),
+        allocated(1, "b"),
+        allocated(2, None),
     )
     row, last = explained(store, policy, "unused", hours=3)
     assert "a allocated 3600" in row
@@ -145,18 +152,18 @@ def test_what_is_held_and_not_charged_to_its_holder_is_explained_by_the_rows_of_
 
 
 @pytest.mark.parametrize(
-    ("max_rows", "shown", "said"), [(1, 1, "2 more rows"), (3, 3, ""), (0, 3, "")]
+    ("max_rows", "shown", "message"), [(1, 1, "2 more rows"), (3, 3, ""), (0, 3, "")]
 )
 def test_rows_that_are_not_shown_are_counted(
-    tmp_path: Path, max_rows: int, shown: int, said: str
+    tmp_path: Path, max_rows: int, shown: int, message: str
 ) -> None:
     """Also where they are of nothing."""
     hosts = [usage_row(hour, category="host", busy_ns=1 if hour == 0 else 0) for hour in range(3)]
-    store = store_of(tmp_path, held(2, None), *hosts)
+    store = store_of(tmp_path, allocated(2, None), *hosts)
     texts = explained(store, SEVEN, "overhead", hours=3, max_rows=max_rows)
     assert len([text for text in texts if "GPU-a" in text]) == shown
     more = [text for text in texts if "more" in text]
-    assert [said in text for text in more] == ([True] if said else [])
+    assert [message in text for text in more] == ([True] if message else [])
 
 
 SHARED = "shared: [{{match: {{namespace: operator}}, share: {share}{more}}}]\n"
@@ -183,9 +190,9 @@ def test_who_works_for_all_others_is_paid_by_them(
 ) -> None:
     store = store_of(
         tmp_path,
-        held(0, "x", allocated_namespace="operator"),
-        held(1, "y", allocated_namespace="a"),
-        *(held(hour, "z", allocated_namespace="b") for hour in (2, 3, 4)),
+        allocated(0, "x", allocated_namespace="operator"),
+        allocated(1, "y", allocated_namespace="a"),
+        *(allocated(hour, "z", allocated_namespace="b") for hour in (2, 3, 4)),
     )
     policy = SEVEN + SHARED.format(share=share, more=more)
     bill = bill_of(store, policy, by=["namespace"], hours=5)
@@ -196,8 +203,8 @@ def test_who_works_for_all_others_is_paid_by_them(
 def test_costs_are_shared_among_those_who_had_alike_gpus(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
-        held(0, "x", allocated_namespace="operator"),
-        held(0, "y", allocated_namespace="a", node="n2", gpu_uuid="G2", model="T4"),
+        allocated(0, "x", allocated_namespace="operator"),
+        allocated(0, "y", allocated_namespace="a", node="n2", gpu_uuid="G2", model="T4"),
     )
     policy = "prices: [{name: any, per_gpu_hour: 7}]\n" + SHARED.format(share="allocated", more="")
     bill = bill_of(store, policy, by=["namespace"], hours=1)
@@ -209,7 +216,7 @@ def test_energy_that_others_pay_stays_on_its_line(tmp_path: Path) -> None:
     """Of no time at all: a process of the host on a GPU that somebody holds."""
     store = store_of(
         tmp_path,
-        held(0, "a", energy_millijoules=3_600_000_000),
+        allocated(0, "a", energy_millijoules=3_600_000_000),
         usage_row(0, category="host", busy_ns=0, energy_millijoules=3_600_000_000),
     )
     policy = SEVEN + "energy: [{name: e, per_kilowatt_hour: 1}]\n"

@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from gpuledger_reports.reading.charging_sql import HOUR_UNITS
-from tests.unit.reports.stores import BEGIN_US, HOUR_US, Row, held, write_store
+from tests.unit.reports.stores import BEGIN_US, HOUR_US, Row, allocated, write_store
 from tests.unit.reports.test_bill import bill_of
 
 TRACES = Path(__file__).parents[2] / "data/traces"
@@ -40,9 +40,9 @@ def test_pods_that_share_gpus_pay_for_their_shares_and_not_for_whole_ones(tmp_pa
             # All of them on the first day, each day of a pod on a GPU of its own: no sum changes.
             part_ns = seconds * share * NS_PER_SECOND // 1000
             where = {"gpu": f"GPU-{row['name']}-{hour // 24}", "model": "openb"}
-            usage.append(held(hour % 24, row["name"], part_ns, **where))
+            usage.append(allocated(hour % 24, row["name"], part_ns, **where))
             rest_ns = seconds * NS_PER_SECOND - part_ns
-            usage.append(held(hour % 24, None, rest_ns, **where))
+            usage.append(allocated(hour % 24, None, rest_ns, **where))
     bill = bill_of(write_store(tmp_path, usage_hourly=usage), ONE, by=["model"], hours=24)
     assert bill.exact_asset_cost == Fraction(whole_seconds, 3600)
     by_kind = {line.idle_kind: line.gpu_cost for line in bill.lines}
@@ -58,7 +58,7 @@ def test_jobs_are_billed_to_their_virtual_clusters(tmp_path: Path) -> None:
         end = begin + int(row["duration_seconds"])
         seconds_of[row["virtual_cluster"]] += (end - begin) * gpus
         usage += [
-            held(
+            allocated(
                 hour,
                 f"job-{number}",
                 seconds * NS_PER_SECOND,
@@ -72,5 +72,5 @@ def test_jobs_are_billed_to_their_virtual_clusters(tmp_path: Path) -> None:
     assert {line.values[0]: line.exact_cost for line in bill.lines} == {
         cluster: Fraction(seconds, 3600) for cluster, seconds in seconds_of.items()
     }
-    assert sum(line.charged for line in bill.lines) == bill.exact_asset_cost * HOUR_UNITS
+    assert sum(line.billed for line in bill.lines) == bill.exact_asset_cost * HOUR_UNITS
     assert bill.end_us <= BEGIN_US + 48 * HOUR_US

@@ -117,19 +117,19 @@ def test_the_products_draw_is_nobodys_where_the_scenario_says_another(clock: Man
 
 
 def test_a_counter_counts_stands_still_or_is_not_there(clock: ManualClock) -> None:
-    def told(counter: str) -> tuple[int | None, int | None]:
+    def reported(counter: str) -> tuple[int | None, int | None]:
         here = ManualClock(start_ns=EPOCH_NS)
         node = simulate(here, energy_counter=counter).nodes["n"]
         first = opened(node)[ENERGY]
         here.advance(10)
         return first, opened(node)[ENERGY]
 
-    first, later = told("counting")
+    first, later = reported("counting")
     assert first is not None
     assert later is not None
     assert later > first
-    assert told("frozen") == (first, first)
-    assert told("absent") == (None, None)
+    assert reported("frozen") == (first, first)
+    assert reported("absent") == (None, None)
 
 
 def test_a_draw_may_be_the_mean_of_25_ms_of_each_100(clock: ManualClock) -> None:
@@ -142,6 +142,6 @@ def test_a_draw_may_be_the_mean_of_25_ms_of_each_100(clock: ManualClock) -> None
         end_ns = now_ns - now_ns % 100_000_000
         joules = node.gpus[0].joules(end_ns - 25_000_000, end_ns)
         shown.append((opened(node)[POWER], round(joules * 1000 / 0.025)))
-    assert [told for told, _ in shown] == [true for _, true in shown]
+    assert [reported for reported, _ in shown] == [true for _, true in shown]
     # It is not the mean of the time between.
-    assert len({told for told, _ in shown}) > 5
+    assert len({reported for reported, _ in shown}) > 5

@@ -26,9 +26,9 @@ def test_truth_prints_one_object_a_pod(capfdbinary: pytest.CaptureFixture[bytes]
 
 def test_a_wrong_scenario_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["truth", "--scenario", "nowhere.yaml", "--end-seconds", "1"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("simulator: nowhere.yaml: No such file")
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("simulator: nowhere.yaml: No such file")
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["kube-api", "drive", "truth"])
@@ -91,8 +91,8 @@ def test_a_served_api_says_where_it_is_and_ends_cleanly_on_sigterm(tmp_path: Pat
     command += ["--scenario", "scenarios/quickstart.yaml", "--kubeconfig", str(kubeconfig)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
         assert server.stdout is not None
-        told = json.loads(server.stdout.readline())
+        reported = json.loads(server.stdout.readline())
         server.terminate()
         assert server.wait(timeout=HANG_SECONDS) == 0
-    assert told["url"] in kubeconfig.read_text()
-    assert told["epoch_ns"] > 0
+    assert reported["url"] in kubeconfig.read_text()
+    assert reported["epoch_ns"] > 0

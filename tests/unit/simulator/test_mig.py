@@ -257,7 +257,7 @@ def test_a_board_has_the_slices_that_its_largest_profile_has(
     smallest = min(GUIDE[model, mebibytes])
     scenario = parse_scenario(cut_into(model, mebibytes, smallest))
     node = Simulation(scenario, epoch_ns=EPOCH_NS, clock=clock).node("node-a")
-    board = node.gpus[0].facts.mig_board
+    board = node.gpus[0].facts.mig_gpu
     assert board is not None
     assert set(board.profiles) == set(GUIDE[model, mebibytes])
     slices = (4, 4) if model == "NVIDIA A30" else (7, 8)

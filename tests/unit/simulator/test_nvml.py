@@ -212,8 +212,8 @@ def test_memory_that_the_driver_does_not_tell_is_none(
 ) -> None:
     clock.advance(3)
     handle = nvml.nvmlDeviceGetHandleByIndex(0)
-    told = [p.usedGpuMemory for p in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)]
-    assert told == [40 * GIB, None]
+    reported = [p.usedGpuMemory for p in nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)]
+    assert reported == [40 * GIB, None]
     assert nvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2).used == 41 * GIB
 
 

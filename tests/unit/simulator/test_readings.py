@@ -47,13 +47,13 @@ def field(nvml: SimulatedNvml, gpu: Handle, number: int, scope: int = 0) -> Any:
 
 
 def metrics(nvml: SimulatedNvml, older: Any, newer: Any, *numbers: int) -> dict[int, Any]:
-    asked = pynvml.c_nvmlGpmMetricsGet_t()
-    asked.version, asked.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(numbers)
-    asked.sample1, asked.sample2 = older, newer
+    requested = pynvml.c_nvmlGpmMetricsGet_t()
+    requested.version, requested.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(numbers)
+    requested.sample1, requested.sample2 = older, newer
     for place, number in enumerate(numbers):
-        asked.metrics[place].metricId = number
-    nvml.nvmlGpmMetricsGet(asked)
-    slots = asked.metrics[: len(numbers)]
+        requested.metrics[place].metricId = number
+    nvml.nvmlGpmMetricsGet(requested)
+    slots = requested.metrics[: len(numbers)]
     return {slot.metricId: None if slot.nvmlReturn else slot.value for slot in slots}
 
 
@@ -165,10 +165,10 @@ def test_an_ailment_holds_the_clocks_down_while_it_lasts(clock: ManualClock) -> 
     nvml, gpu = opened(run(clock, ailment))
     seen = []
     for _ in range(7):
-        told = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
-        seen.append((told, field(nvml, gpu, 75) / 1e9, field(nvml, gpu, 270) / 1e9))
+        reported = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
+        seen.append((reported, field(nvml, gpu, 75) / 1e9, field(nvml, gpu, 270) / 1e9))
         clock.advance(1)
-    assert [told for told, _, _ in seen] == [0, 0, 0x48, 0x48, 0x48, 0, 0]
+    assert [reported for reported, _, _ in seen] == [0, 0, 0x48, 0x48, 0x48, 0, 0]
     assert [held for _, held, _ in seen] == [0, 0, 0, 1, 2, 3, 3]
     assert [held for _, _, held in seen] == [0, 0, 0, 1, 2, 3, 3]
     assert field(nvml, gpu, 74) == 0

@@ -86,7 +86,7 @@ def test_a_mean_since_the_question_is_of_the_time_up_to_now_whoever_rested(
     for now_ns in range(5 * SECOND_NS, 20 * SECOND_NS, PERIOD_NS):
         latest = windows.latest(now_ns)
         since_us = (now_ns - 5 * SECOND_NS) // 1000
-        for sample in windows.tell_processes(since_us, now_ns=now_ns):
+        for sample in windows.list_process_samples(since_us, now_ns=now_ns):
             is_of_latest = sample.timestamp_us == latest.timestamp_us
             ran_ns = node.gpus[0].device_busy_ns(latest.start_ns, latest.end_ns)
             at_rest += not ran_ns

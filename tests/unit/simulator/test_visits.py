@@ -74,16 +74,16 @@ def test_each_visit_has_an_account_and_the_latest_is_told(
     clock.advance(2.5)
     with pytest.raises(pynvml.NVMLError_NotFound):
         nvml.nvmlDeviceGetAccountingStats(handle, process.pid)
-    told = []
+    reported = []
     for seconds in (0.7, 0.8, 1.5, 4.0):
         clock.advance(seconds)
         stats = nvml.nvmlDeviceGetAccountingStats_v2(handle, process.pid)
         start_ns = stats.startTime * 1000 - EPOCH_NS
-        told.append((round(start_ns / SECOND_NS, 3), stats.time, stats.isRunning))
+        reported.append((round(start_ns / SECOND_NS, 3), stats.time, stats.isRunning))
         end_ns = min(start_ns + SECOND_NS // 2, clock.time_ns() - EPOCH_NS)
         busy_percent = 100 * node.gpus[0].device_busy_ns(start_ns, end_ns) / (end_ns - start_ns)
         assert stats.sumGpuUtil / stats.sampleCount / 100 == pytest.approx(busy_percent, abs=0.02)
-    assert told == [(3.0, 0, 1), (3.0, 500, 0), (5.0, 500, 0), (7.0, 500, 0)]
+    assert reported == [(3.0, 0, 1), (3.0, 500, 0), (5.0, 500, 0), (7.0, 500, 0)]
 
 
 def test_the_truth_knows_its_memory_by_its_visits(node: SimulatedNode, clock: ManualClock) -> None:

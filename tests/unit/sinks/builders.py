@@ -22,10 +22,10 @@ from gpuledger.records import (
     GpuBooks,
     GpuEvent,
     GpuReading,
+    LateAdjustment,
     MemoryMethod,
     PodDescription,
     PodState,
-    Settlement,
 )
 from gpuledger.topics import partition_of_node
 from tests.default_topics import DEAD_LETTERS, EVENTS, TOPICS
@@ -108,7 +108,7 @@ def holder(name: str = "notebook-0", **changes: object) -> PodDescription:
 
 def settlement(
     busy_ns: int = SECOND_NS // 4, owner: Entry | None = None, **changes: object
-) -> Settlement:
+) -> LateAdjustment:
     """Return what is booked of the three seconds before the first event, on a pod or `owner`."""
     nothing: dict[str, Any] = {"memory_bytes": None, "energy_millijoules": None}
     owed = owner or entry(busy_ns=busy_ns, **nothing)
@@ -124,7 +124,7 @@ def settlement(
         "busy_method": BusyMethod.ACCOUNTING,
     }
     values.update(changes)
-    return Settlement(**values)
+    return LateAdjustment(**values)
 
 
 def books(of: GpuReading | None = None, *entries: Entry, **changes: object) -> GpuBooks:
@@ -144,10 +144,10 @@ def event(
     entries: Sequence[Entry] | None = None,
     pods: Sequence[PodDescription] | None = None,
     of: GpuReading | None = None,
-    held_by: Sequence[PodDescription] = (),
+    allocated_to: Sequence[PodDescription] = (),
     **changes: object,
 ) -> GpuEvent:
-    """Return an event; `entries` may be held by `held_by`, of which each has one container."""
+    """Return an event; `entries` may be held by `allocated_to`, of which each has one container."""
     booked = [entry(), entry(Category.IDLE)] if entries is None else list(entries)
     described = [pod()] if pods is None else list(pods)
     given: dict[str, Any] = {"gpus": [books(of, *booked)], "late_adjustments": None} | changes
@@ -164,11 +164,11 @@ def event(
         "time_ns": START_NS + tick * SECOND_NS,
         "interval_ns": SECOND_NS,
         "gpus": given["gpus"],
-        "pods": [*described, *held_by],
+        "pods": [*described, *allocated_to],
         "containers": containers,
         "allocations": [
             EventAllocation(pod=first + place, container="jupyter", resources=["nvidia.com/gpu"])
-            for place in range(len(held_by))
+            for place in range(len(allocated_to))
         ],
     }
     return GpuEvent(**values | changes)

@@ -71,10 +71,10 @@ def rebooted(at: int, steps: Steps, count: int = COUNT) -> list[Told]:
 def _with_late_spool(steps: Steps) -> Iterator[Told]:
     """Yield a reboot after which the spool of the earlier boot comes between the new ticks."""
     spooled = iter(of_one_boot((), range(8, 18)))
-    for told in (*of_one_boot((), range(8)), *rebooted(23, steps)[18:]):
-        yield told
-        if told.boot == "b" and (late := next(spooled, None)):
-            yield Told(arrives=told.arrives, second=late.second, up_seconds=late.up_seconds)
+    for reported in (*of_one_boot((), range(8)), *rebooted(23, steps)[18:]):
+        yield reported
+        if reported.boot == "b" and (late := next(spooled, None)):
+            yield Told(arrives=reported.arrives, second=late.second, up_seconds=late.up_seconds)
 
 
 CASES: dict[str, list[Told]] = {

@@ -12,9 +12,9 @@ from gpuledger.records import (
     Entry,
     GpuBooks,
     GpuEvent,
+    LateAdjustment,
     MemoryMethod,
     PodState,
-    Settlement,
 )
 from gpuledger.records.base import MAX_VALUE_LENGTH, OpenEnum
 from gpuledger.records.bounds import MAX_MILLIJOULES
@@ -65,7 +65,7 @@ def _entries(draw: st.DrawFn) -> Entry:
 
 
 @st.composite
-def _settlements(draw: st.DrawFn, gpus: int) -> Settlement:
+def _late_adjustments(draw: st.DrawFn, gpus: int) -> LateAdjustment:
     busy_ns = draw(st.integers(0, 10**15))
     owed = Entry(category=Category.HOST, busy_ns=busy_ns)
     return settlement(
@@ -101,12 +101,12 @@ def events(draw: st.DrawFn) -> GpuEvent:
     return event(
         gpus=gpus,
         pods=draw(st.sampled_from([[], [pod()], [pod(state=PodState("a_state_of_tomorrow"))]])),
-        held_by=[holder(), holder("chat-0")],
+        allocated_to=[holder(), holder("chat-0")],
         time_ns=START_NS + draw(st.integers(0, 10 * SECOND_NS)),
         interval_ns=draw(st.integers(0, 10 * SECOND_NS)),
         late=draw(st.sampled_from([None, True])),
         gap_ns=draw(st.none() | st.integers(0, 10**15)),
-        late_adjustments=draw(st.none() | st.lists(_settlements(len(gpus)), max_size=3))
+        late_adjustments=draw(st.none() | st.lists(_late_adjustments(len(gpus)), max_size=3))
         if gpus
         else None,
     )

@@ -52,7 +52,9 @@ def sent(
         part = ticks[start : start + poll]
         second = part[-1].arrives + lag_seconds
         now_ns = START_NS + second * SECOND_NS
-        items = [(RECORD, told.event([entry()], node=NODE, start_ns=START_NS)) for told in part]
+        items = [
+            (RECORD, reported.event([entry()], node=NODE, start_ns=START_NS)) for reported in part
+        ]
         for _, made, place, refusal in admit(
             items,
             timelines,

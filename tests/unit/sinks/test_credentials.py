@@ -179,7 +179,7 @@ def _serving(authority: Authority) -> ssl.SSLContext:
     ("kind", "setting"), [("remote_write", "remote_write.url"), ("alerts", "alerts.urls")]
 )
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("http://127.0.0.1:1", "cannot connect to 127.0.0.1:1: Connection refused"),
         ("http://no-such-host.invalid:9", "cannot connect to no-such-host.invalid:9: "),
@@ -187,7 +187,7 @@ def _serving(authority: Authority) -> ssl.SSLContext:
     ],
 )
 async def test_a_receiver_that_is_away_is_told_by_its_address_why_and_by_which_setting(
-    kind: str, setting: str, url: str, said: str
+    kind: str, setting: str, url: str, message: str
 ) -> None:
     async with posting(kind, url) as client:
         with pytest.raises(ReceiverUnavailableError) as raised:
@@ -195,7 +195,7 @@ async def test_a_receiver_that_is_away_is_told_by_its_address_why_and_by_which_s
 
     text = str(raised.value)
     assert text.startswith(f"{url}")
-    assert said in text
+    assert message in text
     assert text.endswith(f": look at {setting}")
     assert "ssl" not in text
 

@@ -64,9 +64,9 @@ async def test_remote_write_shows_no_login_that_its_receiver_quotes(
         work = run_sink(
             REMOTE_WRITE, bus=on, settings=settings, readiness=readiness, clock=ManualClock()
         )
-        said = await shown(asyncio.ensure_future(work), readiness, "remote_write.receiver")
-    assert "hunter2" not in said
-    assert BASIC not in said
+        message = await shown(asyncio.ensure_future(work), readiness, "remote_write.receiver")
+    assert "hunter2" not in message
+    assert BASIC not in message
 
 
 @pytest.mark.parametrize("quoted", [f"Basic {BASIC}", f"bob:{PASSWORD}", PASSWORD])
@@ -78,9 +78,9 @@ async def test_alerts_show_no_login_that_an_alertmanager_quotes(quoted: str) -> 
         await publish_incidents(on, 79)
         clock = ManualClock(START_NS + SECOND_NS)
         work = run_sink(ALERTS, bus=on, settings=settings, readiness=readiness, clock=clock)
-        said = await shown(asyncio.ensure_future(work), readiness, "alerts.receiver")
-    assert "hunter2" not in said
-    assert BASIC not in said
+        message = await shown(asyncio.ensure_future(work), readiness, "alerts.receiver")
+    assert "hunter2" not in message
+    assert BASIC not in message
 
 
 def with_login(receiver: Receiver) -> str:

@@ -174,9 +174,9 @@ async def test_an_event_of_which_nothing_can_be_written_is_put_aside_whole(
         await publish(on, event(1, node="node-1"))
         await eventually(lambda: on.kept(ROWS.name))
 
-    (letter,) = await dead_letters(on)
-    assert (letter.reason, letter.offset, letter.consumer) == (reason, 0, GROUP)
-    assert detail in letter.detail
+    (dead_letter,) = await dead_letters(on)
+    assert (dead_letter.reason, dead_letter.offset, dead_letter.consumer) == (reason, 0, GROUP)
+    assert detail in dead_letter.detail
     assert texts(on) == expected([event(1, node="node-1")])
 
 
@@ -235,7 +235,7 @@ async def test_a_commit_that_fails_leaves_nothing_out_and_nothing_twice(
         await eventually(readiness.is_ready)
 
     assert sorted(texts(on)) == sorted(expected(events))
-    assert [letter.value_base64 for letter in await dead_letters(on)] == ["bm8gZXZlbnQ="]
+    assert [dead_letter.value_base64 for dead_letter in await dead_letters(on)] == ["bm8gZXZlbnQ="]
     assert sum(clock.slept) > 0
 
 
@@ -245,8 +245,12 @@ def counted(name: str, **labels: str) -> float:
 
 async def test_what_is_put_aside_is_counted_once_however_often_it_is_read_again() -> None:
     def so_far() -> tuple[float, float]:
-        letters = counted("gpuledger_dead_letters_total", topic=EVENTS.name, reason="future")
-        return letters, counted("gpuledger_sink_dropped_total", sink="rows", reason="future")
+        found_dead_letters = counted(
+            "gpuledger_dead_letters_total", topic=EVENTS.name, reason="future"
+        )
+        return found_dead_letters, counted(
+            "gpuledger_sink_dropped_total", sink="rows", reason="future"
+        )
 
     on, clock, readiness, before = shaken("before", "before"), Held(), Readiness(), so_far()
     check = readiness.check("rows.receiver")
@@ -474,4 +478,4 @@ async def test_what_is_much_is_written_in_several_transactions_each_with_its_off
 
     now = REGISTRY.get_sample_value("gpuledger_sink_sent_total", {"sink": "rows"})
     assert now == sent + 5 * each
-    assert [letter.offset for letter in await dead_letters(on)] == [3]
+    assert [dead_letter.offset for dead_letter in await dead_letters(on)] == [3]

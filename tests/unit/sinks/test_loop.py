@@ -49,7 +49,7 @@ async def test_what_cannot_be_decoded_is_a_dead_letter_and_the_rest_is_taken() -
     await publish(on, b"bad", event(1), b"worse")
     async with running(consuming(on, sink)):
         await eventually(is_committed(on, 3))
-        assert [letter.offset for letter in await dead_letters(on)] == [0, 2]
+        assert [dead_letter.offset for dead_letter in await dead_letters(on)] == [0, 2]
 
     assert [offset for _, offset in sink.taken] == [1]
 
@@ -91,12 +91,12 @@ async def test_a_batch_that_cannot_be_unpacked_is_told_to_the_sink_before_what_i
     await publish(on, event(0), b"undecodable", b"spoiled", event(3))
     async with running(consuming(on, sink, gaps=gaps)):
         await eventually(is_committed(on, 4))
-        (_, letter) = await dead_letters(on)
+        (_, dead_letter) = await dead_letters(on)
 
     ((gap, taken_before),) = sink.gaps
     assert (gap.partition, gap.reason, gap.missed) == (AT, GapReason.UNREADABLE, 2)
     assert (gap.first_offset, gap.next_offset, taken_before) == (1, 3, 0)
-    assert (letter.reason, letter.offset, letter.last_offset) == ("unreadable", 1, 2)
+    assert (dead_letter.reason, dead_letter.offset, dead_letter.last_offset) == ("unreadable", 1, 2)
     assert [offset for _, offset in sink.taken] == [0, 3]
     assert not gaps.has_failed  # what lies there and is skipped is told by its letter
 

@@ -71,15 +71,15 @@ async def test_the_check_of_the_bus_recovers_while_the_receiver_is_still_away() 
 
 
 async def test_while_commits_fail_and_polls_do_not_the_check_goes_on_failing() -> None:
-    on, sink, told = flaky(commit=5), Recorder(), list[bool]()
-    watched = Check(on_change=lambda each: told.append(each.is_ok))
+    on, sink, reported = flaky(commit=5), Recorder(), list[bool]()
+    watched = Check(on_change=lambda each: reported.append(each.is_ok))
     await publish(on, event(0))
     async with running(consuming(on, sink, check=watched)):
         await eventually(is_committed(on, 1))
         await eventually(lambda: watched.is_ok)
 
-    assert told[-2:] == [False, True]
-    assert told.count(False) == 1
+    assert reported[-2:] == [False, True]
+    assert reported.count(False) == 1
 
 
 async def test_a_topic_that_is_missing_is_named_and_waited_for() -> None:
@@ -115,8 +115,8 @@ async def test_an_outage_of_the_bus_is_logged_where_it_begins_and_where_it_ends(
         async with running(consuming(on, sink, check=readiness.check("t.kafka"))):
             await eventually(is_committed(on, 1))
 
-    told = [line["event"] for line in logged if line["log_level"] != "info" or "check" in line]
-    assert told == ["check_failed", "check_recovered"]
+    reported = [line["event"] for line in logged if line["log_level"] != "info" or "check" in line]
+    assert reported == ["check_failed", "check_recovered"]
 
 
 async def test_the_detail_of_a_healthy_sink_is_that_of_the_moment() -> None:

@@ -257,8 +257,10 @@ async def test_letters_of_a_partition_that_is_given_up_are_the_next_owners_to_pu
         on=on,
     )
 
-    told = [(letter.topic, letter.partition) for letter in await dead_letters(on)]
-    assert told == [KEPT]
+    reported = [
+        (dead_letter.topic, dead_letter.partition) for dead_letter in await dead_letters(on)
+    ]
+    assert reported == [KEPT]
 
 
 async def test_what_is_put_aside_after_its_partition_was_given_up_is_not_published() -> None:

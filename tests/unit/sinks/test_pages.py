@@ -160,8 +160,8 @@ def test_the_page_lists_the_series_of_health() -> None:
 def test_the_page_says_how_many_samples_a_node_of_8_gpus_with_10_containers_has(
     read: Sequence[str], interval_seconds: int
 ) -> None:
-    asked = {"trainer": ContainerRequest(resources={"nvidia.com/gpu": 1})}
-    pods = [pod(uid=f"uid-{number}", requested=asked) for number in range(10)]
+    request = {"trainer": ContainerRequest(resources={"nvidia.com/gpu": 1})}
+    pods = [pod(uid=f"uid-{number}", requested=request) for number in range(10)]
     of_gpu = [[0, 1], [2, 3], *([number] for number in range(4, 10))]
     gpus = [
         books(
@@ -316,12 +316,15 @@ def shown_by(example: str, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[o
 
 
 def test_the_query_of_the_page_says_who_held_idle_gpus_for_how_long(tmp_path: Path) -> None:
-    held = [holder(), holder("chat-0", namespace="serving")]
+    allocated = [holder(), holder("chat-0", namespace="serving")]
     idle = [
         entry(Category.IDLE, busy_ns=seconds * SECOND_NS, allocation=holder)
         for seconds, holder in ((1800, 0), (900, 1), (2700, None))
     ]
-    fill(tmp_path, [event(tick, entries=[entry(), *idle], held_by=held) for tick in range(2)])
+    fill(
+        tmp_path,
+        [event(tick, entries=[entry(), *idle], allocated_to=allocated) for tick in range(2)],
+    )
 
     found = ask(sql_of_the_page("idle_gpu_hours"), view_of(tmp_path))
 

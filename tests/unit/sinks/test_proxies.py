@@ -57,9 +57,9 @@ async def test_a_receiver_is_reached_by_the_proxy_which_looks_its_name_up(
         await client.send()
         await client.send()
     assert len(receiver.received) == 2
-    assert f"{HOST}:9999" in proxy.asked[0]
-    assert proxy.asked[0].startswith("CONNECT") == (scheme == "https")
-    assert len(proxy.asked) == 1 or scheme == "http", "the tunnel is kept"
+    assert f"{HOST}:9999" in proxy.requests[0]
+    assert proxy.requests[0].startswith("CONNECT") == (scheme == "https")
+    assert len(proxy.requests) == 1 or scheme == "http", "the tunnel is kept"
     assert proxy.logins[0] == ""
 
 
@@ -109,14 +109,14 @@ REFUSALS = {
 async def test_a_proxy_that_refuses_is_named_by_its_setting_and_shows_no_secret(
     kind: str, refusal: str, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    raw, said = REFUSALS[refusal]
+    raw, message = REFUSALS[refusal]
     login: dict[str, Any] = {"proxy_username": "me", "proxy_password": Secret(SECRET)}
     async with (
         behind_proxy("https", authority) as (_, proxy, settings),
         posting(kind, f"https://{HOST}", **settings, **login) as client,
     ):
         proxy.raw = raw
-        with pytest.raises(ReceiverUnavailableError, match=said) as caught:
+        with pytest.raises(ReceiverUnavailableError, match=message) as caught:
             await client.send()
         proxy.raw = None
         await client.send()
@@ -160,7 +160,7 @@ async def test_what_no_proxy_names_is_reached_directly_and_so_is_this_machine(
         by_name = receiver.url.replace("127.0.0.1", "localhost")
         async with posting(kind, by_name, no_proxy=["localhost"], **settings) as client:
             await client.send()
-    assert not proxy.asked
+    assert not proxy.requests
     assert len(receiver.received) == 2
 
 
@@ -174,7 +174,7 @@ async def test_the_environment_says_nothing_of_a_proxy(
         async with posting(kind, "http://receiver.invalid") as client:
             with pytest.raises(ReceiverUnavailableError, match=r"receiver\.invalid"):
                 await client.send()
-    assert not proxy.asked
+    assert not proxy.requests
 
 
 PROXY = {"proxy_url": "http://proxy:3128"}
@@ -199,7 +199,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_proxy_that_cannot_be_used_is_refused_by_its_field(kind: str, mistake: str) -> None:
-    given, said = MISTAKES[mistake]
-    with pytest.raises(ValueError, match=said) as caught:
+    given, message = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=message) as caught:
         settings_of(kind, "http://receiver", **given)
     assert SECRET not in str(caught.value)

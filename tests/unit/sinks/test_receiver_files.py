@@ -145,7 +145,7 @@ def test_a_secret_is_given_by_a_file_and_shown_nowhere(
 
 @pytest.mark.parametrize("section", KINDS)
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("PROXY_URL", "http://me:hunter2@proxy", "proxy_password_file"),
         ("NO_PROXY", "a,b", "needs proxy_url too"),
@@ -155,10 +155,10 @@ def test_a_secret_is_given_by_a_file_and_shown_nowhere(
     ],
 )
 def test_a_mistake_is_told_by_the_name_that_was_given(
-    section: str, name: str, value: str, said: str
+    section: str, name: str, value: str, message: str
 ) -> None:
     with pytest.raises(
-        SettingsError, match=rf"GPULEDGER_{section.upper()}__{name}: .*{said}"
+        SettingsError, match=rf"GPULEDGER_{section.upper()}__{name}: .*{message}"
     ) as no:
         load(section, **{name: value})
     assert "hunter2" not in str(no.value)

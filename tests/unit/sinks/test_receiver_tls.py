@@ -23,14 +23,14 @@ NAME = "receiver.internal"
 async def test_the_certificate_must_have_the_name_that_is_set_which_is_asked_for(
     kind: str, tmp_path: Path
 ) -> None:
-    authority, asked = Authority(folder=tmp_path), list[str | None]()
+    authority, requested = Authority(folder=tmp_path), list[str | None]()
     context = serving(authority, NAME)
-    context.sni_callback = lambda _socket, name, _context: asked.append(name)
+    context.sni_callback = lambda _socket, name, _context: requested.append(name)
     trusted = str(authority.certificate)
     async with receiving(context=context) as receiver:
         async with posting(kind, receiver.url, ca_file=trusted, server_name=NAME) as client:
             await client.send()
-        assert asked == [NAME]
+        assert requested == [NAME]
         others: list[dict[str, Any]] = [{}, {"server_name": "other.internal"}]
         for other in others:
             async with posting(kind, receiver.url, ca_file=trusted, **other) as client:
@@ -102,7 +102,7 @@ async def test_a_server_that_says_to_speak_another_version_is_told_with_the_sett
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("url", "name", "said"),
+    ("url", "name", "message"),
     [
         ("http://receiver", NAME, r"server_name: urls? is not https://"),
         ("https://receiver", "https://receiver", "server_name: .*without a scheme"),
@@ -112,7 +112,7 @@ async def test_a_server_that_says_to_speak_another_version_is_told_with_the_sett
     ],
 )
 def test_a_name_that_no_certificate_can_have_is_refused_by_its_field(
-    kind: str, url: str, name: str, said: str
+    kind: str, url: str, name: str, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         settings_of(kind, url, server_name=name)

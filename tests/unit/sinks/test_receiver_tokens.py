@@ -74,7 +74,7 @@ async def test_a_token_is_asked_for_once_and_again_before_it_ends(
         await client.send()
     assert logins(receiver) == ["Bearer opaque-1"] * 6 + ["Bearer opaque-2"]
     assert client.token_check.is_ok
-    for _, form in issuer.asked:
+    for _, form in issuer.requests:
         assert form == "grant_type=client_credentials&scope=metrics%3Awrite"
 
 
@@ -97,7 +97,7 @@ async def test_a_token_that_is_answered_401_is_renewed_once(
             with pytest.raises(ReceiverUnavailableError, match=r"401.*\.oauth"):
                 await client.send()
         assert "refuses the login: 401" in client.token_check.detail
-    assert len(issuer.asked) == 2, "no token is asked for without a pause"
+    assert len(issuer.requests) == 2, "no token is asked for without a pause"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,7 +120,7 @@ async def test_a_secret_that_changes_counts_for_the_next_token(
         client.clock.advance(FOR_SECONDS)
         await client.send()
         assert f"{kind}.oauth.client_secret: " in client.check.detail
-    first, second, third = (headers["authorization"] for headers, _ in issuer.asked)
+    first, second, third = (headers["authorization"] for headers, _ in issuer.requests)
     assert first != second
     assert second == third, "one that cannot be read leaves the former in force"
 
@@ -148,7 +148,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
 async def test_an_endpoint_that_gives_no_token_is_named_and_shows_no_secret(
     kind: str, odd: str, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    issuer, (set_up, said) = Opaque(), ODD[odd]
+    issuer, (set_up, message) = Opaque(), ODD[odd]
     for name, value in set_up.items():
         setattr(issuer, name, value)
     async with (
@@ -156,11 +156,11 @@ async def test_an_endpoint_that_gives_no_token_is_named_and_shows_no_secret(
         receiving() as receiver,
         posting(kind, receiver.url, timeout_seconds=1.0, **oauth(url, authority)) as client,
     ):
-        with pytest.raises(ReceiverUnavailableError, match=said) as caught:
+        with pytest.raises(ReceiverUnavailableError, match=message) as caught:
             await client.send()
         shown = str(caught.value)
         for _ in range(3):
-            with pytest.raises(ReceiverUnavailableError, match=said):
+            with pytest.raises(ReceiverUnavailableError, match=message):
                 await client.send()
         assert client.token_check.detail == shown
         issuer.hangs, issuer.raw, issuer.status, issuer.answer = False, None, 200, None
@@ -169,7 +169,7 @@ async def test_an_endpoint_that_gives_no_token_is_named_and_shows_no_secret(
         assert client.token_check.is_ok
     assert f"{kind}.oauth.token_url {url}: " in shown
     assert CLIENT_SECRET not in f"{shown} {caplog.text} {client.credentials.current()}"
-    assert len(issuer.asked) == 2, "nobody asks again within the pause"
+    assert len(issuer.requests) == 2, "nobody asks again within the pause"
     assert len(receiver.received) == 1, "nothing is sent without a token"
 
 
@@ -210,7 +210,7 @@ async def test_the_endpoint_is_reached_by_the_proxy_too(kind: str, authority: Au
         async with posting(kind, receiver.url, no_proxy=[host], **given) as client:
             with pytest.raises(ReceiverUnavailableError, match=r"issuer\.test"):
                 await client.send()
-    assert proxy.asked == [f"CONNECT {host}:443 HTTP/1.1"] * 2
+    assert proxy.requests == [f"CONNECT {host}:443 HTTP/1.1"] * 2
     assert logins(receiver) == ["Bearer opaque-1"]
 
 

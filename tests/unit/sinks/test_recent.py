@@ -19,10 +19,10 @@ DAY = 86_400
 Take = Callable[[GpuEvent], object]
 
 
-def kept_of(days: dict[str, int], *, asked_on_day: int) -> set[str]:
+def kept_of(days: dict[str, int], *, queried_on_day: int) -> set[str]:
     """Return which keys, last used on a day each, are remembered on another day."""
     recent: Recent[str, int] = Recent()
-    for day in range(asked_on_day + 1):
+    for day in range(queried_on_day + 1):
         recent.go_on(day * DAY * 10**9)
         for key, until in days.items():
             if day == 0:
@@ -34,7 +34,7 @@ def kept_of(days: dict[str, int], *, asked_on_day: int) -> set[str]:
 
 def test_what_was_used_today_or_on_the_day_before_is_remembered() -> None:
     days = {f"until day {day}": day for day in range(6)}
-    assert kept_of(days, asked_on_day=5) == {"until day 4", "until day 5"}
+    assert kept_of(days, queried_on_day=5) == {"until day 4", "until day 5"}
 
 
 def test_what_was_forgotten_by_name_is_gone_on_both_days() -> None:

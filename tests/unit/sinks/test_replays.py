@@ -147,10 +147,10 @@ async def test_an_event_that_is_rejected_again_is_a_dead_letter_of_the_same_reco
     async with receiving(*answers) as receiver:
         await run_until_replayed(on, REMOTE_WRITE, to(receiver), ends=2)
 
-    (letter,) = await dead_letters(on)
-    assert (letter.topic, letter.partition, letter.offset) == (*place_of(NODE), 40)
-    assert (letter.consumer, letter.reason) == (REMOTE_WRITE.group, reason)
-    assert letter.value_base64 is not None
+    (dead_letter,) = await dead_letters(on)
+    assert (dead_letter.topic, dead_letter.partition, dead_letter.offset) == (*place_of(NODE), 40)
+    assert (dead_letter.consumer, dead_letter.reason) == (REMOTE_WRITE.group, reason)
+    assert dead_letter.value_base64 is not None
 
 
 async def test_ticks_beyond_the_sinks_own_bounds_are_rejected_without_being_sent() -> None:
@@ -165,7 +165,7 @@ async def test_ticks_beyond_the_sinks_own_bounds_are_rejected_without_being_sent
         await run_until_replayed(on, REMOTE_WRITE, to(receiver, max_age_seconds=300), ends=2)
 
     assert receiver.received == []
-    assert [letter.reason for letter in await dead_letters(on)] == ["future", "too_old"]
+    assert [dead_letter.reason for dead_letter in await dead_letters(on)] == ["future", "too_old"]
 
 
 async def test_a_receiver_that_is_unavailable_is_waited_for() -> None:
@@ -198,7 +198,7 @@ async def test_rows_are_written_to_the_rows_topic() -> None:
     assert {json.decode(one.value or b"", type=EntryRow).seq for one in kept} == {1000}
     assert [one.partition for one in kept] == [place_of(NODE).partition] * 2
     # The second is further ahead than is written.
-    assert [letter.reason for letter in await dead_letters(on)] == ["future"]
+    assert [dead_letter.reason for dead_letter in await dead_letters(on)] == ["future"]
 
 
 async def test_the_store_has_each_event_once_however_often_it_is_replayed(tmp_path: Path) -> None:
@@ -239,5 +239,9 @@ async def test_a_day_that_is_not_stored_is_rejected_and_the_others_are_stored(
     await run_until_replayed(on, STORE, settings, ends=2)
 
     assert offsets(tmp_path) == [0, 0]
-    (letter,) = await dead_letters(on)
-    assert (letter.topic, letter.offset, letter.reason) == (EVENTS.name, 1, "too_old")
+    (dead_letter,) = await dead_letters(on)
+    assert (dead_letter.topic, dead_letter.offset, dead_letter.reason) == (
+        EVENTS.name,
+        1,
+        "too_old",
+    )

@@ -107,8 +107,8 @@ def test_rows_are_numbered_through_their_event(one: GpuEvent) -> None:
 def test_a_row_says_what_its_entry_says_digit_for_digit(one: GpuEvent) -> None:
     """Whatever its category and its methods are called, of which a newer version may have more."""
     for row, (booked, methods) in zip(rows(one), entries_of(one), strict=True):
-        said = {name: row.get(name) for name in (*AMOUNTS, *methods)}
-        assert said == {name: getattr(booked, name) for name in AMOUNTS} | methods
+        message = {name: row.get(name) for name in (*AMOUNTS, *methods)}
+        assert message == {name: getattr(booked, name) for name in AMOUNTS} | methods
         assert row["category"] == str(booked.category)
 
 
@@ -193,7 +193,7 @@ def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position() -> N
     booked = [entry(Category.IDLE, allocation=1)]
 
     with pytest.raises(ValueError, check=has_words("allocation", "1")):
-        encoded_rows_of(event(entries=booked, held_by=[holder()]), ingested_time_ns=START_NS)
+        encoded_rows_of(event(entries=booked, allocated_to=[holder()]), ingested_time_ns=START_NS)
 
 
 def test_a_gpu_that_the_event_does_not_list_is_refused_by_its_position() -> None:

@@ -84,7 +84,7 @@ def test_secrets_are_masked_where_settings_are_printed(
 
 @pytest.mark.parametrize("variable", ["REMOTE_WRITE__URL", "ALERTS__URLS"])
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "output"),
     [
         ("http://", "'********' names no host"),
         ("http://usr:pw@", "'********' names no host"),
@@ -115,12 +115,12 @@ def test_secrets_are_masked_where_settings_are_printed(
     ],
 )
 def test_an_address_to_which_nothing_can_be_sent_is_refused(
-    variable: str, url: str, said: str
+    variable: str, url: str, output: str
 ) -> None:
     with pytest.raises(SettingsError) as raised:
         load(**{variable: url})
 
-    assert said in str(raised.value)
+    assert output in str(raised.value)
     assert "hunter2" not in str(raised.value)
 
 

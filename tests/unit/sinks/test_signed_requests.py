@@ -152,7 +152,7 @@ async def test_a_role_is_assumed_with_the_token_of_the_file_and_anew_before_its_
         await client.send()
         assert signed(receiver, second, at_seconds=FOR_SECONDS * 0.9) == [True]
         shown = f"{client.credentials.current()} {client.token_check.detail}"
-    forms = [parse_qs(form) for _, form in sts.asked]
+    forms = [parse_qs(form) for _, form in sts.requests]
     assert [form["WebIdentityToken"] for form in forms] == [[POD_TOKEN], ["another"]]
     assert forms[0]["RoleArn"] == ["arn:aws:iam::1:role/r"]
     assert forms[0]["Action"] == ["AssumeRoleWithWebIdentity"]
@@ -178,7 +178,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
 async def test_an_exchange_that_gives_no_keys_is_named_and_shows_no_secret(
     refusal: str, authority: Authority, tmp_path: Path
 ) -> None:
-    sts, (set_up, said) = Sts(), REFUSALS[refusal]
+    sts, (set_up, message) = Sts(), REFUSALS[refusal]
     good = sts.raw
     for name, value in set_up.items():
         setattr(sts, name, value)
@@ -189,7 +189,7 @@ async def test_an_exchange_that_gives_no_keys_is_named_and_shows_no_secret(
             "remote_write", receiver.url, timeout_seconds=1.0, **assumed(tmp_path, url)
         ) as client,
     ):
-        with pytest.raises(ReceiverUnavailableError, match=said) as caught:
+        with pytest.raises(ReceiverUnavailableError, match=message) as caught:
             await client.send()
         assert str(caught.value) == client.token_check.detail
         sts.raw, sts.hangs = good, False
@@ -258,8 +258,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_what_nothing_can_be_signed_by_is_refused_by_its_field(mistake: str) -> None:
-    given, said = MISTAKES[mistake]
-    with pytest.raises(ValueError, match=said) as caught:
+    given, message = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=message) as caught:
         Sigv4Settings(**given)
     assert SECRET not in str(caught.value)
     assert "hunter2" not in str(caught.value)

@@ -223,13 +223,13 @@ def test_a_replay_names_the_unknown_account_and_method_that_differ() -> None:
     other = replace(own, entries=entries, busy_method=BusyMethod.EXCLUSIVE)
 
     changes = compare_events(encode(one), encode(replace(one, gpus=[other]))).changes
-    told = {(change.first, change.replayed) for change in changes}
-    assert {("lease", "host"), ("guessed", "exclusive")} <= told
+    reported = {(change.first, change.replayed) for change in changes}
+    assert {("lease", "host"), ("guessed", "exclusive")} <= reported
 
 
 def test_an_alert_of_unknown_severity_and_of_a_pod_of_unknown_state_is_told_as_it_is() -> None:
-    told = incident(START_NS)
-    fatal = replace(told.incident, severity=Severity("fatal"))
+    reported = incident(START_NS)
+    fatal = replace(reported.incident, severity=Severity("fatal"))
     written = encode(AttributedIncident(incident=fatal, pods=[pod(state=EVICTED)]))
     attributed = decoder_of(ATTRIBUTED_INCIDENTS.name, AttributedIncident).decode(written)
 
@@ -239,7 +239,7 @@ def test_an_alert_of_unknown_severity_and_of_a_pod_of_unknown_state_is_told_as_i
 
 def ticks() -> tuple[NodeSample, NodeSample]:
     """Return a tick as a newer agent may write it, and the same in this version's words."""
-    held = {
+    allocated = {
         "gpu_uuid": "GPU-a", "device_id": "lease-7", "namespace": "research", "pod": "train-0",
         "container": "trainer",
     }  # fmt: skip
@@ -253,7 +253,7 @@ def ticks() -> tuple[NodeSample, NodeSample]:
                 sample(
                     gpus=[read_in_tick(energy_method=EnergyMethod(method))],
                     processes=[process(kind=ProcessKind(kind))],
-                    allocations=[{**held, "resource_name": resource}],
+                    allocations=[{**allocated, "resource_name": resource}],
                 )
             )
         )

@@ -73,14 +73,14 @@ async def say(on: MemoryBus, *watermarks: Watermark) -> None:
             await producer.publish(WATERMARKS.name, one.partition, [message])
 
 
-def said(on: MemoryBus, stage: str, partition: int = AT.partition) -> list[Watermark]:
+def output(on: MemoryBus, stage: str, partition: int = AT.partition) -> list[Watermark]:
     decode = decoder_of(WATERMARKS.name, Watermark).decode
     found = [decode(record.value) for record in on.kept(WATERMARKS.name) if record.value != BROKEN]
     return [each for each in found if (each.stage, each.partition) == (stage, partition)]
 
 
 def until_of(on: MemoryBus, stage: str) -> list[int]:
-    return [each.complete_until_ns - START_NS for each in said(on, stage)]
+    return [each.complete_until_ns - START_NS for each in output(on, stage)]
 
 
 @each_sink
@@ -92,12 +92,12 @@ async def test_what_the_join_calls_complete_a_sink_does_once_it_has_done_it(
     await say(on, of_join(1, next_offset=2), of_join(2, next_offset=3))
 
     async with running(run(on, tmp_path, clock)):
-        await eventually(lambda: clock.advance(3) and said(on, stage))
+        await eventually(lambda: clock.advance(3) and output(on, stage))
         assert until_of(on, stage) == [1]
-        (first,) = said(on, stage)
+        (first,) = output(on, stage)
 
         await publish(on, event(2))
-        await eventually(lambda: clock.advance(3) and len(said(on, stage)) > 1)
+        await eventually(lambda: clock.advance(3) and len(output(on, stage)) > 1)
 
     assert until_of(on, stage) == [1, 2]
     # Of whom nothing is to be waited for is what the join says.
@@ -120,7 +120,7 @@ async def test_an_unresponsive_partition_does_not_hold_back_what_the_store_is_co
         of_join(9 * SECOND_NS, next_offset=0, partition=other),
     )
     async with running(RUNS["store"](on, tmp_path, clock)):
-        await eventually(lambda: clock.advance(3) and len(said(on, "store", other)) > 0)
+        await eventually(lambda: clock.advance(3) and len(output(on, "store", other)) > 0)
         await publish(on, event(1))
         await eventually(lambda: clock.advance(3) and is_committed(on, 2)())
     marks = valid_through_us(DeltaTable(str(tmp_path / "usage")).history(1))
@@ -139,10 +139,10 @@ async def test_nothing_is_called_complete_that_is_not_in_the_store(tmp_path: Pat
 
         before = clock.monotonic_ns()
         await eventually(lambda: clock.advance(3) and clock.monotonic_ns() - before > 600e9)
-        assert not said(on, "store")
+        assert not output(on, "store")
 
         undo()
-        await eventually(lambda: clock.advance(3) and said(on, "store"))
+        await eventually(lambda: clock.advance(3) and output(on, "store"))
         assert offsets(tmp_path) == [0, 0, 1, 1]
 
 
@@ -154,17 +154,17 @@ async def test_who_takes_over_says_it_again_also_of_a_partition_without_events(
     await publish(on, event(0))
     await say(on, of_join(5, next_offset=1), of_join(7, next_offset=0, partition=other))
     for times in (1, 2):
-        await say_once(on, run, tmp_path, stage=stage, times=times)
+        await publish_once(on, run, tmp_path, stage=stage, times=times)
 
 
-async def say_once(on: MemoryBus, run: Run, path: Path, *, stage: str, times: int) -> None:
+async def publish_once(on: MemoryBus, run: Run, path: Path, *, stage: str, times: int) -> None:
     """Run a sink until each partition was called complete so many times in all."""
     clock = ManualClock()
     async with running(run(on, path, clock)):
         await eventually(
             lambda: (
                 clock.advance(3)
-                and all(len(said(on, stage, each)) == times for each in range(PARTITIONS))
+                and all(len(output(on, stage, each)) == times for each in range(PARTITIONS))
             )
         )
 
@@ -188,7 +188,7 @@ async def test_what_is_no_watermark_of_the_join_is_passed_over(
     )
 
     async with running(run(on, tmp_path, clock)):
-        await eventually(lambda: clock.advance(3) and said(on, stage))
+        await eventually(lambda: clock.advance(3) and output(on, stage))
 
     assert until_of(on, stage) == [3]
 
@@ -206,4 +206,4 @@ async def test_rows_on_fewer_partitions_than_events_are_never_called_complete() 
         before = clock.monotonic_ns()
         await eventually(lambda: clock.advance(3) and clock.monotonic_ns() - before > 60e9)
 
-    assert not said(on, "rows")
+    assert not output(on, "rows")

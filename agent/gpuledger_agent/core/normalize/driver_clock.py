@@ -265,9 +265,11 @@ def _shown_by(synced: ClockSync, window_us: float, now_ns: int) -> tuple[float, 
     """Return between which times the driver's clock is now, by a stamp of some time ago."""
     # A GPU may answer long after the tick began: stamps are of some time in between.
     since_answered_us = (now_ns - synced.given.answered_ns) / 1000
-    since_asked_us = (now_ns - synced.given.asked_ns) / 1000
+    since_request_us = (now_ns - synced.given.requested_ns) / 1000
     earliest_us = synced.newest_us + since_answered_us - abs(since_answered_us) * _DRIFT_RATIO
-    latest_us = synced.newest_us + window_us + since_asked_us + abs(since_asked_us) * _DRIFT_RATIO
+    latest_us = (
+        synced.newest_us + window_us + since_request_us + abs(since_request_us) * _DRIFT_RATIO
+    )
     return earliest_us, latest_us
 
 

@@ -112,11 +112,15 @@ def merge_processes(
     for process in listed:
         if validator.keep(process.pid, PID, reading="process_pid") is None:
             continue
-        held = validator.keep(process.memory_bytes, limits, reading="process_memory_bytes")
-        kept = process if held == process.memory_bytes else replace(process, memory_bytes=held)
+        kept_bytes = validator.keep(process.memory_bytes, limits, reading="process_memory_bytes")
+        kept = (
+            process
+            if kept_bytes == process.memory_bytes
+            else replace(process, memory_bytes=kept_bytes)
+        )
         other = merged.get(process.pid)
         if other:
-            sizes = [size for size in (other.memory_bytes, held) if size is not None]
+            sizes = [size for size in (other.memory_bytes, kept_bytes) if size is not None]
             kept = ListedProcess(
                 pid=process.pid,
                 # Whoever draws and computes is there to compute.

@@ -40,7 +40,7 @@ class AccountingReader:
     _known: set[int] | None = None
     _listed: set[int] = field(default_factory=set)
     _pending: set[int] = field(default_factory=set)
-    _told: dict[int, int] = field(default_factory=dict)
+    _reported: dict[int, int] = field(default_factory=dict)
     """When the latest accounts began, by pid, the newest last."""
     _latest: deque[list[ProcessAccounting]] = field(
         default_factory=lambda: deque(maxlen=_ANSWERS_EACH)
@@ -69,7 +69,7 @@ class AccountingReader:
                 self._known = None
                 self._latest.clear()
                 self._pending.clear()
-                self._told.clear()
+                self._reported.clear()
                 return None
             self._find_candidates(buffered, listed)
             # First those that were told: whoever is told now is not asked for twice.
@@ -110,7 +110,7 @@ class AccountingReader:
                 continue  # not listed any more, and not closed yet: again at the next tick
             self._pending.discard(pid)
             if stats is not None:
-                found.append(self._tell(pid, stats))
+                found.append(self._report(pid, stats))
         return found
 
     def _query_again(self) -> list[ProcessAccounting]:
@@ -120,19 +120,19 @@ class AccountingReader:
         pid has been in the buffer since the first time.
         """
         known = self._known or set()
-        candidates = [pid for pid in self._told if pid in known - self._listed - self._pending]
+        candidates = [pid for pid in self._reported if pid in known - self._listed - self._pending]
         found = []
         for pid in candidates:
             stats = self._query_stats(pid)
-            if stats is not None and not stats.isRunning and stats.startTime != self._told[pid]:
-                found.append(self._tell(pid, stats))
+            if stats is not None and not stats.isRunning and stats.startTime != self._reported[pid]:
+                found.append(self._report(pid, stats))
         return found
 
-    def _tell(self, pid: int, stats: AccountingStats) -> ProcessAccounting:
-        self._told.pop(pid, None)
-        self._told[pid] = stats.startTime
-        if len(self._told) > _MAX_AGAIN:
-            del self._told[next(iter(self._told))]
+    def _report(self, pid: int, stats: AccountingStats) -> ProcessAccounting:
+        self._reported.pop(pid, None)
+        self._reported[pid] = stats.startTime
+        if len(self._reported) > _MAX_AGAIN:
+            del self._reported[next(iter(self._reported))]
         return _account(pid, stats)
 
     def _query_stats(self, pid: int) -> AccountingStats | None:

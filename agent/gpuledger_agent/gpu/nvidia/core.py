@@ -114,7 +114,7 @@ def query_samples(
     client: DeviceClient, last_seen: SampleCursor, *, monotonic_ns: Callable[[], int]
 ) -> dict[str, Any]:
     """Return what the driver has sampled; raises SourceLostError."""
-    asked_ns = monotonic_ns()
+    requested_ns = monotonic_ns()
     # The rates are always of the last sample period, so they show whether the ring buffers leave
     # something out. Before the samples: of a window that closes in between there is a sample.
     rates = client.query(NvmlLibrary.nvmlDeviceGetUtilizationRates)
@@ -124,7 +124,7 @@ def query_samples(
         "memory_percent": rates and rates.memory,
         "samples": samples,
         # By these the driver's clock is followed: of the GPU behind others it is later.
-        "sampled": AnswerTime(asked_ns, monotonic_ns()),
+        "sampled": AnswerTime(requested_ns, monotonic_ns()),
         "memory_samples": _samples(
             client, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us
         ),

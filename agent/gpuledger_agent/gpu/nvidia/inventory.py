@@ -114,7 +114,7 @@ class Facts:
 
     def query(self) -> GpuFacts:
         """Return the facts as they are now, without the MIG layout; raises SourceLostError."""
-        self._query_board()
+        self._query_physical_gpu()
         self._query_rack()
         self._query_fabric()
         self._query_peers()
@@ -144,7 +144,7 @@ class Facts:
             self._capabilities_version = version
         return self._capabilities
 
-    def _query_board(self) -> None:
+    def _query_physical_gpu(self) -> None:
         """Query what is not known yet: what was neither given nor refused."""
         if self._built_in.get("memory_total_bytes") is None:
             total = query_memory(self._client).total

@@ -58,7 +58,7 @@ _ABSENT: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoardSlices:
+class PhysicalGpuSlices:
     """Into what a GPU can be cut; `None` is not known."""
 
     compute: int | None = None
@@ -76,7 +76,7 @@ class BoardSlices:
         return min(self.memory, max(1, slices))
 
 
-_WHOLE: Final = BoardSlices(compute=1, memory=1)
+_WHOLE: Final = PhysicalGpuSlices(compute=1, memory=1)
 """A GPU that cannot be cut."""
 
 
@@ -109,7 +109,7 @@ class MigLayout:
     _max_instances: int = 0
     _lists_all: bool = False
     _is_hidden: bool = False
-    _slices: BoardSlices | None = None
+    _slices: PhysicalGpuSlices | None = None
     _known: dict[str, InstanceClient] = field(default_factory=dict)
 
     def query(self, core: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,13 +191,13 @@ class MigLayout:
         current, _ = mode
         return bool(current)
 
-    def _query_slices(self) -> BoardSlices:
+    def _query_slices(self) -> PhysicalGpuSlices:
         """Return into what the GPU can be cut; queried until it was answered or refused."""
         if self._slices is None:
             self._slices = self._find_slices()
-        return self._slices or BoardSlices()
+        return self._slices or PhysicalGpuSlices()
 
-    def _find_slices(self) -> BoardSlices | None:
+    def _find_slices(self) -> PhysicalGpuSlices | None:
         """Return the slices; `None` where a call failed, so that nobody knows."""
         mode, query = NvmlLibrary.nvmlDeviceGetMigMode, self.client.query
         if self.is_enabled is None:
@@ -211,14 +211,14 @@ class MigLayout:
                 return None
         else:
             # Some drivers tell it only while MIG is on; what is not cut is whole all the same.
-            return BoardSlices() if self.is_enabled else _WHOLE
+            return PhysicalGpuSlices() if self.is_enabled else _WHOLE
         smallest = pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE
         one_slice = query(info, smallest, _PROFILE_VERSION)
         if one_slice is None and not self.client.is_unsupported(
             (info.__name__, smallest, _PROFILE_VERSION)
         ):
             return None
-        return BoardSlices(
+        return PhysicalGpuSlices(
             compute=small_number(full.sliceCount),
             memory=small_number(full.memorySizeMB // one_slice.memorySizeMB)
             if one_slice and one_slice.memorySizeMB

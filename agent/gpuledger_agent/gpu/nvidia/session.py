@@ -123,10 +123,10 @@ class NvidiaGpu:
         """
         client = self._fast_client
         if cursor is None or self._mig.is_enabled:
-            told = query_energy(client)
+            answers = query_energy(client)
         else:
-            told = query_fast_poll(client, cursor, self._lists, monotonic_ns=self.monotonic_ns)
-        return FastPoll(uuid=self.uuid, at=at, **told)
+            answers = query_fast_poll(client, cursor, self._lists, monotonic_ns=self.monotonic_ns)
+        return FastPoll(uuid=self.uuid, at=at, **answers)
 
     def close(self) -> None:
         """Let go of what the library holds for it; the library must be open."""

@@ -77,13 +77,13 @@ class SocketKubelet:
 
     async def list_pods(self) -> bytes:
         """Return which container holds which device; raises KubeletError."""
-        return await self._ask(METHOD)
+        return await self._request(METHOD)
 
     async def list_allocatable(self) -> bytes:
         """Return which devices there are, held or not; raises KubeletError."""
-        return await self._ask(ALLOCATABLE_METHOD)
+        return await self._request(ALLOCATABLE_METHOD)
 
-    async def _ask(self, method: str) -> bytes:
+    async def _request(self, method: str) -> bytes:
         """Return the answer to one call, on a connection of its own.
 
         So a kubelet that restarts leaves no broken connection behind. Raises KubeletError.
@@ -147,9 +147,9 @@ class Allocations:
         self._settings = settings
         self._is_wanted = True
         self._is_awaited = False
-        self._asked_ns: int | None = None
+        self._requested_ns: int | None = None
         self._not_before_ns = 0
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
         self._done = asyncio.Event()
         self._done.set()
         self._answer = b""
@@ -168,7 +168,7 @@ class Allocations:
         """Have the kubelet asked in the next tick: something on the node has changed."""
         self._is_wanted = True
 
-    def ask_where_due(self) -> None:
+    def request_if_due(self) -> None:
         """Put the question where it is time to, or where something has changed; for each tick.
 
         Not while another is on its way, nor before a kubelet that failed may be asked again.
@@ -180,14 +180,14 @@ class Allocations:
         if not self._done.is_set() or now_ns < self._not_before_ns:
             return
         seconds = MIN_SECONDS if self._is_wanted else self._settings.refresh_seconds - MIN_SECONDS
-        if self._asked_ns is not None and now_ns - self._asked_ns < seconds * NS_PER_SECOND:
+        if self._requested_ns is not None and now_ns - self._requested_ns < seconds * NS_PER_SECOND:
             return
         # Before the question: what changes while it is asked may not be in the answer.
         self._is_wanted = False
         self._is_awaited = True
-        self._asked_ns = now_ns
+        self._requested_ns = now_ns
         self._done.clear()
-        self._asked.set()
+        self._requested.set()
 
     async def wait_answer(self, seconds: float) -> None:
         """Wait for the answer to this tick's query, if there is one, for so long."""
@@ -234,8 +234,8 @@ class Allocations:
     async def run(self) -> None:
         """Query the kubelet when ticks ask for it, one query at a time, until cancelled."""
         while True:
-            await self._asked.wait()
-            self._asked.clear()
+            await self._requested.wait()
+            self._requested.clear()
             try:
                 self._ingest(await self._kubelet.list_pods())
                 await self._refresh_allocatable()
@@ -254,8 +254,8 @@ class Allocations:
 
     async def _refresh_allocatable(self) -> None:
         """Query the allocatable devices, once a minute at most; what was answered last stands."""
-        now_ns, asked_ns = self._clock.monotonic_ns(), self._allocatable_ns
-        if asked_ns is not None and now_ns - asked_ns < ALLOCATABLE_SECONDS * NS_PER_SECOND:
+        now_ns, requested_ns = self._clock.monotonic_ns(), self._allocatable_ns
+        if requested_ns is not None and now_ns - requested_ns < ALLOCATABLE_SECONDS * NS_PER_SECOND:
             return
         self._allocatable_ns = now_ns
         try:

@@ -132,18 +132,18 @@ class KubeletPodList:
             # Whether it has expired is the kubelet's to say: this clock may be wrong.
             token = BearerToken.parse(text, now_seconds=0.0)
         except ValueError as error:
-            said = f"kubelet.api.token_file: the token in {settings.token_file} cannot be used"
-            raise SettingsError(f"{said}: {error}") from None
+            message = f"kubelet.api.token_file: the token in {settings.token_file} cannot be used"
+            raise SettingsError(f"{message}: {error}") from None
         return token, trusting(setting="kubelet.api.ca_file", file=settings.ca_file)
 
     def _describe_refusal(self, status: int, body: bytes, headers: Mapping[str, str]) -> str:
         sent = BasicCredentials.sent(self._url, headers)
         # Masked before it is cut: a token of which a part is left would not be found.
-        said = shorten(readable(sent.mask(body.decode(errors="replace"))), _SHOWN_CHARACTERS)
-        return "; ".join(filter(None, (f"answered {status}: {said}", _REMEDIES.get(status, ""))))
+        message = shorten(readable(sent.mask(body.decode(errors="replace"))), _SHOWN_CHARACTERS)
+        return "; ".join(filter(None, (f"answered {status}: {message}", _REMEDIES.get(status, ""))))
 
-    def _error(self, said: str) -> PodListError:
-        return PodListError(f"the kubelet at {self._url}: {said}")
+    def _error(self, message: str) -> PodListError:
+        return PodListError(f"the kubelet at {self._url}: {message}")
 
 
 class _Metadata(msgspec.Struct):
@@ -234,9 +234,9 @@ class PodLabels:
         )
         while True:
             await fetch(self._refresh)
-            asked_ns = self._clock.monotonic_ns()
+            requested_ns = self._clock.monotonic_ns()
             await self._clock.sleep(MIN_SECONDS)
-            while not self._wanted and self._clock.monotonic_ns() - asked_ns < self._refresh_ns:
+            while not self._wanted and self._clock.monotonic_ns() - requested_ns < self._refresh_ns:
                 await self._clock.sleep(MIN_SECONDS)
 
     async def _refresh(self) -> None:

@@ -23,9 +23,9 @@ from functools import lru_cache
 from math import lcm
 from typing import Final
 
+from gpuledger.ledger.allocated_parts import find_allocated_parts
 from gpuledger.ledger.division import divide, parts_per_million
 from gpuledger.ledger.entries import UNKNOWN_SLICES, DeviceSlices
-from gpuledger.ledger.holders import find_holders
 from gpuledger.records import GpuBooks, GpuReading, NodeSample
 from gpuledger_enricher.join.booking.shares import (
     Claim,
@@ -48,11 +48,11 @@ def book_tick(sample: NodeSample) -> list[GpuBooks]:
     claims = gather_claims(sample)
     own = exclusive_readings(sample.gpus, claims)
     energy = energy_by_row(sample.gpus, interval_ns)
-    holders = find_holders(sample)
+    allocated = find_allocated_parts(sample)
     slices = slices_by_row(sample.gpus)
     return [
         book_gpu(
-            reading, own[row], claims[row], interval_ns, energy[row], holders[row], slices[row]
+            reading, own[row], claims[row], interval_ns, energy[row], allocated[row], slices[row]
         )
         for row, reading in enumerate(sample.gpus)
     ]
@@ -75,9 +75,12 @@ def slices_by_row(readings: Sequence[GpuReading]) -> list[DeviceSlices]:
         return [
             _own_slices(reading) if reading.mig_enabled else UNKNOWN_SLICES for reading in readings
         ]
-    boards = {reading.uuid: reading for reading in readings if reading.parent_uuid is None}
+    physical_gpus = {reading.uuid: reading for reading in readings if reading.parent_uuid is None}
     # What is left of each board; unknown where that of one of its instances is.
-    left = {uuid: (board.compute_slices, board.memory_slices) for uuid, board in boards.items()}
+    left = {
+        uuid: (physical_gpu.compute_slices, physical_gpu.memory_slices)
+        for uuid, physical_gpu in physical_gpus.items()
+    }
     keepers: set[tuple[str, int]] = set()
     memory_slices: list[int | None] = []
     for reading in readings:
@@ -96,21 +99,21 @@ def slices_by_row(readings: Sequence[GpuReading]) -> list[DeviceSlices]:
         if reading.parent_uuid is None and reading.uuid not in cut and not reading.mig_enabled:
             found.append(UNKNOWN_SLICES)
             continue
-        board = boards.get(reading.parent_uuid or reading.uuid)
+        physical_gpu = physical_gpus.get(reading.parent_uuid or reading.uuid)
         compute, memory = (
             (reading.compute_slices, memory_slices[row])
             if reading.parent_uuid is not None
             else left[reading.uuid]
         )
-        board_compute = None if board is None else board.compute_slices
-        board_memory = None if board is None else board.memory_slices
-        found.append(DeviceSlices(compute, memory, board_compute, board_memory))
+        gpu_compute = None if physical_gpu is None else physical_gpu.compute_slices
+        gpu_memory = None if physical_gpu is None else physical_gpu.memory_slices
+        found.append(DeviceSlices(compute, memory, gpu_compute, gpu_memory))
     return found
 
 
-def _own_slices(board: GpuReading) -> DeviceSlices:
+def _own_slices(physical_gpu: GpuReading) -> DeviceSlices:
     """Return the slices of a GPU without instances: all of its board's."""
-    compute, memory = board.compute_slices, board.memory_slices
+    compute, memory = physical_gpu.compute_slices, physical_gpu.memory_slices
     return DeviceSlices(compute, memory, compute, memory)
 
 
@@ -189,12 +192,12 @@ def _leave_shared_memory_to_one(own: list[GpuReading], claims: Sequence[Sequence
             if row == keeper:
                 continue
             # Never more than is left: the processes of several rows may claim more than there is.
-            held = min(total, sum(claim.memory_bytes or 0 for claim in claims[row]))
-            total -= held
-            used = None if used is None else max(0, used - held)
+            used_bytes = min(total, sum(claim.memory_bytes or 0 for claim in claims[row]))
+            total -= used_bytes
+            used = None if used is None else max(0, used - used_bytes)
             busy_ratio = own[row].utilization_ratio
             own[row] = _with_memory(
-                own[row], total=held, used=held, reserved=0, busy_ratio=busy_ratio
+                own[row], total=used_bytes, used=used_bytes, reserved=0, busy_ratio=busy_ratio
             )
         own[keeper] = _with_memory(
             first,
@@ -246,13 +249,13 @@ def energy_by_row(readings: Sequence[GpuReading], interval_ns: int) -> list[Ener
             instances.setdefault(gpu, []).append(row)
     found: list[Energy | None] = [None] * len(readings)
     for gpu, rows in instances.items():
-        found[gpu] = board = energy_of(readings[gpu], interval_ns)
-        if board is None or not rows:
+        found[gpu] = physical_gpu = energy_of(readings[gpu], interval_ns)
+        if physical_gpu is None or not rows:
             continue
         # Ties go by what the rows are, never by their order.
         rows.sort(key=lambda row: readings[row].uuid)
         shared = _share_energy(
-            board, readings[gpu], [readings[row] for row in rows], interval_ns=interval_ns
+            physical_gpu, readings[gpu], [readings[row] for row in rows], interval_ns=interval_ns
         )
         for row, energy in zip([gpu, *rows], shared or [], strict=False):
             found[row] = energy
@@ -260,7 +263,7 @@ def energy_by_row(readings: Sequence[GpuReading], interval_ns: int) -> list[Ener
 
 
 def _share_energy(
-    board: Energy, gpu: GpuReading, instances: Sequence[GpuReading], *, interval_ns: int
+    physical_gpu: Energy, gpu: GpuReading, instances: Sequence[GpuReading], *, interval_ns: int
 ) -> list[Energy] | None:
     """Return what stays with the GPU's own row, as idle's, and behind it what each instance has."""
     sizes = _memory_sizes(gpu, instances)
@@ -276,8 +279,11 @@ def _share_energy(
             return None
         worked.append(parts_per_million(instance.utilization_ratio) * (weight or 0))
     # All of it over one denominator, so that what is divided is exact.
-    denominator = board.floor_denominator
-    floor, drawn = board.floor_numerator * interval_ns, board.millijoules * denominator
+    denominator = physical_gpu.floor_denominator
+    floor, drawn = (
+        physical_gpu.floor_numerator * interval_ns,
+        physical_gpu.millijoules * denominator,
+    )
     total = sum(worked)
     if not total:
         # Nobody worked: all that was drawn is the floor, and the divisor only has to be one.
@@ -287,22 +293,22 @@ def _share_energy(
         size * total * floor + work * memory * (drawn - floor)
         for size, work in zip(of_instances, worked, strict=True)
     ]
-    rest, *parts = divide(board.millijoules, exact, 1, denominator * memory * total)
+    rest, *parts = divide(physical_gpu.millijoules, exact, 1, denominator * memory * total)
     return [
         Energy(
             0,
             0,
             1,
-            board.method,
-            board.idle_draw_milliwatts,
-            board.idle_draw_source,
+            physical_gpu.method,
+            physical_gpu.idle_draw_milliwatts,
+            physical_gpu.idle_draw_source,
             idle_millijoules=rest,
         ),
         *(
             # Rounded down, an instance may have a little less than its part of the floor.
-            Energy(part, part, interval_ns, board.method)
+            Energy(part, part, interval_ns, physical_gpu.method)
             if size * floor > part * memory * denominator
-            else Energy(part, size * floor, memory * denominator * interval_ns, board.method)
+            else Energy(part, size * floor, memory * denominator * interval_ns, physical_gpu.method)
             for part, size in zip(parts, of_instances, strict=True)
         ),
     ]

@@ -44,7 +44,7 @@ cdef class Split:
     cdef public list idle_parts
     cdef public object method
 
-    cpdef divide_idle(self, numerator, denominator, held)
+    cpdef divide_idle(self, numerator, denominator, allocated)
     cpdef idle_of(self, Py_ssize_t part)
 
 @cython.locals(split=Split)
@@ -64,12 +64,12 @@ cdef class Energy:
 
 
 @cython.locals(
-    parts=list, busy=Split, memory=Split, joules=Split, host=Claim, nobody=Claim, is_busy=bint,
+    parts=list, busy=Split, memory=Split, joules=Split, host=Claim, unattributed=Claim, is_busy=bint,
     limit_bytes=cython.longlong, reserved_bytes=cython.longlong, unclaimed_ns=cython.longlong,
     unclaimed_bytes=cython.longlong, unclaimed_millijoules=cython.longlong,
 )
 cpdef book_gpu(
-    reading, own, list claims, long long interval_ns, Energy energy, held=*, slices=*
+    reading, own, list claims, long long interval_ns, Energy energy, allocated=*, slices=*
 )
 
 @cython.locals(
@@ -103,7 +103,7 @@ cpdef Split split_busy(utilization_ratio, list claims, long long interval_ns, se
 cdef _share_busy(long long busy_ns, list claims, int128 numerator)
 
 @cython.locals(
-    claim=Claim, total=cython.longlong, held=cython.longlong, ended=cython.longlong,
+    claim=Claim, total=cython.longlong, memory_bytes=cython.longlong, ended=cython.longlong,
     missing=cython.longlong, is_measured=bint,
 )
 cdef object _weigh(list claims, cython.longlong ppm)
@@ -137,7 +137,7 @@ cdef _split_draw(
 @cython.locals(claim=Claim, index=Py_ssize_t)
 cdef Claim _claim_of(category, list claims)
 
-cpdef list held_times(interval_ns, held)
+cpdef list allocated_times(interval_ns, allocated)
 
 @cython.locals(claim=Claim, entries=list, index=Py_ssize_t)
 cdef list _enter(

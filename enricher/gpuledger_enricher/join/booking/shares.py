@@ -26,7 +26,7 @@ compiled with the types in `shares.pxd` (ADR 019). That is why the classes here 
 their fields are C.
 
 How rows of a GPU that is cut by MIG are told apart, and which holder has which part, is known
-elsewhere (`books`, `gpuledger.ledger.holders`).
+elsewhere (`books`, `gpuledger.ledger.allocated_parts`).
 """
 
 from collections.abc import Sequence
@@ -35,6 +35,7 @@ from typing import Any, Final
 
 from gpuledger.clock import NS_PER_SECOND
 from gpuledger.errors import GpuledgerError
+from gpuledger.ledger.allocated_parts import UNALLOCATED_PARTS, AllocatedParts, Part
 from gpuledger.ledger.division import (
     MAX_PRODUCT,
     PPM,
@@ -45,7 +46,6 @@ from gpuledger.ledger.division import (
     share_out,
 )
 from gpuledger.ledger.entries import UNKNOWN_SLICES, DeviceSlices
-from gpuledger.ledger.holders import NOBODYS, HeldParts, Part
 from gpuledger.ledger.quantities import rates_of
 from gpuledger.records import (
     BusyMethod,
@@ -198,10 +198,10 @@ class Split:
         self.method: Any = None
         """How it was found: of the quantity's own enumeration."""
 
-    def divide_idle(self, numerator: int, denominator: int, held: HeldParts) -> None:
+    def divide_idle(self, numerator: int, denominator: int, allocated: AllocatedParts) -> None:
         """Divide what is idle among the parts; exactly, it is a fraction."""
-        pieces = [number for _, number in held.parts]
-        self.idle_parts = divide(self.idle, pieces, numerator, denominator * held.whole)
+        pieces = [number for _, number in allocated.parts]
+        self.idle_parts = divide(self.idle, pieces, numerator, denominator * allocated.whole)
 
     def idle_of(self, part: int) -> int:
         """Return what is idle in one of the parts in which the device is held."""
@@ -261,7 +261,7 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     claims: list[Claim],
     interval_ns: int,
     energy: Energy | None,
-    held: HeldParts = NOBODYS,
+    allocated: AllocatedParts = UNALLOCATED_PARTS,
     slices: DeviceSlices = UNKNOWN_SLICES,
 ) -> GpuBooks:
     """Return the books of one row: entries of the claims, the host, nobody, and idle.
@@ -272,8 +272,8 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     of the GPU, and one for what nobody holds; their held time sums to the interval, whatever the
     driver gives.
     """
-    parts = held.parts
-    several = held if len(parts) > 1 else None
+    parts = allocated.parts
+    several = allocated if len(parts) > 1 else None
     busy = split_busy(own.utilization_ratio, claims, interval_ns, several)
     reserved_bytes = 0
     memory = joules = None
@@ -305,14 +305,16 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
         or unclaimed_millijoules
         or (not is_busy and any(rates_of(reading)))
     ):
-        nobody = _claim_of(_UNATTRIBUTED, claims)
-        nobody.busy_ns += unclaimed_ns
-        nobody.booked_bytes += unclaimed_bytes
-        nobody.millijoules += unclaimed_millijoules
+        unattributed = _claim_of(_UNATTRIBUTED, claims)
+        unattributed.busy_ns += unclaimed_ns
+        unattributed.booked_bytes += unclaimed_bytes
+        unattributed.millijoules += unclaimed_millijoules
     return GpuBooks(
         # As the node gave it: readers see the board's memory, whatever this row was booked.
         reading=reading,
-        entries=_enter(claims, parts, held_times(interval_ns, held), busy, memory, joules),
+        entries=_enter(
+            claims, parts, allocated_times(interval_ns, allocated), busy, memory, joules
+        ),
         busy_method=None if busy is None else _busy_method(busy, reading),
         memory_method=None if memory is None else memory.method,
         energy_method=None
@@ -438,7 +440,7 @@ def split_busy(
     utilization_ratio: float | None,
     claims: list[Claim],
     interval_ns: int,
-    several: HeldParts | None = None,
+    several: AllocatedParts | None = None,
 ) -> Split | None:
     """Split the time in which kernels ran; `None` where the driver said nothing of it.
 
@@ -502,12 +504,12 @@ def _weigh(claims: list[Claim], ppm: int) -> BusyMethod:
     in proportion. Without a measure of use, memory held is the next best; without that, equal
     parts.
     """
-    total = held = ended = 0
+    total = memory_bytes = ended = 0
     is_measured = False
     for claim in claims:
         claim.weight = claim.sm_ppm
         total += claim.sm_ppm
-        held += claim.memory_bytes
+        memory_bytes += claim.memory_bytes
         ended += claim.has_ended
         if claim.is_sampled:
             is_measured = True
@@ -520,15 +522,15 @@ def _weigh(claims: list[Claim], ppm: int) -> BusyMethod:
     if total or (is_measured and not ppm):
         return _PROCESS_UTILIZATION
     for claim in claims:
-        claim.weight = claim.memory_bytes if held else 1
-    return _MEMORY_SHARE if held else _EQUAL_SHARE
+        claim.weight = claim.memory_bytes if memory_bytes else 1
+    return _MEMORY_SHARE if memory_bytes else _EQUAL_SHARE
 
 
 def split_memory(
     used_bytes: int | None,
     claims: list[Claim],
     limit_bytes: int,
-    several: HeldParts | None = None,
+    several: AllocatedParts | None = None,
 ) -> Split:
     """Split the bytes in use.
 
@@ -602,7 +604,7 @@ def split_energy(
     busy: Split | None,
     claims: list[Claim],
     interval_ns: int,
-    several: HeldParts | None = None,
+    several: AllocatedParts | None = None,
 ) -> Split:
     """Split the energy by time.
 
@@ -639,7 +641,7 @@ def _split_draw(  # noqa: PLR0917  # by position, as C knows no keywords
     interval_ns: int,
     floor_numerator: int,
     floor_denominator: int,
-    several: HeldParts | None,
+    several: AllocatedParts | None,
 ) -> None:
     """Split the energy of a row that was busy: of one whose idle draw is this in a nanosecond."""
     drawn, beside, worked = split.used, split.idle, busy_ns
@@ -679,12 +681,12 @@ def _claim_of(category: Category, claims: list[Claim]) -> Claim:
     return claim
 
 
-def held_times(interval_ns: int, held: HeldParts) -> list[int]:
+def allocated_times(interval_ns: int, allocated: AllocatedParts) -> list[int]:
     """Return the interval by the parts in which a device is held."""
-    if len(held.parts) == 1:
+    if len(allocated.parts) == 1:
         return [interval_ns]
-    pieces = [number for _, number in held.parts]
-    return divide(interval_ns, pieces, interval_ns, held.whole)
+    pieces = [number for _, number in allocated.parts]
+    return divide(interval_ns, pieces, interval_ns, allocated.whole)
 
 
 def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
@@ -707,16 +709,16 @@ def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
         )
         for claim in claims
     ]
-    for index, (holder, _) in enumerate(parts):
+    for index, (allocatee, _) in enumerate(parts):
         entries.append(
             Entry(
                 category=_IDLE,
                 busy_ns=None if busy is None else busy.idle_of(index),
                 memory_bytes=None if memory is None else memory.idle_of(index),
                 energy_millijoules=None if energy is None else energy.idle_of(index),
-                allocation=holder if isinstance(holder, int) else None,
+                allocation=allocatee if isinstance(allocatee, int) else None,
                 allocated_ns=allocated_ns[index],
-                job_id=holder if isinstance(holder, str) else None,
+                job_id=allocatee if isinstance(allocatee, str) else None,
             )
         )
     return entries

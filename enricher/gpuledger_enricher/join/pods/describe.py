@@ -18,12 +18,12 @@ import msgspec
 
 from gpuledger.codec import encode
 from gpuledger.keys import key_in, node_key
-from gpuledger.ledger.holders import (
+from gpuledger.ledger.allocated_parts import (
+    AllocatedContainer,
     DeviceKey,
-    HoldingContainer,
+    allocated_containers,
     device_of,
     devices_named_by,
-    holding_containers,
 )
 from gpuledger.recent import Budget, Recent
 from gpuledger.records import (
@@ -84,9 +84,11 @@ def name_by_allocation(
     if not pending or not sample.allocations:
         return {}
     waiting = set(pending)
-    holders: dict[DeviceKey, set[PodName]] = {}
+    allocatees: dict[DeviceKey, set[PodName]] = {}
     for allocation in sample.allocations:
-        holders.setdefault(device_of(allocation), set()).add((allocation.namespace, allocation.pod))
+        allocatees.setdefault(device_of(allocation), set()).add(
+            (allocation.namespace, allocation.pod)
+        )
     # For each pod that is pending, by its UID or by its container: who may hold what it is on.
     meant: dict[str, set[PodName]] = {}
     identities = list(map(identity_of, sample.containers))
@@ -96,7 +98,7 @@ def name_by_allocation(
         identity = identities[process.container]
         if identity in waiting and process.gpu < len(sample.gpus):
             devices = devices_named_by(sample.gpus[process.gpu])
-            there = set().union(*(holders.get(device, ()) for device in devices))
+            there = set().union(*(allocatees.get(device, ()) for device in devices))
             # More than one, or none, is written as what no pod can be called.
             name = there.pop() if len(there) == 1 else _NO_NAME
             meant.setdefault(identity[0] or identity[1] or "", set()).add(name)
@@ -150,7 +152,7 @@ class PodDescriptions(NamedTuple):
     """The allocations whose holders were looked up."""
     encoded: EncodedDescriptions
     """What the event says of them: from tick to tick it is the same bytes."""
-    foreign_holders: int
+    foreign_allocatees: int
     """How many pods are said to hold something here that are placed on another node."""
     pending: Collection[Identity]
     """Those of the containers that lack the pod's record."""
@@ -219,7 +221,7 @@ class DescriptionCache:
             # are, by which those without a record may have a name.
             if not (
                 descriptions.foreign
-                or descriptions.foreign_holders
+                or descriptions.foreign_allocatees
                 or descriptions.named
                 or (descriptions.pending and sample.allocations)
             ):
@@ -247,7 +249,7 @@ def describe_tick(
     event_pods.add_users(
         identities, named=name_by_allocation(sample, pending, pods), foreign=foreign
     )
-    holders = event_pods.add_holders(sample.allocations)
+    allocatees = event_pods.add_allocations(sample.allocations)
     containers = [
         EventContainer(
             container_id=container.container_id,
@@ -275,13 +277,13 @@ def describe_tick(
         encoded=EncodedDescriptions(
             pods=msgspec.Raw(encode(descriptions)),
             containers=msgspec.Raw(encode(containers)),
-            allocations=msgspec.Raw(encode(holders)),
+            allocations=msgspec.Raw(encode(allocatees)),
             namespaces=msgspec.Raw(encode(described)) if described else None,
             node_description=None
             if node_description in (None, NodeDescription())
             else msgspec.Raw(encode(node_description)),
         ),
-        foreign_holders=event_pods.foreign_holders,
+        foreign_allocatees=event_pods.foreign_allocatees,
         pending=pending,
         named=event_pods.named,
         # Several containers of one pod lead to it; it is counted and logged once.
@@ -382,7 +384,7 @@ class EventPods:
         self._named_here: Mapping[PodName, Sequence[KnownPod]] | None = None
         self.changes_ns: list[int] = []
         """When a description changes, or a name passes from one pod to the next."""
-        self.foreign_holders = 0
+        self.foreign_allocatees = 0
         """How many holders are placed on another node."""
 
     @property
@@ -414,7 +416,7 @@ class EventPods:
                 )
             self._users[identity] = position
 
-    def add_holders(self, allocations: Sequence[DeviceAllocation]) -> list[EventAllocation]:
+    def add_allocations(self, allocations: Sequence[DeviceAllocation]) -> list[EventAllocation]:
         """Add the pods of allocations; return who holds, in the order of their positions.
 
         The kubelet's response names pods and has no UIDs. A pod record of this very node says who
@@ -423,30 +425,32 @@ class EventPods:
         """
         if not allocations:
             return []
-        resources: dict[HoldingContainer, set[str]] = {}
-        claims: dict[HoldingContainer, set[str]] = {}
+        resources: dict[AllocatedContainer, set[str]] = {}
+        claims: dict[AllocatedContainer, set[str]] = {}
         for allocation in allocations:
             if allocation.admin_access:
                 continue
-            holder = HoldingContainer(allocation.namespace, allocation.pod, allocation.container)
-            resources.setdefault(holder, set()).add(allocation.resource_name)
+            allocatee = AllocatedContainer(
+                allocation.namespace, allocation.pod, allocation.container
+            )
+            resources.setdefault(allocatee, set()).add(allocation.resource_name)
             if allocation.claim is not None:
-                claims.setdefault(holder, set()).add(allocation.claim)
-        holders = []
-        for holder in holding_containers(allocations):
-            position = self.add_holder((holder.namespace, holder.pod))
-            self._containers[position].add(holder.container)
-            holders.append(
+                claims.setdefault(allocatee, set()).add(allocation.claim)
+        allocatees = []
+        for allocatee in allocated_containers(allocations):
+            position = self.add_allocatee((allocatee.namespace, allocatee.pod))
+            self._containers[position].add(allocatee.container)
+            allocatees.append(
                 EventAllocation(
                     pod=position,
-                    container=holder.container,
-                    resources=sorted(resources[holder]),
-                    claims=sorted(claims[holder]) if holder in claims else None,
+                    container=allocatee.container,
+                    resources=sorted(resources[allocatee]),
+                    claims=sorted(claims[allocatee]) if allocatee in claims else None,
                 )
             )
-        return holders
+        return allocatees
 
-    def add_holder(self, name: PodName) -> int:
+    def add_allocatee(self, name: PodName) -> int:
         """Add a pod that holds something, by its name; return its position."""
         position = self._positions.get(name)
         if position is not None:
@@ -465,7 +469,7 @@ class EventPods:
             position = self._positions[name] = self._add_known(known)
             return position
         is_foreign = self._pods.is_placed_elsewhere(*name, node=self._node, time_ns=self._time_ns)
-        self.foreign_holders += is_foreign
+        self.foreign_allocatees += is_foreign
         state = PodState.FOREIGN if is_foreign else PodState.NAMED
         return self._add(name, _NamelessPod(None, state, None if is_foreign else name))
 
@@ -553,13 +557,16 @@ def attribute_incident(incident: Incident, pods: PodCache) -> AttributedIncident
     event_pods.add_users(
         identities, foreign=find_foreign_pods(identities, pods, node=incident.node)
     )
-    held = incident.allocations
-    event_pods.add_holders(held or ())
+    allocated = incident.allocations
+    event_pods.add_allocations(allocated or ())
     return AttributedIncident(
         incident=incident,
         pods=event_pods.descriptions(),
         process_pods=[event_pods.position_of(identity) for identity in identities] or None,
         allocation_pods=None
-        if held is None
-        else [event_pods.add_holder((allocation.namespace, allocation.pod)) for allocation in held],
+        if allocated is None
+        else [
+            event_pods.add_allocatee((allocation.namespace, allocation.pod))
+            for allocation in allocated
+        ],
     )

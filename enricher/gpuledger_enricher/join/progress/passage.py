@@ -81,7 +81,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
     """End of what the tick covers, since the epoch."""
     offset: int
     """Where the tick lies in its partition."""
-    heard_ns: int
+    last_seen_ns: int
     """When a worker last heard of the node, by its own clock."""
     begun_ns: int
     """The latest begin of the boot that a booked tick has put, by the earlier of two clocks."""
@@ -111,7 +111,7 @@ class NodeWatermark(msgspec.Struct, gc=False):
         Of those that were for as long, whoever was not heard of for longest comes first.
         """
         first_ns = min((boot.first_ns for boot in self.before), default=self.first_ns)
-        return self.heard_ns - min(first_ns, self.first_ns), self.heard_ns
+        return self.last_seen_ns - min(first_ns, self.first_ns), self.last_seen_ns
 
     def progress_of(self, key: str) -> NodeProgress:
         """Return it as the record from which the partition's next worker restores it."""
@@ -279,14 +279,20 @@ def find_reached(
     unresponsive.
     """
     times = {name: min(known.time_ns, now_ns) for name, known in nodes.items()}
-    heard = {name: max(known.heard_ns, since_ns) for name, known in nodes.items()}
+    last_seen = {name: max(known.last_seen_ns, since_ns) for name, known in nodes.items()}
     if is_at_end:
-        present = {name for name, heard_ns in heard.items() if now_ns - heard_ns < UNRESPONSIVE_NS}
+        present = {
+            name
+            for name, last_seen_ns in last_seen.items()
+            if now_ns - last_seen_ns < UNRESPONSIVE_NS
+        }
         reached_ns = partition_watermark(times.values(), now_ns=now_ns) if times else 0
     elif times:
-        newest_ns = max(heard.values())
+        newest_ns = max(last_seen.values())
         present = {
-            name for name, heard_ns in heard.items() if newest_ns - heard_ns < UNRESPONSIVE_NS
+            name
+            for name, last_seen_ns in last_seen.items()
+            if newest_ns - last_seen_ns < UNRESPONSIVE_NS
         }
         reached_ns = sorted(map(times.__getitem__, present))[(len(present) - 1) // 2]
     else:

@@ -82,7 +82,7 @@ class NodeWatermarks:
             )
             eldest_ns = now_ns - FORGOTTEN_AFTER_NS
             self._forget(
-                [node for node, known in self._watermarks.items() if known.heard_ns < eldest_ns]
+                [node for node, known in self._watermarks.items() if known.last_seen_ns < eldest_ns]
             )
             self._left_of_sweep = len(self._watermarks)
         return self._reached_ns
@@ -117,12 +117,12 @@ class NodeWatermarks:
         for key, watermark in self._watermarks.items():
             nodes.setdefault(split_key(key)[0], {})[key] = watermark
         complete: dict[str, Reached] = {}
-        newest_ns = max((each.heard_ns for each in self._watermarks.values()), default=0)
+        newest_ns = max((each.last_seen_ns for each in self._watermarks.values()), default=0)
         for cluster, known in (nodes or {DEFAULT_CLUSTER: {}}).items():
-            heard_ns = max((each.heard_ns for each in known.values()), default=0)
-            is_heard = newest_ns - max(heard_ns, self._since_ns) < UNRESPONSIVE_NS
+            last_seen_ns = max((each.last_seen_ns for each in known.values()), default=0)
+            is_present = newest_ns - max(last_seen_ns, self._since_ns) < UNRESPONSIVE_NS
             found = None
-            if known and (is_heard or is_at_end):
+            if known and (is_present or is_at_end):
                 found = find_reached(known, is_at_end=is_at_end, **how)
             found = found or _all_unresponsive(known, until_ns=overall.until_ns)
             if self.complete_until_ns(cluster) > now_ns + MAX_AHEAD_NS:
@@ -133,7 +133,7 @@ class NodeWatermarks:
             complete[cluster] = found.raised_to(until_ns, known)
         return complete
 
-    def listen_anew(self, now_ns: int) -> None:
+    def restart_listening(self, now_ns: int) -> None:
         """Begin to listen: who was not heard before, as we had no brokers, was not unresponsive."""
         self._since_ns = now_ns
 
@@ -153,15 +153,15 @@ class NodeWatermarks:
             # So that a tombstone is written: whoever reads the progress back forgets it too.
             self._advanced[node] = None
 
-    def take(self, written: NodeProgress, *, heard_ns: int) -> None:
+    def take(self, written: NodeProgress, *, last_seen_ns: int) -> None:
         """Restore what was published before; what is known to be further stays."""
         before = tuple(
             BootWatermark(
                 boot.boot_id,
                 boot.seq,
                 boot.begun_time_ns or 0,
-                boot.first_booked_time_ns or heard_ns,
-                boot.last_booked_time_ns or heard_ns,
+                boot.first_booked_time_ns or last_seen_ns,
+                boot.last_booked_time_ns or last_seen_ns,
                 bool(boot.is_single),
             )
             for boot in written.boots_before or ()
@@ -171,10 +171,10 @@ class NodeWatermarks:
             written.seq,
             written.time_ns,
             written.offset,
-            heard_ns,
+            last_seen_ns,
             written.begun_time_ns or 0,
-            written.first_booked_time_ns or heard_ns,
-            heard_ns,
+            written.first_booked_time_ns or last_seen_ns,
+            last_seen_ns,
             single_time_ns=written.single_time_ns,
         )
         key = node_key(written)
@@ -187,7 +187,7 @@ class NodeWatermarks:
                 if boot.boot_id == watermark.boot_id:
                     watermark.begun_ns = max(watermark.begun_ns, boot.begun_ns)
                     watermark.first_ns = min(watermark.first_ns, boot.first_ns)
-            watermark.before = _kept(watermark, before, known_boots, now_ns=heard_ns)
+            watermark.before = _kept(watermark, before, known_boots, now_ns=last_seen_ns)
             self._watermarks[key] = watermark
             # The next tick is judged late or not by all that were read back, not by the first one.
             self._left_of_sweep = 0
@@ -223,7 +223,7 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
         return tick
     other = next((boot for boot in known.before if boot.boot_id == tick.boot_id), None)
     goes_on = other is not None and other.is_single
-    if goes_on or tick.heard_ns - known.last_ns >= UNRESPONSIVE_NS:
+    if goes_on or tick.last_seen_ns - known.last_ns >= UNRESPONSIVE_NS:
         if other is not None:
             tick.begun_ns = max(tick.begun_ns, other.begun_ns)
             tick.first_ns = min(tick.first_ns, other.first_ns)
@@ -232,7 +232,7 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
         went_on = [not boot.is_single for boot in known.before]
         place = went_on.index(True) if any(went_on) else len(went_on)
         boots = (*known.before[:place], known.newest(), *known.before[place:])
-        tick.before = _kept(tick, boots, now_ns=tick.heard_ns)
+        tick.before = _kept(tick, boots, now_ns=tick.last_seen_ns)
         return tick
     moved = tick.newest()
     # A boot of which nothing was booked is the first of them, an earlier one keeps its place.
@@ -241,8 +241,8 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
         known.single_time_ns = tick.time_ns
     else:
         boots = (*known.before, moved)
-    known.before = _kept(known, boots, now_ns=tick.heard_ns)
-    known.heard_ns = tick.heard_ns
+    known.before = _kept(known, boots, now_ns=tick.last_seen_ns)
+    known.last_seen_ns = tick.last_seen_ns
     return known
 
 

@@ -123,14 +123,14 @@ def known(*, one_sample_each: bool | None = None, clock: DriverClock | None = No
 
 def take(gpu: GpuSampler, *polls: FastPoll) -> None:
     for one in polls:
-        assert gpu.take(one, is_asking=False)
+        assert gpu.take(one, is_querying=False)
 
 
 def tick(gpu: GpuSampler, own: FastPoll) -> GpuTick:
     """Have a tick answered as a fast poll is."""
     names = ("samples", "process_samples", "processes", "percent")
     given = {name: getattr(own, name) for name in names}
-    gpu.ask_tick(is_set_back=False)
+    gpu.request_tick(is_set_back=False)
     raw = RawGpuSample(uuid="GPU-0", index=0, **given)
     return tick_gpu(gpu, raw, now_ns=own.at.monotonic_ns)
 
@@ -168,17 +168,17 @@ def test_one_sample_of_several_windows_is_their_mean_or_of_one_window(
     gpu = known(one_sample_each=one_sample_each, clock=CLOCK)
     # Two samples, of which the second is of a window that is not covered yet.
     take(gpu, poll(50, 50, 50, 50, uses=((7, 4, 50),), at=0.5))
-    told = tick(gpu, poll(50, 50, since=4, uses=((7, 6, 50),), at=1.0))
-    assert shares(told) == {7: pytest.approx(share)}
+    reported = tick(gpu, poll(50, 50, since=4, uses=((7, 6, 50),), at=1.0))
+    assert shares(reported) == {7: pytest.approx(share)}
 
 
 def test_a_tick_has_what_fast_polls_told_each_window_once() -> None:
     gpu = known(clock=CLOCK)
     early, late = ((7, 1, 10), (7, 2, 20), (7, 3, 30), (7, 4, 40)), ((7, 4, 40), (7, 5, 50))
     take(gpu, poll(10, 20, 30, 40, uses=early, at=0.5))
-    told = tick(gpu, poll(40, 50, 0, since=3, uses=late, at=1.0))
-    assert told.reading.utilization_ratio == pytest.approx(0.3)
-    assert shares(told) == {7: pytest.approx(0.3)}
+    reported = tick(gpu, poll(40, 50, 0, since=3, uses=late, at=1.0))
+    assert reported.reading.utilization_ratio == pytest.approx(0.3)
+    assert shares(reported) == {7: pytest.approx(0.3)}
 
 
 def test_the_next_query_begins_where_the_last_one_ended() -> None:
@@ -205,16 +205,16 @@ def test_a_process_that_came_and_went_between_two_ticks_was_there() -> None:
     take(gpu, poll(pids=(7, 8), at=2.0))
     assert gpu.is_watched_closely(2 * SECOND_NS)
     take(gpu, poll(pids=(7,), at=2.5))
-    told = tick(gpu, poll(50, 50, 50, pids=(7,), at=3.0))
-    assert [(one.process.pid, one.ended) for one in told.usages] == [(7, False), (8, True)]
+    reported = tick(gpu, poll(50, 50, 50, pids=(7,), at=3.0))
+    assert [(one.process.pid, one.ended) for one in reported.usages] == [(7, False), (8, True)]
     assert not gpu.is_watched_closely(14 * SECOND_NS)
 
 
 def test_a_process_that_came_back_has_not_left() -> None:
     gpu = known()
     take(gpu, *(poll(pids=pids, at=at) for at, pids in ((1.0, (7, 8)), (1.2, (7,)), (1.4, (7, 8)))))
-    told = tick(gpu, poll(50, 50, 50, pids=(7, 8), at=2.0))
-    assert [(one.process.pid, one.ended) for one in told.usages] == [(7, False), (8, False)]
+    reported = tick(gpu, poll(50, 50, 50, pids=(7, 8), at=2.0))
+    assert [(one.process.pid, one.ended) for one in reported.usages] == [(7, False), (8, False)]
 
 
 def test_a_process_that_draws_and_computes_is_one_that_computes() -> None:
@@ -224,25 +224,25 @@ def test_a_process_that_draws_and_computes_is_one_that_computes() -> None:
     )
     gpu = known()
     take(gpu, replace(poll(), processes=both))
-    told = tick(gpu, poll(pids=(), at=2.0))
-    assert [one.process.kind for one in told.usages] == [ProcessKind.COMPUTE]
+    reported = tick(gpu, poll(pids=(), at=2.0))
+    assert [one.process.kind for one in reported.usages] == [ProcessKind.COMPUTE]
 
 
 def test_a_driver_that_leaves_out_idle_windows_shows_by_its_latest_rates() -> None:
     gpu, newest_us = known(), START_US + 2 * WINDOW_US
-    told, later = poll(10, 20, latest=0), poll(latest=30)
+    reported, later = poll(10, 20, latest=0), poll(latest=30)
     shown = []
-    for answer, windows in ((told, 0.9), (told, 1.5), (later, 1.6)):
+    for answer, windows in ((reported, 0.9), (reported, 1.5), (later, 1.6)):
         closed_us = newest_us + windows * WINDOW_US
         clock = DriverClock(earliest_us=closed_us, latest_us=closed_us, covered_us=START_US)
         gpu.last = replace(gpu.last, clock=clock, read_ns=SECOND_NS)
-        gpu.take(replace(answer, since_us=2 * START_US), is_asking=False)
+        gpu.take(replace(answer, since_us=2 * START_US), is_querying=False)
         shown.append(gpu.skips_idle)
     assert shown == [False, True, False]
 
 
 @pytest.mark.parametrize(
-    ("law", "since", "at", "is_asking"),
+    ("law", "since", "at", "is_querying"),
     [
         ("a tick asks for the same", 6, 1.4, True),
         ("a tick that was asked later has answered", 6, 0.9, False),
@@ -253,25 +253,25 @@ def test_a_fast_poll_that_comes_too_late_counts_for_its_energy_alone(
     law: str,
     since: int,
     at: float,
-    is_asking: bool,  # noqa: FBT001  # a column of the table
+    is_querying: bool,  # noqa: FBT001  # a column of the table
 ) -> None:
     gpu = known(clock=CLOCK)
     tick(gpu, poll(20, 20, 20, 20, 20, 20, uses=((7, 6, 20),)))
     cursor = gpu.cursor(is_set_back=False)
     late = poll(90, since=since, uses=((7, since + 1, 90),), pids=(), at=at)
-    assert not gpu.take(late, is_asking=is_asking), law
+    assert not gpu.take(late, is_querying=is_querying), law
     assert gpu.cursor(is_set_back=False) == cursor
 
 
 def test_a_fast_poll_that_failed_costs_what_that_gpu_told_alone() -> None:
     gpu = known(clock=CLOCK)
     take(gpu, poll(90, 90, 90, 90, uses=((7, 4, 90),), pids=(7, 8), at=0.5))
-    gpu.drop_told()
+    gpu.drop_polled()
     assert gpu.cursor(is_set_back=False) == gpu.last.last_seen
     uses = tuple((7, window, 10) for window in range(1, 7))
-    told = tick(gpu, poll(10, 10, 10, 10, 10, 10, uses=uses, at=1.0))
-    assert shares(told)[7] == pytest.approx(0.1)
-    assert told.reading.utilization_ratio == pytest.approx(0.1)
+    reported = tick(gpu, poll(10, 10, 10, 10, 10, 10, uses=uses, at=1.0))
+    assert shares(reported)[7] == pytest.approx(0.1)
+    assert reported.reading.utilization_ratio == pytest.approx(0.1)
 
 
 def clocks(seconds: float, *, wall_us: int = 0) -> ClockReading:
@@ -297,8 +297,8 @@ def kept(
     )
     left, ahead_us = drop_impossible(answer, at, ahead_us=ahead_us, dropped=dropped)
     found = [
-        [one.timestamp_us for one in told or ()]
-        for told in (left.samples, left.memory_samples, left.process_samples)
+        [one.timestamp_us for one in reported or ()]
+        for reported in (left.samples, left.memory_samples, left.process_samples)
     ]
     assert found[0] == found[1] == found[2]
     return found[0], ahead_us, dropped

@@ -69,7 +69,7 @@ def primed(**last: Any) -> GpuSampler:  # noqa: ANN401  # fields of LastTick
 
 def read(answers: RawGpuSample, gpu: GpuSampler | None = None, seconds: float = 1.0) -> GpuTick:
     gpu, interval_ns = gpu or primed(), round(seconds * SECOND_NS)
-    gpu.ask_tick(is_set_back=False)
+    gpu.request_tick(is_set_back=False)
     return tick_gpu(gpu, answers, now_ns=gpu.last.read_ns + interval_ns, interval_ns=interval_ns)
 
 

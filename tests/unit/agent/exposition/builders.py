@@ -25,8 +25,8 @@ from gpuledger.records import (
 )
 from gpuledger_agent.exposition import PageRenderer
 from gpuledger_agent.exposition.families import Label
-from gpuledger_agent.exposition.holders import NamedContainer, PodLookup
 from gpuledger_agent.exposition.node_state import NodeState, make_node_state
+from gpuledger_agent.exposition.pod_lookup import NamedContainer, PodLookup
 from gpuledger_agent.host import node_pods
 from gpuledger_agent.settings import ExpositionSettings
 from gpuledger_simulator.clock import ManualClock

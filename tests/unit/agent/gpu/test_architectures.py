@@ -48,7 +48,7 @@ class Machine:
     def ticks(self, count: int) -> Iterator[GpuTick]:
         for _ in range(count):
             self.clock.advance(1)
-            answers = query_all(self.gpu, self._sampler.ask_tick(is_set_back=False))
+            answers = query_all(self.gpu, self._sampler.request_tick(is_set_back=False))
             yield tick_gpu(self._sampler, answers, now_ns=self.clock.monotonic_ns())
 
 
@@ -197,12 +197,12 @@ def test_the_errors_of_nvlinks_are_read_as_each_generation_counts_them() -> None
 def test_the_bits_of_the_fabrics_health_are_told_as_conditions() -> None:
     *_, tick = Machine(H100, [{"fabric": ["route_unhealthy", "access_timeout"]}]).ticks(2)
     assert tick.details.health
-    told = {
+    reported = {
         name.removeprefix("fabric_"): value
         for name, value in present_in(tick.details.health).items()
         if name.startswith("fabric_") and isinstance(value, bool)
     }
-    assert told == {
+    assert reported == {
         "bandwidth_degraded": False,
         "route_recovery": False,
         "route_unhealthy": True,
@@ -214,12 +214,12 @@ def test_the_pcie_link_is_read_with_its_errors_and_what_it_can_do() -> None:
     fault = {"pcie_corrected": 7, "pcie_fatal": 1, "pcie_width": 8, "pcie_generation": 3}
     *_, tick = Machine(H100, [fault]).ticks(2)
     assert tick.details.health
-    told = {
+    reported = {
         name.removeprefix("pcie_"): value
         for name, value in present_in(tick.details.health).items()
         if name.startswith("pcie_") and value
     }
-    assert told == {
+    assert reported == {
         "correctable_errors_total": 7,
         "fatal_errors_total": 1,
         "link_generation": 3,

@@ -23,7 +23,7 @@ def test_failures_that_are_not_in_a_row_open_nothing(breaker: GroupBreaker) -> N
         breaker.failed(0, reason="error")
         breaker.failed(0, reason="error")
         breaker.succeeded()
-    assert breaker.permit(0) is Permit.ASK
+    assert breaker.permit(0) is Permit.QUERY
 
 
 def test_the_third_failure_in_a_row_opens_it(breaker: GroupBreaker) -> None:
@@ -55,6 +55,6 @@ def test_a_probe_that_succeeds_closes_it_and_its_waits_begin_anew(breaker: Group
     breaker.trip(0)
     breaker.failed(4 * NS_PER_SECOND, reason="probe")
     breaker.succeeded()
-    assert breaker.permit(5 * NS_PER_SECOND) is Permit.ASK
+    assert breaker.permit(5 * NS_PER_SECOND) is Permit.QUERY
     breaker.trip(5 * NS_PER_SECOND)
     assert turns(breaker, 8, 9) == [Permit.SKIP, Permit.PROBE]

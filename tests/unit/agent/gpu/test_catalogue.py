@@ -37,7 +37,7 @@ PARTS: dict[str, type[BaseRecord]] = {
 }
 # What says which device it is, what is worked out from others, the parts themselves, and what is
 # booked of them.
-NOT_ASKED = {
+NOT_QUERIED = {
     "uuid", "index", "model", "parent_uuid", "gpu_instance", "compute_instance", "mig_profile",
     "mig_enabled", "energy_millijoules", "energy_method", "idle_draw_milliwatts", "resets", *PARTS,
     "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio", "compute_slices",
@@ -46,8 +46,8 @@ NOT_ASKED = {
 
 
 def test_each_reading_of_the_seam_has_its_calls_in_the_same_group() -> None:
-    asked = {group: [one.name for one in readings] for group, readings in CATALOGUE.items()}
-    assert asked == {group: list(specs) for group, specs in READINGS.items()}
+    requested = {group: [one.name for one in readings] for group, readings in CATALOGUE.items()}
+    assert requested == {group: list(specs) for group, specs in READINGS.items()}
 
 
 @for_each("group, reading", ALL)
@@ -73,7 +73,7 @@ def test_every_field_of_a_reading_is_in_the_catalogue_once() -> None:
         for field in part.__struct_fields__
         if (name, field) != ("profiling", "interval_ns")
     ]
-    assert sorted(NAMES) == sorted([*(name for name in own if name not in NOT_ASKED), *parts])
+    assert sorted(NAMES) == sorted([*(name for name in own if name not in NOT_QUERIED), *parts])
 
 
 @for_each("group, reading", ALL)
@@ -101,7 +101,7 @@ def test_what_stands_in_the_tick_itself_is_asked_in_each_tick() -> None:
         if group in (CallGroup.BOOKS, CallGroup.SENSORS)
     }
     booked = set(GpuReading.__struct_fields__)
-    assert booked - NOT_ASKED <= of_ticks
+    assert booked - NOT_QUERIED <= of_ticks
     assert booked & set(GpuProfiling.__struct_fields__) <= of_ticks
     assert of_ticks - booked == {"graphics_engine_active_ratio"}, "an instance's utilization"
 
@@ -121,7 +121,7 @@ def test_a_total_is_named_so_and_a_ratio_and_a_flag_have_their_types(reading: Me
 
 
 def test_the_call_that_sleeps_is_not_asked() -> None:
-    asked = {
+    requested = {
         one.name for _, reading in ALL for one in reading.sources if isinstance(one, FunctionCall)
     }
-    assert "nvmlDeviceGetPcieThroughput" not in asked
+    assert "nvmlDeviceGetPcieThroughput" not in requested

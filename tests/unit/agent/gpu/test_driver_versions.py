@@ -43,13 +43,13 @@ class Driver:
         return str(self.version)
 
     def nvmlDeviceGetFieldValues(self, handle: Any, fieldIds: Sequence[Any]) -> Any:
-        asked = [number if isinstance(number, int) else number[0] for number in fieldIds]
+        requested = [number if isinstance(number, int) else number[0] for number in fieldIds]
         truth = [
             (self.numbers.get(number) or number, 0) if number > 250 else one
-            for number, one in zip(asked, fieldIds, strict=True)
+            for number, one in zip(requested, fieldIds, strict=True)
         ]
         values = self._node.nvmlDeviceGetFieldValues(handle, truth)
-        for number, value in zip(asked, values, strict=True):
+        for number, value in zip(requested, values, strict=True):
             if 250 < number < 274 and number not in self.numbers:
                 value.nvmlReturn = pynvml.NVML_SUCCESS
                 value.valueType = pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG

@@ -107,11 +107,11 @@ def test_a_handle_that_was_not_registered_is_asked_whose_it_is(
     functions.functions["nvmlEventSetWait_v2"] = v2(device("GPU-333").handle, 0x8, 31)
     unknown = opened(device("GPU-1"), clock=clock).wait(0)
     functions.functions["nvmlDeviceGetUUID"] = name
-    asked = opened(device("GPU-1"), clock=clock).wait(0)
+    requested = opened(device("GPU-1"), clock=clock).wait(0)
 
     assert unknown is not None
-    assert asked is not None
-    assert (unknown.gpu_uuid, asked.gpu_uuid) == ("unknown", "GPU-333")
+    assert requested is not None
+    assert (unknown.gpu_uuid, requested.gpu_uuid) == ("unknown", "GPU-333")
 
 
 @pytest.mark.parametrize(("bit", "kind"), KINDS.items())

@@ -11,7 +11,7 @@ from gpuledger_agent.core.raw import ClockReading, FastPoll, SampleCursor
 from gpuledger_agent.gpu.driver import Driver
 from gpuledger_agent.gpu.fast_poller import FastPoller
 from gpuledger_agent.gpu.protocol import FailedError
-from gpuledger_agent.metrics import LOOKS_FAILED
+from gpuledger_agent.metrics import FAST_POLLS_FAILED
 from gpuledger_simulator.clock import ManualClock
 from tests.fakes.gpus import PlayedGpu, PlayedSource
 from tests.hanging import HANG_SECONDS
@@ -62,11 +62,11 @@ async def test_a_gpu_that_does_not_answer_costs_the_others_nothing() -> None:
 async def test_a_mistake_with_one_gpu_costs_the_looks_of_that_one() -> None:
     one, other, looker = BusyGpu("GPU-of-a-mistake"), BusyGpu("GPU-1"), FastPoller()
     one.fails, one.error = True, ValueError("what only this driver answers")
-    failed = value_of(LOOKS_FAILED)
+    failed = value_of(FAST_POLLS_FAILED)
     with capture_logs() as lines:
         looks = [*await looker.poll([(one, CURSOR), (other, CURSOR)], ManualClock(start_ns=0))]
     assert [(look.uuid, look.failed) for look in looks] == [(one.uuid, True), ("GPU-1", False)]
-    assert value_of(LOOKS_FAILED) - failed == 1
+    assert value_of(FAST_POLLS_FAILED) - failed == 1
     assert [(line["event"], line["gpu"], line["count"]) for line in lines] == [
         ("fast_poll_failed", one.uuid, 1)
     ]

@@ -45,7 +45,7 @@ def test_all_fields_are_asked_in_one_call_and_a_refused_one_never_again(
     fields = FieldsFunction({82: DEGREES, 186: pynvml.NVML_ERROR_NOT_SUPPORTED})
     client = play(monkeypatch, {CALL: fields})
     assert batch(client, [82, 186, 9999]).query() == {"field_82": 61}
-    assert fields.asked == [[82, 186, 9999]]
+    assert fields.requests == [[82, 186, 9999]]
     assert client.outcomes == {
         (CALL,): None,
         (CALL, 82): None,
@@ -58,10 +58,10 @@ def test_a_field_that_fails_now_is_absent_now_and_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction({82: pynvml.NVML_ERROR_TIMEOUT, 83: DEGREES})
-    asked = batch(play(monkeypatch, {CALL: fields}), [82, 83])
-    assert asked.query() == {"field_83": 61}
+    requested = batch(play(monkeypatch, {CALL: fields}), [82, 83])
+    assert requested.query() == {"field_83": 61}
     fields.known[82] = DEGREES
-    assert asked.query() == {"field_82": 61, "field_83": 61}
+    assert requested.query() == {"field_82": 61, "field_83": 61}
 
 
 def test_a_field_whose_code_says_that_the_gpu_is_lost_loses_it(
@@ -81,15 +81,15 @@ def test_where_an_unknown_number_costs_the_whole_call_each_is_tried_alone_once(
     assert client.outcomes[CALL, 9999] == "InvalidArgument"
     known = [number for number in (82, 9999, 186) if not client.is_unsupported((CALL, number))]
     assert batch(client, known).query() == {"field_82": 61, "field_186": 61}
-    assert fields.asked == [[82, 9999, 186], [82], [9999], [186], [82, 186]]
+    assert fields.requests == [[82, 9999, 186], [82], [9999], [186], [82, 186]]
 
 
 def test_a_library_without_the_call_gives_no_field_and_is_asked_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = play(monkeypatch, {})
-    asked = batch(client, [82])
-    assert [asked.query(), asked.query()] == [{}, {}]
+    requested = batch(client, [82])
+    assert [requested.query(), requested.query()] == [{}, {}]
     assert client.outcomes == {(CALL,): "FunctionNotFound"}
     assert client.support_version == 1
 
@@ -99,10 +99,10 @@ def test_a_call_that_fails_after_it_worked_is_not_taken_apart(
 ) -> None:
     fields = FieldsFunction({82: DEGREES, 83: DEGREES})
     client = play(monkeypatch, {CALL: fields})
-    asked = batch(client, [82, 83])
-    asked.query()
+    requested = batch(client, [82, 83])
+    requested.query()
     monkeypatch.setattr(
         pynvml, "_nvmlGetFunctionPointer", lambda _name: lambda *_: pynvml.NVML_ERROR_TIMEOUT
     )
-    assert asked.query() == {}
+    assert requested.query() == {}
     assert client.outcomes == {(CALL,): None, (CALL, 82): None, (CALL, 83): None}

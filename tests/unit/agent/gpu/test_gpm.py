@@ -108,9 +108,9 @@ def test_a_device_that_refuses_all_metrics_is_asked_for_none(bench: Bench) -> No
     bench.chip.values = {}
     bench.query()
     assert bench.query()["profiling"] == {}
-    asked = len(bench.chip.pairs)
+    requested = len(bench.chip.pairs)
     assert bench.query()["profiling"] == {}
-    assert len(bench.chip.pairs) == asked
+    assert len(bench.chip.pairs) == requested
 
 
 def test_not_a_number_is_no_data_and_no_refusal(bench: Bench) -> None:

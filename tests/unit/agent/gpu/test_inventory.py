@@ -57,8 +57,8 @@ def test_a_gpu_reports_what_it_is_and_whom_it_reaches() -> None:
 def test_what_never_changes_is_asked_once() -> None:
     library = Altered(machine({"model": "NVIDIA L4"}))
     (gpu,) = NvmlSession(library).open()
-    asked = [gpu.query(CallGroup.HEALTH, SampleCursor())["facts"] for _ in range(3)]
-    assert asked[1] == asked[2]
+    requested = [gpu.query(CallGroup.HEALTH, SampleCursor())["facts"] for _ in range(3)]
+    assert requested[1] == requested[2]
     assert library.calls["nvmlDeviceGetSerial"] == 1
     assert library.calls["nvmlDeviceGetEccMode"] == 3
 
@@ -90,9 +90,9 @@ def test_a_node_says_whether_its_gpus_compute_confidentially(
 ) -> None:
     nvml = NvmlSession(machine(group))
     nvml.open()
-    said = nvml.versions()
-    assert said["confidential_computing_mode"] == mode
-    assert said["confidential_link_mode"] == link_mode
+    message = nvml.versions()
+    assert message["confidential_computing_mode"] == mode
+    assert message["confidential_link_mode"] == link_mode
 
 
 CLUSTER = "6f1d0c52-3b7a-4f0e-9c41-8a2b5d7e9f10"

@@ -237,10 +237,10 @@ def test_a_gpu_that_does_not_report_who_it_is_is_named_by_its_slot() -> None:
 def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others() -> None:
     node = play_node(ManualClock(start_ns=0), gpus=2)
     released = threading.Event()
-    asked: list[int] = []
+    requested: list[int] = []
 
     def give_uuid(handle: Any) -> Any:
-        asked.append(handle.index)
+        requested.append(handle.index)
         if handle.index == 0:
             released.wait()
         return node.gpus[handle.index].facts.uuid
@@ -249,7 +249,7 @@ def test_a_gpu_that_hangs_at_the_start_does_not_cost_the_others() -> None:
     for _ in range(2):
         assert [gpu.index for gpu in nvml.open()] == [1]
     assert len(nvml.unfound) == 1
-    assert sorted(asked) == [0, 1, 1], "no second thread hangs"
+    assert sorted(requested) == [0, 1, 1], "no second thread hangs"
     assert nvml.is_stuck
     released.set()
     while len(nvml.open()) < 2:
@@ -317,8 +317,8 @@ class Lists:
         """Return the pids of all lists, and how often those that are asked rarely were asked."""
         before = sum(self.library.calls[LISTS[name]] for name in ("graphics", "mps"))
         processes = self.opened.query(CallGroup.BOOKS, SampleCursor())["processes"]
-        asked = sum(self.library.calls[LISTS[name]] for name in ("graphics", "mps")) - before
-        return (None if processes is None else {one.pid for one in processes}), asked
+        requested = sum(self.library.calls[LISTS[name]] for name in ("graphics", "mps")) - before
+        return (None if processes is None else {one.pid for one in processes}), requested
 
 
 def test_lists_that_were_empty_are_asked_at_first_and_then_with_the_readings_alone() -> None:

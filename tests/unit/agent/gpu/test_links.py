@@ -43,11 +43,11 @@ def test_the_links_are_counted_once_and_asked_in_one_call_with_all_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction(links(1, 2, 3))
-    asked = inquiry(play(monkeypatch, {CALL: fields}))
+    requested = inquiry(play(monkeypatch, {CALL: fields}))
     for _ in range(2):
-        assert asked.query() == {"memory": 61, "all": 6, "each": {0: 1, 1: 2, 2: 3}}
+        assert requested.query() == {"memory": 61, "all": 6, "each": {0: 1, 1: 2, 2: 3}}
     together = [82, SENT, SENT, SENT, SENT]
-    assert fields.asked == [[COUNT], together, together]
+    assert fields.requests == [[COUNT], together, together]
     assert fields.scopes[1] == [0, ALL_LINKS, 0, 1, 2]
 
 
@@ -56,8 +56,8 @@ def test_a_link_that_is_refused_is_absent_and_never_asked_again(
 ) -> None:
     fields = FieldsFunction(links(1, -pynvml.NVML_ERROR_NOT_SUPPORTED, 3))
     client = play(monkeypatch, {CALL: fields})
-    asked = inquiry(client)
-    assert [asked.query()["each"] for _ in range(2)] == [{0: 1, 2: 3}] * 2
+    requested = inquiry(client)
+    assert [requested.query()["each"] for _ in range(2)] == [{0: 1, 2: 3}] * 2
     assert fields.scopes == [[0], [0, ALL_LINKS, 0, 1, 2], [0, ALL_LINKS, 0, 2]]
     assert client.outcomes[CALL, SENT, 1] == "NotSupported"
     assert client.outcomes[CALL, SENT, "each_link"] is None
@@ -69,8 +69,8 @@ def test_a_field_that_each_link_refuses_is_refused_once_and_asked_of_none_again(
     refused = -pynvml.NVML_ERROR_NOT_SUPPORTED
     fields = FieldsFunction(links(refused, refused, refused))
     client = play(monkeypatch, {CALL: fields})
-    asked = inquiry(client)
-    assert [asked.query() for _ in range(2)] == [{"memory": 61, "all": 6}] * 2
+    requested = inquiry(client)
+    assert [requested.query() for _ in range(2)] == [{"memory": 61, "all": 6}] * 2
     assert fields.scopes[-1] == [0, ALL_LINKS]
     kept = {key: reason for key, reason in client.outcomes.items() if key[1:2] == (SENT,)}
     assert kept == {(CALL, SENT): None, (CALL, SENT, "each_link"): "NotSupported"}
@@ -80,19 +80,19 @@ def test_what_all_links_together_refuse_each_may_still_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     refused: dict[int | tuple[int, int], Any] = {(SENT, ALL_LINKS): pynvml.NVML_ERROR_NOT_SUPPORTED}
-    asked = inquiry(play(monkeypatch, {CALL: FieldsFunction(links(1, 2, 3) | refused)}))
+    requested = inquiry(play(monkeypatch, {CALL: FieldsFunction(links(1, 2, 3) | refused)}))
     expected = {"memory": 61, "each": {0: 1, 1: 2, 2: 3}}
-    assert [asked.query() for _ in range(2)] == [expected] * 2
+    assert [requested.query() for _ in range(2)] == [expected] * 2
 
 
 def test_a_link_that_fails_now_is_absent_now_and_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction(links(-pynvml.NVML_ERROR_TIMEOUT, 2, 3))
-    asked = inquiry(play(monkeypatch, {CALL: fields}))
-    assert asked.query()["each"] == {1: 2, 2: 3}
+    requested = inquiry(play(monkeypatch, {CALL: fields}))
+    assert requested.query()["each"] == {1: 2, 2: 3}
     fields.known |= links(9, 2, 3)
-    assert asked.query()["each"] == {0: 9, 1: 2, 2: 3}
+    assert requested.query()["each"] == {0: 9, 1: 2, 2: 3}
 
 
 @pytest.mark.parametrize("known", [0, -pynvml.NVML_ERROR_NOT_SUPPORTED])
@@ -100,9 +100,9 @@ def test_a_gpu_without_links_is_asked_for_their_number_once_and_for_none_of_them
     monkeypatch: pytest.MonkeyPatch, known: int
 ) -> None:
     fields = FieldsFunction(links(1, 2, 3, known=known))
-    asked = inquiry(play(monkeypatch, {CALL: fields}))
-    assert ["each" in asked.query() for _ in range(3)] == [False] * 3
-    assert fields.asked == [[COUNT], *[[82, SENT]] * 3]
+    requested = inquiry(play(monkeypatch, {CALL: fields}))
+    assert ["each" in requested.query() for _ in range(3)] == [False] * 3
+    assert fields.requests == [[COUNT], *[[82, SENT]] * 3]
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_TIMEOUT])
@@ -114,8 +114,8 @@ def test_a_call_for_the_number_of_links_that_fails_costs_no_other_field(
     def refuse(handle: Any, count: Any, values: Any) -> int:
         return code if count.value == 1 else fields(handle, count, values)
 
-    asked = inquiry(play(monkeypatch, {CALL: refuse}))
-    assert [asked.query() for _ in range(2)] == [{"memory": 61, "all": 6}] * 2
+    requested = inquiry(play(monkeypatch, {CALL: refuse}))
+    assert [requested.query() for _ in range(2)] == [{"memory": 61, "all": 6}] * 2
 
 
 @pytest.mark.parametrize("known", [-pynvml.NVML_ERROR_TIMEOUT, 2**32 - 1, 37])
@@ -123,19 +123,19 @@ def test_a_number_of_links_that_failed_or_cannot_be_true_is_asked_for_again(
     monkeypatch: pytest.MonkeyPatch, known: int
 ) -> None:
     fields = FieldsFunction(links(1, 2, 3, known=known))
-    asked = inquiry(play(monkeypatch, {CALL: fields}))
-    assert "each" not in asked.query()
+    requested = inquiry(play(monkeypatch, {CALL: fields}))
+    assert "each" not in requested.query()
     fields.known |= links(1, 2, 3)
-    assert asked.query()["each"] == {0: 1, 1: 2, 2: 3}
+    assert requested.query()["each"] == {0: 1, 1: 2, 2: 3}
 
 
 def test_where_one_unknown_link_costs_the_whole_call_the_others_are_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fields = FieldsFunction(links(1, 2), strict=True)
-    asked = inquiry(play(monkeypatch, {CALL: fields}))
+    requested = inquiry(play(monkeypatch, {CALL: fields}))
     for _ in range(2):
-        assert asked.query() == {"memory": 61, "all": 6, "each": {0: 1, 1: 2}}
+        assert requested.query() == {"memory": 61, "all": 6, "each": {0: 1, 1: 2}}
     assert fields.scopes[-1] == [0, ALL_LINKS, 0, 1]
 
 
@@ -144,11 +144,11 @@ def test_the_links_are_looked_at_anew_once_everything_is_probed_again(
 ) -> None:
     fields = FieldsFunction(links(1, 2, 3, known=0))
     client = play(monkeypatch, {CALL: fields})
-    asked = inquiry(client)
-    asked.query()
+    requested = inquiry(client)
+    requested.query()
     fields.known |= links(1, 2, 3)
     client.forget()
-    assert asked.query()["each"] == {0: 1, 1: 2, 2: 3}
+    assert requested.query()["each"] == {0: 1, 1: 2, 2: 3}
 
 
 HISTORY: int = pynvml.NVML_FI_DEV_NVLINK_COUNT_FEC_HISTORY_0
@@ -167,9 +167,9 @@ def test_fields_in_a_row_make_a_list_for_each_link_up_to_the_first_that_is_missi
     }
     given[HISTORY + 1, 1] = pynvml.NVML_ERROR_NOT_SUPPORTED
     fields = FieldsFunction(links() | given)
-    asked = QueryPlan(play(monkeypatch, {CALL: fields}), IN_A_ROW)
+    requested = QueryPlan(play(monkeypatch, {CALL: fields}), IN_A_ROW)
     for _ in range(2):
-        assert asked.query() == {"history": {0: [0, 1, 2], 1: [10], 2: [20, 21, 22]}}
+        assert requested.query() == {"history": {0: [0, 1, 2], 1: [10], 2: [20, 21, 22]}}
 
 
 def test_no_more_fields_are_asked_for_in_one_call_than_are_known_to_work(
@@ -181,9 +181,9 @@ def test_no_more_fields_are_asked_for_in_one_call_than_are_known_to_work(
         MetricSpec(name=str(number), unit=CELSIUS, sources=(FieldValue(number),))
         for number in numbers
     ]
-    asked = QueryPlan(play(monkeypatch, {CALL: fields}), specs)
-    assert asked.query() == {str(number): number for number in numbers}
-    assert [len(numbers) for numbers in fields.asked] == [128, 128, 44]
+    requested = QueryPlan(play(monkeypatch, {CALL: fields}), specs)
+    assert requested.query() == {str(number): number for number in numbers}
+    assert [len(numbers) for numbers in fields.requests] == [128, 128, 44]
 
 
 def test_a_lost_gpu_is_no_link_that_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:

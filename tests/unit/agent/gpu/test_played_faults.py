@@ -24,7 +24,7 @@ GIB = 1 << 30
 PROCESS = {"command": "train", "memory_bytes": GIB, "load": {"busy_ratio": 0.9}}
 
 
-class LongLooks(Altered):
+class LongFastPolls(Altered):
     """A library whose look for the driver's own events lasts until the tick is over.
 
     So it is where no GPU answers: the look takes a millisecond, and such a tick less.
@@ -70,7 +70,7 @@ class Node:
         self.uuids = [gpu.facts.uuid for gpu in played.gpus]
         self.check = Check()
         self.reported: list[tuple[str, int]] = []
-        self.looks = LongLooks(played.nvml)
+        self.looks = LongFastPolls(played.nvml)
         self.driver = Driver(
             NvmlSession(
                 self.looks,

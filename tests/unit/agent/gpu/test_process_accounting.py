@@ -25,7 +25,7 @@ class Buffer:
     def __init__(self, *, has_v2: bool = True) -> None:
         self.mode: int = pynvml.NVML_FEATURE_ENABLED
         self.accounts: dict[int, SimpleNamespace] = {}
-        self.asked: list[int] = []
+        self.requests: list[int] = []
         self.has_v2 = has_v2
         self.errors: dict[str, int] = {}
 
@@ -59,7 +59,7 @@ class Buffer:
         return self._give(pid)
 
     def _give(self, pid: int) -> Any:
-        self.asked.append(pid)
+        self.requests.append(pid)
         if pid not in self.accounts:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return self.accounts[pid]
@@ -88,7 +88,7 @@ def test_what_ended_before_the_first_question_is_not_reported() -> None:
     buffer = Buffer()
     buffer.add(1)
     assert ask(on(buffer)) == ()
-    assert buffer.asked == []
+    assert buffer.requests == []
 
 
 def test_a_process_is_asked_for_when_it_has_ended_and_not_before() -> None:
@@ -96,10 +96,10 @@ def test_a_process_is_asked_for_when_it_has_ended_and_not_before() -> None:
     buffer.add(1, running=True)
     accounting = on(buffer)
     assert [pids(ask(accounting, 1)) for _ in range(3)] == [[], [], []]
-    assert buffer.asked == []
+    assert buffer.requests == []
     buffer.add(1)
     assert pids(ask(accounting)) == [1]
-    assert buffer.asked == [1]
+    assert buffer.requests == [1]
 
 
 def test_a_process_that_no_list_ever_showed_is_asked_for() -> None:
@@ -114,16 +114,16 @@ def test_one_that_lives_on_and_comes_back_between_two_queries_is_told_each_time(
     buffer = Buffer()
     accounting = on(buffer)
     ask(accounting)
-    told: list[tuple[int, int]] = []
+    published: list[tuple[int, int]] = []
     for second in range(1, 12):
         # Beside it others come and go, once each.
         buffer.add(100 + second, startTime=second)
         if second % 3 == 0:
             buffer.add(7, startTime=second)
         new = {(one.pid, one.started_us or 0) for one in ask(accounting) or ()}
-        told += sorted(new - set(told))
-    assert [started for pid, started in told if pid == 7] == [3, 6, 9]
-    assert len(told) == 3 + 11
+        published += sorted(new - set(published))
+    assert [started for pid, started in published if pid == 7] == [3, 6, 9]
+    assert len(published) == 3 + 11
 
 
 def test_accounts_of_no_more_than_a_few_are_asked_for_again() -> None:
@@ -133,9 +133,9 @@ def test_accounts_of_no_more_than_a_few_are_asked_for_again() -> None:
     for pid in range(1, 50):
         buffer.add(pid)
     ask(accounting)
-    buffer.asked.clear()
+    buffer.requests.clear()
     ask(accounting)
-    assert len(buffer.asked) == 8
+    assert len(buffer.requests) == 8
 
 
 def test_a_process_that_still_runs_is_asked_for_until_it_does_not() -> None:
@@ -225,7 +225,7 @@ def test_a_list_that_failed_ends_nobody() -> None:
     accounting = on(buffer)
     ask(accounting, 1)
     assert accounting.query(None) == ()
-    assert buffer.asked == []
+    assert buffer.requests == []
 
 
 def test_a_burst_is_asked_for_in_parts() -> None:
@@ -235,10 +235,10 @@ def test_a_burst_is_asked_for_in_parts() -> None:
     for pid in range(1, 101):
         buffer.add(pid)
     reported = set(pids(ask(accounting)))
-    assert len(reported) == len(buffer.asked) == 64
+    assert len(reported) == len(buffer.requests) == 64
     reported |= set(pids(ask(accounting)))
     assert reported == set(range(1, 101))
-    assert len(buffer.asked) <= 100 + 8
+    assert len(buffer.requests) <= 100 + 8
 
 
 def test_an_account_that_the_ring_buffer_has_lost_is_not_asked_for() -> None:
@@ -248,7 +248,7 @@ def test_an_account_that_the_ring_buffer_has_lost_is_not_asked_for() -> None:
     ask(accounting, 1)
     del buffer.accounts[1]
     assert ask(accounting) == ()
-    assert buffer.asked == []
+    assert buffer.requests == []
 
 
 # The true functions of nvidia-ml-py, over a library that is nothing but function pointers.

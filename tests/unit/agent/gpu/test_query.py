@@ -23,8 +23,8 @@ from tests.fakes.nvml import Altered, answering
 from tests.fakes.nvml_pointers import FieldsFunction, play, referent_of
 
 
-def reading(name: str, *asked: Source) -> MetricSpec:
-    return MetricSpec(name=name, unit=CELSIUS, sources=asked)
+def reading(name: str, *requested: Source) -> MetricSpec:
+    return MetricSpec(name=name, unit=CELSIUS, sources=requested)
 
 
 def inquiry(library: Altered, *readings: MetricSpec) -> QueryPlan:
@@ -33,30 +33,32 @@ def inquiry(library: Altered, *readings: MetricSpec) -> QueryPlan:
 
 def test_readings_of_one_call_are_taken_from_one_answer() -> None:
     library = answering(nvmlRows=(1, 2, 3), nvmlMemory=SimpleNamespace(used=7))
-    asked = inquiry(
+    requested = inquiry(
         library,
         reading("first", FunctionCall("nvmlRows", (), 0)),
         reading("last", FunctionCall("nvmlRows", (), 2)),
         reading("used", FunctionCall("nvmlMemory", (5,), "used")),
     )
-    assert asked.query() == {"first": 1, "last": 3, "used": 7}
-    assert library.asked == [("nvmlRows",), ("nvmlMemory", 5)]
+    assert requested.query() == {"first": 1, "last": 3, "used": 7}
+    assert library.requests == [("nvmlRows",), ("nvmlMemory", 5)]
 
 
 def test_the_second_question_is_put_once_the_first_is_refused() -> None:
     refusal = pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     library = answering(nvmlNew=refusal, nvmlOld=4)
-    asked = inquiry(library, reading("one", FunctionCall("nvmlNew"), FunctionCall("nvmlOld")))
-    assert [asked.query(), asked.query(), asked.query()] == [{}, {"one": 4}, {"one": 4}]
-    assert library.asked == [("nvmlNew",), ("nvmlOld",), ("nvmlOld",)]
+    requested = inquiry(library, reading("one", FunctionCall("nvmlNew"), FunctionCall("nvmlOld")))
+    assert [requested.query(), requested.query(), requested.query()] == [{}, {"one": 4}, {"one": 4}]
+    assert library.requests == [("nvmlNew",), ("nvmlOld",), ("nvmlOld",)]
 
 
 def test_what_all_refuse_is_not_asked_again() -> None:
     refusal = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     library = answering(nvmlNew=refusal)
-    asked = inquiry(library, reading("one", FunctionCall("nvmlNew"), FunctionCall("nvmlMissing")))
-    assert [asked.query() for _ in range(4)] == [{}] * 4
-    assert library.asked == [("nvmlNew",)]
+    requested = inquiry(
+        library, reading("one", FunctionCall("nvmlNew"), FunctionCall("nvmlMissing"))
+    )
+    assert [requested.query() for _ in range(4)] == [{}] * 4
+    assert library.requests == [("nvmlNew",)]
 
 
 def test_calls_and_fields_are_asked_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +67,7 @@ def test_calls_and_fields_are_asked_together(monkeypatch: pytest.MonkeyPatch) ->
         return 0
 
     fields = FieldsFunction({82: (pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, "uiVal", 61)})
-    asked = QueryPlan(
+    requested = QueryPlan(
         play(
             monkeypatch,
             {"nvmlDeviceGetFieldValues": fields, "nvmlDeviceGetTemperature": temperature},
@@ -76,8 +78,8 @@ def test_calls_and_fields_are_asked_together(monkeypatch: pytest.MonkeyPatch) ->
             reading("other", FieldValue(186)),
         ],
     )
-    assert [asked.query() for _ in range(2)] == [{"die": 55, "memory": 61}] * 2
-    assert fields.asked == [[82, 186], [82]]
+    assert [requested.query() for _ in range(2)] == [{"die": 55, "memory": 61}] * 2
+    assert fields.requests == [[82, 186], [82]]
 
 
 @pytest.mark.parametrize(
@@ -143,10 +145,10 @@ def test_a_lost_gpu_is_not_taken_for_a_missing_answer() -> None:
 def test_what_was_refused_is_asked_again_once_everything_is_probed_anew() -> None:
     library = answering(nvmlNew=pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
     client = DeviceClient(library=library, handle="gpu")
-    asked = QueryPlan(client, [reading("one", FunctionCall("nvmlNew"))])
-    asked.query()
+    requested = QueryPlan(client, [reading("one", FunctionCall("nvmlNew"))])
+    requested.query()
     library.answer("nvmlNew", 5)
-    assert asked.query() == {}
+    assert requested.query() == {}
     client.forget()
-    asked.query()
-    assert asked.query() == {"one": 5}
+    requested.query()
+    assert requested.query() == {"one": 5}

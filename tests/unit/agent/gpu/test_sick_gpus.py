@@ -91,13 +91,13 @@ class Bench:
 
     def seen(self) -> dict[str, int]:
         """Return how often each GPU was asked."""
-        return {gpu.uuid: gpu.asked[BOOKS] for gpu in self.gpus}
+        return {gpu.uuid: gpu.requests[BOOKS] for gpu in self.gpus}
 
-    async def ask_until(self, expected: list[str] | None, *, most: int = 400) -> int:
+    async def query_until(self, expected: list[str] | None, *, most: int = 400) -> int:
         """Ask until the answer is as expected; gives how often it was not."""
-        for asked in range(most):
+        for requested in range(most):
             if await self.ask() == expected:
-                return asked
+                return requested
         raise AssertionError(f"never {expected}")
 
 
@@ -117,34 +117,34 @@ async def test_all_groups_are_asked_at_first_and_health_only_at_its_times(bench:
     assert all(getattr(answers["GPU-0"], field) for field in merged)
     for _ in range(30):
         await bench.ask()
-    assert [gpu.asked[HEALTH] for gpu in bench.gpus] == [4, 4, 4]
-    assert [gpu.asked[SENSORS] for gpu in bench.gpus] == [31, 31, 31]
+    assert [gpu.requests[HEALTH] for gpu in bench.gpus] == [4, 4, 4]
+    assert [gpu.requests[SENSORS] for gpu in bench.gpus] == [31, 31, 31]
 
 
 async def test_health_is_asked_of_each_gpu_at_another_time(bench: Bench) -> None:
     await bench.ask()
-    asked_at: dict[str, int] = {}
+    queried_at: dict[str, int] = {}
     for second in range(10):
         await bench.ask()
         for gpu in bench.gpus:
-            if gpu.asked[HEALTH] == 2:
-                asked_at.setdefault(gpu.uuid, second)
-    assert len(set(asked_at.values())) == len(bench.gpus)
+            if gpu.requests[HEALTH] == 2:
+                queried_at.setdefault(gpu.uuid, second)
+    assert len(set(queried_at.values())) == len(bench.gpus)
 
 
 async def test_what_is_not_booked_is_asked_at_its_own_pace_and_is_of_its_tick_alone() -> None:
     bench = Bench(readings_seconds=5)
-    asked_at: dict[str, list[int]] = {gpu.uuid: [] for gpu in bench.gpus}
+    queried_at: dict[str, list[int]] = {gpu.uuid: [] for gpu in bench.gpus}
     for second in range(21):
         answers = await bench.answers() or {}
         for uuid, sample in answers.items():
             assert sample.sensors, "what stands in the tick is asked each time"
             assert bool(sample.readings) == bool(sample.profiling)
             if sample.readings:
-                asked_at[uuid].append(second)
+                queried_at[uuid].append(second)
     bench.driver.close()
-    assert {seconds[0] for seconds in asked_at.values()} == {0}, "all at first"
-    later = [seconds[1:] for seconds in asked_at.values()]
+    assert {seconds[0] for seconds in queried_at.values()} == {0}, "all at first"
+    later = [seconds[1:] for seconds in queried_at.values()]
     assert all(b - a == 5 for seconds in later for a, b in pairwise(seconds))
     assert len({seconds[0] for seconds in later}) == len(bench.gpus), "and each at another time"
 
@@ -168,7 +168,7 @@ async def test_a_later_group_that_hangs_costs_itself_only(bench: Bench, group: C
         assert answers["GPU-0"].energy_millijoules == 1
         assert bool(answers["GPU-0"].readings) == (group is not READINGS)
         assert answers["GPU-1"].profiling
-    assert bench.sick.asked[group] == 2, "it is not asked again while its thread hangs"
+    assert bench.sick.requests[group] == 2, "it is not asked again while its thread hangs"
     assert bench.gpus_check.is_ok
     assert f"{group.value} of GPU-0" in bench.gpus_check.detail
     assert not bench.reported
@@ -197,7 +197,7 @@ async def test_an_error_of_a_later_group_costs_itself_only(bench: Bench, error: 
         answers = await bench.answers()
         assert answers
         assert (answers["GPU-0"].readings, answers["GPU-0"].profiling) == ({"throttled": 2}, {})
-    assert bench.sick.asked[PROFILING] == 3, "the breaker is open"
+    assert bench.sick.requests[PROFILING] == 3, "the breaker is open"
     assert bench.nvml.tried == 1
 
 
@@ -213,7 +213,7 @@ async def test_a_gpu_whose_books_hang_is_waited_for_once_and_reported_lost_once(
     for _ in range(4):
         assert await bench.ask() == ["1", "2"]
     assert loop.time() - began < PATIENT_SECONDS
-    assert bench.sick.asked[BOOKS] == 2
+    assert bench.sick.requests[BOOKS] == 2
     assert bench.reported == [("gpu_lost", "GPU-0")]
     assert bench.nvml.tried == 1, "the others are not disturbed by a new start"
 
@@ -225,7 +225,7 @@ async def test_a_gpu_that_hung_is_back_by_a_probe_for_which_nothing_waits(bench:
         await bench.ask()
     bench.release(released)
     bench.be_patient()
-    await bench.ask_until(["0", "1", "2"])
+    await bench.query_until(["0", "1", "2"])
     assert bench.reported == [("gpu_lost", "GPU-0"), ("gpu_recovered", "GPU-0")]
     assert bench.check.is_ok
 
@@ -252,7 +252,7 @@ async def test_a_lost_gpu_costs_the_others_no_tick_while_the_library_starts_anew
     assert 3 <= bench.nvml.tried <= 6, "tried again, ever rarer"
     bench.nvml.gone.clear()
     bench.sick.errors.clear()
-    await bench.ask_until(["0", "1", "2"])
+    await bench.query_until(["0", "1", "2"])
     assert bench.reported == [("gpu_lost", "GPU-0"), ("gpu_recovered", "GPU-0")]
 
 
@@ -267,7 +267,7 @@ async def test_starts_for_a_lost_gpu_are_logged_where_they_find_other_gpus_than_
             await bench.ask()
         bench.nvml.gone.clear()
         bench.sick.errors.clear()
-        await bench.ask_until(["0", "1", "2"])
+        await bench.query_until(["0", "1", "2"])
     assert bench.nvml.tried > 4
     starts = [line for line in logs if line["event"] == "source_opened"]
     assert [line["count"] for line in starts] == [3, 2, 3]
@@ -285,7 +285,7 @@ async def test_no_new_start_is_made_for_a_lost_gpu_while_another_one_hangs(bench
     bench.gpus[1].errors.clear()
     bench.release(released)
     bench.be_patient()
-    await bench.ask_until(["0", "1", "2"])
+    await bench.query_until(["0", "1", "2"])
 
 
 async def test_no_new_start_is_made_for_a_gpu_that_hangs_in_the_start_itself(bench: Bench) -> None:
@@ -295,7 +295,7 @@ async def test_no_new_start_is_made_for_a_gpu_that_hangs_in_the_start_itself(ben
         assert await bench.ask() == ["0", "2"]
     assert bench.nvml.tried == 1
     bench.nvml.gone, bench.nvml.is_stuck = set(), False
-    await bench.ask_until(["0", "1", "2"])
+    await bench.query_until(["0", "1", "2"])
 
 
 async def test_a_gpu_that_is_not_there_after_a_new_start_is_lost(bench: Bench) -> None:
@@ -304,7 +304,7 @@ async def test_a_gpu_that_is_not_there_after_a_new_start_is_lost(bench: Bench) -
     bench.gpus[1].errors[BOOKS] = LibraryLostError("nvmlDeviceGetSamples: Uninitialized")
     await bench.ask()
     bench.gpus[1].errors.clear()
-    await bench.ask_until(["1", "2"])
+    await bench.query_until(["1", "2"])
     assert ("gpu_lost", "GPU-0") in bench.reported
 
 
@@ -320,7 +320,7 @@ async def test_a_driver_that_was_reloaded_is_reported_for_each_gpu_once(bench: B
     bench.nvml.error = None
     for gpu in bench.gpus:
         gpu.errors.clear()
-    await bench.ask_until(["0", "1", "2"])
+    await bench.query_until(["0", "1", "2"])
     assert bench.reported == [("driver_reloaded", gpu.uuid) for gpu in bench.gpus]
 
 
@@ -495,7 +495,7 @@ async def test_whatever_happens_losses_and_recoveries_come_in_turn_and_the_end_i
                 await bench.ask()
         bench.sick.errors = {}
         bench.nvml.gone, bench.nvml.error = set(), None
-        await bench.ask_until(["0", "1", "2"])
+        await bench.query_until(["0", "1", "2"])
     finally:
         bench.driver.close()
     for gpu in bench.gpus:

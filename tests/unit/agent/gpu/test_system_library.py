@@ -138,24 +138,24 @@ def test_a_library_that_comes_later_is_found_by_a_later_opening(tmp_path: Path) 
 class Ring:
     """Plays a ring buffer: `rows` are (stamp, percent); what has no room is left out."""
 
-    def __init__(self, rows: Iterable[tuple[int, int]] = (), *, says_so: bool = False) -> None:
+    def __init__(self, rows: Iterable[tuple[int, int]] = (), *, reports_it: bool = False) -> None:
         self.rows = list(rows)
-        self.says_so = says_so
+        self.reports_it = reports_it
         """Whether it refuses an array without room for all."""
-        self.asked: list[int] = []
+        self.requests: list[int] = []
         """Of each call the room."""
 
     def __call__(self, _: Any, __: Any, since: Any, value_type: Any, count: Any, room: Any) -> int:
         newer = [row for row in self.rows if row[0] > since.value]
         given = referent_of(count).value
-        self.asked.append(given if room is not None else 0)
+        self.requests.append(given if room is not None else 0)
         referent_of(value_type).value = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
         if room is None:
             referent_of(count).value = len(newer)
             return OK
         if not newer:
             return NONE
-        if self.says_so and given < len(newer):
+        if self.reports_it and given < len(newer):
             referent_of(count).value = len(newer)
             return GREW
         for index, (stamp, percent) in enumerate(newer[:given]):
@@ -172,12 +172,12 @@ def samples_of(nvml: SystemNvml, since_us: int = 0) -> list[tuple[int, int]]:
     return [(sample.timestamp_us, sample.percent) for sample in found]
 
 
-@pytest.mark.parametrize("says_so", [False, True])
+@pytest.mark.parametrize("reports_it", [False, True])
 @pytest.mark.parametrize("rows", [0, 1, 63, 64, 65, 127, 128, 4096])
 def test_samples_are_all_that_the_ring_has_whatever_room_there_was(
-    monkeypatch: pytest.MonkeyPatch, rows: int, *, says_so: bool
+    monkeypatch: pytest.MonkeyPatch, rows: int, *, reports_it: bool
 ) -> None:
-    ring = Ring([(1, 10), (2, 20)], says_so=says_so)
+    ring = Ring([(1, 10), (2, 20)], reports_it=reports_it)
     CLibrary(monkeypatch, {"nvmlDeviceGetSamples": ring})
     nvml = SystemNvml()
     assert samples_of(nvml) == [(1, 10), (2, 20)]
@@ -191,11 +191,11 @@ def test_what_has_room_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = SystemNvml()
     samples_of(nvml)
     for stamp in range(2, 12):
-        before = len(ring.asked)
+        before = len(ring.requests)
         ring.rows.append((stamp, stamp))
         assert samples_of(nvml, since_us=stamp - 1) == [(stamp, stamp)]
         # Of the GPU and of its memory, once each.
-        assert len(ring.asked) == before + 2
+        assert len(ring.requests) == before + 2
 
 
 def test_a_count_without_bounds_is_no_list_and_takes_no_memory(

@@ -179,7 +179,7 @@ def test_an_unversioned_function_that_mismatches_is_not_supported(
 
 
 def test_holes_among_instances_are_skipped(answer: Answer) -> None:
-    asked: list[int] = []
+    requested: list[int] = []
 
     def mode(_: Any, current: Any, pending: Any) -> int:
         referent_of(current).value = referent_of(pending).value = 1
@@ -190,7 +190,7 @@ def test_holes_among_instances_are_skipped(answer: Answer) -> None:
         return OK
 
     def handle(_: Any, index: Any, __: Any) -> int:
-        asked.append(index.value)
+        requested.append(index.value)
         return OK if index.value == 2 else NONE
 
     def uuid(_: Any, text: Any, __: Any) -> int:
@@ -205,5 +205,5 @@ def test_holes_among_instances_are_skipped(answer: Answer) -> None:
             "nvmlDeviceGetUUID": uuid,
         }
     )
-    assert asked == [0, 1, 2, 3]
+    assert requested == [0, 1, 2, 3]
     assert [instance.uuid for instance in given.instances] == ["MIG-2"]

@@ -29,7 +29,7 @@ def test_a_driver_that_works_now_and_then_is_left_alone(
 ) -> None:
     driver = PlayedDriver()
     for driver.idle_seconds in (0, 100, 299, 1):
-        watchdog(driver, reported).look()
+        watchdog(driver, reported).check()
     assert not reported
 
 
@@ -55,24 +55,24 @@ def test_a_process_that_was_stopped_gets_its_time_anew(
         report=lambda *told_: reported.append(told_),
         now_seconds=lambda: now_seconds,
     )
-    dog.look()
+    dog.check()
     now_seconds += 3600
     driver.idle_seconds = 3600
-    dog.look()
+    dog.check()
     for _ in range(59):
         now_seconds, driver.idle_seconds = now_seconds + 5, driver.idle_seconds + 5
-        dog.look()
+        dog.check()
     assert not reported
     now_seconds += 5
     with pytest.raises(NothingWorksError, check=has_words("300 s")):
-        dog.look()
+        dog.check()
 
 
 def test_a_loop_that_beats_between_looks_is_left_alone() -> None:
     watch = LoopWatch(max_missed=2, end_process=lambda: None, seconds=1)
     for _ in range(10):
-        assert not watch.look()
-        assert not watch.look()
+        assert not watch.check()
+        assert not watch.check()
         watch.beat()
 
 

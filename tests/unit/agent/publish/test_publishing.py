@@ -73,12 +73,12 @@ class FakeBus:
         self.topics = TOPICS
         self.refusals: list[Exception] = []
         self.published: list[tuple[str, int, list[bytes | None]]] = []
-        self.refuse_after_asking: list[Exception] = []
+        self.reject_after_request: list[Exception] = []
         self.producers = 0
 
     async def partitions(self, topic: str) -> int:
         self._refuse()
-        self.refusals, self.refuse_after_asking = self.refuse_after_asking, []
+        self.refusals, self.reject_after_request = self.reject_after_request, []
         return 12
 
     @asynccontextmanager
@@ -260,7 +260,7 @@ async def test_brokers_that_answer_pass_the_check_where_nothing_waits() -> None:
 async def test_what_is_acknowledged_is_not_sent_again_when_the_rest_fails() -> None:
     bus, send_queue = FakeBus(), send_queue_in_memory()
     bus.published.append(("before", 0, []))  # so that only the process records are refused
-    bus.refuse_after_asking = [BusUnavailableError("away")]
+    bus.reject_after_request = [BusUnavailableError("away")]
     send_queue.put(bundle(0, processes=1))
     await publish_all(bus, send_queue)
     assert bus.values(SAMPLES.name) == bus.values(PROCESSES.name) == [b"0"]

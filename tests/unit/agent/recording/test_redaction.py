@@ -89,5 +89,5 @@ def test_in_which_rack_a_gpu_is_is_not_reported() -> None:
     (line,) = written(
         RecordingLine(at_ns=0, call="nvmlDeviceGetPlatformInfo", result=0, filled=[struct])
     )
-    told = {"ibGuid": {"ascii": ""}, "chassisSerialNumber": {"ascii": ""}, "slotNumber": "\x0e"}
-    assert line["filled"] == [{"byref": {"struct": "c_nvmlPlatformInfo_v2_t", "fields": told}}]
+    reported = {"ibGuid": {"ascii": ""}, "chassisSerialNumber": {"ascii": ""}, "slotNumber": "\x0e"}
+    assert line["filled"] == [{"byref": {"struct": "c_nvmlPlatformInfo_v2_t", "fields": reported}}]

@@ -10,7 +10,11 @@ from gpuledger.dead_letter_queue import DeadLetterQueue
 from gpuledger.keys import node_key
 from gpuledger.records import GpuEvent, NodeSample
 from gpuledger.topics import partition_of_node
-from gpuledger_cli.dead_letters.letter_log import KeptLetter, LetterFilter, LetterLog
+from gpuledger_cli.dead_letters.dead_letter_log import (
+    DeadLetterFilter,
+    DeadLetterLog,
+    StoredDeadLetter,
+)
 from gpuledger_sinks.registry import REMOTE_WRITE
 from tests.default_topics import DEAD_LETTERS, EVENTS, SAMPLES
 from tests.unit.sinks.builders import PARTITIONS, START_NS
@@ -53,13 +57,13 @@ async def reject(
         await queue.flush()
 
 
-async def found_letters(on: MemoryBus, **wanted: Any) -> list[KeptLetter]:  # noqa: ANN401  # a filter's
+async def found_dead_letters(on: MemoryBus, **wanted: Any) -> list[StoredDeadLetter]:  # noqa: ANN401  # a filter's
     """Return the letters that a filter lets through."""
     async with on.reader() as reader:
-        log = await LetterLog.open(reader, DEAD_LETTERS.name, LetterFilter(**wanted))
-        return [letter async for letter in log.letters(lambda _count: None)]
+        log = await DeadLetterLog.open(reader, DEAD_LETTERS.name, DeadLetterFilter(**wanted))
+        return [dead_letter async for dead_letter in log.dead_letters(lambda _count: None)]
 
 
 async def found_offsets(on: MemoryBus, **wanted: Any) -> list[int]:  # noqa: ANN401  # as above
     """Return where the letters lie that a filter lets through."""
-    return [letter.position.offset for letter in await found_letters(on, **wanted)]
+    return [dead_letter.position.offset for dead_letter in await found_dead_letters(on, **wanted)]

@@ -12,20 +12,20 @@ import pytest
 from gpuledger.bus.memory import MemoryBus
 from gpuledger.bus.protocol import Message, Record, Unreadable, UnreadableReason
 from gpuledger.errors import UserError
-from gpuledger_cli.dead_letters.dead_letters_command import find, scan
-from gpuledger_cli.dead_letters.letter_log import LetterFilter, Position, parse_position
-from gpuledger_cli.dead_letters.letter_printing import Format, LetterPrinter, print_counts
-from gpuledger_cli.dead_letters.letter_views import (
-    LetterCounts,
+from gpuledger_cli.dead_letters.dead_letter_log import DeadLetterFilter, Position, parse_position
+from gpuledger_cli.dead_letters.dead_letter_printing import DeadLetterPrinter, Format, print_counts
+from gpuledger_cli.dead_letters.dead_letter_views import (
+    DeadLetterCounts,
     full_text,
     hex_dump,
     parse_count_by,
 )
+from gpuledger_cli.dead_letters.dead_letters_command import find, scan
 from tests.default_topics import DEAD_LETTERS, TOPICS
 from tests.errors import has_words
 from tests.unit.cli.dead_letters.builders import (
     JOIN,
-    found_letters,
+    found_dead_letters,
     found_offsets,
     record_of,
     reject,
@@ -91,8 +91,8 @@ async def test_a_letter_is_found_by_all_that_is_asked_of_it(
 
 
 async def listed(on: MemoryBus, *, format: Format, limit: int = 100) -> None:  # noqa: A002  # the option's
-    printer = LetterPrinter(format=format, limit=limit)
-    await scan(on, LetterFilter(), into=printer)
+    printer = DeadLetterPrinter(format=format, limit=limit)
+    await scan(on, DeadLetterFilter(), into=printer)
     printer.close()
 
 
@@ -154,8 +154,8 @@ async def test_letters_are_counted_with_the_first_and_the_last_time(
     on: MemoryBus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await reject(on, record_of(event(2)), reason="out_of_order", time_ns=START_NS + 9 * SECOND_NS)
-    counts = LetterCounts(parse_count_by("consumer,reason"))
-    await scan(on, LetterFilter(), into=counts)
+    counts = DeadLetterCounts(parse_count_by("consumer,reason"))
+    await scan(on, DeadLetterFilter(), into=counts)
     print_counts(counts, format="csv")
 
     assert capsys.readouterr().out.splitlines()[:2] == [
@@ -178,13 +178,13 @@ async def test_what_is_no_letter_is_told_and_passed_over(
     assert "3 records of gpuledger.dead-letters.v1 are not dead letters" in shown.err
 
 
-async def shown_letter(on: MemoryBus, offset: int) -> str:
-    (letter,) = await found_letters(on, positions=frozenset({Position(0, offset)}))
-    return full_text(letter, TOPICS)
+async def shown_dead_letter(on: MemoryBus, offset: int) -> str:
+    (dead_letter,) = await found_dead_letters(on, positions=frozenset({Position(0, offset)}))
+    return full_text(dead_letter, TOPICS)
 
 
 async def test_a_letter_is_shown_with_its_record_as_json_where_it_is_json(on: MemoryBus) -> None:
-    text = await shown_letter(on, 1)
+    text = await shown_dead_letter(on, 1)
 
     assert "put aside    2026-09-21T14:14:20Z by gpuledger-remote-write" in text
     assert "key          default/node-b" in text
@@ -197,7 +197,7 @@ async def test_a_letter_is_shown_with_its_record_as_json_where_it_is_json(on: Me
 async def test_a_letter_is_shown_with_the_first_bytes_of_a_record_that_is_none(
     on: MemoryBus,
 ) -> None:
-    text = await shown_letter(on, 2)
+    text = await shown_dead_letter(on, 2)
 
     assert "no record of its topic (gpuledger.events.v1: not JSON" in text
     assert "00000000  00 ff 6e 6f 20 6a 73 6f 6e" in text
@@ -209,7 +209,7 @@ async def test_a_letter_of_a_batch_says_which_records_it_stands_for() -> None:
     why = Unreadable(3, UnreadableReason.DAMAGED, "cut short")
     await reject(on, Record("t", 0, 9, 0, None, None, why), reason="unreadable")
 
-    text = await shown_letter(on, 0)
+    text = await shown_dead_letter(on, 0)
     assert "record       t, partition 0, offset 3 to 9" in text
     assert "the batch cannot be unpacked" in text
 
@@ -220,7 +220,7 @@ def test_a_dump_ends_after_its_first_bytes_and_says_how_many_are_left() -> None:
 
 
 async def test_a_position_without_a_letter_is_a_mistake_that_names_it(on: MemoryBus) -> None:
-    wanted = LetterFilter(positions=frozenset({Position(0, 1), Position(0, 99)}))
+    wanted = DeadLetterFilter(positions=frozenset({Position(0, 1), Position(0, 99)}))
     with pytest.raises(UserError, check=has_words("0:99")):
         await find(on, wanted)
 
@@ -242,12 +242,12 @@ def test_what_is_no_position_is_a_mistake(text: str) -> None:
 async def test_if_no_letter_matches_the_reason_is_given(
     on: MemoryBus, wanted: dict[str, Any], why: str
 ) -> None:
-    into = LetterPrinter(format="table", limit=9)
+    into = DeadLetterPrinter(format="table", limit=9)
 
-    assert await scan(on, LetterFilter(**wanted), into=into) == why
+    assert await scan(on, DeadLetterFilter(**wanted), into=into) == why
 
 
 async def test_an_empty_topic_is_reported_as_such() -> None:
-    into = LetterPrinter(format="table", limit=9)
+    into = DeadLetterPrinter(format="table", limit=9)
 
-    assert await scan(bus(), LetterFilter(reasons=["rejected"]), into=into) == "no dead letter"
+    assert await scan(bus(), DeadLetterFilter(reasons=["rejected"]), into=into) == "no dead letter"

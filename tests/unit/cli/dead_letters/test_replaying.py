@@ -11,8 +11,8 @@ from gpuledger.bus.protocol import TopicPartition
 from gpuledger.codec import decoder_of
 from gpuledger.records import GpuEvent, ReplayedEvent
 from gpuledger.runtime import Readiness
-from gpuledger_cli.dead_letters.letter_log import LetterFilter, Position
-from gpuledger_cli.dead_letters.letter_replay import replay_letters
+from gpuledger_cli.dead_letters.dead_letter_log import DeadLetterFilter, Position
+from gpuledger_cli.dead_letters.dead_letter_replay import replay_dead_letters
 from gpuledger_enricher.join.join_command import run_join
 from gpuledger_enricher.join.join_settings import JoinSettings, JoinTuning
 from gpuledger_sinks.registry import ALERTS, REMOTE_WRITE, STORE
@@ -37,8 +37,8 @@ JOINING = JoinSettings(join=JoinTuning(poll_timeout_seconds=0.02, podwatch_timeo
 
 
 async def replay(on: MemoryBus, *, is_rehearsal: bool = False, **wanted: Any) -> int:  # noqa: ANN401  # a filter's
-    return await replay_letters(
-        on, LetterFilter(**wanted), is_rehearsal=is_rehearsal, clock=ManualClock()
+    return await replay_dead_letters(
+        on, DeadLetterFilter(**wanted), is_rehearsal=is_rehearsal, clock=ManualClock()
     )
 
 
@@ -113,7 +113,7 @@ async def test_a_rehearsal_counts_and_writes_nothing(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("letter", "consumer", "why"),
+    ("dead_letter", "consumer", "why"),
     [
         (record_of(b"no event"), REMOTE_WRITE.group, "gpuledger.events.v1: not JSON"),
         (record_of(None), REMOTE_WRITE.group, "no bytes"),
@@ -124,10 +124,10 @@ async def test_a_rehearsal_counts_and_writes_nothing(capsys: pytest.CaptureFixtu
     ],
 )
 async def test_a_letter_that_cannot_be_replayed_is_left_out_with_the_reason(
-    letter: Record, consumer: str, why: str, capsys: pytest.CaptureFixture[str]
+    dead_letter: Record, consumer: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     on = bus()
-    await reject(on, letter, consumer=consumer)
+    await reject(on, dead_letter, consumer=consumer)
     before = contents(on)
 
     assert await replay(on) == 3

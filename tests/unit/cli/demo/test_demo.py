@@ -71,8 +71,8 @@ def test_a_short_run_books_what_was_used(tmp_path: Path) -> None:
 
 def excess_of_the_store_s_bill(store: Path, lines: dict[str, dict[str, Any]]) -> float:
     """Return the GPU seconds that `gpuledger bill` scales away; its lines are those of the demo."""
-    asked = ["bill", "--store", str(store), "--by", "owner", "--format", "json"]
-    billed = subprocess.run([*COMMAND, *asked], capture_output=True, text=True, check=False)
+    requested = ["bill", "--store", str(store), "--by", "owner", "--format", "json"]
+    billed = subprocess.run([*COMMAND, *requested], capture_output=True, text=True, check=False)
     assert billed.returncode == 0, billed.stderr
     bill = json.loads(billed.stdout)
     # What nobody watched, as the time before the run, is no part of what the demo shows.
@@ -119,8 +119,8 @@ def test_receivers_that_cannot_be_reached_are_said_and_exit_code_1(tmp_path: Pat
     # What fires is shown as with the built-in receivers, though nobody was told.
     assert ran.stdout.count(ALERT) == 2
     for sink in options:
-        said = rf"^{sink}: nothing has reached {nobody} in \d+ tries: ."
-        assert re.search(said, ran.stdout, re.MULTILINE)
+        message = rf"^{sink}: nothing has reached {nobody} in \d+ tries: ."
+        assert re.search(message, ran.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("format_", ["table", "json"])
@@ -135,7 +135,7 @@ def test_no_password_and_no_token_of_an_address_is_shown(format_: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--scenario", "absent.yaml"], "absent.yaml: there is no such file"),
         (["--bus", "kafka://127.0.0.1:1", "--source", "simulated"], "127.0.0.1:1"),
@@ -145,10 +145,10 @@ def test_no_password_and_no_token_of_an_address_is_shown(format_: str) -> None:
         (["--every", "1"], "--every"),
     ],
 )
-def test_a_mistake_gives_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:
+def test_a_mistake_gives_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
     """No traceback."""
     ran = run_demo(*arguments)
     assert ran.returncode == 2
-    assert said in ran.stderr
+    assert message in ran.stderr
     assert len(ran.stderr.splitlines()) == 1
     assert ran.stdout == ""

@@ -56,7 +56,7 @@ def draw_on(
     tally = Tally()
     for one in happened:
         if isinstance(one, AttributedIncident):
-            tally.presence.add_incident(one)
+            tally.gpu_tracker.add_incident(one)
         else:
             tally.add(one)
     lines = draw(tally, header, width=width, height=height, seconds=seconds)
@@ -176,9 +176,9 @@ def test_columns_and_rows_that_do_not_say_it_themselves_are_explained_where_ther
     """Those that are there: on a narrow screen some columns are not."""
     for width, method in ((40, False), (120, True)):
         lines = draw_on(width, event(), with_meanings=True)
-        said = " ".join(lines[lines.index("") :])
-        assert ("Method: " in said) is method
-        assert all(f"{name}: " in said for name in ("Util %", "(idle) POD", "(host)"))
+        message = " ".join(lines[lines.index("") :])
+        assert ("Method: " in message) is method
+        assert all(f"{name}: " in message for name in ("Util %", "(idle) POD", "(host)"))
         fits, low = (
             draw_on(width, event(), height=height, with_meanings=True)
             for height in (len(lines), len(lines) - 1)
@@ -188,18 +188,18 @@ def test_columns_and_rows_that_do_not_say_it_themselves_are_explained_where_ther
 
 
 @pytest.mark.parametrize(
-    ("now_seconds", "said"),
+    ("now_seconds", "message"),
     [(13.0, None), (15.5, "no event for 6 s: the rows are as old as that")],
 )
 def test_rows_that_are_no_longer_new_are_said_to_be_old(
-    now_seconds: float, said: str | None
+    now_seconds: float, message: str | None
 ) -> None:
     """The newest event of all nodes counts."""
     tally = Tally()
     assert standstill(tally, now_ns=10**18) is None
     for one in (event(second=4, node="node-b"), event(second=10)):
         tally.add(one)
-    assert standstill(tally, now_ns=round(now_seconds * SECOND_NS)) == said
+    assert standstill(tally, now_ns=round(now_seconds * SECOND_NS)) == message
 
 
 MANY = [event(node=node, gpus=range(20)) for node in ("node-a", "node-b")]

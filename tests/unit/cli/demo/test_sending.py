@@ -33,14 +33,14 @@ async def failing(*details: str) -> str:
 
 
 async def test_what_several_checks_say_of_the_receiver_is_said_once() -> None:
-    said = "nowhere: nothing has reached http://a:9 in 2 tries: no route; Kafka is away"
-    assert await failing(*["http://a:9: no route"] * 2, "Kafka is away") == said
+    message = "nowhere: nothing has reached http://a:9 in 2 tries: no route; Kafka is away"
+    assert await failing(*["http://a:9: no route"] * 2, "Kafka is away") == message
 
 
 async def test_a_long_answer_keeps_its_first_and_last_words() -> None:
-    said = await failing("refused: " + "word " * 90 + "at the end")
-    assert " … " in said
-    assert said.endswith("word at the end")
+    message = await failing("refused: " + "word " * 90 + "at the end")
+    assert " … " in message
+    assert message.endswith("word at the end")
 
 
 @pytest.mark.parametrize("gathers", [False, True])

@@ -67,9 +67,9 @@ async def test_a_stage_that_goes_on_is_told_of() -> None:
 
 
 async def test_stages_that_failed_are_ended_and_no_failure_is_left_for_asyncio_to_log() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     asyncio.get_running_loop().set_exception_handler(
-        lambda _, context: told.append(context["message"])
+        lambda _, context: reported.append(context["message"])
     )
     stages, now = Stages(), asyncio.Event()
     now.set()
@@ -83,7 +83,7 @@ async def test_stages_that_failed_are_ended_and_no_failure_is_left_for_asyncio_t
     assert asyncio.all_tasks() == {asyncio.current_task()}
     del stages
     gc.collect()
-    assert told == []
+    assert reported == []
 
 
 async def test_waiting_that_is_cancelled_leaves_no_task_behind() -> None:

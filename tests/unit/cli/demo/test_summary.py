@@ -85,8 +85,8 @@ def test_a_pod_that_holds_a_gpu_has_a_line_whether_it_uses_it_or_not() -> None:
 
 
 def test_incidents_are_told_in_their_order_with_the_gpu_as_people_number_it() -> None:
-    told = [incident("gpu_lost", second=5, gpu=1), incident("xid", second=4, gpu=1, xid=79)]
-    lines = incident_lines(told)
+    reported = [incident("gpu_lost", second=5, gpu=1), incident("xid", second=4, gpu=1, xid=79)]
+    lines = incident_lines(reported)
     assert [(line.kind, line.xid, line.gpu_index) for line in lines] == [
         ("xid", 79, 1),
         ("gpu_lost", None, 1),
@@ -115,16 +115,16 @@ SUMMARY = Summary(
 
 def test_what_ran_on_an_account_that_is_not_known_is_told_by_its_name() -> None:
     with_others = replace(SUMMARY, other_gpu_seconds={"lease": 2.25})
-    told, untold = (
+    reported, unreported = (
         " ".join(line.text for line in draw_summary(summary, width=80))
         for summary in (with_others, SUMMARY)
     )
-    assert "2.25 GPU s ran on category lease." in told
-    assert "on category" not in untold
+    assert "2.25 GPU s ran on category lease." in reported
+    assert "on category" not in unreported
 
 
 @pytest.mark.parametrize(
-    ("sink", "events", "code", "said"),
+    ("sink", "events", "code", "message"),
     [
         pytest.param(SENT, 4, 0, None, id="all is well"),
         pytest.param(ALERTS, 4, 0, None, id="no alert was due"),
@@ -178,12 +178,12 @@ def test_what_ran_on_an_account_that_is_not_known_is_told_by_its_name() -> None:
     ],
 )
 def test_the_exit_code_is_1_only_where_a_sink_has_not_handed_over_what_it_should_and_it_is_said(
-    sink: SinkLine, events: int, code: int, said: str | None
+    sink: SinkLine, events: int, code: int, message: str | None
 ) -> None:
     summary = replace(SUMMARY, sinks=[SENT, sink], samples=events, events=events)
     shown = [line.text for line in draw_summary(summary, width=80)]
     assert exit_code(summary) == code
-    assert [line for line in shown if "http://" in line] == ([said] if said else [])
+    assert [line for line in shown if "http://" in line] == ([message] if message else [])
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
@@ -210,11 +210,11 @@ def test_every_column_that_does_not_say_it_itself_is_explained_below_the_table(w
         error = None if truth is None else 0.0
         summary = replace(SUMMARY, pods=pods, truth_error_ratio=error)
         shown = draw_summary(summary, width=width)
-        said = " ".join(line.text for line in shown if line.style == "dim")
+        message = " ".join(line.text for line in shown if line.style == "dim")
         title, *_ = (line.text for line in shown)
-        assert expected in said
+        assert expected in message
         for name in SUMMARY_COLUMNS:
-            assert (f"{name}: " in said) == (name in title)
+            assert (f"{name}: " in message) == (name in title)
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -242,7 +242,7 @@ def test_brokers_that_were_away_at_the_end_are_said_beside_what_was_booked(width
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"samples": 6}, "2 samples had not become events at the end."),
         ({"failures": ("store has failed: no room",)}, "store has failed: no room"),
@@ -250,11 +250,11 @@ def test_brokers_that_were_away_at_the_end_are_said_beside_what_was_booked(width
     ],
 )
 def test_what_is_missing_of_a_run_is_said_with_exit_code_1(
-    changes: dict[str, Any], said: str
+    changes: dict[str, Any], message: str
 ) -> None:
     summary = replace(SUMMARY, **changes)
     assert exit_code(summary) == 1
-    shown = [line for line in draw_summary(summary, width=80) if line.text.startswith(said)]
+    shown = [line for line in draw_summary(summary, width=80) if line.text.startswith(message)]
     assert [line.style for line in shown] == ["bold red"]
     assert not any("Kafka" in line.text for line in shown)
 
@@ -273,9 +273,9 @@ def test_the_bill_is_the_last_thing_that_is_shown_and_fits_the_screen(width: int
     used = replace(line, owner="Job/train", cost="0.1113", unused_cost="0.0000")
     bill = RunBill(currency="USD", prices="list prices", lines=[used, line], cost="0.1484")
     shown = [one.text for one in draw_summary(replace(SUMMARY, bill=bill), width=width)]
-    told = " ".join(shown)
+    reported = " ".join(shown)
     assert max(map(len, shown[-6:])) <= width
-    assert "0.1484 USD by list prices, 0.0371 of it (25%)" in " ".join(told.split())
+    assert "0.1484 USD by list prices, 0.0371 of it (25%)" in " ".join(reported.split())
     assert not any("It cost" in one.text for one in draw_summary(SUMMARY, width=width))
 
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from gpuledger.records import BusyMethod, Category, GpuBooks, GpuReading, Settlement
+from gpuledger.records import BusyMethod, Category, GpuBooks, GpuReading, LateAdjustment
 from gpuledger_cli.demo.totals import Tally
 from tests.unit.cli.demo.events import GIB, HELD, PENDING, SECOND_NS, entry, event
 
@@ -25,7 +25,7 @@ def test_what_is_booked_on_a_pod_adds_up() -> None:
 
 
 def test_what_is_settled_after_a_process_ended_is_its_pods_too() -> None:
-    settled = Settlement(
+    settled = LateAdjustment(
         gpu=0,
         pid=7,
         started_boottime_ns=0,

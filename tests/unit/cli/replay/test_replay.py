@@ -81,11 +81,11 @@ async def test_the_books_are_the_first_runs_and_late_pods_are_known(bus: MemoryB
 async def test_nodes_and_namespaces_that_came_late_or_are_gone_are_told(bus: MemoryBus) -> None:
     """Namespaces of all partitions, a node of its own; tombstones are left out."""
     async with bus.producer() as producer:
-        for key, at, told in (
+        for key, at, reported in (
             ("default/node-a", place_of("node-a", TOPICS.nodes), node()),
             ("default/research", TopicPartition(NAMESPACES.name, 0), namespace()),
         ):
-            messages = [Message(key.encode(), data, BEGIN_MS) for data in (encode(told), None)]
+            messages = [Message(key.encode(), data, BEGIN_MS) for data in (encode(reported), None)]
             await producer.publish(*at, messages)
     again = Again(bus=bus, topic=AGAIN.name, compare=True)
     await again.run()
@@ -218,12 +218,13 @@ async def test_what_of_the_first_run_is_no_event_is_counted_and_the_rest_compare
 
 
 @pytest.mark.parametrize(
-    ("topic", "said"), [(EVENTS.name, "another name"), ("absent", "absent"), (PODS.name, "read by")]
+    ("topic", "message"),
+    [(EVENTS.name, "another name"), ("absent", "absent"), (PODS.name, "read by")],
 )
 async def test_a_topic_that_cannot_take_them_is_refused(
-    bus: MemoryBus, topic: str, said: str
+    bus: MemoryBus, topic: str, message: str
 ) -> None:
-    with pytest.raises(TopicsError, match=said):
+    with pytest.raises(TopicsError, match=message):
         await Again(bus=bus, topic=topic).run()
 
 

@@ -16,7 +16,7 @@ from tests.unit.enricher.join.ticks import SECOND_NS, record, sample
 
 T_NS = 1_790_000_000 * SECOND_NS
 _EVENT = Decoder(topic=EVENTS.name, record=GpuEvent)
-_LETTER = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter)
+_DEAD_LETTER = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter)
 
 
 class Given:
@@ -83,10 +83,10 @@ class Given:
             ]
         )
 
-    async def letters(self) -> list[DeadLetter]:
+    async def rejected_records(self) -> list[DeadLetter]:
         """Return what was put aside."""
         await self.dead_letters.flush()
-        return [_LETTER.decode(message.value) for message in self._letters.messages()]
+        return [_DEAD_LETTER.decode(message.value) for message in self._letters.messages()]
 
 
 def value_of(name: str, **labels: str) -> float:

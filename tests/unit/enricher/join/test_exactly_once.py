@@ -97,8 +97,8 @@ class BrittleTransactions:
 async def events_there(bus: MemoryBus) -> list[int]:
     """Return the numbers of all events that are there now."""
     found: list[bytes] = []
-    asked = Subscription(group=f"look-{next(_looks)}", topics=[EVENTS.name])
-    async with bus.consumer(asked) as consumer:
+    requested = Subscription(group=f"look-{next(_looks)}", topics=[EVENTS.name])
+    async with bus.consumer(requested) as consumer:
         ends = await consumer.end_offsets([EVENTS_PARTITION])
         while len(found) < ends[EVENTS_PARTITION]:
             polled = await consumer.poll(timeout_seconds=1, max_records=100)

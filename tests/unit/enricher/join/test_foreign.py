@@ -61,7 +61,7 @@ async def test_a_tick_that_names_another_nodes_pod_is_booked_and_the_pod_gets_no
     (entry,) = [one for one in event.gpus[0].entries if one.category is Category.POD]
     assert (entry.container, entry.busy_ns) == (0, 500_000_000)
     assert refused() == before + 1
-    assert await given.letters() == []
+    assert await given.rejected_records() == []
 
 
 def test_the_other_pods_of_the_tick_keep_their_names(given: Given) -> None:
@@ -82,10 +82,10 @@ def test_a_foreign_pod_is_logged_once_a_minute_for_each_node(
     given.read_pod(pod(node="node-b"))
     for _ in range(3):
         given.take(containers=NAMED[:1])
-    said = [line for line in capsys.readouterr().out.splitlines() if "pod_names_refused" in line]
-    assert len(said) == 1
+    output = [line for line in capsys.readouterr().out.splitlines() if "pod_names_refused" in line]
+    assert len(output) == 1
     for part in ("node-a", "research/train-0", UIDS[0], "node-b"):
-        assert part in said[0]
+        assert part in output[0]
 
 
 async def test_the_same_pods_on_their_own_node_are_named(given: Given) -> None:
@@ -182,11 +182,11 @@ async def test_an_incident_of_another_nodes_pod_is_told_without_names(given: Giv
     before = refused()
     given.read_pod(pod(node="node-b"))
     (message,) = given.stage.take_incidents([incident_record(incident())])
-    told = _ATTRIBUTED.decode(message.value)
-    assert [one.pid for one in told.incident.processes] == [1]
-    assert told.pods == [PodDescription(uid=UIDS[0], state=PodState.FOREIGN)]
+    reported = _ATTRIBUTED.decode(message.value)
+    assert [one.pid for one in reported.incident.processes] == [1]
+    assert reported.pods == [PodDescription(uid=UIDS[0], state=PodState.FOREIGN)]
     assert refused() == before + 1
-    assert await given.letters() == []
+    assert await given.rejected_records() == []
 
 
 NODES = ("node-a", "node-b")
@@ -238,12 +238,12 @@ allocations = st.lists(
 @for_any(
     cached=known_pods,
     containers=st.lists(named_containers, min_size=1, max_size=4),
-    held=allocations,
+    allocated=allocations,
 )
 def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
     cached: list[PodRecord],
     containers: list[list[ContainerRef]],
-    held: list[DeviceAllocation],
+    allocated: list[DeviceAllocation],
 ) -> None:
     """Byte for byte; and a name stands only beside a pod whose record names the node.
 
@@ -259,7 +259,7 @@ def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
             process(container=partition, pid=partition + 1) for partition in range(len(named))
         ]
         tick = record(
-            sample(seq=number, containers=named, processes=processes, allocations=held),
+            sample(seq=number, containers=named, processes=processes, allocations=allocated),
             offset=number,
         )
         (first,) = with_none.stage.take_samples([tick])
@@ -270,9 +270,9 @@ def test_the_same_ticks_give_the_same_books_whatever_pods_are_cached(
             is_known = described["state"] == "known"
             assert ("name" in described) == (is_known or described["state"] == "named")
             if described["state"] == "named":
-                said = (described["namespace"], described["name"])
+                output = (described["namespace"], described["name"])
                 assert all(
-                    (last_version.namespace, last_version.name) != said
+                    (last_version.namespace, last_version.name) != output
                     or last_version.deleted_time_ns is not None
                     for last_version in last_versions
                 )

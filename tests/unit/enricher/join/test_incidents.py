@@ -32,7 +32,7 @@ def attributed(given: Given, happened: Incident) -> AttributedIncident:
     return ATTRIBUTED.decode(message.value)
 
 
-def held_by(*names: str, container: str = "main") -> list[DeviceAllocation]:
+def allocated_to(*names: str, container: str = "main") -> list[DeviceAllocation]:
     """Return what the kubelet says where these pods hold a part of the GPU each."""
     return [
         DeviceAllocation(
@@ -49,7 +49,7 @@ def held_by(*names: str, container: str = "main") -> list[DeviceAllocation]:
 
 def on_idle_gpu(given: Given, *names: str) -> list[PodDescription]:
     """Return the pods of an incident on a GPU that these hold and nobody uses."""
-    happened = incident(processes=[], allocations=held_by(*names))
+    happened = incident(processes=[], allocations=allocated_to(*names))
     return attributed(given, happened).pods
 
 
@@ -74,10 +74,10 @@ def test_pods_with_processes_come_first_and_each_is_named_once(given: Given) -> 
     """The first pod of an incident is the one that is alerted."""
     for number in range(3):
         given.read_pod(pod(number))
-    held = held_by("train-2", "train-0", "train-2", "train-1")
-    found = attributed(given, incident(allocations=held))
+    allocated = allocated_to("train-2", "train-0", "train-2", "train-1")
+    found = attributed(given, incident(allocations=allocated))
     assert [each.name for each in found.pods] == ["train-0", "train-1", "train-2"]
-    assert found.incident.allocations == held
+    assert found.incident.allocations == allocated
     assert found.allocation_pods == [2, 0, 2, 1]
 
 

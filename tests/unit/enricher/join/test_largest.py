@@ -58,7 +58,7 @@ PLAIN = {
 }
 
 
-def held(number: int, **changes: Any) -> DeviceAllocation:  # noqa: ANN401 - as DeviceAllocation takes them
+def allocated(number: int, **changes: Any) -> DeviceAllocation:  # noqa: ANN401 - as DeviceAllocation takes them
     values: dict[str, Any] = {
         "gpu_uuid": "GPU-a",
         "device_id": f"{number}",
@@ -103,7 +103,7 @@ def largest() -> dict[str, NodeSample]:
             ],
         ),
         "allocations": sample(
-            containers=[], allocations=[held(number) for number in range(MAX_ALLOCATIONS)]
+            containers=[], allocations=[allocated(number) for number in range(MAX_ALLOCATIONS)]
         ),
         "gpus": sample(
             containers=[], gpus=[reading(uuid=f"GPU-{number}") for number in range(MAX_GPUS)]
@@ -111,12 +111,12 @@ def largest() -> dict[str, NodeSample]:
         "instances that are each another's": sample(
             containers=[],
             gpus=instances(MAX_GPUS - 1),
-            allocations=[held(number, gpu_instance=number) for number in range(MAX_GPUS)],
+            allocations=[allocated(number, gpu_instance=number) for number in range(MAX_GPUS)],
         ),
         "more held of each instance than a message has": sample(
             containers=[],
             gpus=instances(MAX_GPUS - 1, gpu_instance=1),
-            allocations=[held(number, gpu_instance=1) for number in range(MAX_ALLOCATIONS)],
+            allocations=[allocated(number, gpu_instance=1) for number in range(MAX_ALLOCATIONS)],
         ),
         "ends": sample(
             containers=[],
@@ -182,7 +182,7 @@ def test_the_event_of_any_tick_that_is_decoded_is_decoded(
     ]
     names = st.text(max_size=63)
     allocations = [
-        held(number, namespace=data.draw(names), pod=data.draw(names))
+        allocated(number, namespace=data.draw(names), pod=data.draw(names))
         for number in range(data.draw(st.integers(0, 5)))
     ]
     times = st.integers(0, 2**63 - 1)
@@ -204,26 +204,26 @@ def test_the_event_of_any_tick_that_is_decoded_is_decoded(
 def test_what_an_incident_comes_to_is_one_that_sinks_decode(
     processes: int, allocations: int
 ) -> None:
-    told = incident(
+    reported = incident(
         message="m" * MAX_SENTENCE_LENGTH,
         processes=[IncidentProcess(pid=one, container_id=f"{one}") for one in range(processes)],
-        allocations=[held(number) for number in range(allocations)],
+        allocations=[allocated(number) for number in range(allocations)],
     )
 
-    (made,) = taken(told, lambda stage: stage.take_incidents([incident_record(told)]))
+    (made,) = taken(reported, lambda stage: stage.take_incidents([incident_record(reported)]))
 
     assert len(ATTRIBUTED.decode(made.value).pods) == processes + allocations
 
 
 def test_an_incident_whose_processes_are_all_in_one_pod_is_one_that_sinks_decode() -> None:
-    told = incident(
+    reported = incident(
         processes=[
             IncidentProcess(pid=one, pod_uid="u", container_id=f"{one}")
             for one in range(MAX_INCIDENT_PROCESSES)
         ]
     )
 
-    (made,) = taken(told, lambda stage: stage.take_incidents([incident_record(told)]))
+    (made,) = taken(reported, lambda stage: stage.take_incidents([incident_record(reported)]))
 
     found = ATTRIBUTED.decode(made.value)
     assert len(found.pods) == 1
@@ -233,13 +233,13 @@ def test_an_incident_whose_processes_are_all_in_one_pod_is_one_that_sinks_decode
 def test_a_kind_that_is_not_known_is_counted_as_other() -> None:
     """A label for each word that somebody writes would be a series for each."""
     before = value_of("gpuledger_join_incidents_total", kind="other")
-    told = [incident_record(incident(kind=f"kind-{number}")) for number in range(3)]
+    reported = [incident_record(incident(kind=f"kind-{number}")) for number in range(3)]
     dead_letters = DeadLetterQueue(
         consumer="test", producer=KeepingProducer(), partitions=1, topic=DEAD_LETTERS
     )
 
     made = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS).take_incidents(
-        told
+        reported
     )
 
     assert value_of("gpuledger_join_incidents_total", kind="other") == before + 3

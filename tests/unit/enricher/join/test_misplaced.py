@@ -78,11 +78,11 @@ async def test_what_lies_elsewhere_is_put_aside_and_changes_nothing(
     assert not getattr(given.stage, taken)([read._replace(**ELSEWHERE[where])])
     event = given.take(seq=2000, containers=NAMED)
     assert [one.state for one in event.pods] == [PodState.PENDING]
-    (letter,) = await given.letters()
-    assert letter.reason == "misplaced"
+    (dead_letter,) = await given.rejected_records()
+    assert dead_letter.reason == "misplaced"
     home, lies = (f"partition {each}" for each in (HOME, ELSEWHERE[where].get("partition", HOME)))
-    assert f"of node default/node-a belongs in {home} under key " in letter.detail
-    assert f"it lies in {lies} under key " in letter.detail
+    assert f"of node default/node-a belongs in {home} under key " in dead_letter.detail
+    assert f"it lies in {lies} under key " in dead_letter.detail
 
 
 @pytest.mark.parametrize("what", OF_NODE_A)
@@ -90,7 +90,7 @@ async def test_what_lies_at_home_is_used(given: Given, what: str) -> None:
     """The same records, each where its writer puts it."""
     taken, read = OF_NODE_A[what]
     getattr(given.stage, taken)([read])
-    assert await given.letters() == []
+    assert await given.rejected_records() == []
 
 
 def test_a_tombstone_takes_nothing_from_another_partition(given: Given) -> None:

@@ -15,7 +15,7 @@ from gpuledger.errors import BusError, BusUnavailableError
 from gpuledger.keys import key_in
 from gpuledger.records import DeadLetter, NamespaceRecord
 from gpuledger.runtime import Backoff, Check, RetryingCaller
-from gpuledger_enricher.join.restore import NamespaceFollower, NamespaceLetters
+from gpuledger_enricher.join.restore import NamespaceDeadLetters, NamespaceFollower
 from gpuledger_enricher.join.stage import JoinStage
 from tests.default_topics import DEAD_LETTERS, NAMESPACES, NODES, PODS, SAMPLES, TOPICS
 from tests.fakes.producer import KeepingProducer
@@ -70,11 +70,14 @@ class Followed:
 
     def __init__(self, bus: MemoryBus) -> None:
         self.producer, self.check = KeepingProducer(), Check()
-        letters = NamespaceLetters(
+        dead_letters = NamespaceDeadLetters(
             consumer="test", producer=self.producer, partitions=1, topic=DEAD_LETTERS
         )
         self.stage = JoinStage(
-            dead_letters=letters, namespace_letters=letters, is_placed=anywhere, topics=TOPICS
+            dead_letters=dead_letters,
+            namespace_dead_letters=dead_letters,
+            is_placed=anywhere,
+            topics=TOPICS,
         )
         retry = RetryingCaller(
             on=BusError,
@@ -82,7 +85,7 @@ class Followed:
             backoff=lambda: Backoff(first_seconds=0.001, max_seconds=0.001),
         )
         self.follower = NamespaceFollower(
-            stage=self.stage, letters=letters, history=bus, retry=retry, seconds=0.001
+            stage=self.stage, dead_letters=dead_letters, history=bus, retry=retry, seconds=0.001
         )
 
     def team(self) -> str | None:
@@ -149,8 +152,8 @@ async def test_the_letter_of_a_bad_namespace_is_small_and_says_where_it_lies() -
     await tell(bus, replace(namespace("9"), name="other", labels={}))
     followed = Followed(bus)
     await followed.follower.read_up()
-    letters = [LETTER.decode(message.value) for message in followed.producer.messages()]
-    assert [(letter.reason, letter.offset) for letter in letters] == [
+    dead_letters = [LETTER.decode(message.value) for message in followed.producer.messages()]
+    assert [(dead_letter.reason, dead_letter.offset) for dead_letter in dead_letters] == [
         ("undecodable", 1),
         ("misplaced", 2),
     ]

@@ -27,9 +27,9 @@ def test_whole_books_count_nothing() -> None:
 def audit(checks: JoinObserver, booked: NodeSample, read: NodeSample) -> float:
     """Return by how much the counter grows where books are held against another tick's reading."""
     before = value_of(UNBALANCED)
-    said = DescriptionCache(ClusterPods()).describe(booked)
-    event = make_event(booked, book_tick(booked), said)
-    checks.see_event(event, read, said, partition=0, now_ns=T_NS)
+    message = DescriptionCache(ClusterPods()).describe(booked)
+    event = make_event(booked, book_tick(booked), message)
+    checks.observe_event(event, read, message, partition=0, now_ns=T_NS)
     return value_of(UNBALANCED) - before
 
 
@@ -72,5 +72,5 @@ def test_time_that_two_ticks_of_a_boot_cover_is_counted(
             interval_ns=round(interval_seconds * SECOND_NS),
         )
     assert value_of("gpuledger_join_samples_overlapping_total") - before == overlaps, case
-    said = [line for line in logged if line["event"] == "samples_overlapped"]
-    assert [line["overlap_seconds"] for line in said] == [interval_seconds - 1] * overlaps
+    message = [line for line in logged if line["event"] == "samples_overlapped"]
+    assert [line["overlap_seconds"] for line in message] == [interval_seconds - 1] * overlaps

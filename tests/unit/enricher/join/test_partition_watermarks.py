@@ -40,7 +40,7 @@ def watermarks(bus: MemoryBus) -> list[Watermark]:
     return [each for each in found if each.partition == PARTITION and each.stage == JOIN]
 
 
-def podwatch_says(**changes: object) -> Watermark:
+def podwatch_watermark_of(**changes: object) -> Watermark:
     values: dict[str, object] = {
         "stage": PODWATCH,
         "cluster": "default",
@@ -58,8 +58,8 @@ async def say(bus: MemoryBus, **changes: object) -> None:
     async with bus.producer() as producer:
         for partition in range(WATERMARKS.partitions):
             own = changes if partition == PARTITION else {}
-            said = podwatch_says(**({"partition": partition} | own))
-            message = message_of(said, time_ns=said.complete_until_ns)
+            output = podwatch_watermark_of(**({"partition": partition} | own))
+            message = message_of(output, time_ns=output.complete_until_ns)
             await producer.publish(WATERMARKS.name, partition, [message])
 
 
@@ -70,10 +70,10 @@ async def test_a_partition_is_complete_up_to_the_last_tick_of_its_nodes() -> Non
     async with joining(bus):
         await committed(bus, 2)
         await until(lambda: bool(watermarks(bus)))
-    said = watermarks(bus)[0]
-    assert (said.complete_until_ns, said.topic, said.next_offset) == (TICK_NS, EVENTS.name, 2)
-    assert (said.node_count, said.unresponsive_count, said.unresponsive) == (1, None, None)
-    assert said.publisher.startswith("gpuledger-join@")
+    output = watermarks(bus)[0]
+    assert (output.complete_until_ns, output.topic, output.next_offset) == (TICK_NS, EVENTS.name, 2)
+    assert (output.node_count, output.unresponsive_count, output.unresponsive) == (1, None, None)
+    assert output.publisher.startswith("gpuledger-join@")
 
 
 async def test_a_partition_without_nodes_is_called_complete_too() -> None:
@@ -81,8 +81,8 @@ async def test_a_partition_without_nodes_is_called_complete_too() -> None:
     bus = MemoryBus()
     async with joining(bus):
         await until(lambda: bool(watermarks(bus)))
-    (said,) = watermarks(bus)
-    assert (said.node_count, said.next_offset) == (0, 0)
+    (output,) = watermarks(bus)
+    assert (output.node_count, output.next_offset) == (0, 0)
 
 
 def test_a_tick_of_a_time_that_was_called_complete_is_booked_and_counted() -> None:
@@ -90,24 +90,24 @@ def test_a_tick_of_a_time_that_was_called_complete_is_booked_and_counted() -> No
     behind = "gpuledger_join_samples_behind_watermark_total"
     before = REGISTRY.get_sample_value(behind) or 0.0
     given = Given()
-    said = podwatch_says(stage=JOIN, topic=EVENTS.name, partition=3)
-    given.stage.take_watermarks(read(said))
+    output = podwatch_watermark_of(stage=JOIN, topic=EVENTS.name, partition=3)
+    given.stage.take_watermarks(read(output))
     given.take(time_ns=TICK_NS)
     given.take(time_ns=TICK_NS + SECOND_NS)
     assert REGISTRY.get_sample_value(behind) == before + 1
 
 
-def read(said: Watermark, *, partition: int = 3) -> Sequence[Record]:
-    message = message_of(said, time_ns=TICK_NS)
+def read(output: Watermark, *, partition: int = 3) -> Sequence[Record]:
+    message = message_of(output, time_ns=TICK_NS)
     return [Record(WATERMARKS.name, partition, 0, message.timestamp_ms, message.key, message.value)]
 
 
 async def test_a_watermark_that_lies_in_another_partition_is_put_aside() -> None:
     given = Given()
-    given.stage.take_watermarks(read(podwatch_says(partition=2)))
-    (letter,) = await given.letters()
-    assert letter.reason == "misplaced"
-    assert "a watermark of partition 2" in letter.detail
+    given.stage.take_watermarks(read(podwatch_watermark_of(partition=2)))
+    (dead_letter,) = await given.rejected_records()
+    assert dead_letter.reason == "misplaced"
+    assert "a watermark of partition 2" in dead_letter.detail
 
 
 async def test_no_pod_stays_nameless_of_which_podwatch_tells_after_the_join_began() -> None:
@@ -160,18 +160,18 @@ async def test_what_is_no_watermark_is_put_aside(value: bytes) -> None:
     given, message = Given(), Message(b"join/default/3", value, 0)
     record = Record(WATERMARKS.name, 3, 0, 0, message.key, message.value)
     given.stage.take_watermarks([record])
-    (letter,) = await given.letters()
-    assert letter.reason == "undecodable"
+    (dead_letter,) = await given.rejected_records()
+    assert dead_letter.reason == "undecodable"
 
 
 def test_a_podwatch_whose_watermark_was_taken_back_is_not_waited_for() -> None:
     """As of a cluster that was retired; a tombstone of another partition takes nothing back."""
     given = Given()
-    said = podwatch_says(partition=3), podwatch_says(partition=3, cluster="gone")
-    for each in said:
+    output = podwatch_watermark_of(partition=3), podwatch_watermark_of(partition=3, cluster="gone")
+    for each in output:
         given.stage.take_watermarks(read(each))
     given.stage.pods_completeness.read_to(3, 0)
-    (gone,) = read(said[1])
+    (gone,) = read(output[1])
     for partition, left in ((2, 2), (3, 1)):
         given.stage.take_watermarks([gone._replace(value=None, partition=partition)])
         assert len(given.stage.pods_completeness.of(3)) == left

@@ -66,9 +66,9 @@ class RebalancingConsumer:
 
 
 async def test_a_take_over_that_fails_just_before_a_rebalance_leaves_nothing_for_asyncio() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     asyncio.get_running_loop().set_exception_handler(
-        lambda _, context: told.append(context["message"])
+        lambda _, context: reported.append(context["message"])
     )
     delivery, check, backoff = FailingDelivery(), Check(), Backoff()
     consumer = RebalancingConsumer(delivery)
@@ -89,7 +89,7 @@ async def test_a_take_over_that_fails_just_before_a_rebalance_leaves_nothing_for
 
     gc.collect()
     assert done == frozenset()
-    assert told == []
+    assert reported == []
 
 
 class ReadyDelivery:
@@ -183,26 +183,26 @@ async def test_a_partition_that_is_given_up_while_it_is_read_back_was_not_read_b
 
 
 async def test_an_outage_while_partitions_are_read_back_is_one_failure_of_the_check() -> None:
-    told: list[bool] = []
-    check = Check(on_change=lambda each: told.append(each.is_ok))
+    reported: list[bool] = []
+    check = Check(on_change=lambda each: reported.append(each.is_ok))
     consumer, delivery = TwoPartitions(), ReadyDelivery(failures=3)
 
     async with asyncio.timeout(HANG_SECONDS):
         await restorer(consumer, check=check, delivery=delivery).run(cast("Consumer", consumer))
 
-    assert told == [False, True]
+    assert reported == [False, True]
 
 
 async def test_a_worker_that_was_ready_is_not_while_it_reads_new_partitions_back() -> None:
-    told: list[tuple[bool, bool]] = []
-    check = Check(on_change=lambda each: told.append((each.is_ok, each.has_failed)))
+    reported: list[tuple[bool, bool]] = []
+    check = Check(on_change=lambda each: reported.append((each.is_ok, each.has_failed)))
     check.ok("9 pods")
     consumer = TwoPartitions()
 
     async with asyncio.timeout(HANG_SECONDS):
         await restorer(consumer, check=check).run(cast("Consumer", consumer))
 
-    assert told == [(True, False), (False, False), (True, False)]
+    assert reported == [(True, False), (False, False), (True, False)]
 
 
 POD_PARTITION, TICK_PARTITION = (TopicPartition(topic.name, 3) for topic in (PODS, SAMPLES))

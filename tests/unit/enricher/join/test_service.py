@@ -124,9 +124,13 @@ async def test_a_record_that_cannot_be_decoded_ends_as_a_dead_letter(topic: Topi
         (value,) = await read(bus, DEAD_LETTERS, 1)
         await publish(bus, SAMPLES, tick(1))
         assert len(await read_events(bus, 1)) == 1
-    letter = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode(value)
-    assert (letter.topic, letter.partition, letter.offset) == (topic.name, PARTITION, 0)
-    assert letter.value_base64 == "bm8ganNvbg=="
+    dead_letter = Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode(value)
+    assert (dead_letter.topic, dead_letter.partition, dead_letter.offset) == (
+        topic.name,
+        PARTITION,
+        0,
+    )
+    assert dead_letter.value_base64 == "bm8ganNvbg=="
 
 
 @pytest.mark.parametrize("topic", [PODS, NODES, WATERMARKS], ids=lambda each: each.name)
@@ -142,27 +146,27 @@ async def test_a_record_of_a_compacted_topic_has_one_letter_however_often_it_is_
             await until(readiness.is_ready)
             await publish(bus, SAMPLES, tick(number + 1))
             await committed(bus, number + 1)
-    letters = [
+    dead_letters = [
         Decoder(topic=DEAD_LETTERS.name, record=DeadLetter).decode(each.value)
         for each in bus.kept(DEAD_LETTERS.name)
     ]
-    assert len({letter.offset for letter in letters}) == len(letters) == 9
+    assert len({dead_letter.offset for dead_letter in dead_letters}) == len(dead_letters) == 9
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (Topic(name=EVENTS.name, record=GpuEvent, key="node", partitions=3), "the same number"),
         (None, "there is no topic 'gpuledger.events.v1'"),
     ],
 )
 async def test_topics_that_are_not_as_they_must_be_are_waited_for(
-    wrong: Topic | None, said: str
+    wrong: Topic | None, message: str
 ) -> None:
     """Output partition = input partition cannot hold otherwise."""
     bus = MemoryBus([topic for topic in [*TOPICS, wrong] if topic not in (EVENTS, None)])
     async with joining(bus) as readiness:
-        await until(lambda: said in str(readiness.report()))
+        await until(lambda: message in str(readiness.report()))
         assert not readiness.is_ready()
         bus.create([EVENTS])
         await publish(bus, SAMPLES, tick(1))

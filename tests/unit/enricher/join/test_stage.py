@@ -236,20 +236,20 @@ async def test_a_tick_that_cannot_be_booked_is_put_aside_and_the_next_is_booked(
         [record(value), record(USED, offset=1)]
     )
     await dead_letters.flush()
-    (letter,) = [orjson.loads(message.value or b"") for message in producer.messages()]
+    (dead_letter,) = [orjson.loads(message.value or b"") for message in producer.messages()]
     assert len(events) == 1
-    assert letter["reason"] == reason
-    assert (letter["partition"], letter["offset"]) == (3, 0)
+    assert dead_letter["reason"] == reason
+    assert (dead_letter["partition"], dead_letter["offset"]) == (3, 0)
 
 
-@pytest.mark.parametrize(("said", "changes"), REPEATED)
+@pytest.mark.parametrize(("output", "changes"), REPEATED)
 async def test_the_letter_of_a_tick_with_something_twice_says_where(
-    said: str, changes: dict[str, Any]
+    output: str, changes: dict[str, Any]
 ) -> None:
     given = Given()
     assert not given.offer(**changes)
-    (letter,) = await given.letters()
-    assert said in letter.detail
+    (dead_letter,) = await given.rejected_records()
+    assert output in dead_letter.detail
 
 
 def test_containers_that_differ_in_pod_or_id_are_several() -> None:
@@ -306,12 +306,12 @@ async def test_what_cannot_be_unpacked_is_a_letter_on_every_topic_and_takes_noth
     )
     assert len(stage.pods) == 1
     await dead_letters.flush()
-    said = [orjson.loads(message.value or b"") for message in producer.messages()]
-    assert [(each["topic"], each["offset"], each["last_offset"]) for each in said] == [
+    output = [orjson.loads(message.value or b"") for message in producer.messages()]
+    assert [(each["topic"], each["offset"], each["last_offset"]) for each in output] == [
         (topic, 5, 9)
         for topic in (PODS.name, PROGRESS.name, PROCESSES.name, INCIDENTS.name, SAMPLES.name)
     ]
-    assert {each["reason"] for each in said} == {"unreadable"}
+    assert {each["reason"] for each in output} == {"unreadable"}
 
 
 async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_is_told() -> None:
@@ -321,12 +321,12 @@ async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_i
     )
     processes = [IncidentProcess(pid=pid, container_id=f"{pid:0200}") for pid in range(4_000)]
     large, small = incident(processes=processes), incident()
-    told = JoinStage(dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS).take_incidents(
-        [incident_record(large), incident_record(small)._replace(offset=1)]
-    )
+    reported = JoinStage(
+        dead_letters=dead_letters, is_placed=anywhere, topics=TOPICS
+    ).take_incidents([incident_record(large), incident_record(small)._replace(offset=1)])
     await dead_letters.flush()
-    (letter,) = [orjson.loads(message.value or b"") for message in producer.messages()]
-    assert len(told) == 1
-    assert (letter["reason"], letter["offset"]) == ("too_large", 0)
-    assert "the attributed incident of 'default/node-a' has " in letter["detail"]
-    assert base64.b64decode(letter["key_base64"]) == b"default/node-a"
+    (dead_letter,) = [orjson.loads(message.value or b"") for message in producer.messages()]
+    assert len(reported) == 1
+    assert (dead_letter["reason"], dead_letter["offset"]) == ("too_large", 0)
+    assert "the attributed incident of 'default/node-a' has " in dead_letter["detail"]
+    assert base64.b64decode(dead_letter["key_base64"]) == b"default/node-a"

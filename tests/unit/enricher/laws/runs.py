@@ -173,14 +173,14 @@ Arrival = tuple[int, NodeSample]
 
 def draw_arrivals(random: Random, run: Run) -> list[Arrival]:
     """Draw when a run's ticks reach their topic: some twice, and late after an outage."""
-    said: list[NodeSample] = []
+    message: list[NodeSample] = []
     for ticks in run.stretches:
         end = random.randint(1, len(ticks))
-        said += [*ticks[:end], *ticks[max(0, end - random.randint(0, 8)) : end], *ticks[end:]]
+        message += [*ticks[:end], *ticks[max(0, end - random.randint(0, 8)) : end], *ticks[end:]]
     away_ns = EPOCH_NS + round(random.uniform(0.0, WINDOW_SECONDS) * SECOND_NS)
     back_ns = away_ns + round(random.uniform(0.0, LATEST_SECONDS) * SECOND_NS)
     made: list[Arrival] = []
-    for tick in said:
+    for tick in message:
         arrival_ns = back_ns if away_ns <= tick.time_ns < back_ns else tick.time_ns
         made.append((max(arrival_ns, made[-1][0] if made else 0), tick))
     return made
@@ -189,19 +189,21 @@ def draw_arrivals(random: Random, run: Run) -> list[Arrival]:
 def draw_runs(random: Random) -> tuple[list[Run], Topics]:
     """Draw a run of each node, and how they lie in the topics: as they arrive there."""
     runs = [draw_run(random, node) for node in NODES]
-    said = {run.node.name: draw_arrivals(random, run) for run in runs}
+    message = {run.node.name: draw_arrivals(random, run) for run in runs}
     samples: dict[int, list[Record]] = {}
     pods: dict[int, list[Record]] = {}
     for partition in PARTITIONS:
         here = [run for run in runs if NODES[run.node.name] == partition]
-        ticks = sorted(chain(*(said[run.node.name] for run in here)), key=itemgetter(0))
+        ticks = sorted(chain(*(message[run.node.name] for run in here)), key=itemgetter(0))
         samples[partition] = [
             Record(SAMPLES.name, partition, place, ms, node_key(one).encode(), encode(one))
             for place, (ms, one) in enumerate((at // 10**6, one) for at, one in ticks)
         ]
-        told = [(run, one) for run in here for one in run.simulation.pods]
-        random.shuffle(told)
-        pods[partition] = [_pod_record(partition, place, *one) for place, one in enumerate(told)]
+        reported = [(run, one) for run in here for one in run.simulation.pods]
+        random.shuffle(reported)
+        pods[partition] = [
+            _pod_record(partition, place, *one) for place, one in enumerate(reported)
+        ]
     return runs, Topics(samples, pods)
 
 

@@ -36,7 +36,7 @@ def test_each_tick_is_described_in_a_replay_as_it_was_in_time(steps: list[tuple[
     clock = SetClock()
     stamps = Stamps(clock)
     live, written = PodCache(), []
-    said: list[tuple[int, dict[str, str]]] = []
+    message: list[tuple[int, dict[str, str]]] = []
     for number, (step, value) in enumerate([("label", 0), *steps], start=1):
         if step == "label":
             changed = pod_record(resource_version=str(number), labels={"team": str(value)})
@@ -47,7 +47,7 @@ def test_each_tick_is_described_in_a_replay_as_it_was_in_time(steps: list[tuple[
             tick_ns = PatientClock.time_ns(clock)
             known = live.find("u1", None, node="node-a")
             assert known is not None
-            said.append((tick_ns, known.at(tick_ns).labels))
+            message.append((tick_ns, known.at(tick_ns).labels))
         elif step == "set back":
             clock.off_ns = max(clock.off_ns - value * 10**9, -3599 * 10**9)
         clock.advance(0.001 if step != "pass" else value)
@@ -56,7 +56,7 @@ def test_each_tick_is_described_in_a_replay_as_it_was_in_time(steps: list[tuple[
         again.put(changed, partition=0, seen_time_ns=seen_ns)
     known = again.find("u1", None, node="node-a")
     assert known is not None
-    for tick_ns, labels in said:
+    for tick_ns, labels in message:
         assert known.at(tick_ns).labels == labels
 
 

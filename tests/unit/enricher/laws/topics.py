@@ -170,7 +170,7 @@ def node_ticks(draw: st.DrawFn, node: str) -> list[NodeSample]:
 @st.composite
 def node_pods(draw: st.DrawFn, node: str) -> list[PodRecord | str]:
     """Draw the records of a node's pods in their order; a UID alone is a tombstone."""
-    told: list[PodRecord | str] = []
+    reported: list[PodRecord | str] = []
     for number in range(PODS_A_NODE):
         first = pod(number, uid=uid_of(node, number), node=node)
         named = replace(
@@ -179,10 +179,10 @@ def node_pods(draw: st.DrawFn, node: str) -> list[PodRecord | str]:
         )
         later = replace(named, labels={"team": "another"}, resource_version="8")
         versions = [named, later][: draw(st.integers(0, 2))]
-        told += versions + versions[: draw(st.integers(0, 1))]
+        reported += versions + versions[: draw(st.integers(0, 1))]
         if draw(st.booleans()):
-            told.append(named.uid)
-    return told
+            reported.append(named.uid)
+    return reported
 
 
 @st.composite
@@ -204,8 +204,8 @@ def topics(draw: st.DrawFn) -> Topics:
             )
             for place, one in enumerate(merged)
         ]
-        told = draw(merges([draw(node_pods(node)) for node in nodes]))
-        pods[partition] = [_pod_record(partition, place, one) for place, one in enumerate(told)]
+        reported = draw(merges([draw(node_pods(node)) for node in nodes]))
+        pods[partition] = [_pod_record(partition, place, one) for place, one in enumerate(reported)]
     return Topics(samples, pods)
 
 
@@ -225,8 +225,8 @@ def merges(lists: Sequence[Sequence[T]]) -> st.SearchStrategy[list[T]]:
     return st.permutations(turns).map(merge)
 
 
-def _pod_record(partition: int, offset: int, told: PodRecord | str) -> Record:
-    uid, value = (told, None) if isinstance(told, str) else (told.uid, encode(told))
+def _pod_record(partition: int, offset: int, reported: PodRecord | str) -> Record:
+    uid, value = (reported, None) if isinstance(reported, str) else (reported.uid, encode(reported))
     return Record(
         PODS.name,
         partition,

@@ -54,7 +54,7 @@ def last(word: str) -> Callable[[list[Step]], bool]:
     return lambda taken: as_word(taken[-1]) == word
 
 
-def told(steps: list[Step]) -> list[str]:
+def reported(steps: list[Step]) -> list[str]:
     """Write steps as words, for comparison."""
     return [as_word(step) for step in steps]
 

@@ -17,7 +17,7 @@ class LeaseShelf:
     def __init__(self) -> None:
         self.kept: dict[str, Object] = {}
         self.script: deque[Answering] = deque()
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self._version = 100
 
     def serve(self, app: web.Application) -> None:
@@ -32,7 +32,7 @@ class LeaseShelf:
         self.kept[path] = lease
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(request.method)
+        self.requests.append(request.method)
         if self.script:
             return await self.script.popleft()(request)
         match request.method:

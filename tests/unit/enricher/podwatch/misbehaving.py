@@ -32,7 +32,7 @@ class MisbehavingServer:
         self.lists: deque[Answering] = deque()
         self.watches: deque[Answering] = deque()
         self.initials: deque[Answering] = deque()
-        self.asked: list[Mapping[str, str]] = []
+        self.requests: list[Mapping[str, str]] = []
         self.tokens: list[str] = []
         self.agents: set[str] = set()
         self.others: dict[str, list[Object]] = {"nodes": [], "namespaces": []}
@@ -42,7 +42,7 @@ class MisbehavingServer:
         """Play the next answer of the script that the request is for."""
         if "sendInitialEvents" in request.query and not self.initials:
             return await status(422, reason="Invalid")(request)
-        self.asked.append(dict(request.query))
+        self.requests.append(dict(request.query))
         self.agents.add(request.headers.get("User-Agent", ""))
         self.tokens.append(request.headers.get("Authorization", ""))
         if "sendInitialEvents" in request.query:
@@ -69,7 +69,7 @@ class MisbehavingServer:
 
     def kinds(self) -> list[str]:
         """Return what was asked for, as `list`, `watch` and `initial`, in order."""
-        return [_kind(query) for query in self.asked]
+        return [_kind(query) for query in self.requests]
 
 
 def _kind(query: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ NOTES = {"team.example/ticket": "T-1", "owner": "ada", "noise": "x" * 1000}
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("requested", "expected"),
     [
         ([], None),
         (["absent"], None),
@@ -33,10 +33,10 @@ NOTES = {"team.example/ticket": "T-1", "owner": "ada", "noise": "x" * 1000}
     ],
 )
 def test_only_the_annotations_asked_for_are_carried(
-    asked: list[str], expected: dict[str, str] | None
+    requested: list[str], expected: dict[str, str] | None
 ) -> None:
     item = pod(metadata={"annotations": NOTES | {"kubernetes.io/config.hash": "h"}})
-    found = read(item, annotations=asked)
+    found = read(item, annotations=requested)
     assert found.annotations == expected
 
 

@@ -170,7 +170,7 @@ async def test_the_authority_and_the_certificate_of_their_files_are_those_of_lat
             app = web.Application()
             app.router.add_get("/api/v1/pods", page())
             _mount(authority, mounted)
-            async with serving(app, context=_asking_for_certificates(authority)) as url:
+            async with serving(app, context=_requiring_certificates(authority)) as url:
                 _name_files(file, mounted, url=url)
                 if api is None:
                     api = await stack.enter_async_context(opened(file))
@@ -232,7 +232,7 @@ def _mount(authority: Authority, folder: Path) -> None:
     shutil.copy(pair.key, folder / "client-key.pem")
 
 
-def _asking_for_certificates(authority: Authority) -> ssl.SSLContext:
+def _requiring_certificates(authority: Authority) -> ssl.SSLContext:
     pair = authority.issue("server")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.certificate)
     context.load_cert_chain(pair.certificate, pair.key)

@@ -23,8 +23,8 @@ from tests.unit.enricher.podwatch.builders import (
 
 
 def read(item: Object, **options: Any) -> PodRecord:  # noqa: ANN401  # options of the reader
-    asked = {"labels": ["app"], "gpu_resource_prefixes": ["nvidia.com/"]} | options
-    found = PodReader(cluster="default", **asked).read(encoded(item))
+    requested = {"labels": ["app"], "gpu_resource_prefixes": ["nvidia.com/"]} | options
+    found = PodReader(cluster="default", **requested).read(encoded(item))
     assert found is not None
     return found
 
@@ -78,7 +78,7 @@ def test_the_owner_is_the_workload_that_people_know(
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("requested", "expected"),
     [
         (["app"], {"app": "web"}),
         (["team", "app"], {"team": "red", "app": "web"}),
@@ -87,9 +87,11 @@ def test_the_owner_is_the_workload_that_people_know(
         ([], {}),
     ],
 )
-def test_only_the_labels_asked_for_are_carried(asked: list[str], expected: dict[str, str]) -> None:
+def test_only_the_labels_asked_for_are_carried(
+    requested: list[str], expected: dict[str, str]
+) -> None:
     item = pod(metadata={"labels": {"app": "web", "team": "red", "noise": "1"}})
-    assert read(item, labels=asked).labels == expected
+    assert read(item, labels=requested).labels == expected
 
 
 def test_containers_of_all_kinds_are_named_also_before_they_start() -> None:

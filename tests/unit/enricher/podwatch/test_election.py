@@ -135,7 +135,7 @@ async def test_a_lease_that_is_missing_is_made(api: Api, shelf: LeaseShelf) -> N
     one = Candidate(api, "one")
     await one.elector.acquire()
     assert one.holds()
-    assert shelf.asked == ["GET", "POST"]
+    assert shelf.requests == ["GET", "POST"]
     when = "2026-11-21T08:00:00.000000Z"
     assert datetime.fromisoformat(when) == datetime.fromtimestamp(CREATED_NS / 1e9, tz=UTC)
     assert spec(shelf) == {
@@ -301,10 +301,10 @@ async def test_a_process_that_stood_still_knows_that_its_time_is_over(
     await one.elector.acquire()
     leading = asyncio.create_task(one.elector.lead(work_until(asyncio.Event(), ended)))
     await clock.asleep()
-    asked = len(shelf.asked)
+    requested = len(shelf.requests)
     await clock.step(60.0)
     await leading
-    assert (ended, shelf.asked[asked:]) == (["cancelled"], ["PUT"])
+    assert (ended, shelf.requests[requested:]) == (["cancelled"], ["PUT"])
     assert spec(shelf)["holderIdentity"] == ""
 
 

@@ -20,8 +20,8 @@ NESTED = b'{"metadata":' + b"[" * 50_000
 
 async def read(answer: Raw) -> bytes:
     async with answering([answer]) as server, open_api(KubernetesSettings(url=server.url)) as api:
-        asked = api.get("/api/v1/pods", query={}, idle_timeout_seconds=20.0, total_seconds=20.0)
-        async with asked as found:
+        requested = api.get("/api/v1/pods", query={}, idle_timeout_seconds=20.0, total_seconds=20.0)
+        async with requested as found:
             return await found.read(max_bytes=MAX_PAGE_BYTES)
 
 

@@ -37,7 +37,7 @@ def item(uid: str, *, version: str = "7", **metadata: object) -> Object:
     return {"metadata": named | {"creationTimestamp": CREATED} | metadata}
 
 
-def told(bus: MemoryBus, kind: ObjectKind[Any]) -> list[tuple[str, int, str]]:
+def reported(bus: MemoryBus, kind: ObjectKind[Any]) -> list[tuple[str, int, str]]:
     """Return what a kind's topic has, as name, partition and state."""
     found = []
     for record in bus.kept(kind.topic(bus.topics).name):
@@ -78,8 +78,8 @@ async def test_nodes_lie_with_their_samples_and_namespaces_in_one_partition(
         partition_of_node(key_in("default", f"name-{uid}"), partitions=NODES.partitions)
         for uid in ("n1", "n2")
     ]
-    assert sorted(told(bus, NODE)) == [("n1", places[0], "there"), ("n2", places[1], "there")]
-    assert sorted(told(bus, NAMESPACE)) == [("s1", 0, "there"), ("s2", 0, "there")]
+    assert sorted(reported(bus, NODE)) == [("n1", places[0], "there"), ("n2", places[1], "there")]
+    assert sorted(reported(bus, NAMESPACE)) == [("s1", 0, "there"), ("s2", 0, "there")]
     assert {kind.plural: readiness.check(f"{kind.plural}.api").detail for kind in KINDS} == {
         "pods": "0 pods",
         "nodes": "2 nodes",
@@ -103,7 +103,7 @@ async def test_a_restart_repeats_nothing_and_finds_what_went_and_later_come_tomb
         bus, settings, PatientClock(start_ns=2**62), {NODES.name: 4, NAMESPACES.name: 4}
     )
     for kind, gone in ((NODE, "n2"), (NAMESPACE, "s2")):
-        mine = [(place, state) for uid, place, state in told(bus, kind) if uid == gone]
+        mine = [(place, state) for uid, place, state in reported(bus, kind) if uid == gone]
         assert [state for _, state in mine] == ["there", "deleted", "tombstone"]
         assert len({place for place, _ in mine}) == 1
 
@@ -180,7 +180,7 @@ async def test_a_node_that_cannot_be_read_is_named_and_the_others_are_published(
     server.others["nodes"] = [item("odd", labels=5), item("n1")]
     bus, readiness = MemoryBus(), Readiness()
     async with running(bus=bus, settings=settings, readiness=readiness, clock=StillClock()):
-        await soon(lambda: [uid for uid, _, _ in told(bus, NODE)] == ["n1"])
+        await soon(lambda: [uid for uid, _, _ in reported(bus, NODE)] == ["n1"])
         check = readiness.check("nodes.objects")
         await soon(lambda: check.has_failed)
         assert check.detail.startswith("name-odd cannot be read, and 0 others: not a node")

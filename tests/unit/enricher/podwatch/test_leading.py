@@ -85,13 +85,13 @@ async def test_one_of_two_leads_and_the_other_stands_by_ready(place: Place) -> N
     first, second = Readiness(), Readiness()
     async with place.run("one", first):
         await soon(lambda: first.check("pods.api").detail == "1 pods")
-        asked = place.server.kinds().count("list")
+        requested = place.server.kinds().count("list")
         async with place.run("two", second):
             await soon(lambda: "standing by" in second.check("lease").detail)
             assert second.is_ready()
             assert second.check("lease").detail == "standing by: one leads"
             assert second.check("pods.api").detail == "standing by"
-            assert (place.holder(), place.server.kinds().count("list")) == ("one", asked)
+            assert (place.holder(), place.server.kinds().count("list")) == ("one", requested)
     assert place.holder() == ""
     assert states(await topic(place.bus)) == {"a": ["Running"]}
 
@@ -106,7 +106,7 @@ async def test_the_next_leader_says_what_changed_and_nothing_twice(place: Place)
         await soon(lambda: second.check("pods.api").detail == "2 pods")
         async with place.run("one", first):
             await soon(lambda: first.check("lease").detail == "standing by: two leads")
-            place.shelf.put(PATH, _held_by("nobody, for one second", seconds=1))
+            place.shelf.put(PATH, _allocated_to("nobody, for one second", seconds=1))
             expected = {"stays": ["Running"], "goes": ["Running", "deleted"], "comes": ["Running"]}
             async with asyncio.timeout(HANG_SECONDS):
                 while states(await topic(place.bus)) != expected:  # noqa: ASYNC110  # a topic has no event to wait on
@@ -114,7 +114,7 @@ async def test_the_next_leader_says_what_changed_and_nothing_twice(place: Place)
     assert states(await topic(place.bus)) == expected
 
 
-def _held_by(holder: str, *, seconds: int) -> dict[str, dict[str, object]]:
+def _allocated_to(holder: str, *, seconds: int) -> dict[str, dict[str, object]]:
     return {
         "metadata": {"name": "gpuledger-podwatch"},
         "spec": {"holderIdentity": holder, "leaseDurationSeconds": seconds},

@@ -28,15 +28,15 @@ def podwatch(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 def test_a_missing_kubeconfig_is_said_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "kubeconfig"
     ended = podwatch(GPULEDGER_KUBERNETES__KUBECONFIG=str(file))
-    said = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
+    message = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
     assert ended.returncode == 2, ended.stderr
-    assert len(said) == 1
-    assert f"No such file or directory: '{file}'" in said[0]
-    assert said[0].endswith(f"check the file kubernetes.kubeconfig names: {file}")
+    assert len(message) == 1
+    assert f"No such file or directory: '{file}'" in message[0]
+    assert message[0].endswith(f"check the file kubernetes.kubeconfig names: {file}")
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("http//user:hunter2@api:8001", "must begin with http:// or https://"),
         ("api:8001", "'api:8001' must begin with http:// or https://"),
@@ -44,13 +44,13 @@ def test_a_missing_kubeconfig_is_said_in_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_the_address_of_an_api_server_that_is_none_is_refused_in_one_line(
-    url: str, said: str
+    url: str, message: str
 ) -> None:
     ended = podwatch(GPULEDGER_KUBERNETES__URL=url)
 
     assert ended.returncode == 2, ended.stderr
     assert "KUBERNETES__URL: " in ended.stderr
-    assert said in ended.stderr
+    assert message in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert "hunter2" not in ended.stderr
 
@@ -74,12 +74,12 @@ def test_a_signal_does_not_wait_for_the_import_of_the_client_library(tmp_path: P
     with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as child:
         try:
             assert child.stderr is not None
-            said = child.stderr.readline()
+            message = child.stderr.readline()
             child.terminate()
             _, rest = child.communicate(timeout=30)
         finally:
             child.kill()
-    assert '"service_started"' in said
-    assert f'"url":null,"kubeconfig":"{tmp_path}/kubeconfig"' in said
+    assert '"service_started"' in message
+    assert f'"url":null,"kubeconfig":"{tmp_path}/kubeconfig"' in message
     assert "service_ended" in rest
     assert child.returncode == 0

@@ -36,8 +36,8 @@ def test_all_that_was_seen_by_the_time_that_is_said_was_published(
 ) -> None:
     """In that state or a newer one; batches of three, of which a part may fail."""
     pods, clock = table(), PatientClock()
-    said = ObjectWatermarks(table=pods, clock=clock)
-    said.follow(Phase.LISTED)
+    message = ObjectWatermarks(table=pods, clock=clock)
+    message.follow(Phase.LISTED)
     seen: list[tuple[int, str, int]] = []
     published: dict[str, int] = {}
     for number, (step, value) in enumerate(steps, start=1):
@@ -52,7 +52,7 @@ def test_all_that_was_seen_by_the_time_that_is_said_was_published(
         elif step == "pass":
             clock.advance(value)
         else:
-            said.begin()
+            message.begin()
             batch = pods.batch(3)
             arrived = batch if step == "send" else batch[:value]
             for each in arrived:
@@ -60,52 +60,52 @@ def test_all_that_was_seen_by_the_time_that_is_said_was_published(
                 published[each.identity] = int(each.record.resource_version)
             pods.acknowledge(arrived)
             if step == "send":
-                said.acknowledge(batch)
+                message.acknowledge(batch)
             else:
-                said.reset()
-        if (until_ns := said.complete_until_ns()) is not None:
+                message.reset()
+        if (until_ns := message.complete_until_ns()) is not None:
             for time_ns, uid, version in seen:
                 assert time_ns > until_ns or published.get(uid, 0) >= version
-            said.told()
+            message.record_published()
 
 
 def test_nothing_is_said_before_the_first_whole_list_and_while_the_api_server_is_away() -> None:
     clock = PatientClock()
-    said = ObjectWatermarks(table=table(), clock=clock)
+    message = ObjectWatermarks(table=table(), clock=clock)
     for step in (Phase.LISTING, Interrupted(KubernetesError("away"))):
-        said.follow(step)
+        message.follow(step)
         clock.advance(60)
-        said.begin()
-        assert said.complete_until_ns() is None
-    said.follow(Phase.LISTED)
-    said.begin()
-    assert said.complete_until_ns() == clock.time_ns()
+        message.begin()
+        assert message.complete_until_ns() is None
+    message.follow(Phase.LISTED)
+    message.begin()
+    assert message.complete_until_ns() == clock.time_ns()
 
 
 def test_it_is_renewed_every_few_seconds_and_no_more_often() -> None:
     clock = PatientClock()
-    said = ObjectWatermarks(table=table(), clock=clock)
-    said.follow(Phase.LISTED)
+    message = ObjectWatermarks(table=table(), clock=clock)
+    message.follow(Phase.LISTED)
     times = []
     for _ in range(21):
-        said.begin()
-        if (until_ns := said.complete_until_ns()) is not None:
+        message.begin()
+        if (until_ns := message.complete_until_ns()) is not None:
             times.append(until_ns)
-            said.told()
+            message.record_published()
         clock.advance(1)
     assert len(times) == 5
 
 
 def test_a_watch_that_goes_on_is_given_time_to_bring_what_it_missed() -> None:
     clock = PatientClock()
-    said = ObjectWatermarks(table=table(), clock=clock)
-    said.follow(Phase.LISTED)
-    said.told()
-    said.follow(Interrupted(KubernetesError("away")))
+    message = ObjectWatermarks(table=table(), clock=clock)
+    message.follow(Phase.LISTED)
+    message.record_published()
+    message.follow(Interrupted(KubernetesError("away")))
     clock.advance(60)
-    said.follow(Phase.WATCHING)
-    said.begin()
-    assert said.complete_until_ns() is None
+    message.follow(Phase.WATCHING)
+    message.begin()
+    assert message.complete_until_ns() is None
     clock.advance(6)
-    said.begin()
-    assert said.complete_until_ns() == clock.time_ns()
+    message.begin()
+    assert message.complete_until_ns() == clock.time_ns()

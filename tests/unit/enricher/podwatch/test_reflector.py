@@ -19,7 +19,7 @@ from tests.unit.enricher.podwatch.builders import (
     pod,
     write_kubeconfig,
 )
-from tests.unit.enricher.podwatch.following import as_word, nth, reflector_of, steps_until, told
+from tests.unit.enricher.podwatch.following import as_word, nth, reflector_of, reported, steps_until
 from tests.unit.enricher.podwatch.misbehaving import (
     Answering,
     MisbehavingServer,
@@ -66,8 +66,8 @@ async def test_all_pages_of_a_list_come_before_the_watch(
     server.lists += [page(pod("a"), pod("b"), continue_token="t 1/2"), page(pod("c"), version="9")]
     server.watches += [events(event("ADDED", pod("d", version="12")), keep=True)]
     steps = await steps_until(reflector, lambda taken: as_word(taken[-1]) == "+d")
-    assert told(steps) == ["LISTING", "+a", "+b", "+c", "LISTED", "WATCHING", "+d"]
-    first, second, watch = server.asked
+    assert reported(steps) == ["LISTING", "+a", "+b", "+c", "LISTED", "WATCHING", "+d"]
+    first, second, watch = server.requests
     assert (first["limit"], second["continue"]) == ("2", "t 1/2")
     assert (watch["resourceVersion"], watch["allowWatchBookmarks"]) == ("9", "true")
     assert watch["timeoutSeconds"] == "300"
@@ -86,8 +86,8 @@ async def test_a_watch_goes_on_from_the_newest_event_or_bookmark(
         events(event("ADDED", pod("b", node=None, version="11"))),
     ]
     steps = await steps_until(reflector, nth(WATCHING, 5))
-    assert told(steps)[2:] == ["WATCHING", "+a", *["WATCHING"] * 2, "-a", *["WATCHING"] * 2]
-    assert [query["resourceVersion"] for query in server.asked[1:]] == ["1", "5", "8", "9", "11"]
+    assert reported(steps)[2:] == ["WATCHING", "+a", *["WATCHING"] * 2, "-a", *["WATCHING"] * 2]
+    assert [query["resourceVersion"] for query in server.requests[1:]] == ["1", "5", "8", "9", "11"]
     assert server.kinds() == ["list"] + ["watch"] * 5
 
 
@@ -109,9 +109,14 @@ async def test_an_expired_version_leads_to_a_new_list(
     server.watches += [gone, events(event("ADDED", pod("c", version="51")), keep=True)]
     steps = await steps_until(reflector, lambda taken: as_word(taken[-1]) == "+c")
     first, second = ["LISTING", "+a", "LISTED"], ["LISTING", "+b", "LISTED"]
-    assert [said for said in told(steps) if said != "WATCHING"] == [*first, word, *second, "+c"]
+    assert [message for message in reported(steps) if message != "WATCHING"] == [
+        *first,
+        word,
+        *second,
+        "+c",
+    ]
     assert server.kinds() == ["list", "watch", "list", "watch"]
-    assert server.asked[3]["resourceVersion"] == "50"
+    assert server.requests[3]["resourceVersion"] == "50"
 
 
 async def test_a_page_that_is_too_large_is_asked_for_again_with_fewer_pods(
@@ -119,8 +124,8 @@ async def test_a_page_that_is_too_large_is_asked_for_again_with_fewer_pods(
 ) -> None:
     server.lists += [text(200, " " * (MAX_PAGE_BYTES + 1)), page(pod("a"))]
     steps = await steps_until(reflector, nth(WATCHING, 1))
-    assert told(steps) == ["LISTING", "+a", "LISTED", "WATCHING"]
-    assert [query["limit"] for query in server.asked[:2]] == ["2", "1"]
+    assert reported(steps) == ["LISTING", "+a", "LISTED", "WATCHING"]
+    assert [query["limit"] for query in server.requests[:2]] == ["2", "1"]
 
 
 async def test_an_expired_page_begins_the_list_anew(
@@ -132,8 +137,8 @@ async def test_an_expired_page_begins_the_list_anew(
         page(pod("b")),
     ]
     steps = await steps_until(reflector, nth(WATCHING, 1))
-    assert told(steps) == ["LISTING", "+a", "!410", "LISTING", "+b", "LISTED", "WATCHING"]
-    assert "continue" not in server.asked[2]
+    assert reported(steps) == ["LISTING", "+a", "!410", "LISTING", "+b", "LISTED", "WATCHING"]
+    assert "continue" not in server.requests[2]
 
 
 @pytest.mark.parametrize(
@@ -155,9 +160,9 @@ async def test_a_failure_is_told_and_the_watch_goes_on_where_it_was(
     server.lists += [page(version="3")]
     server.watches += [failing, events(event("ADDED", pod("a")), keep=True)]
     steps = await steps_until(reflector, lambda taken: as_word(taken[-1]) == "+a")
-    assert word in told(steps)
+    assert word in reported(steps)
     assert server.kinds() == ["list", "watch", "watch"]
-    assert [query["resourceVersion"] for query in server.asked[1:]] == ["3", "3"]
+    assert [query["resourceVersion"] for query in server.requests[1:]] == ["3", "3"]
 
 
 async def test_a_watch_on_which_nothing_changes_is_begun_anew_where_it_was_and_is_no_failure(
@@ -174,7 +179,7 @@ async def test_a_watch_on_which_nothing_changes_is_begun_anew_where_it_was_and_i
     )
     assert [step for step in steps if isinstance(step, Interrupted)] == []
     assert server.kinds() == ["list", "watch", "watch", "watch"]
-    assert [query["resourceVersion"] for query in server.asked[1:]] == ["3", "4", "4"]
+    assert [query["resourceVersion"] for query in server.requests[1:]] == ["3", "4", "4"]
 
 
 async def test_a_server_that_is_gone_behind_a_silent_watch_is_told_when_it_is_asked_again(
@@ -239,7 +244,7 @@ async def test_a_server_that_asks_for_patience_gets_it_within_bounds(
 ) -> None:
     server.lists += [status(429, reason="TooManyRequests", retry_after=header), page()]
     steps = await steps_until(reflector, nth(WATCHING, 1))
-    assert told(steps) == ["LISTING", "!429", "LISTING", "LISTED", "WATCHING"]
+    assert reported(steps) == ["LISTING", "!429", "LISTING", "LISTED", "WATCHING"]
     assert clock.slept == [pause_seconds]
 
 
@@ -249,7 +254,7 @@ async def test_an_object_of_three_megabytes_is_an_object_like_any_other(
     large = pod("large", metadata={"annotations": {"blob": "x" * 3_000_000}})
     server.watches += [events(event("ADDED", large), event("ADDED", pod("small")), keep=True)]
     steps = await steps_until(reflector, lambda taken: as_word(taken[-1]) == "+small")
-    assert told(steps)[-2:] == ["+large", "+small"]
+    assert reported(steps)[-2:] == ["+large", "+small"]
 
 
 async def test_an_unknown_event_type_is_stepped_over(
@@ -266,7 +271,7 @@ async def test_an_unknown_event_type_is_stepped_over(
         )
     ]
     steps = await steps_until(reflector, lambda taken: as_word(taken[-1]) == "+c")
-    assert told(steps) == ["LISTING", "LISTED", "WATCHING", "?", "+c"]
+    assert reported(steps) == ["LISTING", "LISTED", "WATCHING", "?", "+c"]
 
 
 async def test_a_pod_that_cannot_be_read_does_not_spoil_the_others(
@@ -276,7 +281,7 @@ async def test_a_pod_that_cannot_be_read_does_not_spoil_the_others(
     server.lists += [page(odd, pod("a"))]
     server.watches += [events(event("ADDED", odd), event("ADDED", pod("b")), keep=True)]
     steps = await steps_until(reflector, lambda taken: as_word(taken[-1]) == "+b")
-    assert told(steps) == ["LISTING", "?odd", "+a", "LISTED", "WATCHING", "?odd", "+b"]
+    assert reported(steps) == ["LISTING", "?odd", "+a", "LISTED", "WATCHING", "?odd", "+b"]
 
 
 async def test_a_list_that_is_none_is_a_failure_and_no_empty_list(
@@ -284,7 +289,7 @@ async def test_a_list_that_is_none_is_a_failure_and_no_empty_list(
 ) -> None:
     server.lists += [text(200, "<html>Please log in</html>"), page(pod("a"))]
     steps = await steps_until(reflector, nth(WATCHING, 1))
-    assert told(steps) == ["LISTING", "!None", "LISTING", "+a", "LISTED", "WATCHING"]
+    assert reported(steps) == ["LISTING", "!None", "LISTING", "+a", "LISTED", "WATCHING"]
 
 
 async def test_a_missing_role_is_said_with_its_remedy(
@@ -292,9 +297,9 @@ async def test_a_missing_role_is_said_with_its_remedy(
 ) -> None:
     server.lists += [status(403, reason="Forbidden")]
     steps = await steps_until(reflector, lambda taken: isinstance(taken[-1], Interrupted))
-    told_error = steps[-1]
-    assert isinstance(told_error, Interrupted)
-    assert str(told_error.error) == (
+    reported_error = steps[-1]
+    assert isinstance(reported_error, Interrupted)
+    assert str(reported_error.error) == (
         "the API server answered 403: says 403:"
         " grant its account get, list and watch on pods, nodes and namespaces in a ClusterRole"
     )

@@ -7,7 +7,7 @@ import pytest
 from gpuledger_enricher.podwatch.events import Interrupted, Phase, Step
 from tests.podwatch_cluster import published
 from tests.unit.enricher.podwatch.builders import PatientClock, pod
-from tests.unit.enricher.podwatch.following import follow, last, nth, told
+from tests.unit.enricher.podwatch.following import follow, last, nth, reported
 from tests.unit.enricher.podwatch.misbehaving import (
     Answering,
     MisbehavingServer,
@@ -72,7 +72,7 @@ async def test_a_list_that_comes_as_a_watch_is_not_waited_for_without_end(
 ) -> None:
     server.initials += [mute(), events(event("ADDED", pod("a")), end_mark("9"), keep=True)]
     steps = await follow(server, clock, nth(Phase.WATCHING, 1), idle_timeout_seconds=SHORT_SECONDS)
-    assert told(steps) == ["!None", "LISTING", "+a", "LISTED", "WATCHING"]
+    assert reported(steps) == ["!None", "LISTING", "+a", "LISTED", "WATCHING"]
     assert "silent for too long" in first_error(steps)
 
 
@@ -92,12 +92,12 @@ async def test_pauses_grow_from_eight_tenths_of_a_second_to_thirty_by_chance(
     assert [round(seconds, 6) for seconds in clock.slept] == expected
 
 
-@pytest.mark.parametrize(("chance", "asked"), [(0.0, "300"), (0.5, "450"), (1.0, "600")])
+@pytest.mark.parametrize(("chance", "requested"), [(0.0, "300"), (0.5, "450"), (1.0, "600")])
 async def test_watches_that_began_together_do_not_end_together(
-    server: MisbehavingServer, clock: PatientClock, chance: float, asked: str
+    server: MisbehavingServer, clock: PatientClock, chance: float, requested: str
 ) -> None:
     await follow(server, clock, nth(Phase.WATCHING, 1), chance=chance)
-    assert server.asked[-1]["timeoutSeconds"] == asked
+    assert server.requests[-1]["timeoutSeconds"] == requested
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ async def test_objects_of_three_megabytes_come_through_each_way(
         case _:
             server.watches += [events(*lines, keep=True)]
     steps = await follow(server, clock, last("+small"))
-    assert told(steps)[-2:] == ["+large", "+small"]
+    assert reported(steps)[-2:] == ["+large", "+small"]
     assert not [step for step in steps if isinstance(step, Interrupted)]
 
 
@@ -184,13 +184,13 @@ async def test_pages_that_are_too_large_are_asked_for_in_smaller_ones(
     large = [pod(name, metadata=BLOB) for name in "abcdefghijkl"]  # 36 MB
     server.lists += [page(*large), page(*large[:6], continue_token="more"), page(*large[6:])]
     steps = await follow(server, clock, last("WATCHING"), page_limit=12)
-    assert told(steps) == [
+    assert reported(steps) == [
         "LISTING",
         *(f"+{name}" for name in "abcdefghijkl"),
         "LISTED",
         "WATCHING",
     ]
-    limits = [query.get("limit") for query in server.asked]
+    limits = [query.get("limit") for query in server.requests]
     assert limits == ["12", "3", "3", None]
 
 
@@ -210,4 +210,4 @@ async def test_an_object_that_cannot_be_read_is_stepped_over(
     server.watches += [events(tail=line), events(event("ADDED", pod("a")), keep=True)]
     steps = await follow(server, clock, last("+a"))
     assert not [step for step in steps if isinstance(step, Interrupted)]
-    assert server.asked[-1]["resourceVersion"] == "5"
+    assert server.requests[-1]["resourceVersion"] == "5"

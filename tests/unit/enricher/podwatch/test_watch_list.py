@@ -9,7 +9,7 @@ from tests.unit.enricher.podwatch.builders import Object, PatientClock, pod
 from tests.unit.enricher.podwatch.following import (
     follow,
     last,
-    told,
+    reported,
 )
 from tests.unit.enricher.podwatch.misbehaving import (
     Answering,
@@ -34,7 +34,7 @@ async def words_until(
     clock: PatientClock,
     **settings: Any,  # noqa: ANN401  # any setting
 ) -> list[str]:
-    return told(await follow(server, clock, last(word), **settings))
+    return reported(await follow(server, clock, last(word), **settings))
 
 
 def added(*uids: str) -> list[Object]:
@@ -50,7 +50,7 @@ async def test_the_list_comes_as_a_watch_that_says_when_it_was_all_and_goes_on(
     server.watches += [events(*added("c"), keep=True)]
     steps = await words_until("+c", server, clock)
     assert steps == ["LISTING", "+a", "+b", "LISTED", "WATCHING", "-a", "WATCHING", "+c"]
-    first, second = server.asked
+    first, second = server.requests
     assert first == {
         "fieldSelector": "spec.nodeName!=",
         "watch": "true",
@@ -101,7 +101,7 @@ async def test_a_server_that_never_says_that_it_was_all_is_asked_for_pages_ever_
     server.lists += [page(pod("paged"))] * 2
     server.watches += [status(410), events(*added("c"), keep=True)]
     steps = await words_until("+c", server, clock)
-    first = [said for said in steps[: steps.index("LISTED")] if said != "+a"]
+    first = [message for message in steps[: steps.index("LISTED")] if message != "+a"]
     assert first == ["LISTING", "LISTING", "+paged"]
     assert steps[steps.index("LISTED") :] == ["LISTED", "!410", *PAGES, "+c"]
     assert server.kinds() == ["initial", "list", "watch", "list", "watch"]
@@ -123,7 +123,7 @@ async def test_without_the_permission_pages_are_tried_each_time(
 
 
 @pytest.mark.parametrize(
-    ("failing", "said"),
+    ("failing", "message"),
     [
         (status(429, retry_after="2"), "!429"),
         (status(500), "!500"),
@@ -134,13 +134,13 @@ async def test_without_the_permission_pages_are_tried_each_time(
     ],
 )
 async def test_a_failure_before_it_was_all_begins_the_list_anew(
-    server: MisbehavingServer, clock: PatientClock, failing: Answering, said: str
+    server: MisbehavingServer, clock: PatientClock, failing: Answering, message: str
 ) -> None:
     server.initials += [failing, events(*added("b"), end_mark("50"), keep=True)]
     steps = await words_until("WATCHING", server, clock)
     # What the connection still held when it was cut may or may not have been read.
     assert [step for step in steps if step != "+a"][-5:] == [
-        said,
+        message,
         "LISTING",
         "+b",
         "LISTED",

@@ -20,7 +20,7 @@ GOOD = FoundTopic(partitions=12, replication_factor=3, config=SAMPLES.config(rep
 
 
 @pytest.mark.parametrize(
-    ("found", "status", "said"),
+    ("found", "status", "message"),
     [
         (GOOD, "ok", ""),
         (None, "missing", ""),
@@ -36,12 +36,12 @@ GOOD = FoundTopic(partitions=12, replication_factor=3, config=SAMPLES.config(rep
     ],
 )
 def test_a_topic_is_as_wanted_or_it_is_said_what_is_not(
-    found: FoundTopic | None, status: str, said: str
+    found: FoundTopic | None, status: str, message: str
 ) -> None:
     line = compare(SAMPLES, found)
 
     assert line.status == status
-    assert said in line.found
+    assert message in line.found
 
 
 def test_another_number_of_partitions_is_refused_with_the_remedy() -> None:

@@ -90,9 +90,9 @@ def test_a_gap_is_reported_once_and_then_what_it_grew_by() -> None:
 
 
 def test_gaps_of_a_topic_made_anew_have_nothing_to_do_with_those_of_the_old_one() -> None:
-    reported, anew = ReportedGaps(), gap(900, 0, reason=GapReason.TOPIC_RECREATED)
+    reported, restarted = ReportedGaps(), gap(900, 0, reason=GapReason.TOPIC_RECREATED)
     reported.rest_of(gap(51, 801))
-    assert reported.rest_of(anew) == anew
+    assert reported.rest_of(restarted) == restarted
     assert reported.rest_of(gap(51, 801)) == gap(51, 801)
 
 

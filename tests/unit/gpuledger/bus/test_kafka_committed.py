@@ -41,7 +41,7 @@ class Coordinator:
         error_code: int = 0,
         versions: dict[int, tuple[int, int]] = SINCE_2_5,
     ) -> None:
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
         self.is_left = False
         self._partitions, self._error_code = partitions, error_code
         self._versions = versions
@@ -49,7 +49,7 @@ class Coordinator:
     async def _send_req(self, request: Any) -> Any:  # noqa: ANN401  # aiokafka is untyped
         sent = request.prepare(self._versions)
         read = type(sent).decode(BytesIO(sent.encode()))
-        self.asked.append(read)
+        self.requests.append(read)
         answer = read.RESPONSE_TYPE(*self._answer(read.API_VERSION))
         return read.RESPONSE_TYPE.decode(BytesIO(answer.encode()))
 
@@ -87,10 +87,10 @@ LOOKUPS: Final[Sequence[Any]] = [committed_offsets, stable_offsets]
 async def test_stable_offsets_are_asked_for_and_come_back_as_aiokafka_reads_them() -> None:
     coordinator = Coordinator([(0, 17, "topic_id=a", 0), (1, -1, None, 0)])
     found: Any = await stable_offsets(client_of(coordinator), PARTITIONS)
-    (asked,) = coordinator.asked
-    assert asked.require_stable is True
-    assert asked.consumer_group == "rows"
-    assert asked.topics == [("events", [0, 1], {})]
+    (requested,) = coordinator.requests
+    assert requested.require_stable is True
+    assert requested.consumer_group == "rows"
+    assert requested.topics == [("events", [0, 1], {})]
     assert found == [("events", [(0, 17, "topic_id=a", 0), (1, -1, "", 0)])]
 
 
@@ -103,8 +103,8 @@ async def test_offsets_of_now_are_asked_for_as_ever_and_so_are_brokers_that_know
 ) -> None:
     coordinator = Coordinator([(0, 17, "m", 0)], versions=versions)
     found = await look_up(client_of(coordinator), PARTITIONS)
-    (asked,) = coordinator.asked
-    assert asked.API_VERSION == 3
+    (requested,) = coordinator.requests
+    assert requested.API_VERSION == 3
     assert found == [("events", [(0, 17, "m", 0)])]
 
 
@@ -145,7 +145,7 @@ async def test_what_is_asked_for_after_stable_offsets_is_of_now_again() -> None:
     client = client_of(coordinator)
     await stable_offsets(client, PARTITIONS)
     await committed_offsets(client, PARTITIONS)
-    assert [asked.API_VERSION for asked in coordinator.asked] == [7, 3]
+    assert [requested.API_VERSION for requested in coordinator.requests] == [7, 3]
 
 
 async def test_other_requests_are_sent_as_they_are() -> None:

@@ -56,11 +56,11 @@ def test_each_failure_says_what_was_done_and_where(
     raised: Exception, expected: type[Exception]
 ) -> None:
     assert isinstance(raised, FAILURES)
-    told = translate(raised, doing="committing in the group 'join'", servers="a:1,b:2")
+    reported = translate(raised, doing="committing in the group 'join'", servers="a:1,b:2")
 
-    assert type(told) is expected
-    assert "committing in the group 'join'" in str(told)
-    assert "a:1,b:2" in str(told)
+    assert type(reported) is expected
+    assert "committing in the group 'join'" in str(reported)
+    assert "a:1,b:2" in str(reported)
 
 
 def line(message: str, *args: object, level: int = logging.WARNING) -> logging.LogRecord:
@@ -77,10 +77,10 @@ def line(message: str, *args: object, level: int = logging.WARNING) -> logging.L
     ],
 )
 def test_what_the_client_tries_again_is_a_debug_line(message: str) -> None:
-    said = line(message, "x", level=logging.ERROR)
+    output = line(message, "x", level=logging.ERROR)
 
-    assert Demotion()(said)
-    assert (said.levelno, said.levelname) == (logging.DEBUG, "DEBUG")
+    assert Demotion()(output)
+    assert (output.levelno, output.levelname) == (logging.DEBUG, "DEBUG")
 
 
 def test_what_nobody_else_says_stays_and_is_said_once_an_hour() -> None:
@@ -88,9 +88,9 @@ def test_what_nobody_else_says_stays_and_is_said_once_an_hour() -> None:
     passes = Demotion(seconds=lambda: now_seconds)
     levels = []
     for _ in range(20):
-        said = line(LOGGED[-1])
-        assert passes(said)
-        levels.append(said.levelno)
+        output = line(LOGGED[-1])
+        assert passes(output)
+        levels.append(output.levelno)
         now_seconds += QUIET_SECONDS / 10
 
     assert levels.count(logging.WARNING) == 2
@@ -135,9 +135,9 @@ def test_a_lost_connection_is_remembered_with_what_is_behind_it() -> None:
     with remembering(refusals):
         assert not Demotion()(line("Unable connect to node with id %s: %s", 1, lost))
 
-    (said,) = refusals.of_last(60)
-    assert said.startswith("node 1: ")
-    assert said.endswith("tlsv13 alert certificate expired")
+    (output,) = refusals.of_last(60)
+    assert output.startswith("node 1: ")
+    assert output.endswith("tlsv13 alert certificate expired")
 
 
 def test_a_task_that_goes_on_connecting_is_remembered_after_the_call_that_began_it() -> None:

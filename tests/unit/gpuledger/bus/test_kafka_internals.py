@@ -39,7 +39,7 @@ class QueueingClient:
 async def test_a_batch_that_fails_when_nobody_waits_for_it_any_more_logs_nothing() -> None:
     """Its sender was cancelled by its own deadline, and has told of that."""
     unseen: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, said: unseen.append(said))
+    asyncio.get_running_loop().set_exception_handler(lambda _, message: unseen.append(message))
     client = QueueingClient()
 
     sent = await send_batch(client, client.batch(), "rows", 3)

@@ -108,15 +108,15 @@ async def test_an_old_token_counts_to_its_end_and_the_source_is_asked_in_growing
     parts = Parts()
     await parts.provider.token()
     parts.source.text, parts.source.due = None, True
-    asked = []
+    requested = []
     for second in range(1, 100):
         parts.clock.advance(1.0)
         before = parts.source.fetched
         assert await parts.provider.token() == "first"
         assert "the endpoint is away; a token until 1970" in parts.check.detail
         if parts.source.fetched > before:
-            asked.append(second)
-    assert asked == [1, 2, 4, 8, 16, 32, 64]
+            requested.append(second)
+    assert requested == [1, 2, 4, 8, 16, 32, 64]
     parts.clock.advance(1.0)
     with pytest.raises(TokenUnavailableError):
         await parts.provider.token()
@@ -138,9 +138,9 @@ class Connection:
         self.requests.append(request)
         written = str(vars(request))
         is_refused = any(f"Bearer {text}" in written for text in self._refused)
-        said = b'{"status":"invalid_token"}' if is_refused else b""
+        message = b'{"status":"invalid_token"}' if is_refused else b""
         return SimpleNamespace(
-            error_code=0, sasl_auth_bytes=said, session_lifetime_ms=self._session_ms
+            error_code=0, sasl_auth_bytes=message, session_lifetime_ms=self._session_ms
         )
 
     def connected(self) -> bool:

@@ -57,11 +57,13 @@ class Broker:
     async def send(self, node: int, request: FetchRequest) -> SimpleNamespace:
         del node
         ((topic, partitions),) = request.topics
-        asked = {partition for partition, *_ in partitions} - self._served
-        if not asked:
+        requested = {partition for partition, *_ in partitions} - self._served
+        if not requested:
             await asyncio.Event().wait()
-        self._served |= asked
-        answers: list[Any] = [(each, 0, BATCHES, BATCHES, [], self._data) for each in sorted(asked)]
+        self._served |= requested
+        answers: list[Any] = [
+            (each, 0, BATCHES, BATCHES, [], self._data) for each in sorted(requested)
+        ]
         return SimpleNamespace(API_VERSION=self.API_VERSION, topics=[(topic, answers)])
 
 

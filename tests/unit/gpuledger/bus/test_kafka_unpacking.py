@@ -125,7 +125,7 @@ HOSTILE = {
     "a codec of the future": (of(BODY, at=3, codec=6), [], 3, CODEC),
     "a bomb that says so": (of(raw_batches.bomb(MAX_UNPACKED_BYTES), at=3), [], 3, TOO_LARGE),
     "a bomb": (
-        of(raw_batches.bomb(MAX_UNPACKED_BYTES, says_size=False), at=3),
+        of(raw_batches.bomb(MAX_UNPACKED_BYTES, declares_size=False), at=3),
         [],
         3,
         TOO_LARGE,
@@ -210,8 +210,8 @@ def test_frames_of_one_batch_are_unpacked_as_one(packed: bytes) -> None:
 
 def test_a_batch_of_the_most_bytes_is_read() -> None:
     size = MAX_UNPACKED_BYTES - 100
-    for says_size in (True, False):
-        packed = raw_batches.bomb(size, says_size=says_size)
+    for declares_size in (True, False):
+        packed = raw_batches.bomb(size, declares_size=declares_size)
         (record,) = list(answer(of(packed, at=0, count=1)))
         assert record.value == bytes(size)
 
@@ -277,7 +277,7 @@ async def test_headers_count_as_much_though_nobody_gets_them() -> None:
 
 
 async def test_a_bomb_that_has_to_be_unpacked_to_be_known_counts_as_much() -> None:
-    bomb = raw_batches.bomb(MAX_UNPACKED_BYTES, says_size=False)
+    bomb = raw_batches.bomb(MAX_UNPACKED_BYTES, declares_size=False)
     poll, _ = drained(answer(b"".join(of(bomb, at=at, count=1) for at in range(3))))
 
     assert poll(500) == [[0]]

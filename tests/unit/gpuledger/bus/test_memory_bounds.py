@@ -41,8 +41,8 @@ async def read_all(consumer: Consumer) -> list[Record]:
 
 async def test_a_partition_keeps_its_newest_records_within_the_bound() -> None:
     bus = MemoryBus([READINGS], max_partition_records=80)
-    asked = Subscription(group="g", topics=["readings"])
-    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+    requested = Subscription(group="g", topics=["readings"])
+    async with bus.producer() as producer, bus.consumer(requested) as consumer:
         for number in range(1000):
             await producer.publish(*PARTITION, numbered([number]))
         kept = [record.offset for record in await read_all(consumer)]
@@ -53,8 +53,8 @@ async def test_a_partition_keeps_its_newest_records_within_the_bound() -> None:
 
 async def test_the_bound_counts_bytes_too() -> None:
     bus = MemoryBus([READINGS], max_partition_bytes=8 * (1000 + OVERHEAD_BYTES))
-    asked = Subscription(group="g", topics=["readings"])
-    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+    requested = Subscription(group="g", topics=["readings"])
+    async with bus.producer() as producer, bus.consumer(requested) as consumer:
         for number in range(100):
             message = Message(key=b"", value=bytes(1000), timestamp_ms=number)
             await producer.publish(*PARTITION, [message])
@@ -66,8 +66,8 @@ async def test_the_bound_counts_bytes_too() -> None:
 
 async def test_a_consumer_that_fell_behind_goes_on_with_the_first_kept_and_it_is_said() -> None:
     bus = MemoryBus([READINGS], max_partition_records=80)
-    asked = Subscription(group="g", topics=["readings"])
-    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+    requested = Subscription(group="g", topics=["readings"])
+    async with bus.producer() as producer, bus.consumer(requested) as consumer:
         await producer.publish(*PARTITION, numbered(range(10)))
         assert len(await read_all(consumer)) == 10
         for number in range(10, 200):
@@ -86,8 +86,8 @@ async def test_a_consumer_that_fell_behind_goes_on_with_the_first_kept_and_it_is
 
 async def test_a_consumer_beyond_the_end_begins_again_with_the_first_kept() -> None:
     bus = MemoryBus([READINGS])
-    asked = Subscription(group="g", topics=["readings"])
-    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+    requested = Subscription(group="g", topics=["readings"])
+    async with bus.producer() as producer, bus.consumer(requested) as consumer:
         await producer.publish(*PARTITION, numbered(range(3)))
         await read_all(consumer)
         await consumer.seek(PARTITION, 99)
@@ -97,8 +97,8 @@ async def test_a_consumer_beyond_the_end_begins_again_with_the_first_kept() -> N
 
 async def test_a_compacted_topic_compacts_itself_as_it_grows_and_drops_no_state() -> None:
     bus = MemoryBus([STATES], max_partition_records=10)
-    asked = Subscription(group="g", topics=["states"])
-    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+    requested = Subscription(group="g", topics=["states"])
+    async with bus.producer() as producer, bus.consumer(requested) as consumer:
         for number in range(20 * FEWEST_TO_COMPACT):
             await producer.publish("states", 0, numbered([number], key=f"pod-{number % 50}"))
         kept = await read_all(consumer)
@@ -115,8 +115,8 @@ async def test_a_tombstone_outlives_one_compaction_and_not_the_next() -> None:
         await producer.publish("states", 0, [Message(b"pod-a", None, 2)])
         for values in ([None], []):
             bus.compact("states")
-            asked = Subscription(group=f"g{values}", topics=["states"])
-            async with bus.consumer(asked) as consumer:
+            requested = Subscription(group=f"g{values}", topics=["states"])
+            async with bus.consumer(requested) as consumer:
                 assert [record.value for record in await read_all(consumer)] == values
                 partition = TopicPartition("states", 0)
                 assert await consumer.position(partition) == 2
@@ -134,12 +134,12 @@ async def test_the_partitions_of_a_named_member_wait_for_it_and_then_go_to_other
     bus = MemoryBus([READINGS], session_timeout_seconds=0.5)
     lost = asyncio.Event()
 
-    async def see(partitions: frozenset[TopicPartition]) -> None:
+    async def observe(partitions: frozenset[TopicPartition]) -> None:
         if partitions:
             lost.set()
 
     named = Subscription(group="g", topics=["readings"], group_instance_id="a")
-    other = Subscription(group="g", topics=["readings"], group_instance_id="b", on_assigned=see)
+    other = Subscription(group="g", topics=["readings"], group_instance_id="b", on_assigned=observe)
     async with bus.consumer(named) as first:
         await read_all(first)
         assert len(first.assignment()) == 1
@@ -155,8 +155,8 @@ async def test_the_partitions_of_a_named_member_wait_for_it_and_then_go_to_other
 
 async def test_a_second_consumer_of_the_same_name_takes_over_from_the_first() -> None:
     bus = MemoryBus([READINGS])
-    asked = Subscription(group="g", topics=["readings"], group_instance_id="a")
-    async with bus.consumer(asked) as first, bus.consumer(asked) as second:
+    requested = Subscription(group="g", topics=["readings"], group_instance_id="a")
+    async with bus.consumer(requested) as first, bus.consumer(requested) as second:
         await read_all(first)
         await read_all(second)
 
@@ -168,8 +168,8 @@ async def test_a_second_consumer_of_the_same_name_takes_over_from_the_first() ->
 async def test_a_busy_partition_starves_no_other() -> None:
     topic = Topic(name="readings", record=PodRecord, key="uid", partitions=3)
     bus = MemoryBus([topic])
-    asked = Subscription(group="g", topics=["readings"])
-    async with bus.producer() as producer, bus.consumer(asked) as consumer:
+    requested = Subscription(group="g", topics=["readings"])
+    async with bus.producer() as producer, bus.consumer(requested) as consumer:
         for partition in range(3):
             await producer.publish("readings", partition, numbered(range(100)))
         served = set()

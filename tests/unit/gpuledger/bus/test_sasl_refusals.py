@@ -23,7 +23,7 @@ _VERSIONS = [(18, 0, 0), (17, 0, 1), (36, 0, 1), (3, 0, 5), (0, 0, 7), (1, 0, 11
 
 
 @asynccontextmanager
-async def refusing_broker(said: str) -> AsyncIterator[str]:
+async def refusing_broker(message: str) -> AsyncIterator[str]:
     """Serve a broker that refuses each login with these words; yield its address."""
 
     serving: set[asyncio.Task[None] | None] = set()
@@ -34,7 +34,7 @@ async def refusing_broker(said: str) -> AsyncIterator[str]:
             while True:
                 (length,) = struct.unpack(">i", await reader.readexactly(4))
                 key, _, number = struct.unpack(">hhi", (await reader.readexactly(length))[:8])
-                answer = struct.pack(">i", number) + _answer(key, said.encode())
+                answer = struct.pack(">i", number) + _answer(key, message.encode())
                 writer.write(struct.pack(">i", len(answer)) + answer)
         writer.close()
 
@@ -44,7 +44,7 @@ async def refusing_broker(said: str) -> AsyncIterator[str]:
         await asyncio.gather(*filter(None, serving))
 
 
-def _answer(key: int, said: bytes) -> bytes:
+def _answer(key: int, message: bytes) -> bytes:
     match key:
         case 18:  # which versions it speaks
             versions = b"".join(struct.pack(">hhh", *each) for each in _VERSIONS)
@@ -52,7 +52,7 @@ def _answer(key: int, said: bytes) -> bytes:
         case 17:  # how one may log in
             return struct.pack(">hi", 0, 1) + struct.pack(">h", 5) + b"PLAIN"
         case _:  # the login
-            return struct.pack(">hh", _REFUSED, len(said)) + said + struct.pack(">iq", 0, 0)
+            return struct.pack(">hh", _REFUSED, len(message)) + message + struct.pack(">iq", 0, 0)
 
 
 QUOTED: dict[str, Callable[[str], str]] = {

@@ -210,8 +210,8 @@ async def test_commits_of_a_partition_go_one_after_the_other_and_all_before_it_i
         bus.may_commit.set()
         await asyncio.gather(commits, closing)
     assert await committed(bus, 1) == 2
-    told = [f"{what} {GROUP}-1" for what in ("began", "committed")]
-    assert bus.story[1:] == [*told, *told, f"closed {GROUP}-1"]
+    reported = [f"{what} {GROUP}-1" for what in ("began", "committed")]
+    assert bus.story[1:] == [*reported, *reported, f"closed {GROUP}-1"]
 
 
 async def test_what_is_given_up_while_it_is_opened_takes_no_id_from_its_next_owner() -> None:

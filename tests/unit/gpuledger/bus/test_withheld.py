@@ -17,8 +17,8 @@ class Seconds:
 
 
 def of(seconds: Seconds) -> Withheld:
-    asked = Subscription(group="a-sink", topics=[TOPIC, "other"])
-    return Withheld(subscription=asked, clock_seconds=seconds)
+    requested = Subscription(group="a-sink", topics=[TOPIC, "other"])
+    return Withheld(subscription=requested, clock_seconds=seconds)
 
 
 def shown(topic: str) -> float | None:

@@ -35,8 +35,8 @@ LINK = "gpuledger_gpu_link_bytes_total"
 SENT = (LINK, GPU, "pcie", "sent")
 
 
-def details(uuid: str = GPU, **said: Any) -> GpuDetails:  # noqa: ANN401  # as GpuDetails takes them
-    return GpuDetails(uuid=uuid, **said)
+def details(uuid: str = GPU, **message: Any) -> GpuDetails:  # noqa: ANN401  # as GpuDetails takes them
+    return GpuDetails(uuid=uuid, **message)
 
 
 def healthy(errors: int = 0, uuid: str = GPU) -> GpuDetails:
@@ -99,41 +99,41 @@ def on_the_page(name: str) -> str:
 
 
 def test_all_gpus_are_told_at_once_though_each_was_asked_at_another_time() -> None:
-    told = Told()
+    reported = Told()
 
-    assert told.at(0, healthy(1)) is None
-    assert told.at(4, healthy(2, "GPU-b")) is None
-    assert told.at(10, healthy(3, "GPU-c")) == {
+    assert reported.at(0, healthy(1)) is None
+    assert reported.at(4, healthy(2, "GPU-b")) is None
+    assert reported.at(10, healthy(3, "GPU-c")) == {
         (ECC, uuid, "uncorrected", "volatile"): number
         for uuid, number in ((GPU, 1), ("GPU-b", 2), ("GPU-c", 3))
     }
-    assert told.at(11, healthy(4)) is None
+    assert reported.at(11, healthy(4)) is None
 
 
 def test_a_reason_that_came_and_went_between_two_samples_is_told() -> None:
-    told = Told()
+    reported = Told()
     for second, reasons in enumerate((0, 0x40, 0, 0, 0, 0, 0, 0, 0, 0)):
-        assert told.at(second, throttled(reasons)) is None
-    values = told.at(10, throttled(0x4))
+        assert reported.at(second, throttled(reasons)) is None
+    values = reported.at(10, throttled(0x4))
 
     assert values is not None
     assert {key[-1] for key, value in values.items() if value} == {"hw_thermal", "power_cap"}
     assert {key[-1] for key, value in values.items() if value == 0.0} >= {"gpu_idle", "sync_boost"}
     for second in range(11, 20):
-        told.at(second, throttled(0))
-    values = told.at(20, throttled(0))
+        reported.at(second, throttled(0))
+    values = reported.at(20, throttled(0))
     assert values is not None
     assert set(values.values()) == {0.0}
 
 
 @pytest.mark.parametrize("pace", [5, 12, 30])
 def test_what_is_asked_more_rarely_than_it_is_told_is_told_without_a_gap(pace: int) -> None:
-    told = Told()
+    reported = Told()
     for second in range(121):
-        asked = throttled(0x40) if second % pace == 0 else None
-        traffic = GpuTraffic(pcie_sent_bytes_total=second) if asked else None
-        given = details(throttling=asked and asked.throttling, traffic=traffic)
-        values = told.at(second, given)
+        requested = throttled(0x40) if second % pace == 0 else None
+        traffic = GpuTraffic(pcie_sent_bytes_total=second) if requested else None
+        given = details(throttling=requested and requested.throttling, traffic=traffic)
+        values = reported.at(second, given)
         if values is not None:
             reason = ("gpuledger_gpu_throttle_reason", GPU, "hw_thermal")
             assert values[reason] == 1.0
@@ -142,32 +142,32 @@ def test_what_is_asked_more_rarely_than_it_is_told_is_told_without_a_gap(pace: i
 
 
 def test_what_is_read_of_each_link_is_told_of_all_together() -> None:
-    told = Told()
+    reported = Told()
     health = GpuHealth(
         nvlink_link_symbol_errors_totals={"0": 2, "5": 40},
         nvlink_link_symbol_bit_error_ratios={"0": 1e-15, "5": 3e-12},
     )
-    told.at(0, details(health=health))
+    reported.at(0, details(health=health))
 
-    assert told.at(10) == {
+    assert reported.at(10) == {
         ("gpuledger_gpu_nvlink_errors_total", GPU, "symbol"): 42,
         ("gpuledger_gpu_nvlink_bit_error_ratio", GPU, "symbol"): 3e-12,
     }
 
 
 def test_reasons_that_nobody_here_knows_are_told_as_one() -> None:
-    told = Told()
-    told.at(0, throttled(0x200 | 0x2000))
-    values = told.at(10, throttled(0))
+    reported = Told()
+    reported.at(0, throttled(0x200 | 0x2000))
+    values = reported.at(10, throttled(0))
     assert values is not None
     assert {key[-1] for key, value in values.items() if value} == {"other"}
 
 
 def test_margins_and_highest_clocks_are_told_as_long_as_they_are_read() -> None:
-    told = Told()
+    reported = Told()
     limits = GpuLimits(temperature_margin_slowdown_celsius=-2, sm_clock_max_hertz=1_980_000_000)
-    told.at(0, details(limits=limits))
-    values = told.at(
+    reported.at(0, details(limits=limits))
+    values = reported.at(
         10, details(temperature_margin_celsius=-1, jpeg_utilization_ratio=0.5, traffic=GpuTraffic())
     )
     assert values == {
@@ -177,9 +177,9 @@ def test_margins_and_highest_clocks_are_told_as_long_as_they_are_read() -> None:
         ("gpuledger_gpu_jpeg_utilization_ratio", GPU): 0.5,
     }
     # Not all is asked as often as it is told; what is asked no more is told for a minute.
-    assert told.at(20, details(traffic=GpuTraffic())) == values
+    assert reported.at(20, details(traffic=GpuTraffic())) == values
     for second in range(30, 90, 10):
-        values = told.at(second, details(traffic=GpuTraffic()))
+        values = reported.at(second, details(traffic=GpuTraffic()))
     assert values is not None
     assert {name for name, *_ in values} == {
         "gpuledger_gpu_temperature_margin_limit_celsius", "gpuledger_gpu_sm_clock_limit_hertz"
@@ -187,44 +187,44 @@ def test_margins_and_highest_clocks_are_told_as_long_as_they_are_read() -> None:
 
 
 def test_what_was_not_read_has_no_series() -> None:
-    told = Told()
-    told.at(0, details(health=GpuHealth(remapped_rows_pending=True)))
+    reported = Told()
+    reported.at(0, details(health=GpuHealth(remapped_rows_pending=True)))
 
-    assert told.at(10) == {("gpuledger_gpu_remapped_rows_pending", GPU): 1.0}
+    assert reported.at(10) == {("gpuledger_gpu_remapped_rows_pending", GPU): 1.0}
 
 
 def test_what_the_driver_asks_for_is_told_by_its_word() -> None:
-    told = Told()
-    told.at(0, details(health=GpuHealth(recovery_action="drain_and_reset")))
+    reported = Told()
+    reported.at(0, details(health=GpuHealth(recovery_action="drain_and_reset")))
 
-    assert told.at(10) == {("gpuledger_gpu_recovery_action_info", GPU, "drain_and_reset"): 1.0}
+    assert reported.at(10) == {("gpuledger_gpu_recovery_action_info", GPU, "drain_and_reset"): 1.0}
 
 
 def test_times_are_told_in_seconds() -> None:
-    told = Told()
-    told.at(0)
+    reported = Told()
+    reported.at(0)
 
-    assert told.at(10, details(throttling=GpuThrottling(power_ns_total=2_500_000_000))) == {
+    assert reported.at(10, details(throttling=GpuThrottling(power_ns_total=2_500_000_000))) == {
         ("gpuledger_gpu_throttled_seconds_total", GPU, "power"): 2.5
     }
 
 
 def test_a_gpu_of_which_nothing_comes_is_told_of_no_more() -> None:
-    told, lost = Told(), KEPT_NS // SECOND_NS + 1
-    told.at(0, healthy(), healthy(uuid="GPU-b"))
-    told.at(10, healthy(), healthy(uuid="GPU-b"))
+    reported, lost = Told(), KEPT_NS // SECOND_NS + 1
+    reported.at(0, healthy(), healthy(uuid="GPU-b"))
+    reported.at(10, healthy(), healthy(uuid="GPU-b"))
 
-    values = told.at(10 + lost, healthy())
+    values = reported.at(10 + lost, healthy())
 
     assert values is not None
     assert {key[1] for key in values} == {GPU}
 
 
 def test_health_that_is_asked_no_more_is_told_of_for_an_hour_while_its_gpu_is_there() -> None:
-    told, over = Told(), MAX_AGE_NS // SECOND_NS
-    told.at(0, healthy())
-    told.at(over, throttled(0))
-    there, gone = told.at(over, throttled(0)), told.at(over + 20, throttled(0))
+    reported, over = Told(), MAX_AGE_NS // SECOND_NS
+    reported.at(0, healthy())
+    reported.at(over, throttled(0))
+    there, gone = reported.at(over, throttled(0)), reported.at(over + 20, throttled(0))
 
     assert there is None
     assert gone is not None
@@ -232,20 +232,20 @@ def test_health_that_is_asked_no_more_is_told_of_for_an_hour_while_its_gpu_is_th
 
 
 def test_a_clock_that_is_set_back_waits_no_longer_than_one_interval() -> None:
-    told = Told()
-    told.at(1000, healthy())
+    reported = Told()
+    reported.at(1000, healthy())
 
-    assert told.at(0, healthy()) is None
-    assert told.at(10, healthy()) is not None
+    assert reported.at(0, healthy()) is None
+    assert reported.at(10, healthy()) is not None
 
 
 def test_a_node_that_tells_of_ever_other_gpus_takes_bounded_memory() -> None:
-    told = Told()
+    reported = Told()
     for number in range(MAX_GPUS + 50):
-        told.at(0, healthy(uuid=f"GPU-{number}"))
+        reported.at(0, healthy(uuid=f"GPU-{number}"))
 
-    assert len(told.known.gpus) == MAX_GPUS
-    assert told.known.size_bytes > 0
+    assert len(reported.known.gpus) == MAX_GPUS
+    assert reported.known.size_bytes > 0
 
 
 def test_readings_of_more_gpus_than_a_node_has_are_refused() -> None:
@@ -256,7 +256,7 @@ def test_readings_of_more_gpus_than_a_node_has_are_refused() -> None:
 
 
 def test_bytes_of_links_are_exact_counters_by_link_and_direction() -> None:
-    told = Told()
+    reported = Told()
     counted = details(
         traffic=GpuTraffic(
             pcie_sent_bytes_total=2**53 - 1,
@@ -265,9 +265,9 @@ def test_bytes_of_links_are_exact_counters_by_link_and_direction() -> None:
             nvlink_received_bytes_total=60,
         )
     )
-    told.at(0, counted)
+    reported.at(0, counted)
 
-    assert told.at(10, counted) == {
+    assert reported.at(10, counted) == {
         SENT: 2**53 - 1,
         (LINK, GPU, "pcie", "received"): 40,
         (LINK, GPU, "nvlink", "sent"): 50,
@@ -276,13 +276,13 @@ def test_bytes_of_links_are_exact_counters_by_link_and_direction() -> None:
 
 
 def test_traffic_that_was_not_read_for_a_minute_is_told_no_more() -> None:
-    told = Told()
-    told.at(0, details(traffic=GpuTraffic(pcie_sent_bytes_total=30)))
-    assert SENT in (told.at(10, healthy()) or {})
+    reported = Told()
+    reported.at(0, details(traffic=GpuTraffic(pcie_sent_bytes_total=30)))
+    assert SENT in (reported.at(10, healthy()) or {})
 
     for second in range(20, 61, 10):
-        assert SENT in (told.at(second, healthy()) or {})
-    assert SENT not in (told.at(70, healthy()) or {})
+        assert SENT in (reported.at(second, healthy()) or {})
+    assert SENT not in (reported.at(70, healthy()) or {})
 
 
 def test_no_reading_has_the_name_of_another_series_greatest_value() -> None:

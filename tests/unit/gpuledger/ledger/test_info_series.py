@@ -173,12 +173,12 @@ STRANGERS = [
 ]
 
 
-@pytest.mark.parametrize(("described", "told"), STRANGERS)
+@pytest.mark.parametrize(("described", "reported"), STRANGERS)
 def test_a_pod_is_told_of_where_a_query_finds_it_by_its_uid_and_by_its_own_node(
-    described: PodDescription, told: list[dict[str, str]]
+    described: PodDescription, reported: list[dict[str, str]]
 ) -> None:
     """Two series of one UID would make a query that joins them fail."""
-    assert labels_of(POD_INFO, values_of(event(entries=[], pods=[described]))) == told
+    assert labels_of(POD_INFO, values_of(event(entries=[], pods=[described]))) == reported
 
 
 def test_a_uid_that_comes_twice_is_told_of_once() -> None:
@@ -188,27 +188,27 @@ def test_a_uid_that_comes_twice_is_told_of_once() -> None:
 
 
 def test_a_namespace_is_told_of_where_labels_of_namespaces_are_asked_for() -> None:
-    said = event(namespaces=[NamespaceDescription(name="research", labels={"team": "vision"})])
+    message = event(namespaces=[NamespaceDescription(name="research", labels={"team": "vision"})])
     made = EventSeries(SentLabels(namespaces=("team", "tier")))
 
-    assert of(NAMESPACE_INFO, values_of(said)) == []
-    assert of(NAMESPACE_INFO, made.values_of(said)) == [
+    assert of(NAMESPACE_INFO, values_of(message)) == []
+    assert of(NAMESPACE_INFO, made.values_of(message)) == [
         ({"namespace": "research", "label_team": "vision"}, (1.0,))
     ]
 
 
 def test_a_node_is_told_of_where_something_is_known_of_it() -> None:
-    said = NodeDescription(pool="a100", region="eu-west-1", labels={"rack": "r7"})
+    message = NodeDescription(pool="a100", region="eu-west-1", labels={"rack": "r7"})
     made = EventSeries(SentLabels(nodes=("rack",)))
 
     assert of(NODE_INFO, values_of(event())) == []
-    assert of(NODE_INFO, made.values_of(event(node_description=said))) == [
+    assert of(NODE_INFO, made.values_of(event(node_description=message))) == [
         ({"node_pool": "a100", "node_region": "eu-west-1", "label_rack": "r7"}, (1.0,))
     ]
 
 
 def test_what_a_container_asks_for_has_a_series_for_each_resource() -> None:
-    asked = ContainerRequest(resources={"nvidia.com/gpu": 2, "nvidia.com/gpumem": 4096})
+    query = ContainerRequest(resources={"nvidia.com/gpu": 2, "nvidia.com/gpumem": 4096})
     who = {
         "namespace": "research",
         "pod": "train-0",
@@ -216,7 +216,7 @@ def test_what_a_container_asks_for_has_a_series_for_each_resource() -> None:
         "container": "trainer",
     }
 
-    found = of(REQUESTED, values_of(event(pods=[pod(requested={"trainer": asked})])))
+    found = of(REQUESTED, values_of(event(pods=[pod(requested={"trainer": query})])))
 
     assert found == [
         (who | {"resource": "nvidia.com/gpu"}, (2.0,)),
@@ -335,9 +335,11 @@ def test_the_index_of_a_device_may_change_under_what_is_booked_on_it() -> None:
 
 
 def test_the_holder_of_what_is_idle_is_found_by_its_uid_where_its_record_has_come() -> None:
-    held = event(entries=[entry(Category.IDLE, allocation=0)], pods=[], held_by=[holder()])
+    allocated = event(
+        entries=[entry(Category.IDLE, allocation=0)], pods=[], allocated_to=[holder()]
+    )
 
-    assert [one["allocated_uid"] for one in labels_of(ACCOUNT, values_of(held))] == [
+    assert [one["allocated_uid"] for one in labels_of(ACCOUNT, values_of(allocated))] == [
         "uid-notebook-0"
     ]
 

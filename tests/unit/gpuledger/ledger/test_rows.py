@@ -5,7 +5,7 @@ from typing import get_type_hints
 import pytest
 
 from gpuledger.ledger.entries import BookedEntry
-from gpuledger.ledger.families import ACCOUNT, HOLDER, POD
+from gpuledger.ledger.families import ACCOUNT, ALLOCATION, POD
 from gpuledger.ledger.quantities import QUANTITIES, Quantity
 from gpuledger.ledger.rows import COLUMNS, TOPIC_COLUMNS, Column, EntryRow
 from gpuledger.store.schema import ENTRIES
@@ -40,9 +40,9 @@ def test_a_quantity_of_the_books_is_a_column_and_a_series_of_pods_and_accounts(
 ) -> None:
     assert quantity.name in names(TOPIC_COLUMNS)
     assert quantity.name in names(ENTRIES.columns)
-    if quantity.is_of_holders:
+    if quantity.is_of_allocations:
         assert f"gpuledger_allocation_gpu_{quantity.average}" in {
-            one.name for one in HOLDER.metrics
+            one.name for one in ALLOCATION.metrics
         }
         return
     for family, prefix in ((POD, "gpuledger_pod_gpu_"), (ACCOUNT, "gpuledger_category_gpu_")):

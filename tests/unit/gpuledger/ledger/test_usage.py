@@ -28,7 +28,7 @@ _ENTRIES: Final = [
     entry(Category.JOB, busy_ns=47, job_id="8"),
     entry(Category.IDLE, busy_ns=53, allocated_ns=59, job_id="7"),
 ]
-_HOLDERS: Final = [holder("notebook-0"), holder("notebook-1"), holder("notebook-1", uid="uid-2")]
+_ALLOCATEES: Final = [holder("notebook-0"), holder("notebook-1"), holder("notebook-1", uid="uid-2")]
 
 
 @st.composite
@@ -37,8 +37,8 @@ def events(draw: st.DrawFn) -> GpuEvent:
         books(reading(uuid=uuid), *draw(st.lists(st.sampled_from(_ENTRIES), max_size=4)))
         for uuid in draw(st.lists(st.sampled_from(["GPU-1", "GPU-2"]), unique=True))
     ]
-    held_by = draw(st.permutations(_HOLDERS))
-    return event(gpus=gpus, pods=[draw(st.sampled_from(_PODS))], held_by=held_by)
+    allocated_to = draw(st.permutations(_ALLOCATEES))
+    return event(gpus=gpus, pods=[draw(st.sampled_from(_PODS))], allocated_to=allocated_to)
 
 
 def added(

@@ -56,10 +56,10 @@ def test_the_end_of_a_failure_says_how_long_it_lasted() -> None:
         clock.wait(42.5)
         log.recovered()
 
-    said = {"check": "kafka", "severity": "warning", "log_level": "warning"}
+    message = {"check": "kafka", "severity": "warning", "log_level": "warning"}
     assert lines == [
-        {"event": "check_failed", "detail": "no broker", **said},
-        {"event": "check_recovered", "failed_seconds": 42.5, "count": 1, **said},
+        {"event": "check_failed", "detail": "no broker", **message},
+        {"event": "check_recovered", "failed_seconds": 42.5, "count": 1, **message},
     ]
 
 

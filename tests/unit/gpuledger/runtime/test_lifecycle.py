@@ -73,8 +73,8 @@ def test_a_signal_in_an_outage_does_not_say_that_the_outage_is_over() -> None:
         child.send_signal(signal.SIGTERM)
         _, stderr = child.communicate(timeout=HANG_SECONDS)
 
-    said = [event for event in logged(stderr) if event.startswith("check_")]
-    assert said == ["check_failed"]
+    message = [event for event in logged(stderr) if event.startswith("check_")]
+    assert message == ["check_failed"]
 
 
 @pytest.mark.parametrize(
@@ -157,13 +157,13 @@ async def err_and_fail() -> None:
     raise BaseExceptionGroup("both", [SettingsError("a"), RuntimeError("b")])
 
 
-async def want_a_fresh_start() -> None:
+async def request_restart() -> None:
     raise FreshStartError("the driver is stuck")
 
 
-async def want_a_fresh_start_in_a_group() -> None:
+async def request_restart_in_a_group() -> None:
     async with asyncio.TaskGroup() as group:
-        group.create_task(want_a_fresh_start())
+        group.create_task(request_restart())
 
 
 async def cancel_itself() -> None:
@@ -177,7 +177,7 @@ async def cancel_itself() -> None:
         (fail, 1),
         (err_and_fail, 1),
         (cancel_itself, 1),
-        (want_a_fresh_start, 1),
+        (request_restart, 1),
         (err, 2),
         (err_in_a_group, 2),
     ],
@@ -200,12 +200,12 @@ def test_a_users_mistake_is_one_line_with_the_programs_name(
     assert capsys.readouterr().err == "gpuledger agent: kafka.client_id: wrong\n"
 
 
-@pytest.mark.parametrize("work", [want_a_fresh_start, want_a_fresh_start_in_a_group])
+@pytest.mark.parametrize("work", [request_restart, request_restart_in_a_group])
 def test_the_want_of_a_fresh_start_is_one_log_line_without_a_traceback(work: object) -> None:
     with structlog.testing.capture_logs() as logged:
         assert run_until_signalled(work) == 1  # type: ignore[arg-type]  # a row of the table above
-    said = {"log_level": "critical", "error": "the driver is stuck"}
-    assert logged == [{"event": "service_failed", **said}]
+    message = {"log_level": "critical", "error": "the driver is stuck"}
+    assert logged == [{"event": "service_failed", **message}]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

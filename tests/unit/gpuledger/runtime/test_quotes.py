@@ -50,9 +50,9 @@ def test_a_secret_is_masked_in_every_form(form: str, secret: str) -> None:
 
 @given(secrets=st.lists(SECRETS, min_size=1, max_size=4), data=st.data())
 def test_no_form_of_any_of_several_secrets_is_left(secrets: list[str], data: st.DataObject) -> None:
-    said = [FORMS[data.draw(st.sampled_from(sorted(FORMS)))](secret) for secret in secrets]
-    shown = masked("\0".join(said), *secrets)
-    assert not [form for form in said if form.strip("*=") and form.rstrip("=") in shown]
+    message = [FORMS[data.draw(st.sampled_from(sorted(FORMS)))](secret) for secret in secrets]
+    shown = masked("\0".join(message), *secrets)
+    assert not [form for form in message if form.strip("*=") and form.rstrip("=") in shown]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -65,9 +65,9 @@ def test_a_text_that_breaks_off_within_a_secret_shows_no_more_than_its_begin(for
 
 
 def test_what_is_no_secret_stays() -> None:
-    said = r"no \u0026 &amp; %20 + user bob, tenant 1 of db=1; S3c \\ &"
-    assert masked(said, "S3cr&t") == said
-    assert masked(said) == said
+    message = r"no \u0026 &amp; %20 + user bob, tenant 1 of db=1; S3c \\ &"
+    assert masked(message, "S3cr&t") == message
+    assert masked(message) == message
     assert masked("", "S3cr&t") == ""
 
 

@@ -78,8 +78,8 @@ async def test_what_changes_unasked_is_looked_at_whatever_becomes_of_the_others(
         async with asyncio.timeout(HANG_SECONDS):
             await looked.wait()
     await end_tasks(looking)
-    said = [(line["event"], line["check"]) for line in lines]
-    assert said == ([("file_watch_failed", "web_config")] if is_broken else [])
+    message = [(line["event"], line["check"]) for line in lines]
+    assert message == ([("file_watch_failed", "web_config")] if is_broken else [])
 
 
 def test_another_reason_of_a_failure_is_told_through_the_check() -> None:
@@ -90,8 +90,12 @@ def test_another_reason_of_a_failure_is_told_through_the_check() -> None:
         on_still_failing=lambda check: log.still_fails(lambda: check.detail),
     )
     with capture_logs() as lines:
-        for said in ("no answer within 30 s", "no answer within 31 s", "SaslAuthenticationFailed"):
-            check.failed(said)
+        for message in (
+            "no answer within 30 s",
+            "no answer within 31 s",
+            "SaslAuthenticationFailed",
+        ):
+            check.failed(message)
             now_seconds += CALM_SECONDS
     assert [(line["event"], line["detail"]) for line in lines] == [
         ("check_failed", "no answer within 30 s"),
@@ -117,8 +121,8 @@ def test_a_detail_that_is_a_function_is_of_the_moment_it_is_shown() -> None:
 
 
 def test_a_check_that_waits_has_not_failed_and_a_failure_after_it_is_one_more() -> None:
-    told: list[tuple[bool, bool]] = []
-    check = Check(on_change=lambda each: told.append((each.is_ok, each.has_failed)))
+    reported: list[tuple[bool, bool]] = []
+    check = Check(on_change=lambda each: reported.append((each.is_ok, each.has_failed)))
     check.failed("gone")
     check.waits("reading")
     assert (check.is_ok, check.has_failed, check.detail) == (False, False, "reading")
@@ -127,7 +131,7 @@ def test_a_check_that_waits_has_not_failed_and_a_failure_after_it_is_one_more() 
     check.waits("reading again")
     check.waits("reading on")
 
-    assert told == [(False, True), (False, True), (True, False), (False, False)]
+    assert reported == [(False, True), (False, True), (True, False), (False, False)]
 
 
 def test_the_password_of_an_address_is_not_shown() -> None:

@@ -50,15 +50,15 @@ class Told:
 
 async def test_each_failure_fails_the_check_and_is_then_waited_out_with_growing_pauses() -> None:
     clock = Waits()
-    told = Told(clock)
+    reported = Told(clock)
     retry = RetryingCaller(
-        on=BusUnavailableError, check=told.check, receiver="bus", clock=clock, backoff=backoff
+        on=BusUnavailableError, check=reported.check, receiver="bus", clock=clock, backoff=backoff
     )
 
     assert await retry(failing(*map(BusUnavailableError, "abcd"))) == "done"
 
-    assert told.all == ["a at 0", "b at 1", "c at 3", "d at 7", "bus at 11"]
-    assert told.check.is_ok
+    assert reported.all == ["a at 0", "b at 1", "c at 3", "d at 7", "bus at 11"]
+    assert reported.check.is_ok
     assert retry.attempts == 5
 
 
@@ -132,8 +132,10 @@ async def test_where_more_must_succeed_the_check_is_left_as_it_is() -> None:
 
 async def test_at_its_deadline_a_caller_raises_the_last_error_and_has_waited_no_longer() -> None:
     clock = Waits()
-    told = Told(clock)
-    retry = RetryingCaller(on=BusUnavailableError, check=told.check, clock=clock, backoff=backoff)
+    reported = Told(clock)
+    retry = RetryingCaller(
+        on=BusUnavailableError, check=reported.check, clock=clock, backoff=backoff
+    )
     now = asyncio.get_running_loop().time()
 
     with pytest.raises(BusUnavailableError, match="b"):

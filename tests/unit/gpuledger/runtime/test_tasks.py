@@ -34,9 +34,9 @@ async def hang(let_go: asyncio.Event) -> None:
 
 
 async def test_tasks_are_ended_and_no_failure_is_left_for_asyncio_to_log() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     asyncio.get_running_loop().set_exception_handler(
-        lambda _, context: told.append(context["message"])
+        lambda _, context: reported.append(context["message"])
     )
     tasks = [asyncio.create_task(each()) for each in (work, fail, fail_at_its_end)]
     await asyncio.sleep(0)
@@ -46,7 +46,7 @@ async def test_tasks_are_ended_and_no_failure_is_left_for_asyncio_to_log() -> No
     assert all(task.done() for task in tasks)
     del tasks
     gc.collect()
-    assert told == []
+    assert reported == []
 
 
 async def test_a_task_that_does_not_end_is_left_after_its_time() -> None:

@@ -31,7 +31,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sink: Explained = Explained()
 
 
-def said_of(file: Path | None = None, /, **variables: str) -> str:
+def message_of(file: Path | None = None, /, **variables: str) -> str:
     environ = {f"GPULEDGER_SINK__{name}": text for name, text in variables.items()}
     argv = ["--config", str(file)] if file else []
     with pytest.raises(SettingsError) as raised:
@@ -72,12 +72,14 @@ IN_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), IN_FILES)
-def test_a_value_in_the_file_is_named_by_its_own_path(text: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "message"), IN_FILES)
+def test_a_value_in_the_file_is_named_by_its_own_path(
+    text: str, message: str, tmp_path: Path
+) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text(f"sink:\n  {text}\n")
 
-    assert said_of(file) == said
+    assert message_of(file) == message
 
 
 IN_VARIABLES = [
@@ -90,13 +92,13 @@ IN_VARIABLES = [
 ]
 
 
-@pytest.mark.parametrize(("variables", "said"), IN_VARIABLES)
+@pytest.mark.parametrize(("variables", "message"), IN_VARIABLES)
 def test_a_value_in_a_variable_is_named_by_the_variable_and_by_its_path(
-    variables: dict[str, str], said: str
+    variables: dict[str, str], message: str
 ) -> None:
     (name,) = variables
 
-    assert said_of(**variables) == f"GPULEDGER_SINK__{name}: {said}"
+    assert message_of(**variables) == f"GPULEDGER_SINK__{name}: {message}"
 
 
 @pytest.mark.parametrize("text", [text for text, _ in IN_FILES])
@@ -104,14 +106,16 @@ def test_what_is_said_is_one_line_without_the_words_of_a_library(text: str, tmp_
     file = tmp_path / "settings.yaml"
     file.write_text(f"sink:\n  {text}\n")
 
-    assert not re.search(r"[`$\n]|\bExpected\b|\barray\b|\bobject\b|\bint\b|\bstr\b", said_of(file))
+    assert not re.search(
+        r"[`$\n]|\bExpected\b|\barray\b|\bobject\b|\bint\b|\bstr\b", message_of(file)
+    )
 
 
 def test_no_key_of_a_mapping_breaks_the_line(tmp_path: Path) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text('sink: {budgets: {"a\\nb": x}}\n')
 
-    assert "\n" not in said_of(file)
+    assert "\n" not in message_of(file)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +137,6 @@ def test_a_value_of_any_size_is_told_in_one_line_and_shows_no_secret(
 ) -> None:
     file = tmp_path / "settings.yaml"
     file.write_text(f"sink:\n names: {value}\n")
-    said = said_of(file)
-    assert "\n" not in said
-    assert "hunter2" not in said
+    message = message_of(file)
+    assert "\n" not in message
+    assert "hunter2" not in message

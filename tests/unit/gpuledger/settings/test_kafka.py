@@ -35,12 +35,12 @@ def test_brokers_are_hosts_with_their_ports(servers: str) -> None:
     assert KafkaSettings(bootstrap_servers=servers).bootstrap_servers == servers
 
 
-@pytest.mark.parametrize(("servers", "said"), MISNAMED)
+@pytest.mark.parametrize(("servers", "message"), MISNAMED)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_brokers_that_are_misnamed_end_every_program_with_one_line_and_exit_code_2(
     program: str,
     servers: str,
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -52,7 +52,7 @@ def test_brokers_that_are_misnamed_end_every_program_with_one_line_and_exit_code
 
     line = capsys.readouterr().err
     assert line.startswith("program: GPULEDGER_KAFKA__BOOTSTRAP_SERVERS: ")
-    assert said in line
+    assert message in line
     assert line.count("\n") == 1
     assert len(line) < 700
     assert "hunter2" not in line

@@ -177,12 +177,12 @@ MISTAKES_IN_VARIABLES = [
 ]
 
 
-@pytest.mark.parametrize(("variables", "said"), MISTAKES_IN_VARIABLES)
-def test_a_mistake_in_the_environment_is_named(variables: dict[str, str], said: str) -> None:
+@pytest.mark.parametrize(("variables", "message"), MISTAKES_IN_VARIABLES)
+def test_a_mistake_in_the_environment_is_named(variables: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError) as raised:
         load(**variables)
 
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 MISTAKES_IN_FILES = [
@@ -212,14 +212,16 @@ MISTAKES_IN_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), MISTAKES_IN_FILES)
-def test_a_mistake_in_the_file_is_named_with_the_file(tmp_path: Path, text: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "message"), MISTAKES_IN_FILES)
+def test_a_mistake_in_the_file_is_named_with_the_file(
+    tmp_path: Path, text: str, message: str
+) -> None:
     file = tmp_path / "settings.yaml"
 
     with pytest.raises(SettingsError) as raised:
         load_file(file, text)
 
-    assert said.replace("{file}", str(file)) in str(raised.value)
+    assert message.replace("{file}", str(file)) in str(raised.value)
 
 
 def test_a_settings_file_that_is_not_there_is_named(tmp_path: Path) -> None:

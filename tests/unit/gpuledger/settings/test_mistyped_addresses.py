@@ -79,14 +79,14 @@ OUTPUTS: list[Callable[[str], str]] = [
 def refused(option: Callable[[str], object]) -> Callable[[str], str]:
     """Return what a demo says where an option's value is none; nothing where it is taken."""
 
-    def said(address: str) -> str:
+    def message(address: str) -> str:
         try:
             option(address)
         except UserError as error:
             return str(error)
         return ""
 
-    return said
+    return message
 
 
 OPTIONS: list[Callable[[str], str]] = [

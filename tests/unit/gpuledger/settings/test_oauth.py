@@ -35,7 +35,7 @@ URL = {"OAUTH__TOKEN_URL": "https://issuer.test/token"}
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({}, "OAUTHBEARER needs oauth.token_file, or oauth.token_url with"),
         (URL, "OAUTH__TOKEN_URL: needs client_id and client_secret_file"),
@@ -52,9 +52,9 @@ URL = {"OAUTH__TOKEN_URL": "https://issuer.test/token"}
     ],
 )
 def test_what_cannot_work_is_named_with_its_remedy_and_shows_no_secret(
-    tmp_path: Path, given: dict[str, str], said: str
+    tmp_path: Path, given: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(SettingsError, match=said) as caught:
+    with pytest.raises(SettingsError, match=message) as caught:
         load(tmp_path, **given)
     assert SECRET not in str(caught.value)
 

@@ -100,9 +100,9 @@ def test_a_name_that_no_file_can_have_is_a_mistake_of_the_setting(tmp_path: Path
         load(TOKEN_FILE=str(tmp_path / "nul-in-name\0"))
 
 
-@pytest.mark.parametrize(("make", "said"), BROKEN_FILES)
+@pytest.mark.parametrize(("make", "message"), BROKEN_FILES)
 def test_a_secret_file_that_cannot_be_used_is_named(
-    tmp_path: Path, make: Callable[[Path], Path], said: str
+    tmp_path: Path, make: Callable[[Path], Path], message: str
 ) -> None:
     file = make(tmp_path)
 
@@ -111,7 +111,7 @@ def test_a_secret_file_that_cannot_be_used_is_named(
 
     assert "GPULEDGER_TOKEN_FILE" in str(raised.value)
     assert str(file) in str(raised.value)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "hunter" not in str(raised.value)
 
 
@@ -161,7 +161,7 @@ def test_secrets_are_compared_by_their_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "message"),
     [
         ({"RECEIVER__URL": "usr:hunter2@host:9090/w"}, "'********' must begin"),
         ({"RECEIVER__URL": "usr:hun ter2'@host/w"}, "must begin with http://, not ********"),
@@ -177,17 +177,17 @@ def test_secrets_are_compared_by_their_text() -> None:
     ],
 )
 def test_an_error_names_the_setting_and_shows_its_value_masked(
-    variables: dict[str, str], said: str
+    variables: dict[str, str], message: str
 ) -> None:
     with pytest.raises(SettingsError) as raised:
         load(**variables)
 
     assert "hunter2" not in str(raised.value)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("kafka: {sasl_password: hunter2: x}", "(line 1, column "),
         ("token: a\nkafka:\n  sasl_password: hunter2: x", "not allowed here (line 3, column "),
@@ -200,7 +200,7 @@ def test_an_error_names_the_setting_and_shows_its_value_masked(
     ],
 )
 def test_no_piece_of_a_settings_file_that_is_wrong_is_shown(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
     config = tmp_path / "s.yaml"
     config.write_text(text)
@@ -209,7 +209,7 @@ def test_no_piece_of_a_settings_file_that_is_wrong_is_shown(
         load("--config", str(config))
 
     assert "hunter2" not in str(raised.value)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_an_option_that_there_is_not_is_named_without_its_password() -> None:

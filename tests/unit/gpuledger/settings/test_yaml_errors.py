@@ -9,7 +9,7 @@ PASSWORDS = ["@hunter", "`hunter", "%hunter", "*hunter", "!hunter", "|hunter", "
 PASSWORDS += ['"hunter', '"hunt"er', "[hunter", "{hunter", "]hunter", ", hunter", "hun: ter"]
 
 
-def said_of(text: str) -> str:
+def message_of(text: str) -> str:
     with pytest.raises(yaml.YAMLError) as caught:
         yaml.safe_load(text)
     return explain_yaml(caught.value)
@@ -17,12 +17,12 @@ def said_of(text: str) -> str:
 
 @pytest.mark.parametrize("password", PASSWORDS)
 def test_a_text_that_begins_with_a_sign_of_yaml_is_to_be_quoted(password: str) -> None:
-    said = said_of(f"kafka:\n  sasl_password: {password}\n  client_id: x\n")
-    assert "line " in said
-    assert "quote a text that begins with one of @ ` % * & ! |" in said
-    assert "hun" not in said
+    message = message_of(f"kafka:\n  sasl_password: {password}\n  client_id: x\n")
+    assert "line " in message
+    assert "quote a text that begins with one of @ ` % * & ! |" in message
+    assert "hun" not in message
 
 
 @pytest.mark.parametrize("text", ["a:\n\tb: 1\n", "\0"])
 def test_quotes_are_no_remedy_for_other_mistakes(text: str) -> None:
-    assert "quote" not in said_of(text)
+    assert "quote" not in message_of(text)

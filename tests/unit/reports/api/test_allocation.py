@@ -9,8 +9,8 @@ import pytest
 
 from gpuledger_reports.api.answering import AnswerSettings, answer_to
 from gpuledger_reports.api.questions import AllocationQuestion, allocation_question
-from tests.unit.reports.api.questions_asked import DAY, NOW_SECONDS, small_store
-from tests.unit.reports.stores import held, inventory_row, node_row, usage_row, write_store
+from tests.unit.reports.api.report_requests import DAY, NOW_SECONDS, small_store
+from tests.unit.reports.stores import allocated, inventory_row, node_row, usage_row, write_store
 
 
 @pytest.fixture(scope="module")
@@ -18,12 +18,12 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> AnswerSettings:
     return small_store(tmp_path_factory.mktemp("small"))
 
 
-def asked(query: str) -> AllocationQuestion:
+def requested(query: str) -> AllocationQuestion:
     return allocation_question(f"window={DAY}&{query}", int(NOW_SECONDS * 10**6))
 
 
 def sets(settings: AnswerSettings, query: str) -> list[dict[str, Any]]:
-    answer = answer_to(asked(query), settings)
+    answer = answer_to(requested(query), settings)
     content = json.loads(answer.body, parse_float=Decimal)
     assert answer.status == 200, content
     found: list[dict[str, Any]] = content["data"]
@@ -186,25 +186,25 @@ def test_each_step_has_its_own_set_and_one_without_usage_is_empty(
 
 
 def test_gpus_without_a_price_are_warned_of(tmp_path: Path) -> None:
-    told = small_store(tmp_path)
+    reported = small_store(tmp_path)
     write_store(
         tmp_path / "store",
         usage_hourly=[usage_row(0, gpu="GPU-odd", model="Odd", allocated_ns=1, busy_ns=1)],
         inventory=[inventory_row("GPU-odd", model="Odd")],
     )
-    answer = json.loads(answer_to(asked("aggregate=cluster"), told).body)
+    answer = json.loads(answer_to(requested("aggregate=cluster"), reported).body)
     assert "Odd" in answer["warning"]
 
 
 def test_idle_of_a_cluster_that_nobody_used_stays(tmp_path: Path) -> None:
-    told = small_store(tmp_path)
+    reported = small_store(tmp_path)
     write_store(
         tmp_path / "store",
-        usage_hourly=[held(0, None, cluster="dev", gpu="GPU-d")],
+        usage_hourly=[allocated(0, None, cluster="dev", gpu="GPU-d")],
         inventory=[inventory_row("GPU-d", cluster="dev", hour=2)],
         nodes=[node_row()],
     )
-    found = costs(told, "aggregate=namespace&shareIdle=true&splitIdle=true")
+    found = costs(reported, "aggregate=namespace&shareIdle=true&splitIdle=true")
     assert found == {"ns": Decimal("18.66667"), "other": Decimal("9.33333"), "dev/__idle__": 7}
 
 
@@ -212,7 +212,7 @@ def test_which_file_of_the_store_cannot_be_read_is_not_told(tmp_path: Path) -> N
     found = small_store(tmp_path)
     for file in (Path(found.store_uri) / "usage_hourly").rglob("*.parquet"):
         file.unlink()
-    answer = answer_to(asked("aggregate=namespace"), found)
+    answer = answer_to(requested("aggregate=namespace"), found)
     assert answer.status == 503
     assert b"the store cannot be read" in answer.body
     assert str(tmp_path).encode() not in answer.body

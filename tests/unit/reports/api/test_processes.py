@@ -20,9 +20,9 @@ from gpuledger_reports.api.processes import (
     ProcessEndedError,
     kill_processes,
 )
-from gpuledger_reports.api.questions import BillQuestion, LookQuestion, Question
+from gpuledger_reports.api.questions import BillQuestion, Question, StoreStateQuestion
 from tests.metric_values import value_of
-from tests.unit.reports.api.questions_asked import settings_for, small_store
+from tests.unit.reports.api.report_requests import settings_for, small_store
 
 BILL = BillQuestion(window=None, by=("pod",))
 ANSWER = ReportAnswer(body=b"{}")
@@ -94,11 +94,11 @@ async def test_a_question_that_is_given_up_has_its_process_killed_and_frees_its_
 ) -> None:
     late = ended("late")
     bills = processes(tmp_path)
-    asked = asyncio.create_task(bills.ask(BILL))
+    requested = asyncio.create_task(bills.ask(BILL))
     await until(lambda: (tmp_path / "begun").exists() and _pid(tmp_path) > 0)
-    asked.cancel()
+    requested.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asked
+        await requested
     pid = _pid(tmp_path)
     await until(lambda: not Path(f"/proc/{pid}").exists())
     assert ended("late") == late + 1
@@ -119,11 +119,11 @@ async def test_waiting_for_a_turn_counts_towards_the_deadline(tmp_path: Path) ->
 async def test_the_store_is_read_in_a_process(tmp_path: Path) -> None:
     settings = small_store(tmp_path)
     bills = BillProcesses(settings, count=1, max_waiting=0, timeout_seconds=60.0)
-    look = json.loads((await bills.ask(LookQuestion())).body)
+    check_store = json.loads((await bills.ask(StoreStateQuestion())).body)
     bill = json.loads((await bills.ask(BILL)).body)
     wrong = await bills.ask(BillQuestion(window=None, by=("nonsense",)))
-    assert look["tables"]["usage_hourly"] == 0
-    assert bill["prices"]["sha256"] == look["prices"]
+    assert check_store["tables"]["usage_hourly"] == 0
+    assert bill["prices"]["sha256"] == check_store["prices"]
     assert (wrong.status, json.loads(wrong.body)["parameter"]) == (400, "by")
 
 
@@ -142,9 +142,9 @@ async def test_an_internal_error_is_an_answer_too(tmp_path: Path) -> None:
 
 
 async def test_the_end_of_the_service_kills_all_processes(tmp_path: Path) -> None:
-    asked = asyncio.create_task(processes(tmp_path).ask(BILL))
+    requested = asyncio.create_task(processes(tmp_path).ask(BILL))
     await until((tmp_path / "begun").exists)
     kill_processes()
     with pytest.raises(ProcessEndedError):
-        await asked
+        await requested
     assert not [one for one in multiprocessing.active_children() if one.name == "bill"]

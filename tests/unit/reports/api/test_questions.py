@@ -13,12 +13,12 @@ from gpuledger_reports.api.questions import (
     allocation_question,
     bill_question,
 )
-from tests.unit.reports.api.questions_asked import DAY, NOW_SECONDS
+from tests.unit.reports.api.report_requests import DAY, NOW_SECONDS
 
 NOW_US = int(NOW_SECONDS * 10**6)
 
 
-def asked(**parameters: str) -> AllocationQuestion:
+def requested(**parameters: str) -> AllocationQuestion:
     return allocation_question(urlencode({"window": DAY, **parameters}), NOW_US)
 
 
@@ -115,7 +115,7 @@ def test_any_query_is_a_question_or_a_mistake_that_is_named(path: str, query: st
 def test_what_clients_of_opencost_send_is_understood(
     parameters: dict[str, str], expected: dict[str, object]
 ) -> None:
-    question = asked(**parameters)
+    question = requested(**parameters)
     assert {name: getattr(question, name) for name in expected} == expected
 
 

@@ -18,7 +18,7 @@ from gpuledger_reports.api.pages import DESCRIPTION_FILE, AnswerCache, descripti
 from gpuledger_reports.api.processes import BusyError, LateError, ProcessEndedError
 from gpuledger_reports.api.questions import PAGES, Question
 from tests.examples import examples
-from tests.unit.reports.api.questions_asked import (
+from tests.unit.reports.api.report_requests import (
     DAY,
     INTERVAL_SECONDS,
     PRICES,
@@ -27,19 +27,19 @@ from tests.unit.reports.api.questions_asked import (
     settings_for,
     small_store,
 )
-from tests.unit.reports.stores import held, write_store
+from tests.unit.reports.stores import allocated, write_store
 
 DESCRIPTION: dict[str, Any] = yaml.safe_load(DESCRIPTION_FILE.read_text())
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> AnswerSettings:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> AnswerSettings:
     return small_store(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture
-def served(told: AnswerSettings) -> InlinePages:
-    return InlinePages(told)
+def served(reported: AnswerSettings) -> InlinePages:
+    return InlinePages(reported)
 
 
 def parameters_of(path: str) -> dict[str, dict[str, Any]]:
@@ -136,10 +136,10 @@ def runner() -> Iterator[asyncio.Runner]:
 @examples(80)
 @given(request=requests())
 def test_whatever_is_asked_the_answer_has_the_described_form(
-    told: AnswerSettings, runner: asyncio.Runner, request: tuple[str, dict[str, str]]
+    reported: AnswerSettings, runner: asyncio.Runner, request: tuple[str, dict[str, str]]
 ) -> None:
     path, parameters = request
-    served = InlinePages(told)
+    served = InlinePages(reported)
 
     async def ask() -> Response:
         async with served.running():
@@ -157,22 +157,22 @@ def test_whatever_is_asked_the_answer_has_the_described_form(
 async def test_an_answer_is_made_once_until_the_store_or_the_prices_change(
     tmp_path: Path,
 ) -> None:
-    told = small_store(tmp_path)
-    served = InlinePages(told)
+    reported = small_store(tmp_path)
+    served = InlinePages(reported)
     async with served.running():
         query = "period=2026-10-01&by=pod"
         first = await served.get("/bill", query)
         assert await served.get("/bill", f"by=pod&{query.partition('&')[0]}") == first
-        assert len(served.answerer.asked) == 1
-        write_store(tmp_path / "store", usage_hourly=[held(3, "b")])
-        await served.look()
+        assert len(served.answerer.requests) == 1
+        write_store(tmp_path / "store", usage_hourly=[allocated(3, "b")])
+        await served.check_store()
         changed = await served.get("/bill", query)
         assert changed.body != first.body
         (tmp_path / "prices.yaml").write_text("prices: [{name: h, model: H100, per_gpu_hour: 8}]")
-        await served.look()
+        await served.check_store()
         dearer = await served.get("/bill", query)
         assert json.loads(dearer.body)["prices"] != json.loads(changed.body)["prices"]
-        assert len(served.answerer.asked) == 3
+        assert len(served.answerer.requests) == 3
 
 
 async def test_questions_that_take_long_keep_nobody_from_knowing_how_the_store_is(
@@ -183,15 +183,15 @@ async def test_questions_that_take_long_keep_nobody_from_knowing_how_the_store_i
     async with served.running():
         kept = await served.get("/bill", query)
         served.answerer.waits_for = asyncio.Event()
-        asked = [
+        requested = [
             asyncio.create_task(served.get("/bill", f"period={year}")) for year in (2025, 2026)
         ]
         await asyncio.sleep(0)
-        write_store(tmp_path / "store", usage_hourly=[held(3, "b")])
-        await served.look()
+        write_store(tmp_path / "store", usage_hourly=[allocated(3, "b")])
+        await served.check_store()
         assert served.check.is_ok
         served.answerer.waits_for.set()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*requested)
         assert (await served.get("/bill", query)).body != kept.body
 
 
@@ -213,19 +213,19 @@ async def test_a_question_whose_client_is_gone_is_given_up(served: InlinePages) 
 
 @pytest.mark.parametrize(("intervals", "count", "count_later"), [(2.9, 1, 1), (3.1, 3, 4)])
 async def test_answers_are_kept_for_three_intervals_without_a_look_that_succeeds(
-    told: AnswerSettings, intervals: float, count: int, count_later: int
+    reported: AnswerSettings, intervals: float, count: int, count_later: int
 ) -> None:
-    served = InlinePages(told)
+    served = InlinePages(reported)
     async with served.running():
         await served.get("/bill", "by=pod")
         served.clock_seconds += intervals * INTERVAL_SECONDS
         await served.get("/bill", "by=pod")
         await served.get("/bill", "by=pod")
-        assert len(served.answerer.asked) == count
-        await served.look()
+        assert len(served.answerer.requests) == count
+        await served.check_store()
         await served.get("/bill", "by=pod")
         await served.get("/bill", "by=pod")
-    assert len(served.answerer.asked) == count_later
+    assert len(served.answerer.requests) == count_later
 
 
 async def test_a_store_that_does_not_answer_a_look_in_time_makes_the_service_unready(
@@ -236,7 +236,7 @@ async def test_a_store_that_does_not_answer_a_look_in_time_makes_the_service_unr
 
     async with served.running():
         served.looker.ask = refuse  # type: ignore[method-assign,assignment]  # fails as a real one does
-        await served.look()
+        await served.check_store()
     assert not served.check.is_ok
     assert "no answer within" in served.check.detail
     assert "ask for less" not in served.check.detail
@@ -246,8 +246,8 @@ async def test_the_bill_is_the_commands_and_a_line_of_it_is_explained(served: In
     async with served.running():
         bill = json.loads((await served.get("/bill", "period=2026-10&by=pod")).body)
         line = next(line for line in bill["lines"] if line["pod"] == "a")
-        asked = f"period=2026-10&by=pod&line={line['line'][:6]}"
-        found = check_form("/bill/explain", await served.get("/bill/explain", asked))
+        requested = f"period=2026-10&by=pod&line={line['line'][:6]}"
+        found = check_form("/bill/explain", await served.get("/bill/explain", requested))
     assert (bill["line_cost"], line["cost"]) == ("28.00", "7.00")
     assert found["line"] == line["line"]
     assert any("1 GPU h x 7 = 7" in text for text in found["explanation"])
@@ -274,15 +274,15 @@ async def test_prices_that_cannot_be_read_make_the_service_unready_until_they_ca
     async with served.running():
         for text in (PRICES, "prices: 7", PRICES):
             prices.write_text(text)
-            await served.look()
+            await served.check_store()
             found.append((served.check.is_ok, "prices" in served.check.detail))
     assert found == [(True, False), (False, True), (True, False)]
 
 
 async def test_what_needs_more_memory_than_allowed_is_the_windows_mistake(
-    told: AnswerSettings,
+    reported: AnswerSettings,
 ) -> None:
-    tight = settings_for(told.store_uri, memory_bytes=200_000)
+    tight = settings_for(reported.store_uri, memory_bytes=200_000)
     served = InlinePages(tight)
     async with served.running():
         response = await served.get("/allocation", f"window={DAY}")

@@ -23,7 +23,7 @@ async def take(events: AsyncIterator[Event], count: int) -> list[Event]:
     return [await anext(events) for _ in range(count)]
 
 
-def told(events: list[Event]) -> list[tuple[str, str, str | None]]:
+def reported(events: list[Event]) -> list[tuple[str, str, str | None]]:
     return [
         (e["type"], e["object"]["metadata"]["name"], e["object"]["status"].get("phase"))
         for e in events
@@ -38,7 +38,7 @@ async def test_a_watch_tells_each_step_of_a_pods_life(
     )
     clock.advance(9)
     await api.pod_driver.play_due()
-    assert told(await take(events, 5)) == [
+    assert reported(await take(events, 5)) == [
         ("ADDED", "chat-5d8f7c9b4d-abcde", "Pending"),
         ("MODIFIED", "chat-5d8f7c9b4d-abcde", "Running"),
         ("MODIFIED", "chat-5d8f7c9b4d-abcde", "Running"),
@@ -55,7 +55,7 @@ async def test_a_pod_that_leaves_the_selector_is_told_as_deleted(
     clock.advance(6)
     await api.pod_driver.play_due()
     (event,) = await take(events, 1)
-    assert told([event]) == [("DELETED", "render-1-xyz", "Running")]
+    assert reported([event]) == [("DELETED", "render-1-xyz", "Running")]
     assert event["object"]["metadata"]["resourceVersion"] == await version(client)
 
 

@@ -109,9 +109,9 @@ MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("spoil", "said"), MISTAKES, ids=[said for _, said in MISTAKES])
+@pytest.mark.parametrize(("spoil", "output"), MISTAKES, ids=[output for _, output in MISTAKES])
 def test_a_mistake_is_told_with_its_place_and_its_remedy(
-    spoil: Callable[[dict[str, Any]], object], said: str, tmp_path: Path
+    spoil: Callable[[dict[str, Any]], object], output: str, tmp_path: Path
 ) -> None:
     content = copy.deepcopy(GOOD)
     spoil(content)
@@ -121,23 +121,23 @@ def test_a_mistake_is_told_with_its_place_and_its_remedy(
         load_scenario(file)
     message = str(raised.value)
     assert message.startswith(f"{file}: ")
-    assert said in message
+    assert output in message
     assert "\n" not in message
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "output"),
     [("{", "no valid YAML"), ("", "expected `object`, got `null`"), (None, "No such file")],
 )
 def test_a_file_that_is_no_scenario_is_told_in_one_line(
-    content: str | None, said: str, tmp_path: Path
+    content: str | None, output: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "s.yaml"
     if content is not None:
         file.write_text(content)
     with pytest.raises(UserError) as raised:
         load_scenario(file)
-    assert said in str(raised.value)
+    assert output in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -154,7 +154,7 @@ def xids(receiver: Receiver, *, since: int = 0) -> set[str]:
     return {alert["labels"]["xid"] for each in requests for alert in orjson.loads(each.body)}
 
 
-def is_told(receiver: Receiver, xid: int, *, since: int = 0) -> Callable[[], bool]:
+def is_reported(receiver: Receiver, xid: int, *, since: int = 0) -> Callable[[], bool]:
     return lambda: str(xid) in xids(receiver, since=since)
 
 
@@ -163,12 +163,12 @@ async def hanging() -> AsyncIterator[Receiver]:
     """Run an Alertmanager that takes requests and answers none."""
 
     async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.received.append(Received("", {}, await reader.readline()))
+        requested.received.append(Received("", {}, await reader.readline()))
         await reader.read()
         writer.close()
 
     server = await asyncio.start_server(never, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
-    asked = Receiver(url=f"http://{host}:{port}")
+    requested = Receiver(url=f"http://{host}:{port}")
     async with server:
-        yield asked
+        yield requested

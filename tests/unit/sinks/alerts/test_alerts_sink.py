@@ -133,7 +133,7 @@ async def test_an_incident_is_sent_unless_it_is_long_past(age_seconds: int, sent
         await eventually(lambda: committed(on, ALERTS.group, AT_INCIDENTS) == 2)
 
     assert [alert["labels"]["xid"] for alert in alerts(receiver)] == ["79"] * sent
-    assert [letter.offset for letter in await dead_letters(on)] == [0]
+    assert [dead_letter.offset for dead_letter in await dead_letters(on)] == [0]
 
 
 async def test_an_incident_that_nobody_took_for_hours_is_held_from_when_it_is_taken() -> None:

@@ -82,7 +82,7 @@ def test_who_holds_the_gpu_is_alerted_where_nobody_uses_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({}, "GPU 3 on node node-a: "),
         ({"gpu_instance": 9}, "GPU 3 instance 9 on node node-a: "),
@@ -91,16 +91,16 @@ def test_who_holds_the_gpu_is_alerted_where_nobody_uses_it() -> None:
     ],
 )
 def test_a_person_on_call_is_told_the_gpu_as_people_number_it_and_no_number_is_invented(
-    changes: dict[str, Any], said: str
+    changes: dict[str, Any], message: str
 ) -> None:
-    told = taken(**changes)
-    assert annotations_of(told)["summary"] == f"{said}XID 79, GPU has fallen off the bus"
-    index = "" if told.incident.gpu_index is None else "3"
-    assert labels_of(told)["gpu_index"] == index
+    reported = taken(**changes)
+    assert annotations_of(reported)["summary"] == f"{message}XID 79, GPU has fallen off the bus"
+    index = "" if reported.incident.gpu_index is None else "3"
+    assert labels_of(reported)["gpu_index"] == index
 
 
 @pytest.mark.parametrize(
-    ("count", "said"),
+    ("count", "message"),
     [
         (1, "(pod n/p-0)"),
         (2, "(pods n/p-0, n/p-1)"),
@@ -109,14 +109,14 @@ def test_a_person_on_call_is_told_the_gpu_as_people_number_it_and_no_number_is_i
     ],
 )
 def test_the_summary_names_the_pods_and_stays_a_line_where_there_are_many(
-    count: int, said: str
+    count: int, message: str
 ) -> None:
     pods = [
         PodDescription(state=PodState.KNOWN, namespace="n", name=f"p-{number}")
         for number in range(count)
     ]
     words = annotations_of(taken(*pods))
-    assert words["summary"] == f"GPU 3 on node node-a {said}: XID 79, GPU has fallen off the bus"
+    assert words["summary"] == f"GPU 3 on node node-a {message}: XID 79, GPU has fallen off the bus"
     assert words["pods"].count(",") == count - 1
 
 

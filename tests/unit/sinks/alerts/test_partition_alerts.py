@@ -24,7 +24,7 @@ def now_at(number: float) -> Now:
     return Now(time_ns=at(number), monotonic_ns=at(number))
 
 
-def told(of: PartitionAlerts, *, now: float) -> list[ActiveAlert]:
+def reported(of: PartitionAlerts, *, now: float) -> list[ActiveAlert]:
     due = SendOrder(AM, resend_ns=RESEND_NS).next(of.alerts, now=now_at(now))
     record_taken(due, AM, now=now_at(now))
     return due
@@ -52,7 +52,7 @@ def held(*incidents: AttributedIncident, now: float = 0) -> list[dict[str, Any]]
     watched = PartitionAlerts()
     for one in incidents:
         watched.add_incident(one, hold_ns=300 * SECOND_NS, now=now_at(now))
-    return [one.as_json(now=now_at(now), resend_ns=RESEND_NS) for one in told(watched, now=now)]
+    return [one.as_json(now=now_at(now), resend_ns=RESEND_NS) for one in reported(watched, now=now)]
 
 
 def test_an_incident_is_an_alert_with_its_xid_and_its_first_known_pod() -> None:
@@ -148,10 +148,10 @@ def test_a_firing_alert_is_told_again_and_again_and_its_end_for_five_minutes() -
     watched = PartitionAlerts()
     lost(watched, now=0)
 
-    assert [len(told(watched, now=now)) for now in (0, 30, 60, 119, 120)] == [1, 0, 1, 0, 1]
+    assert [len(reported(watched, now=now)) for now in (0, 30, 60, 119, 120)] == [1, 0, 1, 0, 1]
     for number in (129, 130):
         watched.observe(event(number), now=now_at(number))
-    assert [len(told(watched, now=now)) for now in (130, 131, 190)] == [1, 0, 1]
+    assert [len(reported(watched, now=now)) for now in (130, 131, 190)] == [1, 0, 1]
     watched.forget(now=now_at(429))
     assert len(list(watched.alerts)) == 1
     watched.forget(now=now_at(430))
@@ -161,11 +161,11 @@ def test_a_firing_alert_is_told_again_and_again_and_its_end_for_five_minutes() -
 def test_the_end_of_an_alert_is_told_however_long_ago_it_was_by_the_nodes_clock() -> None:
     watched = PartitionAlerts()
     lost(watched, now=7200)
-    told(watched, now=7200)
+    reported(watched, now=7200)
     for number in (1, 2):
         watched.observe(event(number), now=now_at(7201))
     watched.forget(now=now_at(7201))
-    (ended,) = told(watched, now=7201)
+    (ended,) = reported(watched, now=7201)
     assert ended.ends_ns == at(2)
 
 
@@ -173,7 +173,7 @@ def test_this_machines_wall_clock_moves_no_interval() -> None:
     """Set back an hour, it still sends what stands every minute."""
     watched = PartitionAlerts()
     lost(watched, now=0)
-    told(watched, now=0)
+    reported(watched, now=0)
     back = Now(time_ns=at(-3600), monotonic_ns=at(60))
     (again,) = SendOrder(AM, resend_ns=RESEND_NS).next(watched.alerts, now=back)
     sent = again.as_json(now=back, resend_ns=RESEND_NS)

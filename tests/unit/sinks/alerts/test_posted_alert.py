@@ -66,7 +66,7 @@ def test_an_alert_names_whom_it_is_routed_to() -> None:
         AlertsSettings(pod_labels=["team", "app.kubernetes.io/name"], namespace_labels=["cost"])
     )
     labels = {"cost": "42", "other": "x"}
-    words.see(event(namespaces=[NamespaceDescription(name="research", labels=labels)]))
+    words.observe(event(namespaces=[NamespaceDescription(name="research", labels=labels)]))
     given = DeviceAllocation(
         gpu_uuid=GPU,
         device_id=GPU,
@@ -122,7 +122,7 @@ def test_an_incident_of_several_containers_names_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"external_labels": {"cluster": "a"}}, "external_labels: cluster is the"),
         ({"external_labels": {"severity": "a"}}, "external_labels: severity is the alerts' own"),
@@ -139,7 +139,7 @@ def test_an_incident_of_several_containers_names_none() -> None:
     ],
 )
 def test_what_no_alert_can_carry_is_refused_with_its_setting(
-    settings: dict[str, Any], said: str
+    settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         AlertsSettings(**settings)

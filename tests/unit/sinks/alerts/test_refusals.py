@@ -15,7 +15,7 @@ from tests.unit.sinks.alerts.alerting import (
     WaitingClock,
     alerts,
     is_committed,
-    is_told,
+    is_reported,
     publish_incidents,
     quiet,
     rejected,
@@ -172,8 +172,8 @@ async def test_of_alerts_that_are_refused_together_each_good_one_is_told(answer:
         await eventually(is_committed(on, 4))
 
     taken = [request.body for request in receiver.received if bad not in request.body]
-    told = {alert["labels"]["xid"] for body in taken for alert in orjson.loads(body)}
-    assert told == {"11", "12", "14"}
+    reported = {alert["labels"]["xid"] for body in taken for alert in orjson.loads(body)}
+    assert reported == {"11", "12", "14"}
     assert rejected() - dropped == 1
 
 
@@ -192,4 +192,4 @@ async def test_a_good_incident_is_told_while_hundreds_are_refused() -> None:
         for xid in range(1001, 1006):
             seen = len(receiver.received)
             await publish_incidents(on, xid)
-            await eventually(is_told(receiver, xid, since=seen))
+            await eventually(is_reported(receiver, xid, since=seen))

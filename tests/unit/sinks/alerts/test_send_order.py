@@ -97,13 +97,13 @@ def test_alerts_that_began_one_after_another_are_told_again_together() -> None:
 def test_no_alert_that_stands_waits_longer_than_twice_the_pause_while_others_come() -> None:
     am = Alertmanager(seconds=1.0, refuses=bad)
     am.begin(*(f"good-{number}" for number in range(50)), *(f"bad-{n}" for n in range(100)))
-    told: dict[str, float] = {}
+    reported: dict[str, float] = {}
     for _ in range(600):
         posted = am.post()
         for name in posted if not any(map(bad, posted)) else ():
-            assert am.now - told.get(name, am.now) <= 2 * RESEND_SECONDS
-            told[name] = am.now
-    assert len(told) == 50
+            assert am.now - reported.get(name, am.now) <= 2 * RESEND_SECONDS
+            reported[name] = am.now
+    assert len(reported) == 50
 
 
 def test_of_alerts_that_are_refused_together_most_good_ones_are_told_soon() -> None:

@@ -17,7 +17,7 @@ from tests.unit.sinks.alerts.alerting import (
     WaitingClock,
     hanging,
     is_committed,
-    is_told,
+    is_reported,
     publish_incidents,
     quiet,
     sink,
@@ -48,13 +48,13 @@ async def test_a_new_incident_is_told_next_however_slowly_those_that_stand_are_t
     async with receiving(by_body=slowly) as receiver, running(sink(on, receiver, clock=clock)):
         for xid in range(1, 101):
             await publish_incidents(on, xid)
-            await eventually(is_told(receiver, xid))
+            await eventually(is_reported(receiver, xid))
             clock.advance(1.0)
         seconds[0] = 1.0
         for xid in range(1001, 1011):
             seen = len(receiver.received)
             await publish_incidents(on, xid)
-            await eventually(is_told(receiver, xid, since=seen))
+            await eventually(is_reported(receiver, xid, since=seen))
 
 
 async def test_a_slow_alertmanager_holds_up_no_poll_and_nothing_untold_is_committed() -> None:

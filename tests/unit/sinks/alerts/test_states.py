@@ -21,7 +21,7 @@ def at(second: float) -> Now:
     return Now(time_ns=time_ns, monotonic_ns=time_ns)
 
 
-def told(kind: str, second: float = 0, **changes: Any) -> AttributedIncident:  # noqa: ANN401  # an incident's fields
+def reported(kind: str, second: float = 0, **changes: Any) -> AttributedIncident:  # noqa: ANN401  # an incident's fields
     one = incident(at(second).time_ns)
     values: dict[str, Any] = {"kind": kind, "xid": None, **changes}
     return replace(one, incident=replace(one.incident, **values))
@@ -42,18 +42,18 @@ NAMED = (
 
 
 def ended(*kinds: str, **changes: Any) -> AttributedIncident:  # noqa: ANN401  # an incident's fields
-    return told("state_ended", ended_kinds=list(kinds), severity=Severity.INFO, **changes)
+    return reported("state_ended", ended_kinds=list(kinds), severity=Severity.INFO, **changes)
 
 
 REPORTS: dict[str, AttributedIncident] = {
-    "lost": told("gpu_lost"),
-    "unavailable": told("gpu_unavailable"),
-    "remap": told("row_remap_pending"),
-    "retirement": told("page_retirement_pending"),
-    "xid 63": told("xid", xid=63, category="maintenance"),
-    "action": told("recovery_action", action="RESET_GPU"),
-    "xid 154": told("xid", xid=154, category="context", action="RESET_GPU"),
-    **{kind: told(kind) for kind in NAMED},
+    "lost": reported("gpu_lost"),
+    "unavailable": reported("gpu_unavailable"),
+    "remap": reported("row_remap_pending"),
+    "retirement": reported("page_retirement_pending"),
+    "xid 63": reported("xid", xid=63, category="maintenance"),
+    "action": reported("recovery_action", action="RESET_GPU"),
+    "xid 154": reported("xid", xid=154, category="context", action="RESET_GPU"),
+    **{kind: reported(kind) for kind in NAMED},
 }
 NO_ACTION: dict[str, Any] = {"action": "NONE", "severity": Severity.INFO}
 
@@ -99,14 +99,14 @@ def test_a_state_outlives_the_hold(watched: Watched, report: str) -> None:
 @pytest.mark.parametrize(
     ("report", "end"),
     [
-        ("lost", told("gpu_recovered")),
-        ("unavailable", told("gpu_recovered")),
-        ("remap", told("row_remap_done")),
-        ("retirement", told("row_remap_done")),
-        ("xid 63", told("row_remap_done")),
-        ("action", told("recovery_action", **NO_ACTION)),
-        ("action", told("xid", xid=154, category="context", **NO_ACTION)),
-        ("xid 154", told("recovery_action", **NO_ACTION)),
+        ("lost", reported("gpu_recovered")),
+        ("unavailable", reported("gpu_recovered")),
+        ("remap", reported("row_remap_done")),
+        ("retirement", reported("row_remap_done")),
+        ("xid 63", reported("row_remap_done")),
+        ("action", reported("recovery_action", **NO_ACTION)),
+        ("action", reported("xid", xid=154, category="context", **NO_ACTION)),
+        ("xid 154", reported("recovery_action", **NO_ACTION)),
         ("remap", ended("row_remap_pending", present_at_start=True)),
         ("retirement", ended("page_retirement_pending")),
         ("action", ended("sram_threshold_exceeded", "recovery_action", present_at_start=True)),
@@ -125,8 +125,8 @@ def test_a_state_ends_when_its_end_is_told(
 @pytest.mark.parametrize(
     ("report", "end"),
     [
-        ("xid 63", told("row_remap_done")),
-        ("xid 154", told("recovery_action", **NO_ACTION)),
+        ("xid 63", reported("row_remap_done")),
+        ("xid 154", reported("recovery_action", **NO_ACTION)),
     ],
 )
 @pytest.mark.parametrize("codes", [[79], [79, 79], [79, 63], [13, 79]])
@@ -135,10 +135,10 @@ def test_a_state_ends_when_its_end_is_told_whatever_bursts_came_meanwhile(
 ) -> None:
     watched.add(REPORTS[report])
     for number, code in enumerate(codes, start=1):
-        watched.add(told("xid", 600 * number, xid=code, category="node"), 600 * number)
+        watched.add(reported("xid", 600 * number, xid=code, category="node"), 600 * number)
     assert len(watched.firing(600 * len(codes) + 1)) >= 2
     if 63 in codes:
-        watched.add(told("row_remap_done"), 4000)
+        watched.add(reported("row_remap_done"), 4000)
     watched.add(end, 4000)
     assert watched.firing(4001) == []
 
@@ -147,9 +147,9 @@ def test_a_state_ends_when_its_end_is_told_whatever_bursts_came_meanwhile(
 def test_what_is_told_again_by_an_agent_that_starts_is_the_alert_that_stands(
     watched: Watched, kind: str
 ) -> None:
-    watched.add(told(kind))
+    watched.add(reported(kind))
     (before,) = (alert.labels for alert in watched.of.alerts)
-    watched.add(told(kind, 5000, present_at_start=True), 5000)
+    watched.add(reported(kind, 5000, present_at_start=True), 5000)
     assert [alert.labels for alert in watched.of.alerts] == [before]
     watched.add(ended(kind), 6000)
     assert watched.firing(6000) == []
@@ -165,7 +165,7 @@ def test_an_end_of_what_does_not_stand_makes_no_alert(watched: Watched) -> None:
 @pytest.mark.parametrize("end", ["gpu_recovered", "row_remap_done", "driver_unbound", "xid"])
 def test_the_end_of_one_state_ends_no_other(watched: Watched, end: str) -> None:
     watched.add(REPORTS["action"])
-    watched.add(told(end), 1000)
+    watched.add(reported(end), 1000)
     assert "recovery_action" in watched.firing(1001)
 
 
@@ -195,7 +195,7 @@ def test_ticks_in_which_the_gpu_answers_end_what_they_disprove(
 def test_a_gpu_that_is_unresponsive_or_answered_before_it_was_lost_is_still_lost(
     watched: Watched,
 ) -> None:
-    watched.add(told("gpu_lost", 10))
+    watched.add(reported("gpu_lost", 10))
     for second in range(5, 10):
         watched.tick(second)
     for second in range(1000, 1010):
@@ -206,7 +206,7 @@ def test_a_gpu_that_is_unresponsive_or_answered_before_it_was_lost_is_still_lost
 def test_an_end_that_comes_within_the_hold_ends_the_alert_with_the_hold(watched: Watched) -> None:
     """Alertmanager would else notify nobody of a GPU that was lost for a moment."""
     watched.add(REPORTS["lost"])
-    watched.add(told("gpu_recovered", 10), 10)
+    watched.add(reported("gpu_recovered", 10), 10)
     assert watched.firing(299) == ["gpu_lost"]
     assert watched.firing(301) == []
 
@@ -242,7 +242,12 @@ def test_a_state_that_is_read_back_is_sent_after_a_while_where_no_tick_speaks_of
 
 
 def test_what_has_ended_or_is_no_state_is_not_read_back(watched: Watched) -> None:
-    for one in (REPORTS["lost"], told("gpu_recovered"), told("xid", xid=79), told("poison_fatal")):
+    for one in (
+        REPORTS["lost"],
+        reported("gpu_recovered"),
+        reported("xid", xid=79),
+        reported("poison_fatal"),
+    ):
         watched.of.restore_incident(one, now=at(1000))
     watched.firing(1200)
     watched.tick(1201, unresponsive=True)
@@ -260,7 +265,7 @@ def test_a_state_that_is_read_back_has_the_identity_that_it_had(watched: Watched
 
 
 def test_a_state_told_by_a_clock_that_was_ahead_ends_with_the_next_boot(watched: Watched) -> None:
-    ahead = told("row_remap_pending", 36_000)
+    ahead = reported("row_remap_pending", 36_000)
     watched.add(ahead)
     for second in range(1000, 1010):
         watched.tick(second, boot="boot-2")
@@ -268,17 +273,17 @@ def test_a_state_told_by_a_clock_that_was_ahead_ends_with_the_next_boot(watched:
 
 
 def test_a_state_goes_on_where_its_alert_comes_again_after_another_one(watched: Watched) -> None:
-    watched.add(told("xid", 0, xid=79, category="node"))
-    watched.add(told("xid", 1, xid=154, category="context", action="RESET_GPU"), 1)
-    watched.add(told("xid", 600, xid=62, category="node"), 600)
-    watched.add(told("xid", 1200, xid=79, category="node"), 1200)
+    watched.add(reported("xid", 0, xid=79, category="node"))
+    watched.add(reported("xid", 1, xid=154, category="context", action="RESET_GPU"), 1)
+    watched.add(reported("xid", 600, xid=62, category="node"), 600)
+    watched.add(reported("xid", 1200, xid=79, category="node"), 1200)
     assert "xid" in watched.firing(DAY_SECONDS - 1)
-    watched.add(told("recovery_action", 5000, **NO_ACTION), DAY_SECONDS - 1)
+    watched.add(reported("recovery_action", 5000, **NO_ACTION), DAY_SECONDS - 1)
     assert watched.firing(DAY_SECONDS + 1) == []
 
 
 def test_ticks_from_before_a_loss_prove_nothing_where_the_clock_is_ahead(watched: Watched) -> None:
-    watched.add(told("gpu_lost", 300))
+    watched.add(reported("gpu_lost", 300))
     for second in range(290, 300):
         watched.of.observe(event(second, of=reading(), entries=[]), now=at(second - 300))
     assert watched.firing(301) == ["gpu_lost"]

@@ -120,8 +120,10 @@ def parse(body: bytes) -> list[Series]:
 
 def parse_metadata(body: bytes) -> dict[str, Described]:
     """Parse what a request of 1.0 says of metrics."""
-    told = WriteRequest.FromString(body).metadata
-    return {one.metric_family_name: Described(KINDS[one.type], one.help, one.unit) for one in told}
+    reported = WriteRequest.FromString(body).metadata
+    return {
+        one.metric_family_name: Described(KINDS[one.type], one.help, one.unit) for one in reported
+    }
 
 
 def parse_v2(body: bytes) -> list[SeriesV2]:
@@ -132,8 +134,10 @@ def parse_v2(body: bytes) -> list[SeriesV2]:
         (sample,) = one.samples
         strings = [symbols[reference] for reference in one.labels_refs]
         labels = tuple(zip(strings[::2], strings[1::2], strict=True))
-        told = one.metadata
-        described = Described(KINDS[told.type], symbols[told.help_ref], symbols[told.unit_ref])
+        reported = one.metadata
+        described = Described(
+            KINDS[reported.type], symbols[reported.help_ref], symbols[reported.unit_ref]
+        )
         series = Series(labels, sample.value, sample.timestamp)
         found.append(SeriesV2(series, sample.start_timestamp, described))
     return found

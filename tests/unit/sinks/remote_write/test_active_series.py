@@ -297,7 +297,7 @@ def test_no_series_comes_twice_in_a_tick() -> None:
         )
         for number in range(3)
     ]
-    series = encode(ActiveSeries(), event(gpus=gpus, held_by=[holder(), holder("chat-0")]))
+    series = encode(ActiveSeries(), event(gpus=gpus, allocated_to=[holder(), holder("chat-0")]))
 
     assert len({one.labels for one in series}) == len(series)
 
@@ -328,16 +328,16 @@ def test_what_an_event_says_of_a_pod_takes_memory_where_it_is_sent(chosen: tuple
 def health(*seconds: int, is_past: bool = False) -> list[IntervalSamples]:
     """Return what is told of a GPU's health, which is read at these times."""
     node, record = HealthOfNode("default/node-a", every_ns=10 * SECOND_NS), RECORD
-    told = (node.add(readings(at, healthy()), record, is_past=is_past) for at in seconds)
-    return list(chain.from_iterable(told))
+    reported = (node.add(readings(at, healthy()), record, is_past=is_past) for at in seconds)
+    return list(chain.from_iterable(reported))
 
 
 def test_a_node_of_which_readings_alone_come_takes_memory_and_gives_it_back() -> None:
     budget = series_budget()
     series = ActiveSeries(budget=budget)
-    (told,) = health(*range(11))
+    (reported,) = health(*range(11))
 
-    assert series.encode(told, now_ns=10).samples == 1
+    assert series.encode(reported, now_ns=10).samples == 1
     assert budget.held_bytes > 0
     (ended,) = series.end_silent(before_ns=100)
     assert [is_stale(one) for one in parse_tick(ended)] == [True]

@@ -119,11 +119,11 @@ async def test_counters_go_on_with_the_next_sink_and_each_tick_is_counted_once()
 
 async def test_counters_go_on_where_names_are_as_long_as_they_may_be() -> None:
     on = bus()
-    held_by = [
+    allocated_to = [
         PodDescription(state=PodState.NAMED, namespace="n" * 63, name="p" * 253),
     ]
     entries = [entry(), entry(Category.IDLE, allocation=0, allocated_ns=SECOND_NS)]
-    ticks = [event(tick, entries=entries, held_by=held_by) for tick in range(1, 12)]
+    ticks = [event(tick, entries=entries, allocated_to=allocated_to) for tick in range(1, 12)]
     await publish(on, *ticks[:8])
     async with receiving() as receiver:
         async with running(sink(on, receiver)):

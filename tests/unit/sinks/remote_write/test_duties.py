@@ -458,8 +458,8 @@ async def test_duty_28_a_part_of_one_tick_is_put_aside_by_its_own_reason() -> No
     async with receiving(answer) as receiver, running(sink(on, receiver, protocol="2.0")):
         await publish(on, event(0))
         await eventually(is_committed(on, 1))
-    (letter,) = await dead_letters(on)
-    assert letter.reason == "rejected"
+    (dead_letter,) = await dead_letters(on)
+    assert dead_letter.reason == "rejected"
     assert len(receiver.received) == 1
 
 
@@ -601,13 +601,13 @@ async def test_metadata_is_told_in_1_0_at_the_start_and_then_now_and_then() -> N
         for seconds in (0.0, METADATA_SECONDS / 2, METADATA_SECONDS / 2, 1.0):
             clock.advance(seconds)
             await client.write(SampleMessage(), attempt=0)
-    told = [parse_metadata(decompress(one.body)) for one in receiver.received]
+    reported = [parse_metadata(decompress(one.body)) for one in receiver.received]
     names = {metric.name for family in (*FAMILIES, COUNTERS) for metric in family.metrics}
-    assert [names - set(one) for one in told] == [set(), names, set(), names]
-    assert "gpuledger_gpu_power_max_watts" in told[0]
-    assert told[0]["gpuledger_gpu_energy_joules_total"].kind == "counter"
-    assert told[0]["gpuledger_gpu_power_watts"].help == "Power draw."
-    assert told[0]["gpuledger_gpu_power_watts"].unit == "watts"
+    assert [names - set(one) for one in reported] == [set(), names, set(), names]
+    assert "gpuledger_gpu_power_max_watts" in reported[0]
+    assert reported[0]["gpuledger_gpu_energy_joules_total"].kind == "counter"
+    assert reported[0]["gpuledger_gpu_power_watts"].help == "Power draw."
+    assert reported[0]["gpuledger_gpu_power_watts"].unit == "watts"
 
 
 async def test_a_receiver_that_chokes_on_metadata_gets_the_samples_without() -> None:
@@ -628,8 +628,8 @@ async def test_metadata_is_told_anew_to_a_receiver_that_was_away() -> None:
         receiver.hangs_up = False
         for _ in range(3):
             await client.write(SampleMessage(), attempt=1)
-    told = [bool(parse_metadata(decompress(one.body))) for one in receiver.received]
-    assert told == [True, False, False, True, False]
+    reported = [bool(parse_metadata(decompress(one.body))) for one in receiver.received]
+    assert reported == [True, False, False, True, False]
 
 
 NOT_OURS = {24: "events have no exemplars", 25: "nor native histograms"}

@@ -55,7 +55,7 @@ def holders(series: list[Series]) -> dict[str | None, float]:
     return {one.label("allocated_pod"): one.value for one in found}
 
 
-def ended_holders(series: list[Series]) -> set[str | None]:
+def ended_allocatees(series: list[Series]) -> set[str | None]:
     return {one.label("allocated_pod") for one in series if one.name == IDLE and is_stale(one)}
 
 
@@ -67,7 +67,7 @@ def test_idle_has_a_series_for_each_holder_and_one_for_what_nobody_holds() -> No
         entry(Category.HOST, busy_ns=125_000_000),
     ]
 
-    series = encode(ActiveSeries(), event(entries=booked, held_by=HELD))
+    series = encode(ActiveSeries(), event(entries=booked, allocated_to=HELD))
 
     for labels, value in ((NOTEBOOK, 0.25), (CHAT, 0.125)):
         found = named(series, IDLE, category="idle", **labels)
@@ -102,11 +102,11 @@ def test_the_whole_numbers_of_an_entry_can_be_had_back_from_its_series_digit_for
         busy_ns=busy_ns, memory_bytes=memory_bytes, energy_millijoules=energy_millijoules
     )
     values = values_of(event(entries=[booked], interval_ns=interval_ns))
-    ((busy, held, watts, *_),) = [of for group, of in values.items() if group.family is POD]
+    ((busy, allocated, watts, *_),) = [of for group, of in values.items() if group.family is POD]
 
-    assert None not in (busy, held, watts)
+    assert None not in (busy, allocated, watts)
     assert round(Fraction(busy or 0) * interval_ns) == busy_ns
-    assert held == memory_bytes
+    assert allocated == memory_bytes
     assert round(Fraction(watts or 0) * interval_ns / 10**6) == energy_millijoules
 
 
@@ -123,35 +123,35 @@ def test_containers_without_names_are_summed_in_whole_numbers() -> None:
 def test_what_one_container_holds_in_several_parts_is_one_series_that_sums_them() -> None:
     booked = [idle(0.25, 0), idle(0.5, 0)]
 
-    series = encode(ActiveSeries(), event(entries=booked, held_by=[holder()]))
+    series = encode(ActiveSeries(), event(entries=booked, allocated_to=[holder()]))
 
     assert holders(series) == {"notebook-0": 0.75}
 
 
 def test_what_a_foreign_holder_holds_is_told_without_names_and_from_what_is_free() -> None:
     """A node's word for a pod that is not placed on it reaches no series."""
-    held = event(
+    allocated = event(
         entries=[idle(0.25, allocation=0), idle(0.5, allocation=1), idle(0.25)],
-        held_by=[PodDescription(state=PodState.FOREIGN)] * 2,
+        allocated_to=[PodDescription(state=PodState.FOREIGN)] * 2,
     )
-    found = [one for one in encode(ActiveSeries(), held) if one.name == IDLE]
-    told = {one.label("allocated_state"): one.value for one in found}
-    assert told == {"foreign": 0.75, None: 0.25}
+    found = [one for one in encode(ActiveSeries(), allocated) if one.name == IDLE]
+    reported = {one.label("allocated_state"): one.value for one in found}
+    assert reported == {"foreign": 0.75, None: 0.25}
     assert {one.label("allocated_pod") for one in found} == {None}
 
 
 def test_a_holder_that_lets_go_has_its_series_ended_at_that_tick() -> None:
     series = ActiveSeries()
-    held = event(0, entries=[idle(0.25, 0), idle(0.75, 1)], held_by=HELD)
-    assert holders(encode(series, held)) == {"notebook-0": 0.25, "chat-0": 0.75}
+    allocated = event(0, entries=[idle(0.25, 0), idle(0.75, 1)], allocated_to=HELD)
+    assert holders(encode(series, allocated)) == {"notebook-0": 0.25, "chat-0": 0.75}
 
-    then = encode(series, event(1, entries=[idle(1.0, 0)], held_by=HELD[1:]))
+    then = encode(series, event(1, entries=[idle(1.0, 0)], allocated_to=HELD[1:]))
     last = encode(series, event(2, entries=[idle(1.0)]))
 
     assert holders(then) == {"chat-0": 1.0}
-    assert ended_holders(then) == {"notebook-0"}
+    assert ended_allocatees(then) == {"notebook-0"}
     assert holders(last) == {None: 1.0}
-    assert ended_holders(last) == {"chat-0"}
+    assert ended_allocatees(last) == {"chat-0"}
 
 
 @pytest.mark.parametrize("position", [0, 7])
@@ -214,25 +214,25 @@ def test_what_each_holds_is_a_series_of_its_own_whatever_is_known_of_use() -> No
     """Its labels say nothing of use, so it goes on where the GPU does not answer any more."""
     series = ActiveSeries()
     before = encode(
-        series, held_event(0, entry(Category.IDLE, allocation=0, allocated_ns=SECOND_NS))
+        series, allocated_event(0, entry(Category.IDLE, allocation=0, allocated_ns=SECOND_NS))
     )
     lost = encode(series, lost_event(1))
 
     for tick in (before, lost):
-        found = named(tick, HELD_SERIES)
+        found = named(tick, ALLOCATED_SERIES)
         assert (found.value, found.label("allocated_pod")) == (1.0, "notebook-0")
         assert found.label("busy_method") is None
         assert named(tick, "gpuledger_allocation_physical_gpu_ratio").value == 3 / 7
-    assert HELD_SERIES not in stale_names(lost)
+    assert ALLOCATED_SERIES not in stale_names(lost)
 
 
 def test_a_holder_that_is_gone_ends_by_a_stale_marker() -> None:
     series = ActiveSeries()
-    encode(series, held_event(0, entry(Category.IDLE, allocation=0, allocated_ns=SECOND_NS)))
-    after = encode(series, held_event(1, entry(Category.IDLE, allocated_ns=SECOND_NS)))
+    encode(series, allocated_event(0, entry(Category.IDLE, allocation=0, allocated_ns=SECOND_NS)))
+    after = encode(series, allocated_event(1, entry(Category.IDLE, allocated_ns=SECOND_NS)))
 
     nobodys, gone = (
-        next(one for one in after if one.name == HELD_SERIES and is_stale(one) == ended)
+        next(one for one in after if one.name == ALLOCATED_SERIES and is_stale(one) == ended)
         for ended in (False, True)
     )
     assert (nobodys.value, nobodys.label("allocated_pod")) == (1.0, None)
@@ -241,22 +241,22 @@ def test_a_holder_that_is_gone_ends_by_a_stale_marker() -> None:
 
 def test_a_gap_of_a_gpu_is_a_sample_in_the_ticks_in_which_it_did_not_answer() -> None:
     series = ActiveSeries()
-    encode(series, held_event(0, entry(Category.IDLE, allocated_ns=SECOND_NS)))
+    encode(series, allocated_event(0, entry(Category.IDLE, allocated_ns=SECOND_NS)))
     lost = [named(encode(series, lost_event(tick)), GAP_SERIES).value for tick in (1, 2)]
-    back = encode(series, held_event(3, entry(Category.IDLE, allocated_ns=SECOND_NS)))
+    back = encode(series, allocated_event(3, entry(Category.IDLE, allocated_ns=SECOND_NS)))
 
     assert lost == [1.0, 1.0]
     assert GAP_SERIES in stale_names(back)
 
 
-HELD_SERIES = "gpuledger_allocation_gpu_ratio"
+ALLOCATED_SERIES = "gpuledger_allocation_gpu_ratio"
 GAP_SERIES = "gpuledger_gpu_gap_seconds"
 SLICES = {"compute_slices": 3, "gpu_compute_slices": 7}
 
 
-def held_event(tick: int, *entries: Entry) -> GpuEvent:
+def allocated_event(tick: int, *entries: Entry) -> GpuEvent:
     of_gpu = books(reading(), *entries, **SLICES)
-    return event(tick, gpus=[of_gpu], held_by=HELD)
+    return event(tick, gpus=[of_gpu], allocated_to=HELD)
 
 
 def lost_event(tick: int) -> GpuEvent:
@@ -266,13 +266,15 @@ def lost_event(tick: int) -> GpuEvent:
     unknown = {"busy_method": None, "memory_method": None, "energy_method": None}
     unresponsive = GpuReading(uuid=reading().uuid, index=0, unresponsive=True)
     of_gpu = books(unresponsive, left, gap_ns=SECOND_NS, **unknown, **SLICES)
-    return event(tick, gpus=[of_gpu], held_by=HELD)
+    return event(tick, gpus=[of_gpu], allocated_to=HELD)
 
 
 def test_a_gpu_of_which_no_slices_are_said_is_a_board_and_an_instance_has_no_part_of_one() -> None:
-    held = entry(Category.IDLE, allocated_ns=SECOND_NS)
+    allocated = entry(Category.IDLE, allocated_ns=SECOND_NS)
     part = reading(uuid="MIG-1", parent_uuid="GPU-a", gpu_instance=1)
-    series = encode(ActiveSeries(), event(gpus=[books(reading(), held), books(part, held)]))
+    series = encode(
+        ActiveSeries(), event(gpus=[books(reading(), allocated), books(part, allocated)])
+    )
 
     names = "gpuledger_allocation_gpu_ratio", "gpuledger_allocation_physical_gpu_ratio"
     found = [[one.label("gpu_uuid") for one in series if one.name == name] for name in names]
@@ -281,9 +283,9 @@ def test_a_gpu_of_which_no_slices_are_said_is_a_board_and_an_instance_has_no_par
 
 
 def test_of_a_cut_board_of_which_an_instance_says_no_slices_nobody_knows_what_is_left() -> None:
-    held = entry(Category.IDLE, allocated_ns=SECOND_NS)
+    allocated = entry(Category.IDLE, allocated_ns=SECOND_NS)
     cut = reading(mig_enabled=True)
-    unknown = books(cut, held, compute_slices=None, gpu_compute_slices=7)
+    unknown = books(cut, allocated, compute_slices=None, gpu_compute_slices=7)
     series = encode(ActiveSeries(), event(gpus=[unknown]))
     assert "gpuledger_allocation_gpu_ratio" in {one.name for one in series}
     assert "gpuledger_allocation_physical_gpu_ratio" not in {one.name for one in series}

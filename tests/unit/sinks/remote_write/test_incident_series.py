@@ -38,7 +38,7 @@ INCIDENTS_AT = place_of(NODE, ATTRIBUTED_INCIDENTS.name)
 FIRST_MS = START_NS // 1_000_000
 
 
-def told(
+def reported(
     received: Iterable[Received], name: str = XID.name, **labels: str
 ) -> list[tuple[float, float]]:
     """Return the samples of such a series: seconds after the first tick, and value."""
@@ -63,9 +63,9 @@ async def test_an_xid_is_sent_behind_a_0_and_each_kind_of_the_gpu_from_0_on() ->
         await eventually(lambda: is_counted(on, 1))
         await publish(on, event(11))
         await eventually(is_committed(on, 3))
-    assert told(receiver.received, xid="79", gpu_uuid=GPU) == [(10.001, 0), (11, 1)]
-    assert told(receiver.received, KIND.name, kind="xid") == [(10, 0), (11, 1)]
-    assert told(receiver.received, KIND.name, kind="gpu_lost") == [(10, 0), (11, 0)]
+    assert reported(receiver.received, xid="79", gpu_uuid=GPU) == [(10.001, 0), (11, 1)]
+    assert reported(receiver.received, KIND.name, kind="xid") == [(10, 0), (11, 1)]
+    assert reported(receiver.received, KIND.name, kind="gpu_lost") == [(10, 0), (11, 0)]
 
 
 async def test_an_incident_that_is_delivered_twice_is_counted_once() -> None:
@@ -84,7 +84,7 @@ async def test_an_incident_that_is_delivered_twice_is_counted_once() -> None:
             await eventually(lambda: is_counted(on, 4))
             await publish(on, event(1))
             await eventually(is_committed(on, 2))
-    assert told(receiver.received)[-1] == (1, 2)
+    assert reported(receiver.received)[-1] == (1, 2)
     assert dropped("duplicate") == before + 2
 
 
@@ -101,7 +101,7 @@ async def test_what_could_not_be_committed_is_not_sent_and_counted_once(
         await publish(on, event(0), event(1))
         await eventually(is_committed(on, 2))
     for xid in ("79", "31"):
-        values = [value for _, value in told(receiver.received, xid=xid)]
+        values = [value for _, value in reported(receiver.received, xid=xid)]
         assert set(values) == {0, 1}
         assert values == sorted(values)
 
@@ -121,14 +121,14 @@ async def test_counters_go_on_where_partitions_have_moved() -> None:
         await eventually(lambda: is_counted(on, 3))
         await publish(on, event(2))
         await eventually(is_committed(on, 3))
-    values = [value for _, value in told(receiver.received)]
+    values = [value for _, value in reported(receiver.received)]
     assert values == sorted(values)
     assert (values[0], values[-1]) == (0, 3)
 
 
 async def test_a_receiver_that_refuses_counters_of_incidents_costs_no_tick() -> None:
     on = bus()
-    letters_before = dead_letters()
+    dead_letters_before = dead_letters()
 
     def answer(body: bytes) -> Answer:
         names = {one.name for one in parse_compressed(body)}
@@ -137,7 +137,7 @@ async def test_a_receiver_that_refuses_counters_of_incidents_costs_no_tick() -> 
     async with receiving(by_body=answer) as receiver, running(sink(on, receiver)):
         await publish(on, event(0), event(10), event(20))
         await eventually(is_committed(on, 3))
-    assert dead_letters() == letters_before
+    assert dead_letters() == dead_letters_before
     sent = [parse_compressed(request.body) for request in receiver.received]
     taken = [found for found in sent if KIND.name not in {one.name for one in found}]
     ticks = [one.time_ms for found in taken for one in found if one.name == "gpuledger_gpu_up"]
@@ -167,7 +167,7 @@ async def test_a_group_that_begins_counts_no_incident_of_long_ago() -> None:
         await eventually(lambda: is_counted(on, 3))
         await publish(on, event(1))
         await eventually(is_committed(on, 2))
-    assert [value for _, value in told(receiver.received)] == [0, 1, 2]
+    assert [value for _, value in reported(receiver.received)] == [0, 1, 2]
     assert dropped("too_old") == before + 1
 
 
@@ -178,7 +178,7 @@ async def test_the_series_of_incidents_end_with_their_node() -> None:
         await publish(on, event(0))
         await eventually(is_committed(on, 1))
         clock.now_ns += 61 * SECOND_NS
-        await eventually(lambda: math.isnan(told(receiver.received)[-1][1]))
+        await eventually(lambda: math.isnan(reported(receiver.received)[-1][1]))
 
 
 async def test_the_first_incident_of_a_group_that_has_begun_counts_however_late_it_is() -> None:
@@ -193,4 +193,4 @@ async def test_the_first_incident_of_a_group_that_has_begun_counts_however_late_
             await eventually(lambda: is_counted(on, 1))
             await publish(on, event(7200))
             await eventually(is_committed(on, 4))
-    assert told(receiver.received)[-1] == (7200, 1)
+    assert reported(receiver.received)[-1] == (7200, 1)

@@ -50,8 +50,8 @@ class StrictReceiver:
     def increases(self) -> dict[tuple[Family, tuple[str, ...]], float]:
         """Return by how much each series has grown, as `increase` would sum it."""
         for values in self.stored.values():
-            told = [value for _, value in values]
-            assert told == sorted(told), "a counter has fallen"
+            reported = [value for _, value in values]
+            assert reported == sorted(reported), "a counter has fallen"
         return {
             (group.family, tuple(group.label_values)): values[-1][1] - values[0][1]
             for group, values in self.stored.items()
@@ -191,8 +191,8 @@ def test_what_happens_is_told_with_the_next_interval() -> None:
     node = node_of()
     values_at(node, 0)
     node.add(incident(xid=48), time_ns=START_NS)
-    told = values_at(node, 5) or {}
-    assert {labels: value for labels, value in told.items() if value} == {
+    reported = values_at(node, 5) or {}
+    assert {labels: value for labels, value in reported.items() if value} == {
         (GPU, "xid"): 1,
         (GPU, "48"): 1,
     }
@@ -218,9 +218,9 @@ def test_a_gpu_that_is_in_no_tick_is_told_of_for_a_while_after_its_last_incident
     node = node_of()
     node.add(incident(gpu_uuid="PCI:0000:1b:00"), time_ns=START_NS)
     kept = SENT_NS // SECOND_NS
-    for seconds, is_told in ((5, True), (kept, True), (kept + 10, False)):
-        told = values_at(node, seconds, gpus=[GPU]) or {}
-        assert (("PCI:0000:1b:00", "79") in told) == is_told
+    for seconds, is_reported in ((5, True), (kept, True), (kept + 10, False)):
+        reported = values_at(node, seconds, gpus=[GPU]) or {}
+        assert (("PCI:0000:1b:00", "79") in reported) == is_reported
     node.add(incident(1, gpu_uuid="PCI:0000:1b:00"), time_ns=START_NS + kept * SECOND_NS)
     assert (values_at(node, kept + 20, gpus=[GPU]) or {})["PCI:0000:1b:00", "79"] == 2
 

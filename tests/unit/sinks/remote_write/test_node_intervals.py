@@ -367,9 +367,11 @@ def test_what_is_held_is_counted_for_its_holder_or_for_nobody() -> None:
         entry(Category.IDLE, busy_ns=SECOND_NS, allocation=0, allocated_ns=SECOND_NS // 4),
         entry(Category.IDLE, busy_ns=0, allocated_ns=3 * SECOND_NS // 4),
     ]
-    (samples,) = play(event(1, entries=idle, held_by=[holder()], pods=[]))
-    held = COUNTED.index("allocated_ns")
-    found = {group.label_values[1:4]: values[held] for group, values in counters(samples).items()}
+    (samples,) = play(event(1, entries=idle, allocated_to=[holder()], pods=[]))
+    allocated = COUNTED.index("allocated_ns")
+    found = {
+        group.label_values[1:4]: values[allocated] for group, values in counters(samples).items()
+    }
     assert found == {("pod", "research", "notebook-0"): 0.25, ("idle", "", ""): 0.75}
 
 

@@ -147,8 +147,8 @@ async def test_a_refused_request_is_divided_until_what_is_refused_is_alone(
     await publish(on, *map(event, range(10)))
     async with receiving(by_body=answer) as receiver, running(sink(on, receiver)):
         await eventually(is_committed(on, 10))
-    letters = await dead_letters(on)
-    assert {letter.offset for letter in letters} == refused
+    found_dead_letters = await dead_letters(on)
+    assert {dead_letter.offset for dead_letter in found_dead_letters} == refused
     taken = [tick for body in taken_by(receiver, answer) for tick in ticks_of_body(body)]
     assert taken == sorted(set(range(10)) - refused)
 
@@ -192,7 +192,7 @@ async def test_what_was_delivered_before_a_crash_is_counted_as_repeated_and_no_l
 
 
 @pytest.mark.parametrize(
-    ("case", "refused", "ticks", "said"),
+    ("case", "refused", "ticks", "output"),
     [
         ("behind what was taken", 1, [{}, {}, {}], "out of order sample"),
         ("late by the join's word", 0, [{"late": True}, {}, {}], "out of order sample"),
@@ -200,18 +200,18 @@ async def test_what_was_delivered_before_a_crash_is_counted_as_repeated_and_no_l
     ],
 )
 async def test_what_was_not_delivered_before_is_no_repetition(
-    case: str, refused: int, ticks: list[dict[str, Any]], said: str
+    case: str, refused: int, ticks: list[dict[str, Any]], output: str
 ) -> None:
     on = bus()
     await publish(on, *(event(tick, **changes) for tick, changes in enumerate(ticks)))
 
     def answer(body: bytes) -> Answer:
-        return Answer(400, said) if refused in ticks_of_body(body) else Answer(204)
+        return Answer(400, output) if refused in ticks_of_body(body) else Answer(204)
 
     async with receiving(by_body=answer) as receiver, running(sink(on, receiver)):
         await eventually(is_committed(on, 3))
-    (letter,) = await dead_letters(on)
-    assert (letter.offset, letter.reason) == (refused, "out_of_order"), case
+    (dead_letter,) = await dead_letters(on)
+    assert (dead_letter.offset, dead_letter.reason) == (refused, "out_of_order"), case
 
 
 async def test_a_tick_at_which_the_receiver_fails_for_ever_is_put_aside_while_it_takes_others() -> (
@@ -234,9 +234,9 @@ async def test_a_tick_at_which_the_receiver_fails_for_ever_is_put_aside_while_it
                 break
             await publish(on, event(tick, node=goes))
             await asyncio.sleep(0.01)
-    (letter,) = await dead_letters(on)
-    assert (letter.offset, letter.reason) == (2, "failing")
-    assert "cannot store this" in letter.detail
+    (dead_letter,) = await dead_letters(on)
+    assert (dead_letter.offset, dead_letter.reason) == (2, "failing")
+    assert "cannot store this" in dead_letter.detail
     assert ticks_taken(receiver, answer, node=stuck) == [0, 1, 3, 4]
 
 
@@ -277,16 +277,16 @@ async def test_the_labels_that_are_asked_for_stand_on_the_info_series_and_on_no_
 
 async def test_the_health_of_gpus_is_sent_from_the_readings_beside_the_events() -> None:
     on, clock = bus(), ManualClock()
-    told = [readings(second, healthy(7), healthy(8, "GPU-b")) for second in range(12)]
+    reported = [readings(second, healthy(7), healthy(8, "GPU-b")) for second in range(12)]
     async with on.producer() as producer:
-        for one in told:
+        for one in reported:
             message = Message(key=b"key", value=encode(one), timestamp_ms=one.time_ns // 10**6)
             await producer.publish(READINGS.name, AT.partition, [message])
     await publish(on, event(0))
     of_readings = place_of(NODE, READINGS.name)
     async with receiving() as receiver, running(sink(on, receiver, clock=clock)):
         await eventually(is_committed(on, 1))
-        await eventually(lambda: committed(on, REMOTE_WRITE.group, of_readings) == len(told))
+        await eventually(lambda: committed(on, REMOTE_WRITE.group, of_readings) == len(reported))
 
     sent = [one for got in receiver.received for one in parse_compressed(got.body)]
     assert [
@@ -306,8 +306,8 @@ async def test_readings_that_are_behind_the_events_are_sent_by_the_next_sink() -
             await eventually(is_committed(on, 25))
         async with on.producer() as producer:
             for second in range(25):
-                told = readings(second, healthy(7))
-                message = Message(key=b"key", value=encode(told), timestamp_ms=0)
+                reported = readings(second, healthy(7))
+                message = Message(key=b"key", value=encode(reported), timestamp_ms=0)
                 await producer.publish(READINGS.name, AT.partition, [message])
         before, count = dropped("duplicate"), len(receiver.received)
         async with running(sink(on, receiver)):
@@ -404,17 +404,21 @@ async def test_a_refused_tick_is_put_aside_with_the_receivers_words_and_the_rest
         await eventually(is_committed(on, 2))
 
     assert times(receiver) == [[0], [], [0], [1]]
-    (letter,) = await dead_letters(on)
-    assert (letter.offset, letter.reason, letter.detail) == (0, "rejected", "400 no such tenant")
-    assert letter.consumer == REMOTE_WRITE.group
+    (dead_letter,) = await dead_letters(on)
+    assert (dead_letter.offset, dead_letter.reason, dead_letter.detail) == (
+        0,
+        "rejected",
+        "400 no such tenant",
+    )
+    assert dead_letter.consumer == REMOTE_WRITE.group
 
 
 @pytest.mark.parametrize(
-    ("refused", "reason", "says_so_of_the_receiver"),
+    ("refused", "reason", "reports_the_receiver"),
     [("no such tenant", "rejected", True), ("out of order sample", "out_of_order", False)],
 )
 async def test_a_tick_that_is_only_out_of_order_says_nothing_of_the_receiver(
-    refused: str, reason: str, *, says_so_of_the_receiver: bool
+    refused: str, reason: str, *, reports_the_receiver: bool
 ) -> None:
     on, readiness, refusing = bus(), Readiness(), set[str]()
     answer = Answer(400, refused)
@@ -430,13 +434,13 @@ async def test_a_tick_that_is_only_out_of_order_says_nothing_of_the_receiver(
         await publish(on, event(1))
         await eventually(is_committed(on, 2))
 
-    (letter,) = await dead_letters(on)
-    assert (letter.reason, letter.detail) == (reason, f"400 {refused}")
+    (dead_letter,) = await dead_letters(on)
+    assert (dead_letter.reason, dead_letter.detail) == (reason, f"400 {refused}")
     check = readiness.check("remote_write.receiver")
-    assert check.has_failed == says_so_of_the_receiver
+    assert check.has_failed == reports_the_receiver
     shown = f"{receiver.url}/api/v1/write: 400 {refused}"
-    said = f"rejected: {shown}: look at `gpuledger dead-letters list`"
-    assert (said in check.detail) == says_so_of_the_receiver
+    output = f"rejected: {shown}: look at `gpuledger dead-letters list`"
+    assert (output in check.detail) == reports_the_receiver
 
 
 @pytest.mark.parametrize("status", [400, 401, 405, 426])
@@ -481,9 +485,9 @@ async def test_what_cannot_be_sent_is_put_aside_and_the_stream_goes_on(
         await eventually(is_committed(on, 3))
 
     assert times(receiver) == [[0, 1]]
-    (letter,) = await dead_letters(on)
-    assert (letter.offset, letter.reason) == (1, reason)
-    assert detail in letter.detail
+    (dead_letter,) = await dead_letters(on)
+    assert (dead_letter.offset, dead_letter.reason) == (1, reason)
+    assert detail in dead_letter.detail
 
 
 async def test_a_tick_published_twice_is_sent_once() -> None:
@@ -680,8 +684,8 @@ async def test_readings_that_are_refused_are_counted_and_the_next_say_them_again
     on, before = bus(), dropped("rejected")
     async with on.producer() as producer:
         for second in range(25):
-            told = encode(readings(second, healthy(7)))
-            message = Message(key=b"key", value=told, timestamp_ms=0)
+            reported = encode(readings(second, healthy(7)))
+            message = Message(key=b"key", value=reported, timestamp_ms=0)
             await producer.publish(READINGS.name, AT.partition, [message])
     refused = Answer(400, "label too long", {"Content-Type": "text/plain"})
 

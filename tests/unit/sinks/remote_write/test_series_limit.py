@@ -131,6 +131,6 @@ async def test_samples_above_the_limit_are_counted_and_logged_and_the_rest_is_de
     assert {one.name for one in sent} >= {"gpuledger_gpu_up", "gpuledger_gpu_power_watts"}
     assert pods_in(sent) == set()
     assert (REGISTRY.get_sample_value(name) or 0.0) > before
-    (told,) = [one for one in logs if one["event"] == "node_samples_dropped"]
-    assert told["key"] == KEY
+    (reported,) = [one for one in logs if one["event"] == "node_samples_dropped"]
+    assert reported["key"] == KEY
     assert await dead_letters(on) == []

@@ -245,11 +245,11 @@ def test_a_negative_number_is_refused() -> None:
 
 
 @given(st.lists(metrics, max_size=5, unique_by=lambda metric: metric.name))
-def test_protobuf_reads_what_was_encoded_of_metadata(told: list[Metric]) -> None:
-    body = encode_metadata(told)
+def test_protobuf_reads_what_was_encoded_of_metadata(reported: list[Metric]) -> None:
+    body = encode_metadata(reported)
 
     assert parse_metadata(body) == {
-        metric.name: Described(metric.kind, metric.help, metric.unit) for metric in told
+        metric.name: Described(metric.kind, metric.help, metric.unit) for metric in reported
     }
     assert WriteRequest.FromString(body).SerializeToString(deterministic=True) == body
 

@@ -103,7 +103,7 @@ async def test_what_does_not_refuse_the_samples_themselves_is_to_be_tried_again(
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "output"),
     [
         (Answer(302, "", {"Location": "https://usr:pw@sso/in?t=1"}), "it leads to https://sso/in:"),
         (Answer(308), "it leads to nowhere: look at remote_write.url"),
@@ -112,10 +112,10 @@ async def test_what_does_not_refuse_the_samples_themselves_is_to_be_tried_again(
         (Answer(404), "look at remote_write.url: its scheme"),
     ],
 )
-async def test_what_is_answered_says_where_to_look(answer: Answer, said: str) -> None:
+async def test_what_is_answered_says_where_to_look(answer: Answer, output: str) -> None:
     """What passes by itself says nothing of the settings; a redirect names where it leads."""
     async with receiving(answer) as receiver:
-        with pytest.raises(ReceiverUnavailableError, match=said):
+        with pytest.raises(ReceiverUnavailableError, match=output):
             await write(receiver.url)
 
 
@@ -186,11 +186,11 @@ async def test_a_page_for_people_is_no_receivers_word(status: int) -> None:
 
 async def test_an_answer_that_does_not_say_what_it_is_is_no_receivers_word() -> None:
     """Go's servers answer so, and others not, who speaks plain HTTP at a port for TLS."""
-    said = "Client sent an HTTP request to an HTTPS server."
-    plain = Raw(begin=b"HTTP/1.0 400 Bad Request\r\n\r\n" + said.encode())
+    output = "Client sent an HTTP request to an HTTPS server."
+    plain = Raw(begin=b"HTTP/1.0 400 Bad Request\r\n\r\n" + output.encode())
     taken = page(b"", status=b"HTTP/1.1 204 No Content\r\n")
     async with answering([plain, taken]) as receiver:
-        with pytest.raises(ReceiverUnavailableError, match=rf"{said}: look at remote_write\.url"):
+        with pytest.raises(ReceiverUnavailableError, match=rf"{output}: look at remote_write\.url"):
             await write(receiver.url)
 
 

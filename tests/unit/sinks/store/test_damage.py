@@ -204,16 +204,16 @@ def test_an_error_is_told_with_its_causes_and_credentials_that_are_missing_by_th
     None
 ):
     """What comes first says least; how deltalake writes it."""
-    said = """Kernel error -> Operation not supported
+    output = """Kernel error -> Operation not supported
           \x1b[31m\u21b3\x1b[0m an error occurred while loading credentials
            \x1b[31m\u21b3\x1b[0m failed to load a token
        at /rust/backtrace.rs:7
 """
 
-    told = explain(OSError(said), "s3://ledger/gpuledger")
+    reported = explain(OSError(output), "s3://ledger/gpuledger")
 
-    assert told.startswith(
+    assert reported.startswith(
         "Kernel error -> Operation not supported: an error occurred while loading credentials:"
         " failed to load a token; give the credentials of the object store in store.storage_options"
     )
-    assert "backtrace" not in told
+    assert "backtrace" not in reported

@@ -53,13 +53,13 @@ async def test_days_that_are_made_up_are_put_aside_and_cost_no_file(tmp_path: Pa
         await eventually(is_committed(on, len(days)))
 
     assert sorted(set(offsets(tmp_path))) == [2, 3, 4, 5]
-    assert [(letter.offset, letter.reason) for letter in await dead_letters(on)] == [
+    assert [(dead_letter.offset, dead_letter.reason) for dead_letter in await dead_letters(on)] == [
         (0, "too_old"),
         (1, "too_old"),
         (6, "future"),
         (7, "future"),
     ]
-    assert [letter.detail for letter in await dead_letters(on)] == [
+    assert [dead_letter.detail for dead_letter in await dead_letters(on)] == [
         "time_ns is of 1971-12-19, too long ago: store.max_age_seconds is 2678400",
         "time_ns is of 2026-08-20, too long ago: store.max_age_seconds is 2678400",
         "time_ns is of 2026-09-23, too far ahead: store.max_future_seconds is 86400",

@@ -83,7 +83,7 @@ def inventory(*gpus: str) -> Inventory:
 
 
 def incident() -> AttributedIncident:
-    told = Incident(
+    reported = Incident(
         cluster="default",
         node=NODE,
         boot_id="boot-1",
@@ -97,7 +97,7 @@ def incident() -> AttributedIncident:
         processes=[],
     )
     pod = PodDescription(uid="uid-1", state=PodState.KNOWN, namespace="research", name="train-0")
-    return AttributedIncident(incident=told, pods=[pod])
+    return AttributedIncident(incident=reported, pods=[pod])
 
 
 async def tell(

@@ -137,10 +137,10 @@ NOBODY = dict.fromkeys(NOTEBOOK)
 
 
 def test_idle_is_a_row_for_each_holder_and_one_for_what_nobody_holds() -> None:
-    held = [holder("other-0"), holder()]
+    allocated = [holder("other-0"), holder()]
     booked = [entry(), entry(Category.IDLE, allocation=1), entry(Category.IDLE)]
 
-    found = rows(entries=booked, held_by=held)
+    found = rows(entries=booked, allocated_to=allocated)
 
     assert [row["category"] for row in found] == ["pod", "idle", "idle"]
     assert [{name: row[name] for name in NOTEBOOK} for row in found] == [NOBODY, NOTEBOOK, NOBODY]
@@ -151,7 +151,7 @@ def test_rows_say_where_they_ran_and_whose_namespace_it_is_that_uses_or_holds() 
     booked = [entry(), entry(Category.IDLE, allocation=0), entry(Category.IDLE)]
     (found, idle, nobody) = rows(
         entries=booked,
-        held_by=[PodDescription(state=PodState.NAMED, namespace="web", name="page")],
+        allocated_to=[PodDescription(state=PodState.NAMED, namespace="web", name="page")],
         namespaces=[
             NamespaceDescription(name="research", labels={"team": "vision"}),
             NamespaceDescription(name="web", annotations={"cost-center": "42"}),
@@ -159,8 +159,8 @@ def test_rows_say_where_they_ran_and_whose_namespace_it_is_that_uses_or_holds() 
         node_description=NodeDescription(zone="eu-west-1a", pool="h100", labels={"rack": "7"}),
     )
     for row in (found, idle, nobody):
-        said = [row[name] for name in ("node_pool", "zone", "region", "node_labels")]
-        assert said == ["h100", "eu-west-1a", None, '{"rack":"7"}']
+        message = [row[name] for name in ("node_pool", "zone", "region", "node_labels")]
+        assert message == ["h100", "eu-west-1a", None, '{"rack":"7"}']
     names = ("namespace_labels", "namespace_annotations")
     assert [found[name] for name in names] == ['{"team":"vision"}', None]
     assert [idle[name] for name in names] == [None, '{"cost-center":"42"}']
@@ -170,7 +170,7 @@ def test_rows_say_where_they_ran_and_whose_namespace_it_is_that_uses_or_holds() 
 def test_a_holder_that_is_placed_on_another_node_has_no_names() -> None:
     """What it holds stays held, and is told from what nobody holds."""
     booked = [entry(Category.IDLE, allocation=0)]
-    (found,) = rows(entries=booked, held_by=[PodDescription(state=PodState.FOREIGN)])
+    (found,) = rows(entries=booked, allocated_to=[PodDescription(state=PodState.FOREIGN)])
 
     assert {name: found[name] for name in NOTEBOOK} == NOBODY | {"allocated_state": "foreign"}
     assert found["busy_ns"] == SECOND_NS // 2
@@ -187,7 +187,7 @@ def test_a_foreign_pod_has_its_uid_and_no_name() -> None:
 @pytest.mark.parametrize("position", [1, 9])
 def test_a_holder_that_the_event_does_not_list_is_refused_by_its_position(position: int) -> None:
     with pytest.raises(ValueError, check=has_words("allocation", str(position))):
-        rows(entries=[entry(Category.IDLE, allocation=position)], held_by=[holder()])
+        rows(entries=[entry(Category.IDLE, allocation=position)], allocated_to=[holder()])
 
 
 ACTIVE = ("sm_active_ns", "tensor_active_ns", "dram_active_ns")

@@ -56,11 +56,11 @@ async def test_an_older_table_gets_the_new_columns_and_no_row_is_repeated(
 ) -> None:
     make_first(tmp_path, without=in_the_middle)
     on = bus()
-    held: dict[str, Any] = {
+    allocated: dict[str, Any] = {
         "entries": [entry(), entry(Category.IDLE, allocation=0)],
         "held_by": [holder()],
     }
-    await publish(on, event(0), event(1, **held))
+    await publish(on, event(0), event(1, **allocated))
 
     async with running(store(tmp_path, on)):
         await eventually(is_committed(on, 2))

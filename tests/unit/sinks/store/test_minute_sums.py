@@ -20,10 +20,10 @@ from gpuledger.records import (
     EventContainer,
     GpuBooks,
     GpuEvent,
+    LateAdjustment,
     MemoryMethod,
     PodDescription,
     PodState,
-    Settlement,
 )
 from gpuledger.store.usage_schema import USAGE
 from gpuledger_sinks.store.minute_sums import (
@@ -49,7 +49,7 @@ SUMMED = (
     "tensor_active_ns",
     "dram_active_ns",
 )
-WHOSE = (
+OWNERS = (
     "gpu_uuid",
     "parent_uuid",
     "category",
@@ -113,8 +113,8 @@ _BOOKS = st.builds(
     energy_method=st.none() | st.sampled_from(EnergyMethod),
     gap_ns=st.none() | st.just(1),
 )
-_SETTLEMENTS = st.builds(
-    lambda until_ns, length_ns, busy_ns, **values: Settlement(
+_LATE_ADJUSTMENTS = st.builds(
+    lambda until_ns, length_ns, busy_ns, **values: LateAdjustment(
         **values,
         pid=1,
         started_boottime_ns=1,
@@ -146,7 +146,7 @@ def events(draw: st.DrawFn) -> GpuEvent:
             st.sampled_from([0, 1, NS_PER_MINUTE]) | st.integers(0, 3 * NS_PER_MINUTE)
         ),
         gpus=gpus,
-        late_adjustments=draw(st.none() | st.lists(_SETTLEMENTS, max_size=2)),
+        late_adjustments=draw(st.none() | st.lists(_LATE_ADJUSTMENTS, max_size=2)),
         pods=[
             PodDescription(uid="uid-1", state=draw(states), namespace="a", name="train-0"),
             PodDescription(state=draw(states), name=draw(st.none() | st.just("held"))),
@@ -167,7 +167,7 @@ def booked(of: Sequence[GpuEvent]) -> Iterator[tuple[tuple[Any, ...], str, int]]
     """Yield each amount of each entry by whose it is, as the rows of single ticks have it."""
     for one in of:
         for each in booked_entries(one):
-            whose = (
+            owner = (
                 each.gpu.uuid,
                 each.gpu.parent_uuid,
                 each.entry.category.value,
@@ -175,9 +175,9 @@ def booked(of: Sequence[GpuEvent]) -> Iterator[tuple[tuple[Any, ...], str, int]]
                 each.user.described.name,
                 each.user.container,
                 each.job_id,
-                each.holder.described.uid,
-                each.holder.described.name,
-                each.holder.container,
+                each.allocatee.described.uid,
+                each.allocatee.described.name,
+                each.allocatee.container,
                 each.allocated_job_id,
             )
             is_measured = {
@@ -197,17 +197,17 @@ def booked(of: Sequence[GpuEvent]) -> Iterator[tuple[tuple[Any, ...], str, int]]
             for name, amount in amounts.items():
                 if amount is None:
                     continue
-                yield whose, name, amount
+                yield owner, name, amount
                 if is_measured.get(name):
-                    yield whose, f"measured_{name}", amount
+                    yield owner, f"measured_{name}", amount
                 if name == "allocated_ns" and each.books.gap_ns is not None:
-                    yield whose, "unresponsive_ns", amount
+                    yield owner, "unresponsive_ns", amount
 
 
 def summed(of: Sequence[GpuEvent]) -> Counter[tuple[tuple[Any, ...], str]]:
     sums: Counter[tuple[tuple[Any, ...], str]] = Counter()
-    for whose, name, amount in booked(of):
-        sums[whose, name] += amount
+    for owner, name, amount in booked(of):
+        sums[owner, name] += amount
     return sums
 
 
@@ -217,10 +217,10 @@ MEASURED = ("measured_busy_ns", "measured_memory_byte_ns", "measured_energy_mill
 def found(rows: Sequence[dict[str, Any]]) -> Counter[tuple[tuple[Any, ...], str]]:
     sums: Counter[tuple[tuple[Any, ...], str]] = Counter()
     for row in rows:
-        whose = tuple(row[name] for name in WHOSE)
+        owner = tuple(row[name] for name in OWNERS)
         for name in (*SUMMED, *MEASURED, "unresponsive_ns"):
             if row[name] is not None:
-                sums[whose, name] += row[name]
+                sums[owner, name] += row[name]
     return sums
 
 
@@ -265,10 +265,10 @@ MINUTE_NS = START_NS // NS_PER_MINUTE * NS_PER_MINUTE
 
 
 def test_a_tick_over_a_minute_s_end_is_divided_by_time_to_the_last_unit() -> None:
-    held = entry(
+    allocated = entry(
         Category.IDLE, busy_ns=None, allocated_ns=7, energy_millijoules=None, memory_bytes=3
     )
-    one = event(time_ns=MINUTE_NS + 2, interval_ns=3, entries=[held])
+    one = event(time_ns=MINUTE_NS + 2, interval_ns=3, entries=[allocated])
     before, after = rows_of(one, first_offset=41)
     assert (before["allocated_ns"], after["allocated_ns"]) == (7 * 1 // 3, 7 - 7 * 1 // 3)
     assert (before["memory_byte_ns"], after["memory_byte_ns"]) == (3, 6)

@@ -199,7 +199,7 @@ ASKING = PodContainer(
             event(
                 entries=[entry(Category.IDLE, allocation=0)],
                 pods=[],
-                held_by=[
+                allocated_to=[
                     PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
                 ],
                 allocations=[
@@ -225,8 +225,10 @@ async def test_a_row_that_came_before_its_pod_has_what_its_container_asks_for(
 async def test_a_held_part_is_nobody_s_whose_pod_was_deleted_before(tmp_path: Path) -> None:
     on = bus()
     named = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
-    held = [entry(Category.IDLE, allocation=0)]
-    await publish(on, *(event(tick, entries=held, pods=[], held_by=[named]) for tick in (5, 60)))
+    allocated = [entry(Category.IDLE, allocation=0)]
+    await publish(
+        on, *(event(tick, entries=allocated, pods=[], allocated_to=[named]) for tick in (5, 60))
+    )
     hour_ago_ns = START_NS - 3_600 * SECOND_NS
     gone = {"created_time_ns": hour_ago_ns, "deleted_time_ns": START_NS - 30 * SECOND_NS}
     await tell(on, record("old", created_time_ns=hour_ago_ns), record("old", **gone), seconds=-30)
@@ -244,8 +246,8 @@ async def test_a_held_part_is_nobody_s_whose_pod_was_deleted_before(tmp_path: Pa
 async def test_a_holder_of_a_name_that_nobody_had_stays_the_node_s_word(tmp_path: Path) -> None:
     on = bus()
     named = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
-    held = [entry(Category.IDLE, allocation=0)]
-    await publish(on, event(5, entries=held, pods=[], held_by=[named]))
+    allocated = [entry(Category.IDLE, allocation=0)]
+    await publish(on, event(5, entries=allocated, pods=[], allocated_to=[named]))
     gone = {"created_time_ns": START_NS - 10**12, "deleted_time_ns": START_NS - 30 * SECOND_NS}
     late = {"created_time_ns": START_NS + 300 * SECOND_NS}
     await tell(on, record("old", **gone), record("late", **late), seconds=400)
@@ -308,8 +310,10 @@ async def test_a_holder_that_the_node_named_gets_the_owner_of_the_pod_of_that_ti
     """Of a StatefulSet one pod after another has the name, each under a UID of its own."""
     on = bus()
     named = PodDescription(state=PodState.NAMED, namespace="research", name="train-0")
-    held = [entry(Category.IDLE, allocation=0)]
-    await publish(on, *(event(tick, entries=held, pods=[], held_by=[named]) for tick in range(4)))
+    allocated = [entry(Category.IDLE, allocation=0)]
+    await publish(
+        on, *(event(tick, entries=allocated, pods=[], allocated_to=[named]) for tick in range(4))
+    )
     await tell(on, record("first"), seconds=1)
     second = record("second", labels={"team": "nlp"}, created_time_ns=START_NS + 3 * SECOND_NS)
     await tell(on, second, seconds=3)

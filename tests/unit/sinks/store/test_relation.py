@@ -32,8 +32,8 @@ def test_sums_over_the_table_are_the_sums_over_the_events(ticks: list[GpuEvent])
         fill(Path(folder), [*ticks, event()])
         (found,) = select(Path(folder), sums, where=of_ticks)
 
-    said = [[getattr(one, name) for one in entries] for name in AMOUNTS]
-    known = [[amount for amount in amounts if amount is not None] for amounts in said]
+    message = [[getattr(one, name) for one in entries] for name in AMOUNTS]
+    known = [[amount for amount in amounts if amount is not None] for amounts in message]
     assert list(found) == [sum(amounts) if amounts else None for amounts in known]
 
 
@@ -59,8 +59,8 @@ def test_base_units_are_the_whole_numbers_and_sum_without_rounding(
     amounts: list[tuple[int, int, int]], interval_ns: int
 ) -> None:
     booked = [
-        entry(busy_ns=busy_ns, memory_bytes=held, energy_millijoules=drawn)
-        for busy_ns, held, drawn in amounts
+        entry(busy_ns=busy_ns, memory_bytes=allocated, energy_millijoules=drawn)
+        for busy_ns, allocated, drawn in amounts
     ]
     with TemporaryDirectory() as folder:
         fill(Path(folder), [event(entries=booked, interval_ns=interval_ns)])
@@ -68,10 +68,10 @@ def test_base_units_are_the_whole_numbers_and_sum_without_rounding(
         sums = ", ".join(f"sum({name})" for name in (*names, "interval_seconds"))
         (found,) = select(Path(folder), sums)
 
-    busy, held, drawn = (sum(each) for each in zip(*amounts, strict=True))
+    busy, allocated, drawn = (sum(each) for each in zip(*amounts, strict=True))
     with localcontext(prec=60):
         nano, milli = Decimal(10) ** -9, Decimal(10) ** -3
-        expected = (busy * nano, held * interval_ns * nano, drawn * milli)
+        expected = (busy * nano, allocated * interval_ns * nano, drawn * milli)
         assert found == (*expected, len(amounts) * interval_ns * nano)
 
 
@@ -103,7 +103,7 @@ def test_words_that_a_newer_writer_has_added_are_in_the_table_as_they_were_writt
         memory_method=MemoryMethod(word),
         energy_method=EnergyMethod(word),
     )
-    fill(tmp_path, [event(gpus=[of_gpu], held_by=[holder()])])
+    fill(tmp_path, [event(gpus=[of_gpu], allocated_to=[holder()])])
 
     names = "category, busy_method, memory_method, energy_method, busy_ns"
     assert select(tmp_path, names) == [(word, word, word, word, SECOND_NS // 2)]

@@ -61,7 +61,7 @@ class Store:
     def add(
         self,
         *minutes: tuple[int, int],
-        tells: bool = True,
+        reports: bool = True,
         partition: str = "0",
         until_us: int | None = None,
     ) -> None:
@@ -74,7 +74,7 @@ class Store:
             [row(minute, busy_ns, offset=self._commits) for minute, busy_ns in minutes],
             {"stream": self._commits},
             time_ms=1,
-            commit_info=describe(hours=hours, valid_through=marks) if tells else {},
+            commit_info=describe(hours=hours, valid_through=marks) if reports else {},
         )
 
     def lose_newest(self, count: int = 1) -> None:
@@ -126,7 +126,7 @@ def test_hours_and_days_sum_their_minutes_and_what_comes_late_is_in_them(store: 
 def test_a_commit_that_does_not_say_of_which_hours_it_is_has_all_recomputed(store: Store) -> None:
     store.add((1, 1), (61, 4))
     store.sum_up()
-    store.add((2, 2), tells=False)
+    store.add((2, 2), reports=False)
     assert store.sum_up()[0] == 2
     assert store.hours() == {0: 3, 1: 4}
 

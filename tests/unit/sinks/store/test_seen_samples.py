@@ -45,14 +45,14 @@ def tick(number: int, **changes: Any) -> GpuEvent:  # noqa: ANN401  # any field
 
 
 def ticks_stored(path: Path) -> int:
-    return int(_ask(path, "usage", "coalesce(sum(sample_count), 0)::BIGINT"))
+    return int(_query(path, "usage", "coalesce(sum(sample_count), 0)::BIGINT"))
 
 
 def offsets_stored(path: Path) -> list[int]:
-    return list(_ask(path, "entries", "list(kafka_offset ORDER BY kafka_offset)"))
+    return list(_query(path, "entries", "list(kafka_offset ORDER BY kafka_offset)"))
 
 
-def _ask(path: Path, table: str, what: str) -> Any:  # noqa: ANN401  # one value
+def _query(path: Path, table: str, what: str) -> Any:  # noqa: ANN401  # one value
     files = DeltaTable(str(path / table)).file_uris()
     with duckdb.connect() as connection:
         found = connection.execute(f"SELECT {what} FROM read_parquet({files})").fetchone()  # noqa: S608  # our own files

@@ -153,11 +153,11 @@ async def test_what_cannot_be_stored_is_put_aside_whole_and_the_stream_goes_on(
         await eventually(is_committed(on, 3))
 
     assert offsets(tmp_path) == [0, 2]
-    (letter,) = await dead_letters(on)
-    assert (letter.topic, letter.partition, letter.offset) == (*AT, 1)
-    assert (letter.reason, letter.consumer) == (reason, STORE.group)
-    assert detail in letter.detail
-    assert base64.b64decode(letter.value_base64 or "") == (
+    (dead_letter,) = await dead_letters(on)
+    assert (dead_letter.topic, dead_letter.partition, dead_letter.offset) == (*AT, 1)
+    assert (dead_letter.reason, dead_letter.consumer) == (reason, STORE.group)
+    assert detail in dead_letter.detail
+    assert base64.b64decode(dead_letter.value_base64 or "") == (
         bad if isinstance(bad, bytes) else encode(bad)
     )
 
@@ -280,7 +280,7 @@ async def test_letters_of_a_partition_that_is_read_again_as_another_one_left_are
         await eventually(is_committed(on, 5))
 
     assert offsets(tmp_path) == [0, 2, 3, 4]
-    assert [letter.offset for letter in await dead_letters(on)] == [1]
+    assert [dead_letter.offset for dead_letter in await dead_letters(on)] == [1]
 
 
 async def test_rows_are_written_at_the_latest_when_they_take_so_many_bytes(tmp_path: Path) -> None:

@@ -274,10 +274,10 @@ def with_totals(record: ProcessRecord, totals: Sequence[GpuTotals]) -> ProcessRe
     if not totals:
         return record
     busy = [part.busy_ns for part in totals if part.busy_ns is not None]
-    held = [part.max_memory_bytes for part in totals if part.max_memory_bytes is not None]
+    peaks = [part.max_memory_bytes for part in totals if part.max_memory_bytes is not None]
     return msgspec.structs.replace(
         record,
         totals=sorted(totals, key=lambda part: part.gpu_uuid),
         busy_ns=sum(busy) if busy else None,
-        max_memory_bytes=max(held, default=None),
+        max_memory_bytes=max(peaks, default=None),
     )

@@ -94,10 +94,10 @@ def test_another_gpu_and_another_xid_are_another_thing() -> None:
 def test_what_is_remembered_is_bounded_and_the_newest_is_kept() -> None:
     pairing = Deduplicator()
 
-    def see(number: int) -> None:
+    def report(number: int) -> None:
         pairing.is_new(("GPU-1", 31), source="nvml", time_ns=number * NS_PER_SECOND)
         pairing.is_new((f"GPU-{number}", 79), source="nvml", time_ns=number * NS_PER_SECOND)
 
-    assert is_bounded(pairing, see, times=10_000)
+    assert is_bounded(pairing, report, times=10_000)
     assert not pairing.is_new(("GPU-1", 31), source="kmsg", time_ns=19_999 * NS_PER_SECOND)
     assert not pairing.is_new(("GPU-19999", 79), source="kmsg", time_ns=19_999 * NS_PER_SECOND)

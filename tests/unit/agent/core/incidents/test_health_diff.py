@@ -39,17 +39,17 @@ class Watched:
     def __init__(self) -> None:
         self._watch = HealthWatch(slowdown_ns=SLOWDOWN_SECONDS * NS_PER_SECOND)
 
-    def at(self, second: float, health: GpuHealth | None = None, **said: Any) -> list[HealthChange]:  # noqa: ANN401  # as GpuDetails takes them
-        if "reasons" in said:
-            said["throttling"] = GpuThrottling(reasons=said.pop("reasons"))
-        details = GpuDetails(uuid="GPU-1", health=health, **said)
+    def at(self, second: float, health: GpuHealth | None = None, **sent: Any) -> list[HealthChange]:  # noqa: ANN401  # as GpuDetails takes them
+        if "reasons" in sent:
+            sent["throttling"] = GpuThrottling(reasons=sent.pop("reasons"))
+        details = GpuDetails(uuid="GPU-1", health=health, **sent)
         return self._watch.update(details, now_ns=round(second * NS_PER_SECOND))
 
-    def kinds_at(self, second: float, health: GpuHealth | None = None, **said: Any) -> list[str]:  # noqa: ANN401  # as above
+    def kinds_at(self, second: float, health: GpuHealth | None = None, **sent: Any) -> list[str]:  # noqa: ANN401  # as above
         """Return what has begun, and what has ended with a minus before it."""
         return [
             name
-            for change in self.at(second, health, **said)
+            for change in self.at(second, health, **sent)
             for name in ([f"-{kind}" for kind in change.ended_kinds] or [change.kind])
         ]
 
@@ -99,17 +99,17 @@ def test_what_has_come_up_or_ended_between_two_readings_is_told(
 
 @pytest.mark.parametrize(("kind", "field"), FLAGS.items())
 def test_a_state_begins_and_ends_once(gpu: Watched, kind: str, field: str) -> None:
-    ill, well = said_of(field, is_so=True), said_of(field, is_so=False)
+    ill, well = message_of(field, is_so=True), message_of(field, is_so=False)
     gpu.at(0, well)
-    told = [
-        gpu.kinds_at(10 * number, said) for number, said in enumerate((ill, ill, well, well), 1)
+    reported = [
+        gpu.kinds_at(10 * number, sent) for number, sent in enumerate((ill, ill, well, well), 1)
     ]
-    assert told == [[kind], [], [f"-{kind}"], []]
+    assert reported == [[kind], [], [f"-{kind}"], []]
 
 
-def said_of(field: str, *, is_so: bool) -> GpuHealth:
-    said: dict[str, Any] = {field: is_so}
-    return GpuHealth(**said)
+def message_of(field: str, *, is_so: bool) -> GpuHealth:
+    sent: dict[str, Any] = {field: is_so}
+    return GpuHealth(**sent)
 
 
 def test_a_reading_that_says_nothing_takes_nothing_away(gpu: Watched) -> None:
@@ -147,11 +147,11 @@ def test_what_was_so_at_the_first_reading_is_told_as_that_and_what_was_not_as_en
 def test_errors_that_are_new_are_told_and_those_of_before_or_begun_again_are_not(
     gpu: Watched,
 ) -> None:
-    told = [
+    reported = [
         gpu.at(10 * number, GpuHealth(ecc_uncorrected_volatile_total=total))
         for number, total in enumerate((5, 5, 7, None, 7, 0, 0, 2))
     ]
-    assert [[change.detail for change in found] for found in told] == [
+    assert [[change.detail for change in found] for found in reported] == [
         [], [], ["2 more, 7 in all"], [], [], [], [], ["2 more, 2 in all"]
     ]  # fmt: skip
 
@@ -176,11 +176,11 @@ def test_clocks_that_the_hardware_holds_down_for_long_are_told_and_their_end_lik
     gpu: Watched, reasons: int, kind: str
 ) -> None:
     gpu.at(0, WELL, reasons=0)
-    told = {
+    reported = {
         second: gpu.kinds_at(second, reasons=reasons if 10 <= second < 60 else 4)
         for second in range(1, 120)
     }
-    assert {second: kinds for second, kinds in told.items() if kinds} == {
+    assert {second: kinds for second, kinds in reported.items() if kinds} == {
         10 + SLOWDOWN_SECONDS: [kind],
         60 + SLOWDOWN_SECONDS: [f"-{kind}"],
     }
@@ -195,12 +195,12 @@ def test_a_slowdown_with_a_break_in_it_is_not_long(gpu: Watched) -> None:
 @pytest.mark.parametrize("pace", [1, 5, 30])
 def test_ticks_in_which_the_reasons_were_not_asked_are_no_break(gpu: Watched, pace: int) -> None:
     gpu.at(0, WELL, reasons=0)
-    asked: dict[str, Any] = {"reasons": HOT}
-    told = {
-        second: gpu.kinds_at(second, **(asked if second % pace == 0 else {}))
+    requested: dict[str, Any] = {"reasons": HOT}
+    reported = {
+        second: gpu.kinds_at(second, **(requested if second % pace == 0 else {}))
         for second in range(1, 120)
     }
-    assert {second: kinds for second, kinds in told.items() if kinds} == {
+    assert {second: kinds for second, kinds in reported.items() if kinds} == {
         pace + SLOWDOWN_SECONDS: ["hardware_thermal_slowdown"]
     }
 
@@ -231,25 +231,25 @@ def link(generation: int, width: int) -> GpuHealth:
 
 def test_a_link_below_what_it_can_do_is_told_while_the_gpu_works(gpu: Watched) -> None:
     """It is asked every 10 s, and idle in the first and the third minute."""
-    told = {}
+    reported = {}
     for second in range(360):
         is_idle = second < 60 or 120 <= second < 180
-        asked = link(5, 16) if second >= 270 else link(1 if is_idle else 4, 16)
+        requested = link(5, 16) if second >= 270 else link(1 if is_idle else 4, 16)
         kinds = gpu.kinds_at(
             second,
-            asked if second % 10 == 0 else None,
+            requested if second % 10 == 0 else None,
             performance_state=8 if is_idle else 0,
         )
         if kinds:
-            told[second] = kinds
-    assert told == {240: ["pcie_link_degraded"], 330: ["-pcie_link_degraded"]}
+            reported[second] = kinds
+    assert reported == {240: ["pcie_link_degraded"], 330: ["-pcie_link_degraded"]}
 
 
 def test_a_link_is_looked_at_by_the_state_that_was_read_last(gpu: Watched) -> None:
     """The state is asked every 5 s, in other ticks than the link; later it is given no more."""
     for second in range(120):
-        said: dict[str, Any] = {"performance_state": 0} if second % 5 == 3 else {}
-        kinds = gpu.kinds_at(second, link(1, 16) if second % 10 == 0 else None, **said)
+        sent: dict[str, Any] = {"performance_state": 0} if second % 5 == 3 else {}
+        kinds = gpu.kinds_at(second, link(1, 16) if second % 10 == 0 else None, **sent)
         assert kinds == (["pcie_link_degraded"] if second == 70 else [])
     for second in range(120, 600):
         assert gpu.kinds_at(second, link(5, 16) if second >= 300 else None) == []
@@ -265,7 +265,7 @@ def test_a_link_that_sleeps_with_the_gpu_is_never_told(gpu: Watched) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "is_degraded"),
+    ("sent", "is_degraded"),
     [
         (link(5, 16), False),
         (link(5, 8), True),
@@ -278,9 +278,9 @@ def test_a_link_that_sleeps_with_the_gpu_is_never_told(gpu: Watched) -> None:
     ],
 )
 def test_a_link_is_held_against_what_it_can_do_where_both_can_be_true(
-    said: GpuHealth, *, is_degraded: bool | None
+    sent: GpuHealth, *, is_degraded: bool | None
 ) -> None:
-    assert is_pcie_degraded(said) is is_degraded
+    assert is_pcie_degraded(sent) is is_degraded
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,11 @@ def field_type(name: str) -> object:
 
 
 @for_each("asked", ALL)
-def test_the_least_and_the_most_that_is_believed_fits_in_its_field(asked: MetricSpec) -> None:
+def test_the_least_and_the_most_that_is_believed_fits_in_its_field(requested: MetricSpec) -> None:
     """Whole or in a list or by link, as the field has it."""
-    kind = field_type(asked.name)
-    for value in (asked.unit.low, asked.unit.high):
-        made = converter(asked.unit)(value)
+    kind = field_type(requested.name)
+    for value in (requested.unit.low, requested.unit.high):
+        made = converter(requested.unit)(value)
         assert any(is_taken(shape, kind) for shape in (made, [made], {"0": made}, {"0": [made]})), (
             made
         )

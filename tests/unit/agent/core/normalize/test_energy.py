@@ -50,7 +50,7 @@ def book(reads: list[Read]) -> Iterator[Booked]:
         yield Booked(read, *energy, meter)
 
 
-def told(*reads: Read) -> list[tuple[int | None, EnergyMethod | None]]:
+def reported(*reads: Read) -> list[tuple[int | None, EnergyMethod | None]]:
     return [(booked.millijoules, booked.method) for booked in book(list(reads))]
 
 
@@ -121,7 +121,7 @@ def told(*reads: Read) -> list[tuple[int | None, EnergyMethod | None]]:
 def test_what_a_tick_drew(
     law: str, reads: list[Read], booked: list[tuple[int | None, EnergyMethod | None]]
 ) -> None:
-    assert told(*reads) == booked, law
+    assert reported(*reads) == booked, law
 
 
 def test_a_leap_of_the_counter_is_no_energy_and_is_counted() -> None:

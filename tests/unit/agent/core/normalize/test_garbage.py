@@ -153,7 +153,7 @@ def test_garbage_never_becomes_a_reading_nor_an_error(seed: int) -> None:
     totals: dict[str, float] = {}
     for _ in range(8):
         clock.advance(1)
-        answers = query_all(gpu, sampler.ask_tick(is_set_back=False))
+        answers = query_all(gpu, sampler.request_tick(is_set_back=False))
         tick = tick_gpu(sampler, answers, now_ns=clock.monotonic_ns())
         check_plausible(tick)
         check_totals(tick, totals)

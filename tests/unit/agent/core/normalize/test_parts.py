@@ -164,9 +164,9 @@ def test_profiling_of_more_than_this_tick_is_not_booked() -> None:
 
 
 def test_a_gpu_outside_of_its_fabric_says_nothing_of_the_fabrics_health() -> None:
-    said = {"health.fabric_status": 0, "health.fabric_health_mask": 2}
-    joined = read(health={"health.fabric_state": 3, **said}).details.health
-    joining = read(health={"health.fabric_state": 2, **said}).details.health
+    message = {"health.fabric_status": 0, "health.fabric_health_mask": 2}
+    joined = read(health={"health.fabric_state": 3, **message}).details.health
+    joining = read(health={"health.fabric_state": 2, **message}).details.health
     assert joined
     assert present_in(joined) == {
         "fabric_state": "completed", "fabric_status": 0, "fabric_health_mask": 2

@@ -33,7 +33,9 @@ from tests.fakes.nvml import stat
 TICK_NS: Final = 10 * NS_PER_MS
 # No kernel gives a pid again within a second, and accounts are told apart by no less.
 STEP_TICKS: Final = 200
-UIDS = {letter: f"{letter * 8}-0000-4000-8000-{letter * 12}" for letter in "abc"}
+UIDS = {
+    dead_letter: f"{dead_letter * 8}-0000-4000-8000-{dead_letter * 12}" for dead_letter in "abc"
+}
 CONTAINERS = ["", *"abc"]
 SHAPES: Final = (
     "0::/kubepods.slice/kubepods-pod{slug}.slice/cri-containerd-{id}.scope",
@@ -182,11 +184,11 @@ class Machine:
 
 
 def cgroup_of(process: Process) -> str:
-    letter = process.container
-    shapes = SHAPES if letter else HOST_SHAPES
-    uid = UIDS[letter or "a"]
+    dead_letter = process.container
+    shapes = SHAPES if dead_letter else HOST_SHAPES
+    uid = UIDS[dead_letter or "a"]
     return shapes[process.shape % len(shapes)].format(
-        uid=uid, slug=uid.replace("-", "_"), id=(letter or "a") * 64, outer="f" * 64
+        uid=uid, slug=uid.replace("-", "_"), id=(dead_letter or "a") * 64, outer="f" * 64
     )
 
 
@@ -237,10 +239,10 @@ def test_no_process_is_ever_shown_where_it_was_not(
         look(machine, sampler, before_scan, scanned)
         for step in before:
             machine.do(step)
-        asked = machine.moment()
+        requested = machine.moment()
         answers, listed = ask(machine, list(within))
         machine.before_reads = list(between)
-        tick = sampler.sample(answers, at=asked)
+        tick = sampler.sample(answers, at=requested)
         machine.before_reads = []
         if tick is not None:
             check_entries(machine, tick, listed)
@@ -254,8 +256,8 @@ def look(machine: Machine, sampler: Sampler, before: list[Step], within: list[St
     looks = []
     steps = iter(before)
     for uuid in ("GPU-0", "GPU-1"):
-        asked, listed = machine.moment(), machine.listed(uuid)
-        looks.append(FastPoll(uuid=uuid, at=asked, processes=tuple(listed)))
+        requested, listed = machine.moment(), machine.listed(uuid)
+        looks.append(FastPoll(uuid=uuid, at=requested, processes=tuple(listed)))
         for step in islice(steps, 2):
             machine.do(step)
     machine.before_reads = list(within)
@@ -293,9 +295,9 @@ def check_place(process: Process, shown: ContainerRef | None) -> None:
     if shown is None:
         assert "" in process.was_in
         return
-    (letter,) = {(shown.container_id or "")[0]}
-    assert letter in process.was_in
-    assert shown.pod_uid == UIDS[letter]
+    (dead_letter,) = {(shown.container_id or "")[0]}
+    assert dead_letter in process.was_in
+    assert shown.pod_uid == UIDS[dead_letter]
 
 
 def check_records(machine: Machine, reported: Sequence[ProcessRecord]) -> None:

@@ -45,9 +45,9 @@ def process(
     )
 
 
-def interval(begin: float, end: float, untold: float) -> ProcessInterval:
+def interval(begin: float, end: float, unreported: float) -> ProcessInterval:
     return ProcessInterval(
-        round(begin * NS_PER_SECOND), round(end * NS_PER_SECOND), round(untold * NS_PER_SECOND)
+        round(begin * NS_PER_SECOND), round(end * NS_PER_SECOND), round(unreported * NS_PER_SECOND)
     )
 
 
@@ -59,7 +59,7 @@ def history_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "processes", "said"),
+    ("ratio", "processes", "message"),
     [
         # Alone: the device's time, whatever its own samples say.
         (0.5, [process(1, 0.3)], 0.5),
@@ -76,10 +76,10 @@ def history_of(*ticks: tuple[float | None, Sequence[GpuProcess]]) -> GpuHistory:
     ],
 )
 def test_a_tick_says_of_a_process_its_part_of_what_is_booked_on_its_container(
-    ratio: float | None, processes: list[GpuProcess], said: float
+    ratio: float | None, processes: list[GpuProcess], message: float
 ) -> None:
-    said_ns, first = history_of((ratio, processes)).pop_sampled((1, NS_PER_SECOND))
-    assert said_ns == said * NS_PER_SECOND
+    reported_ns, first = history_of((ratio, processes)).pop_sampled((1, NS_PER_SECOND))
+    assert reported_ns == message * NS_PER_SECOND
     assert first == covered(0)
 
 
@@ -140,12 +140,12 @@ spans = st.tuples(
 
 @given(st.lists(st.floats(0, 1), max_size=10), st.lists(st.lists(spans, max_size=4), max_size=4))
 def test_never_more_is_set_aside_than_there_was_however_often_it_is_asked_for(
-    ratios: list[float], asked: list[list[ProcessInterval]]
+    ratios: list[float], requested: list[list[ProcessInterval]]
 ) -> None:
     history = history_of(*((ratio, []) for ratio in ratios))
-    reserved = [history.reserve(intervals) for intervals in asked]
+    reserved = [history.reserve(intervals) for intervals in requested]
     assert sum(map(sum, reserved)) <= sum(round(ratio * 1_000_000) for ratio in ratios) * 1_000
-    for intervals, parts in zip(asked, reserved, strict=True):
+    for intervals, parts in zip(requested, reserved, strict=True):
         for one, part in zip(intervals, parts, strict=True):
             assert 0 <= part <= min(one.missing_ns, one.end_ns - one.begin_ns)
 

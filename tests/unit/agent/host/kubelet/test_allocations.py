@@ -50,21 +50,21 @@ class FakeKubelet:
 
     def __init__(self, given: bytes | str) -> None:
         self.given = given
-        self.asked = 0
+        self.requests = 0
         self.allocatable: bytes | str = "unimplemented"
-        self.asked_allocatable = 0
+        self.allocatable_requests = 0
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
     async def list_pods(self) -> bytes:
-        self.asked += 1
+        self.requests += 1
         await self.may_answer.wait()
         if isinstance(self.given, str):
             raise KubeletError(self.given)
         return self.given
 
     async def list_allocatable(self) -> bytes:
-        self.asked_allocatable += 1
+        self.allocatable_requests += 1
         if isinstance(self.allocatable, str):
             raise KubeletError(self.allocatable)
         return self.allocatable
@@ -85,7 +85,7 @@ class Bench:
             have_pods_changed=lambda: self.has_changed,
         )
 
-    def held(self, devices: DeviceIndex = BOTH) -> list[str]:
+    def allocated(self, devices: DeviceIndex = BOTH) -> list[str]:
         return [one.device_id for one in self.allocations.current(devices)]
 
     def is_ready(self) -> bool:
@@ -93,7 +93,7 @@ class Bench:
 
     async def tick(self) -> None:
         """Begin a tick, and wait for what it asks."""
-        self.allocations.ask_where_due()
+        self.allocations.request_if_due()
         await self.allocations.wait_answer(0)
         await settle()
 
@@ -119,11 +119,11 @@ async def test_the_kubelet_is_asked_in_the_first_tick_and_every_ten_seconds(
     sampling_interval_seconds: float,
 ) -> None:
     bench = Bench(answer(GPU))
-    assert bench.held() == []
+    assert bench.allocated() == []
     async with bench.running():
-        assert (bench.kubelet.asked, bench.held()) == (1, [GPU])
+        assert (bench.kubelet.requests, bench.allocated()) == (1, [GPU])
         await bench.pass_by(100, sampling_interval_seconds=sampling_interval_seconds)
-    assert bench.kubelet.asked in (10, 11)
+    assert bench.kubelet.requests in (10, 11)
 
 
 @pytest.mark.parametrize("sampling_interval_seconds", [0.9995, 1.0, 1.0005])
@@ -133,17 +133,17 @@ async def test_pods_that_come_are_in_the_very_tick_that_sees_them(
     bench = Bench(answer(GPU))
     async with bench.running():
         await bench.pass_by(3, sampling_interval_seconds=sampling_interval_seconds)
-        for held in ([GPU, OTHER], [OTHER], [], [GPU]):
-            bench.kubelet.given, bench.has_changed = answer(*held), True
-            asked = bench.kubelet.asked
+        for allocated in ([GPU, OTHER], [OTHER], [], [GPU]):
+            bench.kubelet.given, bench.has_changed = answer(*allocated), True
+            requested = bench.kubelet.requests
             await bench.pass_by(
                 sampling_interval_seconds, sampling_interval_seconds=sampling_interval_seconds
             )
-            assert (bench.held(), bench.kubelet.asked) == (held, asked + 1)
+            assert (bench.allocated(), bench.kubelet.requests) == (allocated, requested + 1)
         bench.has_changed = False
-        asked = bench.kubelet.asked
+        requested = bench.kubelet.requests
         await bench.pass_by(5)
-        assert bench.kubelet.asked == asked
+        assert bench.kubelet.requests == requested
 
 
 async def test_what_changes_with_the_processes_is_in_the_next_tick() -> None:
@@ -152,9 +152,9 @@ async def test_what_changes_with_the_processes_is_in_the_next_tick() -> None:
         await bench.pass_by(3)
         bench.kubelet.given = answer(GPU, OTHER)
         bench.allocations.refresh_soon()
-        assert bench.held() == [GPU]
+        assert bench.allocated() == [GPU]
         await bench.pass_by(1)
-        assert bench.held() == [GPU, OTHER]
+        assert bench.allocated() == [GPU, OTHER]
 
 
 async def test_however_much_changes_it_is_asked_twice_a_second_at_most() -> None:
@@ -162,7 +162,7 @@ async def test_however_much_changes_it_is_asked_twice_a_second_at_most() -> None
     bench.has_changed = True
     async with bench.running():
         await bench.pass_by(10, sampling_interval_seconds=0.25)
-    assert bench.kubelet.asked == 21
+    assert bench.kubelet.requests == 21
 
 
 async def test_one_question_is_on_its_way_and_what_changes_meanwhile_is_asked_behind_it() -> None:
@@ -170,17 +170,17 @@ async def test_one_question_is_on_its_way_and_what_changes_meanwhile_is_asked_be
     async with bench.running():
         bench.kubelet.may_answer.clear()
         await bench.pass_by(15)
-        assert (bench.kubelet.asked, bench.held()) == (2, [GPU])
+        assert (bench.kubelet.requests, bench.allocated()) == (2, [GPU])
         bench.has_changed = True
         await bench.pass_by(1)
         bench.has_changed = False
         await bench.pass_by(1)
-        assert bench.kubelet.asked == 2
+        assert bench.kubelet.requests == 2
         bench.kubelet.given = answer(OTHER)
         bench.kubelet.may_answer.set()
         await settle()
         await bench.pass_by(1)
-        assert (bench.kubelet.asked, bench.held()) == (3, [OTHER])
+        assert (bench.kubelet.requests, bench.allocated()) == (3, [OTHER])
 
 
 async def test_changes_do_not_hurry_a_kubelet_that_fails() -> None:
@@ -189,7 +189,7 @@ async def test_changes_do_not_hurry_a_kubelet_that_fails() -> None:
         for _ in range(400):
             bench.allocations.refresh_soon()
             await bench.pass_by(0.25, sampling_interval_seconds=0.25)
-    assert bench.kubelet.asked < 12
+    assert bench.kubelet.requests < 12
 
 
 @pytest.mark.parametrize("reason", ["missing", "forbidden", "unimplemented", "refused"])
@@ -199,7 +199,7 @@ async def test_a_node_without_a_kubelet_to_ask_is_ready_and_says_so(reason: str)
         await bench.pass_by(200)
         assert bench.check.is_ok
         assert "ticks have no allocations" in bench.check.detail
-        assert bench.held() == []
+        assert bench.allocated() == []
 
 
 async def test_whoever_promised_a_kubelet_is_not_ready_without_one() -> None:
@@ -213,15 +213,15 @@ async def test_the_last_answer_counts_through_a_restart_and_no_longer_than_it_ma
     async with bench.running():
         bench.kubelet.given = "refused"
         await bench.pass_by(50)
-        assert bench.held() == [GPU]
+        assert bench.allocated() == [GPU]
         assert bench.is_ready()
         assert "the last answer still counts" in bench.check.detail
         await bench.pass_by(60)
-        assert bench.held() == []
+        assert bench.allocated() == []
         assert not bench.is_ready()
         bench.kubelet.given = answer(OTHER)
         await bench.pass_by(31)
-        assert bench.held() == [OTHER]
+        assert bench.allocated() == [OTHER]
         assert bench.is_ready()
 
 
@@ -230,16 +230,16 @@ async def test_an_answer_that_is_none_is_a_failure_and_leaves_the_last_one() -> 
     async with bench.running():
         bench.kubelet.given = b"\x0a\x05ab"
         await bench.pass_by(15)
-        assert bench.held() == [GPU]
+        assert bench.allocated() == [GPU]
         assert "no list of pods" in bench.check.detail
 
 
 async def test_a_gpu_that_comes_later_gets_its_allocations_without_a_new_answer() -> None:
     bench = Bench(answer(GPU, OTHER))
     async with bench.running():
-        assert bench.held(DeviceIndex.of([facts(GPU)])) == [GPU]
-        assert bench.held() == [GPU, OTHER]
-        assert bench.kubelet.asked == 1
+        assert bench.allocated(DeviceIndex.of([facts(GPU)])) == [GPU]
+        assert bench.allocated() == [GPU, OTHER]
+        assert bench.kubelet.requests == 1
 
 
 async def test_allocations_are_made_anew_only_when_something_changed() -> None:
@@ -283,8 +283,8 @@ async def test_what_there_is_is_asked_once_a_minute_and_stands_while_nobody_answ
     bench.kubelet.allocatable = allocatable(f"{GPU}::0", f"{GPU}::1")
     async with bench.running():
         await bench.pass_by(50)
-        assert bench.kubelet.asked_allocatable == 1
+        assert bench.kubelet.allocatable_requests == 1
         bench.kubelet.allocatable = "deadline"
         await bench.pass_by(20)
-        assert bench.kubelet.asked_allocatable == 2
+        assert bench.kubelet.allocatable_requests == 2
         assert [one.device_replicas for one in bench.allocations.current(BOTH)] == [2]

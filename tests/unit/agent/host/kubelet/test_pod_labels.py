@@ -142,7 +142,7 @@ class Port:
         self.api = FakeKubeletApi(pod_list(pod("1", team="vision")))
 
     @asynccontextmanager
-    async def asked(
+    async def requests(
         self,
         *,
         host: str | None = None,
@@ -162,7 +162,7 @@ class Port:
 
     async def refusal(self, **settings: Any) -> str:  # noqa: ANN401  # of any type
         """Return why the kubelet's answer could not be had."""
-        async with self.asked(**settings) as kubelet:
+        async with self.requests(**settings) as kubelet:
             with pytest.raises(PodListError) as caught:
                 await kubelet.fetch()
         return str(caught.value)
@@ -174,22 +174,22 @@ def port(tmp_path: Path) -> Port:
 
 
 async def test_the_kubelet_is_shown_the_token_of_now(port: Port) -> None:
-    async with port.asked() as kubelet:
+    async with port.requests() as kubelet:
         assert parse(await kubelet.fetch()) == {"1": (("label_team", "vision"),)}
         port.token_file.write_text("second-token")
         await kubelet.fetch()
-    shown = [headers["authorization"] for _, headers in port.api.asked]
+    shown = [headers["authorization"] for _, headers in port.api.requests]
     assert shown == ["Bearer first-token", "Bearer second-token"]
-    assert {first for first, _ in port.api.asked} == {"GET /pods HTTP/1.1"}
+    assert {first for first, _ in port.api.requests} == {"GET /pods HTTP/1.1"}
 
 
 async def test_an_authority_that_is_exchanged_is_trusted_by_the_next_question(port: Port) -> None:
     other = Authority(folder=port.folder / "other")
     port.ca_file.write_bytes(other.certificate.read_bytes())
-    async with port.asked() as kubelet:
+    async with port.requests() as kubelet:
         with pytest.raises(PodListError, check=has_words("kubelet.api.ca_file", "serverTLS")):
             await kubelet.fetch()
-        assert port.api.asked == [], "it has not been shown the token"
+        assert port.api.requests == [], "it has not been shown the token"
         port.ca_file.write_bytes(port.authority.certificate.read_bytes())
         await kubelet.fetch()
 
@@ -197,7 +197,7 @@ async def test_an_authority_that_is_exchanged_is_trusted_by_the_next_question(po
 async def test_a_certificate_must_name_the_host_or_the_name_that_is_set(port: Port) -> None:
     refused = await port.refusal(host="node-1.internal")
     assert "kubelet.api.server_name" in refused
-    async with port.asked(host="node-1.internal", server_name="node-1.internal") as kubelet:
+    async with port.requests(host="node-1.internal", server_name="node-1.internal") as kubelet:
         assert parse(await kubelet.fetch())
 
 
@@ -273,7 +273,7 @@ async def test_a_file_that_cannot_be_used_is_named(
 
 
 async def test_where_nobody_listens_the_address_is_named(port: Port) -> None:
-    async with port.asked() as kubelet:
+    async with port.requests() as kubelet:
         pass
     with pytest.raises(PodListError, check=has_words("https://127.0.0.1:", "/pods")):
         await kubelet.fetch()
@@ -304,11 +304,11 @@ class FakePodList:
 
     def __init__(self, *pods: dict[str, Any]) -> None:
         self.answer: dict[str, Any] | str = pod_list(*pods)
-        self.asked_seconds: list[float] = []
+        self.requested_seconds: list[float] = []
         self.clock = ManualClock(start_ns=0)
 
     async def fetch(self) -> bytes:
-        self.asked_seconds.append(self.clock.monotonic_ns() / 1e9)
+        self.requested_seconds.append(self.clock.monotonic_ns() / 1e9)
         if isinstance(self.answer, str):
             raise PodListError(self.answer)
         return json.dumps(self.answer).encode()
@@ -332,34 +332,34 @@ class Following:
     def is_ok(self) -> bool:
         return self.check.is_ok
 
-    async def wait_asked(self, number: int) -> None:
+    async def wait_requested(self, number: int) -> None:
         """Wait until it was asked so often; each turn of the loop is a second or more."""
         for _ in range(2000):
-            if len(self.listed.asked_seconds) >= number:
+            if len(self.listed.requested_seconds) >= number:
                 break
             await asyncio.sleep(0)
-        assert len(self.listed.asked_seconds) >= number
+        assert len(self.listed.requested_seconds) >= number
         await asyncio.sleep(0)
 
 
 async def test_the_kubelet_is_asked_now_and_then() -> None:
     following = Following(FakePodList(pod("1", team="vision")))
     async with following.run():
-        await following.wait_asked(3)
+        await following.wait_requested(3)
         assert following.labels.labels_of("1") == (("label_team", "vision"),)
-    first, second, third = following.listed.asked_seconds[:3]
+    first, second, third = following.listed.requested_seconds[:3]
     assert (first, second - first, third - second) == (0, 30, 30)
 
 
 async def test_a_pod_that_is_new_on_a_gpu_is_asked_for_within_a_second() -> None:
     following = Following(FakePodList())
     async with following.run():
-        await following.wait_asked(1)
+        await following.wait_requested(1)
         following.listed.answer = pod_list(pod("1", team="vision"))
         assert following.labels.labels_of("1") == ()
-        await following.wait_asked(2)
+        await following.wait_requested(2)
         assert following.labels.labels_of("1") == (("label_team", "vision"),)
-    assert following.listed.asked_seconds[1] <= 2
+    assert following.listed.requested_seconds[1] <= 2
 
 
 async def test_a_pod_that_is_not_listed_does_not_have_the_kubelet_asked_each_second() -> None:
@@ -367,23 +367,23 @@ async def test_a_pod_that_is_not_listed_does_not_have_the_kubelet_asked_each_sec
     async with following.run():
         for number in range(2, 8):
             following.labels.labels_of("gone")
-            await following.wait_asked(number)
-    seconds = following.listed.asked_seconds
+            await following.wait_requested(number)
+    seconds = following.listed.requested_seconds
     assert seconds[6] - seconds[0] >= 60, seconds
 
 
 async def test_labels_stand_while_the_kubelet_is_away_and_the_check_says_so() -> None:
     following = Following(FakePodList(pod("1", team="vision")))
     async with following.run():
-        await following.wait_asked(1)
+        await following.wait_requested(1)
         assert following.is_ok()
         following.listed.answer = "the kubelet at https://node-1: away"
-        await following.wait_asked(4)
+        await following.wait_requested(4)
         assert not following.is_ok()
         assert "away" in following.check.detail
         assert following.labels.labels_of("1") == (("label_team", "vision"),)
         following.listed.answer = pod_list(pod("1", team="speech"))
-        await following.wait_asked(len(following.listed.asked_seconds) + 1)
+        await following.wait_requested(len(following.listed.requested_seconds) + 1)
         assert following.is_ok()
         assert following.labels.labels_of("1") == (("label_team", "speech"),)
 
@@ -391,8 +391,8 @@ async def test_labels_stand_while_the_kubelet_is_away_and_the_check_says_so() ->
 async def test_an_answer_that_is_refused_changes_nothing() -> None:
     following = Following(FakePodList(pod("1", team="vision")))
     async with following.run():
-        await following.wait_asked(1)
+        await following.wait_requested(1)
         following.listed.answer = pod_list(pod("1", team="evil", node="node-7"))
-        await following.wait_asked(3)
+        await following.wait_requested(3)
         assert "node-7" in following.check.detail
         assert following.labels.labels_of("1") == (("label_team", "vision"),)

@@ -6,12 +6,12 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from gpuledger.ledger.holders import find_holders
+from gpuledger.ledger.allocated_parts import find_allocated_parts
 from gpuledger.ledger.quantities import apportion
 from gpuledger.records import BusyMethod, Category, DeviceAllocation, EnergyMethod, GpuReading
 from gpuledger_agent import sampling
 from gpuledger_agent.core import gpu_sampler
-from gpuledger_enricher.join.booking import books, settlement, shares
+from gpuledger_enricher.join.booking import books, late_adjustments, shares
 from gpuledger_enricher.join.booking.shares import (
     Claim,
     book_gpu,
@@ -100,7 +100,7 @@ def as_written(name: str) -> dict[tuple[str, str], tuple[float, ...]]:
 
 def as_booked(reading: GpuReading, found: list[Claim]) -> dict[tuple[str, str], tuple[float, ...]]:
     """Return what the join books, as a table of entries says it, with the sum."""
-    (holders,) = find_holders(sample(gpus=[reading], allocations=allocations()))
+    (holders,) = find_allocated_parts(sample(gpus=[reading], allocations=allocations()))
     energy = energy_of(reading, INTERVAL_NS)
     booked = book_gpu(reading, reading, found, INTERVAL_NS, energy, holders)
     assert booked.busy_method is BusyMethod.PROCESS_UTILIZATION
@@ -140,7 +140,7 @@ def test_the_example_with_an_end_is_what_the_join_books() -> None:
 
 def test_every_method_is_told_and_used_by_the_code() -> None:
     # What the agent makes of samples, it names itself.
-    modules = (books, shares, settlement, gpu_sampler, sampling)
+    modules = (books, shares, late_adjustments, gpu_sampler, sampling)
     # Beside the compiled module, if there is one.
     code = "".join(
         Path(module.__file__ or "")
@@ -149,23 +149,25 @@ def test_every_method_is_told_and_used_by_the_code() -> None:
         for module in modules
     )
     table = PAGE.partition("| method | applies when |")[2].partition("\n\n")[0]
-    told = [row.split("|")[1].strip(" `") for row in table.splitlines() if row.startswith("| `")]
+    reported = [
+        row.split("|")[1].strip(" `") for row in table.splitlines() if row.startswith("| `")
+    ]
 
-    assert sorted(told) == sorted(method.value for method in BusyMethod)
+    assert sorted(reported) == sorted(method.value for method in BusyMethod)
     assert {f"BusyMethod.{method.name}" in code for method in BusyMethod} == {True}
 
 
 def test_every_account_is_told() -> None:
-    told = {row.split("|")[1].strip(" `") for row in PAGE.splitlines() if row.startswith("| `")}
+    reported = {row.split("|")[1].strip(" `") for row in PAGE.splitlines() if row.startswith("| `")}
 
-    assert {category.value for category in Category} <= told
+    assert {category.value for category in Category} <= reported
 
 
 def test_the_page_tells_the_idle_draw_that_the_join_takes() -> None:
-    told = {product: float(watts) * 1000 for product, watts in table("idle")}
+    reported = {product: float(watts) * 1000 for product, watts in table("idle")}
 
-    assert told == shares.IDLE_MILLIWATTS
-    assert {product: idle_milliwatts(f"NVIDIA {product}") for product in told} == told
+    assert reported == shares.IDLE_MILLIWATTS
+    assert {product: idle_milliwatts(f"NVIDIA {product}") for product in reported} == reported
 
 
 def test_the_pages_example_of_held_time_is_what_is_booked() -> None:
@@ -194,7 +196,7 @@ def test_the_pages_example_of_held_time_is_what_is_booked() -> None:
     )
     tick = sample(interval_ns=INTERVAL_NS, gpus=[board, *parts], allocations=[chat])
     found: list[tuple[str, int, str, float, float]] = []
-    for row, held in zip(books.book_tick(tick), find_holders(tick), strict=True):
+    for row, held in zip(books.book_tick(tick), find_allocated_parts(tick), strict=True):
         (idle,) = [one for one in row.entries if one.allocated_ns is not None]
         name = row.reading.mig_profile or "GPU"
         seconds = (idle.allocated_ns or 0) / SECOND_NS
@@ -204,9 +206,11 @@ def test_the_pages_example_of_held_time_is_what_is_booked() -> None:
     *rows, total = table("held")
 
     assert [[*row[:3], *map(float, row[3:])] for row in rows] == [
-        [name, str(slices), holder, seconds, round(of_board, 3)]
-        for name, slices, holder, seconds, of_board in found
+        [name, str(slices), holder, seconds, round(of_physical_gpu, 3)]
+        for name, slices, holder, seconds, of_physical_gpu in found
     ]
-    of_all = [(slices, seconds, of_board) for _, slices, _, seconds, of_board in found]
+    of_all = [
+        (slices, seconds, of_physical_gpu) for _, slices, _, seconds, of_physical_gpu in found
+    ]
     sums = [sum(column) for column in zip(*of_all, strict=True)]
     assert [float(total[place]) for place in (1, 3, 4)] == pytest.approx(sums)

@@ -15,7 +15,7 @@ from gpuledger.records import Category, ContainerRef, NodeSample
 from gpuledger.records.bounds import MAX_INTERVAL_NS, MAX_TICK_MILLIJOULES
 from gpuledger_enricher.join.booking.books import book_tick
 from tests.examples import examples
-from tests.unit.enricher.join.booking.test_holders import replica
+from tests.unit.enricher.join.booking.test_allocated_parts import replica
 from tests.unit.enricher.join.booking.test_laws import draws, energies, intervals
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, GIB, UIDS, process, reading, sample
 
@@ -87,7 +87,7 @@ SLICES = {"1g.10gb": 1, "3g.40gb": 3, "1c.3g.40gb": 1}
 
 
 @st.composite
-def cut_boards(draw: st.DrawFn) -> NodeSample:
+def partitioned_gpus(draw: st.DrawFn) -> NodeSample:
     """Draw a board that is cut into instances, each measured, on which up to three pods ran."""
     busy = st.sampled_from([0.0, 1.0]) | st.integers(0, 10**6).map(lambda ppm: ppm / 10**6)
     memories = st.sampled_from([GIB, 10 * GIB, 40 * GIB]) | st.integers(1, 80 * GIB)
@@ -163,7 +163,7 @@ def shared_energy(tick: NodeSample) -> list[tuple[Fraction, Fraction]]:
 
 
 @examples(300)
-@given(cut_boards())
+@given(partitioned_gpus())
 def test_every_row_of_a_cut_board_and_its_entries_are_within_a_unit_of_their_share(
     tick: NodeSample,
 ) -> None:

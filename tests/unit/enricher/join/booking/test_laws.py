@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpuledger.codec import Decoder, encode
+from gpuledger.ledger.allocated_parts import AllocatedContainer, allocated_containers
 from gpuledger.ledger.entries import energy_method_of
-from gpuledger.ledger.holders import HoldingContainer, holding_containers
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
     Category,
@@ -196,22 +196,25 @@ def test_entries_sum_to_the_device_and_none_is_negative(tick: NodeSample) -> Non
 @given(ticks())
 def test_held_time_sums_to_the_interval_on_every_row_whatever_is_used(tick: NodeSample) -> None:
     """Also on a GPU that does not answer, or is cut: the same bytes as if nobody used anything."""
-    held = held_by_row(tick)
-    assert [sum(row.values()) for row in held] == [tick.interval_ns] * len(tick.gpus)
+    allocated = allocated_by_row(tick)
+    assert [sum(row.values()) for row in allocated] == [tick.interval_ns] * len(tick.gpus)
     unresponsive = [
         replace(row, utilization_ratio=None, memory_used_bytes=None, energy_millijoules=None)
         for row in tick.gpus
     ]
-    assert held_by_row(replace(tick, gpus=unresponsive, processes=[], ended_processes=None)) == held
+    assert (
+        allocated_by_row(replace(tick, gpus=unresponsive, processes=[], ended_processes=None))
+        == allocated
+    )
     # And as if all of it were used, by whoever is there.
     full = [
         replace(row, utilization_ratio=1.0, memory_used_bytes=row.memory_total_bytes)
         for row in tick.gpus
     ]
-    assert held_by_row(replace(tick, gpus=full)) == held
+    assert allocated_by_row(replace(tick, gpus=full)) == allocated
 
 
-def held_by_row(tick: NodeSample) -> list[dict[tuple[int | None, str | None], int]]:
+def allocated_by_row(tick: NodeSample) -> list[dict[tuple[int | None, str | None], int]]:
     """Return the held time of each row by the position or the job of who holds it."""
     return [
         {
@@ -264,7 +267,7 @@ def amounts_of(tick: NodeSample) -> list[dict[tuple[object, ...], tuple[object, 
             holder = (
                 None
                 if entry.allocation is None
-                else holding_containers(tick.allocations)[entry.allocation]
+                else allocated_containers(tick.allocations)[entry.allocation]
             )
             category = (entry.category, container, holder, entry.job_id)
             assert category not in amounts
@@ -278,8 +281,8 @@ def amounts_of(tick: NodeSample) -> list[dict[tuple[object, ...], tuple[object, 
 @given(ticks())
 def test_a_method_is_told_where_the_quantity_is_known_and_only_there(tick: NodeSample) -> None:
     for row in book_tick(tick):
-        told = (row.busy_method, row.memory_method, energy_method_of(row))
-        for quantity, method in zip(QUANTITIES, told, strict=True):
+        reported = (row.busy_method, row.memory_method, energy_method_of(row))
+        for quantity, method in zip(QUANTITIES, reported, strict=True):
             known = {getattr(entry, quantity) is not None for entry in row.entries}
             assert known == {method is not None}, quantity
         is_from_table = row.idle_draw_source is IdleDrawSource.TABLE
@@ -341,9 +344,9 @@ def test_the_jobs_of_a_device_hold_equal_parts_behind_its_containers(tick: NodeS
     for row in book_tick(tick):
         idle = [one for one in row.entries if one.category is Category.IDLE]
         jobs = [one.job_id for one in idle if one.job_id is not None]
-        held = [one.allocated_ns or 0 for one in idle if one.job_id is not None]
+        allocated = [one.allocated_ns or 0 for one in idle if one.job_id is not None]
         assert jobs == sorted(set(jobs))
-        assert not held or max(held) - min(held) <= 1
+        assert not allocated or max(allocated) - min(allocated) <= 1
         # Who has a device as a whole leaves nothing of it to nobody.
         assert not jobs or all(one.allocation is not None or one.job_id is not None for one in idle)
         given = {
@@ -373,7 +376,7 @@ def test_a_job_that_stands_in_a_tick_twice_is_refused(containers: list[Container
 def test_idle_names_holders_of_that_gpu_alone_and_each_container_once(
     tick: NodeSample,
 ) -> None:
-    containers = holding_containers(tick.allocations)
+    containers = allocated_containers(tick.allocations)
     for row in book_tick(tick):
         gpu = row.reading.parent_uuid or row.reading.uuid
         is_part = row.reading.parent_uuid is not None
@@ -383,23 +386,23 @@ def test_idle_names_holders_of_that_gpu_alone_and_each_container_once(
             if is_of(allocation, gpu, is_part=False)
         }
         parts = {name_of(one) for one in tick.allocations if is_of(one, gpu, is_part=True)}
-        named = {containers[place] for place in holders_of(row)}
-        assert len(named) == len(list(holders_of(row)))
+        named = {containers[place] for place in allocatees_of(row)}
+        assert len(named) == len(list(allocatees_of(row)))
         # Who has a whole GPU that is cut has instances of it, and never the rest of it.
         is_cut = any(one.parent_uuid == row.reading.uuid for one in tick.gpus)
         assert not (is_cut and named)
         assert named <= whole or (is_part and named <= parts)
 
 
-def name_of(held: DeviceAllocation) -> HoldingContainer:
-    return HoldingContainer(held.namespace, held.pod, held.container)
+def name_of(allocated: DeviceAllocation) -> AllocatedContainer:
+    return AllocatedContainer(allocated.namespace, allocated.pod, allocated.container)
 
 
-def is_of(held: DeviceAllocation, gpu: str, *, is_part: bool) -> bool:
-    return held.gpu_uuid == gpu and (held.gpu_instance is not None) == is_part
+def is_of(allocated: DeviceAllocation, gpu: str, *, is_part: bool) -> bool:
+    return allocated.gpu_uuid == gpu and (allocated.gpu_instance is not None) == is_part
 
 
-def holders_of(row: GpuBooks) -> Iterator[int]:
+def allocatees_of(row: GpuBooks) -> Iterator[int]:
     for entry in row.entries:
         if entry.allocation is not None:
             assert entry.category is Category.IDLE
@@ -421,7 +424,7 @@ NAMES = [*AMOUNTS, "category", "container", "allocation", "job_id"]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         ({}, []),
         ({"busy_ns": SECOND_NS - 1}, [("GPU-a", "busy_ns", SECOND_NS, SECOND_NS - 1)]),
@@ -432,7 +435,7 @@ NAMES = [*AMOUNTS, "category", "container", "allocation", "job_id"]
     ids=["nothing", "busy", "memory", "energy", "held"],
 )
 def test_books_that_do_not_balance_are_told_by_how_much(
-    wrong: dict[str, int], told: list[tuple[str, str, int, int]]
+    wrong: dict[str, int], reported: list[tuple[str, str, int, int]]
 ) -> None:
     right: dict[str, Any] = {
         "busy_ns": SECOND_NS,
@@ -442,5 +445,5 @@ def test_books_that_do_not_balance_are_told_by_how_much(
     }
     entry = Entry(category=Category.UNATTRIBUTED, **(right | wrong))
     found = list(imbalances([GpuBooks(reading=reading(), entries=[entry])], SECOND_NS))
-    assert found == told
+    assert found == reported
     assert [one.ratio for one in found if one.quantity == "energy_millijoules"] in ([], [0.1])

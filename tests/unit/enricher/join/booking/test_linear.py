@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from gpuledger.ledger.holders import MAX_ENTRIES, TooManyEntriesError, find_holders
+from gpuledger.ledger.allocated_parts import MAX_ENTRIES, TooManyEntriesError, find_allocated_parts
 from gpuledger.ledger.quantities import imbalances
 from gpuledger.records import (
     ContainerRef,
@@ -17,7 +17,7 @@ from gpuledger.records import (
     PodState,
 )
 from gpuledger_enricher.join.booking.books import book_tick, energy_by_row, exclusive_readings
-from gpuledger_enricher.join.booking.settlement import settle_ends
+from gpuledger_enricher.join.booking.late_adjustments import adjust_ends
 from gpuledger_enricher.join.pods.describe import EventPods, attribute_incident, identity_of
 from gpuledger_enricher.join.pods.pods import PodCache
 from tests.unit.enricher.join.incidents import incident
@@ -90,7 +90,7 @@ def of_instances(count: int, **changes: object) -> NodeSample:
     return sample(gpus=[reading(), *(instance(number, **changes) for number in range(count))])
 
 
-def held(count: int, **changes: object) -> NodeSample:
+def allocated(count: int, **changes: object) -> NodeSample:
     ticks = of_instances(count)
     allocations = [allocation(number, **changes) for number in range(count)]
     return sample(gpus=ticks.gpus, allocations=allocations)
@@ -102,9 +102,9 @@ TICKS: dict[str, Callable[[int], NodeSample]] = {
     "instances without a number": lambda count: of_instances(count, gpu_instance=None),
     "rows that are their own parents": lambda count: of_instances(count, uuid="GPU-a"),
     "GPUs of one UUID": lambda count: sample(gpus=[reading() for _ in range(count)]),
-    "an allocation for each instance": held,
-    "allocations of one container, of no row": lambda count: held(count, gpu_instance=10**6),
-    "allocations by UUID, and as many by a number that no row has": lambda count: held(
+    "an allocation for each instance": allocated,
+    "allocations of one container, of no row": lambda count: allocated(count, gpu_instance=10**6),
+    "allocations by UUID, and as many by a number that no row has": lambda count: allocated(
         count, device_id=instance(0).uuid
     ),
     "replicas of one GPU": lambda count: sample(
@@ -138,13 +138,13 @@ def work(tick: NodeSample) -> int:
     wrapped = counted(tick)
     exclusive_readings(wrapped.gpus, [[] for _ in tick.gpus])
     energy_by_row(wrapped.gpus, wrapped.interval_ns)
-    find_holders(wrapped)
-    settle_ends(wrapped)
+    find_allocated_parts(wrapped)
+    adjust_ends(wrapped)
     list(imbalances(book_tick(wrapped), wrapped.interval_ns))
-    said = EventPods(PodCache(), node="node-a", time_ns=0)
-    said.add_users(map(identity_of, wrapped.containers), foreign=())
-    said.add_holders(wrapped.allocations)
-    said.descriptions()
+    message = EventPods(PodCache(), node="node-a", time_ns=0)
+    message.add_users(map(identity_of, wrapped.containers), foreign=())
+    message.add_allocations(wrapped.allocations)
+    message.descriptions()
     return _reads - before
 
 

@@ -301,11 +301,11 @@ def test_what_is_remembered_is_bounded_by_bytes_and_of_nodes_that_are_there_it_s
     """Names of nodes that are made up come once each."""
     cache = DescriptionCache(ClusterPods(), max_bytes=200_000)
     honest = sample(processes=[process(container=0)])
-    said = cache.describe(honest)
+    message = cache.describe(honest)
 
     for number in range(500):
         made_up = [ContainerRef(pod_uid="u" * 250, container_id=f"{each}") for each in range(50)]
         cache.describe(sample(node=f"made-up-{number}", containers=made_up))
-        assert cache.describe(honest) is said
+        assert cache.describe(honest) is message
 
     assert len(cache) < 10

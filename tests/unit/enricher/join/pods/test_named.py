@@ -37,7 +37,7 @@ def given() -> Given:
     return Given()
 
 
-def held(gpu: int, name: str = "train-0", **changes: object) -> DeviceAllocation:
+def allocated(gpu: int, name: str = "train-0", **changes: object) -> DeviceAllocation:
     """Return that a pod holds a GPU."""
     values: dict[str, object] = {
         "gpu_uuid": f"GPU-{gpu}",
@@ -51,7 +51,7 @@ def held(gpu: int, name: str = "train-0", **changes: object) -> DeviceAllocation
 
 
 def described(
-    given: Given, *held_by: DeviceAllocation, on: dict[int, list[int]]
+    given: Given, *allocated_to: DeviceAllocation, on: dict[int, list[int]]
 ) -> dict[str | None, PodDescription]:
     """Return who the pods of a tick are; `on` says on which GPUs each container has processes."""
     event = given.take(
@@ -62,14 +62,14 @@ def described(
             for position, gpus in enumerate(on.values())
             for gpu in gpus
         ],
-        allocations=list(held_by),
+        allocations=list(allocated_to),
     )
     users = {each.pod for each in event.containers}
     return {each.uid: each for position, each in enumerate(event.pods) if position in users}
 
 
 def test_who_alone_holds_what_a_container_is_on_gives_it_namespace_and_name(given: Given) -> None:
-    found = described(given, held(0), on={0: [0]})[UIDS[0]]
+    found = described(given, allocated(0), on={0: [0]})[UIDS[0]]
     assert found == PodDescription(
         uid=UIDS[0],
         state=PodState.NAMED,
@@ -79,9 +79,9 @@ def test_who_alone_holds_what_a_container_is_on_gives_it_namespace_and_name(give
 
 
 def test_once_the_record_has_come_the_pod_is_known_with_its_owner_and_labels(given: Given) -> None:
-    assert described(given, held(0), on={0: [0]})[UIDS[0]].state is PodState.NAMED
+    assert described(given, allocated(0), on={0: [0]})[UIDS[0]].state is PodState.NAMED
     given.read_pod(pod(0))
-    found = described(given, held(0), on={0: [0]})[UIDS[0]]
+    found = described(given, allocated(0), on={0: [0]})[UIDS[0]]
     assert (found.state, found.name, found.owner_name) == (PodState.KNOWN, "train-0", "train")
 
 
@@ -104,7 +104,7 @@ def test_the_next_tick_after_the_record_has_what_it_asks_for_and_what_its_namesp
             gpus=GPUS,
             containers=CONTAINERS[:1],
             processes=[process(container=0)],
-            allocations=[held(0)],
+            allocations=[allocated(0)],
         )
 
     assert tick().pods[0].requested is None
@@ -116,13 +116,13 @@ def test_the_next_tick_after_the_record_has_what_it_asks_for_and_what_its_namesp
 
 
 PENDING = {
-    "nobody holds the device": ((held(1),), {0: [0]}),
+    "nobody holds the device": ((allocated(1),), {0: [0]}),
     "nobody holds anything": ((), {0: [0]}),
-    "two pods hold it": ((held(0), held(0, "other", replica="2")), {0: [0]}),
-    "it is on devices of two pods": ((held(0), held(1, "other")), {0: [0, 1]}),
-    "one of its devices is nobody's": ((held(0),), {0: [0, 1]}),
-    "two containers could be meant": ((held(0),), {0: [0], 1: [0]}),
-    "two containers, on two devices of one pod": ((held(0), held(1)), {0: [0], 1: [1]}),
+    "two pods hold it": ((allocated(0), allocated(0, "other", replica="2")), {0: [0]}),
+    "it is on devices of two pods": ((allocated(0), allocated(1, "other")), {0: [0, 1]}),
+    "one of its devices is nobody's": ((allocated(0),), {0: [0, 1]}),
+    "two containers could be meant": ((allocated(0),), {0: [0], 1: [0]}),
+    "two containers, on two devices of one pod": ((allocated(0), allocated(1)), {0: [0], 1: [1]}),
 }
 
 
@@ -137,14 +137,16 @@ def test_where_it_is_not_plain_which_allocation_is_meant_a_container_stays_pendi
 
 
 def test_each_of_two_pods_on_devices_of_their_own_has_its_own_name(given: Given) -> None:
-    found = described(given, held(0), held(1, "other"), held(2), on={0: [0, 2], 1: [1]})
+    found = described(
+        given, allocated(0), allocated(1, "other"), allocated(2), on={0: [0, 2], 1: [1]}
+    )
     assert [found[uid].name for uid in UIDS[:2]] == ["train-0", "other"]
 
 
 def test_a_pod_whose_record_is_known_hides_nobody_else_on_its_device(given: Given) -> None:
     """The known one is not the holder, so the other may be."""
     given.read_pod(pod(1))
-    found = described(given, held(0), on={0: [0], 1: [0]})
+    found = described(given, allocated(0), on={0: [0], 1: [0]})
     assert found[UIDS[0]].name == "train-0"
 
 
@@ -154,28 +156,28 @@ def test_no_name_is_given_that_a_pod_has_by_its_record_wherever_that_is(
 ) -> None:
     """Neither that of another node's pod, nor that of one of this node which has another UID."""
     given.read_pod(pod(1, name="train-0", node=node))
-    assert described(given, held(0), on={0: [0]})[UIDS[0]].state is PodState.PENDING
+    assert described(given, allocated(0), on={0: [0]})[UIDS[0]].state is PodState.PENDING
 
 
 @pytest.mark.parametrize("node", ["node-a", "node-b"])
 def test_the_name_of_a_pod_that_is_gone_is_given_to_the_next_one(given: Given, node: str) -> None:
     """As of a StatefulSet, whose pods have one name after another."""
     given.read_pod(pod(1, name="train-0", node=node, deleted_time_ns=T_NS - SECOND_NS))
-    assert described(given, held(0), on={0: [0]})[UIDS[0]].name == "train-0"
+    assert described(given, allocated(0), on={0: [0]})[UIDS[0]].name == "train-0"
 
 
 def test_a_name_in_another_namespace_is_another_name(given: Given) -> None:
     given.read_pod(pod(1, name="train-0", namespace="other", node="node-b"))
-    assert described(given, held(0), on={0: [0]})[UIDS[0]].name == "train-0"
+    assert described(given, allocated(0), on={0: [0]})[UIDS[0]].name == "train-0"
 
 
 def test_a_name_is_free_again_when_its_pods_traces_are_gone(given: Given) -> None:
     for number in (1, 2):
         given.read_pod(pod(number, name="train-0", node="node-b"))
     for uid in UIDS[1:3]:
-        assert described(given, held(0), on={0: [0]})[UIDS[0]].name is None
+        assert described(given, allocated(0), on={0: [0]})[UIDS[0]].name is None
         given.read_tombstone(uid)
-    assert described(given, held(0), on={0: [0]})[UIDS[0]].name == "train-0"
+    assert described(given, allocated(0), on={0: [0]})[UIDS[0]].name == "train-0"
 
 
 def test_books_are_the_same_with_and_without_a_name(given: Given) -> None:
@@ -192,7 +194,7 @@ def test_books_are_the_same_with_and_without_a_name(given: Given) -> None:
             if entry.container is not None
         ]
 
-    assert books() == books(held(0))
+    assert books() == books(allocated(0))
 
 
 STATES = st.lists(st.sampled_from(["known", "elsewhere", "none"]), min_size=3, max_size=3)
@@ -203,9 +205,9 @@ HELD = st.lists(
 )
 
 
-@for_any(states=STATES, places=PLACES, held_by=HELD)
+@for_any(states=STATES, places=PLACES, allocated_to=HELD)
 def test_whatever_a_tick_says_no_name_is_a_pods_elsewhere_and_none_is_two_pods(
-    states: list[str], places: list[set[int]], held_by: list[tuple[int, str]]
+    states: list[str], places: list[set[int]], allocated_to: list[tuple[int, str]]
 ) -> None:
     """And the tick is booked: an event comes of it."""
     given = Given()
@@ -214,7 +216,7 @@ def test_whatever_a_tick_says_no_name_is_a_pods_elsewhere_and_none_is_two_pods(
             given.read_pod(pod(number, node="node-a" if state == "known" else "node-b"))
     found = described(
         given,
-        *(held(gpu, name) for gpu, name in held_by),
+        *(allocated(gpu, name) for gpu, name in allocated_to),
         on={number: sorted(gpus) for number, gpus in enumerate(places)},
     )
     named = [value.name for value in found.values() if value.name is not None]

@@ -75,9 +75,9 @@ def test_a_pod_that_does_not_come_is_unknown_once(given: Given) -> None:
             given.wait(10)
     assert value_of(UNKNOWN) - before == 1
     assert value_of(PENDING) == 0
-    told = [line for line in logs if line["event"] == "pods_not_found"]
-    assert [(line["count"], line["node"]) for line in told] == [(1, "node-a")]
-    assert told[0]["example"] == [UIDS[0], CONTAINER_IDS[0]]
+    reported = [line for line in logs if line["event"] == "pods_not_found"]
+    assert [(line["count"], line["node"]) for line in reported] == [(1, "node-a")]
+    assert reported[0]["example"] == [UIDS[0], CONTAINER_IDS[0]]
 
 
 def test_an_unknown_pod_that_comes_after_all_is_described(given: Given) -> None:

@@ -79,10 +79,10 @@ def read(
     is_node = isinstance(one, NodeRecord)
     topic = NODES if is_node else NAMESPACES
     took = given.stage.take_nodes if is_node else given.stage.take_namespaces
-    said = record(one, topic=topic.name, key=key or key_in(one.cluster, one.name))
+    message = record(one, topic=topic.name, key=key or key_in(one.cluster, one.name))
     time_ms = (T_NS + round(seconds * SECOND_NS)) // 10**6
     place = partition if partition is not None else 3 if is_node else 0
-    took([said._replace(timestamp_ms=time_ms, partition=place)])
+    took([message._replace(timestamp_ms=time_ms, partition=place)])
 
 
 def joined(*records: NodeRecord | NamespaceRecord) -> Given:
@@ -135,8 +135,8 @@ def test_a_tick_is_described_by_the_versions_in_force_at_its_time() -> None:
         (20, "b", "speech"),
     ):
         event = at(given, seconds)
-        said = event.node_description
-        assert (said and said.zone, team_of(event)) == (f"eu-west-1{zone}", team)
+        message = event.node_description
+        assert (message and message.zone, team_of(event)) == (f"eu-west-1{zone}", team)
 
 
 def test_a_description_that_is_remembered_follows_what_is_read() -> None:
@@ -155,8 +155,8 @@ def test_what_is_deleted_is_in_force_until_then_and_its_successor_from_its_own_t
     read(given, namespace("8", deleted_time_ns=T_NS + 5 * SECOND_NS), seconds=5)
     again = {"uid": "another", "created_time_ns": T_NS + 8 * SECOND_NS}
     read(given, namespace("9", labels={"team": "speech"}, **again), seconds=9)
-    said = [team_of(at(given, seconds)) for seconds in (4, 5, 7, 9)]
-    assert said == ["vision", None, None, "speech"]
+    message = [team_of(at(given, seconds)) for seconds in (4, 5, 7, 9)]
+    assert message == ["vision", None, None, "speech"]
 
 
 def test_what_was_made_later_says_nothing_of_who_had_its_name_before() -> None:
@@ -283,7 +283,7 @@ async def test_a_bad_record_is_put_aside_and_changes_nothing(
     good = record(one, topic=topic.name, key=key_in(one.cluster, one.name))
     take = given.stage.take_nodes if topic is NODES else given.stage.take_namespaces
     take([Record(**(good._asdict() | bad))])
-    assert [letter.reason for letter in await given.letters()] == [reason]
+    assert [dead_letter.reason for dead_letter in await given.rejected_records()] == [reason]
     assert at(given, 1).node_description == KNOWN_NODE
     assert team_of(at(given, 2)) == "vision"
 
@@ -291,12 +291,12 @@ async def test_a_bad_record_is_put_aside_and_changes_nothing(
 def test_of_a_namespace_that_says_too_much_the_labels_are_left_alone() -> None:
     before = value_of("gpuledger_join_descriptions_cut_total", what="namespace")
     given = joined(namespace(annotations={"note": "x" * MAX_ANNOTATION_LENGTH}))
-    (said,) = at(given, 1).namespaces or []
-    assert said == NamespaceDescription(name="research", labels={"team": "vision"})
+    (message,) = at(given, 1).namespaces or []
+    assert message == NamespaceDescription(name="research", labels={"team": "vision"})
     assert value_of("gpuledger_join_descriptions_cut_total", what="namespace") == before + 1
     many = {f"label-{number}": "x" * 63 for number in range(256)}
-    (said,) = at(joined(namespace(labels=many)), 1).namespaces or []
-    assert said == NamespaceDescription(name="research")
+    (message,) = at(joined(namespace(labels=many)), 1).namespaces or []
+    assert message == NamespaceDescription(name="research")
 
 
 def test_namespaces_of_one_event_are_bounded_together() -> None:
@@ -310,10 +310,10 @@ def test_namespaces_of_one_event_are_bounded_together() -> None:
         given.read_pod(one, seen_time_ns=T_NS)
         read(given, namespace(name=name, annotations=annotations))
     before = value_of("gpuledger_join_descriptions_cut_total", what="namespaces")
-    said = at(given, 1, containers=containers).namespaces or []
-    assert [each.name for each in said] == [f"n{number}" for number in range(len(said))]
-    assert count - 2 <= len(said) < count
-    assert sum(len(encode(each)) for each in said) <= MAX_NAMESPACES_BYTES
+    message = at(given, 1, containers=containers).namespaces or []
+    assert [each.name for each in message] == [f"n{number}" for number in range(len(message))]
+    assert count - 2 <= len(message) < count
+    assert sum(len(encode(each)) for each in message) <= MAX_NAMESPACES_BYTES
     assert value_of("gpuledger_join_descriptions_cut_total", what="namespaces") == before + 1
 
 
@@ -339,9 +339,9 @@ def test_an_event_that_is_more_than_a_message_with_its_places_is_booked_without_
     labels = [(f"{number:04d}" + "k" * 300, "v" * 60) for number in range(256)]
     used = [ContainerRef(pod_uid=f"uid-{number}") for number in range(11)]
 
-    def event_of(last: int, *told: NodeRecord) -> GpuEvent:
+    def event_of(last: int, *reported: NodeRecord) -> GpuEvent:
         """Return the event of ten pods with all labels, and one with the first of them."""
-        given = joined(*told)
+        given = joined(*reported)
         for number in range(11):
             mine = dict(labels[: 256 if number < 10 else last])
             one = pod(uid=f"uid-{number}", name=f"p{number}", containers=[], labels=mine)
@@ -352,10 +352,10 @@ def test_an_event_that_is_more_than_a_message_with_its_places_is_booked_without_
     a_label = len(encode(event_of(1))) - len(encode(bare))
     last = (MAX_MESSAGE_BYTES - 1_000 - len(encode(bare))) // a_label
     before = value_of("gpuledger_join_descriptions_cut_total", what="event")
-    told = event_of(last, node(labels={f"{number}": "x" * 63 for number in range(100)}))
-    assert MAX_MESSAGE_BYTES - 2_000 < len(encode(told)) <= MAX_MESSAGE_BYTES
-    assert told.node_description is None
-    assert told.gpus == bare.gpus
+    reported = event_of(last, node(labels={f"{number}": "x" * 63 for number in range(100)}))
+    assert MAX_MESSAGE_BYTES - 2_000 < len(encode(reported)) <= MAX_MESSAGE_BYTES
+    assert reported.node_description is None
+    assert reported.gpus == bare.gpus
     assert value_of("gpuledger_join_descriptions_cut_total", what="event") == before + 1
 
 

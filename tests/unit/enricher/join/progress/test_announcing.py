@@ -49,9 +49,9 @@ class Partition:
         self.nodes = NodeWatermarks()
         for written in self.progress.values():
             if written is not None:
-                self.nodes.take(written, heard_ns=self.now_ns)
-        told = max((each.complete_until_ns for each in self.watermarks), default=0)
-        self.nodes.call_complete("default", told)
+                self.nodes.take(written, last_seen_ns=self.now_ns)
+        published = max((each.complete_until_ns for each in self.watermarks), default=0)
+        self.nodes.call_complete("default", published)
         self.read = self.committed
         self.made: list[tuple[int, bool]] = []
 
@@ -140,9 +140,9 @@ def test_a_watermark_never_runs_ahead_of_an_event_that_comes_later_but_for_late_
                 partition.deliver(is_killed=is_killed)
             case _:
                 partition.take_over()
-    for told in partition.watermarks:
-        for time_ns, is_counted_late in partition.events[told.next_offset :]:
-            assert time_ns > told.complete_until_ns or is_counted_late
+    for published in partition.watermarks:
+        for time_ns, is_counted_late in partition.events[published.next_offset :]:
+            assert time_ns > published.complete_until_ns or is_counted_late
 
 
 @given(steps=st.lists(st.sampled_from([0.2, 1, 4]), min_size=60, max_size=60))
@@ -161,8 +161,8 @@ def test_while_all_nodes_tick_it_follows_the_hindmost_and_nothing_is_late(
         partition.poll(9)
         partition.deliver()
     assert not any(late for _, late in partition.events)
-    for told in partition.watermarks:
-        reader.take(told)
+    for published in partition.watermarks:
+        reader.take(published)
     reader.read_to(PARTITION, len(partition.events))
     complete_ns = reader.complete_until_ns([PARTITION])
     assert complete_ns is not None
@@ -215,10 +215,12 @@ def test_a_partition_of_which_nobody_is_heard_is_complete_but_for_two_minutes_at
     assert find_reached({}, now_ns=now_ns, is_at_end=False) is None
 
 
-def ticked(ago_seconds: int, *, heard_ago_seconds: int = 0) -> NodeWatermark:
+def ticked(ago_seconds: int, *, last_seen_ago_seconds: int = 0) -> NodeWatermark:
     """Return a node whose newest tick is of then, and was heard by our own clock."""
-    time_ns, heard_ns = (BEGIN_NS - ago * SECOND_NS for ago in (ago_seconds, heard_ago_seconds))
-    return NodeWatermark("boot", 1, time_ns, 0, heard_ns, 0, heard_ns, heard_ns)
+    time_ns, last_seen_ns = (
+        BEGIN_NS - ago * SECOND_NS for ago in (ago_seconds, last_seen_ago_seconds)
+    )
+    return NodeWatermark("boot", 1, time_ns, 0, last_seen_ns, 0, last_seen_ns, last_seen_ns)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +230,8 @@ def ticked(ago_seconds: int, *, heard_ago_seconds: int = 0) -> NodeWatermark:
         ("a clock runs an hour ahead", {"c": ticked(600 - 3_600)}, 600, []),
         ("another one is days ahead", {"c": ticked(-90_000), "d": ticked(599)}, 600, []),
         ("one is far behind", {"c": ticked(5_000), "d": ticked(590)}, 600, ["c"]),
-        ("one is not heard any more", {"c": ticked(610, heard_ago_seconds=121)}, 600, ["c"]),
-        ("one was heard a minute ago", {"c": ticked(660, heard_ago_seconds=60)}, 660, []),
+        ("one is not heard any more", {"c": ticked(610, last_seen_ago_seconds=121)}, 600, ["c"]),
+        ("one was heard a minute ago", {"c": ticked(660, last_seen_ago_seconds=60)}, 660, []),
     ],
 )
 def test_nobody_is_unresponsive_whose_ticks_are_still_to_be_read(
@@ -246,8 +248,8 @@ def test_nobody_is_unresponsive_of_whom_nothing_was_heard_since_a_partition_was_
     None
 ):
     """By the progress that is read back all were heard when the former worker ended."""
-    heard = {"heard_ago_seconds": 3_600}
-    nodes = {"a": ticked(3_600, **heard), "b": ticked(3_599, **heard), "c": ticked(3_598)}
+    reported = {"last_seen_ago_seconds": 3_600}
+    nodes = {"a": ticked(3_600, **reported), "b": ticked(3_599, **reported), "c": ticked(3_598)}
     how = {"now_ns": BEGIN_NS, "since_ns": BEGIN_NS - SECOND_NS}
     reached = find_reached(nodes, is_at_end=False, **how)
     assert reached is not None
@@ -259,15 +261,15 @@ def complete(nodes: NodeWatermarks, now_ns: int, *, is_at_end: bool = True) -> R
     return nodes.find_complete(now_ns=now_ns, is_at_end=is_at_end)["default"]
 
 
-def heard(*nodes: str, at_ns: int, behind_seconds: int = 0) -> NodeWatermarks:
+def reported(*nodes: str, at_ns: int, behind_seconds: int = 0) -> NodeWatermarks:
     """Return what is known where each of these nodes has ticked."""
     known = NodeWatermarks()
     for node in nodes:
-        hear(known, node, at_ns=at_ns, behind_seconds=behind_seconds)
+        report(known, node, at_ns=at_ns, behind_seconds=behind_seconds)
     return known
 
 
-def hear(known: NodeWatermarks, node: str, *, at_ns: int, behind_seconds: int = 0) -> None:
+def report(known: NodeWatermarks, node: str, *, at_ns: int, behind_seconds: int = 0) -> None:
     time_ns = at_ns - behind_seconds * SECOND_NS
     tick = sample(node=node, seq=time_ns // 10**6, time_ns=time_ns)
     known.advance(tick, offset=0, written_ms=at_ns // 10**6, now_ns=at_ns)
@@ -275,7 +277,7 @@ def hear(known: NodeWatermarks, node: str, *, at_ns: int, behind_seconds: int = 
 
 def test_what_was_said_by_a_clock_that_ran_ahead_is_not_said_again() -> None:
     now_ns = BEGIN_NS
-    known = heard("a", "b", at_ns=now_ns)
+    known = reported("a", "b", at_ns=now_ns)
     complete(known, now_ns)
     ahead = complete(known, now_ns + 86_400 * SECOND_NS)
     assert ahead.until_ns > now_ns + 86_000 * SECOND_NS
@@ -285,26 +287,26 @@ def test_what_was_said_by_a_clock_that_ran_ahead_is_not_said_again() -> None:
 def test_who_comes_back_behind_what_was_said_is_named_as_long_as_he_is_behind() -> None:
     """His ticks are left out by it as they were while he was unresponsive."""
     now_ns = BEGIN_NS
-    known = heard("a", "b", at_ns=now_ns)
-    hear(known, "c", at_ns=now_ns - 150 * SECOND_NS)
+    known = reported("a", "b", at_ns=now_ns)
+    report(known, "c", at_ns=now_ns - 150 * SECOND_NS)
     complete(known, now_ns - 200 * SECOND_NS)
     found = complete(known, now_ns)
     assert (found.until_ns, [name for name, _ in found.unresponsive]) == (now_ns, ["default/c"])
-    hear(known, "c", at_ns=now_ns, behind_seconds=100)
+    report(known, "c", at_ns=now_ns, behind_seconds=100)
     found = complete(known, now_ns)
     assert found.until_ns == now_ns
     assert [name for name, _ in found.unresponsive] == ["default/c"]
-    hear(known, "c", at_ns=now_ns + SECOND_NS)
+    report(known, "c", at_ns=now_ns + SECOND_NS)
     assert complete(known, now_ns + SECOND_NS).unresponsive == []
 
 
 def test_nobody_was_unresponsive_while_we_had_no_brokers() -> None:
     """What nodes keep on their disks meanwhile is still to come."""
     now_ns = BEGIN_NS
-    known = heard("a", "b", at_ns=now_ns)
+    known = reported("a", "b", at_ns=now_ns)
     assert complete(known, now_ns).until_ns == now_ns
     later_ns = now_ns + 600 * SECOND_NS
-    known.listen_anew(later_ns)
+    known.restart_listening(later_ns)
     for seconds in (0, 60, 119):
         found = complete(known, later_ns + seconds * SECOND_NS)
         assert (found.until_ns, found.unresponsive) == (now_ns, [])

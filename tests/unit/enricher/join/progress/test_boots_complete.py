@@ -13,7 +13,7 @@ from tests.unit.enricher.join.ticks import SECOND_NS
 NODES_NS = T_NS - SECOND_NS
 """The end of the node's last tick: a second behind the worker's clock."""
 SAYS = pytest.mark.parametrize(
-    "says_ns", [T_NS - 3600 * SECOND_NS, T_NS - 3 * SECOND_NS, T_NS + 86_400 * SECOND_NS]
+    "reported_ns", [T_NS - 3600 * SECOND_NS, T_NS - 3 * SECOND_NS, T_NS + 86_400 * SECOND_NS]
 )
 
 
@@ -40,11 +40,11 @@ def hand_over(given: Given) -> None:
 @SAYS
 @pytest.mark.parametrize("is_handed_over", [False, True])
 def test_a_boot_that_appears_once_neither_holds_nor_pushes_its_node(
-    given: Given, says_ns: int, *, is_handed_over: bool
+    given: Given, reported_ns: int, *, is_handed_over: bool
 ) -> None:
     """Also where another worker has the partition next."""
     given.wait(1)
-    given.take(boot_id="made-up", seq=7, time_ns=says_ns)
+    given.take(boot_id="made-up", seq=7, time_ns=reported_ns)
     if is_handed_over:
         hand_over(given)
     assert complete_ns(given) == NODES_NS

@@ -101,13 +101,13 @@ def test_a_clock_that_was_set_is_counted_and_said(
     with capture_logs() as logs:
         given.take(**changes)
     after = clock_steps()
-    told = [line for line in logs if line["event"] == "node_clock_set"]
+    reported = [line for line in logs if line["event"] == "node_clock_set"]
     assert [b - a for a, b in zip(before, after, strict=True)] == [
         step is not None and step[0] == way for way in ("ahead", "back")
     ], case
-    assert [line["node"] for line in told] == (["node-a"] if step else [])
+    assert [line["node"] for line in reported] == (["node-a"] if step else [])
     if step and step[1]:
-        assert told[0]["by_seconds"] == step[1]
+        assert reported[0]["by_seconds"] == step[1]
 
 
 def test_a_clock_that_is_set_ahead_and_back_is_said_at_once_and_not_tick_by_tick(
@@ -120,8 +120,8 @@ def test_a_clock_that_is_set_ahead_and_back_is_said_at_once_and_not_tick_by_tick
             for node in ("node-a", "node-b"):
                 given.take(node=node, seq=seq, time_ns=T_NS + seq * 10**6 + ahead_ns)
 
-    told = [line for line in logs if line["event"] == "node_clock_set"]
-    assert [(line["node"], line["by_seconds"], line["count"]) for line in told] == [
+    reported = [line for line in logs if line["event"] == "node_clock_set"]
+    assert [(line["node"], line["by_seconds"], line["count"]) for line in reported] == [
         ("node-a", -600, 1),
         ("node-b", -600, 1),
         ("node-a", 600, 1),
@@ -164,15 +164,15 @@ async def test_a_seq_that_runs_ahead_is_told_and_from_two_days_on_refused(
     with capture_logs() as logs:
         stamped = tick._replace(timestamp_ms=T_NS // 10**6 + stamped_ms)
         events = given.stage.take_samples([stamped])
-    told = [line["by_seconds"] for line in logs if line["event"] == "node_seq_leapt"]
-    assert told == ([] if ahead_seconds is None else [ahead_seconds]), case
-    assert value_of("gpuledger_join_seq_ahead_total") - before == len(told)
+    reported = [line["by_seconds"] for line in logs if line["event"] == "node_seq_leapt"]
+    assert reported == ([] if ahead_seconds is None else [ahead_seconds]), case
+    assert value_of("gpuledger_join_seq_ahead_total") - before == len(reported)
     is_refused = (ahead_seconds or 0.0) > TWO_DAYS
     assert len(events) == (0 if is_refused else 1), case
-    letters = await given.letters()
-    assert [(letter.reason, "node-a" in letter.detail) for letter in letters] == (
-        [("seq_ahead", True)] * is_refused
-    )
+    dead_letters = await given.rejected_records()
+    assert [
+        (dead_letter.reason, "node-a" in dead_letter.detail) for dead_letter in dead_letters
+    ] == ([("seq_ahead", True)] * is_refused)
     if is_refused:
         assert given.take(seq=2000).seq == 2000
 
@@ -189,7 +189,9 @@ async def test_an_earlier_boot_cannot_run_ahead_either(given: Given) -> None:
     assert given.offer(boot_id="one", seq=5 * DAY_MS) == []
     assert given.offer(boot_id="two", seq=5 * DAY_MS) == []
     assert given.take(boot_id="one", seq=2000).seq == 2000
-    assert [letter.reason for letter in await given.letters()] == ["seq_ahead"] * 3
+    assert [dead_letter.reason for dead_letter in await given.rejected_records()] == [
+        "seq_ahead"
+    ] * 3
 
 
 def test_a_tick_that_the_node_was_late_with_is_late(given: Given) -> None:

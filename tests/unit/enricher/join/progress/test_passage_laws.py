@@ -80,8 +80,8 @@ def live_through(steps: list[Step], ticks: list[NodeSample]) -> list[GpuEvent]:
             log += [record(tick, offset=len(log) + copy) for copy in range(step.copies)]
             events += _book(stage, log[-step.copies :])
         if step.hands_over:
-            told = stage.drain_progress(PARTITION)
-            watermarks += [record(one.value, topic=PROGRESS.name) for one in told]
+            reported = stage.drain_progress(PARTITION)
+            watermarks += [record(one.value, topic=PROGRESS.name) for one in reported]
             stage = worker(watermarks)
         events += _book(stage, log[len(log) - step.reads_again :] if step.reads_again else [])
     return events

@@ -259,7 +259,7 @@ def test_the_next_worker_knows_for_how_long_nodes_were_booked() -> None:
     successor = NodeWatermarks()
     for _, watermark in first.drain():
         assert watermark is not None
-        successor.take(watermark, heard_ns=1000 * SECOND_NS)
+        successor.take(watermark, last_seen_ns=1000 * SECOND_NS)
     make_up_nodes(successor, at_seconds=1000.5)
     assert successor.of("default/honest") is not None
 

@@ -16,7 +16,7 @@ from gpuledger.records import (
     PodDescription,
     PodState,
 )
-from gpuledger_enricher.join.booking.settlement import settle_ends
+from gpuledger_enricher.join.booking.late_adjustments import adjust_ends
 from gpuledger_enricher.join.replay_diff import Agreement, compare_events
 from tests.unit.enricher.join.ticks import CONTAINER_IDS, UIDS, process_end, reading, sample
 
@@ -29,7 +29,11 @@ Said = tuple[PodDescription | None, str | None]
 
 
 def event(
-    *, busy_ns: int = 500, of: Sequence[Said] = (), held_by: Sequence[Said] = (), **more: object
+    *,
+    busy_ns: int = 500,
+    of: Sequence[Said] = (),
+    allocated_to: Sequence[Said] = (),
+    **more: object,
 ) -> bytes:
     """Return an encoded event of one entry, on whose containers and holders this is said."""
     entry = Entry(category=Category.POD, busy_ns=busy_ns)
@@ -56,7 +60,7 @@ def event(
         ],
         "allocations": [
             EventAllocation(pod=place(pod), container=name or "main", resources=["nvidia.com/gpu"])
-            for pod, name in held_by
+            for pod, name in allocated_to
             if pod is not None
         ],
         "pods": pods,
@@ -154,8 +158,8 @@ def test_where_a_pod_stands_in_the_event_makes_no_difference() -> None:
             "containers[0].container_id",
         ),
         (
-            event(held_by=[(known(), "main")]),
-            event(held_by=[(known(), "other")]),
+            event(allocated_to=[(known(), "main")]),
+            event(allocated_to=[(known(), "other")]),
             "allocations[0].container",
         ),
     ],
@@ -173,7 +177,7 @@ def test_both_values_of_what_differs_are_told() -> None:
 
 
 def test_what_is_settled_is_a_part_of_the_books() -> None:
-    then, now = (event(late_adjustments=settle_ends(tick)) for tick in (ENDED, ENDED_LATER))
+    then, now = (event(late_adjustments=adjust_ends(tick)) for tick in (ENDED, ENDED_LATER))
     agreement, changes, _ = compare_events(then, now)
     assert agreement is Agreement.DIFFERENT
     assert [one.field for one in changes] == ["late_adjustments[0].until_seq"]
@@ -182,7 +186,7 @@ def test_what_is_settled_is_a_part_of_the_books() -> None:
 
 def test_a_holder_may_become_known_and_nobody_else() -> None:
     named, first, second = (
-        event(held_by=[(pod, None)]) for pod in (NAMED, known(), known(uid=UIDS[1]))
+        event(allocated_to=[(pod, None)]) for pod in (NAMED, known(), known(uid=UIDS[1]))
     )
     assert compare_events(named, first).agreement is Agreement.MORE_COMPLETE
     for then, now, field in (

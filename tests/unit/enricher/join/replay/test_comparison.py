@@ -74,11 +74,11 @@ def test_events_that_wait_for_their_counterpart_are_bounded() -> None:
     comparison = Comparison(shown=100, max_waiting_bytes=10 * len(event(10)))
     comparison.take_first([event(seq) for seq in range(10, 90)])
     assert (comparison.counts.missing, len(comparison.differences)) == (70, 70)
-    assert not comparison.wants_first
+    assert not comparison.needs_first
 
     comparison.take_replayed([event(seq) for seq in range(80, 90)])
     assert comparison.counts.equal == 10
-    assert comparison.wants_first
+    assert comparison.needs_first
 
 
 def test_a_partition_begins_with_nobody_waiting() -> None:

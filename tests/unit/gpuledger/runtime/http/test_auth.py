@@ -152,12 +152,12 @@ async def test_the_versions_of_tls_are_those_allowed(
     is_understood: bool,
 ) -> None:
     async with serving(tmp_path, TLS % offered) as url:
-        asked = get(url + "/metrics", tls=trusting(authority, version=spoken))
+        requested = get(url + "/metrics", tls=trusting(authority, version=spoken))
         if is_understood:
-            assert (await asked)[0] == 200
+            assert (await requested)[0] == 200
         else:
             with pytest.raises(HANDSHAKE):
-                await asked
+                await requested
 
 
 async def test_a_client_shows_its_certificate_for_all_but_probes(
@@ -250,9 +250,9 @@ async def test_a_name_that_is_not_allowed_is_refused_wherever_a_certificate_is_s
     tmp_path: Path, authority: Authority, kind: str
 ) -> None:
     shown = trusting(authority, shown=authority.issue("prometheus"))
-    asked = f", client_auth_type: {kind}, client_ca_file: ca.pem"
+    requested = f", client_auth_type: {kind}, client_ca_file: ca.pem"
     for names, status in (("[localhost]", 200), ("[127.0.0.1]", 200), ("[elsewhere]", 403)):
-        text = TLS % f"{asked}, client_allowed_sans: {names}"
+        text = TLS % f"{requested}, client_allowed_sans: {names}"
         async with serving(tmp_path, text) as url:
             assert (await get(url + "/metrics", tls=shown))[0] == status
             without = 403 if kind.startswith("Require") else 200

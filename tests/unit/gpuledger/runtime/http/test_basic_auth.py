@@ -58,8 +58,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 async def test_a_password_is_tried_once_however_many_ask_at_once(tried: list[bytes]) -> None:
     users = BasicAuth(USERS)
-    asked = [users.status_for(header("alice", "right")) for _ in range(5)]
-    assert await asyncio.gather(*asked) == [200] * 5
+    requested = [users.status_for(header("alice", "right")) for _ in range(5)]
+    assert await asyncio.gather(*requested) == [200] * 5
     assert tried == [b"right"]
 
 

@@ -161,8 +161,8 @@ async def test_an_answer_does_not_show_the_login_that_was_sent(
     sent: str, quoted: str, status: int
 ) -> None:
     headers, user = SENT[sent]
-    said = b"invalid credentials: " + QUOTED[quoted]
-    refusal = page(said, status=b"HTTP/1.1 %d No\r\n" % status)
+    message = b"invalid credentials: " + QUOTED[quoted]
+    refusal = page(message, status=b"HTTP/1.1 %d No\r\n" % status)
     async with (
         answering([refusal]) as server,
         open_http(headers=headers, timeout_seconds=5.0) as http,
@@ -223,9 +223,9 @@ def test_what_a_server_puts_around_or_between_hides_no_credential() -> None:
 def test_what_is_no_credential_stays() -> None:
     headers = {"Content-Type": "application/json", "X-Scope-OrgID": "tenant", "Authorization": ""}
     sent = BasicCredentials.sent("http://bob:hunter2@a/write?db=1", headers)
-    said = "application/json of tenant 1 in db=1 is refused: bob, Bearer"
-    assert sent.mask(said) == said
-    assert BasicCredentials.sent("http://[", {}).mask(said) == said
+    message = "application/json of tenant 1 in db=1 is refused: bob, Bearer"
+    assert sent.mask(message) == message
+    assert BasicCredentials.sent("http://[", {}).mask(message) == message
 
 
 async def test_a_server_that_says_nothing_is_left_in_time() -> None:

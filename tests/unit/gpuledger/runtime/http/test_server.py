@@ -132,16 +132,16 @@ async def test_the_connection_that_waits_longest_for_its_client_gives_way() -> N
 
 
 async def test_a_flood_does_not_end_a_page_that_is_being_made() -> None:
-    asked, gate = asyncio.Event(), asyncio.Event()
+    requested, gate = asyncio.Event(), asyncio.Event()
 
     async def slow(scope: Scope, receive: Receive, send: Send) -> None:
-        asked.set()
+        requested.set()
         await gate.wait()
         await pages(scope, receive, send)
 
     async with serving(slow) as connect:
         scraper = await connect(sends=get("/page"))
-        await asked.wait()
+        await requested.wait()
         for _ in range(2 * server.MAX_WAITING):
             await connect()
         assert (await ask(await connect(), get("/livez")))[0] == 200
@@ -180,7 +180,9 @@ async def test_a_client_that_sends_no_whole_request_is_given_up(
 @pytest.mark.parametrize("sends", HELD.values(), ids=HELD)
 async def test_an_open_connection_does_not_hold_up_the_end(sends: str) -> None:
     complaints: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, reported: complaints.append(reported)
+    )
     async with asyncio.timeout(HANG_SECONDS):
         async with serving() as connect:
             await connect(sends=sends)

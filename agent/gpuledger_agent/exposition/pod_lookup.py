@@ -1,4 +1,4 @@
-"""Whose devices are, by container or job; who has all of one, `gpuledger.ledger.holders` knows.
+"""Whose devices are, by container or job; who has all of one: `ledger.allocated_parts`.
 
 Pure: the tick's records in, holders and their shares out.
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from gpuledger.ledger.holders import exclusive_holder
+from gpuledger.ledger.allocated_parts import exclusive_container
 from gpuledger.records import ContainerRef, DeviceAllocation, GpuProcess, GpuReading, NodeSample
 from gpuledger_agent.exposition.families import Label
 
@@ -40,7 +40,7 @@ LabelsOf = Callable[[str], Sequence[Label]]
 """Takes a pod's UID, and gives the labels that its series have beside their own."""
 
 
-def _know_no_name(_container_id: str) -> None:
+def _find_no_name(_container_id: str) -> None:
     return None
 
 
@@ -48,7 +48,7 @@ def _find_no_uid(_namespace: str, _pod: str) -> Sequence[str]:
     return ()
 
 
-def _know_no_label(_pod_uid: str) -> Sequence[Label]:
+def _find_no_label(_pod_uid: str) -> Sequence[Label]:
     return ()
 
 
@@ -56,16 +56,16 @@ def _know_no_label(_pod_uid: str) -> Sequence[Label]:
 class PodLookup:
     """Who knows the node's pods."""
 
-    name_of: Callable[[str], NamedContainer | None] = _know_no_name
+    name_of: Callable[[str], NamedContainer | None] = _find_no_name
     """Takes a container's id, and gives its name; `None` where it is not known."""
     find_uids: FindUids = _find_no_uid
-    labels_of: LabelsOf = _know_no_label
+    labels_of: LabelsOf = _find_no_label
 
 
-KNOWS_NONE: Final = PodLookup()
+NO_PODS: Final = PodLookup()
 
 
-class NodeHolder(NamedTuple):
+class NodeContainer(NamedTuple):
     """A container or a job as far as the node knows it; what is not known is empty."""
 
     namespace: str = ""
@@ -110,7 +110,7 @@ class NodeHolder(NamedTuple):
 class PodShare(NamedTuple):
     """What the processes of one container or job use of one device."""
 
-    holder: NodeHolder
+    allocatee: NodeContainer
     """The container or the job."""
     busy_ratio: float | None
     """Share of the tick in which their kernels ran; absent where the driver does not say."""
@@ -125,7 +125,7 @@ _Device = tuple[str, int | None]
 _Container = tuple[str, str, str]
 
 
-class TickHolders:
+class TickContainers:
     """The containers and jobs of a tick, and those to which its devices are given."""
 
     def __init__(self, sample: NodeSample, pods: PodLookup) -> None:
@@ -140,10 +140,10 @@ class TickHolders:
             if process.container is not None:
                 self._used.setdefault((process.gpu, process.container), []).append(process)
         for gpu, container in self._used:
-            holder, reading = self.containers[container], sample.gpus[gpu]
-            if holder.pod_uid:
-                key = _device_of(reading), holder[:3]
-                self._uids.setdefault(key, set()).add(holder.pod_uid)
+            allocatee, reading = self.containers[container], sample.gpus[gpu]
+            if allocatee.pod_uid:
+                key = _device_of(reading), allocatee[:3]
+                self._uids.setdefault(key, set()).add(allocatee.pod_uid)
 
     def shares(self) -> Mapping[str, list[PodShare]]:
         """Return what each container or job uses by a device's UUID; the host's is left out."""
@@ -154,34 +154,34 @@ class TickHolders:
                 for process in processes
                 if process.sm_utilization_ratio is not None
             ]
-            held = [
+            allocation = [
                 process.memory_used_bytes
                 for process in processes
                 if process.memory_used_bytes is not None
             ]
             share = PodShare(
-                holder=self.containers[container],
+                allocatee=self.containers[container],
                 # Kernels of several processes may run at once: together they are no more than all.
                 busy_ratio=min(1.0, sum(ratios)) if ratios else None,
-                memory_bytes=sum(held) if held else None,
+                memory_bytes=sum(allocation) if allocation else None,
                 engine_busy_ratios=_engine_busy_ratios(processes),
             )
             shares.setdefault(self._sample.gpus[gpu].uuid, []).append(share)
         return shares
 
-    def exclusive(self, reading: GpuReading) -> NodeHolder | None:
+    def exclusive(self, reading: GpuReading) -> NodeContainer | None:
         """Return the container that has all of a device; `None` where none or several have it."""
-        found = exclusive_holder(reading, self._sample.allocations)
+        found = exclusive_container(reading, self._sample.allocations)
         if found is None:
             return None
         pod_uid = self._uid_of(_device_of(reading), found, is_share=False)
         return self._described(*found, pod_uid=pod_uid)
 
-    def holder_of(self, held: DeviceAllocation) -> NodeHolder:
+    def allocatee_of(self, allocation: DeviceAllocation) -> NodeContainer:
         """Return the container that a device is given to."""
-        name = held.namespace, held.pod, held.container
-        device = held.gpu_uuid, held.gpu_instance
-        pod_uid = self._uid_of(device, name, is_share=held.replica is not None)
+        name = allocation.namespace, allocation.pod, allocation.container
+        device = allocation.gpu_uuid, allocation.gpu_instance
+        pod_uid = self._uid_of(device, name, is_share=allocation.replica is not None)
         return self._described(*name, pod_uid=pod_uid)
 
     def _uid_of(self, device: _Device, name: _Container, *, is_share: bool) -> str:
@@ -193,7 +193,7 @@ class TickHolders:
         certain = set() if is_share else running & known
         return _only(certain or running | known)
 
-    def _container(self, ref: ContainerRef) -> NodeHolder:
+    def _container(self, ref: ContainerRef) -> NodeContainer:
         container_id, pod_uid = ref.container_id or "", ref.pod_uid or ""
         name = self._pods.name_of(container_id) if container_id else None
         if name is None:
@@ -209,9 +209,11 @@ class TickHolders:
 
     def _described(
         self, namespace: str, pod: str, container: str, *, pod_uid: str, container_id: str = ""
-    ) -> NodeHolder:
+    ) -> NodeContainer:
         further = self._pods.labels_of(pod_uid) if pod_uid else ()
-        return NodeHolder(namespace, pod, container, pod_uid, container_id, further=tuple(further))
+        return NodeContainer(
+            namespace, pod, container, pod_uid, container_id, further=tuple(further)
+        )
 
 
 def _engine_busy_ratios(processes: Sequence[GpuProcess]) -> Mapping[str, float]:

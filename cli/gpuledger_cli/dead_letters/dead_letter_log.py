@@ -42,7 +42,7 @@ def parse_position(text: str) -> Position:
     return Position(int(found["partition"]), int(found["offset"]))
 
 
-class KeptLetter(NamedTuple):
+class StoredDeadLetter(NamedTuple):
     """A letter, and where it lies itself."""
 
     position: Position
@@ -53,7 +53,7 @@ class KeptLetter(NamedTuple):
     """The bytes of the record; `None` where it had none, or where they are left out."""
 
     @classmethod
-    def of(cls, position: Position, content: DeadLetter) -> "KeptLetter":
+    def of(cls, position: Position, content: DeadLetter) -> "StoredDeadLetter":
         """Unpack a letter's record; raises ValueError for what is no base64."""
         return cls(position, content, _bytes(content.key_base64), _bytes(content.value_base64))
 
@@ -68,7 +68,7 @@ def _bytes(encoded: str | None) -> bytes | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LetterFilter:
+class DeadLetterFilter:
     """What all chosen letters have in common; what is empty or `None` is no condition."""
 
     positions: frozenset[Position] = frozenset()
@@ -89,23 +89,23 @@ class LetterFilter:
     @property
     def is_empty(self) -> bool:
         """Whether it lets every letter through."""
-        return self == LetterFilter()
+        return self == DeadLetterFilter()
 
     def offsets_in(self, partition: int) -> Iterator[int]:
         """Yield the offsets of the positions in a partition."""
         return (position.offset for position in self.positions if position.partition == partition)
 
-    def lets_through(self, kept: KeptLetter) -> bool:
+    def lets_through(self, kept: StoredDeadLetter) -> bool:
         """Return whether a letter is meant."""
-        letter = kept.content
-        time_ms = letter.time_ns // NS_PER_MS
+        dead_letter = kept.content
+        time_ms = dead_letter.time_ns // NS_PER_MS
         return (
             (not self.positions or kept.position in self.positions)
             and (self.since_ms is None or time_ms >= self.since_ms)
             and (self.until_ms is None or time_ms < self.until_ms)
-            and (not self.consumers or letter.consumer in self.consumers)
-            and (not self.reasons or letter.reason in self.reasons)
-            and (not self.topics or letter.topic in self.topics)
+            and (not self.consumers or dead_letter.consumer in self.consumers)
+            and (not self.reasons or dead_letter.reason in self.reasons)
+            and (not self.topics or dead_letter.topic in self.topics)
             and (self.key is None or kept.key_text == self.key)
             and (self.node is None or self.node in _names_of(kept.key_text))
         )
@@ -117,7 +117,7 @@ def _names_of(key: str) -> tuple[str, str]:
 
 
 @dataclass(kw_only=True)
-class LetterLog:
+class DeadLetterLog:
     """The letters that a filter lets through, as they were when it was opened.
 
     A batch at a time is held.
@@ -126,7 +126,7 @@ class LetterLog:
     reader: HistoryReader
     topic: str
     """The topic of dead letters."""
-    wanted: LetterFilter
+    wanted: DeadLetterFilter
     spans: Mapping[TopicPartition, Span]
     """What is read: up to the ends of when it was opened."""
     missing: set[Position] = field(default_factory=set)
@@ -137,7 +137,9 @@ class LetterLog:
     """Letters met that the filter did not let through."""
 
     @classmethod
-    async def open(cls, reader: HistoryReader, topic: str, wanted: LetterFilter) -> "LetterLog":
+    async def open(
+        cls, reader: HistoryReader, topic: str, wanted: DeadLetterFilter
+    ) -> "DeadLetterLog":
         """Look up what is to be read; raises TopicsError where there is no topic."""
         spans = dict(await reader.spans(topic))
         if wanted.positions:
@@ -154,15 +156,17 @@ class LetterLog:
         """How many offsets there are to read."""
         return sum(span.end - span.first for span in self.spans.values())
 
-    async def letters(self, advance: Callable[[int], None]) -> AsyncGenerator[KeptLetter, None]:
+    async def dead_letters(
+        self, advance: Callable[[int], None]
+    ) -> AsyncGenerator[StoredDeadLetter, None]:
         """Yield the letters, of each partition in order; `advance` hears how many were read."""
         async with aclosing(self._records(advance)) as records:
             async for record in records:
-                if (letter := self._decode(record)) is None:
+                if (dead_letter := self._decode(record)) is None:
                     self.unusable += 1
-                elif self.wanted.lets_through(letter):
-                    self.missing.discard(letter.position)
-                    yield letter
+                elif self.wanted.lets_through(dead_letter):
+                    self.missing.discard(dead_letter.position)
+                    yield dead_letter
                 else:
                     self.others += 1
 
@@ -180,11 +184,11 @@ class LetterLog:
             return f"none of {self.others} dead letters matches"
         return "no dead letter" if self.wanted.since_ms is None else "no dead letter since then"
 
-    def _decode(self, record: Record) -> KeptLetter | None:
+    def _decode(self, record: Record) -> StoredDeadLetter | None:
         position = Position(record.partition, record.offset)
         try:
             content = decoder_of(self.topic, DeadLetter).decode(record.value)
-            return KeptLetter.of(position, content)
+            return StoredDeadLetter.of(position, content)
         except (UndecodableError, ValueError):
             return None
 

@@ -23,8 +23,12 @@ from gpuledger.keys import split_key
 from gpuledger.records import GpuEvent, ReplayedEvent
 from gpuledger.texts import readable, shorten
 from gpuledger.topics import Topics, partition_of_node
-from gpuledger_cli.dead_letters.letter_log import KeptLetter, LetterFilter, LetterLog
-from gpuledger_cli.dead_letters.letter_printing import open_log
+from gpuledger_cli.dead_letters.dead_letter_log import (
+    DeadLetterFilter,
+    DeadLetterLog,
+    StoredDeadLetter,
+)
+from gpuledger_cli.dead_letters.dead_letter_printing import open_log
 from gpuledger_cli.long_work import printing_progress
 from gpuledger_sinks.registry import KINDS
 
@@ -49,28 +53,28 @@ class _UnfitError(Exception):
     """A letter that cannot be replayed; the message says why."""
 
 
-def replayable(letter: KeptLetter, topics: Topics, *, now_ms: int) -> Replayable | str:
+def replayable(dead_letter: StoredDeadLetter, topics: Topics, *, now_ms: int) -> Replayable | str:
     """Return what is written of a letter, or why nothing can be."""
     try:
-        return _replayable(letter, topics, now_ms=now_ms)
+        return _replayable(dead_letter, topics, now_ms=now_ms)
     except (_UnfitError, UndecodableError) as error:
         return str(error)
 
 
-def _replayable(letter: KeptLetter, topics: Topics, *, now_ms: int) -> Replayable:
-    content = letter.content
+def _replayable(dead_letter: StoredDeadLetter, topics: Topics, *, now_ms: int) -> Replayable:
+    content = dead_letter.content
     taken = {each.name: each for each in (topics.samples, topics.processes, topics.incidents)}
     taken[topics.events.name] = topics.events
     if (topic := taken.get(content.topic)) is None:
         raise _UnfitError(f"records of {content.topic} are not replayed")
     if content.consumer in _groups_without_replays(topics):
         raise _UnfitError(f"{content.consumer} takes no replays")
-    node = (letter.key or b"").decode(errors="replace")
-    if letter.value is None or not split_key(node)[1]:
+    node = (dead_letter.key or b"").decode(errors="replace")
+    if dead_letter.value is None or not split_key(node)[1]:
         raise _UnfitError("the dead letter has no bytes, or no key of a node")
-    value = decoder_of(topic.name, topic.record).decode(letter.value)
+    value = decoder_of(topic.name, topic.record).decode(dead_letter.value)
     if not isinstance(value, GpuEvent):
-        message = Message(letter.key, letter.value, value.time_ns // NS_PER_MS)
+        message = Message(dead_letter.key, dead_letter.value, value.time_ns // NS_PER_MS)
         return Replayable(topic.name, node, message)
     replayed = ReplayedEvent(
         consumer=content.consumer,
@@ -79,14 +83,14 @@ def _replayable(letter: KeptLetter, topics: Topics, *, now_ms: int) -> Replayabl
         event=value,
     )
     # Retention of the replay topic begins now, whenever the event was.
-    return Replayable(topics.replay.name, node, Message(letter.key, encode(replayed), now_ms))
+    return Replayable(topics.replay.name, node, Message(dead_letter.key, encode(replayed), now_ms))
 
 
 def _groups_without_replays(topics: Topics) -> set[str]:
     return {topics.group(kind.group) for kind in KINDS.values() if not kind.takes_replays}
 
 
-class LetterReplay:
+class DeadLetterReplay:
     """Writes what is made of letters, a batch for each partition."""
 
     def __init__(self, producer: Producer | None, *, topics: Topics, partitions: int) -> None:
@@ -100,14 +104,14 @@ class LetterReplay:
         self.left_out: Counter[str] = Counter()
         """Letters that cannot be replayed, by why."""
 
-    async def add(self, letter: KeptLetter, *, now_ms: int) -> None:
+    async def add(self, dead_letter: StoredDeadLetter, *, now_ms: int) -> None:
         """Take a letter."""
-        content = letter.content
+        content = dead_letter.content
         identity = (content.consumer, content.topic, content.partition, content.offset)
         if identity in self._seen:
             return
         self._seen.add(identity)
-        found = replayable(letter, self._topics, now_ms=now_ms)
+        found = replayable(dead_letter, self._topics, now_ms=now_ms)
         if isinstance(found, str):
             self.leave_out(found)
             return
@@ -136,12 +140,12 @@ class LetterReplay:
                 await self._producer.publish(*at, messages)
 
 
-async def replay_letters(
-    bus: Bus, wanted: LetterFilter, *, is_rehearsal: bool, clock: Clock
+async def replay_dead_letters(
+    bus: Bus, wanted: DeadLetterFilter, *, is_rehearsal: bool, clock: Clock
 ) -> int:
     """Replay the letters that are chosen, or count them, and print the counts; return 0 or 3."""
     async with bus.producer() as producer:
-        replaying = LetterReplay(
+        replaying = DeadLetterReplay(
             None if is_rehearsal else producer,
             topics=bus.topics,
             partitions=await bus.partitions(bus.topics.replay.name),
@@ -156,15 +160,15 @@ async def replay_letters(
 
 
 async def _replay(
-    log: LetterLog, replaying: LetterReplay, advance: Callable[[int], None], *, clock: Clock
+    log: DeadLetterLog, replaying: DeadLetterReplay, advance: Callable[[int], None], *, clock: Clock
 ) -> None:
-    async with aclosing(log.letters(advance)) as letters:
-        async for letter in letters:
-            await replaying.add(letter, now_ms=clock.time_ns() // NS_PER_MS)
+    async with aclosing(log.dead_letters(advance)) as dead_letters:
+        async for dead_letter in dead_letters:
+            await replaying.add(dead_letter, now_ms=clock.time_ns() // NS_PER_MS)
     await replaying.flush()
 
 
-def _print_counts(replaying: LetterReplay, log: LetterLog, *, is_rehearsal: bool) -> None:
+def _print_counts(replaying: DeadLetterReplay, log: DeadLetterLog, *, is_rehearsal: bool) -> None:
     done = "would be replayed" if is_rehearsal else "replayed"
     for why, count in replaying.left_out.most_common():
         sys.stdout.write(f"{count} left out: {why}\n")

@@ -73,11 +73,11 @@ class Alertmanager:
 
     url: str = ""
     is_there: bool = False
-    asked: int = 0
+    requests: int = 0
     took: set[tuple[str, str]] = field(default_factory=set)
 
     def answer(self, body: bytes) -> Answer:
-        self.asked += 1
+        self.requests += 1
         if not self.is_there:
             return Answer(503, "away")
         self.took |= {(one["labels"]["node"], one["labels"]["xid"]) for one in orjson.loads(body)}
@@ -110,16 +110,16 @@ async def test_incidents_are_told_that_nobody_took_before_the_group_gave_them_to
         await publish(KafkaBus(settings), node, 79)
     async with away() as alertmanager:
         async with sink(settings, alertmanager) as first:
-            await eventually(lambda: alertmanager.asked > 1, within_seconds=WITHIN_SECONDS)
+            await eventually(lambda: alertmanager.requests > 1, within_seconds=WITHIN_SECONDS)
             async with sink(settings, alertmanager) as second:
                 for one in (first, second):
                     await eventually(partial(holds, one, PARTITIONS), within_seconds=WITHIN_SECONDS)
-                asked = alertmanager.asked
-                await eventually(lambda: alertmanager.asked > asked + 3, within_seconds=120)
+                requests = alertmanager.requests
+                await eventually(lambda: alertmanager.requests > requests + 3, within_seconds=120)
         alertmanager.is_there = True
         async with sink(settings, alertmanager):
-            told = {(node, "79") for node in nodes}
-            await eventually(lambda: alertmanager.took == told, within_seconds=WITHIN_SECONDS)
+            reported = {(node, "79") for node in nodes}
+            await eventually(lambda: alertmanager.took == reported, within_seconds=WITHIN_SECONDS)
 
 
 async def test_incidents_of_a_topic_made_anew_in_an_outage_are_told(broker: Kafka) -> None:
@@ -128,7 +128,7 @@ async def test_incidents_of_a_topic_made_anew_in_an_outage_are_told(broker: Kafk
     await publish(KafkaBus(settings), node, 1, 2, 3, 4, 5)
     async with away() as alertmanager:
         async with sink(settings, alertmanager) as readiness:
-            await eventually(lambda: alertmanager.asked > 1, within_seconds=WITHIN_SECONDS)
+            await eventually(lambda: alertmanager.requests > 1, within_seconds=WITHIN_SECONDS)
             await changed_topics.recreate(settings, ATTRIBUTED_INCIDENTS)
             await publish(KafkaBus(settings), node, 11, 12)
             gaps = readiness.check("alerts.gaps")
@@ -139,8 +139,8 @@ async def test_incidents_of_a_topic_made_anew_in_an_outage_are_told(broker: Kafk
         async with sink(settings, alertmanager):
             await eventually(lambda: (node, "23") in alertmanager.took, within_seconds=120)
 
-    told = {int(xid) for _, xid in alertmanager.took}
-    assert told >= {11, 12, 21, 22, 23}
+    reported = {int(xid) for _, xid in alertmanager.took}
+    assert reported >= {11, 12, 21, 22, 23}
 
 
 async def test_a_lost_gpu_is_told_by_a_sink_that_was_started_again(broker: Kafka) -> None:
@@ -150,7 +150,7 @@ async def test_a_lost_gpu_is_told_by_a_sink_that_was_started_again(broker: Kafka
     for _ in range(2):
         async with away() as alertmanager, sink(settings, alertmanager):
             alertmanager.is_there = True
-            await eventually(lambda: alertmanager.asked > 0, within_seconds=WITHIN_SECONDS)
+            await eventually(lambda: alertmanager.requests > 0, within_seconds=WITHIN_SECONDS)
             lost = reading(uuid=f"{GPU}-79", unresponsive=True)
             ticked = event(node=node, of=lost, entries=[], time_ns=time.time_ns())
             await publish_events(broker, [ticked])

@@ -19,7 +19,7 @@ from gpuledger.keys import split_key
 from gpuledger.texts import readable, shorten
 from gpuledger.time_ranges import write_moment
 from gpuledger.topics import Topics
-from gpuledger_cli.dead_letters.letter_log import KeptLetter, parse_position
+from gpuledger_cli.dead_letters.dead_letter_log import StoredDeadLetter, parse_position
 
 Countable = Literal["consumer", "reason", "topic", "partition", "node"]
 COUNTABLE: Final[tuple[Countable, ...]] = ("consumer", "reason", "topic", "partition", "node")
@@ -31,7 +31,7 @@ _PRINTABLE: Final = range(0x20, 0x7F)
 _MAX_GROUPS: Final = 100_000
 
 
-class LetterRow(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
     """What `list` shows of a letter; with its fields' names as JSON and as CSV."""
 
     position: str
@@ -54,17 +54,17 @@ class LetterRow(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the record's value; absent where the letter has none."""
     detail: str
 
-    def __lt__(self, other: "LetterRow") -> bool:
+    def __lt__(self, other: "DeadLetterRow") -> bool:
         """Return whether it was put aside before another one, or lies before it."""
         mine, others = ((row.time_ns, parse_position(row.position)) for row in (self, other))
         return mine < others
 
 
-def row_of(letter: KeptLetter) -> LetterRow:
+def row_of(dead_letter: StoredDeadLetter) -> DeadLetterRow:
     """Return what `list` shows of a letter."""
-    content = letter.content
-    return LetterRow(
-        position=str(letter.position),
+    content = dead_letter.content
+    return DeadLetterRow(
+        position=str(dead_letter.position),
         time=write_moment(content.time_ns // NS_PER_MS),
         time_ns=content.time_ns,
         consumer=readable(content.consumer),
@@ -73,8 +73,8 @@ def row_of(letter: KeptLetter) -> LetterRow:
         partition=content.partition,
         offset=content.offset,
         last_offset=content.last_offset,
-        key=readable(letter.key_text),
-        size_bytes=None if letter.value is None else len(letter.value),
+        key=readable(dead_letter.key_text),
+        size_bytes=None if dead_letter.value is None else len(dead_letter.value),
         detail=readable(content.detail),
     )
 
@@ -91,7 +91,7 @@ TABLE_COLUMNS: Final = (
 )
 
 
-def cells_of(row: LetterRow) -> tuple[str, ...]:
+def cells_of(row: DeadLetterRow) -> tuple[str, ...]:
     """Return a row of the table for people, by `TABLE_COLUMNS`."""
     last = f"-{row.last_offset}" if row.last_offset is not None else ""
     return (
@@ -118,7 +118,7 @@ def csv_line(cells: Iterable[object]) -> str:
     return text.getvalue()
 
 
-class LetterCount(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetterCount(msgspec.Struct, frozen=True, kw_only=True):
     """How many letters have the same values in the fields that are counted by."""
 
     group: dict[str, str]
@@ -130,12 +130,12 @@ class LetterCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Group(NamedTuple):
-    letters: int
+    dead_letters: int
     first_ms: int
     last_ms: int
 
 
-class LetterCounts:
+class DeadLetterCounts:
     """Counts letters by what some of their fields say."""
 
     def __init__(self, fields: Sequence[Countable]) -> None:
@@ -143,23 +143,25 @@ class LetterCounts:
         self.fields = fields
         self._groups: dict[tuple[str, ...], _Group] = {}
 
-    def add(self, letter: KeptLetter) -> None:
+    def add(self, dead_letter: StoredDeadLetter) -> None:
         """Count a letter; raises UserError where there are too many values to count by."""
-        time_ms = letter.content.time_ns // NS_PER_MS
-        group = tuple(_value_of(letter, field) for field in self.fields)
+        time_ms = dead_letter.content.time_ns // NS_PER_MS
+        group = tuple(_value_of(dead_letter, field) for field in self.fields)
         if group not in self._groups and len(self._groups) >= _MAX_GROUPS:
             raise UserError(f"--count-by: more than {_MAX_GROUPS} rows; count by fewer fields")
-        letters, first_ms, last_ms = self._groups.get(group, _Group(0, time_ms, time_ms))
-        self._groups[group] = _Group(letters + 1, min(first_ms, time_ms), max(last_ms, time_ms))
+        dead_letters, first_ms, last_ms = self._groups.get(group, _Group(0, time_ms, time_ms))
+        self._groups[group] = _Group(
+            dead_letters + 1, min(first_ms, time_ms), max(last_ms, time_ms)
+        )
 
-    def rows(self) -> Iterator[LetterCount]:
+    def rows(self) -> Iterator[DeadLetterCount]:
         """Yield a row for each combination of values, the largest count first."""
         for values, group in sorted(
-            self._groups.items(), key=lambda item: (-item[1].letters, item[0])
+            self._groups.items(), key=lambda item: (-item[1].dead_letters, item[0])
         ):
-            yield LetterCount(
+            yield DeadLetterCount(
                 group=dict(zip(self.fields, values, strict=True)),
-                count=group.letters,
+                count=group.dead_letters,
                 first_time=write_moment(group.first_ms),
                 last_time=write_moment(group.last_ms),
             )
@@ -175,21 +177,21 @@ def parse_count_by(text: str) -> tuple[Countable, ...]:
     return tuple(dict.fromkeys(known[name] for name in names))
 
 
-def _value_of(letter: KeptLetter, field: Countable) -> str:
+def _value_of(dead_letter: StoredDeadLetter, field: Countable) -> str:
     if field == "node":
-        key = readable(letter.key_text)
+        key = readable(dead_letter.key_text)
         return key if split_key(key)[1] else "-"
-    return readable(str(getattr(letter.content, field)))
+    return readable(str(getattr(dead_letter.content, field)))
 
 
-def full_text(letter: KeptLetter, topics: Topics) -> str:
+def full_text(dead_letter: StoredDeadLetter, topics: Topics) -> str:
     """Return everything that a letter says."""
-    content = letter.content
+    content = dead_letter.content
     last = f" to {content.last_offset}" if content.last_offset is not None else ""
-    key = "none" if letter.key is None else readable(letter.key)
+    key = "none" if dead_letter.key is None else readable(dead_letter.key)
     when = write_moment(content.time_ns // NS_PER_MS)
     facts = {
-        "dead letter": str(letter.position),
+        "dead letter": str(dead_letter.position),
         "put aside": f"{when} by {readable(content.consumer)}",
         "reason": readable(content.reason),
         "record": f"{readable(content.topic)}, partition {content.partition},"
@@ -198,12 +200,12 @@ def full_text(letter: KeptLetter, topics: Topics) -> str:
     }
     lines = [f"{name:<12} {text}" for name, text in facts.items()]
     return "\n".join([*lines, "", "detail, word for word:", readable(content.detail), ""]) + (
-        _value_text(letter, topics)
+        _value_text(dead_letter, topics)
     )
 
 
-def _value_text(letter: KeptLetter, topics: Topics) -> str:
-    content, value = letter.content, letter.value
+def _value_text(dead_letter: StoredDeadLetter, topics: Topics) -> str:
+    content, value = dead_letter.content, dead_letter.value
     if value is None:
         if content.last_offset is not None:
             return "\nno bytes: the batch cannot be unpacked\n"
@@ -212,16 +214,16 @@ def _value_text(letter: KeptLetter, topics: Topics) -> str:
             f" it lies at {readable(content.topic)}[{content.partition}]@{content.offset} for as"
             " long as its topic keeps it\n"
         )
-    said = _said_of_record(content.topic, value, topics)
+    description = _describe_record(content.topic, value, topics)
     try:
         # Escaped: what is no character to print would be, and what is may steer a terminal.
         shown = json.dumps(orjson.loads(value), indent=2)
     except (orjson.JSONDecodeError, RecursionError):
         shown = hex_dump(value)
-    return f"\nvalue, {len(value)} bytes, {said}:\n{shown}\n"
+    return f"\nvalue, {len(value)} bytes, {description}:\n{shown}\n"
 
 
-def _said_of_record(name: str, value: bytes, topics: Topics) -> str:
+def _describe_record(name: str, value: bytes, topics: Topics) -> str:
     topic = topics.by_name.get(name)
     if topic is None:
         return "of a topic that is none of this installation's"

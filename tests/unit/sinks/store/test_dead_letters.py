@@ -46,7 +46,7 @@ class RefusingBus(MemoryBus):
         async with super().producer() as producer:
             yield _RefusingProducer(producer, self)
 
-    def letters(self) -> int:
+    def records(self) -> int:
         """Return how many letters lie here."""
         return self._logs[TopicPartition(DEAD_LETTERS.name, 0)].end_offset
 
@@ -68,10 +68,10 @@ async def test_a_letter_lies_on_the_bus_before_the_rows_behind_it_are_appended(
 ) -> None:
     """The rows take the offsets with them: where they are there, nobody reads the event again."""
     on = RefusingBus(refusals=refusals)
-    letters_at_append: list[int] = []
+    dead_letters_at_append: list[int] = []
 
     def writing(*args: Any, **options: Any) -> None:  # noqa: ANN401  # deltalake's own
-        letters_at_append.append(on.letters())
+        dead_letters_at_append.append(on.records())
         write_deltalake(*args, **options)
 
     monkeypatch.setattr("gpuledger_sinks.store.table.write_deltalake", writing)
@@ -85,5 +85,5 @@ async def test_a_letter_lies_on_the_bus_before_the_rows_behind_it_are_appended(
     ):
         await eventually(lambda: committed(on, STORE.group, PARTITION) == 3)
 
-    assert letters_at_append == [2]
-    assert sorted(letter.offset for letter in await dead_letters(on)) == [0, 1]
+    assert dead_letters_at_append == [2]
+    assert sorted(dead_letter.offset for dead_letter in await dead_letters(on)) == [0, 1]

@@ -90,10 +90,10 @@ class HangingKubelet:
     """Answers nobody."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.requests = 0
 
     async def list_pods(self) -> bytes:
-        self.asked += 1
+        self.requests += 1
         await asyncio.Event().wait()
         return b""
 
@@ -113,7 +113,7 @@ async def test_no_tick_is_lost_to_a_kubelet_that_does_not_answer() -> None:
         await clock.rung.wait()
     samples, _ = await read_all(bus)
 
-    assert kubelet.asked == 1
+    assert kubelet.requests == 1
     assert len(samples) in (20, 21)
     assert not any(sample.allocations or sample.late for sample in samples)
 
@@ -145,7 +145,7 @@ def job(name: str, start: float, end: float) -> dict[str, Any]:
     return {**pod, "name": name, "start_seconds": start, "end_seconds": end}
 
 
-async def held_by(
+async def allocated_to(
     *pods: dict[str, Any],
     seconds: float,
     faults: Sequence[dict[str, Any]] = (),
@@ -171,7 +171,7 @@ async def held_by(
     await clock.rung.wait()
     agent.cancel()
     await asyncio.gather(agent, return_exceptions=True)
-    held: dict[str, list[tuple[float, float]]] = {}
+    allocated: dict[str, list[tuple[float, float]]] = {}
     for sample in (await read_all(bus))[0]:
         if not sample.gpus:
             continue  # waited for in the machine's time, of which a busy one needed more
@@ -179,10 +179,10 @@ async def held_by(
         begin = end - sample.interval_ns / NS_PER_SECOND
         first = min(sample.gpus, key=lambda gpu: gpu.index)
         for pod in {one.pod for one in sample.allocations if one.gpu_uuid == first.uuid}:
-            spans = held.setdefault(pod, [])
+            spans = allocated.setdefault(pod, [])
             is_next = bool(spans) and spans[-1][1] == pytest.approx(begin, abs=1e-6)
             spans.append((spans.pop()[0] if is_next else begin, end))
-    return held
+    return allocated
 
 
 TICK_SECONDS = 1.0
@@ -219,15 +219,15 @@ async def test_a_job_holds_from_its_start_to_its_end_though_the_kubelet_lists_it
     start: float, faults: str, listed_seconds: float
 ) -> None:
     end = start + 11.3
-    held = await held_by(
+    allocated = await allocated_to(
         job("job", start, end),
         seconds=40,
         faults=FAULTS[faults],
         listed_seconds=listed_seconds,
     )
 
-    assert list(held) == ["job"]
-    assert is_exact(held["job"], start, end), held
+    assert list(allocated) == ["job"]
+    assert is_exact(allocated["job"], start, end), allocated
 
 
 @pytest.mark.parametrize("listed_seconds", [5, 86_400])
@@ -237,16 +237,18 @@ async def test_three_jobs_in_a_row_on_one_device_have_their_own_time_each(
 ) -> None:
     spans = {"a": (2.0, 16.0), "b": (17.0, 29.6), "c": (30.0, 70.6)}
     jobs = (job(name, *span) for name, span in spans.items())
-    held = await held_by(*jobs, seconds=85, faults=FAULTS[faults], listed_seconds=listed_seconds)
+    allocated = await allocated_to(
+        *jobs, seconds=85, faults=FAULTS[faults], listed_seconds=listed_seconds
+    )
 
-    assert set(held) == set(spans)
-    assert all(is_exact(held[name], *span) for name, span in spans.items()), held
+    assert set(allocated) == set(spans)
+    assert all(is_exact(allocated[name], *span) for name, span in spans.items()), allocated
 
 
 async def test_what_ended_before_the_agent_started_holds_nothing_however_long_it_is_listed() -> (
     None
 ):
-    held = await held_by(
+    allocated = await allocated_to(
         job("former", 1.0, 9.0),
         job("job", 12.0, 80.0),
         seconds=50,
@@ -254,7 +256,7 @@ async def test_what_ended_before_the_agent_started_holds_nothing_however_long_it
         agent_from=20,
     )
 
-    assert list(held) == ["job"]
+    assert list(allocated) == ["job"]
 
 
 async def test_a_pod_holds_before_it_runs_anything_and_when_it_comes_again_by_its_name() -> None:
@@ -265,11 +267,11 @@ async def test_a_pod_holds_before_it_runs_anything_and_when_it_comes_again_by_it
         job("job", 5.3, 16.6) | without_processes,
         job("job", 23.4, 31.0) | (without_processes),
     )
-    held = await held_by(first, second, seconds=50)
+    allocated = await allocated_to(first, second, seconds=50)
 
-    one, other = held["job"]
-    assert is_exact([one], 5.3, 16.6), held
-    assert is_exact([other], 23.4, 31.0), held
+    one, other = allocated["job"]
+    assert is_exact([one], 5.3, 16.6), allocated
+    assert is_exact([other], 23.4, 31.0), allocated
 
 
 @pytest.mark.parametrize("monitors", [True, False])

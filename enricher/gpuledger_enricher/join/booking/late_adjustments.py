@@ -12,9 +12,9 @@ from gpuledger.records import (
     BusyMethod,
     Category,
     Entry,
+    LateAdjustment,
     NodeSample,
     ProcessExit,
-    Settlement,
 )
 
 MAX_BEHIND_NS: Final = 25 * NS_PER_HOUR
@@ -25,19 +25,19 @@ LIFETIME_PARTS: Final = 200
 its account cannot tell."""
 
 
-def settle_ends(sample: NodeSample) -> list[Settlement] | None:
+def adjust_ends(sample: NodeSample) -> list[LateAdjustment] | None:
     """Return the late adjustments of the processes that ended; `None` if there are none.
 
     The entries of each sum to zero. Raises `IndexError` where an end points to a GPU or a container
     that the tick does not have.
     """
     # Without what an account cannot tell: a settlement of nothing would be noise in every tick.
-    settled = [
-        _settle(end, unbooked, sample)
+    adjusted = [
+        _adjust(end, unbooked, sample)
         for end in sample.ended_processes or ()
         if (unbooked := unbooked_ns(end))
     ]
-    return settled or None
+    return adjusted or None
 
 
 def unbooked_ns(end: ProcessExit) -> int:
@@ -49,15 +49,15 @@ def unbooked_ns(end: ProcessExit) -> int:
     return unbooked if unbooked * LIFETIME_PARTS > end.lifetime_ns else 0
 
 
-def settled_ns(settlements: Iterable[Settlement]) -> int:
+def adjusted_ns(adjustments: Iterable[LateAdjustment]) -> int:
     """Return how much busy time these settlements book on its users, in nanoseconds."""
     # What is owed alone: its counterpart on `unattributed` is below zero.
     return sum(
-        max(0, entry.busy_ns or 0) for settlement in settlements for entry in settlement.entries
+        max(0, entry.busy_ns or 0) for settlement in adjustments for entry in settlement.entries
     )
 
 
-def _settle(end: ProcessExit, unbooked: int, sample: NodeSample) -> Settlement:
+def _adjust(end: ProcessExit, unbooked: int, sample: NodeSample) -> LateAdjustment:
     """Return entries that book the process's time on its category, and off nobody's."""
     # Nothing of the GPU is needed here, but who counts rows counts on it that it is there.
     if end.gpu >= len(sample.gpus):
@@ -77,7 +77,7 @@ def _settle(end: ProcessExit, unbooked: int, sample: NodeSample) -> Settlement:
     )
     written_off = Entry(category=Category.UNATTRIBUTED, busy_ns=-unbooked)
     from_time_ns, until_time_ns = _times(end, sample)
-    return Settlement(
+    return LateAdjustment(
         gpu=end.gpu,
         pid=end.pid,
         started_boottime_ns=end.started_boottime_ns,

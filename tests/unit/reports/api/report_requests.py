@@ -18,7 +18,7 @@ from tests.unit.reports.stores import (
     BEGIN_US,
     HOUR_NS,
     HOUR_US,
-    held,
+    allocated,
     inventory_row,
     pod_row,
     used,
@@ -44,7 +44,7 @@ async def ask(
     app: AsgiApp, path: str, query: str = "", *, gone: asyncio.Event | None = None
 ) -> Response:
     """Return the answer to a GET of an ASGI application, whose client may be gone."""
-    told: list[Message] = []
+    reported: list[Message] = []
     received = iter([{"type": "http.request"}])
 
     async def receive() -> Message:
@@ -54,11 +54,11 @@ async def ask(
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
-        told.append(message)
+        reported.append(message)
 
     scope = {"type": "http", "method": "GET", "path": path, "headers": []}
     await app({**scope, "query_string": query.encode()}, receive, send)
-    start, body = told
+    start, body = reported
     headers = {name.decode(): value.decode() for name, value in start["headers"]}
     return Response(status=start["status"], headers=headers, body=body["body"])
 
@@ -68,11 +68,11 @@ def small_store(folder: Path) -> AnswerSettings:
     store = write_store(
         folder / "store",
         usage_hourly=[
-            held(0, "a", busy_ns=HOUR_NS // 2),
+            allocated(0, "a", busy_ns=HOUR_NS // 2),
             used(0, "a", HOUR_NS // 2),
-            held(1, "b"),
-            held(2, None),
-            held(2, "c", gpu="GPU-z", node="m", allocated_namespace="other"),
+            allocated(1, "b"),
+            allocated(2, None),
+            allocated(2, "c", gpu="GPU-z", node="m", allocated_namespace="other"),
         ],
         inventory=[inventory_row(), inventory_row("GPU-z", node="m", hour=2)],
         pods=[pod_row("a", owner_kind="Job", owner_name="train", labels='{"app":"x"}')],
@@ -98,19 +98,19 @@ class InlineAnswerer:
     """Answers in the event loop itself, and remembers what it was asked."""
 
     settings: AnswerSettings
-    asked: list[Question] = field(default_factory=list)
+    requests: list[Question] = field(default_factory=list)
     waits_for: asyncio.Event | None = None
     """What an answer waits for, as one that takes long."""
 
     async def ask(self, question: Question) -> ReportAnswer:
         if self.waits_for is not None:
             await self.waits_for.wait()
-        self.asked.append(question)
+        self.requests.append(question)
         return answer_to(question, self.settings)
 
 
 class InlinePages:
-    """The pages over one inline answerer, of a store that is looked at when `look` is called."""
+    """The pages over one inline answerer, of a store that is read when `check_store` is called."""
 
     def __init__(self, settings: AnswerSettings, *, cache_bytes: int = 2**20) -> None:
         self.answerer, self.looker = InlineAnswerer(settings), InlineAnswerer(settings)
@@ -131,9 +131,9 @@ class InlinePages:
     ) -> Response:
         return await ask(self.pages.app(), path, query, gone=gone)
 
-    async def look(self) -> None:
+    async def check_store(self) -> None:
         """Look at the store now."""
-        await self.store.look()
+        await self.store.check_store()
 
     @asynccontextmanager
     async def running(self, ask: Ask | None = None) -> AsyncIterator[None]:

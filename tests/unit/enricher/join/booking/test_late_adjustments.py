@@ -9,18 +9,22 @@ from gpuledger.records import (
     Category,
     ContainerRef,
     Entry,
+    LateAdjustment,
     ProcessExit,
-    Settlement,
 )
 from gpuledger.records.bounds import MAX_DURATION_NS
-from gpuledger_enricher.join.booking.settlement import LIFETIME_PARTS, settle_ends, unbooked_ns
+from gpuledger_enricher.join.booking.late_adjustments import (
+    LIFETIME_PARTS,
+    adjust_ends,
+    unbooked_ns,
+)
 from tests.unit.enricher.join.ticks import SECOND_NS, process_end, sample
 
 HALF_NS = SECOND_NS // 2
 
 
-def settled(*ends: ProcessExit, **changes: object) -> list[Settlement]:
-    return settle_ends(sample(ended_processes=list(ends), **changes)) or []
+def settled(*ends: ProcessExit, **changes: object) -> list[LateAdjustment]:
+    return adjust_ends(sample(ended_processes=list(ends), **changes)) or []
 
 
 def test_what_was_nobodys_goes_to_whose_it_was_and_sums_to_zero() -> None:
@@ -96,9 +100,9 @@ def test_a_process_of_a_pod_in_a_job_is_settled_on_the_pod() -> None:
 
 
 def test_a_tick_in_which_nothing_is_settled_has_no_settlements() -> None:
-    assert settle_ends(sample()) is None
-    assert settle_ends(sample(ended_processes=[])) is None
-    assert settle_ends(sample(ended_processes=[process_end(reserved_busy_ns=0)])) is None
+    assert adjust_ends(sample()) is None
+    assert adjust_ends(sample(ended_processes=[])) is None
+    assert adjust_ends(sample(ended_processes=[process_end(reserved_busy_ns=0)])) is None
 
 
 @pytest.mark.parametrize("changes", [{"gpu": 1}, {"container": 8}])

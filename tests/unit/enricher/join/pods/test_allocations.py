@@ -25,7 +25,7 @@ def given() -> Given:
     return Given()
 
 
-def held_by(*names: str) -> list[DeviceAllocation]:
+def allocated_to(*names: str) -> list[DeviceAllocation]:
     """Return what the kubelet says where each of these pods holds a share of the GPU."""
     return [
         DeviceAllocation(
@@ -47,7 +47,7 @@ def idle_of(event: GpuEvent) -> list[tuple[int | None, int | None]]:
     return [(one.allocation, one.busy_ns) for one in entries]
 
 
-def holders_of(event: GpuEvent) -> list[PodDescription]:
+def allocatees_of(event: GpuEvent) -> list[PodDescription]:
     """Return the pod of each holder."""
     return [event.pods[each.pod] for each in event.allocations]
 
@@ -56,12 +56,12 @@ def test_who_has_admin_access_is_no_holder_and_takes_nothing_from_those_that_are
     given: Given,
 ) -> None:
     given.read_pod(pod(1))
-    held = held_by("train-1")
+    allocated = allocated_to("train-1")
     admin = msgspec.structs.replace(
-        held[0], pod="a-watcher", replica=None, claim="research/watch", admin_access=True
+        allocated[0], pod="a-watcher", replica=None, claim="research/watch", admin_access=True
     )
-    event = given.take(allocations=[admin, *held])
-    assert [each.name for each in holders_of(event)] == ["train-1"]
+    event = given.take(allocations=[admin, *allocated])
+    assert [each.name for each in allocatees_of(event)] == ["train-1"]
     assert [
         (one.allocation, one.allocated_ns) for one in event.gpus[0].entries if one.allocated_ns
     ] == [(0, event.interval_ns)]
@@ -72,9 +72,9 @@ def test_a_node_puts_idle_on_no_pod_of_another_node(given: Given) -> None:
     given.read_pod(pod(0))
     given.read_pod(pod(1, node="node-b"))
     before = value_of(REFUSED, reason="foreign_holder")
-    held = held_by("train-0", "train-1", "train-1", "train-2")
-    event = given.take(allocations=held, containers=[])
-    known, foreign, named = holders_of(event)
+    allocated = allocated_to("train-0", "train-1", "train-1", "train-2")
+    event = given.take(allocations=allocated, containers=[])
+    known, foreign, named = allocatees_of(event)
     assert (known.uid, known.state) == (UIDS[0], PodState.KNOWN)
     assert foreign == PodDescription(state=PodState.FOREIGN)
     assert named == PodDescription(state=PodState.NAMED, namespace="research", name="train-2")
@@ -84,11 +84,11 @@ def test_a_node_puts_idle_on_no_pod_of_another_node(given: Given) -> None:
 
 def test_a_holder_is_known_from_the_tick_after_its_record(given: Given) -> None:
     """And a tick without allocations says nothing of holders."""
-    held = held_by("train-0")
+    allocated = allocated_to("train-0")
     states = []
 
     def take() -> None:
-        (holder,) = holders_of(given.take(allocations=held, containers=[]))
+        (holder,) = allocatees_of(given.take(allocations=allocated, containers=[]))
         states.append(holder.state)
 
     take()
@@ -106,10 +106,10 @@ def test_of_pods_of_one_name_the_one_of_the_ticks_time_is_meant(given: Given) ->
     at = [T_NS + seconds * SECOND_NS for seconds in (0, 10, 20)]
     given.read_pod(pod(0, name="db-0", created_time_ns=at[0], deleted_time_ns=at[1]))
     given.read_pod(pod(1, name="db-0", created_time_ns=at[1]))
-    held = held_by("db-0")
+    allocated = allocated_to("db-0")
     for seconds, number in ((5, 0), (15, 1), (6, 0), (25, 1)):
-        event = given.take(allocations=held, time_ns=T_NS + seconds * SECOND_NS)
-        assert [each.uid for each in holders_of(event)] == [UIDS[number]], seconds
+        event = given.take(allocations=allocated, time_ns=T_NS + seconds * SECOND_NS)
+        assert [each.uid for each in allocatees_of(event)] == [UIDS[number]], seconds
 
 
 @pytest.mark.parametrize(
@@ -131,23 +131,27 @@ def test_a_pod_that_was_not_there_at_the_tick_s_time_has_not_its_name_then(
     live = Given()
     live.read_pod(pod(0, created_time_ns=created_ns, deleted_time_ns=T_NS))
     for _ in range(2):  # the second time as it was described before
-        event = live.take(allocations=held_by("train-0"), time_ns=T_NS + seconds * SECOND_NS)
-        assert [each.state for each in holders_of(event)] == [state]
+        event = live.take(allocations=allocated_to("train-0"), time_ns=T_NS + seconds * SECOND_NS)
+        assert [each.state for each in allocatees_of(event)] == [state]
 
 
 def test_a_description_is_not_kept_beyond_the_last_pod_of_a_cluster(given: Given) -> None:
     """Nor beyond as many changes as there were before."""
     given.read_pod(pod(0, uid="old", name="db-0"))
-    held = held_by("db-0")
-    assert [each.uid for each in holders_of(given.take(allocations=held, containers=[]))] == ["old"]
+    allocated = allocated_to("db-0")
+    assert [
+        each.uid for each in allocatees_of(given.take(allocations=allocated, containers=[]))
+    ] == ["old"]
     given.read_tombstone("old")
     given.read_pod(pod(1, uid="new", name="db-0"))
-    assert [each.uid for each in holders_of(given.take(allocations=held, containers=[]))] == ["new"]
+    assert [
+        each.uid for each in allocatees_of(given.take(allocations=allocated, containers=[]))
+    ] == ["new"]
 
 
 def test_a_pod_that_uses_what_it_holds_stands_in_the_event_once(given: Given) -> None:
     given.read_pod(pod())
-    event = given.take(allocations=held_by("train-0"))
+    event = given.take(allocations=allocated_to("train-0"))
     assert [each.uid for each in event.pods].count(UIDS[0]) == 1
     assert event.allocations[0].pod == event.containers[0].pod
 
@@ -155,29 +159,29 @@ def test_a_pod_that_uses_what_it_holds_stands_in_the_event_once(given: Given) ->
 def test_a_container_that_holds_by_several_resources_and_claims_is_one_holder(
     given: Given,
 ) -> None:
-    (first,) = held_by("train-0")
+    (first,) = allocated_to("train-0")
     changes: list[dict[str, str]] = [
         {"resource_name": "aliyun.com/gpu-mem"},
         {"resource_name": "aliyun.com/gpu-core"},
         {"claim": "research/two"},
         {"claim": "research/one", "device_id": "GPU-b"},
     ]
-    held = [msgspec.structs.replace(first, **change) for change in changes]
+    allocated = [msgspec.structs.replace(first, **change) for change in changes]
     expected = EventAllocation(
         pod=0,
         container="main",
         resources=["aliyun.com/gpu-core", "aliyun.com/gpu-mem", "nvidia.com/gpu"],
         claims=["research/one", "research/two"],
     )
-    assert given.take(allocations=held, containers=[]).allocations == [expected]
+    assert given.take(allocations=allocated, containers=[]).allocations == [expected]
 
 
 def test_what_its_containers_ask_for_is_told_of_those_on_the_event_alone(given: Given) -> None:
-    asked = ContainerRequest(resources={"nvidia.com/gpu": 1})
+    query = ContainerRequest(resources={"nvidia.com/gpu": 1})
     containers = [
         PodContainer(name=name, requested=requested, restarts=0)
-        for name, requested in (("main", asked), ("other", asked), ("init", None))
+        for name, requested in (("main", query), ("other", query), ("init", None))
     ]
     given.read_pod(pod(containers=containers))
-    (holder,) = holders_of(given.take(allocations=held_by("train-0"), containers=[]))
-    assert holder.requested == {"main": asked}
+    (holder,) = allocatees_of(given.take(allocations=allocated_to("train-0"), containers=[]))
+    assert holder.requested == {"main": query}

@@ -28,7 +28,7 @@ class _Pod(msgspec.Struct, frozen=True):
     phase: str | None = None
 
 
-class PodsTold(NamedTuple):
+class PublishedPods(NamedTuple):
     """How the topic of pods compares with the API server."""
 
     there: int
@@ -41,9 +41,9 @@ class PodsTold(NamedTuple):
         return f"pods at the API server {self.there}, of them not told as they are {self.missing}"
 
 
-async def await_pods_told(*, bus: Bus, pods: Pods, seconds: float) -> PodsTold:
+async def await_published_pods(*, bus: Bus, pods: Pods, seconds: float) -> PublishedPods:
     """Compare until all are told of, or the time is over; return the last comparison."""
-    told: dict[str, str] = {}
+    published: dict[str, str] = {}
     wanted = await asyncio.to_thread(pods.versions)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
@@ -52,21 +52,21 @@ async def await_pods_told(*, bus: Bus, pods: Pods, seconds: float) -> PodsTold:
             polled = await consumer.poll(timeout_seconds=_IDLE_SECONDS, max_records=_MAX_RECORDS)
             for records in polled.values():
                 for record in records:
-                    _take(told, record.key or b"", record.value)
-            found = compare(wanted, told)
+                    _take(published, record.key or b"", record.value)
+            found = compare(wanted, published)
             if not found.missing or loop.time() > deadline:
                 return found
 
 
-def compare(wanted: Mapping[str, str], told: Mapping[str, str]) -> PodsTold:
+def compare(wanted: Mapping[str, str], published: Mapping[str, str]) -> PublishedPods:
     """Compare the versions of pods by UID."""
-    missing = sum(1 for uid, version in wanted.items() if told.get(uid) != version)
-    return PodsTold(there=len(wanted), missing=missing)
+    missing = sum(1 for uid, version in wanted.items() if published.get(uid) != version)
+    return PublishedPods(there=len(wanted), missing=missing)
 
 
-def _take(told: dict[str, str], key: bytes, value: bytes | None) -> None:
+def _take(published: dict[str, str], key: bytes, value: bytes | None) -> None:
     _, uid = split_key(key.decode())
     if value is None:
-        told.pop(uid, None)
+        published.pop(uid, None)
     else:
-        told[uid] = msgspec.json.decode(value, type=_Pod).resource_version
+        published[uid] = msgspec.json.decode(value, type=_Pod).resource_version

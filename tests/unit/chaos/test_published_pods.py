@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.chaos.pods_told import compare
+from tests.chaos.published_pods import compare
 
 WANTED = {"uid-a": "7", "uid-b": "9"}
 
 
 @pytest.mark.parametrize(
-    ("told", "missing"),
+    ("published", "missing"),
     [
         pytest.param({"uid-a": "7", "uid-b": "9"}, 0, id="all as they are"),
         pytest.param({"uid-a": "7", "uid-b": "9", "uid-gone": "3"}, 0, id="one that is gone"),
@@ -17,6 +17,6 @@ WANTED = {"uid-a": "7", "uid-b": "9"}
     ],
 )
 def test_a_pod_counts_as_told_where_the_topic_has_its_newest_version(
-    told: dict[str, str], missing: int
+    published: dict[str, str], missing: int
 ) -> None:
-    assert compare(WANTED, told) == (len(WANTED), missing)
+    assert compare(WANTED, published) == (len(WANTED), missing)

@@ -5,7 +5,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpuledger.ledger.holders import TooManyEntriesError, exclusive_holder, find_holders
+from gpuledger.ledger.allocated_parts import (
+    TooManyEntriesError,
+    exclusive_container,
+    find_allocated_parts,
+)
 from gpuledger.records import DeviceAllocation, GpuReading, JobAllocation, NodeSample
 
 MIG = [f"MIG-00000000-0000-4000-8000-00000000000{digit}" for digit in range(3)]
@@ -17,7 +21,7 @@ INSTANCES = [
 ROWS = [BOARD, *INSTANCES]
 
 
-def held(device: str = "GPU-a", pod: str = "p", **changes: Any) -> DeviceAllocation:  # noqa: ANN401  # any field
+def allocated(device: str = "GPU-a", pod: str = "p", **changes: Any) -> DeviceAllocation:  # noqa: ANN401  # any field
     values: dict[str, Any] = {
         "gpu_uuid": "GPU-a",
         "device_id": device,
@@ -45,15 +49,15 @@ def tick(allocations: list[DeviceAllocation]) -> NodeSample:
 
 
 MEANT: list[tuple[str, DeviceAllocation, list[int]]] = [
-    ("another GPU is none of these", held("GPU-b", gpu_uuid="GPU-b"), []),
-    ("an instance by its UUID", held(MIG[0], gpu_instance=1), [1]),
-    ("of compute instances the one with that UUID", held(MIG[2], gpu_instance=2), [3]),
+    ("another GPU is none of these", allocated("GPU-b", gpu_uuid="GPU-b"), []),
+    ("an instance by its UUID", allocated(MIG[0], gpu_instance=1), [1]),
+    ("of compute instances the one with that UUID", allocated(MIG[2], gpu_instance=2), [3]),
     (
         "an instance by its number: all of that GPU instance",
-        held("GPU-a/2/0", gpu_instance=2),
+        allocated("GPU-a/2/0", gpu_instance=2),
         [2, 3],
     ),
-    ("another GPU's instance", held("GPU-b/1/0", gpu_uuid="GPU-b", gpu_instance=1), []),
+    ("another GPU's instance", allocated("GPU-b/1/0", gpu_uuid="GPU-b", gpu_instance=1), []),
 ]
 
 
@@ -61,18 +65,20 @@ MEANT: list[tuple[str, DeviceAllocation, list[int]]] = [
 def test_page_and_books_take_an_allocation_for_the_same_device(
     case: str, allocation: DeviceAllocation, rows: list[int]
 ) -> None:
-    found = find_holders(tick([allocation]))
-    assert [row for row, held in enumerate(found) if held.parts[0][0] is not None] == rows, case
-    exclusive = [exclusive_holder(reading, [allocation]) for reading in ROWS]
+    found = find_allocated_parts(tick([allocation]))
+    assert [
+        row for row, allocated in enumerate(found) if allocated.parts[0][0] is not None
+    ] == rows, case
+    exclusive = [exclusive_container(reading, [allocation]) for reading in ROWS]
     assert [index for index, holder in enumerate(exclusive) if holder] == rows, case
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ([held()], [[], ["p"], ["p"], ["p"]]),
-        ([held(), held(MIG[0], "q", gpu_instance=1)], [[], ["q"], ["p"], ["p"]]),
-        ([held(), held(pod="q")], [[], ["p", "q"], ["p", "q"], ["p", "q"]]),
+        ([allocated()], [[], ["p"], ["p"], ["p"]]),
+        ([allocated(), allocated(MIG[0], "q", gpu_instance=1)], [[], ["q"], ["p"], ["p"]]),
+        ([allocated(), allocated(pod="q")], [[], ["p", "q"], ["p", "q"], ["p", "q"]]),
     ],
     ids=["to one", "and an instance to another", "to two"],
 )
@@ -82,7 +88,7 @@ def test_a_cut_gpu_as_a_whole_is_its_instances_and_what_none_of_them_has_is_nobo
     """Nothing runs outside of them; one that is given by itself is of whom it was given to."""
     found = [
         [place for place, _ in row.parts if isinstance(place, int)]
-        for row in find_holders(tick(given))
+        for row in find_allocated_parts(tick(given))
     ]
 
     assert [[given[place].pod for place in places] for places in found] == expected
@@ -97,11 +103,11 @@ def test_a_cut_gpu_as_a_whole_is_its_instances_and_what_none_of_them_has_is_nobo
         ([], [("7", 1), ("8", None)], [{None: 1}, {"7": 1}, {"8": 1}, {"8": 1}]),
         ([], [("7", 9)], [{None: 1}] * 4),
         (
-            [held(MIG[0], gpu_instance=1)],
+            [allocated(MIG[0], gpu_instance=1)],
             [("7", None), ("8", 1)],
             [{None: 1}, {0: 1, "8": 1}, {"7": 1}, {"7": 1}],
         ),
-        ([held()], [("7", None)], [{None: 1}, {0: 1}, {0: 1}, {0: 1}]),
+        ([allocated()], [("7", None)], [{None: 1}, {0: 1}, {0: 1}, {0: 1}]),
     ],
     ids=[
         "a cut GPU to one",
@@ -121,7 +127,7 @@ def test_jobs_hold_devices_as_a_whole_beside_containers(
     given = [
         JobAllocation(gpu_uuid="GPU-a", job_id=job, gpu_instance=instance) for job, instance in jobs
     ]
-    found = find_holders(replace(tick(allocations), job_allocations=given))
+    found = find_allocated_parts(replace(tick(allocations), job_allocations=given))
 
     assert [dict(row.parts) for row in found] == expected
     assert all(row.whole == sum(part for _, part in row.parts) for row in found)
@@ -129,7 +135,7 @@ def test_jobs_hold_devices_as_a_whole_beside_containers(
 
 def test_a_device_of_a_pod_and_of_two_jobs_is_half_the_pods() -> None:
     jobs = [JobAllocation(gpu_uuid="GPU-a", job_id=job) for job in ("7", "8")]
-    (row,) = find_holders(replace(tick([held()]), gpus=[BOARD], job_allocations=jobs))
+    (row,) = find_allocated_parts(replace(tick([allocated()]), gpus=[BOARD], job_allocations=jobs))
 
     assert (list(row.parts), row.whole) == ([(0, 2), ("7", 1), ("8", 1)], 4)
 
@@ -140,26 +146,26 @@ def test_jobs_without_end_are_refused_rather_than_booked() -> None:
     rows = [replace(INSTANCES[0], uuid=f"MIG-{number}") for number in range(17)]
 
     with pytest.raises(TooManyEntriesError, match="jobs"):
-        find_holders(replace(tick([]), gpus=[BOARD, *rows], job_allocations=jobs))
+        find_allocated_parts(replace(tick([]), gpus=[BOARD, *rows], job_allocations=jobs))
 
 
 def test_a_gpu_that_is_not_cut_is_whose_it_is_as_a_whole() -> None:
-    (row,) = find_holders(replace(tick([held()]), gpus=[BOARD]))
+    (row,) = find_allocated_parts(replace(tick([allocated()]), gpus=[BOARD]))
 
     assert list(row.parts) == [(0, 1)]
-    assert exclusive_holder(BOARD, [held()]) == ("research", "p", "main")
+    assert exclusive_container(BOARD, [allocated()]) == ("research", "p", "main")
 
 
 @pytest.mark.parametrize(
     ("allocations", "expected"),
     [
         ([], None),
-        ([held()], ("research", "p", "main")),
-        ([held(), held(claim="research/c")], ("research", "p", "main")),
-        ([held(), held(pod="q")], None),
-        ([held("GPU-a::0", replica="0")], None),
-        ([held(), held(pod="q", admin_access=True)], ("research", "p", "main")),
-        ([held(admin_access=True)], None),
+        ([allocated()], ("research", "p", "main")),
+        ([allocated(), allocated(claim="research/c")], ("research", "p", "main")),
+        ([allocated(), allocated(pod="q")], None),
+        ([allocated("GPU-a::0", replica="0")], None),
+        ([allocated(), allocated(pod="q", admin_access=True)], ("research", "p", "main")),
+        ([allocated(admin_access=True)], None),
     ],
     ids=[
         "nobody",
@@ -174,4 +180,4 @@ def test_a_gpu_that_is_not_cut_is_whose_it_is_as_a_whole() -> None:
 def test_a_device_that_is_shared_is_nobodys_alone(
     allocations: list[DeviceAllocation], expected: tuple[str, str, str] | None
 ) -> None:
-    assert exclusive_holder(BOARD, allocations) == expected
+    assert exclusive_container(BOARD, allocations) == expected

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuledger.ledger.holders import find_holders
+from gpuledger.ledger.allocated_parts import find_allocated_parts
 from gpuledger.records import Category, DeviceAllocation, Entry, GpuReading
 from gpuledger_enricher.join.booking.books import book_tick
 from tests.unit.enricher.join.ticks import GIB, SECOND_NS, process, reading, sample
@@ -159,7 +159,7 @@ HELD = [
 def test_a_device_is_held(
     case: str, allocations: list[DeviceAllocation], parts: dict[int | None, tuple[int, int]]
 ) -> None:
-    (found,) = find_holders(sample(allocations=allocations))
+    (found,) = find_allocated_parts(sample(allocations=allocations))
     assert {place: (number, found.whole) for place, number in found.parts} == parts, case
 
 
@@ -181,7 +181,7 @@ def test_an_instance_is_held_by_its_uuid_or_by_its_number() -> None:
         allocation("nvidia0/gi2", "by-number", gpu_instance=2),
         allocation("GPU-a", "whole"),
     ]
-    board, first, second, third = find_holders(sample(gpus=rows, allocations=given_out))
+    board, first, second, third = find_allocated_parts(sample(gpus=rows, allocations=given_out))
     # Who has the whole GPU has the instances that nobody else has.
     assert [row.parts for row in (board, first, second, third)] == [
         [(None, 1)],
@@ -218,10 +218,10 @@ def test_a_gpu_that_does_not_answer_has_held_time_alone() -> None:
 def test_a_cut_boards_own_row_is_held_by_nobody() -> None:
     rows = [reading(mig_enabled=True), instance(0, 1)]
     tick = sample(gpus=rows, allocations=[allocation(MIG_UUIDS[0], gpu_instance=1)])
-    held = [
+    allocated = [
         [(one.allocation, one.allocated_ns) for one in idle(row.entries)] for row in book_tick(tick)
     ]
-    assert held == [[(None, SECOND_NS)], [(0, SECOND_NS)]]
+    assert allocated == [[(None, SECOND_NS)], [(0, SECOND_NS)]]
 
 
 def test_use_that_no_process_explains_is_nobodys_though_one_container_holds_the_gpu() -> None:
@@ -278,7 +278,7 @@ def test_the_holders_of_a_row_and_nobody_hold_it_once(
     allocations: list[DeviceAllocation], total: int | None
 ) -> None:
     rows = [reading(memory_total_bytes=total), instance(0, 1), instance(1, 2)]
-    for parts, whole in find_holders(sample(gpus=rows, allocations=allocations)):
+    for parts, whole in find_allocated_parts(sample(gpus=rows, allocations=allocations)):
         pieces = [number for _, number in parts]
         assert all(number > 0 for number in pieces)
         assert sum(pieces) == whole

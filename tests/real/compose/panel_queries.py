@@ -45,10 +45,10 @@ class Grafana:
         """
         if not target.is_instant:
             ends = {"start": seconds[0], "end": seconds[-1], "step": 1}
-            return list(_shown(target, self._ask("query_range", query=target.query, **ends)))
+            return list(_shown(target, self._query("query_range", query=target.query, **ends)))
         found: dict[str, Shown] = {}
         for second in seconds:
-            for one in _shown(target, self._ask("query", query=target.query, time=second)):
+            for one in _shown(target, self._query("query", query=target.query, time=second)):
                 before = found.get(one.name)
                 values = [*before.values, *one.values] if before else one.values
                 found[one.name] = Shown(name=one.name, labels=one.labels, values=values)
@@ -58,12 +58,12 @@ class Grafana:
         """Return what a variable of the dashboard offers."""
         written = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["definition"])
         assert written, variable["definition"]
-        asked = urllib.parse.urlencode({"match[]": dashboard.fill_in(written[1])})
-        answer = web.fetch(f"{self._url}/api/v1/label/{written[2]}/values?{asked}")
+        requested = urllib.parse.urlencode({"match[]": dashboard.fill_in(written[1])})
+        answer = web.fetch(f"{self._url}/api/v1/label/{written[2]}/values?{requested}")
         return set(answer.json()["data"])
 
-    def _ask(self, how: str, **asked: object) -> list[dict[str, Any]]:
-        answer = web.fetch(f"{self._url}/api/v1/{how}?{urllib.parse.urlencode(asked)}").json()
+    def _query(self, how: str, **requested: object) -> list[dict[str, Any]]:
+        answer = web.fetch(f"{self._url}/api/v1/{how}?{urllib.parse.urlencode(requested)}").json()
         assert answer["status"] == "success", answer
         found: list[dict[str, Any]] = answer["data"]["result"]
         return found

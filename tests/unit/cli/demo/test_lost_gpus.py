@@ -4,41 +4,43 @@ import pytest
 from msgspec.structs import replace
 
 from gpuledger.records import AttributedIncident
-from gpuledger_cli.demo.totals import GpuPresence
+from gpuledger_cli.demo.totals import GpuTracker
 from tests.unit.cli.demo.events import HELD, SECOND_NS, event, incident
 
 
-def presence_of(*happened: object) -> GpuPresence:
+def tracker_of(*happened: object) -> GpuTracker:
     """Return what follows from events and incidents."""
-    presence = GpuPresence()
+    gpu_tracker = GpuTracker()
     for one in happened:
         if isinstance(one, AttributedIncident):
-            presence.add_incident(one)
+            gpu_tracker.add_incident(one)
         else:
-            presence.add(one)  # type: ignore[arg-type]  # only events are left
-    return presence
+            gpu_tracker.add(one)  # type: ignore[arg-type]  # only events are left
+    return gpu_tracker
 
 
 def test_a_gpu_that_answers_no_more_is_lost_since_its_last_reading() -> None:
     newest = event(second=5, gpus=[0])
-    (lost,) = presence_of(event(second=4, gpus=[0, 1]), newest).lost(newest)
-    assert (lost.index, lost.since_ns, lost.cause, lost.holders) == (1, 4 * SECOND_NS, None, ())
+    (lost,) = tracker_of(event(second=4, gpus=[0, 1]), newest).lost(newest)
+    assert (lost.index, lost.since_ns, lost.cause, lost.allocatees) == (1, 4 * SECOND_NS, None, ())
 
 
 def test_that_a_gpu_is_well_at_the_agents_start_has_not_happened() -> None:
-    told = incident("state_ended", second=1, gpu=0)
+    reported = incident("state_ended", second=1, gpu=0)
     well = replace(
-        told,
-        incident=replace(told.incident, present_at_start=True, ended_kinds=["row_remap_failed"]),
+        reported,
+        incident=replace(
+            reported.incident, present_at_start=True, ended_kinds=["row_remap_failed"]
+        ),
     )
-    assert list(presence_of(well, told).incidents) == [told]
+    assert list(tracker_of(well, reported).incidents) == [reported]
 
 
 def test_the_incidents_tell_since_when_and_why_whenever_they_come() -> None:
     newest = event(second=5, gpus=[0])
-    told = [incident("xid", second=3.9, gpu=1, xid=79), incident("gpu_lost", second=4.5, gpu=1)]
-    for order in ([*told, newest], [newest, *told]):
-        (lost,) = presence_of(event(second=4, gpus=[0, 1]), *order).lost(newest)
+    reported = [incident("xid", second=3.9, gpu=1, xid=79), incident("gpu_lost", second=4.5, gpu=1)]
+    for order in ([*reported, newest], [newest, *reported]):
+        (lost,) = tracker_of(event(second=4, gpus=[0, 1]), *order).lost(newest)
         assert (lost.since_ns, lost.cause) == (4_500_000_000, "XID 79")
 
 
@@ -54,30 +56,30 @@ def test_what_happened_to_another_or_long_ago_or_is_no_xid_is_not_the_cause(
     other: AttributedIncident,
 ) -> None:
     newest = event(second=5, gpus=[0])
-    (lost,) = presence_of(event(second=4, gpus=[0, 1]), other, newest).lost(newest)
+    (lost,) = tracker_of(event(second=4, gpus=[0, 1]), other, newest).lost(newest)
     assert lost.cause is None
 
 
 def test_who_still_holds_a_lost_gpu_is_named() -> None:
     newest = event(second=5, gpus=[0], unresponsive=[1], allocations=[HELD])
-    (lost,) = presence_of(event(second=4, gpus=[0, 1]), newest).lost(newest)
-    assert lost.holders == ("research/notebook-0",)
+    (lost,) = tracker_of(event(second=4, gpus=[0, 1]), newest).lost(newest)
+    assert lost.allocatees == ("research/notebook-0",)
 
 
 def test_a_gpu_that_answers_again_or_was_replaced_is_not_lost() -> None:
     before, without = event(second=4, gpus=[0, 1]), event(second=5, gpus=[0])
     back = event(second=6, gpus=[0, 1])
-    assert presence_of(before, without, back).lost(back) == []
+    assert tracker_of(before, without, back).lost(back) == []
     other = replace(
         back,
         gpus=[
             replace(g, reading=replace(g.reading, uuid=f"new-{g.reading.index}")) for g in back.gpus
         ],
     )
-    assert presence_of(before, without, other).lost(other) == []
+    assert tracker_of(before, without, other).lost(other) == []
 
 
 def test_the_gpus_of_another_node_are_its_own() -> None:
     newest = event(second=5, node="node-b", gpus=[0])
-    presence = presence_of(event(second=4, gpus=[0, 1]))
-    assert presence.lost(newest) == []
+    gpu_tracker = tracker_of(event(second=4, gpus=[0, 1]))
+    assert gpu_tracker.lost(newest) == []

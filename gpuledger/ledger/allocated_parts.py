@@ -11,10 +11,10 @@ tick that is, is said in one of three ways, and each allocation in one alone:
 
 `devices_named_by` and `device_of` are this rule, for both who ask. They ask for different things:
 
-- The join (`find_holders`) asks how much of a device each holds, and so whose its idle part is.
-  Several containers may hold one device, as replicas or pieces of memory.
-- The agent's page (`exclusive_holder`) asks who has all of a device, as dcgm-exporter's labels say
-  that one container has it. Of replicas nobody has all, even while nobody has the others.
+- The join (`find_allocated_parts`) asks how much of a device each holds, and so whose its idle part
+  is. Several containers may hold one device, as replicas or pieces of memory.
+- The agent's page (`exclusive_container`) asks who has all of a device, as dcgm-exporter's labels
+  say that one container has it. Of replicas nobody has all, even while nobody has the others.
 
 A device is shared out among the containers that it was given to, never among processes: the
 kubelet names pods, a cgroup names UIDs, and one tick does not say which are the same.
@@ -66,11 +66,11 @@ MAX_ENTRIES: Final = 65_536
 """More entries than this are more bytes than a message may have."""
 
 # What one container, one job or nobody holds of a device: the position among the tick's
-# `holding_containers` or the job's id, and how much of `HeldParts.whole` it has.
+# `allocated_containers` or the job's id, and how much of `AllocatedParts.whole` it has.
 Part = tuple[int | str | None, int]
 
 
-class HeldParts(NamedTuple):
+class AllocatedParts(NamedTuple):
     """Into which parts a device is held: by containers, by jobs, and by nobody."""
 
     parts: Sequence[Part]
@@ -80,12 +80,12 @@ class HeldParts(NamedTuple):
     """What the device comes to, over which each part is a fraction of it."""
 
 
-NOBODYS: Final = HeldParts([(None, 1)], 1)
+UNALLOCATED_PARTS: Final = AllocatedParts([(None, 1)], 1)
 """A device that nobody holds."""
 # A GPU by its UUID alone; an instance by that of its GPU, and its own UUID or its number there.
 DeviceKey = tuple[str, str | int | None]
 _Devices = dict[DeviceKey, "_Device"]
-# Namespace, pod and container, as `HoldingContainer` names them.
+# Namespace, pod and container, as `AllocatedContainer` names them.
 _Name = tuple[str, str, str]
 
 
@@ -93,7 +93,7 @@ class TooManyEntriesError(GpuledgerError):
     """The books of a tick would have more entries than can be published; says of what."""
 
 
-class HoldingContainer(NamedTuple):
+class AllocatedContainer(NamedTuple):
     """A container as the kubelet names it."""
 
     namespace: str
@@ -124,41 +124,43 @@ def devices_named_by(reading: GpuReading) -> Sequence[DeviceKey]:
     return (gpu, reading.uuid), (gpu, reading.gpu_instance)
 
 
-def exclusive_holder(
+def exclusive_container(
     reading: GpuReading, allocations: Iterable[DeviceAllocation]
-) -> HoldingContainer | None:
+) -> AllocatedContainer | None:
     """Return the container that alone has all of a device; `None` where none or several have it."""
     devices = devices_named_by(reading)
-    holders = set()
+    candidates = set()
     for allocation in allocations:
         if allocation.admin_access or device_of(allocation) not in devices:
             continue
         # Whatever the others have: a share is not the whole, even alone.
         if allocation.replica is not None:
             return None
-        holders.add(HoldingContainer(allocation.namespace, allocation.pod, allocation.container))
-    return holders.pop() if len(holders) == 1 else None
+        candidates.add(
+            AllocatedContainer(allocation.namespace, allocation.pod, allocation.container)
+        )
+    return candidates.pop() if len(candidates) == 1 else None
 
 
-def holding_containers(allocations: Iterable[DeviceAllocation]) -> list[HoldingContainer]:
+def allocated_containers(allocations: Iterable[DeviceAllocation]) -> list[AllocatedContainer]:
     """Return the containers that hold something, by their names: entries point to them so."""
     return sorted(
         {
-            HoldingContainer(allocation.namespace, allocation.pod, allocation.container)
+            AllocatedContainer(allocation.namespace, allocation.pod, allocation.container)
             for allocation in allocations
             if not allocation.admin_access
         }
     )
 
 
-def find_holders(sample: NodeSample) -> Sequence[HeldParts]:
+def find_allocated_parts(sample: NodeSample) -> Sequence[AllocatedParts]:
     """Return, for each row of the tick, what each container, each job and nobody holds of it.
 
     Raises `TooManyEntriesError` where that is more than a message can hold: the kubelet may give
     every compute instance of a GPU instance to as many containers as there are.
     """
-    held = _held_by_containers(sample)
-    return _with_jobs(held, sample) if sample.job_allocations else held
+    allocated = _allocated_to_containers(sample)
+    return _with_jobs(allocated, sample) if sample.job_allocations else allocated
 
 
 def jobs_by_device(allocations: Iterable[JobAllocation]) -> dict[DeviceKey, list[str]]:
@@ -171,27 +173,27 @@ def jobs_by_device(allocations: Iterable[JobAllocation]) -> dict[DeviceKey, list
 
 
 def jobs_of(
-    reading: GpuReading, jobs: Mapping[DeviceKey, Sequence[str]], *, is_held: bool = False
+    reading: GpuReading, jobs: Mapping[DeviceKey, Sequence[str]], *, is_allocated: bool = False
 ) -> Sequence[str]:
     """Return the jobs that hold a device: its own, else those that have the whole GPU.
 
-    `is_held` says that containers hold it: then what the whole GPU's jobs have is the rest of it.
+    `is_allocated`: containers hold it, and what the whole GPU's jobs have is the rest of it.
     """
     own = [job for key in devices_named_by(reading) for job in jobs.get(key, ())]
-    if own or reading.parent_uuid is None or is_held:
+    if own or reading.parent_uuid is None or is_allocated:
         return own
     return jobs.get((reading.parent_uuid, None), ())
 
 
-def _with_jobs(held: Sequence[HeldParts], sample: NodeSample) -> Sequence[HeldParts]:
+def _with_jobs(allocated: Sequence[AllocatedParts], sample: NodeSample) -> Sequence[AllocatedParts]:
     """Return what containers hold, and jobs beside them."""
     jobs = jobs_by_device(sample.job_allocations or ())
     cut = {reading.parent_uuid for reading in sample.gpus}
     left = MAX_ENTRIES
     found = []
-    for reading, parts in zip(sample.gpus, held, strict=True):
-        is_held = parts.parts[0][0] is not None
-        names = () if reading.uuid in cut else jobs_of(reading, jobs, is_held=is_held)
+    for reading, parts in zip(sample.gpus, allocated, strict=True):
+        is_allocated = parts.parts[0][0] is not None
+        names = () if reading.uuid in cut else jobs_of(reading, jobs, is_allocated=is_allocated)
         left -= len(names)
         if left < 0:
             raise TooManyEntriesError(f"idle has more than {MAX_ENTRIES} jobs")
@@ -199,21 +201,21 @@ def _with_jobs(held: Sequence[HeldParts], sample: NodeSample) -> Sequence[HeldPa
     return found
 
 
-def _beside_jobs(held: HeldParts, jobs: Sequence[str]) -> HeldParts:
+def _beside_jobs(allocated: AllocatedParts, jobs: Sequence[str]) -> AllocatedParts:
     """Return the parts of containers and of jobs, which together have all of the device."""
-    number, whole = len(jobs), held.whole
+    number, whole = len(jobs), allocated.whole
     parts: list[Part] = [
-        (container, part * number) for container, part in held.parts if container is not None
+        (container, part * number) for container, part in allocated.parts if container is not None
     ]
     if not parts:
-        return HeldParts([(job, 1) for job in jobs], number)
+        return AllocatedParts([(job, 1) for job in jobs], number)
     total = sum(part for _, part in parts) + whole * number
-    return HeldParts([*parts, *((job, whole) for job in jobs)], total)
+    return AllocatedParts([*parts, *((job, whole) for job in jobs)], total)
 
 
-def _held_by_containers(sample: NodeSample) -> Sequence[HeldParts]:
+def _allocated_to_containers(sample: NodeSample) -> Sequence[AllocatedParts]:
     if not sample.allocations:
-        return [NOBODYS] * len(sample.gpus)
+        return [UNALLOCATED_PARTS] * len(sample.gpus)
     whole = _whole_gpus(sample.allocations)
     cut = {reading.parent_uuid for reading in sample.gpus}
     if len(whole) == len(sample.allocations) and cut == {None}:
@@ -222,27 +224,27 @@ def _held_by_containers(sample: NodeSample) -> Sequence[HeldParts]:
         # The common case, in a quarter of the time: each GPU as a whole is one container's.
         all_of = list(map(_whole_of, range(len(names))))
         parts = {uuid: all_of[positions[name]] for uuid, name in whole.items()}
-        return [parts.get(reading.uuid, NOBODYS) for reading in sample.gpus]
+        return [parts.get(reading.uuid, UNALLOCATED_PARTS) for reading in sample.gpus]
     allocations = [each for each in sample.allocations if not each.admin_access]
     devices = _devices_of(allocations)
-    containers = holding_containers(allocations)
+    containers = allocated_containers(allocations)
     positions = {container: position for position, container in enumerate(containers)}
     left = MAX_ENTRIES
     found = []
     for reading in sample.gpus:
         if reading.uuid in cut:
-            found.append(NOBODYS)
+            found.append(UNALLOCATED_PARTS)
             continue
         of_row = [devices[key] for key in devices_named_by(reading) if key in devices]
         gpu = reading.parent_uuid
         if not of_row and gpu is not None and (gpu, None) in devices:
             of_row = [devices[gpu, None]]
-        held = _held_parts(reading, of_row, allocations, positions)
+        allocated = _allocated_parts(reading, of_row, allocations, positions)
         # Whoever names very many resources may not make each of very many rows cost as much.
-        left -= max(len(held.parts), *(len(device.pieces or ()) for device in of_row), 0)
+        left -= max(len(allocated.parts), *(len(device.pieces or ()) for device in of_row), 0)
         if left < 0:
             raise TooManyEntriesError(f"idle has more than {MAX_ENTRIES} holders")
-        found.append(held)
+        found.append(allocated)
     return found
 
 
@@ -262,15 +264,15 @@ def _whole_gpus(allocations: Iterable[DeviceAllocation]) -> dict[str, _Name]:
 
 
 @lru_cache(maxsize=256)
-def _whole_of(position: int) -> HeldParts:
+def _whole_of(position: int) -> AllocatedParts:
     """Return the parts of a device that one container has all of."""
-    return HeldParts([(position, 1)], 1)
+    return AllocatedParts([(position, 1)], 1)
 
 
 class _Piece(NamedTuple):
     """What one container holds of a device by one resource, or by one claim."""
 
-    container: HoldingContainer
+    container: AllocatedContainer
     resource_name: str
     number: int
     """How many devices of the kubelet's it has there."""
@@ -307,20 +309,20 @@ def _devices_of(allocations: Sequence[DeviceAllocation]) -> _Devices:
     return devices
 
 
-def _held_parts(
+def _allocated_parts(
     reading: GpuReading,
     devices: Sequence[_Device],
     allocations: Sequence[DeviceAllocation],
     positions: Mapping[_Name, int],
-) -> HeldParts:
+) -> AllocatedParts:
     if not devices:
-        return NOBODYS
+        return UNALLOCATED_PARTS
     device = devices[0]
     if len(devices) == 1 and len(device.indices) == 1:
         # The common case: one container has all of it.
-        held = allocations[device.indices[0]]
-        if held.replica is None:
-            container = HoldingContainer(held.namespace, held.pod, held.container)
+        allocated = allocations[device.indices[0]]
+        if allocated.replica is None:
+            container = AllocatedContainer(allocated.namespace, allocated.pod, allocated.container)
             return _whole_of(positions[container])
     parts: list[tuple[_Piece, int]] = []
     # By an instance's UUID and by its number, which no kubelet mixes; but anybody may write it.
@@ -338,7 +340,9 @@ def _held_parts(
     return _normalised(positions, parts)
 
 
-def _normalised(positions: Mapping[_Name, int], parts: Iterable[tuple[_Piece, int]]) -> HeldParts:
+def _normalised(
+    positions: Mapping[_Name, int], parts: Iterable[tuple[_Piece, int]]
+) -> AllocatedParts:
     """Return each container's part of the device: of pieces, each one over a denominator."""
     common = 1
     for _, denominator in parts:
@@ -347,21 +351,23 @@ def _normalised(positions: Mapping[_Name, int], parts: Iterable[tuple[_Piece, in
             common = _MAX_WHOLE
             break
     # What a container has by one resource adds up; of several resources the greatest counts.
-    by_resource: dict[tuple[HoldingContainer, str], int] = {}
+    by_resource: dict[tuple[AllocatedContainer, str], int] = {}
     for piece, denominator in parts:
         key = piece.container, piece.resource_name
         before = by_resource.get(key, 0)
         part = max(1, common * piece.number // denominator)
         by_resource[key] = min(common, before + part)
-    held: dict[HoldingContainer, int] = {}
+    allocated: dict[AllocatedContainer, int] = {}
     for (container, _), part in by_resource.items():
-        held[container] = max(held.get(container, 0), part)
+        allocated[container] = max(allocated.get(container, 0), part)
     # By their names, never by the order in which the kubelet told of them.
-    found: list[Part] = [(positions[container], held[container]) for container in sorted(held)]
-    total = sum(held.values())
+    found: list[Part] = [
+        (positions[container], allocated[container]) for container in sorted(allocated)
+    ]
+    total = sum(allocated.values())
     if total < common:
         found.append((None, common - total))
-    return HeldParts(found, max(common, total))
+    return AllocatedParts(found, max(common, total))
 
 
 def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> None:
@@ -369,11 +375,11 @@ def _gather_pieces(device: _Device, allocations: Sequence[DeviceAllocation]) -> 
     # Of each claim its pods, and the containers of each.
     claims: dict[str, dict[tuple[str, str], set[str]]] = {}
     ids: dict[str, set[str]] = {}
-    numbers: dict[tuple[HoldingContainer, str, str | None, bool], set[str]] = {}
+    numbers: dict[tuple[AllocatedContainer, str, str | None, bool], set[str]] = {}
     for index in device.indices:
         allocation = allocations[index]
         pod = allocation.namespace, allocation.pod
-        container = HoldingContainer(*pod, allocation.container)
+        container = AllocatedContainer(*pod, allocation.container)
         resource_name = allocation.resource_name
         claim, device_id = allocation.claim, allocation.device_id
         if claim is not None:

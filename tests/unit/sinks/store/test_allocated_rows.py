@@ -74,10 +74,12 @@ def test_boards_that_are_cut_are_as_many_hours_as_there_are_boards(
     rows = [row for rows in boards for row in rows]
     fill(tmp_path, [take(Given(), gpus=rows, interval_ns=MINUTE_NS)])
 
-    held = "sum(allocated_gpu_hours) * 60, sum(allocated_seconds) / 60, max(gpu_compute_slices)"
-    sql = f"select model, {held} from {{entries}} where category = 'idle' group by all"  # noqa: S608  # our own
-    ((model, boards_hours, rows_hours, slices),) = query(tmp_path, sql)
-    assert boards_hours == pytest.approx(3.0), instances
+    allocated = (
+        "sum(allocated_gpu_hours) * 60, sum(allocated_seconds) / 60, max(gpu_compute_slices)"
+    )
+    sql = f"select model, {allocated} from {{entries}} where category = 'idle' group by all"  # noqa: S608  # our own
+    ((model, gpu_hours, rows_hours, slices),) = query(tmp_path, sql)
+    assert gpu_hours == pytest.approx(3.0), instances
     # Each row is a device of its own, which counted as a whole board would be too many.
     assert (model, float(rows_hours), slices) == (H100, len(rows), 7)
 
@@ -103,7 +105,7 @@ def test_hours_of_a_gpu_without_slices_are_whole_and_of_an_instance_without_them
 
 
 def test_held_hours_are_the_same_however_much_is_used(tmp_path: Path) -> None:
-    held = replicas("train-0", "train-1", of=3)
+    allocated = replicas("train-0", "train-1", of=3)
     found = []
     for use, processes in ((0.0, []), (1.0, [process(container=0, sm_utilization_ratio=1.0)])):
         of_use = tmp_path / str(use)
@@ -111,14 +113,14 @@ def test_held_hours_are_the_same_however_much_is_used(tmp_path: Path) -> None:
         given.read_pod(pod(0))
         given.read_pod(pod(1))
         row = board("GPU-0", 0, utilization_ratio=use)
-        fill(of_use, [take(given, gpus=[row], processes=processes, allocations=held)])
-        found.append(held_by(of_use))
+        fill(of_use, [take(given, gpus=[row], processes=processes, allocations=allocated)])
+        found.append(allocated_to(of_use))
 
     assert found[0] == found[1]
     assert found[0] == [("train-0", 333_333_334), ("train-1", 333_333_333), (None, 333_333_333)]
 
 
-def held_by(store: Path) -> list[tuple[str | None, int]]:
+def allocated_to(store: Path) -> list[tuple[str | None, int]]:
     sql = (
         "select allocated_pod, sum(allocated_ns) from {entries} where category = 'idle'"
         " group by all order by allocated_pod nulls last"
@@ -129,15 +131,17 @@ def held_by(store: Path) -> list[tuple[str | None, int]]:
 def test_a_gpu_that_is_lost_for_a_while_leaves_its_gap_and_is_held_on(tmp_path: Path) -> None:
     given = Given()
     given.read_pod(pod(0))
-    held = replicas("train-0", of=2)
+    allocated = replicas("train-0", of=2)
     lost = GpuReading(uuid="GPU-0", index=0, model=H100, compute_slices=7, unresponsive=True)
     events = [
-        take(given, tick, gpus=[lost if 3 <= tick < 36 else board("GPU-0", 0)], allocations=held)
+        take(
+            given, tick, gpus=[lost if 3 <= tick < 36 else board("GPU-0", 0)], allocations=allocated
+        )
         for tick in range(40)
     ]
     fill(tmp_path, events)
 
-    assert held_by(tmp_path) == [("train-0", 20 * SECOND_NS), (None, 20 * SECOND_NS)]
+    assert allocated_to(tmp_path) == [("train-0", 20 * SECOND_NS), (None, 20 * SECOND_NS)]
     gaps = (
         "select gpu_uuid, sum(gap) from"
         " (select distinct node, boot_id, seq, gpu_uuid, gpu_gap_seconds as gap from {entries})"

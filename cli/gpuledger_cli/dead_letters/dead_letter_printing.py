@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gpuledger.bus.protocol import Bus
-from gpuledger_cli.dead_letters.letter_log import LetterFilter, LetterLog
-from gpuledger_cli.dead_letters.letter_views import (
+from gpuledger_cli.dead_letters.dead_letter_log import DeadLetterFilter, DeadLetterLog
+from gpuledger_cli.dead_letters.dead_letter_views import (
     TABLE_COLUMNS,
-    LetterCount,
-    LetterCounts,
-    LetterRow,
+    DeadLetterCount,
+    DeadLetterCounts,
+    DeadLetterRow,
     cells_of,
     csv_line,
     json_line,
@@ -26,18 +26,18 @@ Format = Literal["table", "json", "csv"]
 _WIDTH_IN_FILES: Final = 240
 
 
-class LetterPrinter:
+class DeadLetterPrinter:
     """Prints rows; of a limited number once it is closed, as which are the newest shows last."""
 
     def __init__(self, *, format: Format, limit: int) -> None:  # noqa: A002  # as the option is called
         """Take how many rows to print at most; 0 is all, as they come, which no table can."""
         self._format, self._limit = format, limit
-        self._newest: list[LetterRow] = []
+        self._newest: list[DeadLetterRow] = []
         self._count = 0
         if format == "csv":
-            _print_line(csv_line(LetterRow.__struct_fields__))
+            _print_line(csv_line(DeadLetterRow.__struct_fields__))
 
-    def add(self, row: LetterRow) -> None:
+    def add(self, row: DeadLetterRow) -> None:
         """Take a row."""
         self._count += 1
         if self._limit == 0:
@@ -61,13 +61,13 @@ class LetterPrinter:
                 " more\n"
             )
 
-    def _print_row(self, row: LetterRow) -> None:
+    def _print_row(self, row: DeadLetterRow) -> None:
         is_json = self._format == "json"
         cells = [getattr(row, field) for field in row.__struct_fields__]
         _print_line(json_line(row) if is_json else csv_line(cells))
 
 
-def print_counts(counts: LetterCounts, *, format: Format) -> None:  # noqa: A002  # as above
+def print_counts(counts: DeadLetterCounts, *, format: Format) -> None:  # noqa: A002  # as above
     """Print a row for each combination of values that was counted."""
     rows = list(counts.rows())
     if format == "json":
@@ -83,15 +83,15 @@ def print_counts(counts: LetterCounts, *, format: Format) -> None:  # noqa: A002
         _print_line(csv_line(line))
 
 
-def _cells_of_count(row: LetterCount) -> tuple[str, ...]:
+def _cells_of_count(row: DeadLetterCount) -> tuple[str, ...]:
     return (*row.group.values(), str(row.count), row.first_time, row.last_time)
 
 
 @asynccontextmanager
-async def open_log(history: Bus, wanted: LetterFilter) -> AsyncIterator[LetterLog]:
+async def open_log(history: Bus, wanted: DeadLetterFilter) -> AsyncIterator[DeadLetterLog]:
     """Open the log; report at the end how many records were no letters."""
     async with history.reader() as reader:
-        log = await LetterLog.open(reader, history.topics.dead_letters.name, wanted)
+        log = await DeadLetterLog.open(reader, history.topics.dead_letters.name, wanted)
         yield log
     if log.unusable:
         sys.stderr.write(f"gpuledger: {log.unusable} records of {log.topic} are not dead letters\n")

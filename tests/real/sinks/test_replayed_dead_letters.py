@@ -37,7 +37,7 @@ BUSY = f'gpuledger_pod_gpu_busy_ratio{{node="{NODE}"}}[1h]'
 
 
 class Letters:
-    """`gpuledger dead-letters`, as people run it."""
+    """`gpuledger dead-dead_letters`, as people run it."""
 
     def __init__(self, kafka: Kafka) -> None:
         self.kafka = kafka
@@ -60,7 +60,7 @@ class Letters:
 
 
 @pytest.fixture
-def letters(broker: Kafka) -> Letters:
+def dead_letters(broker: Kafka) -> Letters:
     refuse_stray_settings()
     return Letters(broker)
 
@@ -72,11 +72,11 @@ async def eventually(holds: Callable[[], object], *, what: str) -> None:
         await asyncio.sleep(0.3)
 
 
-async def put_late_ticks_aside(
-    letters: Letters, receiver: Prometheus, start_sink: Callable[..., Sink]
+async def reject_late_ticks(
+    dead_letters: Letters, receiver: Prometheus, start_sink: Callable[..., Sink]
 ) -> int:
     """Let a strict Prometheus refuse ticks that are half an hour old; return when the first is."""
-    kafka = letters.kafka
+    kafka = dead_letters.kafka
     await make_topics(kafka)
     start_sink("rows", kafka)
     each_tick = {"remote_write__interval_seconds": "0"}
@@ -87,7 +87,7 @@ async def put_late_ticks_aside(
     await asyncio.to_thread(receiver.await_query, f'gpuledger_gpu_power_watts{{node="{NODE}"}}')
     late = [tick(1 + number, time_ns=late_ns + number * SECOND_NS) for number in range(LATE)]
     await publish(kafka, late)
-    await eventually(lambda: len(letters.listed()) == LATE, what="no letters")
+    await eventually(lambda: len(dead_letters.listed()) == LATE, what="no letters")
     return late_ns
 
 
@@ -104,40 +104,42 @@ def stored(receiver: PrometheusApi) -> dict[float, float]:
 async def test_refused_ticks_are_listed_shown_and_replayed_once_prometheus_takes_them(
     start_prometheus: Callable[..., Prometheus],
     start_sink: Callable[..., Sink],
-    letters: Letters,
+    dead_letters: Letters,
     kcat: Kcat,
 ) -> None:
     prometheus = start_prometheus()
-    late_ns = await put_late_ticks_aside(letters, prometheus, start_sink)
+    late_ns = await reject_late_ticks(dead_letters, prometheus, start_sink)
 
     def counts() -> tuple[int, ...]:
         topics = (EVENTS, ROWS, DEAD_LETTERS)
-        return tuple(len(kcat.consume(letters.kafka.bootstrap_servers, one.name)) for one in topics)
+        return tuple(
+            len(kcat.consume(dead_letters.kafka.bootstrap_servers, one.name)) for one in topics
+        )
 
     await eventually(lambda: counts()[1] == 1 + LATE, what="no rows")
     before = counts()
-    found = letters.listed("--reason", "out_of_order", "--node", NODE)
+    found = dead_letters.listed("--reason", "out_of_order", "--node", NODE)
     assert [one["key"] for one in found] == [key_in("default", NODE)] * LATE
-    assert "out of order" in letters.run("list").stdout
-    counted = letters.run("list", "--count-by", "consumer,reason", "--format", "csv").stdout
+    assert "out of order" in dead_letters.run("list").stdout
+    counted = dead_letters.run("list", "--count-by", "consumer,reason", "--format", "csv").stdout
     assert counted.splitlines()[1].startswith(f"gpuledger-remote-write,out_of_order,{LATE},")
-    shown = letters.run("show", found[0]["position"]).stdout
+    shown = dead_letters.run("show", found[0]["position"]).stdout
     assert "400" in shown
     assert f'"time_ns": {late_ns}' in shown
 
-    rehearsed = letters.run("replay", "--all")
+    rehearsed = dead_letters.run("replay", "--all")
     assert (rehearsed.returncode, counts()) == (0, before), rehearsed.stdout + rehearsed.stderr
     assert f"{LATE} would be replayed to gpuledger-remote-write" in rehearsed.stdout
 
     # Rejected again: a further dead letter for each, and nothing for anybody else.
-    ran = letters.run("replay", "--all", "--yes")
+    ran = dead_letters.run("replay", "--all", "--yes")
     assert (ran.returncode, ran.stdout) == (0, f"{LATE} replayed to gpuledger-remote-write\n")
     after = (*before[:2], before[2] + LATE)
     await eventually(lambda: counts() == after, what="no letters")
 
     prometheus.config_file.write_text(WINDOW)
     assert web.fetch(f"{prometheus.url}/-/reload", method="POST").status == 200
-    again = letters.run("replay", "--reason", "out_of_order", "--yes")
+    again = dead_letters.run("replay", "--reason", "out_of_order", "--yes")
     assert f"{LATE} replayed to gpuledger-remote-write" in again.stdout
     late = {late_ns / SECOND_NS + number: 0.25 for number in range(LATE)}
     await eventually(lambda: late.items() <= stored(prometheus).items(), what="no samples")
