@@ -27,12 +27,6 @@ from gpuledger_reports.reading.usage_sums import UsageReader
 
 _DIGITS: Final = 4
 """A run of half a minute costs cents: a bill's two digits would be zeros."""
-_NAMES: Final = {
-    "__unresponsive__": "(lost)",
-    "__host__": "(host)",
-    "__idle__": "(idle)",
-    "__unattributed__": "(unattributed)",
-}
 COLUMNS: Final = (
     TableColumn("Owner", "left", floor=18),
     TableColumn("Allocated GPU s", leaves=1),
@@ -44,8 +38,8 @@ COLUMNS: Final = (
 )
 """Of the bill's table; `BILL_COLUMNS` says what they mean."""
 _MEANING: Final = (
-    "Billed is allocated time while the GPU responded. For (host) it is the used time, for (lost)"
-    " the time without a response, and for (idle) the rest."
+    "Billed is allocated time while the GPU responded. For __host__ it is the used time, for"
+    " __unresponsive__ the time without a response, and for __idle__ the rest."
 )
 
 
@@ -53,7 +47,7 @@ class OwnerCost(BaseRecord, frozen=True, kw_only=True):
     """What an owner's pods cost, or a kind of idle."""
 
     owner: str
-    """Kind and name of the workload, or in brackets who it is that has none."""
+    """Kind and name of the workload, or a special value of bills, such as `__idle__`."""
     idle_kind: str | None = None
     """Why nobody pays it, as on bills; absent for an owner's."""
     allocated_gpu_seconds: float
@@ -114,7 +108,7 @@ def of_bill(bill: Bill) -> RunBill | None:
     costs = shown_costs([(each.exact_cost, each.unused_cost) for each in lines])
     made = [
         OwnerCost(
-            owner=_NAMES.get(each.values[0], each.values[0]),
+            owner=each.values[0],
             idle_kind=each.idle_kind,
             allocated_gpu_seconds=float(gpu_seconds(each.allocated)),
             billed_gpu_seconds=float(gpu_seconds(each.billed)),

@@ -246,7 +246,7 @@ def _blocks(
     for gpu in lost:
         since = f"{datetime.fromtimestamp(gpu.since_ns / NS_PER_SECOND, tz=UTC):%H:%M:%S UTC}"
         held = f"allocated to {', '.join(gpu.allocatees)}" if gpu.allocatees else None
-        facts = ", ".join(filter(None, [f"(lost) since {since}", gpu.cause, held]))
+        facts = ", ".join(filter(None, [f"__unresponsive__ since {since}", gpu.cause, held]))
         text = elide(f"{gpu.index!s:>{widths[0]}}  {facts}", width=width)
         found.append((gpu.index, [ScreenLine(text, "bold red")]))
     # A lost GPU stands where it stood.
@@ -304,15 +304,15 @@ def _method(busy_method: str | None) -> str:
 
 
 def _account(entry: Entry, allocatee: PodOfEntry) -> str:
-    """Name the category with its job, and on idle who held it."""
+    """Return the category with its job, and for idle time the pod that it was allocated to."""
     if entry.job_id is not None:
-        return f"({entry.category}) job {entry.job_id}"
+        return f"__{entry.category}__ {entry.job_id}"
     if allocatee is NO_POD:
-        return f"({entry.category})"
+        return f"__{entry.category}__"
     pod = allocatee.described
     if pod.name is None:
-        return f"({entry.category}) {pod.state} holder"
-    return f"({entry.category}) {pod.namespace}/{pod.name}"
+        return f"__unused__ {pod.state} pod"
+    return f"__unused__ {pod.namespace}/{pod.name}"
 
 
 def _pod(entry: Entry, user: PodOfEntry) -> str | None:

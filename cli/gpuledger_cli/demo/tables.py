@@ -144,9 +144,9 @@ LIVE_COLUMNS: Final = {
     "Method": "measured, measured (shared), or estimated (how the GPU's value is split)",
 }
 LIVE_ROWS: Final = {
-    "(idle) POD": "allocated to POD and unused",
-    "(host)": "used by processes outside pods",
-    "(unattributed)": "used, by an unknown process",
+    "__unused__ POD": "allocated to POD and unused",
+    "__host__": "used by processes outside pods",
+    "__unattributed__": "used, by an unknown process",
 }
 """The rows that are no pod's use."""
 SUMMARY_COLUMNS: Final = {

@@ -159,7 +159,7 @@ class _BillPage:
         """The times of all lines, in units."""
         return {
             name: sum(getattr(line, name) for line in self.lines)
-            for name in ("held", "used", "charged")
+            for name in ("allocated", "used", "billed")
         }
 
     @property

@@ -68,7 +68,7 @@ async def test_records_pass_over_tls_with_a_login(secure_kafka: SecureKafka) -> 
         ({"sasl_password": Secret("wrong")}, r"SaslAuthenticationFailed.*kafka\.sasl_password$"),
         (
             {"sasl_mechanism": "SCRAM-SHA-256"},
-            r"UnsupportedSaslMech\w+\); .*kafka\.sasl_mechanism$",
+            r"UnsupportedSaslMech\w+; check kafka\.sasl_mechanism$",
         ),
         ({"ssl_ca_file": None}, r"CERTIFICATE_VERIFY_FAILED.*check kafka\.ssl_ca_file$"),
         ({"security_protocol": "PLAINTEXT"}, r"check kafka\.security_protocol$"),
@@ -84,7 +84,7 @@ async def test_a_refused_login_or_certificate_says_why_and_shows_no_password(
     with pytest.raises(BusUnavailableError, match=reason) as raised:
         await bus.partitions("any")
 
-    assert "refused the protocol, the certificate or the login" in str(raised.value)
+    assert f"cannot connect to Kafka at {secure_kafka.bootstrap_servers}" in str(raised.value)
     assert "wrong" not in str(raised.value)
 
 

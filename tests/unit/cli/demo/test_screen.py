@@ -70,7 +70,7 @@ def test_each_entry_has_a_row_in_the_units_people_read() -> None:
     assert tuple(pod)[:-1] == (
         *("0", "research/train-0", "25", "20.0 GiB", "50", "measured", "Job/train"),
     )
-    assert tuple(idle)[:-1] == ("", "(idle)", "75", "60.0 GiB", "150", "", "")
+    assert tuple(idle)[:-1] == ("", "__idle__", "75", "60.0 GiB", "150", "", "")
 
 
 def test_a_pod_without_a_record_is_shown_as_pending_by_its_uid() -> None:
@@ -82,16 +82,16 @@ def test_idle_names_who_held_it() -> None:
     """Each holder has a row; what nobody held has no name, nor has another node's pod."""
     idle = [entry(Category.IDLE, 0.5, allocation=one) for one in (0, None)]
     shown = [row.pod for row in rows_of(event(entries=idle, allocations=[HELD]))]
-    assert shown == ["(idle) research/notebook-0", "(idle)"]
+    assert shown == ["__unused__ research/notebook-0", "__idle__"]
     foreign = PodDescription(state=PodState.FOREIGN)
     (of_foreign, _) = rows_of(event(entries=idle, allocations=[HELD], notebook=foreign))
-    assert of_foreign.pod == "(idle) foreign holder"
+    assert of_foreign.pod == "__unused__ foreign pod"
 
 
 def test_what_the_driver_reserved_is_not_worth_a_row() -> None:
     """A host entry without busy seconds and with little memory is left out."""
     reserved = [entry(Category.HOST, 0.0, gib=0.5), entry(Category.IDLE, 1.0)]
-    assert [row.pod for row in rows_of(event(entries=reserved))] == ["(idle)"]
+    assert [row.pod for row in rows_of(event(entries=reserved))] == ["__idle__"]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,11 @@ def test_names_come_first_and_what_is_needed_least_goes(width: int, titles: list
 
 def test_all_names_are_whole_where_people_have_120_columns() -> None:
     drawn = draw_on(120, shared())
-    for whole in ("measured (shared)", "PyTorchJob/llm-finetune", "(idle) research/llm-finetune"):
+    for whole in (
+        "measured (shared)",
+        "PyTorchJob/llm-finetune",
+        "__unused__ research/llm-finetune",
+    ):
         assert any(whole in line for line in drawn)
 
 
@@ -138,8 +142,9 @@ def test_a_lost_gpu_stays_in_its_place_with_since_when_and_why() -> None:
         incident("gpu_lost", second=4.2, gpu=1),
         event(second=5, gpus=[0, 2], unresponsive=[1], allocations=[HELD]),
     ]
-    lines = draw_on(80, *happened)
-    assert "  1  (lost) since 00:00:04 UTC, XID 79, allocated to research/notebook-0" in lines
+    lines = draw_on(100, *happened)
+    lost = "  1  __unresponsive__ since 00:00:04 UTC, XID 79, allocated to research/notebook-0"
+    assert lost in lines
     assert [line.split()[0] for line in lines if line[:3].strip().isdigit()] == ["0", "1", "2"]
 
 
@@ -178,7 +183,7 @@ def test_columns_and_rows_that_do_not_say_it_themselves_are_explained_where_ther
         lines = draw_on(width, event(), with_meanings=True)
         message = " ".join(lines[lines.index("") :])
         assert ("Method: " in message) is method
-        assert all(f"{name}: " in message for name in ("Util %", "(idle) POD", "(host)"))
+        assert all(f"{name}: " in message for name in ("Util %", "__unused__ POD", "__host__"))
         fits, low = (
             draw_on(width, event(), height=height, with_meanings=True)
             for height in (len(lines), len(lines) - 1)
@@ -241,7 +246,7 @@ def test_the_smallest_screen_shows_every_row_and_names_the_page(width: int, heig
     assert max(map(len, pages)) <= height
     for page in pages:
         assert page[-1].startswith("page ")
-        assert any("train-0" in line or "(idle)" in line for line in page)
+        assert any("train-0" in line or "__idle__" in line for line in page)
     rows = [line for page in dict.fromkeys(map(tuple, pages)) for line in page if "train-0" in line]
     assert len(rows) == 40
 
