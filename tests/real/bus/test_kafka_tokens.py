@@ -259,7 +259,7 @@ async def test_a_token_that_the_broker_refuses_is_said_with_its_settings_and_not
         ({"answer": ["no object"]}, 'has a text "access_token"'),
         ({"answer": {"access_token": "two words"}}, "blanks or other characters"),
         ({"status": 401, "answer": {"error": "invalid_client"}}, r"401: .*kafka\.oauth\.client_id"),
-        ({"status": 302, "answer": {}}, r"302: .*check kafka\.oauth\.token_url"),
+        ({"status": 302, "answer": {}}, r"302: .*look at kafka\.oauth\.token_url"),
         ({"for_seconds": -60.0}, "it expired on 20"),
         ({"status": 500, "answer": {"quoted": CLIENT_SECRET}}, r"500: .*\*{8}"),
     ],

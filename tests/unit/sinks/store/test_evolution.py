@@ -58,7 +58,7 @@ async def test_an_older_table_gets_the_new_columns_and_no_row_is_repeated(
     on = bus()
     allocated: dict[str, Any] = {
         "entries": [entry(), entry(Category.IDLE, allocation=0)],
-        "held_by": [holder()],
+        "allocated_to": [holder()],
     }
     await publish(on, event(0), event(1, **allocated))
 
