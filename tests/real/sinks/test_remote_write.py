@@ -113,7 +113,11 @@ async def test_a_query_by_holder_answers_who_holds_idle_gpus(prometheus: Prometh
         entry(Category.IDLE, busy_ns=busy_ns, allocation=position)
         for busy_ns, position in ((250_000_000, 0), (125_000_000, 1), (500_000_000, None))
     ]
-    changes = {"entries": [entry(busy_ns=125_000_000), *idle], "allocated_to": allocated, "node": node}
+    changes = {
+        "entries": [entry(busy_ns=125_000_000), *idle],
+        "allocated_to": allocated,
+        "node": node,
+    }
     *before, last = ticks(3, namespace="idle", first_ns=first_ns, **changes)
     free = {
         "entries": [entry(Category.IDLE, busy_ns=1_000_000_000)],

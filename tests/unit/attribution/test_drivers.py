@@ -115,6 +115,7 @@ def test_many_more_drivers_answer_so_that_a_pod_is_booked_what_it_used(
 ) -> None:
     # Known to fail, see below.
     assume(driver["window_seconds"] != 1.0 or driver["ring_idle"] != "skipped")
+    assume(driver["processes"] != "newest" or driver["rounding"] != "down")
     check_one_percent(driver, kind, sampling_interval_seconds, seed)
 
 
@@ -137,6 +138,22 @@ LEAVES_OUT_IDLE_SECONDS = {
     "ring_samples": 100,
     "empty_answer": "not_found",
 }
+
+
+ROUNDS_THE_NEWEST_DOWN = {
+    "processes": "newest",
+    "window_seconds": 0.25,
+    "stamps": "wall",
+    "rounding": "down",
+    "ring_idle": "kept",
+    "ring_samples": 4096,
+    "empty_answer": "not_found",
+}
+
+
+@pytest.mark.xfail(strict=True, reason="1.1 %: the part that was rounded off is not known")
+def test_a_driver_that_rounds_the_newest_window_down_is_kept_to_one_percent() -> None:
+    check_one_percent(ROUNDS_THE_NEWEST_DOWN, "two pods, bursts", 5.0, 605786)
 
 
 @pytest.mark.xfail(strict=True, reason="1.4 %: whether a second was idle shows a second later")
