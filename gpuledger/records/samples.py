@@ -92,7 +92,7 @@ class GpuProcess(ArrayRecord, frozen=True, kw_only=True):
 class DeviceAllocation(BaseRecord, frozen=True, kw_only=True):
     """A device, or a part of one, that the kubelet has given to a container."""
 
-    # What the kubelet says, as it says it: which row of the tick that is, `ledger.holders` knows.
+    # As the kubelet returns it; `ledger.allocated_parts` finds the row of the sample.
     gpu_uuid: Id
     """The GPU on which the device is."""
     device_id: Id

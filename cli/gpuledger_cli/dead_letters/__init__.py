@@ -1,1 +1,1 @@
-"""`gpuledger dead-dead_letters`: what could not be used, looked at and put back."""
+"""`gpuledger dead-letters`: what could not be used, looked at and put back."""

@@ -1,4 +1,4 @@
-"""`gpuledger dead-dead_letters`: options in; tables, records and replays out."""
+"""`gpuledger dead-letters`: options in; tables, records and replays out."""
 
 import sys
 import time

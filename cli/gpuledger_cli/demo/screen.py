@@ -306,7 +306,8 @@ def _method(busy_method: str | None) -> str:
 def _account(entry: Entry, allocatee: PodOfEntry) -> str:
     """Return the category with its job, and for idle time the pod that it was allocated to."""
     if entry.job_id is not None:
-        return f"__{entry.category}__ {entry.job_id}"
+        category = "__unused__" if entry.category == Category.IDLE else entry.category
+        return f"{category} {entry.job_id}"
     if allocatee is NO_POD:
         return f"__{entry.category}__"
     pod = allocatee.described

@@ -48,11 +48,11 @@ UNKNOWN_TOTAL: Final = Counter(
     " many to wait for: the pod watch is behind, or no pod has these containers.",
 )
 FOREIGN_POD: Final = "foreign_pod"
-FOREIGN_ALLOCATION: Final = "foreign_holder"
+FOREIGN_ALLOCATION: Final = "foreign_allocation"
 NAMES_REFUSED_TOTAL: Final = Counter(
     "gpuledger_join_names_rejected",
     "Times that an event or an incident got no names of what its node spoke of, by reason:"
-    " `foreign_pod` (the API server has placed the pod on another node), `foreign_holder` (the"
+    " `foreign_pod` (the API server has placed the pod on another node), `foreign_allocation` (the"
     " kubelet is said to have given a device to a pod of a name that is placed on another node).",
     ["reason"],
 )

@@ -293,7 +293,7 @@ class JoinObserver:
         metrics.NAMES_REFUSED_TOTAL.labels(reason=metrics.FOREIGN_POD).inc(len(pods))
         if count := self._foreign.count(node, more=len(pods)):
             _log.warning(
-                "pod_names_refused",
+                "pod_names_rejected",
                 **_names(node),
                 reason=metrics.FOREIGN_POD,
                 pods=[f"{pods[0].namespace}/{pods[0].name}"],

@@ -294,7 +294,7 @@ def _allocation(bill: Bill, line: _LineOf, part: ChargePart) -> dict[str, Any]:
     }
     encoder = msgspec.json.Encoder(decimal_format="number")
     return row | {
-        "AllocatedMethodId": "gpuledger-board-time",
+        "AllocatedMethodId": "gpuledger-gpu-time",
         "AllocatedMethodDetails": encoder.encode({"Elements": [element]}).decode(),
         "AllocatedResourceId": "/".join(line.values),
         "AllocatedResourceName": "/".join(line.values),

@@ -2,7 +2,7 @@
 
 The store gives whole units of time by device, tenant and kind (`usage_sums`). Here they get their
 prices, as fractions; idle that is to be shared is shared; and lines are rounded once, together.
-The sum of the lines is the sum of the origin charges: a bill of which that is not so is not made.
+The sum of the lines is the sum of the asset cost: a bill of which that is not so is not made.
 """
 
 from collections import defaultdict
@@ -299,7 +299,7 @@ class BillMaker:
         origin = tally.asset_cost()
         exact = sum((line.exact_cost for line in lines), Fraction(0))
         if origin != exact:
-            raise UnbalancedBillError(f"lines of {exact} for origin charges of {origin}")
+            raise UnbalancedBillError(f"line items of {exact} for an asset cost of {origin}")
         digits = minor_digits(policy.currency)
         removed_us = min(self._reader.removed_before_us, window.end_us)
         return Bill(

@@ -21,7 +21,7 @@ class UnbalancedBillError(GpuledgerError):
 
 @dataclass(frozen=True, kw_only=True)
 class DayCost:
-    """What the GPUs of a day cost, before idle is shared; all days sum to the origin charges."""
+    """What the GPUs of a day cost, before idle is shared; all days sum to the asset cost."""
 
     begin_us: int
     costs: Mapping[IdleKind | None, Fraction]
@@ -175,7 +175,7 @@ class BillTally:
         # Rows and boards are summed by different queries: what one has lost would show here.
         billed = sum(cell.billed for cells in self.cells.values() for cell in cells.values())
         if billed != self.present:
-            raise UnbalancedBillError(f"{billed} units are charged, the boards had {self.present}")
+            raise UnbalancedBillError(f"{billed} units are billed, the GPUs had {self.present}")
 
     def asset_cost(self) -> Fraction:
         """Return what all boards cost, whoever had them: by their time, and not by the lines."""

@@ -83,7 +83,7 @@ EXPECTED: Mapping[str, Callable[[Truth], Expected]] = {
     "Power, by pod": power_by_pod,
     "Idle, by GPU": idle_by_gpu,
     "Top pods, now": top_pods,
-    "GPUs held, by pod": lambda truth: by_pod(
+    "GPUs allocated, by pod": lambda truth: by_pod(
         truth, lambda pod: about(truth.allocated(pod), rel=0.01)
     ),
     "How it is known": lambda truth: {

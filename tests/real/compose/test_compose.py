@@ -97,7 +97,7 @@ def test_every_series_since_the_start_has_a_name_without_holes(
         assert one.name
         assert not {"//", "{{", "  "} & {one.name[at : at + 2] for at in range(len(one.name))}
     assert len({one.name for one in shown}) == len(shown)
-    if "whose" in target.legend and "held" not in target.panel:  # the kubelet names who holds
+    if "whose" in target.legend and "allocated" not in target.panel:  # the kubelet names who holds
         assert "default pods without a name yet" in {one.name for one in shown}
 
 

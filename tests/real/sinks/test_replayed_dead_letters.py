@@ -37,7 +37,7 @@ BUSY = f'gpuledger_pod_gpu_busy_ratio{{node="{NODE}"}}[1h]'
 
 
 class Letters:
-    """`gpuledger dead-dead_letters`, as people run it."""
+    """`gpuledger dead-letters`, as people run it."""
 
     def __init__(self, kafka: Kafka) -> None:
         self.kafka = kafka

@@ -91,7 +91,7 @@ def test_a_mistake_of_ours_is_one_line_and_an_exit_code_of_its_own(
     store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: BillTally) -> None:
-        raise UnbalancedBillError("lines of 7 for origin charges of 14")
+        raise UnbalancedBillError("lines of 7 for asset cost of 14")
 
     monkeypatch.setattr(BillTally, "check_balance", fail)
     assert main(["bill", "--store", store]) == OWN_ERROR

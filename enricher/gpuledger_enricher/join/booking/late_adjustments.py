@@ -31,7 +31,7 @@ def adjust_ends(sample: NodeSample) -> list[LateAdjustment] | None:
     The entries of each sum to zero. Raises `IndexError` where an end points to a GPU or a container
     that the tick does not have.
     """
-    # Without what an account cannot tell: a settlement of nothing would be noise in every tick.
+    # Without what an account cannot tell: an adjustment of nothing would be noise in every tick.
     adjusted = [
         _adjust(end, unbooked, sample)
         for end in sample.ended_processes or ()
@@ -50,10 +50,10 @@ def unbooked_ns(end: ProcessExit) -> int:
 
 
 def adjusted_ns(adjustments: Iterable[LateAdjustment]) -> int:
-    """Return how much busy time these settlements book on its users, in nanoseconds."""
+    """Return how much busy time these adjustments book on its users, in nanoseconds."""
     # What is owed alone: its counterpart on `unattributed` is below zero.
     return sum(
-        max(0, entry.busy_ns or 0) for settlement in adjustments for entry in settlement.entries
+        max(0, entry.busy_ns or 0) for adjustment in adjustments for entry in adjustment.entries
     )
 
 

@@ -103,7 +103,7 @@ cpdef Split split_busy(utilization_ratio, list claims, long long interval_ns, se
 cdef _share_busy(long long busy_ns, list claims, int128 numerator)
 
 @cython.locals(
-    claim=Claim, total=cython.longlong, memory_bytes=cython.longlong, ended=cython.longlong,
+    claim=Claim, total=cython.longlong, claimed_bytes=cython.longlong, ended=cython.longlong,
     missing=cython.longlong, is_measured=bint,
 )
 cdef object _weigh(list claims, cython.longlong ppm)

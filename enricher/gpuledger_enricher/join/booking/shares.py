@@ -504,12 +504,12 @@ def _weigh(claims: list[Claim], ppm: int) -> BusyMethod:
     in proportion. Without a measure of use, memory held is the next best; without that, equal
     parts.
     """
-    total = memory_bytes = ended = 0
+    total = claimed_bytes = ended = 0
     is_measured = False
     for claim in claims:
         claim.weight = claim.sm_ppm
         total += claim.sm_ppm
-        memory_bytes += claim.memory_bytes
+        claimed_bytes += claim.memory_bytes
         ended += claim.has_ended
         if claim.is_sampled:
             is_measured = True
@@ -522,8 +522,8 @@ def _weigh(claims: list[Claim], ppm: int) -> BusyMethod:
     if total or (is_measured and not ppm):
         return _PROCESS_UTILIZATION
     for claim in claims:
-        claim.weight = claim.memory_bytes if memory_bytes else 1
-    return _MEMORY_SHARE if memory_bytes else _EQUAL_SHARE
+        claim.weight = claim.memory_bytes if claimed_bytes else 1
+    return _MEMORY_SHARE if claimed_bytes else _EQUAL_SHARE
 
 
 def split_memory(

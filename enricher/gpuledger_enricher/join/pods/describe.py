@@ -436,11 +436,11 @@ class EventPods:
             resources.setdefault(allocatee, set()).add(allocation.resource_name)
             if allocation.claim is not None:
                 claims.setdefault(allocatee, set()).add(allocation.claim)
-        allocatees = []
+        found = []
         for allocatee in allocated_containers(allocations):
             position = self.add_allocatee((allocatee.namespace, allocatee.pod))
             self._containers[position].add(allocatee.container)
-            allocatees.append(
+            found.append(
                 EventAllocation(
                     pod=position,
                     container=allocatee.container,
@@ -448,7 +448,7 @@ class EventPods:
                     claims=sorted(claims[allocatee]) if allocatee in claims else None,
                 )
             )
-        return allocatees
+        return found
 
     def add_allocatee(self, name: PodName) -> int:
         """Add a pod that holds something, by its name; return its position."""

@@ -99,7 +99,7 @@ def test_what_goes_wrong_is_shown_as_an_alert_within_the_readme_s_20_seconds(
     for shown in (frame, summary):
         assert ALERT in shown
     assert re.search(
-        r"^ +3  \(lost\) since \d\d:\d\d:\d\d UTC, XID 79, allocated to vision/transcode",
+        r"^ +3  __unresponsive__ since \d\d:\d\d:\d\d UTC, XID 79, allocated to vision/transcode",
         frame,
         re.MULTILINE,
     )

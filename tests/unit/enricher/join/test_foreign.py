@@ -82,7 +82,7 @@ def test_a_foreign_pod_is_logged_once_a_minute_for_each_node(
     given.read_pod(pod(node="node-b"))
     for _ in range(3):
         given.take(containers=NAMED[:1])
-    output = [line for line in capsys.readouterr().out.splitlines() if "pod_names_refused" in line]
+    output = [line for line in capsys.readouterr().out.splitlines() if "pod_names_rejected" in line]
     assert len(output) == 1
     for part in ("node-a", "research/train-0", UIDS[0], "node-b"):
         assert part in output[0]

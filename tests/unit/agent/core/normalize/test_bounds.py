@@ -28,7 +28,7 @@ def field_type(name: str) -> object:
     return hints[field]
 
 
-@for_each("asked", ALL)
+@for_each("requested", ALL)
 def test_the_least_and_the_most_that_is_believed_fits_in_its_field(requested: MetricSpec) -> None:
     """Whole or in a list or by link, as the field has it."""
     kind = field_type(requested.name)

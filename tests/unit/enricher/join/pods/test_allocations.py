@@ -71,7 +71,7 @@ def test_a_node_puts_idle_on_no_pod_of_another_node(given: Given) -> None:
     """The part stays held; whose it is has no name. Of a pod without a record it is the node's."""
     given.read_pod(pod(0))
     given.read_pod(pod(1, node="node-b"))
-    before = value_of(REFUSED, reason="foreign_holder")
+    before = value_of(REFUSED, reason="foreign_allocation")
     allocated = allocated_to("train-0", "train-1", "train-1", "train-2")
     event = given.take(allocations=allocated, containers=[])
     known, foreign, named = allocatees_of(event)
@@ -79,7 +79,7 @@ def test_a_node_puts_idle_on_no_pod_of_another_node(given: Given) -> None:
     assert foreign == PodDescription(state=PodState.FOREIGN)
     assert named == PodDescription(state=PodState.NAMED, namespace="research", name="train-2")
     assert idle_of(event) == [(0, 125_000_000), (1, 250_000_000), (2, 125_000_000)]
-    assert value_of(REFUSED, reason="foreign_holder") == before + 1
+    assert value_of(REFUSED, reason="foreign_allocation") == before + 1
 
 
 def test_a_holder_is_known_from_the_tick_after_its_record(given: Given) -> None:
