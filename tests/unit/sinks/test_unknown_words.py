@@ -127,7 +127,7 @@ def on_the_demos_screen(one: GpuEvent, _: Path) -> Counter[str]:
     found: Counter[str] = Counter()
     for row in screen_rows_of(one):
         # A pod's row begins with its name, or with its state.
-        category = row.pod.strip("()") if row.pod.startswith("(") else "pod"
+        category = row.pod.strip("_") if row.pod.startswith("__") else "pod"
         found[category] += int(row.sm) * SECOND_NS // 100
     return found
 
