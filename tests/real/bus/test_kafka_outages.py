@@ -71,7 +71,10 @@ async def test_nothing_acknowledged_is_lost_or_out_of_order_over_a_restart(
             for number in (0, 1)
         ]
         tasks.create_task(collect(consumer, records, until=read))
-        await asyncio.sleep(1.5)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not records:  # noqa: ASYNC110  # filled by a poll
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(1.0)
         await asyncio.to_thread(getattr(kafka, how))
         await asyncio.sleep(1.5)
         before_restart = len(records)
