@@ -85,7 +85,7 @@ for _name, (_path, _help) in _COMMANDS.items():
 for _name, _help in _COMPONENTS.items():
     app.command("gpuledger_cli.elsewhere:run", name=_name, help=_help, group="Components")
 _BARE_GROUPS: Final = (["bill"],)
-"""Command lines that name only a group with a command of its own: what they lack is most of it."""
+"""Groups that are commands too. Without arguments they print help, as other groups do."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

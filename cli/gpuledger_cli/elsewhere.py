@@ -1,4 +1,4 @@
-"""What `gpuledger --help` and completion list, and `gpuledger.programs` runs.
+"""Commands that `gpuledger --help` and completion list, and that `gpuledger.programs` runs.
 
 Components must start without this package, so they are no commands of its `app`.
 """

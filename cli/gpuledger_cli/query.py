@@ -169,7 +169,7 @@ def print_rows(
 
     No value is ever cut. In a file or a pipe a table has the width that it needs.
     """
-    # Texts: what stands in brackets would be taken for a style.
+    # As Text, because rich would parse brackets in a string as a style.
     texts = [[Text(cell) for cell in row] for row in rows]
     table = Table(*(Column(Text(name), no_wrap=True) for name in columns), safe_box=True)
     for row in texts:

@@ -1,4 +1,4 @@
-"""`gpuledger watermarks`: up to when the topics are complete, as the components publish it."""
+"""`gpuledger watermarks`: shows the time through which the topics are complete."""
 
 import asyncio
 import sys
@@ -88,16 +88,16 @@ async def read_watermarks(history: Bus, component: Component) -> tuple[int, list
                         continue
                     with suppress(UndecodableError):
                         watermark = decoder.decode(record.value)
-                        # Who may write elsewhere speaks for no partition but his own.
+                        # A watermark counts only in the partition that it is about.
                         is_own = (record.key, at.partition) == (
                             key_of(watermark),
                             watermark.partition,
                         )
                         if is_own and watermark.complete_until_ns <= time.time_ns() + MAX_AHEAD_NS:
                             completeness.take(watermark)
-                        # Whoever asks here has what the stage has written, all of it.
+                        # All that the component has written was read.
                         completeness.read_to(at.partition, MAX_OFFSET)
-    # The topic itself, where it was given more partitions than those that watermarks speak of.
+    # The topic may have more partitions than there are watermarks for.
     return max(len(spans), partitions), [
         watermark for at in spans for watermark in completeness.of(at.partition)
     ]

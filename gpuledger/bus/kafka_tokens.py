@@ -24,7 +24,7 @@ from gpuledger.runtime import Check
 from gpuledger.runtime.retry import Backoff
 from gpuledger.runtime.tokens import SAFE_RATIO, BearerToken, TokenInForce, TokenSource
 
-_LOOK_SECONDS: Final = 0.5
+_CHECK_SECONDS: Final = 0.5
 _MIN_LOGIN_SECONDS: Final = 1.5
 """How long a login must have stood: brokers refuse a second one within a second."""
 
@@ -145,7 +145,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
             self._check_later()
 
     def _check_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._check)
+        self._timer = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check)
 
     def _check(self) -> None:
         """Have what is due renewed; end with the last connection, as nobody needs a token then."""

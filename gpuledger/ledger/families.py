@@ -273,13 +273,12 @@ ALLOCATION: Final = Family(
     metrics=(
         FamilyMetric(
             name=f"gpuledger_allocation_gpu_{ALLOCATED_NS.average}",
-            help="How much of the GPU, or of the MIG instance, the holder holds, or nobody,"
-            " whatever is used of it; of each device it sums to 1, also where it does not answer.",
+            help=ALLOCATED_NS.account_help,
         ),
         FamilyMetric(
             name="gpuledger_allocation_physical_gpu_ratio",
-            help="The same as a part of the whole board, by compute slices: of each board it sums"
-            " to 1 over its row and those of its instances.",
+            help="The same share of the physical GPU, by compute slices. Sums to 1 over the GPU"
+            " and its MIG instances.",
         ),
     ),
     shares=SharedOfDevice.HOLDING,

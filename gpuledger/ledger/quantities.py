@@ -154,8 +154,8 @@ ALLOCATED_NS: Final = Quantity(
     units_per_base=10**9,
     average="ratio",
     pod_help="",
-    account_help="Share of the GPU that is allocated to the pod, or idle, whatever is used of it;"
-    " on idle only.",
+    account_help="Share of the GPU or MIG instance that is allocated to the pod, or to nobody, used"
+    " or not. Sums to 1 over each device, also while it does not respond.",
     total_name="allocated_seconds_total",
     total_help="Time for which the GPU was allocated to the container or the job, whatever it used"
     " of it; on idle, to nobody. Half of a GPU counts half of the time.",

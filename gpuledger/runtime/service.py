@@ -111,7 +111,7 @@ class _EndingSignals:
     def take(self, stop: Callable[[str], None]) -> None:
         """Call `stop` in the running event loop, with the name of the first signal that comes."""
         loop = asyncio.get_running_loop()
-        self._deadline.wake_up(loop)
+        self._deadline.set_loop(loop)
         passed_on = False
 
         def stop_once(name: str) -> None:
@@ -161,8 +161,8 @@ class _Deadline:
         self._thread = threading.Thread(target=self._watch, name="deadline", daemon=True)
         self._thread.start()
 
-    def wake_up(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wake this event loop when a signal comes."""
+    def set_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Set the event loop to wake when a signal comes."""
         self._loop = loop
 
     def begin(self) -> None:

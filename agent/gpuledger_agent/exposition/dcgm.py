@@ -126,10 +126,10 @@ class RowWriter:
         written = []
         for share in shares:
             # What has no name here gets no series: dcgm-exporter would show none either.
-            if share.allocatee.pod:
+            if share.user.pod:
                 own = [
-                    *share.allocatee.dcgm_labels,
-                    ("pod_uid", share.allocatee.pod_uid),
+                    *share.user.dcgm_labels,
+                    ("pod_uid", share.user.pod_uid),
                     (SHARE_LABEL, "pod"),
                 ]
                 written.append((share, write_labels([*old, *own]), write_labels([*new, *own])))
@@ -163,11 +163,9 @@ def _merge_memory(shares: Iterable[PodShare]) -> Iterable[PodShare]:
     """Return what each container holds in all: it may have processes on several of them."""
     by_container: dict[NodeContainer, PodShare] = {}
     for share in shares:
-        parts = (by_container.get(share.allocatee), share)
+        parts = (by_container.get(share.user), share)
         known = [part.memory_bytes for part in parts if part and part.memory_bytes is not None]
-        by_container[share.allocatee] = PodShare(
-            share.allocatee, None, sum(known) if known else None
-        )
+        by_container[share.user] = PodShare(share.user, None, sum(known) if known else None)
     return by_container.values()
 
 

@@ -222,7 +222,7 @@ def write_containers(now: Snapshot) -> Iterator[str]:
     shares = now.tick_containers.shares()
     node = ("node", now.sample.node)
     rows: list[tuple[Labels, PodShare]] = [
-        ([node, *gpu_labels(device), *share.allocatee.labels], share)
+        ([node, *gpu_labels(device), *share.user.labels], share)
         for device in now.devices
         for share in shares.get(device.reading.uuid, ())
     ]
@@ -243,7 +243,7 @@ def write_containers(now: Snapshot) -> Iterator[str]:
 class _Entry(NamedTuple):
     process: GpuProcess
     name: str
-    allocatee: NodeContainer
+    user: NodeContainer
 
 
 def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
@@ -268,12 +268,12 @@ def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
     ):
         # By labels: a process in two lists of the driver stands on the page once.
         values: dict[Labels, float] = {}
-        for process, name, allocatee in entries:
+        for process, name, user in entries:
             gpu = now.sample.gpus[process.gpu]
             own = (gpu.uuid, str(gpu.index), str(process.pid), name)
             # What the driver does not say is absent, never 0.
             if (value := getattr(process, field)) is not None:
-                labels = (*zip(PROCESS_LABELS[: len(own)], own, strict=True), *allocatee.labels)
+                labels = (*zip(PROCESS_LABELS[: len(own)], own, strict=True), *user.labels)
                 values[(("node", now.sample.node), *labels)] = value
         yield from family.write(values.items())
 
@@ -281,15 +281,15 @@ def write_processes(now: Snapshot, *, max_processes: int) -> Iterator[str]:
 def _write_pid_pod(entries: Sequence[_Entry], now: Snapshot) -> Iterator[str]:
     """Sum what a process holds on all GPUs: the labels name none."""
     used: dict[Labels, int] = {}
-    for process, name, allocatee in entries:
-        if allocatee.pod and process.memory_used_bytes is not None:
+    for process, name, user in entries:
+        if user.pod and process.memory_used_bytes is not None:
             labels = (
                 ("pid", str(process.pid)),
                 ("process_name", name),
-                ("pod_name", allocatee.pod),
-                ("namespace", allocatee.namespace),
+                ("pod_name", user.pod),
+                ("namespace", user.namespace),
                 ("node_name", now.sample.node),
-                *allocatee.further,
+                *user.further,
             )
             used[labels] = used.get(labels, 0) + process.memory_used_bytes
     return PID_POD.write((labels, memory_bytes // _MIB) for labels, memory_bytes in used.items())

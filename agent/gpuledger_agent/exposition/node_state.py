@@ -137,13 +137,13 @@ class Snapshot:
     sample: NodeSample
     """The newest tick."""
     devices: list[ShownDevice]
-    """What is known of each device; of an unresponsive one what happened to it."""
+    """The readings of each device, or the last events of an unresponsive one."""
     tick_containers: TickContainers
-    """The tick's containers, and who holds its devices."""
+    """The tick's containers, and the allocations of its devices."""
     commands: Mapping[int, str]
     """The kernel's name of each process, by pid."""
     events: Mapping[str, tuple[str, GpuEventHistory]]
-    """What happened to each GPU, with its index, by UUID: also of those that are unresponsive."""
+    """Index and events of each GPU, by UUID, including unresponsive GPUs."""
     since_ns: int
     """Where the window of recent events begins, by the clock that never goes back."""
 

@@ -1,11 +1,11 @@
-"""Whose devices are, by container or job; who has all of one: `ledger.allocated_parts`.
+"""Find the containers and jobs that use a node's devices, and those they are allocated to.
 
-Pure: the tick's records in, holders and their shares out.
+Pure: the records of a tick in, containers and their shares out. `ledger.allocated_parts` finds
+which device an allocation means.
 
-A pod's UID is that in the cgroup of its processes. The kubelet names who holds a device and gives
-no UID, so that of a holder is the UID of its container's processes on that device, or the one that
-its name has in the node's folders. A name may mean two pods for a while, as where one of a
-StatefulSet comes again: where both remain possible there is no UID, and nothing that follows of it.
+The kubelet returns the name of the pod that has a device, without its UID. The UID comes from the
+cgroup of the container's processes on that device, or from the name in the node's directories. If
+two pods have the name, as when a pod of a StatefulSet is recreated, the UID stays empty.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -110,7 +110,7 @@ class NodeContainer(NamedTuple):
 class PodShare(NamedTuple):
     """What the processes of one container or job use of one device."""
 
-    allocatee: NodeContainer
+    user: NodeContainer
     """The container or the job."""
     busy_ratio: float | None
     """Share of the tick in which their kernels ran; absent where the driver does not say."""
@@ -140,10 +140,10 @@ class TickContainers:
             if process.container is not None:
                 self._used.setdefault((process.gpu, process.container), []).append(process)
         for gpu, container in self._used:
-            allocatee, reading = self.containers[container], sample.gpus[gpu]
-            if allocatee.pod_uid:
-                key = _device_of(reading), allocatee[:3]
-                self._uids.setdefault(key, set()).add(allocatee.pod_uid)
+            user, reading = self.containers[container], sample.gpus[gpu]
+            if user.pod_uid:
+                key = _device_of(reading), user[:3]
+                self._uids.setdefault(key, set()).add(user.pod_uid)
 
     def shares(self) -> Mapping[str, list[PodShare]]:
         """Return what each container or job uses by a device's UUID; the host's is left out."""
@@ -160,7 +160,7 @@ class TickContainers:
                 if process.memory_used_bytes is not None
             ]
             share = PodShare(
-                allocatee=self.containers[container],
+                user=self.containers[container],
                 # Kernels of several processes may run at once: together they are no more than all.
                 busy_ratio=min(1.0, sum(ratios)) if ratios else None,
                 memory_bytes=sum(allocation) if allocation else None,

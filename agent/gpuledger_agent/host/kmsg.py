@@ -19,7 +19,7 @@ from gpuledger_agent.metrics import KMSG_FAILURES, KMSG_OVERRUNS
 SOURCE: Final = "kmsg"
 _DRIVER_PREFIX: Final = b"NVRM: Xid"
 _RECORD_BYTES: Final = 8192
-_LOOK_SECONDS: Final = 0.5
+_POLL_SECONDS: Final = 0.5
 # A log in a storm is never read to its end: the ticks' turn comes first.
 _MAX_AT_ONCE: Final = 1000
 _HEAD: Final = re.compile(r"(\d{1,9}),\d+,(\d{1,19})(?!\d)", re.ASCII)
@@ -117,7 +117,7 @@ class KmsgReader:
                     while True:
                         # Where more is left, the others get their turn and the log is read on.
                         is_more = self.read(log)
-                        await self._clock.sleep(0 if is_more else _LOOK_SECONDS)
+                        await self._clock.sleep(0 if is_more else _POLL_SECONDS)
                 finally:
                     log.close()
             except OSError as error:

@@ -99,8 +99,8 @@ def write_last_marks(store: Path) -> None:
 
 def of_bill(bill: Bill) -> RunBill | None:
     """Return what of a bill is the run's: not the time of its hours in which nothing ran."""
-    # What has no data is the rest of the last minute, up to which there is usage by the rows, and
-    # whatever was between this run and an earlier one: nobody watched then, so it is not the run's.
+    # Time without data is the rest of the last minute and the time between this run and an earlier
+    # one. Neither belongs to this run.
     lines = [each for each in bill.lines if each.idle_kind != "no_data"]
     if not lines:
         return None
@@ -153,7 +153,7 @@ def draw_bill(bill: RunBill, *, width: int) -> list[ScreenLine]:
     # What costs nothing, as GPUs without a price, has no share of it.
     share = Fraction(unused) / Fraction(bill.cost) if Decimal(bill.cost) else Fraction(0)
     note = (
-        f"It cost {bill.cost} {bill.currency} by {bill.prices}, {unused} of it"
+        f"It cost {bill.cost} {bill.currency} by {bill.prices}, including {unused}"
         f" ({float(share):.0%}) for GPUs that were allocated and unused."
     )
     return [

@@ -62,7 +62,7 @@ _STABLE_VERSION: Final = 7
 _COORDINATOR_LEFT: Final = (NotCoordinatorForGroupError, GroupCoordinatorNotAvailableError)
 
 _Send: TypeAlias = Callable[..., Awaitable[Any]]
-_requires_stable: Final = ContextVar("wants_stable", default=False)
+_requires_stable: Final = ContextVar("requires_stable", default=False)
 """How `stable_offsets` reaches the request, which aiokafka makes in the same task."""
 
 

@@ -94,7 +94,7 @@ class ExplainQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="explain"):
     rows: int
 
 
-class StoreStateQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
+class StoreStateQuestion(msgspec.Struct, frozen=True, kw_only=True, tag="store_state"):
     """Which versions the tables have, and what the prices are: what answers depend on."""
 
 

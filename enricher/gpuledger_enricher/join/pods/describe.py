@@ -249,7 +249,7 @@ def describe_tick(
     event_pods.add_users(
         identities, named=name_by_allocation(sample, pending, pods), foreign=foreign
     )
-    allocatees = event_pods.add_allocations(sample.allocations)
+    allocations = event_pods.add_allocations(sample.allocations)
     containers = [
         EventContainer(
             container_id=container.container_id,
@@ -277,7 +277,7 @@ def describe_tick(
         encoded=EncodedDescriptions(
             pods=msgspec.Raw(encode(descriptions)),
             containers=msgspec.Raw(encode(containers)),
-            allocations=msgspec.Raw(encode(allocatees)),
+            allocations=msgspec.Raw(encode(allocations)),
             namespaces=msgspec.Raw(encode(described)) if described else None,
             node_description=None
             if node_description in (None, NodeDescription())

@@ -275,7 +275,7 @@ def test_the_bill_is_the_last_thing_that_is_shown_and_fits_the_screen(width: int
     shown = [one.text for one in draw_summary(replace(SUMMARY, bill=bill), width=width)]
     reported = " ".join(shown)
     assert max(map(len, shown[-6:])) <= width
-    assert "0.1484 USD by list prices, 0.0371 of it (25%)" in " ".join(reported.split())
+    assert "0.1484 USD by list prices, including 0.0371 (25%)" in " ".join(reported.split())
     assert not any("It cost" in one.text for one in draw_summary(SUMMARY, width=width))
 
 
