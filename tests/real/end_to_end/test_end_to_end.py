@@ -104,10 +104,15 @@ def pipeline(
         made.kill()
 
 
-def test_prometheus_answers_by_namespace_and_pod(pipeline: Pipeline) -> None:
+def test_prometheus_answers_by_namespace_and_pod(
+    pipeline: Pipeline, simulation: Simulation
+) -> None:
     """The pod's owner and the method are joined to it."""
+    # In its first tick the pod has memory and no busy time yet.
+    warm_seconds = simulation.epoch_ns // 10**9 + SCENARIO_SECONDS // 2
+    busy = 'gpuledger_pod_gpu_busy_ratio{namespace="serving",pod=~"chat-.*"}'
     query = (
-        'gpuledger_pod_gpu_busy_ratio{namespace="serving",pod=~"chat-.*"}'
+        f"({busy} and timestamp({busy}) > {warm_seconds})"
         " * on (cluster, node, pod_uid) group_left (owner_name) gpuledger_pod_info"
         " * on (cluster, node, gpu_uuid) group_left (method)"
         ' gpuledger_gpu_method_info{quantity="busy"}'

@@ -117,7 +117,7 @@ async def tell(
 
 
 def found(path: Path, table: str, columns: str) -> list[tuple[Any, ...]]:
-    if not (path / table / "_delta_log").exists():
+    if not DeltaTable.is_deltatable(str(path / table)):
         return []
     if not (files := DeltaTable(str(path / table)).file_uris()):
         return []
