@@ -87,9 +87,10 @@ def wait_until_all_is_well(deployables: Sequence[Deployable]) -> None:
         time.sleep(0.5)
 
 
-def failing_checks(deployable: Deployable) -> list[str]:
+def failing_checks(deployable: Deployable) -> dict[str, str]:
+    """Return the checks that fail, each with its reason."""
     checks = deployable.readyz()["checks"]
-    return [name for name, check in checks.items() if not check["ok"]]
+    return {name: check["detail"] for name, check in checks.items() if not check["ok"]}
 
 
 def checks_of_kafka(name: str) -> set[str]:
