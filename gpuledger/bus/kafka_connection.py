@@ -25,6 +25,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from typing_extensions import override
 
 from gpuledger.bus.aiokafka_patches import logins
+from gpuledger.bus.aiokafka_patches.ending import close_left_connections
 from gpuledger.bus.aiokafka_patches.requests import fetch_topic_ids
 from gpuledger.bus.kafka_errors import (
     FAILURES,
@@ -235,6 +236,7 @@ class KafkaConnection:
         self._refusals = RefusedConnections(mask=self._mask)
         # Before any client is there: it logs from its first connection on.
         demote_logs()
+        close_left_connections()
         if readiness and settings.security_protocol != "PLAINTEXT":
             check = _check_of(readiness)
             self._credentials = KafkaCredentials(settings, check=check)

@@ -5,7 +5,10 @@ Can go once `stop()` of aiokafka's clients takes a deadline (aio-libs/aiokafka#1
 
 import asyncio
 from collections.abc import Coroutine
+from functools import cache
 from typing import Any, Final
+
+from aiokafka.conn import AIOKafkaConnection
 
 from gpuledger.runtime.tasks import end_tasks
 
@@ -27,3 +30,19 @@ async def end(task: "asyncio.Task[Any] | None") -> None:
     """Cancel a task until it ends: once lets it finish what is on its way, twice does not."""
     for _ in range(2):
         await end_tasks(task, seconds=CANCEL_SECONDS)
+
+
+@cache
+def close_left_connections() -> None:
+    """Close a connection that aiokafka left open, without the error that it logs by default.
+
+    A client that is cancelled while it connects to a slow broker leaves its first connection open.
+    Can go once `AIOKafkaClient.bootstrap` closes it.
+    """
+
+    def close(connection: Any) -> None:  # noqa: ANN401  # aiokafka publishes no types
+        if connection.connected() and not connection._loop.is_closed():
+            connection._on_close_cb = None
+            connection.close()
+
+    AIOKafkaConnection.__del__ = close

@@ -2,12 +2,17 @@
 
 import asyncio
 import gc
+import struct
 from typing import Any
 
+import pytest
 from aiokafka.producer.message_accumulator import BatchBuilder, MessageAccumulator
 from aiokafka.structs import TopicPartition
 
 from gpuledger.bus.aiokafka_patches.producers import send_batch
+from gpuledger.bus.kafka_connection import KafkaConnection
+from gpuledger.errors import BusUnavailableError
+from gpuledger.settings import KafkaSettings
 
 
 class Leaderless:
@@ -49,5 +54,37 @@ async def test_a_batch_that_fails_when_nobody_waits_for_it_any_more_logs_nothing
     await asyncio.sleep(0)
     del client, sent
     gc.collect()
+
+    assert unseen == []
+
+
+class SlowBroker:
+    """Accepts connections, names its versions, and is too slow for anything else."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        size = struct.unpack(">i", await reader.readexactly(4))[0]
+        request = await reader.readexactly(size)
+        no_error_and_metadata_version_0 = struct.pack(">hihhh", 0, 1, 3, 0, 0)
+        answer = request[4:8] + no_error_and_metadata_version_0
+        writer.write(struct.pack(">i", len(answer)) + answer)
+        await reader.read()
+        writer.close()
+        self.left.set()
+
+
+async def test_a_connection_to_a_broker_that_is_too_slow_is_closed_and_logs_nothing() -> None:
+    unseen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, message: unseen.append(message))
+    broker = SlowBroker()
+    async with await asyncio.start_server(broker.answer, "127.0.0.1", 0) as server:
+        servers = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        settings = KafkaSettings(bootstrap_servers=servers, request_timeout_seconds=0.5)
+        with pytest.raises(BusUnavailableError):
+            await KafkaConnection(settings).describe("rows")
+        gc.collect()
+        await broker.left.wait()
 
     assert unseen == []
