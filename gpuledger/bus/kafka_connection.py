@@ -219,6 +219,8 @@ ABSENT_ANSWERS: Final = 2
 may not have heard of it yet."""
 
 _HIDDEN: Final = TopicAuthorizationFailedError.errno
+_NO_BROKER_SECONDS: Final = 0.2
+"""How long to wait before the brokers are asked again for a cluster that has none."""
 
 
 class KafkaConnection:
@@ -382,8 +384,9 @@ async def count_partitions(
 ) -> dict[str, int]:
     """Ask over an open client, so that an absent topic is known now and not after a time-out.
 
-    `rights` are those that the user needs on the topics. Raises `RefusedError` where they may not
-    be seen, `TopicsError` where one is absent, and aiokafka's errors.
+    Waits while the cluster has no broker; the caller sets the deadline. `rights` are those that the
+    user needs on the topics. Raises `RefusedError` where they may not be seen, `TopicsError` where
+    one is absent, and aiokafka's errors.
     """
     wanted = sorted(topics)
     answer = await _request_topics(client, wanted)
@@ -410,9 +413,12 @@ async def _request_topics(client: AIOKafkaClient, topics: list[str]) -> Any:  # 
     By their names: of all topics the brokers list those that a user may see, so that one that is
     hidden looks like one that is absent.
     """
+    while not (nodes := [broker.nodeId for broker in client.cluster.brokers()]):
+        # A broker that has just started does not yet name itself.
+        await client.force_metadata_update()
+        await asyncio.sleep(_NO_BROKER_SECONDS)
+    failure: Exception = KafkaConnectionError("no broker answered")
     # In any order: not every process of a cluster is to begin with a broker that is away.
-    nodes = [broker.nodeId for broker in client.cluster.brokers()]
-    failure: Exception = KafkaConnectionError("no broker is known")
     for node in random.sample(nodes, len(nodes)):
         try:
             return await client.send(node, MetadataRequest(topics, allow_auto_topic_creation=False))
