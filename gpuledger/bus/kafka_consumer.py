@@ -63,7 +63,7 @@ class KafkaConsumer:
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 await self._rebalances.give_up()
         except TimeoutError:
-            _log.warning("commit_skipped", group=self._subscription.group)
+            _log.info("commit_skipped", group=self._subscription.group)
         finally:
             if self._withheld:
                 self._withheld.observe({})

@@ -282,7 +282,7 @@ class _Session:
                 await self._sink.release(partitions, self._context())
                 await self._commit_done_once()
         except (TimeoutError, UnavailableError, BusError, NotAssignedError) as error:
-            _log.warning("commit_skipped", sink=self._sink.name, error=repr(error))
+            _log.info("commit_skipped", sink=self._sink.name, error=repr(error))
         finally:
             # What was read of them and not committed is the next owner's to read and to report.
             self._progress.end(partitions)
