@@ -1,4 +1,4 @@
-"""The entries of a tick: who was on each GPU, and what is booked on whom.
+"""The entries of a tick: who used each GPU, and how much is booked on each account.
 
-Pure arithmetic over one tick; no state, no pods by name, no bus.
+Pure arithmetic on one tick: no state, no pod names, no bus.
 """

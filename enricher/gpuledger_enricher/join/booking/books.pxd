@@ -1,4 +1,4 @@
-# Types of books.py for Cython, which reads them where the wheel is built; Python never does.
+# Types of books.py for Cython, which reads them when the wheel is built; Python ignores this file.
 cimport cython
 
 from gpuledger_enricher.join.booking.shares cimport Energy, book_gpu, energy_of, gather_claims

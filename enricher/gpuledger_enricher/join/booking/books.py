@@ -1,19 +1,20 @@
-"""The books of a tick: for each row the entries that sum to it. Pure.
+"""The books of a tick: for each row, the entries that sum to it. Pure.
 
-How it works. A tick has a row for each GPU, and on a GPU that is cut by MIG one for each instance
-behind it. The rows of such a GPU overlap: its own row has the whole board's memory and energy, and
-compute instances of one GPU instance all have the memory of that. So before a row is booked
-(`shares`), everything is left to one row alone:
+Theory of operation. A tick has one row per GPU, followed by one row per instance if MIG partitions
+the GPU. The rows of such a GPU overlap: its own row has the whole board's memory and energy, and
+the compute instances of one GPU instance all report that instance's memory. So before the rows are
+booked (`shares`), each quantity is assigned to a single row:
 
-- memory (`exclusive_readings`): of compute instances that share it, the first one that has it keeps
-  it, less what processes hold on the others; the GPU's own row keeps what no instance has;
-- busy time: the instances'; the GPU's own row has none, as it would count twice;
-- energy (`energy_by_row`): a driver gives the board's alone. What the board would draw idle goes by
-  the memory of each instance, what it drew beyond that by the compute slices that were busy; each
-  instance has a whole number of it, of which its own entries are made.
+- memory (`exclusive_readings`): among compute instances that share memory, the first row that
+  reports it keeps it, less what processes hold on the other rows; the GPU's own row keeps what no
+  instance has;
+- busy time: the instances have it; the GPU's own row has none, because it would count twice;
+- energy (`energy_by_row`): drivers report it for the board only. The board's idle draw is divided
+  by the instances' memory, the rest by their busy compute slices. Each instance gets whole
+  millijoules, from which its entries are made.
 
-Each step reads every row a bounded number of times, as a tick may have very many.
-Names and labels of pods are `gpuledger_enricher.join.pods`' subject, and change nothing here.
+Each step reads every row a bounded number of times, because a tick may have very many.
+`gpuledger_enricher.join.pods` handles the names and labels of pods, which change nothing here.
 """
 
 import re
@@ -41,8 +42,8 @@ _PROFILE: Final = re.compile(r"(?:(?P<compute>\d+)c\.)?(?P<gpu>\d+)g\.")
 def book_tick(sample: NodeSample) -> list[GpuBooks]:
     """Return the books of each GPU of the tick, in the tick's order.
 
-    Raises `IndexError` where a process points to a GPU or a container that the tick has not, and
-    `RepeatedContainerError` where a container stands in it twice.
+    Raises `IndexError` if a process points to a GPU or a container that the tick does not have, and
+    `RepeatedContainerError` if the tick lists a container twice.
     """
     interval_ns = sample.interval_ns
     claims = gather_claims(sample)
@@ -59,7 +60,7 @@ def book_tick(sample: NodeSample) -> list[GpuBooks]:
 
 
 def has_instances(readings: Sequence[GpuReading]) -> bool:
-    """Return whether one of the rows is of a MIG instance."""
+    """Return whether any row is a MIG instance."""
     for reading in readings:  # noqa: SIM110 - any() costs three times as much, for each tick
         if reading.parent_uuid is not None:
             return True
@@ -67,16 +68,16 @@ def has_instances(readings: Sequence[GpuReading]) -> bool:
 
 
 def slices_by_row(readings: Sequence[GpuReading]) -> list[DeviceSlices]:
-    """Return how much of its board each row is; a cut GPU's own row is what no instance has.
+    """Return the slices of each row; a GPU with instances has the slices that no instance has.
 
-    Of a GPU that is not cut its reading says it all: nothing is said again.
+    The slices of a GPU without MIG are unknown here, because its reading already has everything.
     """
     if not has_instances(readings):
         return [
             _own_slices(reading) if reading.mig_enabled else UNKNOWN_SLICES for reading in readings
         ]
     physical_gpus = {reading.uuid: reading for reading in readings if reading.parent_uuid is None}
-    # What is left of each board; unknown where that of one of its instances is.
+    # Slices left of each board; unknown if those of one of its instances are unknown.
     left = {
         uuid: (physical_gpu.compute_slices, physical_gpu.memory_slices)
         for uuid, physical_gpu in physical_gpus.items()
@@ -112,7 +113,7 @@ def slices_by_row(readings: Sequence[GpuReading]) -> list[DeviceSlices]:
 
 
 def _own_slices(physical_gpu: GpuReading) -> DeviceSlices:
-    """Return the slices of a GPU without instances: all of its board's."""
+    """Return the slices of a GPU without instances: its whole board."""
     compute, memory = physical_gpu.compute_slices, physical_gpu.memory_slices
     return DeviceSlices(compute, memory, compute, memory)
 
@@ -122,7 +123,7 @@ def _less(number: int | None, part: int | None) -> int | None:
 
 
 class _Memory:
-    """The memory of some rows, summed up; what is not known counts as none."""
+    """The summed memory of some rows; unknown memory counts as zero."""
 
     __slots__ = ("reserved", "total", "used")
 
@@ -130,7 +131,7 @@ class _Memory:
         self.total = self.used = self.reserved = 0
 
     def add(self, row: GpuReading, *, times: int = 1) -> None:
-        """Add what a row has; -1 times to take it out again."""
+        """Add the memory of a row; with `times=-1`, subtract it."""
         self.total += times * (row.memory_total_bytes or 0)
         self.used += times * (row.memory_used_bytes or 0)
         self.reserved += times * (row.memory_reserved_bytes or 0)
@@ -139,9 +140,9 @@ class _Memory:
 def exclusive_readings(
     readings: Sequence[GpuReading], claims: Sequence[Sequence[Claim]]
 ) -> Sequence[GpuReading]:
-    """Return, for each row, a reading of only what is its own: memory and busy time.
+    """Return, for each row, a reading with only its own memory and busy time.
 
-    On a GPU without instances that is the reading itself.
+    Without instances, the readings are returned unchanged.
     """
     if not has_instances(readings):
         return readings
@@ -159,14 +160,14 @@ def exclusive_readings(
         reserved = reading.memory_reserved_bytes
         left = _with_memory(
             reading,
-            # Never below nothing: the rows are read one after the other, and need not agree.
+            # Not below zero: the rows are read one after the other and may contradict each other.
             total=None if total is None else max(0, total - parts.total),
             used=None if used is None else max(0, used - parts.used),
             reserved=None if reserved is None else max(0, reserved - parts.reserved),
             busy_ratio=None,
         )
         if reading.parent_uuid is not None:
-            # A part that has parts, as no driver says: whose part it is must count what is left.
+            # An instance with instances, which no driver reports: its parent counts what is left.
             parts_of[reading.parent_uuid].add(own[row], times=-1)
             parts_of[reading.parent_uuid].add(left)
         own[row] = left
@@ -174,9 +175,9 @@ def exclusive_readings(
 
 
 def _leave_shared_memory_to_one(own: list[GpuReading], claims: Sequence[Sequence[Claim]]) -> None:
-    """Leave the memory that compute instances share to the first row that has it.
+    """Assign the memory that compute instances share to the first row that reports it.
 
-    The others have what processes hold there, so that these are booked where they run.
+    The other rows get the memory of their processes, so that it is booked where they run.
     """
     gpu_instances: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for row, reading in enumerate(own):
@@ -191,7 +192,7 @@ def _leave_shared_memory_to_one(own: list[GpuReading], claims: Sequence[Sequence
         for row in rows:
             if row == keeper:
                 continue
-            # Never more than is left: the processes of several rows may claim more than there is.
+            # At most what is left: the processes of several rows may claim more than there is.
             used_bytes = min(total, sum(claim.memory_bytes or 0 for claim in claims[row]))
             total -= used_bytes
             used = None if used is None else max(0, used - used_bytes)
@@ -216,7 +217,7 @@ def _with_memory(
     reserved: int | None,
     busy_ratio: float | None,
 ) -> GpuReading:
-    """Return what is booked of a row; readings that are the board's are left out."""
+    """Return a reading for booking, without the values that apply to the whole board."""
     return GpuReading(
         uuid=reading.uuid,
         index=reading.index,
@@ -230,9 +231,9 @@ def _with_memory(
 
 
 def energy_by_row(readings: Sequence[GpuReading], interval_ns: int) -> list[Energy | None]:
-    """Return the energy of each row, that of a GPU divided among the rows of its instances.
+    """Return the energy of each row; a GPU with instances divides its energy among the rows.
 
-    Where the memory or the busy time of one of them is not known, the GPU's row keeps it all.
+    If the memory or the busy time of an instance is unknown, the GPU's row keeps all of it.
     """
     if not has_instances(readings):
         return [energy_of(reading, interval_ns) for reading in readings]
@@ -243,7 +244,7 @@ def energy_by_row(readings: Sequence[GpuReading], interval_ns: int) -> list[Ener
     for row, reading in enumerate(readings):
         gpu = gpus.get(reading.parent_uuid or "")
         if gpu is None:
-            # A GPU, or an instance whose GPU is not in the tick: it stands for itself.
+            # A GPU, or an instance whose GPU is not in the tick: it keeps its own energy.
             instances.setdefault(row, [])
         else:
             instances.setdefault(gpu, []).append(row)
@@ -252,7 +253,7 @@ def energy_by_row(readings: Sequence[GpuReading], interval_ns: int) -> list[Ener
         found[gpu] = physical_gpu = energy_of(readings[gpu], interval_ns)
         if physical_gpu is None or not rows:
             continue
-        # Ties go by what the rows are, never by their order.
+        # Sorted by UUID, so that the order of the rows never decides ties.
         rows.sort(key=lambda row: readings[row].uuid)
         shared = _share_energy(
             physical_gpu, readings[gpu], [readings[row] for row in rows], interval_ns=interval_ns
@@ -265,20 +266,20 @@ def energy_by_row(readings: Sequence[GpuReading], interval_ns: int) -> list[Ener
 def _share_energy(
     physical_gpu: Energy, gpu: GpuReading, instances: Sequence[GpuReading], *, interval_ns: int
 ) -> list[Energy] | None:
-    """Return what stays with the GPU's own row, as idle's, and behind it what each instance has."""
+    """Return the idle energy that the GPU's own row keeps, then the energy of each instance."""
     sizes = _memory_sizes(gpu, instances)
     if sizes is None:
         return None
     memory, of_instances = sizes
     worked = []
     slices = list(map(_compute_slices_of, instances))
-    # Without the slices of all of them, memory is the next best measure of an instance's size.
+    # If the slices of an instance are unknown, memory is the next best measure of their size.
     weights = of_instances if None in slices else slices
     for instance, weight in zip(instances, weights, strict=True):
         if instance.utilization_ratio is None:
             return None
         worked.append(parts_per_million(instance.utilization_ratio) * (weight or 0))
-    # All of it over one denominator, so that what is divided is exact.
+    # Everything over one denominator, so that the division is exact.
     denominator = physical_gpu.floor_denominator
     floor, drawn = (
         physical_gpu.floor_numerator * interval_ns,
@@ -286,7 +287,7 @@ def _share_energy(
     )
     total = sum(worked)
     if not total:
-        # Nobody worked: all that was drawn is the floor, and the divisor only has to be one.
+        # No instance was busy: all energy is idle draw, and the divisor only has to be non-zero.
         floor, total = drawn, 1
     exact = [(memory - sum(of_instances)) * total * floor]
     exact += [
@@ -305,7 +306,7 @@ def _share_energy(
             idle_millijoules=rest,
         ),
         *(
-            # Rounded down, an instance may have a little less than its part of the floor.
+            # Because of rounding down, an instance may have a little less than its idle draw.
             Energy(part, part, interval_ns, physical_gpu.method)
             if size * floor > part * memory * denominator
             else Energy(part, size * floor, memory * denominator * interval_ns, physical_gpu.method)
@@ -315,9 +316,9 @@ def _share_energy(
 
 
 def _memory_sizes(gpu: GpuReading, instances: Sequence[GpuReading]) -> tuple[int, list[int]] | None:
-    """Return the memory of all and of each instance, in a unit that makes whole numbers of it.
+    """Return the memory of the GPU and of each instance, in a unit that makes them whole numbers.
 
-    Compute instances share that of their GPU instance equally.
+    Compute instances share the memory of their GPU instance equally.
     """
     totals = [instance.memory_total_bytes for instance in instances]
     if gpu.memory_total_bytes is None or None in totals:
@@ -331,14 +332,14 @@ def _memory_sizes(gpu: GpuReading, instances: Sequence[GpuReading]) -> tuple[int
     own = [
         (total or 0) * (unit // rows_of[home]) for total, home in zip(totals, homes, strict=True)
     ]
-    # Nothing at all is a whole of which all have none.
+    # At least 1, because it is a divisor; without any memory, every instance has 0 of 1.
     return max(gpu.memory_total_bytes * unit, sum(own), 1), own
 
 
 def _compute_slices_of(instance: GpuReading) -> int | None:
-    """Return an instance's compute slices: by the driver, as its held time; else by its profile.
+    """Return an instance's compute slices: from the driver, like its held time, else its profile.
 
-    An agent that does not read them yet says the profile alone.
+    Agents that do not read the slices yet report the profile only.
     """
     if instance.compute_slices is not None:
         return instance.compute_slices
@@ -347,6 +348,6 @@ def _compute_slices_of(instance: GpuReading) -> int | None:
 
 @lru_cache(maxsize=256)
 def compute_slices_of_profile(profile: str | None) -> int | None:
-    """Return the compute slices of a profile such as `1g.10gb` or `1c.3g.40gb`; None of another."""
+    """Return the compute slices of a profile such as `1g.10gb` or `1c.3g.40gb`; else `None`."""
     match = _PROFILE.match(profile or "")
     return int(match["compute"] or match["gpu"]) if match else None

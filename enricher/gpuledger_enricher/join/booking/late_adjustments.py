@@ -1,7 +1,8 @@
-"""Settles processes that ended: what ticks left to nobody goes to those whose it was.
+"""Settles processes that ended: moves their unattributed time to their own accounts.
 
-Pure arithmetic over one tick: its agent says beside the driver's account of a process what ticks
-said of it, and what of their time it has set aside for it. Nothing here knows another tick.
+Pure arithmetic on one tick. For each process that ended, the agent sends the driver's account, the
+time that ticks already showed for it, and the unattributed time that it has reserved for it. Other
+ticks are not needed.
 """
 
 from collections.abc import Iterable
@@ -18,20 +19,20 @@ from gpuledger.records import (
 )
 
 MAX_BEHIND_NS: Final = 25 * NS_PER_HOUR
-"""How far before its tick an end may lie: an agent tells of it in the first tick that covers it,
+"""Maximum time from an end to its tick. An agent reports an end in the first tick that covers it,
 and no tick covers more than a day."""
 LIFETIME_PARTS: Final = 200
-"""The rounding of a whole percent: what is no more than one of so many parts of a process's life,
-its account cannot tell."""
+"""Accounting rounds to whole percents, so it cannot resolve less than half a percent: a lifetime
+divided by this number."""
 
 
 def adjust_ends(sample: NodeSample) -> list[LateAdjustment] | None:
     """Return the late adjustments of the processes that ended; `None` if there are none.
 
-    The entries of each sum to zero. Raises `IndexError` where an end points to a GPU or a container
+    The entries of each sum to zero. Raises `IndexError` if an end points to a GPU or a container
     that the tick does not have.
     """
-    # Without what an account cannot tell: an adjustment of nothing would be noise in every tick.
+    # Amounts that an account cannot resolve are dropped: they would be noise in every tick.
     adjusted = [
         _adjust(end, unbooked, sample)
         for end in sample.ended_processes or ()
@@ -41,25 +42,25 @@ def adjust_ends(sample: NodeSample) -> list[LateAdjustment] | None:
 
 
 def unbooked_ns(end: ProcessExit) -> int:
-    """Return the busy time of a process that no entry has, in nanoseconds; 0 where nobody knows.
+    """Return the busy time of a process that no entry has, in nanoseconds; 0 if it is rounding.
 
-    It is never more than what was set aside for it, so that nothing is taken from anybody.
+    It never exceeds the time reserved for the process, so nothing is taken from other accounts.
     """
     unbooked = min(end.busy_ns - end.sampled_busy_ns, end.reserved_busy_ns)
     return unbooked if unbooked * LIFETIME_PARTS > end.lifetime_ns else 0
 
 
 def adjusted_ns(adjustments: Iterable[LateAdjustment]) -> int:
-    """Return how much busy time these adjustments book on its users, in nanoseconds."""
-    # What is owed alone: its counterpart on `unattributed` is below zero.
+    """Return how much busy time these adjustments book on processes, in nanoseconds."""
+    # Only positive entries: the counterpart on `unattributed` is negative.
     return sum(
         max(0, entry.busy_ns or 0) for adjustment in adjustments for entry in adjustment.entries
     )
 
 
 def _adjust(end: ProcessExit, unbooked: int, sample: NodeSample) -> LateAdjustment:
-    """Return entries that book the process's time on its category, and off nobody's."""
-    # Nothing of the GPU is needed here, but who counts rows counts on it that it is there.
+    """Return the entries that move a process's time from `unattributed` to its account."""
+    # The GPU itself is not needed here, but readers rely on its row being there.
     if end.gpu >= len(sample.gpus):
         raise IndexError(f"gpu {end.gpu} of {len(sample.gpus)}")
     category, container, job_id = Category.HOST, end.container, None
@@ -91,11 +92,11 @@ def _adjust(end: ProcessExit, unbooked: int, sample: NodeSample) -> LateAdjustme
 
 
 def _times(end: ProcessExit, sample: NodeSample) -> tuple[int, int]:
-    """Return where the ticks begin and end in which it was used, by the clock of that tick.
+    """Return the begin and the end of the ticks with the process, by the node's clock.
 
-    An end that is not within a day before its tick was stamped by a clock that has been set since,
-    or by nobody's: it is told as of the tick, as long as it was. Otherwise one tick could name as
-    many days as it has ends, of which the store makes a folder each.
+    An end that is not within 25 hours before its tick was stamped by a clock that has been set
+    since, or is made up. The range then ends with the tick and keeps its length. Otherwise one tick
+    could name a different day for each end, and the store creates a directory for each day.
     """
     if 0 <= sample.time_ns - end.until_time_ns <= MAX_BEHIND_NS:
         return end.from_time_ns, end.until_time_ns

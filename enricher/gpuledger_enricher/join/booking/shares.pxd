@@ -1,7 +1,7 @@
-# Types of shares.py for Cython, which reads them where the wheel is built; Python never does.
-# Numbers that are C's have bounds, those of records: a tick's interval, parts per million of it,
-# what all of its processes hold together. Products of two of them are of 128 bits; products of
-# three are Python's where they do not fit (`MAX_PRODUCT`).
+# Types of shares.py for Cython, which reads them when the wheel is built; Python ignores this file.
+# C integers hold numbers that the records bound: a tick's interval, parts per million of it, the
+# memory of all its processes together. Products of two such numbers have 128 bits; products of
+# three are Python integers if they do not fit (`MAX_PRODUCT`).
 cimport cython
 
 from gpuledger.ledger.division cimport (

@@ -1,32 +1,32 @@
-"""The books of one row of a tick: who was on the GPU, and what is booked on whom. Pure.
+"""The books of one row of a tick: who used the GPU, and how much is booked on each account. Pure.
 
-How it works. The processes on a GPU become claims, one for each container of a pod, one for each
-job, one for the host and one for those of which nothing could be read (`gather_claims`). Each
-quantity is then split on its own:
+Theory of operation. The processes on a GPU become claims: one per container of a pod, one per job,
+one for the host, and one for processes that could not be identified (`gather_claims`). Each
+quantity is then split separately:
 
-- busy time (`split_busy`), by what the driver sampled of the processes, else by memory held, else
-  in equal parts;
-- memory (`split_memory`), by what the processes hold;
-- energy (`split_energy`): idle has the idle draw of the time in which no kernel ran; the rest goes
-  by busy time.
+- busy time (`split_busy`): by the driver's samples of the processes, else by memory held, else in
+  equal parts;
+- memory (`split_memory`): by the memory that the processes hold;
+- energy (`split_energy`): idle gets the idle draw for the time without a kernel; the rest is
+  divided by busy time.
 
-A split says what each claim has, what is used and nobody claims, and what is idle, by who holds it.
-`book_gpu` makes entries of the three splits in an order that readers may count on: pods' containers
-by UID and container id, jobs by their ids, the host, nobody's, and idle by who holds it, containers
-before jobs and what nobody holds last.
-Whatever is read, the entries of a quantity sum to the device; of a quantity that the driver does
-not give, nothing is booked: absent is not zero.
+A split contains each claim's part, the part that is used but not claimed, and the idle part, by
+holder. `book_gpu` makes entries from the three splits in an order that readers may rely on: the
+containers of pods by UID and container id, jobs by id, the host, `unattributed`, and idle by
+holder: containers, then jobs, then what nobody holds.
+Whatever the readings are, the entries of a quantity sum to the device. A quantity that the driver
+does not report is not booked: absent is not zero.
 
-The arithmetic is the contract: a replay must give the same bytes, compiled or not. All of it is in
-whole numbers, ratios in parts per million. An entry is its exact share, a fraction, rounded up or
-down so that the sum is whole (`gpuledger.ledger.division`): of equal claims the first in the order
-above has the unit that is left. Nothing depends on the order in which a tick names processes,
-containers or allocations. This is the join's hottest code, some forty entries a tick, and is
-compiled with the types in `shares.pxd` (ADR 019). That is why the classes here are plain ones:
-their fields are C.
+The arithmetic is a contract: a replay must produce the same bytes, compiled or not. It uses whole
+numbers only; ratios are in parts per million. An entry is its exact share, a fraction, rounded up
+or down so that the sum is whole (`gpuledger.ledger.division`): among equal claims, the first in the
+order above gets the remaining unit. The order in which a tick lists processes, containers or
+allocations changes nothing. This is the join's hottest code, with some forty entries per tick, and
+is compiled with the types in `shares.pxd` (ADR 019). That is why the classes here are plain: their
+fields are C fields.
 
-How rows of a GPU that is cut by MIG are told apart, and which holder has which part, is known
-elsewhere (`books`, `gpuledger.ledger.allocated_parts`).
+`books` separates the rows of a GPU with MIG instances, and `gpuledger.ledger.allocated_parts` finds
+each holder's part.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ from gpuledger.records import (
     NodeSample,
 )
 
-# Looked up once: an enum's member costs as much as the multiplication for which it stands.
+# Looked up once, because reading a member of an enum costs as much as a multiplication.
 _POD: Final = Category.POD
 _JOB: Final = Category.JOB
 _HOST: Final = Category.HOST
@@ -78,8 +78,8 @@ _UNIFIED: Final = MemoryMethod.UNIFIED
 _DRAW_MEASURED: Final = IdleDrawSource.MEASURED
 _DRAW_OF_TABLE: Final = IdleDrawSource.TABLE
 
-# A board's draw without a process and without a kernel, as nvidia-smi showed them on machines whose
-# listings are public: the low end, as a floor too high would take from idle what work drew.
+# Board power without processes and kernels, from nvidia-smi output that was published for real
+# machines. These are low values: a floor too high would book the energy of work as idle.
 IDLE_MILLIWATTS: Final = {
     "B200": 136_000,
     "H200": 76_000,
@@ -101,13 +101,13 @@ IDLE_MILLIWATTS: Final = {
 
 
 class RepeatedContainerError(GpuledgerError):
-    """A container stands twice among a tick's; its argument is the second of the positions."""
+    """A tick lists a container twice; the argument is the position of the second one."""
 
 
 class Claim(Portion):
-    """One category's claim on one GPU in one tick, summed over its processes there.
+    """One account's claim on one GPU in one tick, summed over its processes there.
 
-    What the splits give it stands here too, each by its name, beside what it asks for.
+    It also stores its parts of the splits: `busy_ns`, `booked_bytes` and `millijoules`.
     """
 
     __slots__ = (
@@ -126,36 +126,36 @@ class Claim(Portion):
     )
 
     def __init__(self) -> None:
-        # No super(): it would be looked up for each claim of each tick. Nor arguments: to hand
-        # them over costs as much as all fields.
+        # Without super(), which would be looked up for each claim of each tick, and without
+        # arguments, because passing them costs as much as setting all fields.
         self.weight = self.part = 0
         self.category = _UNATTRIBUTED
-        """`pod`, `job`, `host`, or `unattributed` for processes of which nothing could be read."""
+        """`pod`, `job`, `host`, or `unattributed` for processes that could not be identified."""
         self.container: int | None = None
-        """On a pod's: position of its container in the tick's `containers`."""
+        """For a pod: the position of its container in the tick's `containers`."""
         self.job_id: str | None = None
-        """On a job's: its id."""
+        """For a job: its id."""
         self.rank = 0
-        """Where it stands among the accounts of the tick."""
+        """Position in the order of the tick's accounts."""
         self.is_sampled = False
-        """Whether the driver gave the SM utilization of one of its processes."""
+        """Whether the driver reported the SM utilization of any of its processes."""
         self.sm_ppm = 0
         """Sum of its processes' SM utilization, in parts per million."""
         self.has_memory = False
-        """Whether the driver gave the memory of one of its processes."""
+        """Whether the driver reported the memory of any of its processes."""
         self.memory_bytes = 0
-        """Device memory of its processes at the tick."""
+        """Device memory of its processes at the end of the tick."""
         self.has_ended = False
-        """Whether one of its processes ended within the tick."""
+        """Whether any of its processes ended within the tick."""
         self.busy_ns = 0
-        """The busy time that it has."""
+        """Busy time booked on it."""
         self.booked_bytes = 0
-        """The memory that it has."""
+        """Memory booked on it."""
         self.millijoules = 0
-        """The energy that it has."""
+        """Energy booked on it."""
 
     def add(self, process: GpuProcess) -> None:
-        """Add what is known of one process; one that ended holds no memory any more."""
+        """Add the readings of one process; one that has ended no longer holds memory."""
         ratio = process.sm_utilization_ratio
         if ratio is not None:
             self.is_sampled = True
@@ -172,7 +172,7 @@ class Claim(Portion):
 def make_claim(
     category: Category, container: int | None = None, rank: int = 0, job_id: str | None = None
 ) -> Claim:
-    """Return the claim of a category that asks for nothing yet."""
+    """Return an account's claim, without any process yet."""
     claim = Claim()
     claim.category = category
     claim.container = container
@@ -182,34 +182,34 @@ def make_claim(
 
 
 class Split:
-    """One quantity of a row: how much of it is used, unclaimed and idle. Claims know theirs."""
+    """One quantity of a row, divided into used and idle. Each claim stores its own part."""
 
     __slots__ = ("idle", "idle_parts", "method", "unclaimed", "used")
 
     def __init__(self) -> None:
         self.used = 0
-        """What is not idle."""
+        """Total that is not idle."""
         self.unclaimed = 0
-        """What of that nobody claims."""
+        """Part of `used` that nobody claims."""
         self.idle = 0
-        """What is idle."""
+        """Total that is idle."""
         self.idle_parts: list[int] | None = None
-        """That by the parts in which the device is held, where there are several."""
+        """`idle` by the parts in which the device is held; `None` if there is only one part."""
         self.method: Any = None
-        """How it was found: of the quantity's own enumeration."""
+        """How it was determined: a member of the quantity's own enumeration."""
 
     def divide_idle(self, numerator: int, denominator: int, allocated: AllocatedParts) -> None:
-        """Divide what is idle among the parts; exactly, it is a fraction."""
+        """Divide `idle`, exactly `numerator` / `denominator`, among the parts that are held."""
         pieces = [number for _, number in allocated.parts]
         self.idle_parts = divide(self.idle, pieces, numerator, denominator * allocated.whole)
 
     def idle_of(self, part: int) -> int:
-        """Return what is idle in one of the parts in which the device is held."""
+        """Return the idle amount of one of the parts in which the device is held."""
         return self.idle if self.idle_parts is None else self.idle_parts[part]
 
 
 def make_split(used: int, idle: int, method: Any) -> Split:  # noqa: ANN401  # of any enumeration
-    """Return a split that no claim has a part of yet."""
+    """Return a split without any part assigned to claims."""
     split = Split()
     split.used = used
     split.idle = idle
@@ -218,7 +218,7 @@ def make_split(used: int, idle: int, method: Any) -> Split:  # noqa: ANN401  # o
 
 
 class Energy:
-    """The energy of one row of a tick, and how much of it would have been drawn idle."""
+    """The energy of one row of a tick, and its idle draw."""
 
     __slots__ = (
         "floor_denominator",
@@ -241,18 +241,18 @@ class Energy:
         idle_millijoules: int = 0,
     ) -> None:
         self.millijoules = millijoules
-        """What is split between those that were busy and idle."""
+        """Energy to split between claims and idle."""
         self.floor_numerator = floor_numerator
         self.floor_denominator = floor_denominator
-        """Over this, what it would have drawn idle in a nanosecond: never more than it drew."""
+        """With the numerator: idle draw in millijoules per nanosecond, at most what was drawn."""
         self.method = method
-        """How it was found."""
+        """How the energy was determined."""
         self.idle_draw_milliwatts = idle_draw_milliwatts
-        """The board's idle draw from which that comes, where it is known."""
+        """The board's idle draw that the floor is based on; `None` if unknown."""
         self.idle_draw_source = idle_draw_source
-        """Where that is from."""
+        """Where the idle draw comes from."""
         self.idle_millijoules = idle_millijoules
-        """What is idle's anyway, beside it."""
+        """Energy that is idle in any case, in addition to `millijoules`."""
 
 
 def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
@@ -264,13 +264,13 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     allocated: AllocatedParts = UNALLOCATED_PARTS,
     slices: DeviceSlices = UNKNOWN_SLICES,
 ) -> GpuBooks:
-    """Return the books of one row: entries of the claims, the host, nobody, and idle.
+    """Return the books of one row: entries of the claims, of the host, of `unattributed`, and idle.
 
-    `own` is the reading of only what is the row's own, `slices` its part of the board. Busy time
-    sums to the interval, memory to the total memory, energy to `energy`; a quantity that the driver
-    does not give is absent from all entries. Idle has an entry for each container that holds a part
-    of the GPU, and one for what nobody holds; their held time sums to the interval, whatever the
-    driver gives.
+    `own` is the reading with only the row's own values, `slices` its part of the board. Busy time
+    sums to the interval, memory to the total memory, energy to `energy`. A quantity that the driver
+    does not report is absent from all entries. There is one idle entry for each container that
+    holds a part of the GPU, and one for the part that nobody holds; their held time always sums to
+    the interval.
     """
     parts = allocated.parts
     several = allocated if len(parts) > 1 else None
@@ -279,15 +279,15 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     memory = joules = None
     total_bytes = own.memory_total_bytes
     if total_bytes is not None:
-        # What the driver keeps for itself is in use, and no process's; readings may contradict.
+        # Memory that the driver reserves is in use, but not by a process; readings may contradict.
         limit_bytes = total_bytes
         reserved_bytes = own.memory_reserved_bytes or 0
         if reserved_bytes > limit_bytes:  # noqa: PLR1730 - min() costs three times as much
             reserved_bytes = limit_bytes
         memory = split_memory(own.memory_used_bytes, claims, limit_bytes - reserved_bytes, several)
         if reading.memory_unified and memory.method is not _SCALED:
-            # What the processes hold of the machine's memory; what else is in use there is no
-            # GPU's, so that it is idle as what is free.
+            # Only the machine memory that processes hold counts: the rest in use there is not the
+            # GPU's, so it is idle, like free memory.
             memory.method = _UNIFIED
     if energy is not None:
         joules = split_energy(energy, busy, claims, interval_ns, several)
@@ -298,7 +298,7 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
     unclaimed_bytes = 0 if memory is None else memory.unclaimed
     unclaimed_millijoules = 0 if joules is None else joules.unclaimed
     is_busy = busy is not None and busy.used > 0
-    # Apportioned quantities go by busy time: where there is none, they need an entry to go to.
+    # Apportioned quantities follow busy time: without any, they need an entry to go to.
     if (
         unclaimed_ns
         or unclaimed_bytes
@@ -310,7 +310,7 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
         unattributed.booked_bytes += unclaimed_bytes
         unattributed.millijoules += unclaimed_millijoules
     return GpuBooks(
-        # As the node gave it: readers see the board's memory, whatever this row was booked.
+        # Unchanged: readers see the board's memory, whatever was booked for this row.
         reading=reading,
         entries=_enter(
             claims, parts, allocated_times(interval_ns, allocated), busy, memory, joules
@@ -333,7 +333,7 @@ def book_gpu(  # noqa: PLR0917  # by position, as keywords cost more
 
 
 def _busy_method(busy: Split, reading: GpuReading) -> BusyMethod:
-    """Return how the busy time was found: what processes had may be no sample of their own."""
+    """Return how busy time was determined; the reading's own method replaces process samples."""
     method: BusyMethod = busy.method
     if method is _PROCESS_UTILIZATION and reading.busy_method is not None:
         return reading.busy_method
@@ -343,16 +343,16 @@ def _busy_method(busy: Split, reading: GpuReading) -> BusyMethod:
 def gather_claims(sample: NodeSample) -> list[list[Claim]]:
     """Return the claims on each GPU of the tick, in the order of its `gpus`.
 
-    Pods' come first, by UID and container id, then jobs' by their ids, the host's and nobody's. A
-    process without a container, or whose container shows neither id nor pod nor job, is the host's.
-    One whose start could not be read either was gone before it could be looked at: nobody's. Raises
-    `IndexError` where a process points to a GPU or a container that the tick does not have, and
-    `RepeatedContainerError` where it names one twice.
+    The claims of pods come first, by UID and container id, then those of jobs by id, then the
+    host's and `unattributed`. A process belongs to the host if it has no container, or if its
+    container has neither id, pod nor job. A process that ended before its start and its container
+    could be read is `unattributed`. Raises `IndexError` if a process points to a GPU or a container
+    that the tick does not have, and `RepeatedContainerError` if the tick lists a container twice.
     """
     containers = sample.containers
     order, ranks, jobs = _rank(containers)
     host = len(order)
-    # By category first, and that in order: so each GPU's claims come in order, and none is sorted.
+    # Processes are sorted by rank first, so that the claims of each GPU come in order.
     of_rank: list[list[GpuProcess]] = [[] for _ in range(host + 2)]
     for process in sample.processes:
         container = process.container
@@ -382,11 +382,11 @@ def gather_claims(sample: NodeSample) -> list[list[Claim]]:
 
 
 def _rank(containers: Sequence[ContainerRef]) -> tuple[list[int], list[int], int]:
-    """Return the positions of a tick's containers by whose they are, and the rank of each.
+    """Return the order of claims, the rank of each container in it, and the first rank of a job.
 
-    The last of the three is the first rank that is a job's. What a job has in several containers is
-    one claim: the position is that of one of them. One that shows neither id nor pod nor job is
-    nobody's of these, whatever container the agent took it for: its rank is the host's, behind all.
+    The order consists of positions in `containers`: containers of pods, then jobs. A job with
+    several containers is one claim, at the position of one of them. A container without id, pod and
+    job gets the host's rank, after all others.
     """
     names: list[tuple[str, str, int]] = []
     of_jobs: list[tuple[str, str, int]] = []
@@ -416,7 +416,7 @@ def _rank(containers: Sequence[ContainerRef]) -> tuple[list[int], list[int], int
 
 
 def _rank_jobs(names: list[tuple[str, str, int]], order: list[int], ranks: list[int]) -> None:
-    """Put jobs behind the containers of pods, in `order` and `ranks`: a rank for each."""
+    """Append jobs to `order` after the containers of pods, and set `ranks`: one rank per job."""
     names.sort()
     last_job, last_id = None, None
     for job_id, container_id, index in names:
@@ -429,7 +429,7 @@ def _rank_jobs(names: list[tuple[str, str, int]], order: list[int], ranks: list[
 
 
 def are_unmeasured(claims: Sequence[Claim]) -> bool:
-    """Return whether the driver gave no utilization of any process."""
+    """Return whether the driver reported no process's utilization."""
     for claim in claims:  # noqa: SIM110 - all() costs three times as much, for each GPU and tick
         if claim.is_sampled:
             return False
@@ -442,9 +442,9 @@ def split_busy(
     interval_ns: int,
     several: AllocatedParts | None = None,
 ) -> Split | None:
-    """Split the time in which kernels ran; `None` where the driver said nothing of it.
+    """Split the time in which kernels ran; `None` if the driver did not report it.
 
-    `several` is who holds the device, where these are several: idle is divided among them.
+    `several` is given if the device has several holders: idle time is divided among them.
     """
     if utilization_ratio is not None:
         ppm = parts_per_million(utilization_ratio)
@@ -454,7 +454,7 @@ def split_busy(
         ppm = 0
         for claim in claims:
             ppm += claim.sm_ppm
-    # Processes that overlap add up to more than the tick; a device is never busy for longer.
+    # The utilization of overlapping processes may exceed 100 %; a device's never does.
     if ppm > PPM:  # noqa: PLR1730 - min() costs three times as much, for each GPU and tick
         ppm = PPM
     numerator, denominator = interval_ns, PPM
@@ -476,14 +476,14 @@ def split_busy(
 
 
 def _share_busy(busy_ns: int, claims: list[Claim], numerator: int) -> None:
-    """Set the busy time of claims by weight: exactly, it is so many millionths of a nanosecond."""
+    """Set the claims' busy time by weight; exactly, it is `numerator` / 1,000,000 nanoseconds."""
     total = 0
     for claim in claims:
         total += claim.weight
-    # Without any weight there is nothing to be split either.
+    # Without any weight there is no busy time to share either.
     if not total:
         return
-    # Compared as C's floating-point numbers, which costs next to nothing.
+    # Compared as C doubles, which costs next to nothing.
     size, weights, denominator = numerator, total, total
     denominator *= PPM
     if size * weights < MAX_PRODUCT:
@@ -496,13 +496,13 @@ def _share_busy(busy_ns: int, claims: list[Claim], numerator: int) -> None:
 
 
 def _weigh(claims: list[Claim], ppm: int) -> BusyMethod:
-    """Set by what several claims share the time in which kernels ran, a part of the tick.
+    """Set the weights by which several claims share busy time; return the method.
 
-    They have what the driver sampled of their processes. Its process samples end with the process,
-    so the kernels of the last moments of a process that ended show on the device only: what is
-    missing is its. Otherwise the difference is rounding (whole percents on both sides), and spread
-    in proportion. Without a measure of use, memory held is the next best; without that, equal
-    parts.
+    The weights are the driver's samples of the processes. A process's samples stop when it ends, so
+    the kernels of its last moments show in the device's utilization only (`ppm`): the missing part
+    goes to the processes that ended. Otherwise the difference is rounding (both are whole percents)
+    and is spread in proportion. Without a measure of use, memory held is the next best; without
+    that, the parts are equal.
     """
     total = claimed_bytes = ended = 0
     is_measured = False
@@ -518,7 +518,7 @@ def _weigh(claims: list[Claim], ppm: int) -> BusyMethod:
         for claim in claims:
             claim.weight = claim.sm_ppm * ended + (missing if claim.has_ended else 0)
         return _PROCESS_UTILIZATION
-    # Where samples say that nobody was busy, and the device was, they are no measure of it.
+    # Samples of zero are no measure of use on a device that was busy.
     if total or (is_measured and not ppm):
         return _PROCESS_UTILIZATION
     for claim in claims:
@@ -534,9 +534,9 @@ def split_memory(
 ) -> Split:
     """Split the bytes in use.
 
-    What the processes hold is theirs, scaled down where they claim more than is in use. The rest
-    is nobody's, unless the driver tells no process's memory and there is only one claim. Never more
-    than `limit_bytes`: readings taken one after the other need not agree.
+    Processes get the memory that they hold, scaled down if they claim more than is in use. The rest
+    is `unattributed`, unless the driver reports no process's memory and there is only one claim.
+    The total is at most `limit_bytes`: readings taken one after the other may contradict.
     """
     total = 0
     for claim in claims:
@@ -559,7 +559,7 @@ def split_memory(
     if len(claims) == 1:
         claim = claims[0]
         if not claim.has_memory and not claim.has_ended:
-            # The driver lists the process without its memory, and nobody else is there to have it.
+            # The driver lists the process without its memory, and there is no other candidate.
             split.method = _APPORTIONED
             claim.booked_bytes = used
             split.unclaimed = 0
@@ -568,9 +568,9 @@ def split_memory(
 
 @lru_cache(maxsize=256)
 def idle_milliwatts(model: str | None) -> int | None:
-    """Return the idle draw of a product; `None` where it is not known."""
+    """Return the idle draw of a product in milliwatts; `None` if it is unknown."""
     name = (model or "").removeprefix("NVIDIA ").removeprefix("Tesla ")
-    # Whole words alone, and the longest that fit: an A1000 is no A100, an H200 NVL is no H200.
+    # Match whole words, the longest first: A1000 is not an A100, H200 NVL is not an H200.
     known = [
         product
         for product in IDLE_MILLIWATTS
@@ -580,7 +580,7 @@ def idle_milliwatts(model: str | None) -> int | None:
 
 
 def energy_of(reading: GpuReading, interval_ns: int) -> Energy | None:
-    """Return what a board drew; `None` where it does not say."""
+    """Return the energy that a board drew; `None` if it does not report energy."""
     millijoules = reading.energy_millijoules
     if millijoules is None:
         return None
@@ -590,7 +590,7 @@ def energy_of(reading: GpuReading, interval_ns: int) -> Energy | None:
         source, draw = _DRAW_OF_TABLE, idle_milliwatts(reading.model)
     if draw is None:
         return Energy(millijoules, millijoules, interval_ns, method)
-    # A floor above what was drawn would make the active draw, and somebody's energy, negative.
+    # A floor above the energy drawn would make active energy, and so an entry, negative.
     floor, drawn = interval_ns, NS_PER_SECOND
     floor *= draw
     drawn *= millijoules
@@ -608,12 +608,13 @@ def split_energy(
 ) -> Split:
     """Split the energy by time.
 
-    Idle has the idle draw of the time in which no kernel ran; all else goes to those that were
-    busy, in proportion. Where nobody was, all is idle's; where that is not known, all is nobody's.
+    Idle gets the idle draw for the time without a kernel; the busy claims share the rest in
+    proportion. If no process was busy, all energy is idle; if busy time is unknown, all of it is
+    `unattributed`.
     """
     split = make_split(energy.millijoules, energy.idle_millijoules, energy.method)
     if busy is not None and busy.used:
-        # What all products stay below, as C's floating-point numbers.
+        # The product, as C doubles, is an upper bound of all products below.
         size, scale, length = split.used + split.idle + 1, energy.floor_denominator, interval_ns
         if size * scale * length < MAX_PRODUCT:
             small_numerator, small_denominator = energy.floor_numerator, energy.floor_denominator
@@ -643,7 +644,7 @@ def _split_draw(  # noqa: PLR0917  # by position, as C knows no keywords
     floor_denominator: int,
     several: AllocatedParts | None,
 ) -> None:
-    """Split the energy of a row that was busy: of one whose idle draw is this in a nanosecond."""
+    """Split the energy of a busy row, given its idle draw per nanosecond as a fraction."""
     drawn, beside, worked = split.used, split.idle, busy_ns
     idle_ns = interval_ns - worked
     idle_exact = idle_ns * floor_numerator
@@ -669,7 +670,7 @@ def _split_draw(  # noqa: PLR0917  # by position, as C knows no keywords
 
 
 def _claim_of(category: Category, claims: list[Claim]) -> Claim:
-    """Return the host's claim, or nobody's; where there is none, it is put in its place."""
+    """Return the claim of the host or `unattributed`; insert it in order if there is none."""
     for claim in claims:
         if claim.category is category:
             return claim
@@ -682,7 +683,7 @@ def _claim_of(category: Category, claims: list[Claim]) -> Claim:
 
 
 def allocated_times(interval_ns: int, allocated: AllocatedParts) -> list[int]:
-    """Return the interval by the parts in which a device is held."""
+    """Return the interval divided by the parts in which a device is held, in nanoseconds."""
     if len(allocated.parts) == 1:
         return [interval_ns]
     pieces = [number for _, number in allocated.parts]
@@ -697,7 +698,7 @@ def _enter(  # noqa: PLR0917  # by position, as C knows no keywords
     memory: Split | None,
     energy: Split | None,
 ) -> list[Entry]:
-    """Return the entries of what is claimed, and of what is idle."""
+    """Return the entries of the claims, then those of idle."""
     entries = [
         Entry(
             category=claim.category,
