@@ -1,1 +1,1 @@
-"""When: how far nodes are booked, what is late, what no tick covers, what shows of the clocks."""
+"""Progress in time: how far nodes are booked, lateness, gaps, watermarks and clock differences."""

@@ -1,8 +1,8 @@
-"""Which partitions a worker calls complete, when, and up to where. Pure.
+"""Decides which partitions a worker reports as complete, when, and up to which time. Pure.
 
-A watermark speaks of what was delivered before, so it goes out with a later delivery than the one
-of the ticks that it speaks of: what is drawn from the nodes with one batch holds once that batch
-is acknowledged, and is published with the next one. In between stands how far the events reached.
+A watermark describes ticks that have been delivered, so it goes out in a later delivery than they
+do: the state computed with one batch becomes valid when that batch is acknowledged, and is
+published with the next one. The offset after the acknowledged events goes with it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,66 +19,66 @@ from gpuledger_enricher.join.progress.passage import Reached
 
 class _Partition(msgspec.Struct):
     next_offset: int | None
-    """The offset behind the events that were acknowledged; `None` while nobody knows it."""
+    """Offset after the acknowledged events; `None` while it is unknown."""
     due_seconds: float
     """When the next watermark is due, in seconds of the worker's clock."""
     drawn: Mapping[str, Reached] | None = None
-    """How far it is with the batch that is under way, by cluster."""
+    """State including the batch that is being delivered, by cluster."""
     acknowledged: Mapping[str, Reached] | None = None
-    """How far it is with the batches that were acknowledged, where that is still to be said."""
+    """State including all acknowledged batches, by cluster; `None` if it is already published."""
 
 
 class Announcer:
-    """The watermarks of a worker's partitions: for each cluster there, one every few seconds."""
+    """The watermarks of a worker's partitions: one per cluster every few seconds."""
 
     def __init__(self, *, topic: str, publisher: str) -> None:
-        """Make watermarks of this topic of events, from this publisher."""
+        """Publish watermarks of the events topic `topic` in the name of `publisher`."""
         self._topic = topic
         self._publisher = publisher
         self._partitions: dict[int, _Partition] = {}
         self.published_until_ns: dict[int, int] = {}
-        """Up to which time each partition was called complete last."""
+        """Last published watermark of each partition: the earliest of its clusters."""
 
     def begin(self, partition: int, *, next_offset: int, now_seconds: float) -> None:
-        """Begin with a partition that was taken over, whose events end at that offset."""
+        """Start with a new partition, whose events end at the offset `next_offset`."""
         self._partitions[partition] = _Partition(next_offset, now_seconds)
 
     def forget(self, partitions: Iterable[int]) -> None:
-        """Forget partitions that are given up, or begun with anew."""
+        """Forget partitions that are given up or restored again."""
         for partition in partitions:
             self._partitions.pop(partition, None)
             self.published_until_ns.pop(partition, None)
 
     def due(self, *, now_seconds: float) -> list[int]:
-        """Return the partitions whose watermark is to be computed or published by now."""
+        """Return the partitions whose watermark must be computed or published by now."""
         return [
             number for number, state in self._partitions.items() if state.due_seconds <= now_seconds
         ]
 
     def is_to_be_drawn(self, partition: int, *, now_seconds: float) -> bool:
-        """Return whether a partition's watermark is to be computed by now."""
+        """Return whether a partition's watermark must be computed by now."""
         state = self._partitions.get(partition)
         return state is not None and state.due_seconds <= now_seconds and state.acknowledged is None
 
     def draw(self, partition: int, reached: Mapping[str, Reached], *, now_seconds: float) -> None:
-        """Record how far each cluster of a partition is with the batch that goes out now."""
+        """Record how far each cluster is, including the batch that goes out now."""
         if state := self._partitions.get(partition):
             state.drawn = reached or None
             if not reached:
                 state.due_seconds = now_seconds + RENEWED_AFTER_SECONDS
 
     def publish(self, partition: int, *, next_offset: int | None) -> None:
-        """Record where a partition's events end; `None` where the bus did not say it."""
+        """Record the offset after a partition's events; `None` if the bus did not report it."""
         if state := self._partitions.get(partition):
             state.next_offset = next_offset
 
     def commit(self, partition: int) -> None:
-        """Record that all of a partition is delivered and committed that was made of it so far."""
+        """Record that everything made for a partition so far is delivered and committed."""
         if state := self._partitions.get(partition):
             state.acknowledged, state.drawn = state.drawn or state.acknowledged, None
 
     def drain(self, partition: int, *, now_seconds: float, time_ns: int) -> list[Message]:
-        """Return the watermarks of a partition, one for each cluster of which something is new."""
+        """Return the watermarks of a partition, one for each cluster, if there is a new state."""
         state = self._partitions.get(partition)
         if state is None or state.acknowledged is None:
             return []

@@ -1,17 +1,21 @@
-"""Where a tick lies in its node's time: booked before or not, late or not, behind a gap.
+"""Judges a tick by its node's watermark: duplicate, late, after a gap, or ahead of its boot.
 
-Pure functions of ticks and watermarks; the only clock is the one that bounds the nodes' own.
+Pure functions of ticks and watermarks. The only clock is the worker's, which limits the nodes'.
 
-Whether `seq` runs ahead. `seq` is milliseconds since the boot, so each tick says when its boot
-began: so long before it. Two clocks tell when the tick was: the record's timestamp, which its
-writer sets and no broker takes where it is more than a day ahead (`gpuledger.topics`), and the
-worker's, which reads a record once it is there and not before. The earlier of them puts the begin
-too late by no more than that day and the time for which the tick lay on its node; the latest begin
-that a booked tick put so is kept with the watermark. The later of them puts it too late by any time
-and too early by none. So a tick that puts its boot's begin earlier than is kept by more than
-`MAX_AHEAD_NS`, a day and another one for which ticks lie on a node, has a `seq` that no node wrote.
-What comes late, gaps of any length and clocks that are set move the two apart in the other
-direction: for an honest tick to be refused, two clocks must be wrong at once.
+How a `seq` that runs ahead is detected. `seq` is in milliseconds since the boot, so a tick's time
+minus `seq` is the start of its boot. Two clocks give a tick's time: the record's timestamp, which
+the writer sets and which brokers refuse if it is more than a day ahead (`gpuledger.topics`), and
+the worker's clock when it reads the record, which is never before the tick.
+
+- By the earlier of the two, the start comes out too late by at most that day plus the time for
+  which the tick waited on its node. The latest start found this way among booked ticks is kept with
+  the watermark.
+- By the later of the two, the start may come out too late by any amount, but never too early.
+
+So if a tick's start, by the later clock, is more than `MAX_AHEAD_NS` before the kept one (a day,
+plus a day of waiting on the node), no node wrote its `seq`. Late ticks, gaps of any length and
+clocks that are set shift the start in the other direction: an honest tick is rejected only if two
+clocks are wrong at once.
 """
 
 from bisect import bisect_left
@@ -26,27 +30,27 @@ from gpuledger.keys import split_key
 from gpuledger.records import BootProgress, NodeProgress, NodeSample
 
 LATE_SECONDS: Final = 30.0
-"""A tick that is further than this behind what its partition has reached is late."""
+"""A tick is late if it is further than this behind the time that its partition has reached."""
 MIN_GAP_NS: Final = 50 * NS_PER_MS
-"""Less than this between two ticks is the clocks' own imprecision, read one after the other."""
+"""A shorter time between two ticks is imprecision of the clocks, which are read in sequence."""
 UNRESPONSIVE_NS: Final = 120 * NS_PER_SECOND
-"""A node that is further than this behind what its partition has reached is not waited for."""
+"""The join does not wait for a node further than this behind the time its partition has reached."""
 _STEP_NS: Final = NS_PER_SECOND
-# Two clocks of one machine drift apart by less than a thousandth.
+# The drift between two clocks of one machine is below one in this number.
 _DRIFT: Final = 1000
 _LATE_NS: Final = round(LATE_SECONDS * NS_PER_SECOND)
-# How long a tick may lie on its node is the agent's `spool.max_age_seconds`: an hour by default, 30
-# days at most. Two bounds here follow from it:
-# - the default is the silence after which a node is away. One whose ticks lay for longer is no
-#   measure of its partition meanwhile, and nothing of it is refused;
-# - a day of it is what `seq` may seem to run ahead by for it. Who allows more loses ticks only
-#   where the node's clock is a day ahead as well (docs/operations.md, "A tick that ran ahead").
+# The agent's `spool.max_age_seconds` limits how long a tick waits on its node: an hour by default,
+# 30 days at most. Two limits here depend on it:
+# - A node counts as away after the default of one hour of silence. A node whose ticks waited longer
+#   does not influence its partition meanwhile, but all of its ticks are accepted.
+# - `seq` may seem to run ahead by up to a day of waiting. With a longer spool, ticks are lost only
+#   if the node's clock is a day ahead as well (docs/operations.md, "A tick that ran ahead").
 _AWAY_NS: Final = NS_PER_HOUR
 _ON_NODE_NS: Final = NS_PER_DAY
-# As far as a broker lets a record's timestamp run ahead of its clock (`gpuledger.topics`).
+# Brokers accept timestamps up to this far ahead of their clock (`gpuledger.topics`).
 _REPORTED_AHEAD_NS: Final = NS_PER_DAY
 MAX_AHEAD_NS: Final = _REPORTED_AHEAD_NS + _ON_NODE_NS
-"""By more than this no honest tick runs ahead while one of two clocks is right."""
+"""No honest tick runs ahead by more than this while one of the two clocks is right."""
 
 
 class BootWatermark(NamedTuple):
@@ -55,66 +59,66 @@ class BootWatermark(NamedTuple):
     boot_id: str
     """The kernel's id of the boot."""
     seq: int
-    """The number of its last tick that was booked."""
+    """The number of its last booked tick."""
     begun_ns: int
-    """The latest begin of the boot that a booked tick has put, by the earlier of two clocks."""
+    """The latest start of the boot found from booked ticks, by the earlier of two clocks."""
     first_ns: int
-    """When the first of its ticks was booked, by the worker's clock."""
+    """When its first tick was booked, by the worker's clock."""
     last_ns: int
-    """When the last of them was, by the worker's clock."""
+    """When its last tick was booked, by the worker's clock."""
     is_single: bool = False
-    """Whether one tick of it is booked alone, which came while another boot was going on."""
+    """Whether only one of its ticks is booked, which came while another boot was going on."""
 
     def booked_for_ns(self, now_ns: int) -> int:
-        """Return for how long the boot has been booked; up to an hour of silence is part of it."""
+        """Return how long the boot has been booked, including up to an hour of silence."""
         return min(now_ns, self.last_ns + _AWAY_NS) - self.first_ns
 
 
 class NodeWatermark(msgspec.Struct, gc=False):
-    """The last tick of a node that was booked; a Struct, because one is made for each tick."""
+    """The last booked tick of a node; a Struct because one is made for each tick."""
 
     boot_id: str
-    """The kernel's id of the newest boot, of those that went on."""
+    """The kernel's id of the newest boot with more than a single tick."""
     seq: int
-    """The tick's number within the boot: milliseconds since it."""
+    """The tick's number within the boot: milliseconds since its start."""
     time_ns: int
-    """End of what the tick covers, since the epoch."""
+    """End of the tick, since the epoch."""
     offset: int
-    """Where the tick lies in its partition."""
+    """The tick's offset in its partition."""
     last_seen_ns: int
-    """When a worker last heard of the node, by its own clock."""
+    """When a worker last read a tick of the node, by the worker's clock."""
     begun_ns: int
-    """The latest begin of the boot that a booked tick has put, by the earlier of two clocks."""
+    """The latest start of the boot found from booked ticks, by the earlier of two clocks."""
     first_ns: int
     """When the first tick of the boot was booked, by the worker's clock."""
     last_ns: int
-    """When the last of them was, by the worker's clock."""
+    """When the last tick of the boot was booked, by the worker's clock."""
     before: tuple[BootWatermark, ...] = ()
-    """The few other boots, the newest first."""
+    """The few other boots that are kept, the newest first."""
     single_time_ns: int | None = None
-    """Where a tick of a boot that has not gone on came behind all of these: its time."""
+    """Time of a later tick of another boot, of which no second tick has come; else `None`."""
 
     def newest(self) -> BootWatermark:
-        """Return how far its newest boot is booked."""
+        """Return the progress of its newest boot."""
         return BootWatermark(self.boot_id, self.seq, self.begun_ns, self.first_ns, self.last_ns)
 
     def last_time_ns(self) -> int:
-        """Return the time of its last tick that was booked in order, of a boot that went on or not.
+        """Return the time of the last tick that was booked in order, even if its boot has only one.
 
-        Late ticks of earlier boots are not meant.
+        Late ticks of earlier boots do not count.
         """
         return self.time_ns if self.single_time_ns is None else self.single_time_ns
 
     def known_for(self) -> tuple[int, int]:
-        """Rank the node by for how long it has been booked, all boots that are kept of it together.
+        """Return a key that sorts nodes by how long they have been booked, over all kept boots.
 
-        Of those that were for as long, whoever was not heard of for longest comes first.
+        Among equals, the node that has been silent for longest comes first.
         """
         first_ns = min((boot.first_ns for boot in self.before), default=self.first_ns)
         return self.last_seen_ns - min(first_ns, self.first_ns), self.last_seen_ns
 
     def progress_of(self, key: str) -> NodeProgress:
-        """Return it as the record from which the partition's next worker restores it."""
+        """Return the record from which the partition's next worker restores this watermark."""
         cluster, node = split_key(key)
         return NodeProgress(
             cluster=cluster,
@@ -141,13 +145,13 @@ class NodeWatermark(msgspec.Struct, gc=False):
         )
 
     def seq_of(self, boot_id: str) -> int | None:
-        """Return how far a boot is booked, `None` where nothing of it is known to be."""
+        """Return the last booked `seq` of a boot; `None` if none is known."""
         if boot_id == self.boot_id:
             return self.seq
         return next((boot.seq for boot in self.before if boot.boot_id == boot_id), None)
 
     def begun_ns_of(self, boot_id: str) -> int | None:
-        """Return when a boot began by what is kept of it; `None` where nothing of it is booked."""
+        """Return the kept start of a boot; `None` if no booked tick of it is known."""
         if boot_id == self.boot_id:
             return self.begun_ns
         return next((boot.begun_ns for boot in self.before if boot.boot_id == boot_id), None)
@@ -156,24 +160,24 @@ class NodeWatermark(msgspec.Struct, gc=False):
 def is_duplicate(sample: NodeSample, watermark: NodeWatermark | None) -> bool:
     """Return whether this tick was booked before.
 
-    `seq` rises within a boot, restarts of the agent included. A boot of which nothing was booked is
-    a new one: neither a clock that was set back nor a topic made anew may cost its ticks.
+    `seq` rises within a boot, even if the agent restarts. A boot without booked ticks is a new one,
+    so that no ticks are lost if a clock is set back or a topic is recreated.
     """
     seq = watermark.seq_of(sample.boot_id) if watermark else None
     return seq is not None and sample.seq <= seq
 
 
 def gap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | None:
-    """Return the time between the tick booked before and this one's begin, if there is any.
+    """Return the time between the previous booked tick and this one's begin; `None` without a gap.
 
-    Within a boot by `seq`, the milliseconds since boot, which no one can set. Across a boot by the
-    node's clock, so that the time in which it was down is in it. `None` where no tick is known to
-    have been booked before, and where the ticks meet.
+    Within a boot this is measured by `seq`, the milliseconds since boot, which nobody can set.
+    Between boots it is measured by the node's clock and includes the node's downtime. Also `None`
+    if no tick of the node is known to have been booked.
     """
     if watermark is None:
         return None
     seq = watermark.seq_of(sample.boot_id)
-    # Also of an earlier boot, of which a late tick may come behind the next boot's first one.
+    # Earlier boots too: a late tick of one may come after the next boot's first tick.
     if seq is not None:
         gap_ns = (sample.seq - seq) * NS_PER_MS - sample.interval_ns
     else:
@@ -182,9 +186,10 @@ def gap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | 
 
 
 def overlap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> int | None:
-    """Return how much of a tick lies in the one of its boot that was booked before, if any does.
+    """Return how much of a tick overlaps the last booked tick of its boot; `None` if nothing.
 
-    No agent writes such ticks: two write as one node, whose time is booked twice then.
+    One agent never writes overlapping ticks: two agents are writing as one node, and the time is
+    booked twice.
     """
     seq = watermark.seq_of(sample.boot_id) if watermark else None
     if seq is None:
@@ -194,10 +199,10 @@ def overlap_before_ns(sample: NodeSample, watermark: NodeWatermark | None) -> in
 
 
 def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> float | None:
-    """Return by how much the node's clock was set since the tick that was booked before.
+    """Return by how many seconds the node's clock was set since the previous booked tick.
 
-    Within a boot as far as its time and `seq` differ in what passed; across boots it shows only
-    where the later boot begins before the earlier one's last tick. `None` where nothing shows.
+    Within a boot, this is the difference between its time and `seq`. Between boots it is detected
+    only if the later boot begins before the earlier boot's last tick. `None` if not detected.
     """
     if watermark is None:
         return None
@@ -205,29 +210,29 @@ def clock_step_seconds(sample: NodeSample, watermark: NodeWatermark | None) -> f
     if sample.boot_id == watermark.boot_id:
         passed_ns = (sample.seq - watermark.seq) * NS_PER_MS
         step_ns = time_ns - passed_ns
-        # Over a silence of days the two clocks drift apart without anybody's setting one.
+        # Over a silence of days the two clocks drift apart even if nobody sets one.
         min_ns = _STEP_NS + passed_ns // _DRIFT
     elif watermark.seq_of(sample.boot_id) is None:
         time_ns = sample.time_ns - watermark.last_time_ns()
         step_ns = min(0, time_ns - sample.seq * NS_PER_MS)
         min_ns = _STEP_NS
     else:
-        # A late tick of an earlier boot: how long the node was down is in no clock.
+        # A late tick of an earlier boot: no clock measures how long the node was down.
         return None
     return step_ns / NS_PER_SECOND if abs(step_ns) > min_ns else None
 
 
 def begin_of(seq: int, *, time_ns: int) -> int:
-    """Return when the boot began of which a tick was the `seq`-th millisecond at that time."""
+    """Return the start of a boot, given the `seq` of one of its ticks and the time of that tick."""
     return max(0, time_ns - seq * NS_PER_MS)
 
 
 def seq_ahead_seconds(
     sample: NodeSample, watermark: NodeWatermark | None, *, written_ms: int, now_ns: int
 ) -> float | None:
-    """Return by how many seconds a tick runs ahead of its boot; `None` for up to a day.
+    """Return by how many seconds a tick runs ahead of its boot; `None` if at most a day.
 
-    Both clocks are asked: `written_ms` is the record's timestamp, `now_ns` the worker's time.
+    Of `written_ms`, the record's timestamp, and `now_ns`, the worker's clock, the later counts.
     """
     begun_ns = watermark.begun_ns_of(sample.boot_id) if watermark else None
     if begun_ns is None:
@@ -237,24 +242,24 @@ def seq_ahead_seconds(
 
 
 def is_late(time_ns: int, reached_ns: int | None) -> bool:
-    """Return whether a tick is behind what its partition has reached; never if that is unknown."""
+    """Return whether a tick is late in its partition; `False` if that is unknown."""
     return reached_ns is not None and reached_ns - time_ns > _LATE_NS
 
 
 class Reached(NamedTuple):
-    """Up to which event time all nodes are booked, and the unresponsive nodes left out of it."""
+    """The event time up to which all nodes are booked, and the unresponsive nodes left out."""
 
     until_ns: int
-    """The time up to which no node that is not unresponsive has more to come."""
+    """Time before which all responsive nodes are complete."""
     node_count: int
-    """How many nodes there are, unresponsive ones included."""
+    """Number of nodes, including unresponsive ones."""
     unresponsive: list[tuple[str, int]]
-    """The unresponsive ones, each with the end of its last tick, the newest first."""
+    """Unresponsive nodes with the ends of their last ticks, the newest first."""
 
     def raised_to(self, until_ns: int, nodes: Mapping[str, NodeWatermark]) -> "Reached":
-        """Return the same up to the later time that was published before.
+        """Return a copy with the later time that was published before.
 
-        Who was unresponsive then and has come back behind that time is left out by it as before.
+        Nodes that were unresponsive then and came back with ticks before that time stay left out.
         """
         named = dict(self.unresponsive)
         left = {name: known.time_ns for name, known in nodes.items() if known.time_ns < until_ns}
@@ -265,18 +270,18 @@ class Reached(NamedTuple):
 def find_reached(
     nodes: Mapping[str, NodeWatermark], *, now_ns: int, is_at_end: bool, since_ns: int = 0
 ) -> Reached | None:
-    """Return how far nodes of one cluster are complete in a partition, by their newest ticks.
+    """Return how far one cluster's nodes are complete in a partition, by their newest ticks.
 
-    Their ticks come in their order, so the hindmost of those that are not unresponsive is how far
-    all are. `is_at_end` says that nothing is left to be read: then it shows by our own clock who is
-    unresponsive, and only then is a partition, of which nobody is heard, complete up to where they
-    would be. `None` where nothing is known.
+    A node's ticks come in order, so all nodes are complete up to the newest tick of the slowest
+    responsive one. `is_at_end` means that nothing is left to read: then our own clock decides which
+    nodes are unresponsive, and a partition without responsive nodes is complete up to two minutes
+    ago. Returns `None` if records are left and no node is known.
 
-    While something is left to be read, it may be the ticks of hours. Then somebody is unresponsive
-    where others were heard for two minutes of our own clock, or who is two minutes behind at least
-    half of the others: one clock that runs ahead makes nobody unresponsive whose ticks are still to
-    be read. Since `since_ns` by our own clock is listened to them all: before, nobody was
-    unresponsive.
+    The records that are left may cover hours. Meanwhile a node is unresponsive if it was last read
+    two minutes before another one, by our own clock, or if it is two minutes behind at least half
+    of the others: a single clock that runs ahead does not make nodes unresponsive whose ticks are
+    still to be read. Silence before `since_ns`, by our own clock, does not count, because we were
+    not listening then.
     """
     times = {name: min(known.time_ns, now_ns) for name, known in nodes.items()}
     last_seen = {name: max(known.last_seen_ns, since_ns) for name, known in nodes.items()}
@@ -305,13 +310,13 @@ def find_reached(
 
 
 def partition_watermark(newest_ns: Iterable[int], *, now_ns: int) -> int:
-    """Return the time that a partition has reached, from each of its nodes' newest tick.
+    """Return the time that a partition has reached, from the newest tick of each of its nodes.
 
-    It is what one node in ten has passed (in a partition of up to nine nodes: the foremost), so
-    that a few clocks that run ahead make nobody late, and never after `now_ns`. Nodes that have
-    been unresponsive for an hour do not count. A node that is alone is the measure of itself.
+    One node in ten has passed it (with up to nine nodes: the one furthest ahead), so that a few
+    clocks that run ahead make no other node late. It is never after `now_ns`. Nodes that have been
+    unresponsive for an hour do not count. A single node is compared with itself.
     """
-    # A clock that runs ahead counts as right, so that it cannot make all others late.
+    # Clocks that run ahead are limited to our time, so that they cannot make all others late.
     times = sorted(min(time_ns, now_ns) for time_ns in newest_ns)
     present = times[bisect_left(times, times[-1] - _AWAY_NS) :]
     return present[-1 - len(present) // 10]

@@ -1,7 +1,7 @@
-"""How far each node is booked, so that a tick that comes twice is booked once, by whomever.
+"""How far each node is booked, so that a tick that comes twice is booked only once.
 
-Here lives the state of a worker's partitions; it is written beside the events (`NodeProgress`),
-read back by who takes a partition over, and forgotten with the partition. It knows no bus.
+This is the state of a worker's partitions. It is published with the events (`NodeProgress`), read
+by the partition's next worker, and forgotten with the partition. It does not use the bus.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,15 +23,16 @@ from gpuledger_enricher.join.progress.passage import (
     partition_watermark,
 )
 
-# Longer than samples are kept: what was booked before can come again no more.
+# Longer than samples are kept: ticks booked before that cannot come again.
 FORGOTTEN_AFTER_NS: Final = NS_PER_DAY
 NEWEST_BOOTS: Final = 4
-"""A batch that is sent twice may hold ticks of several boots, where a node rebooted unsent."""
+"""Newest boots that are kept. A batch that is sent twice may hold ticks of several boots, if a node
+rebooted with unsent ticks."""
 LONGEST_BOOTS: Final = 4
-"""The boot that a node is really in is among those that have been booked for longest, however many
-were made up since."""
+"""Older boots that are kept. The node's real boot is among those that have been booked for longest,
+however many were made up since."""
 MAX_NODES: Final = 20_000
-"""Nodes of one partition: several times those of the largest clusters in all of them."""
+"""Maximum number of nodes of one partition: several times the size of the largest clusters."""
 
 
 class NodeWatermarks:
@@ -47,17 +48,17 @@ class NodeWatermarks:
         self._left_of_sweep = 0
         self._complete_until_ns: dict[str, int] = {}
         self._since_ns: int | None = None
-        """Since when the partition is read here, by our own clock."""
+        """Since when this worker has been reading the partition, by its own clock."""
 
     def __len__(self) -> int:
         return len(self._watermarks)
 
     def of(self, node: str) -> NodeWatermark | None:
-        """Return the watermark of the node of a key, `None` where none of its ticks was booked."""
+        """Return the watermark of a node by key; `None` if none of its ticks was booked."""
         return self._watermarks.get(node)
 
     def advance(self, sample: NodeSample, *, offset: int, written_ms: int, now_ns: int) -> None:
-        """Remember that this tick is booked, whose record bears the time `written_ms`."""
+        """Record that a tick is booked; `written_ms` is the timestamp of its record."""
         node = node_key(sample)
         begun_ns = begin_of(sample.seq, time_ns=min(written_ms * NS_PER_MS, now_ns))
         watermark = NodeWatermark(
@@ -74,7 +75,8 @@ class NodeWatermarks:
     def reached_ns(self, now_ns: int) -> int | None:
         """Return the time that the partition has reached; `None` before its first tick.
 
-        It is found anew once in as many ticks as there are nodes: a round costs as much as they.
+        It is computed once in as many ticks as there are nodes, because its cost is proportional to
+        their number.
         """
         if self._left_of_sweep <= 0 and self._watermarks:
             self._reached_ns = partition_watermark(
@@ -88,22 +90,22 @@ class NodeWatermarks:
         return self._reached_ns
 
     def complete_until_ns(self, cluster: str) -> int:
-        """Return up to which time the partition was called complete: a tick of before is late."""
+        """Return the published watermark of a cluster; a tick from before is late."""
         return self._complete_until_ns.get(cluster, 0)
 
     def call_complete(self, cluster: str, until_ns: int) -> None:
-        """Record that the partition was called complete of a cluster's nodes."""
+        """Record a published watermark of a cluster."""
         if cluster in self._complete_until_ns or len(self._complete_until_ns) < MAX_CLUSTERS:
             known_ns = self.complete_until_ns(cluster)
             self._complete_until_ns[cluster] = max(known_ns, until_ns)
 
     def find_complete(self, *, now_ns: int, is_at_end: bool) -> dict[str, Reached]:
-        """Return how far the partition is complete of each cluster, never less than it was.
+        """Return, by cluster, how far the partition is complete; never less than before.
 
-        A cluster that has no node here is as far as the partition is, and where none is known that
-        is said of the default one: an empty partition is complete, too. So is one whose nodes are
-        all unresponsive, as of a cluster that is gone, while others of the partition are heard. It
-        costs as much as there are nodes. `is_at_end` says that nothing is left to be read.
+        A cluster without nodes here is as complete as the whole partition. So is a cluster whose
+        nodes are all unresponsive while others are heard, such as a removed one. If no cluster is
+        known, the default one is reported, because an empty partition is complete too. `is_at_end`
+        means that nothing is left to read. The cost is proportional to the number of nodes.
         """
         if self._since_ns is None:
             self._since_ns = now_ns
@@ -126,7 +128,7 @@ class NodeWatermarks:
                 found = find_reached(known, is_at_end=is_at_end, **how)
             found = found or _all_unresponsive(known, until_ns=overall.until_ns)
             if self.complete_until_ns(cluster) > now_ns + MAX_AHEAD_NS:
-                # Said by a clock that ran ahead, or by nobody who knew: it was never so.
+                # A clock that ran ahead published it, or a foreign writer did: it was never true.
                 del self._complete_until_ns[cluster]
             self.call_complete(cluster, found.until_ns)
             until_ns = max(found.until_ns, self.complete_until_ns(cluster))
@@ -134,15 +136,15 @@ class NodeWatermarks:
         return complete
 
     def restart_listening(self, now_ns: int) -> None:
-        """Begin to listen: who was not heard before, as we had no brokers, was not unresponsive."""
+        """Start listening again after an outage of the brokers, which made no node unresponsive."""
         self._since_ns = now_ns
 
     def _make_room(self) -> None:
         """Forget the tenth of the nodes that have been booked for the shortest time.
 
-        Names are anybody's, and thousands of them come in a second: whoever goes by when they were
-        heard last is the node that ticks every second. For how long a name has been booked, by our
-        own clock, nobody can make up: a node has a start over all that come after it.
+        Anybody can make up names, thousands in a second, so that forgetting the nodes last heard
+        would hit real nodes, which tick every second. Nobody can make up how long a name has been
+        booked by our own clock: a real node has a head start over all names that come after it.
         """
         left = sorted(self._watermarks, key=lambda node: self._watermarks[node].known_for())
         self._forget(left[: MAX_NODES // 10])
@@ -150,11 +152,11 @@ class NodeWatermarks:
     def _forget(self, nodes: Iterable[str]) -> None:
         for node in nodes:
             del self._watermarks[node]
-            # So that a tombstone is written: whoever reads the progress back forgets it too.
+            # So that a tombstone is written: workers that restore the progress forget it too.
             self._advanced[node] = None
 
     def take(self, written: NodeProgress, *, last_seen_ns: int) -> None:
-        """Restore what was published before; what is known to be further stays."""
+        """Restore published progress; progress that is already further is kept."""
         before = tuple(
             BootWatermark(
                 boot.boot_id,
@@ -179,8 +181,8 @@ class NodeWatermarks:
         )
         key = node_key(written)
         known = self._watermarks.get(key)
-        # A compacted topic may still hold older records of a node behind each other: the highest
-        # `seq` of a boot counts, and a boot that is not known yet is the newer one.
+        # A compacted topic may still have several records of a node: the highest `seq` of a boot
+        # counts, and a boot that is not known yet is the newer one.
         if known is None or watermark.seq >= (known.seq_of(watermark.boot_id) or 0):
             known_boots = (known.newest(), *known.before) if known else ()
             for boot in known_boots:
@@ -189,16 +191,16 @@ class NodeWatermarks:
                     watermark.first_ns = min(watermark.first_ns, boot.first_ns)
             watermark.before = _kept(watermark, before, known_boots, now_ns=last_seen_ns)
             self._watermarks[key] = watermark
-            # The next tick is judged late or not by all that were read back, not by the first one.
+            # Lateness of the next tick depends on all restored nodes, not only on the first one.
             self._left_of_sweep = 0
 
     def remove(self, node: str) -> None:
-        """Forget the node of a key; one that is not known is no error."""
+        """Forget a node by key; an unknown one is not an error."""
         self._watermarks.pop(node, None)
         self._advanced.pop(node, None)
 
     def drain(self) -> list[tuple[str, NodeProgress | None]]:
-        """Return the changes since the last call: a watermark, None for a forgotten node."""
+        """Return the changes since the last call: progress, or `None` for a forgotten node."""
         advanced, self._advanced = self._advanced, {}
         return [
             (node, watermark.progress_of(node) if watermark else None)
@@ -208,12 +210,12 @@ class NodeWatermarks:
 
 
 def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
-    """Return a node's watermark after a tick was booked; that of another boot may move it alone.
+    """Return a node's watermark after a tick was booked.
 
-    A boot of which nothing was booked is the newest one, whatever the node's clock says, once a
-    second tick of it comes: a tick that anybody made up, or a broken agent, says nothing of how far
-    the node is. A late tick of an earlier boot moves that alone. Only where the node's boot was not
-    heard for two minutes, any other is taken for it.
+    A boot without booked ticks becomes the newest one, whatever the node's clock says, when its
+    second tick comes: a single tick may be made up or come from a broken agent, and does not show
+    how far the node is. A late tick of an earlier boot advances only that boot. If the node's boot
+    was silent for two minutes, any other boot becomes the newest one with its first tick.
     """
     if tick.boot_id == known.boot_id:
         tick.before = known.before
@@ -227,15 +229,15 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
         if other is not None:
             tick.begun_ns = max(tick.begun_ns, other.begun_ns)
             tick.first_ns = min(tick.first_ns, other.first_ns)
-        # Single ticks came after the boot that was the node's, and stay in front of it: of boots
-        # that were booked for equally long the eldest is kept.
+        # Single ticks came after the node's boot and stay in front of it, so that among boots that
+        # were booked for equally long the oldest one is kept.
         went_on = [not boot.is_single for boot in known.before]
         place = went_on.index(True) if any(went_on) else len(went_on)
         boots = (*known.before[:place], known.newest(), *known.before[place:])
         tick.before = _kept(tick, boots, now_ns=tick.last_seen_ns)
         return tick
     moved = tick.newest()
-    # A boot of which nothing was booked is the first of them, an earlier one keeps its place.
+    # A boot without booked ticks goes first; an earlier one is merged at its own place.
     if other is None:
         boots = (moved._replace(is_single=True), *known.before)
         known.single_time_ns = tick.time_ns
@@ -247,7 +249,7 @@ def _after(known: NodeWatermark, tick: NodeWatermark) -> NodeWatermark:
 
 
 def _all_unresponsive(nodes: Mapping[str, NodeWatermark], *, until_ns: int) -> Reached:
-    """Return how far a cluster is none of whose nodes is waited for."""
+    """Return how far a cluster is whose nodes are all unresponsive."""
     unresponsive = sorted(
         ((key, each.time_ns) for key, each in nodes.items()), key=lambda one: -one[1]
     )
@@ -257,12 +259,12 @@ def _all_unresponsive(nodes: Mapping[str, NodeWatermark], *, until_ns: int) -> R
 def _kept(
     newest: NodeWatermark, *known_boots: Iterable[BootWatermark], now_ns: int
 ) -> tuple[BootWatermark, ...]:
-    """Return how far boots before the newest are booked, by all that is known of them.
+    """Return the boots before the newest one, merged from all that is known of them.
 
-    Of many the newest ones are kept, and of the others those that were booked for longest. Whoever
-    may write ticks may make up boots at will, and by then a small `seq` of a boot that nothing
-    is known of would be taken for its begin. What cannot be made up is for how long a boot has been
-    booked by our own clock: the boot that a node is in has a start over all that come after it.
+    If there are many, the newest ones are kept, and of the others those booked for longest. Anybody
+    who may write ticks can make up boots, and once a real boot is forgotten, an old `seq` of it
+    would be taken for its start. Nobody can make up how long a boot has been booked by our own
+    clock: the node's real boot has a head start over all that come after it.
     """
     boots: dict[str, BootWatermark] = {}
     for boot in chain(*known_boots):
