@@ -1,4 +1,4 @@
-"""Who the pods are on whom a tick is booked, by the records that have been read.
+"""Describes the pods on which a tick is booked, from the records that have been read.
 
-Books do not depend on anything here.
+The books do not depend on this package.
 """

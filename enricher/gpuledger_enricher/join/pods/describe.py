@@ -1,12 +1,11 @@
-"""Describes the pods of an event, from the pod cache.
+"""Describes an event's pods, from the pod cache.
 
-Here lives the description's part of an event and of an attributed incident: the pods, their
-namespaces, and the node. Books live elsewhere
-and do not change with what is known here. A node speaks for the pods that the API server has placed
-on it: names come only from their records, and of another node's pod nothing is told but what the
-node said of it. All are described by the version that was in force
-at the tick's time, as far as it was read: a tick that comes late, or is joined again, is described
-as it would have been in time. Its deletion shows on ticks after it only.
+This module makes the descriptive part of events and attributed incidents: the pods, their
+namespaces and the node. It does not affect the books. A node may report only pods that the API
+server has placed on it: names come from the records of its own pods, and another node's pod is
+described only by what the tick contains. All objects are described by the version that was in force
+at the tick's time, as far as it was read, so that a tick that is late or joined again gets the same
+description as it would have had in time. A pod's deletion shows only in ticks after it.
 """
 
 from collections import Counter
@@ -51,19 +50,18 @@ from gpuledger_enricher.join.pods.pods import (
 )
 
 MAX_DESCRIPTIONS_BYTES: Final = 128 * 2**20
-"""What is remembered of what was said, of all nodes together: some 6 kB of each node that has eight
-pods on its GPUs, so that it is enough for 20,000 of them."""
+"""Memory for remembered descriptions of all nodes: at 6 kB for a node with eight pods on its GPUs,
+enough for 20,000 nodes."""
 _CONTAINER_BYTES: Final = 250
 _ALLOCATION_BYTES: Final = 850
-"""Bytes of a container and of an allocation in memory, beside their texts."""
+"""Bytes of a container and of an allocation in memory, without their strings."""
 _NAMESPACE_BYTES: Final = 330
-"""Bytes of what is remembered of a namespace: a tuple, its key of 130 characters at most, a number.
-"""
+"""Bytes remembered of a namespace: a tuple, its key of up to 130 characters, and a number."""
 _EVER_NS: Final = 2**63
 Identity = tuple[str | None, str | None]
 _HOST: Final[Identity] = (None, None)
 PodName = tuple[str, str]
-"""The namespace and the name of a pod."""
+"""A pod's namespace and name."""
 _NO_NAME: Final[PodName] = ("", "")
 
 
@@ -73,13 +71,12 @@ _NOTHING: Final[Mapping[Identity, PodName]] = MappingProxyType({})
 def name_by_allocation(
     sample: NodeSample, pending: Collection[Identity], pods: PodCache
 ) -> dict[Identity, PodName]:
-    """Return the names of pods without a record, as far as the tick's allocations name them.
+    """Return names of pods without a record, if the tick's allocations identify them.
 
-    A cgroup has UIDs and the kubelet's answer names, and only their device is the same: so that a
-    name is told where one pod alone holds each device on which the container's processes are, where
-    no other container without a record is there that could be meant, and where no record of a pod
-    of that name is known that still lives, on this node, so that it would be that pod, or on
-    another.
+    A cgroup path has UIDs and the kubelet's response has names: only the device connects the two. A
+    pending pod gets a name if the pod of that name is the only holder of each device that its
+    processes use, if no other pending pod could have the name, and if no living pod of that name is
+    known, neither on this node (the name would be that pod's) nor on another one.
     """
     if not pending or not sample.allocations:
         return {}
@@ -89,7 +86,7 @@ def name_by_allocation(
         allocatees.setdefault(device_of(allocation), set()).add(
             (allocation.namespace, allocation.pod)
         )
-    # For each pod that is pending, by its UID or by its container: who may hold what it is on.
+    # Possible names of each pending pod, from the holders of its devices; by UID or container id.
     meant: dict[str, set[PodName]] = {}
     identities = list(map(identity_of, sample.containers))
     for process in sample.processes:
@@ -99,7 +96,7 @@ def name_by_allocation(
         if identity in waiting and process.gpu < len(sample.gpus):
             devices = devices_named_by(sample.gpus[process.gpu])
             there = set().union(*(allocatees.get(device, ()) for device in devices))
-            # More than one, or none, is written as what no pod can be called.
+            # `_NO_NAME`, which no pod can have, marks a device with no holder or with several.
             name = there.pop() if len(there) == 1 else _NO_NAME
             meant.setdefault(identity[0] or identity[1] or "", set()).add(name)
     claimed = Counter(name for names in meant.values() for name in names)
@@ -123,57 +120,57 @@ def name_by_allocation(
 
 
 class EncodedDescriptions(NamedTuple):
-    """The fields of an event that its description is, encoded."""
+    """The encoded description fields of an event."""
 
     pods: msgspec.Raw
-    """The pods, each once."""
+    """The pods, without duplicates."""
     containers: msgspec.Raw
     """The containers on which entries are booked."""
     allocations: msgspec.Raw
     """The containers that hold GPUs."""
     namespaces: msgspec.Raw | None
-    """The pods' namespaces; absent where nothing is known of them."""
+    """The pods' namespaces; `None` if none is known."""
     node_description: msgspec.Raw | None
-    """The node; absent where nothing is known of it."""
+    """The node; `None` if it is unknown."""
 
 
 class PodDescriptions(NamedTuple):
     """The descriptions of a node's pods, and what they were made from."""
 
     version: int
-    """The version of the node's pods at that time."""
+    """The pod cache's version of the node's pods when they were described."""
     from_ns: int
-    """From which event time on it holds."""
+    """First event time for which the description is valid."""
     until_ns: int
-    """Up to which event time."""
+    """Event time at which it stops being valid."""
     containers: list[ContainerRef]
-    """The containers that were described."""
+    """The tick's containers."""
     allocations: list[DeviceAllocation]
-    """The allocations whose holders were looked up."""
+    """The tick's allocations."""
     encoded: EncodedDescriptions
-    """What the event says of them: from tick to tick it is the same bytes."""
+    """The description as it is in the event, as the same bytes from tick to tick."""
     foreign_allocatees: int
-    """How many pods are said to hold something here that are placed on another node."""
+    """Number of pods that are reported to hold devices here but are placed on another node."""
     pending: Collection[Identity]
-    """Those of the containers that lack the pod's record."""
+    """Containers whose pods have no record yet."""
     named: int
-    """How many pods have a name by the tick's allocations alone."""
+    """Number of pods whose names come only from the tick's allocations."""
     foreign: Collection[PodRecord]
-    """The pods among them that the API server has placed on another node."""
+    """Pods of the containers that the API server has placed on another node."""
     node_version: int
-    """The version of the node's own record."""
+    """Version of the node's own record."""
     namespaces: Sequence[tuple[str, int]]
-    """The keys of the pods' namespaces, and the versions of their records."""
+    """Keys of the pods' namespaces and the versions of their records."""
     namespaces_left_out: int
-    """How many namespaces are known and not described, as they are too much for an event."""
+    """Number of known namespaces that are left out because an event has no room for them."""
 
 
 class DescriptionCache:
-    """Caches the descriptions of a node's pods until a pod, or which pods are there, changes.
+    """Caches the descriptions of nodes until an object in them changes.
 
-    From tick to tick the same containers are on a node's GPUs; saying anew who they are would be a
-    third of the join's work. Memory is bounded by `max_bytes`: beyond, what was said of the nodes
-    goes that were heard of longest ago, as of those whose names somebody makes up.
+    From tick to tick the same containers are on a node's GPUs; describing them each time would take
+    a third of the join's work. Memory is bounded by `max_bytes`: above it, the nodes that were
+    described longest ago are dropped, for instance nodes with made-up names.
     """
 
     def __init__(
@@ -193,15 +190,15 @@ class DescriptionCache:
         return len(self._known)
 
     def clear(self) -> None:
-        """Forget everything: after a partition was given up, only its own nodes are asked again."""
+        """Forget everything; nodes that are still here are described again at their next tick."""
         self._known.clear()
 
     def forget(self, node: str) -> None:
-        """Forget the descriptions of the node of a key."""
+        """Forget a node's descriptions, by the node's key."""
         self._known.pop(node)
 
     def describe(self, sample: NodeSample) -> PodDescriptions:
-        """Describe the pods of a tick's containers."""
+        """Return the descriptions for a tick, from the cache if they are valid for it."""
         node, pods = node_key(sample), self._pods.of(sample.cluster)
         descriptions = self._known.get(node)
         if (
@@ -217,8 +214,8 @@ class DescriptionCache:
             )
         ):
             descriptions = describe_tick(sample, pods, self._cluster_objects)
-            # What becomes of another node's pod does not show in ours; nor on which GPUs processes
-            # are, by which those without a record may have a name.
+            # Not cached if they depend on pods of other nodes, whose changes this node's version
+            # does not count, or on the GPUs of processes, by which a pod without a record is named.
             if not (
                 descriptions.foreign
                 or descriptions.foreign_allocatees
@@ -232,9 +229,9 @@ class DescriptionCache:
 def describe_tick(
     sample: NodeSample, pods: PodCache, cluster_objects: ClusterObjects
 ) -> PodDescriptions:
-    """Return the descriptions of the pods of a tick, of their namespaces, and of the node.
+    """Return the descriptions of a tick's pods, of their namespaces, and of the node.
 
-    The pods are those that use GPUs and those that hold some.
+    The pods are those that use GPUs and those that hold them.
     """
     node, time_ns = sample.node, sample.time_ns
     identities = list(map(identity_of, sample.containers))
@@ -286,7 +283,7 @@ def describe_tick(
         foreign_allocatees=event_pods.foreign_allocatees,
         pending=pending,
         named=event_pods.named,
-        # Several containers of one pod lead to it; it is counted and logged once.
+        # Several containers may belong to one pod, which is counted and logged once.
         foreign=list({pod.uid: pod for pod in foreign.values()}.values()),
         node_version=cluster_objects.nodes.version_of(key),
         namespaces=[
@@ -298,7 +295,7 @@ def describe_tick(
 
 
 def _fitting(namespaces: Sequence[NamespaceDescription]) -> list[NamespaceDescription]:
-    """Return as many of them, from the first on, as there is room for in an event."""
+    """Return the first namespaces, as many as there is room for in an event."""
     fitting, size_bytes = [], 0
     for namespace in namespaces:
         size_bytes += len(encode(namespace))
@@ -309,7 +306,7 @@ def _fitting(namespaces: Sequence[NamespaceDescription]) -> list[NamespaceDescri
 
 
 def _size_bytes(descriptions: PodDescriptions) -> int:
-    """Return about how much memory it takes."""
+    """Return the approximate size in memory."""
     texts = sum(
         len(container.container_id or "")
         + len(container.pod_uid or "")
@@ -336,7 +333,7 @@ def _size_bytes(descriptions: PodDescriptions) -> int:
 
 
 def identity_of(container: ContainerRef | IncidentProcess) -> Identity:
-    """Return the pair by which the pod of a container is found; a job's container has none."""
+    """Return the pair that identifies a container's pod; empty for a job's container."""
     if container.pod_uid is None and container.job_id is not None:
         return _HOST
     return container.pod_uid, container.container_id
@@ -347,17 +344,17 @@ def find_foreign_pods(
 ) -> dict[Identity, PodRecord]:
     """Return the pods among these that the API server has placed on another node.
 
-    A pod never moves: its record names its node for good. One whose record this worker has not read
-    is no foreign one but pending, and so is every pod of partitions that other workers hold. A node
-    that was registered anew under another name is another node: what it still runs of the old one's
-    pods is foreign, until that has ended.
+    A pod never moves: its record names its node for good. A pod without a record in this worker is
+    pending, not foreign, and so is every pod of partitions that other workers hold. A node that is
+    registered again under another name is a different node: pods of the old node that still run on
+    it are foreign until they end.
     """
     found = {identity: pods.find_pod_of_other_node(*identity, node=node) for identity in identities}
     return {identity: pod for identity, pod in found.items() if pod is not None}
 
 
 class _NamelessPod(NamedTuple):
-    """A pod of which no record on this node is known."""
+    """A pod without a known record on this node."""
 
     uid: str | None
     state: PodState
@@ -365,10 +362,10 @@ class _NamelessPod(NamedTuple):
 
 
 class EventPods:
-    """The pods of one event: each stands in it once, and is pointed to by its position.
+    """The pods of one event: each is listed once and referred to by its position.
 
-    Users come first, in an order that depends on their identities alone, then those that hold
-    something without using it, by their names.
+    Users come first, in an order that depends only on their identities, then pods that only hold
+    devices, by name.
     """
 
     def __init__(self, pods: PodCache, *, node: str, time_ns: int) -> None:
@@ -377,19 +374,19 @@ class EventPods:
         self._time_ns = time_ns
         self._listed: list[KnownPod | _NamelessPod] = []
         self._containers: list[set[str]] = []
-        """Of each pod the names of its containers that are on the event."""
+        """For each pod, the names of its containers in the event."""
         self._positions: dict[str | PodName, int] = {}
-        """By UID, by a container's id where no UID is known, and by name where holders have it."""
+        """By UID, by container id if there is no UID, and by name for holders of devices."""
         self._users: dict[Identity, int] = {}
         self._named_here: Mapping[PodName, Sequence[KnownPod]] | None = None
         self.changes_ns: list[int] = []
-        """When a description changes, or a name passes from one pod to the next."""
+        """Times at which a description changes, or at which a name passes to another pod."""
         self.foreign_allocatees = 0
-        """How many holders are placed on another node."""
+        """Number of holders that are placed on another node."""
 
     @property
     def named(self) -> int:
-        """How many pods have a name by the tick's allocations alone."""
+        """Number of pods whose names come only from the tick's allocations."""
         return sum(
             isinstance(pod, _NamelessPod) and pod.state is PodState.NAMED for pod in self._listed
         )
@@ -401,7 +398,7 @@ class EventPods:
         foreign: Collection[Identity],
         named: Mapping[Identity, PodName] = _NOTHING,
     ) -> None:
-        """Add the pods of containers; `named` has those known by name without a record."""
+        """Add the pods of containers; `named` has the names of pods without a record."""
         wanted = set(identities) - {_HOST}
         for identity in sorted(wanted, key=lambda identity: (identity[0] or "", identity[1] or "")):
             known = self._pods.find(*identity, node=self._node, time_ns=self._time_ns)
@@ -417,11 +414,11 @@ class EventPods:
             self._users[identity] = position
 
     def add_allocations(self, allocations: Sequence[DeviceAllocation]) -> list[EventAllocation]:
-        """Add the pods of allocations; return who holds, in the order of their positions.
+        """Add the pods of allocations; return the holders, in the order of their positions.
 
-        The kubelet's response names pods and has no UIDs. A pod record of this very node says who
-        has the name; where none does, it is the node's word, unless the pod of that name is placed
-        on another node: otherwise a node could put what is idle there on any pod.
+        The kubelet's response has pod names but no UIDs. A record of a pod on this node decides who
+        has the name. Without a record, the node's report counts, unless the pod of that name is
+        placed on another node: otherwise a node could book its idle time on any pod.
         """
         if not allocations:
             return []
@@ -451,12 +448,12 @@ class EventPods:
         return found
 
     def add_allocatee(self, name: PodName) -> int:
-        """Add a pod that holds something, by its name; return its position."""
+        """Add the pod of a name that holds devices; return its position."""
         position = self._positions.get(name)
         if position is not None:
             return position
         if self._named_here is None:
-            # Once: all of the node's pods are gone through for it.
+            # Only once, because this goes through all of the node's pods.
             self._named_here = self._pods.named_on(self._node)
         candidates = self._named_here.get(name, ())
         for candidate in candidates:
@@ -464,7 +461,7 @@ class EventPods:
             if len(candidates) > 1:
                 self.changes_ns += [candidate.record.created_time_ns, *candidate.changes_ns()]
         known = nearest(candidates, time_ns=self._time_ns)
-        # One that was not there has its name from another one, whose record is still to come.
+        # A pod that did not exist yet is not the holder: the record of the real one is to come.
         if known is not None and known.may_hold(self._time_ns):
             position = self._positions[name] = self._add_known(known)
             return position
@@ -474,11 +471,11 @@ class EventPods:
         return self._add(name, _NamelessPod(None, state, None if is_foreign else name))
 
     def position_of(self, identity: Identity) -> int | None:
-        """Return the position of a container's pod; `None` of what runs in none."""
+        """Return the position of a container's pod; `None` if it has no pod."""
         return self._users.get(identity)
 
     def container_name(self, identity: Identity) -> str | None:
-        """Return the name of a container, where its pod's record has it."""
+        """Return the name of a container; `None` if its pod's record does not have it."""
         position = self._users.get(identity)
         pod = None if position is None else self._listed[position]
         return pod.container_name(identity[1]) if isinstance(pod, KnownPod) else None
@@ -518,15 +515,15 @@ class EventPods:
 
 
 def _describe_nameless(pod: _NamelessPod) -> PodDescription:
-    """Return a pod's description from what the node's tick says alone."""
+    """Return a pod's description from the node's tick only."""
     namespace, name = pod.name or (None, None)
     return PodDescription(uid=pod.uid, state=pod.state, namespace=namespace, name=name)
 
 
 def describe_known(known: KnownPod, containers: Collection[str], *, time_ns: int) -> PodDescription:
-    """Describe a pod by the version of it that was in force at a time.
+    """Describe a pod by its version that was in force at a time.
 
-    `containers` are the names of those of its containers of which it is said what they ask for.
+    `containers` has the names of the containers whose requests are included.
     """
     pod, facts, deleted_ns = known.record, known.at(time_ns), known.record.deleted_time_ns
     requested = {
@@ -548,9 +545,9 @@ def describe_known(known: KnownPod, containers: Collection[str], *, time_ns: int
 
 
 def attribute_incident(incident: Incident, pods: PodCache) -> AttributedIncident:
-    """Return an incident with the pods that were on the GPU, by processes or holding it.
+    """Return an incident with the pods that were on the GPU, with processes or as holders.
 
-    Each is looked up as those of an event are, so that no node speaks for another one's.
+    They are found in the same way as an event's pods, so a node cannot name another node's pods.
     """
     identities = list(map(identity_of, incident.processes))
     event_pods = EventPods(pods, node=incident.node, time_ns=incident.time_ns)

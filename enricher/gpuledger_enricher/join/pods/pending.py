@@ -1,7 +1,7 @@
-"""Pods that ticks name and whose records have not come: how many, for how long, and which never.
+"""Tracks the pods that ticks name before their records come: how many, how long, which never come.
 
-An event waits for nobody: it leaves with such a pod as pending. Here is only kept track of it. Pure
-state; its times are the worker's own.
+Events do not wait: they describe such a pod as pending. This module only keeps track. Pure state;
+its times are the worker's own.
 """
 
 from collections import OrderedDict
@@ -22,25 +22,25 @@ _SWEEP_NS: Final = NS_PER_SECOND
 
 
 class PendingPod(msgspec.Struct):
-    """One pod whose record is waited for."""
+    """A pod whose record has not come."""
 
     names: list[str]
-    """What its record may call it by, in its cluster: the UID that the cgroup showed, and its
-    containers' ids."""
+    """Possible names in its record, with the cluster: the UID from the cgroup path and container
+    ids."""
     node: str
     """The key of the node that named it."""
     partition: int
     """The partition of that node."""
     first_ns: int
-    """When it was named first."""
+    """When it was first named."""
     last_ns: int
-    """When it was named last."""
+    """When it was last named."""
     is_unknown: bool = False
-    """Whether its time is over."""
+    """Whether it has waited for too long and counts as unknown."""
 
 
 class PendingPods:
-    """The pods waited for; at most `max_pods` of them, and none that is not named any more."""
+    """The pending pods, at most `max_pods`; those that ticks no longer name are dropped."""
 
     def __init__(self, *, pending_pod_timeout_seconds: float, max_pods: int = MAX_PENDING) -> None:
         self._pending_ns = round(pending_pod_timeout_seconds * 1e9)
@@ -64,8 +64,8 @@ class PendingPods:
             waiting = self._waiting.get(key)
             if waiting is None:
                 if len(self._waiting) >= self._max_pods:
-                    # Room is made at the cost of who has waited longest. That one is reported with
-                    # those whose time is over: it would be lost in silence otherwise.
+                    # The pod that has waited longest makes room. It is reported together with the
+                    # expired pods, because otherwise it would be lost in silence.
                     eldest = next(iter(self._waiting.values()))
                     self._drop(eldest)
                     if not eldest.is_unknown:
@@ -73,17 +73,17 @@ class PendingPods:
                 waiting = PendingPod([], node, partition, now_ns, now_ns)
                 self._waiting[key] = waiting
             waiting.last_ns = now_ns
-            # A tick may name a pod by a new container each time, so the names of one are bounded.
+            # A tick may name a pod by a new container each time, so its names are limited.
             for name in (key, key_in(cluster, container_id) if container_id else key):
                 if name not in waiting.names and len(waiting.names) < _MAX_NAMES:
                     waiting.names.append(name)
                     self._by_name[name] = waiting
 
     def resolve(self, pod: PodRecord) -> list[PendingPod]:
-        """Record that a pod's record has come; return who waited for it."""
+        """Record that a pod's record has come; return the pending pods that it resolves."""
         if not self._waiting:
             return []
-        # The UID in the cgroup path of a static pod is its configuration's hash.
+        # The UID in a static pod's cgroup path is its configuration hash.
         names = (pod.uid, pod.config_hash or pod.uid, *ids_of(pod))
         found = [self._by_name.get(key_in(pod.cluster, name)) for name in names]
         resolved = {waiting.names[0]: waiting for waiting in found if waiting}
@@ -92,9 +92,9 @@ class PendingPods:
         return list(resolved.values())
 
     def expire(self, now_ns: int) -> Sequence[PendingPod]:
-        """Return the pods that were waited for in vain for too long, each once.
+        """Return the pods whose records did not come in time, each once.
 
-        None where it is asked again within a second.
+        Returns nothing if it was called less than a second ago.
         """
         if 0 <= now_ns - self._swept_ns < _SWEEP_NS:
             return ()
@@ -106,13 +106,13 @@ class PendingPods:
                 waiting.is_unknown = True
                 self._unknown += 1
                 expired.append(waiting)
-            # Kept while ticks name it, so that it is reported once and not with every tick.
+            # Kept while ticks name it, so that it is reported once and not with each tick.
             if waiting.is_unknown and waiting.last_ns <= eldest_ns:
                 self._drop(waiting)
         return expired
 
     def forget(self, partition: int) -> None:
-        """Forget what the nodes of a partition named."""
+        """Forget the pods that nodes of a partition named."""
         for waiting in [
             pending for pending in self._waiting.values() if pending.partition == partition
         ]:
@@ -122,6 +122,6 @@ class PendingPods:
         del self._waiting[waiting.names[0]]
         self._unknown -= waiting.is_unknown
         for name in waiting.names:
-            # A container id that two ticks put under different UIDs leads to the later one.
+            # If two ticks put a container id under different UIDs, it leads to the later one.
             if self._by_name.get(name) is waiting:
                 del self._by_name[name]

@@ -1,12 +1,13 @@
-"""The pods of a worker's nodes, the nodes, and all namespaces, from the compacted topics.
+"""The pods and nodes of a worker's partitions, and all namespaces, from the compacted topics.
 
-Here live the caches: of pods by UID, by container id and by the hash of static pods, of nodes and
-namespaces by name. They are filled record by record and know no bus. What an event says is made in
-`describe`. Of each object the versions are kept that were in force before the newest one, the same
-way for every kind (`KnownObject`).
+These are caches: pods by UID, by container id and by the hash of static pods, nodes and namespaces
+by name. They are filled record by record and do not use the bus. `describe` makes descriptions from
+them. For each object, the versions before the newest one are kept as well, in the same way for
+every kind (`KnownObject`).
 
-Each kind of name has a mapping of its own, since who writes one kind of name could else write one
-of another; and whichever of them has led to a pod, it is a node's where its record says so.
+Each kind of name has its own mapping, because otherwise anybody who can write one kind of name
+could claim one of another kind. Whichever name leads to a pod, the pod counts for a node only if
+its record places it there.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,24 +28,25 @@ from gpuledger.records import (
 )
 from gpuledger_enricher.watched_records import WatchedRecord, is_older
 
-# A container that is started again and again waits five minutes each time, and ticks are kept for
-# six hours, in which they can be joined again.
+# A container that crashes again and again waits up to five minutes before each restart, and ticks
+# are kept for six hours, in which they can be joined again.
 MAX_FORMER_CONTAINERS: Final = 100
 PAST_VERSIONS_NS: Final = 8 * NS_PER_HOUR
-"""For how long before a pod's newest version its versions are kept: as long as ticks are, and the
-hours for which they may have lain on their node."""
+"""How long past versions are kept before the newest one: the retention of ticks plus the hours that
+they may have waited on their node."""
 MAX_PAST_VERSIONS: Final = 4_096
-"""Of one pod; somebody who changes its labels all the time has one of them every few seconds."""
+"""Maximum per object; a pod whose labels change all the time gets a version every few seconds."""
 SKEW_NS: Final = NS_PER_MINUTE
-"""So far the clocks of a node and of the API server may be apart: a pod holds once it is made."""
+"""Assumed difference between the clocks of a node and the API server: a pod may hold devices this
+long before its creation."""
 LINGER_NS: Final = 5 * NS_PER_SECOND
-"""How long a kubelet may list what a pod holds that the API server has no more."""
+"""How long a kubelet may still list the devices of a pod that the API server no longer has."""
 _NONE: Final[dict[str, str]] = {}
 _NOW_NS: Final = 2**63
-"""Behind all that is known: nothing was deleted after that."""
+"""Later than all known times, to look up the present state."""
 N = TypeVar("N", str, tuple[str, str])
 OnNode = tuple[str, str]
-"""A node, and what is a name on it alone."""
+"""A node, and a name that is valid on this node only."""
 
 
 RecordOf = TypeVar("RecordOf", bound=WatchedRecord)
@@ -53,34 +55,34 @@ DescriptionT = TypeVar("DescriptionT", bound=NodeDescription | NamespaceDescript
 
 
 class PastVersion(NamedTuple, Generic[FactsT]):
-    """What an object's versions had in common until a version changed it."""
+    """The common facts of consecutive versions of an object, until a version changed them."""
 
     until_ns: int
-    """When the pod watch saw the version that changed it."""
+    """When podwatch saw the version that changed them."""
     resource_version: str
-    """The last of these versions."""
+    """The last version with these facts."""
     facts: FactsT
-    """What they said, as far as descriptions tell it."""
+    """The facts, as far as descriptions contain them."""
 
 
 class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
-    """What is known of one object; a Struct, because a hundred thousand of them are kept."""
+    """All that is known of one object; a Struct because a hundred thousand of them are kept."""
 
     record: RecordOf
     """The newest version."""
     partition: int
-    """Where it was read."""
+    """The partition it was read from."""
     past: tuple[PastVersion[FactsT], ...] = ()
-    """What earlier versions said otherwise, the oldest first, each until a later time."""
+    """Facts of earlier versions that differ, ordered by the time until which they were in force."""
 
     def facts(self) -> FactsT:
-        """Return the facts of the newest version that descriptions have."""
+        """Return the facts of the newest version, as far as descriptions contain them."""
         raise NotImplementedError
 
     def at(self, time_ns: int) -> FactsT:
         """Return the facts of the version that was in force at a time.
 
-        That is the newest one that the pod watch had seen by then; before the first one, that one.
+        That is the newest version that podwatch had seen by then, or the oldest known one.
         """
         for past in self.past:
             if time_ns < past.until_ns:
@@ -90,27 +92,27 @@ class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
     def follow(self, before: "KnownObject[RecordOf, FactsT]", *, seen_time_ns: int) -> None:
         """Take over the history of the older version that this one replaces.
 
-        `seen_time_ns` is when the pod watch saw this version. Versions follow one another by their
-        `resourceVersion`, and as they were written where that cannot be compared, and not by these
-        times, which fall where the pod watch's clock is set back: then what it had seen at later
-        times was in force until this one came.
+        `seen_time_ns` is when podwatch saw this version. Versions are ordered by `resourceVersion`,
+        or as they were written if those cannot be compared, and never by these times: they go back
+        if podwatch's clock is set back. Versions seen at later times were then in force until this
+        one came.
         """
         now, version = self.facts(), self.record.resource_version
         earlier = PastVersion(seen_time_ns, before.record.resource_version, before.facts())
         self.past = before.past
         if earlier.facts == now and not (self.past and self.past[-1].until_ns > seen_time_ns):
-            return  # nothing that a description says has changed
+            return  # no fact of the description has changed
         if version == earlier.resource_version and earlier.facts == now:
-            return  # the same version, read once more
+            return  # the same version was read again
         for index, past in enumerate(self.past):
             if past.resource_version == version and past.facts == now:
-                # The topic is read again, of versions that cannot be compared: what is known behind
-                # this one is still to come.
+                # The topic is read again, and its versions cannot be compared: the later ones that
+                # are known will come again.
                 self.past = self.past[:index]
                 return
         known = [*self.past, earlier]
         while len(known) > 1 and known[-2].until_ns >= seen_time_ns:
-            known.pop()  # seen at a later time than this newer version: never in force for itself
+            known.pop()  # seen later than this newer version, so it was never in force
         last = known.pop()
         if last.facts != now:
             known.append(last._replace(until_ns=seen_time_ns))
@@ -121,7 +123,7 @@ class KnownObject(msgspec.Struct, Generic[RecordOf, FactsT], gc=False):
 
 
 class PodFacts(NamedTuple):
-    """The fields of a pod's description that may change from version to version."""
+    """The facts in a pod's description that may change from version to version."""
 
     owner_kind: str | None
     owner_name: str | None
@@ -129,10 +131,10 @@ class PodFacts(NamedTuple):
 
 
 class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
-    """What is known of one pod. Its deletion is told by its own time."""
+    """All that is known of one pod. A deletion applies from its own time, not as a version."""
 
     previous_containers: dict[str, str] = msgspec.field(default_factory=dict)
-    """Containers that earlier versions named, by id: the container's name."""
+    """Names of containers in earlier versions, by container id."""
 
     @override
     def facts(self) -> PodFacts:
@@ -145,7 +147,7 @@ class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
         return changes if deleted_ns is None else [*changes, deleted_ns]
 
     def is_gone(self, time_ns: int) -> bool:
-        """Return whether the pod was gone from the API server at a time."""
+        """Return whether the API server had deleted the pod by a time."""
         deleted_ns = self.record.deleted_time_ns
         return deleted_ns is not None and deleted_ns <= time_ns
 
@@ -154,61 +156,61 @@ class KnownPod(KnownObject[PodRecord, PodFacts], gc=False):
         return self.record.created_time_ns <= time_ns and not self.is_gone(time_ns)
 
     def may_hold(self, time_ns: int) -> bool:
-        """Return whether the pod was there at a time, as far as clocks and kubelets are exact."""
+        """Return whether the pod may hold devices at a time, allowing for clocks and kubelets."""
         is_made = self.record.created_time_ns <= time_ns + SKEW_NS
         return is_made and not self.is_gone(time_ns - LINGER_NS)
 
     def holder_changes_ns(self) -> list[int]:
-        """Return the times at which it begins and ends to be one that may hold something."""
+        """Return the times at which `may_hold` changes."""
         deleted_ns = self.record.deleted_time_ns
         made_ns = self.record.created_time_ns - SKEW_NS
         return [made_ns] if deleted_ns is None else [made_ns, deleted_ns + LINGER_NS]
 
     def rank_at(self, time_ns: int) -> tuple[bool, bool, int, str]:
-        """Rank it among pods of one name: there already, there still, and then the newest first."""
+        """Return a sort key for pods of one name: existing ones last, the newest at the end."""
         created_ns, deleted_ns = self.record.created_time_ns, self.record.deleted_time_ns
         is_there_still = deleted_ns is None or time_ns < deleted_ns
         return created_ns <= time_ns, is_there_still, created_ns, self.record.uid
 
     def container_ids(self) -> list[str]:
-        """Return the containers that the pod has or had, by id."""
+        """Return the ids of the containers that the pod has or had."""
         return [*self.previous_containers, *ids_of(self.record)]
 
     def replace_version(self, before: "KnownPod", *, seen_time_ns: int) -> None:
-        """Take over the history of an older version (`follow`), with its containers' names."""
+        """Take over the history of an older version (`follow`) and its containers' names."""
         self.follow(before, seen_time_ns=seen_time_ns)
         self.previous_containers = _former(
             before.previous_containers | ids_of(before.record), self.record
         )
 
     def add_older(self, pod: PodRecord) -> None:
-        """Take the containers' names from a version that comes behind this newer one."""
+        """Add the containers' names of an older version that was read after this newer one."""
         self.previous_containers = _former(ids_of(pod) | self.previous_containers, self.record)
 
     def container_name(self, container_id: str | None) -> str | None:
-        """Return the name of a container that the pod has or had; `None` of any other."""
+        """Return the name of a container that the pod has or had; `None` for any other."""
         names = self.previous_containers | ids_of(self.record)
         return names.get(container_id or "")
 
 
 class Existence(NamedTuple, Generic[DescriptionT]):
-    """A version of an object: its description, and from when to when the object was there."""
+    """A version of an object: its description, and the time for which the object existed."""
 
     description: DescriptionT
-    """What events tell of it."""
+    """The description in events."""
     created_time_ns: int
-    """Since when the object is there: one of that name before it was another one."""
+    """When the object was created: an earlier object of that name is a different one."""
     deleted_time_ns: int | None
-    """Until when it was there, where it is gone."""
+    """When the object was deleted; `None` if it exists."""
 
     def changes_ns(self) -> list[int]:
-        """Return when it came and went."""
+        """Return when the object was created and, if so, deleted."""
         created_ns, deleted_ns = self.created_time_ns, self.deleted_time_ns
         return [created_ns] if deleted_ns is None else [created_ns, deleted_ns]
 
 
 class KnownNode(KnownObject[NodeRecord, Existence[NodeDescription]], gc=False):
-    """What is known of one node."""
+    """All that is known of one node."""
 
     @override
     def facts(self) -> Existence[NodeDescription]:
@@ -225,7 +227,7 @@ class KnownNode(KnownObject[NodeRecord, Existence[NodeDescription]], gc=False):
 
 
 class KnownNamespace(KnownObject[NamespaceRecord, Existence[NamespaceDescription]], gc=False):
-    """What is known of one namespace."""
+    """All that is known of one namespace."""
 
     @override
     def facts(self) -> Existence[NamespaceDescription]:
@@ -241,14 +243,14 @@ class KnownNamespace(KnownObject[NamespaceRecord, Existence[NamespaceDescription
 class NamedObjects(Generic[DescriptionT]):
     """The nodes or the namespaces known to a worker, by cluster and name.
 
-    Memory is bounded by the objects of its partitions, and of each by its versions of some hours.
+    Memory is bounded by the objects of its partitions and some hours of versions of each.
     """
 
     def __init__(
         self,
         make: Callable[[Any, int], KnownObject[Any, Existence[DescriptionT]]],
     ) -> None:
-        """`make` makes what is kept of a record and its partition."""
+        """`make` returns the known object for a record and its partition."""
         self._make: Callable[[Any, int], KnownObject[Any, Existence[DescriptionT]]] = make
         self._objects: dict[str, KnownObject[Any, Existence[DescriptionT]]] = {}
         self._changed: dict[str, int] = {}
@@ -258,11 +260,11 @@ class NamedObjects(Generic[DescriptionT]):
         return len(self._objects)
 
     def version_of(self, key: str) -> int:
-        """Return the number of the last change of an object; 0 of one that is not known."""
+        """Return the number of an object's last change; 0 if it is unknown."""
         return self._changed.get(key, 0)
 
     def at(self, key: str, time_ns: int) -> DescriptionT | None:
-        """Return the description in force at a time; `None` where nothing was there, or known."""
+        """Return the description at a time; `None` if the object is unknown or did not exist."""
         known = self._objects.get(key)
         if known is None:
             return None
@@ -283,7 +285,7 @@ class NamedObjects(Generic[DescriptionT]):
     def put(
         self, record: NodeRecord | NamespaceRecord, *, partition: int, seen_time_ns: int
     ) -> None:
-        """Store a record; it replaces an older version, and never a newer one."""
+        """Store a record unless a newer version is known."""
         key = key_in(record.cluster, record.name)
         before = self._objects.get(key)
         if before and _is_former(record, than=before.record):
@@ -296,13 +298,13 @@ class NamedObjects(Generic[DescriptionT]):
         self._changed[key] = self._changes
 
     def remove(self, key: str, *, partition: int) -> None:
-        """Forget an object of a partition; one that is not known, or is another's, is no error."""
+        """Forget an object; do nothing if it is unknown or of another partition."""
         known = self._objects.get(key)
         if known is not None and known.partition == partition:
             del self._objects[key], self._changed[key]
 
     def remove_partition(self, partition: int) -> None:
-        """Forget the objects of a partition that is no longer held."""
+        """Forget the objects of a partition that is no longer assigned."""
         for key in [
             key for key, watched in self._objects.items() if watched.partition == partition
         ]:
@@ -310,9 +312,10 @@ class NamedObjects(Generic[DescriptionT]):
 
 
 def _is_former(record: NodeRecord | NamespaceRecord, *, than: NodeRecord | NamespaceRecord) -> bool:
-    """Return whether a record is of an earlier version, or of an object that had the name before.
+    """Return whether a record is an earlier version, or an earlier object of the same name.
 
-    Versions are compared within one object: a cluster that is built anew counts them from 1 again.
+    Versions are compared within one object only: a cluster that is rebuilt counts them from 1
+    again.
     """
     if record.uid == than.uid:
         return is_older(record, than=than)
@@ -320,7 +323,7 @@ def _is_former(record: NodeRecord | NamespaceRecord, *, than: NodeRecord | Names
 
 
 class ClusterObjects:
-    """What is known beside pods: the nodes of a worker's partitions, and all namespaces."""
+    """The nodes of a worker's partitions, and all namespaces."""
 
     def __init__(self) -> None:
         self.nodes: NamedObjects[NodeDescription] = NamedObjects(KnownNode)
@@ -328,7 +331,7 @@ class ClusterObjects:
 
 
 class NodePods:
-    """Which pods a node has, by UID, and the number of its last change."""
+    """The UIDs of a node's pods, and the number of its last change."""
 
     __slots__ = ("uids", "version")
 
@@ -340,24 +343,25 @@ class NodePods:
 class Names(Generic[N]):
     """Which pod has a name of one kind, and which other pods claim it.
 
-    A name that a pod has is not taken over by a younger one while the older one lives: who may
-    make pods could so put their own name on another one's use. A static pod keeps its hash when its
-    object in the API server is made anew, and then the old object is gone: what is of a time of
-    before that is the old one's. The order in which records come changes nothing.
+    A younger pod cannot take over a name while the older pod lives: otherwise anybody who may
+    create pods could put their own pod's name on another pod's use. A static pod keeps its hash
+    when its object in the API server is recreated; the old object is deleted then, and ticks from
+    before that belong to the old one. The order in which records come changes nothing.
     """
 
     def __init__(self, pods: Mapping[str, KnownPod]) -> None:
         self._pods = pods
         self._uid_of: dict[N, str] = {}
         self._rivals: dict[N, set[str]] = {}
-        """The pods that claim a name, where they are several: the one that has it is among them."""
+        """UIDs of the pods that claim a name, if there are several, including the one that has it.
+        """
 
     def holder(self, name: N) -> KnownPod | None:
         """Return the pod that has a name."""
         return self._pods.get(self._uid_of.get(name, ""))
 
     def holder_at(self, name: N, time_ns: int) -> KnownPod | None:
-        """Return the pod that had a name at a time: the oldest that was there, else its holder."""
+        """Return the pod that had a name at a time: the oldest that existed, else its holder."""
         there = [
             known
             for uid in self._rivals.get(name, ())
@@ -378,7 +382,7 @@ class Names(Generic[N]):
         return changes
 
     def claim(self, name: N, pod: PodRecord) -> None:
-        """Let a name mean this pod, unless another pod has the better claim."""
+        """Assign a name to this pod unless another pod has a better claim."""
         holder = self.holder(name)
         if holder is None:
             self._uid_of[name] = pod.uid
@@ -388,7 +392,7 @@ class Names(Generic[N]):
                 self._uid_of[name] = pod.uid
 
     def disclaim(self, name: N, uid: str) -> None:
-        """Withdraw a removed pod's claim on a name; no error where it has none."""
+        """Withdraw a removed pod's claim on a name, if it has one."""
         rivals = self._rivals.get(name)
         if rivals is None:
             if self._uid_of.get(name) == uid:
@@ -406,15 +410,15 @@ class PodCache:
     """The pods of one cluster known to a worker; bounded by the pods of its partitions."""
 
     def __init__(self, changes: Iterator[int] | None = None) -> None:
-        """Take what numbers the changes, where another cache of the cluster may come after this."""
+        """Use `changes` to number changes if caches of the same cluster may succeed each other."""
         self._pods: dict[str, KnownPod] = {}
         self._by_container: Names[str] = Names(self._pods)
-        """By the container's id, of pods of the node whose pod was the first to have it."""
+        """By container id: pods of the node whose pod first had the id."""
         self._by_container_on_node: Names[OnNode] = Names(self._pods)
-        """The same for pods of further nodes: a status is its kubelet's, and may name any id."""
+        """By container id: pods of other nodes, because kubelets may report any id in a status."""
         self._by_hash: Names[OnNode] = Names(self._pods)
         self._nodes: dict[str, NodePods] = {}
-        # By the name alone, which the record has: another object for each pod would be 100 bytes.
+        # By the name only, a string of the record: a tuple for each pod would take 100 bytes more.
         self._uids_by_name: dict[str, str | set[str]] = {}
         self._changes = changes or count(1)
 
@@ -422,18 +426,18 @@ class PodCache:
         return len(self._pods)
 
     def version_of(self, node: str) -> int:
-        """Return the number of the last change of a node's pods: what was derived holds until then.
+        """Return the number of a node's last pod change; derived values are valid until it changes.
 
-        A node without pods has 0.
+        It is 0 for a node without pods.
         """
         known = self._nodes.get(node)
         return known.version if known else 0
 
     def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
-        """Store a pod's record; it replaces an older one, and never a newer one.
+        """Store a pod's record; it never replaces a newer one.
 
-        `seen_time_ns` is when the pod watch saw this version: until then the one before is in
-        force. Of a version that comes behind a newer one only its containers' names are taken.
+        `seen_time_ns` is when podwatch saw this version: until then, the version before is in
+        force. From a version that comes after a newer one, only the containers' names are taken.
         """
         before = self._pods.get(pod.uid)
         self._remove(pod.uid)
@@ -450,7 +454,7 @@ class PodCache:
         self._touch(node)
 
     def remove(self, uid: str, *, partition: int) -> None:
-        """Forget a pod of a partition; one that is not known, or is another's, is no error."""
+        """Forget a pod; do nothing if it is unknown or of another partition."""
         known = self._pods.get(uid)
         if known is not None and known.partition == partition:
             self._remove(uid)
@@ -467,20 +471,20 @@ class PodCache:
             del self._nodes[known.record.node]
 
     def remove_partition(self, partition: int) -> None:
-        """Forget the pods of a partition that is no longer held."""
+        """Forget the pods of a partition that is no longer assigned."""
         for uid in [uid for uid, known in self._pods.items() if known.partition == partition]:
             self._remove(uid)
 
     def find(
         self, uid: str | None, container_id: str | None, *, node: str, time_ns: int = _NOW_NS
     ) -> KnownPod | None:
-        """Return a node's pod by what a cgroup shows: by the container id first, never reused.
+        """Return a node's pod by the contents of a cgroup path; `None` if there is none.
 
-        `None` where no pod of this node is known by it, whatever the pods of other nodes say. The
-        UID of a cgroup path may also be a static pod's configuration hash, which is the node's own:
-        nodes that take their manifests from one address call their pods by the same hash. Where
-        several objects of the API server were a static pod one after the other, it is the one that
-        was there at `time_ns`.
+        Container ids are tried first, because they are never reused. Pods of other nodes are never
+        returned, whatever their records contain. The UID in a cgroup path may also be a static
+        pod's configuration hash, which is valid on its node only: nodes that load manifests from
+        one address use the same hash. If a static pod was recreated in the API server, the object
+        that existed at `time_ns` is returned.
         """
         found: list[KnownPod | None] = []
         if container_id is not None:
@@ -489,13 +493,13 @@ class PodCache:
         if uid is not None:
             found.append(self._pods.get(uid))
             found.append(self._by_hash.holder_at((node, uid), time_ns))
-        # A name may lead to another node's pod, which is nobody here: the next one is tried.
+        # A name may lead to another node's pod, which does not count here: try the next name.
         return next((known for known in found if known and known.record.node == node), None)
 
     def name_changes_ns(
         self, uid: str | None, container_id: str | None, *, node: str
     ) -> Iterator[int]:
-        """Yield the times at which `find` may begin to lead to another pod."""
+        """Yield the times at which `find` may start to return another pod."""
         if container_id is not None:
             yield from self._by_container.changes_ns(container_id)
             yield from self._by_container_on_node.changes_ns((node, container_id))
@@ -505,10 +509,10 @@ class PodCache:
     def find_pod_of_other_node(
         self, uid: str | None, container_id: str | None, *, node: str
     ) -> PodRecord | None:
-        """Return the record of the pod of another node by what a cgroup shows on this one.
+        """Return the record of another node's pod by the contents of a cgroup path on this node.
 
-        `None` where `find` knows a pod of this node by it, and where no record that this worker
-        holds names it: of what other workers hold nothing is known.
+        Returns `None` if `find` finds a pod of this node, or if this worker has no record with that
+        name: the records that other workers hold are unknown.
         """
         if self.find(uid, container_id, node=node) is not None:
             return None
@@ -516,9 +520,9 @@ class PodCache:
         return known.record if known else None
 
     def is_placed_elsewhere(self, namespace: str, name: str, *, node: str, time_ns: int) -> bool:
-        """Return whether a pod of that name is on another node, as far as it is known here.
+        """Return whether a known pod of that name is on another node.
 
-        One that was gone by then is not: who has its name next may be anywhere.
+        A pod deleted by `time_ns` does not count: the next pod of its name may be anywhere.
         """
         uids = self._uids_by_name.get(name, ())
         for uid in (uids,) if isinstance(uids, str) else uids:
@@ -529,7 +533,7 @@ class PodCache:
         return False
 
     def named_on(self, node: str) -> dict[tuple[str, str], list[KnownPod]]:
-        """Return the pods of a node by namespace and name; several pods may have had a name."""
+        """Return a node's pods by namespace and name; several pods may have had the same name."""
         here = self._nodes.get(node)
         named: dict[tuple[str, str], list[KnownPod]] = {}
         for known in map(self._pods.__getitem__, here.uids if here else ()):
@@ -537,7 +541,7 @@ class PodCache:
         return named
 
     def _claim(self, known: KnownPod) -> None:
-        """Have a pod's names lead to it; one of one node takes none from one of another."""
+        """Register a pod's names; a pod never takes a name from a pod of another node."""
         pod = known.record
         for name in known.container_ids():
             holder = self._by_container.holder(name)
@@ -571,37 +575,37 @@ class PodCache:
 
 
 class ClusterPods:
-    """The pods known to a worker, by cluster: names, UIDs and ids lead to none of another cluster.
+    """The pods known to a worker, by cluster: no name, UID or id leads into another cluster.
 
-    Memory is bounded by the pods of its partitions: a cluster without pods is not kept.
+    Memory is bounded by the pods of its partitions; clusters without pods are dropped.
     """
 
     def __init__(self) -> None:
         self._clusters: dict[str, PodCache] = {}
-        # Never again from 1: a description is kept until the number of its node is another one.
+        # Not per cache: a description is kept until its node's number changes, so none may recur.
         self._changes = count(1)
 
     def __len__(self) -> int:
         return sum(map(len, self._clusters.values()))
 
     def of(self, cluster: str) -> PodCache:
-        """Return the pods of a cluster; of one that is not known an empty cache."""
+        """Return the pods of a cluster; an empty cache if it is unknown."""
         return self._clusters.get(cluster) or PodCache()
 
     def put(self, pod: PodRecord, *, partition: int, seen_time_ns: int = 0) -> None:
-        """Store a pod's record among those of its cluster (`PodCache.put`)."""
+        """Store a pod's record in its cluster's cache (`PodCache.put`)."""
         pods = self._clusters.setdefault(pod.cluster, PodCache(self._changes))
         pods.put(pod, partition=partition, seen_time_ns=seen_time_ns)
 
     def remove(self, key: str, *, partition: int) -> None:
-        """Forget the pod of a key; none that is known of this partition is no error."""
+        """Forget a pod by key; do nothing if it is unknown or of another partition."""
         cluster, uid = split_key(key)
         if pods := self._clusters.get(cluster):
             pods.remove(uid, partition=partition)
             self._drop_empty()
 
     def remove_partition(self, partition: int) -> None:
-        """Forget the pods of a partition that is no longer held."""
+        """Forget the pods of a partition that is no longer assigned."""
         for pods in self._clusters.values():
             pods.remove_partition(partition)
         self._drop_empty()
@@ -611,12 +615,12 @@ class ClusterPods:
 
 
 def nearest(pods: Iterable[KnownPod], *, time_ns: int) -> KnownPod | None:
-    """Return which of the pods of one name has it at a time; `None` where there is none."""
+    """Return the pod that has the name at a time, among pods of one name; `None` without pods."""
     return max(pods, key=lambda known: known.rank_at(time_ns), default=None)
 
 
 def ids_of(pod: PodRecord) -> dict[str, str]:
-    """Return the pod's containers by id: the ones that run, and the ones that ran before them."""
+    """Return the names of a pod's current and previous containers, by container id."""
     names = {}
     for container in pod.containers:
         if container.previous_container_id is not None:
@@ -627,14 +631,14 @@ def ids_of(pod: PodRecord) -> dict[str, str]:
 
 
 def _right_to_name(pod: PodRecord) -> tuple[bool, int, str]:
-    """Rank the pods that claim a name: the oldest that lives, else the last one that did."""
+    """Return a sort key for claimants of a name: the oldest living pod, else the newest deleted."""
     if pod.deleted_time_ns is None:
         return False, pod.created_time_ns, pod.uid
     return True, -pod.created_time_ns, pod.uid
 
 
 def _former(earlier: dict[str, str], pod: PodRecord) -> dict[str, str]:
-    """Return the containers that only earlier versions name, the newest ones of them."""
+    """Return the newest containers that only earlier versions name, by id."""
     named = ids_of(pod)
     previous_containers = [item for item in earlier.items() if item[0] not in named]
     return dict(previous_containers[-MAX_FORMER_CONTAINERS:]) if previous_containers else _NONE
