@@ -1,1 +1,1 @@
-"""Turns samples into events: `podwatch` publishes the pods, `join` books devices on accounts."""
+"""Turns samples into events: `podwatch` publishes pods, `join` books GPU use on accounts."""

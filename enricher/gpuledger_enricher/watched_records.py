@@ -1,13 +1,13 @@
-"""What podwatch's records have in common for whoever makes or reads them. Pure.
+"""What podwatch and the join both need for podwatch's records. Pure.
 
-Which of two versions of a Kubernetes object is the older one (`is_older`). What podwatch publishes
-can come behind what is newer: a leader that was stopped in the middle of a batch sends the rest of
-it when it wakes. Whoever reads its records judges them by this alone.
+`is_older` decides which of two versions of a Kubernetes object is the older one. podwatch may
+publish an old version after a newer one: a leader that was suspended in the middle of a batch sends
+the rest when it resumes. Readers of its records rely on this comparison only.
 
-And what many pods say alike is kept once (`PodSharing`). A record that was decoded has strings and
-dictionaries of its own. Nobody changes a record, so equal ones can be the same object: that is more
-than half of a pod that the join keeps, and a fifth of one that podwatch does. Records are equal
-before and after.
+`PodSharing` keeps equal parts of pod records in memory once. Each decoded record has strings and
+dictionaries of its own, but records are never changed, so equal ones can be the same object. This
+saves more than half of the memory of a pod in the join, and a fifth in podwatch. A shared record is
+equal to the original.
 """
 
 from functools import lru_cache
@@ -20,41 +20,41 @@ from typing_extensions import TypeVar
 from gpuledger.records import ContainerRequest, NamespaceRecord, NodeRecord, PodRecord
 
 WatchedRecord = PodRecord | NodeRecord | NamespaceRecord
-"""What podwatch makes of an object of the API server."""
+"""A record that podwatch makes from an object of the API server."""
 RecordT = TypeVar("RecordT", bound=WatchedRecord, default=PodRecord)
-"""One kind of them; pods, where nothing else is said."""
+"""One kind of watched record; pods by default."""
 
 
 def is_older(record: WatchedRecord, than: WatchedRecord) -> bool:
-    """Return whether a record is older than another of the same UID; never if that is open.
+    """Return whether a record is older than another of the same UID; `False` if undecidable.
 
-    Kubernetes declares the versions of one resource comparable where they are decimal integers, of
-    which the shorter one is the smaller (they may have more digits than a machine's integer).
+    Kubernetes defines an order of resource versions only for decimal integers without leading
+    zeros. They may exceed 64 bits, so they are compared by length first.
     """
     version, other = record.resource_version, than.resource_version
     for one in (version, other):
-        # Of any other kind Kubernetes says nothing but whether they are equal; and with a zero in
-        # front the comparison by length below would not hold.
+        # Kubernetes defines only equality for any other form, and leading zeros would break the
+        # comparison by length below.
         if not one.isascii() or not one.isdigit() or one.startswith("0"):
             return False
     return (len(version), version) < (len(other), other)
 
 
 V = TypeVar("V")
-# When one of them is full it is emptied: what is in use is shared again with the next pods, and
-# names that tenants make up cannot fill the memory.
+# A cache that is full is emptied: values in use are shared again as the next pods come, and names
+# made up by tenants cannot fill the memory.
 MAX_SHARED: Final = 10_000
-"""Dictionaries of one kind that are remembered for those that are equal."""
+"""Maximum number of dictionaries of one kind that are remembered."""
 
 
 @lru_cache(maxsize=MAX_SHARED)
 def same(number: int | None) -> int | None:
-    """Return an equal number, the same object each time while it is remembered."""
+    """Return an equal number; the same object each time as long as it is remembered."""
     return number
 
 
 class Shared(Generic[V]):
-    """One dictionary for all that are equal."""
+    """Keeps one dictionary for all equal ones."""
 
     def __init__(self, *, max_shared: int = MAX_SHARED) -> None:
         self._max_shared = max_shared
@@ -64,12 +64,12 @@ class Shared(Generic[V]):
         return len(self._known)
 
     def of(self, items: dict[str, V]) -> dict[str, V]:
-        """Return an equal dictionary, the same one each time while it is remembered."""
+        """Return an equal dictionary; the same object each time as long as it is remembered."""
         known = self._known.get(tuple(items.items()))
         if known is not None:
             return known
-        # Labels may be different in each pod, as an indexed job's are: then there is nothing to
-        # share, and what is remembered would grow with the pods that were ever there.
+        # Labels may differ in every pod, as those of an indexed job do: then nothing can be shared,
+        # and without this limit the cache would grow with every pod that ever existed.
         if len(self._known) >= self._max_shared:
             self._known.clear()
         shared = {
@@ -81,7 +81,7 @@ class Shared(Generic[V]):
 
 
 class SharedRequests:
-    """One request for all containers that ask for the same."""
+    """Keeps one request for all containers with equal requests."""
 
     def __init__(self, *, max_shared: int = MAX_SHARED) -> None:
         self._max_shared = max_shared
@@ -91,9 +91,9 @@ class SharedRequests:
         return len(self._known)
 
     def of(self, request: ContainerRequest) -> ContainerRequest:
-        """Return an equal request, the same one each time while it is remembered."""
+        """Return an equal request; the same object each time as long as it is remembered."""
         if request.claims:
-            # A claim is one pod's, or a few pods': nothing to share.
+            # A claim belongs to one pod or a few pods: there is nothing to share.
             return request
         key = (*request.resources.items(), request.mps_active_thread_ratio)
         known = self._known.get(key)
@@ -105,18 +105,18 @@ class SharedRequests:
 
 
 class PodSharing:
-    """Lets the records that were read from the topic hold what is equal once."""
+    """Makes the pod records read from the topic share their equal parts."""
 
     def __init__(self, *, max_shared: int = MAX_SHARED) -> None:
         self._texts: Shared[str] = Shared(max_shared=max_shared)
-        """Labels and annotations."""
+        """Cache of labels and annotations."""
         self._requests = SharedRequests(max_shared=max_shared)
 
     def __len__(self) -> int:
         return len(self._texts) + len(self._requests)
 
     def share(self, pod: PodRecord) -> PodRecord:
-        """Return an equal record that shares with others what it can."""
+        """Return an equal record that shares its parts with other records."""
         return replace(
             pod,
             namespace=intern(pod.namespace),

@@ -1,1 +1,1 @@
-"""Joins samples with pods and books each device on its accounts. Talks to no API server."""
+"""Joins samples with pods and books each device on its accounts. Never calls the API server."""

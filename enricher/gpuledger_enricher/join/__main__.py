@@ -1,10 +1,10 @@
-"""`gpuledger join`: heeds signals, then imports and runs `gpuledger_enricher.join.join_command`."""
+"""`gpuledger join`: handles signals, then runs `gpuledger_enricher.join.join_command`."""
 
 from gpuledger.programs import end_on_signals, end_process
 
 
 def main() -> None:
-    """Run the join until a signal, and end the process."""
+    """Run the join until a signal comes, then end the process."""
     end_on_signals()
     from gpuledger_enricher.join.join_command import main as run  # noqa: PLC0415  # takes long enough for a signal to come
 

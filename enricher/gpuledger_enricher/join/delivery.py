@@ -1,9 +1,9 @@
-"""Deliver batches exactly once: events, progress and offsets in one transaction.
+"""Delivers batches exactly once: events, progress and offsets in one transaction.
 
-A delivery costs several requests, so the messages made of records are gathered in a `CommitBatch`
-per partition until `CommitBatches` reaches its limit of records or time. `Delivery` then writes
-each batch with its progress, dead letters and offsets in one transaction. The worker restores a
-partition whose transaction was undone.
+A delivery takes several requests, so messages are gathered in one `CommitBatch` per partition until
+`CommitBatches` reaches its limit of records or of time. `Delivery` then writes each batch with its
+progress, dead letters and offsets in one transaction. The worker restores a partition whose
+transaction was aborted.
 """
 
 import asyncio
@@ -27,30 +27,30 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class CommitBatch:
-    """What came of one partition: in all inputs it has the same nodes."""
+    """The results for one partition number, which holds the same nodes in all input topics."""
 
     topics: Topics
     partition: int
     begun_seconds: float
-    """When the first of it came, by the worker's monotonic clock."""
+    """When its first record was processed, by the worker's monotonic clock."""
     records: int = 0
-    """How many records came into it."""
+    """Number of input records processed for it."""
     messages: dict[TopicPartition, list[Message]] = field(default_factory=dict)
-    """What is to be published, in the order in which it was made."""
+    """Messages to publish, in the order in which they were made."""
     progress: Sequence[Message] = ()
-    """How far the nodes are booked with that, never to be seen before it."""
+    """Progress of the nodes including this batch; must not become visible before it."""
     watermarks: Sequence[Message] = ()
-    """How far the partition was complete with a batch that was acknowledged before."""
+    """How far the partition was complete with an earlier, acknowledged batch."""
     next_offset: int | None = None
-    """Once it is delivered, the offset behind its events; `None` where the bus did not tell it."""
+    """After delivery, the offset after its last event; `None` if the bus did not report it."""
     offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    """How far the inputs are read with that."""
+    """Next offset to read of each input, including this batch."""
     last_tick_ms: int | None = None
-    """Event time of the last tick in it; `None` where other inputs alone came into it."""
+    """Event time of its last tick; `None` if it has only records of other inputs."""
 
     @property
     def progress_partition(self) -> TopicPartition:
-        """Where the progress of its nodes goes."""
+        """The partition for the progress of its nodes."""
         return TopicPartition(self.topics.progress.name, self.partition)
 
     @property
@@ -60,24 +60,24 @@ class CommitBatch:
 
     @property
     def events_partition(self) -> TopicPartition:
-        """Where its events go."""
+        """The partition for its events."""
         return TopicPartition(self.topics.events.name, self.partition)
 
     def count(self, partition: TopicPartition, records: Sequence[Record]) -> None:
-        """Count records of an input, at least one, whose work is in this batch."""
+        """Count at least one record of an input whose results are in this batch."""
         self.records += len(records)
         self.offsets[partition] = records[-1].offset + 1
         if partition.topic == self.topics.samples.name:
             self.last_tick_ms = records[-1].timestamp_ms
 
     def add(self, partition: TopicPartition, messages: Sequence[Message]) -> None:
-        """Add messages behind those that are there."""
+        """Append messages for a partition."""
         if messages:
             self.messages.setdefault(partition, []).extend(messages)
 
 
 class CommitBatches:
-    """The batches of a worker, from one delivery to the next; bounded by records and by time."""
+    """A worker's batches between two deliveries; bounded by records and by time."""
 
     def __init__(self, *, topics: Topics, max_records: int, max_seconds: float) -> None:
         self._topics = topics
@@ -90,12 +90,12 @@ class CommitBatches:
         return partition in self._batches
 
     def at(self, partition: int, *, now: float) -> CommitBatch:
-        """Return the batch of a partition, which begins now where there is none."""
+        """Return the batch of a partition; create it if there is none."""
         made = CommitBatch(topics=self._topics, partition=partition, begun_seconds=now)
         return self._batches.setdefault(partition, made)
 
     def seconds_left(self, *, now: float) -> float | None:
-        """Return how long more may be gathered, at least 0; `None` where nothing waits."""
+        """Return how many seconds to go on gathering, at least 0; `None` if there is no batch."""
         if not self._batches:
             return None
         if sum(batch.records for batch in self._batches.values()) >= self._max_records:
@@ -104,20 +104,20 @@ class CommitBatches:
         return max(0.0, begun_seconds + self._max_seconds - now)
 
     def take(self) -> list[CommitBatch]:
-        """Return all batches, and begin anew."""
+        """Remove and return all batches."""
         taken, self._batches = list(self._batches.values()), {}
         return taken
 
     def drop(self, partitions: Iterable[int]) -> None:
-        """Drop what came of these partitions: whoever has them next does it again."""
+        """Drop the batches of these partitions: their next worker processes the records again."""
         for partition in partitions:
             self._batches.pop(partition, None)
 
 
 class Delivery:
-    """One transaction for each batch, under an id for each partition: whoever has it, delivers.
+    """Writes each batch in a transaction, under one transactional id per partition.
 
-    A worker that was taken for dead, and comes back, finds its ids taken and its work refused.
+    A worker that was considered dead and comes back finds its ids fenced and its writes refused.
     """
 
     def __init__(
@@ -132,28 +132,28 @@ class Delivery:
         self._dead_letters = dead_letters
         self._check = check
         self._fenced_seconds = fenced_seconds
-        # Not a `RetryingCaller`: what was undone is polled again, not sent again.
+        # Not a `RetryingCaller`: an aborted batch is made again from new polls, not sent again.
         self._backoff = Backoff(first_seconds=0.1, max_seconds=10.0)
         self._undelivered: set[int] = set()
 
     async def take_over(self, partitions: Iterable[int]) -> None:
-        """Open the partitions' ids: from then on nobody else commits for them.
+        """Open the partitions' transactional ids: from then on no other worker can commit for them.
 
-        Raises `BusError` if that failed; whoever tries again polls in between.
+        Raises `BusError` on failure; the caller polls before it tries again.
         """
         await self._writers.open(partitions)
 
     async def give_up(self, partitions: Iterable[int]) -> None:
-        """Close the partitions' transactions; what is open is aborted."""
+        """Close the partitions' transactional ids; abort open transactions."""
         gone = set(partitions)
         await self._writers.close(gone)
         self._undelivered -= gone
         self._pass_check()
 
     async def deliver(self, batches: Sequence[CommitBatch]) -> Collection[int]:
-        """Deliver each batch or undo it as a whole; return the partitions of those undone.
+        """Deliver each batch as a whole; return the partitions whose batch was undone.
 
-        Those were given up, and are to be begun with anew from what is committed.
+        Their ids are closed. They must be restored from the last commit.
         """
         failures = await asyncio.gather(*map(self._commit, batches))
         undone = {
@@ -163,7 +163,7 @@ class Delivery:
         if not undone:
             self._backoff.reset()
             return _NONE_UNDONE
-        # An id that failed is of no more use: it is opened anew when the partition is read back.
+        # A failed id cannot be used again: restoring the partition opens it again.
         await self._writers.close(undone)
         pause_seconds = pause_seconds_after(
             undone.values(),
@@ -195,14 +195,14 @@ class Delivery:
                 "transaction_undone", partition=made.partition, reason=cause, error=str(error)
             )
             return drained.explain(error) if isinstance(error, BusError) else error
-        # Only now: dead letters of what was aborted are made anew when the records come again.
+        # Only now: after an abort, the records come again and their dead letters are made again.
         self._dead_letters.acknowledge(drained)
         made.next_offset = ends.get(made.events_partition)
         metrics.EVENTS_TOTAL.inc(len(made.messages.get(made.events_partition, ())))
         return None
 
     def _remember(self, batches: Sequence[CommitBatch], undone: Mapping[int, Exception]) -> None:
-        """Fail the check, but where another worker has the partition: that is no failure."""
+        """Fail the check, except for partitions that now belong to another worker."""
         self._undelivered -= {made.partition for made in batches}
         for partition, error in undone.items():
             if isinstance(error, FencedError):

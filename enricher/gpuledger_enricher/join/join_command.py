@@ -1,4 +1,4 @@
-"""`gpuledger join`: joins ticks with pods into events. The only wiring of the join."""
+"""`gpuledger join`: joins samples with pods into events. All wiring of the join is here."""
 
 import asyncio
 from collections.abc import Mapping
@@ -43,7 +43,7 @@ from gpuledger_enricher.join.stage import JoinStage
 from gpuledger_enricher.join.validation import placement_rule
 from gpuledger_enricher.join.worker import JoinWorker
 
-# Each has its own, as it grows with the failures of what it waits for.
+# One for each caller, because a backoff grows with the failures of the call that it delays.
 _new_backoff: Final = partial(Backoff, first_seconds=0.2, max_seconds=10.0)
 _EXAMPLES: Final = (
     "GPULEDGER_KAFKA__BOOTSTRAP_SERVERS=kafka:9092 gpuledger join",
@@ -63,17 +63,17 @@ _COMMON: Final = (
     "log.level",
 )
 _FINISH_SECONDS: Final = 0.0
-"""The group takes partitions back between deliveries: no commit is under way that could end."""
+"""The group revokes partitions between deliveries, so no commit is under way that could finish."""
 
 
 @explain_user_errors
 def main() -> int:
-    """Run the join until it is told to stop; return the exit code."""
+    """Run the join until a signal ends it; return the exit code."""
     settings = load_settings(
         JoinSettings,
         prog="gpuledger join",
         description="Run a worker of the join: it attributes the samples of each GPU to pods and"
-        " publishes events whose entries sum to the GPU. Run at most one worker a partition.",
+        " publishes events whose entries sum to the GPU. Run at most one worker per partition.",
         examples=_EXAMPLES,
         common=_COMMON,
     )
@@ -92,12 +92,12 @@ def main() -> int:
 
 
 async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) -> None:
-    """Join until cancelled; brokers, topics and rights that are missing are waited for.
+    """Join until cancelled; wait for missing brokers, topics and permissions.
 
-    Raises `FreshStartError` where no call to Kafka has ended for ten minutes. The checks are
-    `kafka`, ok while the brokers answer, `pods`, ok once those of the assigned partitions are read
-    back, `delivery`, ok while what is made can be published, and `namespaces`, a warning, ok while
-    those can be followed.
+    Raises `FreshStartError` if no call to Kafka has returned for ten minutes. The checks are
+    `kafka` (ok while the brokers answer), `pods` (ok once the pods of the assigned partitions have
+    been read), `delivery` (ok while results can be published) and the warning `namespaces` (ok
+    while namespaces can be followed).
     """
     settings = _in_group_of(bus.topics, settings)
     metrics.count_topics_from_zero(bus.topics)
@@ -141,7 +141,7 @@ async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) ->
             follower = NamespaceFollower(
                 stage=stage, dead_letters=namespace_dead_letters, history=bus, retry=following
             )
-            # Before the first tick is described, and before the group gives any: they are all.
+            # All namespaces, before the group assigns partitions and the first tick is described.
             await follower.read_up()
             followed = tasks.create_task(follower.follow())
             async with TransactionalWriters(
@@ -169,7 +169,7 @@ async def run_join(*, bus: Bus, settings: JoinSettings, readiness: Readiness) ->
 
 
 def _in_group_of(topics: Topics, settings: JoinSettings) -> JoinSettings:
-    """Return the settings with the consumer group of this installation."""
+    """Return the settings with this installation's name of the consumer group."""
     tuning = msgspec.structs.replace(settings.join, group=topics.group(settings.join.group))
     return msgspec.structs.replace(settings, join=tuning)
 
@@ -211,9 +211,9 @@ def _make_worker(
 
 
 async def _find_watermarks_end(bus: Bus) -> Mapping[int, int]:
-    """Return where the watermarks' partitions end now: what comes behind is newer than our start.
+    """Return the end offsets of the watermarks topic: later watermarks are newer than our start.
 
-    By offsets, as podwatch's clock and ours may differ.
+    Offsets are compared, not times, because podwatch's clock and ours may differ.
     """
     async with bus.reader() as reader:
         spans = await reader.spans(bus.topics.watermarks.name)
@@ -221,9 +221,9 @@ async def _find_watermarks_end(bus: Bus) -> Mapping[int, int]:
 
 
 async def _count_partitions(bus: Bus) -> tuple[int, int]:
-    """Return the numbers of input and of dead-letter partitions; input and output must match.
+    """Return the number of input partitions and of dead-letter partitions.
 
-    Raises `TopicsError` where a topic is missing, or input and output differ in partitions.
+    Raises `TopicsError` if a topic is missing, or if input and output differ in partitions.
     """
     topics = bus.topics
     by_node = (
@@ -233,6 +233,6 @@ async def _count_partitions(bus: Bus) -> tuple[int, int]:
         topics.events.name,
         topics.attributed_incidents.name,
     )
-    # A node's pods, ticks and progress must lie in one partition number, or no worker has them all.
+    # A node's pods, ticks and progress must have one partition number: one worker needs all.
     counts = {name: await bus.partitions(name) for name in by_node}
     return agreed_partitions(counts), await bus.partitions(topics.dead_letters.name)

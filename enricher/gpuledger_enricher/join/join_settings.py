@@ -1,4 +1,4 @@
-"""The settings of the join. Loading them is `gpuledger.settings`' business."""
+"""The settings of the join. `gpuledger.settings` loads them."""
 
 from typing import Annotated, Final
 
@@ -14,39 +14,39 @@ class JoinTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """How the join works through its partitions."""
 
     group: str = GROUP
-    """The consumer group of all workers, and the beginning of the names of their transactions: two
-    joins that write the same topics under different names would each write every event."""
+    """Consumer group of all workers and prefix of their transactional ids. Joins with different
+    groups on the same topics write every event twice."""
     max_poll_records: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 500
-    """The most records taken at once. At 0.15 ms a tick the default keeps the event loop busy for
-    less than 100 ms, so that heartbeats live."""
+    """Maximum number of records per poll. The default blocks the event loop and so heartbeats for
+    less than 100 ms, at 0.15 ms per sample."""
     records_per_commit: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2_000
-    """The most records whose work is gathered before it is published and committed."""
+    """Maximum number of records that are processed before their results are published and
+    committed."""
     commit_interval_seconds: Annotated[float, msgspec.Meta(gt=0, le=5)] = 0.25
-    """How long work is gathered before it is published and committed. More often costs workers and
-    brokers more, and so makes events later where they are busy."""
+    """Maximum time between publishing and committing results, in seconds. Short intervals increase
+    the load on workers and brokers, which delays events when they are busy."""
     poll_timeout_seconds: Annotated[float, msgspec.Meta(gt=0)] = 0.5
-    """How long to wait for records before looking around again."""
+    """Maximum time that one poll waits for records, in seconds."""
     podwatch_timeout_seconds: Annotated[float, msgspec.Meta(ge=0, le=600)] = 30.0
-    """How long ticks wait after a start for podwatch to say that the topic of pods is complete: an
-    event that leaves before stays without its pod's name. It says so every few seconds while it
-    runs; where it does not, work begins without it after that time. 0 waits for nothing."""
+    """Time to wait at start for podwatch to report the pods topic complete, in seconds. Earlier
+    events may lack pod names. 0 disables the wait."""
     pending_pod_timeout_seconds: Annotated[float, msgspec.Meta(gt=0)] = 120.0
-    """How long the record of a pod that a tick names is waited for, before it counts as unknown.
-    Events wait for nothing."""
+    """Time after which a pod without a record counts as unknown, in seconds. Events are published
+    without waiting."""
 
     def __post_init__(self) -> None:
-        """Refuse what names no group; raises ValueError."""
+        """Raise `ValueError` if the group name is invalid."""
         require_group_name(self.group)
 
 
 class JoinSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that `gpuledger join` can be told."""
+    """All settings of `gpuledger join`."""
 
     kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-join")
-    """The brokers."""
+    """Connection to Kafka."""
     http: HttpSettings = HttpSettings(listen="0.0.0.0:9822")
-    """Health and metrics."""
+    """HTTP endpoint for health and metrics."""
     log: LogSettings = LogSettings()
-    """Logs."""
+    """Log output."""
     join: JoinTuning = JoinTuning()
-    """The work itself."""
+    """Join parameters."""

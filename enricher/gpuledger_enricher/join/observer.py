@@ -1,7 +1,7 @@
-"""What shows of a worker's ticks and pods in its metrics and its log; nothing follows from it.
+"""Reports a worker's ticks and pods in metrics and logs. It never influences the results.
 
-Here lateness, gaps, pending pods and clocks are counted, and the books are checked against the
-devices. What an event says of them is decided elsewhere.
+It counts lateness, gaps, pending pods and clock differences, and checks the books against the
+device totals. Other modules decide what an event contains.
 """
 
 import math
@@ -24,28 +24,28 @@ from gpuledger_enricher.join.pods.describe import PodDescriptions
 from gpuledger_enricher.join.pods.pending import PendingPods
 from gpuledger_enricher.join.progress.passage import NodeWatermark
 
-# Checking costs about as much as booking: this is less than a hundredth of the work.
+# A check costs about as much as booking, so checking one in 200 is under a hundredth of the work.
 TICKS_PER_CHECK: Final = 200
 NAMES_SHOWN: Final = 4
-"""Of a pod: its UID and a few of its containers; a line is no place for all that a tick may say."""
+"""Maximum names of a pod in a log line: its UID and a few of its containers."""
 NAME_CHARACTERS: Final = 100
-# Longer than the pause between two scrapes, so that no extreme falls between them.
+# Longer than the interval between two scrapes, so that no extreme falls between them.
 _WINDOW_NS: Final = 300 * NS_PER_SECOND
 _log = structlog.get_logger(__name__)
 UNBOOKED_AFTER_NS: Final = 60 * NS_PER_SECOND
-"""For how long new ticks must have come of which none was booked; who reads again what others have
-booked is through by then."""
+"""How long a node's new ticks must have gone unbooked before the node counts. A worker that
+reads again what others have booked has caught up by then."""
 FRESH_NS: Final = 60 * NS_PER_SECOND
-"""A tick that was written longer ago may be one that is sent, or read, again."""
+"""A tick written longer ago than this may be one that is sent or read again."""
 
 
 @dataclass(kw_only=True)
 class _NodeHistory:
     partition: int
     first_ns: int
-    """When the first tick was read that was not booked, since the last one that was."""
+    """When the first unbooked tick since the last booked one was read."""
     last_ns: int
-    """When the last one was."""
+    """When the last unbooked tick was read."""
     is_reported: bool = False
 
     @property
@@ -54,25 +54,22 @@ class _NodeHistory:
 
 
 class UnbookedNodes:
-    """The nodes of whose new ticks none is booked, by their keys.
+    """The nodes, by key, whose new ticks are all unbooked: duplicates, or too far ahead.
 
-    Each tick counts as booked before, or runs ahead.
-
-    A node's `seq` never falls within a boot, so what is sent twice is old. New ticks below the
-    highest `seq` say that this one was never the node's: a tick has run ahead, and by how much is
-    known. Where all new ticks run ahead themselves, so far that they are refused, what was booked
-    of the boot was never the node's. Which ticks are new is found by when their record was written
-    and read, whatever the node says of its own time. Memory is bounded by the nodes that have a
-    watermark.
+    A node's `seq` never falls within a boot, so ticks that are sent twice are old. New ticks below
+    the highest `seq` show that this `seq` was never the node's: some tick ran ahead, by a known
+    amount. If all new ticks are rejected because they run too far ahead, the booked ticks of the
+    boot were never the node's. Whether a tick is new depends on when its record was written and
+    read, not on the node's own time. Memory is bounded by the nodes that have a watermark.
     """
 
     def __init__(self) -> None:
         self._nodes: dict[str, _NodeHistory] = {}
 
     def observe_duplicate(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> bool:
-        """Record that a tick counts as booked before; return whether the node is to be reported.
+        """Record that a tick counts as a duplicate; return whether the node is to be reported.
 
-        It is reported once, until a tick is booked again.
+        A node is reported once until one of its ticks is booked again.
         """
         found = self._observe_unbooked(
             node, partition=partition, written_ns=written_ns, now_ns=now_ns
@@ -83,18 +80,17 @@ class UnbookedNodes:
         return is_new and found.is_reported
 
     def observe_rejected(self, node: str, *, partition: int, written_ns: int, now_ns: int) -> None:
-        """Record that a tick was put aside, as it runs ahead: that is reported of each."""
+        """Record that a tick was rejected because it runs ahead; each of those is logged anyway."""
         self._observe_unbooked(node, partition=partition, written_ns=written_ns, now_ns=now_ns)
 
     def _observe_unbooked(
         self, node: str, *, partition: int, written_ns: int, now_ns: int
     ) -> _NodeHistory | None:
-        """Record that a tick was not booked; `None` where it may be one that comes again."""
+        """Record an unbooked tick and return its node's history; `None` if it may be a repeat."""
         if abs(now_ns - written_ns) > FRESH_NS:
             return None
         found = self._nodes.get(node)
-        # A node that was unresponsive in between begins anew: a minute of silence is no minute of
-        # ticks.
+        # After a pause, start over: a minute of silence is not a minute of unbooked ticks.
         if found is None or now_ns - found.last_ns > FRESH_NS:
             found = _NodeHistory(partition=partition, first_ns=now_ns, last_ns=now_ns)
             self._nodes[node] = found
@@ -106,7 +102,7 @@ class UnbookedNodes:
         self._nodes.pop(node, None)
 
     def show(self, now_ns: int) -> None:
-        """Count the pods that there are; one that has gone unresponsive is none."""
+        """Update the metric; drop nodes that have become silent."""
         gone = [
             name for name, history in self._nodes.items() if now_ns - history.last_ns > FRESH_NS
         ]
@@ -123,10 +119,10 @@ class UnbookedNodes:
 
 
 class ClockSkew:
-    """How far the clocks of nodes, API server and this machine are apart, as far as that shows.
+    """Detects how far the clocks of nodes, the API server and this machine differ.
 
-    Nothing is corrected by it. A clock that is behind looks like a way that is slow, so of each
-    pair only one direction can be known: what is seen before it can have happened.
+    Nothing is corrected. A clock that is behind looks like a slow pipeline, so only one direction
+    can be detected for each pair of clocks: a time before the event can have happened.
     """
 
     def __init__(self) -> None:
@@ -135,14 +131,14 @@ class ClockSkew:
         self._steps = Repeats()
 
     def observe_ticks(self, newest_ns: int, *, now_ns: int) -> None:
-        """Record how new the newest of some ticks is: from the future, a node's clock is ahead."""
+        """Record the age of the newest of some ticks; a negative one shows a node's clock ahead."""
         if self._ages_ns.add(now_ns - newest_ns, now_ns=now_ns):
             metrics.MIN_AGE_SECONDS.set(self._ages_ns.minimum / NS_PER_SECOND)
 
     def observe_pod(self, pod: PodRecord, *, now_ns: int) -> None:
-        """Record a pod: that its node had it before it was made shows the node's clock behind.
+        """Record a pod; if its node started it before it was created, the node's clock is behind.
 
-        A static pod's node has it before the API server knows of it.
+        Static pods are ignored: their nodes start them before the API server has them.
         """
         if pod.started_time_ns is None or pod.config_hash is not None:
             return
@@ -150,10 +146,10 @@ class ClockSkew:
             metrics.NODE_BEHIND_SECONDS.set(max(0.0, -self._leads_ns.minimum / NS_PER_SECOND))
 
     def observe_clock_step(self, node: str, seconds: float) -> None:
-        """Record that a node's clock was set; what it stamps from now on is of a new timeline.
+        """Record that a node's clock was set, which starts a new timeline for its timestamps.
 
-        It is logged at once, as no tick may come after it. A clock that is set to and fro, tick by
-        tick, is one state and not a line each: a line a minute for each node and direction.
+        It is logged at once because no further tick may come. A clock that is set back and forth
+        with every tick is one condition: at most one line a minute per node and direction.
         """
         direction = "ahead" if seconds > 0 else "back"
         metrics.CLOCK_STEPS_TOTAL.labels(direction=direction).inc()
@@ -164,9 +160,9 @@ class ClockSkew:
 
 
 class WindowedMin:
-    """The minimum of the values of this window of five minutes and of the one before.
+    """The minimum of the values in the current window of five minutes and in the one before.
 
-    In constant memory, so it is not the least of exactly the last five minutes.
+    This takes constant memory, so the time covered varies between five and ten minutes.
     """
 
     def __init__(self) -> None:
@@ -174,7 +170,7 @@ class WindowedMin:
         self._now = self._before = math.inf
 
     def add(self, value: float, *, now_ns: int) -> bool:
-        """Record a value; say whether the least may be another than before."""
+        """Record a value; return whether the minimum may have changed."""
         since_ns = now_ns - self._begun_ns
         is_over = not 0 <= since_ns < _WINDOW_NS
         if is_over:
@@ -187,18 +183,18 @@ class WindowedMin:
 
     @property
     def minimum(self) -> float:
-        """The least value; infinite where there was none."""
+        """The minimum; infinite without values."""
         return min(self._now, self._before)
 
 
 def _names(node: str) -> dict[str, str]:
-    """Return how a log line names the node of a key."""
+    """Return the log fields that name a node, given its key."""
     cluster, name = split_key(node)
     return {"cluster": cluster, "node": name}
 
 
 class JoinObserver:
-    """Follows a worker's work; memory is bounded by the pods that are waited for."""
+    """Observes a worker's work; memory is bounded by the pending pods."""
 
     def __init__(self, *, pending_pod_timeout_seconds: float) -> None:
         self._pending = PendingPods(pending_pod_timeout_seconds=pending_pod_timeout_seconds)
@@ -212,14 +208,14 @@ class JoinObserver:
         self._unbalanced = Repeats()
 
     def observe_pod(self, pod: PodRecord, *, now_ns: int) -> Iterable[str]:
-        """Record that a pod's record has come; yield the nodes that named it before."""
+        """Record that a pod's record has come; yield the nodes that named the pod before."""
         self._skew.observe_pod(pod, now_ns=now_ns)
         for waiting in self._pending.resolve(pod):
             metrics.PENDING_DELAY_SECONDS.observe(max(0, now_ns - waiting.first_ns) / NS_PER_SECOND)
             yield waiting.node
 
     def observe_overlap(self, node: str, overlap_ns: int) -> None:
-        """Record that a tick covers time that the one before it covers; a line a minute a node."""
+        """Record that a tick overlaps the one before; log at most one line a minute per node."""
         metrics.OVERLAPPING_TOTAL.inc()
         if count := self._overlaps.count(node):
             seconds = round(overlap_ns / NS_PER_SECOND, 3)
@@ -236,7 +232,7 @@ class JoinObserver:
     ) -> None:
         """Record that a tick was booked."""
         node = node_key(event)
-        # One tick for all of a poll: the newest shows best what the way takes at least.
+        # One tick per poll: the newest one shows the minimum delay of the pipeline best.
         if sample.time_ns > self._newest_ns:  # noqa: PLR1730 - max() costs three times as much, for each tick
             self._newest_ns = sample.time_ns
         self._unbooked.observe_booked(node)
@@ -266,7 +262,7 @@ class JoinObserver:
             self._check(event, interval_ns=sample.interval_ns)
 
     def _check(self, event: GpuEvent, *, interval_ns: int) -> None:
-        """Hold the entries of a tick to what its devices read."""
+        """Check that the entries of a tick sum to its device totals."""
         wrong = next(imbalances(event.gpus, interval_ns), None)
         if wrong is None:
             return
@@ -307,7 +303,7 @@ class JoinObserver:
         self._skew.observe_clock_step(node, seconds)
 
     def observe_seq_ahead(self, node: str, seconds: float) -> None:
-        """Record that a tick of a node runs ahead of its boot, be it booked or put aside."""
+        """Record that a tick's `seq` runs ahead of its boot, whether it is booked or rejected."""
         metrics.SEQ_AHEAD_TOTAL.inc()
         if count := self._ahead.count(node):
             _log.warning(
@@ -315,7 +311,7 @@ class JoinObserver:
             )
 
     def observe_rejected(self, record: Record, sample: NodeSample, *, now_ns: int) -> None:
-        """Record that a tick was put aside, as its `seq` runs ahead by more than can be."""
+        """Record that a tick was rejected because its `seq` runs ahead by more than is possible."""
         written_ns = record.timestamp_ms * NS_PER_MS
         self._unbooked.observe_rejected(
             node_key(sample), partition=record.partition, written_ns=written_ns, now_ns=now_ns
@@ -324,7 +320,7 @@ class JoinObserver:
     def observe_duplicate(
         self, record: Record, sample: NodeSample, watermark: NodeWatermark | None, *, now_ns: int
     ) -> None:
-        """Record that a tick counts as booked before; report a node whose ticks all do."""
+        """Record that a tick counts as a duplicate; report a node whose ticks all do."""
         metrics.DUPLICATES_TOTAL.inc()
         seq = watermark.seq_of(sample.boot_id) if watermark else None
         written_ns = record.timestamp_ms * NS_PER_MS
@@ -341,9 +337,9 @@ class JoinObserver:
             )
 
     def report(self, now_ns: int) -> None:
-        """Report the clocks, and the pods that are waited for.
+        """Report the clocks and the pending pods.
 
-        Of those that did not come in time one is logged for all.
+        All pods that did not come in time share one log line, with one of them as an example.
         """
         if self._newest_ns:
             self._skew.observe_ticks(self._newest_ns, now_ns=now_ns)
@@ -360,6 +356,6 @@ class JoinObserver:
             _log.warning("pods_not_found", count=len(expired), **_names(first.node), example=shown)
 
     def forget(self, partition: int) -> None:
-        """Forget what belongs to a partition that is no longer held."""
+        """Forget the pods and nodes of a partition that is no longer assigned."""
         self._pending.forget(partition)
         self._unbooked.forget(partition)

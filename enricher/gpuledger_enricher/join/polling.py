@@ -1,14 +1,13 @@
-"""Polls until the bus answers, and works through what came in steps of bounded work.
+"""Calls the bus until it answers, and processes records in steps of bounded work.
 
-Here live the three things that the join does between the bus and its stage, whatever it reads:
+These are the three things that the join does between the bus and its stage, for all topics:
 
-- `bus_retry` calls again, with growing waits, until the bus answers, and shows the trouble as a
-  check; what is called is the caller's business.
+- `bus_retry` repeats a call, with growing pauses, until the bus answers, and reports failures in a
+  check.
 - `poll` waits for records that way, for a bounded time.
-- `step_through` cuts what a poll brought into steps. A poll may bring records of megabytes, and all
-  that comes of them is made on the event loop, which serves the health pages and the group's
-  heartbeats as well. Bytes are what work is in proportion to: nothing that is made of a record
-  costs more than in proportion to its length.
+- `step_through` divides a poll's records into steps. A poll may return megabytes, and the event
+  loop that processes them also serves the health endpoints and the group's heartbeats. Steps are
+  measured in bytes because processing a record costs time at most in proportion to its length.
 """
 
 import asyncio
@@ -27,16 +26,16 @@ T = TypeVar("T")
 def bus_retry(
     *, check: Check, backoff: Callable[[], Backoff] = Backoff
 ) -> RetryingCaller[BusError]:
-    """Return how the join tries again whatever it asks of the bus; `check` shows the trouble."""
+    """Return a caller that retries calls to the bus; `check` shows their failures."""
     return RetryingCaller(on=BusError, check=check, counter=metrics.RETRIES_TOTAL, backoff=backoff)
 
 
 async def poll(
     consumer: Consumer, *, retry: RetryingCaller[BusError], tuning: JoinTuning, max_seconds: float
 ) -> Polled:
-    """Poll until the bus answers, for at most so many seconds; nothing where it has not by then.
+    """Poll for at most `max_seconds`, retrying; return nothing if the bus has not answered by then.
 
-    One attempt waits no longer than the settings say.
+    One attempt waits for at most `poll_timeout_seconds`.
     """
     loop = asyncio.get_running_loop()
     deadline_seconds = loop.time() + max_seconds
@@ -51,19 +50,19 @@ async def poll(
     try:
         return await retry(attempt, deadline_seconds=deadline_seconds)
     except BusError:
-        return {}  # the check tells of it, and the caller has something else to do now
+        return {}  # the check shows the failure, and the caller's time is up
 
 
 STEP_BYTES: Final = 262_144
-"""Bytes of the values in one step, where it has more than one record: some 20 ms of ticks."""
+"""Maximum bytes of the values in one step of several records: some 20 ms of work for ticks."""
 
 
 def steps_of(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
-    """Yield the records in their order, in steps of one record or of at most `STEP_BYTES`."""
+    """Yield the records in order, in steps of one record or of at most `STEP_BYTES`."""
     begin, size_bytes = 0, 0
     for index, record in enumerate(records):
         size_bytes += len(record.value or b"")
-        # A record that is larger than a step makes one alone: it cannot be cut.
+        # A record larger than a step is a step of its own, because it cannot be divided.
         if size_bytes > STEP_BYTES and index > begin:
             yield records[begin:index]
             begin, size_bytes = index, len(record.value or b"")
@@ -72,8 +71,8 @@ def steps_of(records: Sequence[Record]) -> Iterator[Sequence[Record]]:
 
 
 async def step_through(records: Sequence[Record]) -> AsyncIterator[Sequence[Record]]:
-    """Yield the steps of `steps_of`; after each of them everything else on the loop runs once."""
+    """Yield the steps of `steps_of`; run the other tasks of the event loop after each step."""
     for step in steps_of(records):
         yield step
-        # Not a wait: whatever is ready runs once, the heartbeat and the health pages among it.
+        # Does not wait: every task that is ready runs once, such as heartbeats and health requests.
         await asyncio.sleep(0)

@@ -1,12 +1,12 @@
-"""Whether two events of the same tick agree: in their books to the byte, in who the pods are.
+"""Compares two events of the same tick: the books byte by byte, the descriptions by content.
 
-The books are everything but the description (`pods`, what `containers` and `allocations` say of
-them, `namespaces` and `node_description`) and `late`. The description may have become more
-complete: a pod not known then may be known now, and what was absent may be there; nothing else may
-change. Whether a pod without a record is
-named, pending or foreign follows from the pods that the worker held beside its node's, so it is
-passed over. `late` tells how a tick came, beside which others and by whose clock, so it is only
-counted. Pure functions over encoded events, and the pairing of two streams of them.
+The books are everything except `late` and the description: `pods`, the pods and names in
+`containers` and `allocations`, `namespaces` and `node_description`. The description may be more
+complete in the second event: a pod that was unknown may be known, and absent values may be present.
+Nothing else may change. Whether a pod without a record is named, pending or foreign depends on
+which other pods the worker held, so this difference is ignored. `late` depends on how and with
+which other ticks a tick came, and on clocks, so differences are only counted. Pure functions of
+encoded events, and a class that pairs the events of two streams.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,19 +23,19 @@ _PODS: Final = "pods"
 _POINTERS: Final = {"containers": EventContainer, "allocations": EventAllocation}
 """The lists that point to pods."""
 _FROM_RECORDS: Final = {"containers": frozenset({"pod", "name"}), "allocations": frozenset({"pod"})}
-"""What of their fields the description is: the rest is the tick's, and so the books'."""
+"""The fields that are part of the description; their other fields come from the tick."""
 _NAMESPACES: Final = "namespaces"
 _NODE: Final = "node_description"
 _NO_BOOKS: Final = frozenset({_PODS, *_POINTERS, _LATE, _NAMESPACES, _NODE})
 _ABSENT: Final = "(absent)"
-# States of a pod that is not known, which the pods beside it tell apart. One that a newer version
-# has added is none of them: nobody knows what it means, so it has to be the same.
+# States of an unknown pod that depend on which other pods are known. A state that a newer version
+# adds is not among them: its meaning is unknown here, so it has to be equal.
 _PASSING: Final = frozenset({PodState.NAMED, PodState.PENDING, PodState.FOREIGN})
 _fields_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Agreement(Enum):
-    """How an event that was made again compares with the first one."""
+    """The result of comparing a replayed event with the first one."""
 
     EQUAL = "equal"
     MORE_COMPLETE = "more complete"
@@ -43,7 +43,7 @@ class Agreement(Enum):
 
 
 class EntryChange(NamedTuple):
-    """A field that differs, and what stood there in each run."""
+    """A field that differs, with its values in both runs."""
 
     field: str
     first: object
@@ -51,21 +51,21 @@ class EntryChange(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What came of comparing two events."""
+    """The result of comparing two events."""
 
     agreement: Agreement
-    """How they agree."""
+    """How well they agree."""
     changes: list[EntryChange]
-    """The fields that differ and may not."""
+    """Fields with a difference that is not allowed."""
     is_late_otherwise: bool
-    """Whether only one of them is marked late."""
+    """Whether only one of the events is marked late."""
 
 
 _THE_SAME: Final = Compared(Agreement.EQUAL, [], is_late_otherwise=False)
 
 
 def compare_events(first: bytes, replayed: bytes) -> Compared:
-    """Compare two encoded events; raises `msgspec.DecodeError` where one is no JSON object."""
+    """Compare two encoded events; raises `msgspec.DecodeError` if one is not a JSON object."""
     if first == replayed:
         return _THE_SAME
     then, now = _fields_of(first), _fields_of(replayed)
@@ -92,7 +92,7 @@ def _book_changes(
         if inner := list(_changes_within(name, *values)):
             yield from inner
         else:
-            # Equal values in other bytes, as of a number written otherwise: to the byte means so.
+            # Equal values in different bytes, such as a number in another notation, differ too.
             texts = [
                 _ABSENT if raw is None else bytes(raw).decode(errors="replace")
                 for raw in (was, is_)
@@ -115,14 +115,14 @@ def _changes_within(path: str, was: Any, is_: Any) -> Iterator[EntryChange]:  # 
 
 
 class _Described(NamedTuple):
-    """An event's description of one container: by the tick, and by the pod cache."""
+    """One container in an event: the fields from the tick, and the pod's description."""
 
     of_tick: Mapping[str, Any]
     description: Mapping[str, Any]
 
 
 def _described(fields: Mapping[str, msgspec.Raw]) -> dict[str, _Described]:
-    """Return the description of each container that uses or holds GPUs, by its position."""
+    """Return each container that uses or holds GPUs, by its path in the event."""
     pods: list[dict[str, Any]] = msgspec.json.decode(fields.get(_PODS, b"[]"))
     found = {}
     for name, record in _POINTERS.items():
@@ -144,9 +144,10 @@ def _described(fields: Mapping[str, msgspec.Raw]) -> dict[str, _Described]:
 
 
 def _without_guesses(pod: dict[str, Any], *, keeps_uid: bool) -> dict[str, Any]:
-    """Return a description without what holds only until more records are read.
+    """Return a description without values that may change when more records are read.
 
-    A container's UID is its cgroup's; a holder has it from whoever is thought to be of its name.
+    A container's UID comes from its cgroup path, but a holder's comes from the pod that is thought
+    to have its name.
     """
     guesses = {"namespace", "name"} if keeps_uid else {"namespace", "name", "uid"}
     kept = {name: value for name, value in pod.items() if name not in guesses}
@@ -165,13 +166,13 @@ def _description_changes(
             continue
         yield from _losses(path, was.of_tick, is_.of_tick)
         before, after = was.description, is_.description
-        # From pending to known everything may come; only what was said must not go again.
+        # A pending pod that is now known may gain anything; other values may not be lost.
         if before.get("state") == after.get("state") or after.get("state") != PodState.KNOWN:
             yield from _losses(f"{path}.pod", before, after)
 
 
 def _described_places(fields: Mapping[str, msgspec.Raw]) -> dict[str, Mapping[str, Any] | None]:
-    """Return the descriptions of the node, and of each namespace of its pods."""
+    """Return the descriptions of the node and of the pods' namespaces, by path."""
     pods: list[dict[str, Any]] = msgspec.json.decode(fields.get(_PODS, b"[]"))
     found: dict[str, Mapping[str, Any] | None] = {
         f"{_NAMESPACES}.{pod['namespace']}": None for pod in pods if "namespace" in pod
@@ -186,7 +187,7 @@ def _place_changes(
     then: Mapping[str, Mapping[str, Any] | None], now: Mapping[str, Mapping[str, Any] | None]
 ) -> Iterator[EntryChange]:
     for path, was in sorted(then.items()):
-        # A pod that is in another namespace now is a change of its own, or a guess given up.
+        # A pod that is now in another namespace is reported elsewhere, or was only a guess.
         if was is None or path not in now:
             continue
         is_ = now[path]
@@ -197,10 +198,10 @@ def _place_changes(
 
 
 def _losses(path: str, was: Mapping[str, Any], is_: Mapping[str, Any]) -> Iterator[EntryChange]:
-    """Yield what was described and is not any more; what is said now in addition is no loss."""
+    """Yield the values that were lost or changed; new values are not reported."""
     for name, value in was.items():
         found = is_.get(name, _ABSENT)
-        # What was not known of it may be known now, and of more of its containers.
+        # A value that was unknown may be known now, and `requested` may have more containers.
         if value is None:
             continue
         if name == "requested" and isinstance(found, dict) and value.items() <= found.items():
@@ -216,7 +217,7 @@ _EXTRA: Final = EntryChange("(event)", "absent", "there")
 
 
 class EventId(msgspec.Struct, frozen=True, gc=False):
-    """What makes an event that event and no other."""
+    """The fields that identify an event."""
 
     cluster: str
     node: str
@@ -225,55 +226,55 @@ class EventId(msgspec.Struct, frozen=True, gc=False):
 
 
 class Difference(NamedTuple):
-    """One field of one event that differs."""
+    """A field of an event that differs."""
 
     event: EventId
     change: EntryChange
 
 
 class Counts(msgspec.Struct):
-    """How many events agree, and how."""
+    """Numbers of events by the result of the comparison."""
 
     equal: int = 0
-    """Equal to the byte, but for `late` and what a pod without a name is."""
+    """Equal byte for byte, except for `late` and the states of pods without a record."""
     more_complete: int = 0
-    """Equal in the books; of the pods more is known."""
+    """Equal books, and a more complete description."""
     different: int = 0
-    """Different in the books, or less is known of a pod."""
+    """Different books, or a description that has lost something."""
     missing: int = 0
     """Only in the first run."""
     extra: int = 0
     """Only in the replay."""
     repeated: int = 0
-    """Once more in the first run, under the same identity; not compared again."""
+    """Repeated in the first run with the same identity; not compared again."""
 
     late_otherwise: int = 0
-    """Marked late in one run only, whatever else; counted above as if that were equal."""
+    """Marked late in one run only; included above as if that were equal."""
 
     @property
     def compared(self) -> int:
-        """How many events there are in either run, each counted once."""
+        """Number of distinct events in the two runs together."""
         return self.equal + self.more_complete + self.different + self.missing + self.extra
 
     @property
     def is_agreed(self) -> bool:
-        """Whether nothing differs."""
+        """Whether no event is different, missing or extra."""
         return not (self.different or self.missing or self.extra)
 
 
 class Comparison:
     """Compares the events of both runs, partition by partition.
 
-    Both runs give a partition's events in the same order, so few wait for their counterpart; those
-    that wait are bounded in bytes.
+    Both runs have a partition's events in the same order, so few events wait for their counterpart;
+    their total size is limited.
     """
 
     def __init__(self, *, shown: int, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         self.counts = Counts()
         self.differences: list[Difference] = []
-        """The first ones of them."""
+        """The first differences."""
         self.changes = 0
-        """How many fields differ, those not kept included."""
+        """Total number of fields that differ, including those not listed."""
         self._shown = shown
         self._first = _Waiting(max_waiting_bytes)
         self._replayed = _Waiting(max_waiting_bytes)
@@ -281,11 +282,11 @@ class Comparison:
 
     @property
     def needs_first(self) -> bool:
-        """Whether events of the first run should come next, so that few have to wait."""
+        """Whether to take events of the first run next, so that few events have to wait."""
         return self._first.bytes <= self._replayed.bytes
 
     def take_first(self, events: Iterable[bytes]) -> None:
-        """Compare events of the first run; raises `msgspec.DecodeError` where one is none."""
+        """Compare events of the first run; raises `msgspec.DecodeError` if one is invalid."""
         for event in events:
             event_id = _id_of(event)
             if event_id in self._paired or event_id in self._first.events:
@@ -296,7 +297,7 @@ class Comparison:
                 self.counts.missing += self._note(self._first.put(event_id, event), _MISSING)
 
     def take_replayed(self, events: Iterable[bytes]) -> None:
-        """Compare events of the replay."""
+        """Compare events of the replay; raises `msgspec.DecodeError` if one is invalid."""
         for event in events:
             event_id = _id_of(event)
             if (other := self._first.pop(event_id)) is not None:
@@ -305,7 +306,7 @@ class Comparison:
                 self.counts.extra += self._note(self._replayed.put(event_id, event), _EXTRA)
 
     def end_partition(self) -> None:
-        """Count what found no counterpart."""
+        """Count the events without a counterpart."""
         self.counts.missing += self._note(self._first.clear(), _MISSING)
         self.counts.extra += self._note(self._replayed.clear(), _EXTRA)
         self._paired.clear()
@@ -322,8 +323,8 @@ class Comparison:
         for change in changes:
             self._note([event_id], change)
         self._paired[event_id] = None
-        # Remembered to recognise repetitions, which follow closely: at-least-once sends again what
-        # one commit held.
+        # Remembered to recognize repetitions, which follow closely: at-least-once delivery repeats
+        # the events of one commit.
         if len(self._paired) > MAX_REMEMBERED:
             del self._paired[next(iter(self._paired))]
 
@@ -335,7 +336,7 @@ class Comparison:
 
 
 class _Waiting:
-    """Events of one run without their counterpart yet, the oldest first."""
+    """Events of one run that have no counterpart yet, the oldest first."""
 
     def __init__(self, max_bytes: int) -> None:
         self.events: dict[EventId, bytes] = {}
@@ -343,7 +344,7 @@ class _Waiting:
         self._max_bytes = max_bytes
 
     def put(self, event_id: EventId, event: bytes) -> list[EventId]:
-        """Let an event wait; return those that have waited too long for it."""
+        """Add an event; return the oldest ones if they no longer fit."""
         self.bytes += len(event)
         self.events[event_id] = event
         given_up = []

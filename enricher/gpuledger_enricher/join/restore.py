@@ -1,19 +1,20 @@
-"""Restores what a worker must know of a partition before it books the first tick of it.
+"""Restores the state of a partition before the worker books its first tick.
 
-Here lives the order of a restore: shut out who had the partition, read its progress, go to what
-is committed, read pods to their end, wait until podwatch has said that they are all, and only then
-let ticks through. What the records mean is the stage's business.
+The order is: fence the previous worker, read the partition's progress, seek to the committed
+offsets, read the pods to their end, wait until podwatch reports that they are complete, and only
+then process ticks. The stage interprets the records.
 
-Namespaces are everybody's: each worker reads them whole before it joins the group, and follows them
-beside it (`NamespaceFollower`).
+Namespaces concern every worker: each one reads all of them before it joins the group, and follows
+them apart from the group (`NamespaceFollower`).
 
-Progress is written in transactions and read as it is committed, by a reader of their own: the
-worker's consumer reads what others write without any, to the end, whatever transaction is open.
+Progress is written in transactions and read when it is committed, by a separate reader. The
+worker's consumer reads topics that are written without transactions, to the end, whatever
+transaction is open.
 
-The worker polls all the while, for a group gives up a member that does not. So a rebalance may come
-at any moment of it: the callbacks within the poll then change what is needed, and the restore
-begins anew with that. No question is put to the bus again and again without a poll in between, and
-one about a partition that is not assigned any more only means that a rebalance is under way.
+The worker keeps polling meanwhile, because a group removes a member that does not. So a rebalance
+may come at any time: the callbacks in the poll then change which partitions are needed, and the
+restore starts again. The bus is never queried repeatedly without a poll in between, and an error
+about a partition that is no longer assigned only means that a rebalance is under way.
 """
 
 import asyncio
@@ -48,33 +49,33 @@ from gpuledger_enricher.join.polling import poll, step_through
 from gpuledger_enricher.join.progress.announcing import Announcer
 from gpuledger_enricher.join.stage import JoinStage
 
-# What a tick makes has no cycles: to look for them every 700 objects, as Python does, costs 2 %.
+# The objects of a tick have no cycles. Python looks for cycles every 700 objects, which costs 2 %.
 _OBJECTS_PER_COLLECTION: Final = 20_000
 _STALL_SECONDS: Final = 60.0
-"""How long a restore may stand still: a partition has a new leader long before."""
+"""Maximum time without progress in a restore; electing a new partition leader takes far less."""
 _READING: Final = "reading the pods and watermarks of new partitions"
 _log = structlog.get_logger(__name__)
 
 
 def input_names(topics: Topics) -> tuple[str, ...]:
-    """Return the topics that are worked through once, from the committed offset on."""
+    """Return the topics whose records are processed once, from the committed offset on."""
     return (topics.samples.name, topics.processes.name, topics.incidents.name)
 
 
 def state_names(topics: Topics) -> tuple[str, ...]:
-    """Return the topics that are read from their beginning at each take-over, and followed.
+    """Return the topics that are read from the beginning for each new partition, then followed.
 
-    What is committed of them is how far they have dead letters, where they have any.
+    Their committed offsets mark the records whose dead letters have been written.
     """
     return (topics.pods.name, topics.nodes.name, topics.watermarks.name)
 
 
 class StalledError(GpuledgerError):
-    """A restore stood still for too long: the consumer is to be opened anew."""
+    """A restore made no progress for too long: the consumer must be opened again."""
 
 
 class StateRestorer:
-    """The partitions that a worker holds and does not know yet."""
+    """Restores the partitions that a worker holds but has not read yet."""
 
     def __init__(
         self,
@@ -112,27 +113,27 @@ class StateRestorer:
         self._seeking: asyncio.Task[Mapping[TopicPartition, int]] | None = None
 
     def require(self, partitions: Iterable[int]) -> None:
-        """Have these partitions restored before anything else is done for them."""
+        """Restore these partitions before anything else is done for them."""
         self._unknown |= set(partitions)
         self._changes += 1
 
     async def cancel(self, partitions: Iterable[int]) -> None:
-        """Stop restoring these partitions, which went to another worker.
+        """Stop restoring these partitions, which were revoked.
 
-        Nothing is under way for them any more.
+        On return, no call for them is under way.
         """
         self._unknown -= set(partitions)
         self._changes += 1
         await end_tasks(self._seeking)
 
     def stand_by(self) -> None:
-        """Record that the group has more members than partitions, and none for this one."""
-        self._check.ok("no partition: the group has members enough")
+        """Report that the group has more members than partitions and left none for this one."""
+        self._check.ok("no partition assigned: the group has more members than partitions")
 
     async def run(self, consumer: Consumer) -> frozenset[int]:
-        """Restore what is needed, and return it; what was polled of it before comes again.
+        """Restore the required partitions and return them; their polled records come again.
 
-        Raises `StalledError` where nothing comes for a minute although the bus answers.
+        Raises `StalledError` if nothing comes for a minute although the bus answers.
         """
         done: set[int] = set()
         while self._unknown:
@@ -143,7 +144,7 @@ class StateRestorer:
         return frozenset(done)
 
     async def take_state(self, batch: Polled) -> None:
-        """Apply the records of state from a poll."""
+        """Apply the records of state topics from a poll."""
         for partition, records in batch.items():
             if partition.topic in self._takers:
                 take = self._takers[partition.topic]
@@ -153,29 +154,29 @@ class StateRestorer:
         metrics.NODES.set(len(self._stage.cluster_objects.nodes))
 
     async def _attempt(self, consumer: Consumer, partitions: frozenset[int]) -> bool:
-        """Return whether all of it was restored; where not, another attempt is due, if any."""
+        """Return whether everything was restored; if not, the caller tries what is still needed."""
         changes = self._changes
         if not self._check.has_failed:
             self._check.waits(_READING)
         try:
             await self._restore(consumer, partitions, changes=changes)
         except NotAssignedError:
-            # A rebalance is under way, and is no failure: its callbacks come with the next poll.
+            # A rebalance is under way, which is not a failure: the next poll runs its callbacks.
             await self._poll_for(consumer, self._tuning.poll_timeout_seconds)
             return False
         except BusError as error:
             metrics.RETRIES_TOTAL.inc()
             self._check.failed(f"{_READING}: {error}")
-            # Not a `RetryingCaller`: the group takes the partitions of a member that does not poll.
+            # Not a `RetryingCaller`: a member that does not poll loses its partitions.
             await self._poll_for(consumer, self._backoff.next_seconds())
             return False
-        # What was restored is of partitions that may be gone, or lacks some that have come.
+        # Partitions may have been revoked or added meanwhile.
         if changes != self._changes:
             return False
         self._backoff.reset()
-        freeze_collector(_OBJECTS_PER_COLLECTION)  # the cache lives long
-        # Last of all: a tick that came before its pods would leave without their names, and one
-        # before the progress would be booked twice.
+        freeze_collector(_OBJECTS_PER_COLLECTION)  # the cached objects live long
+        # Ticks come last: before their pods they would be published without names, and before the
+        # progress they would be booked twice.
         consumer.resume(consumer.assignment())
         self._check.ok(lambda: f"{len(self._stage.pods)} pods")
         _log.info("state_read", count=len(self._stage.pods))
@@ -184,7 +185,7 @@ class StateRestorer:
     async def _restore(
         self, consumer: Consumer, partitions: frozenset[int], *, changes: int
     ) -> None:
-        """Read to the end, or stop where a rebalance comes in between."""
+        """Read the state to its end; return early if a rebalance comes."""
         consumer.pause(consumer.assignment())
         ends = await self._seek_beside_polls(consumer, partitions, changes=changes)
         left, moved_seconds = math.inf, self._seconds()
@@ -196,7 +197,9 @@ class StateRestorer:
             if left < before or not left:
                 moved_seconds = self._seconds()
             elif self._seconds() - moved_seconds > _STALL_SECONDS:
-                detail = f"{_READING}: nothing came for {_STALL_SECONDS:.0f} s, {left:.0f} are left"
+                detail = (
+                    f"{_READING}: no record for {_STALL_SECONDS:.0f} s, {left:.0f} offsets left"
+                )
                 self._check.failed(detail)
                 raise StalledError(detail)
             batch = await self._poll(consumer)
@@ -206,9 +209,9 @@ class StateRestorer:
     async def _seek_beside_polls(
         self, consumer: Consumer, partitions: frozenset[int], *, changes: int
     ) -> Mapping[TopicPartition, int]:
-        """Seek, and poll meanwhile where it takes longer than a poll; all is paused until then.
+        """Take over and seek; keep polling if that takes longer than a poll. All is paused.
 
-        Returns nothing where a rebalance has ended it.
+        Returns nothing if a rebalance interrupts it.
         """
         task = self._seeking = asyncio.create_task(self._take_over(consumer, partitions))
         try:
@@ -225,9 +228,9 @@ class StateRestorer:
     async def _take_over(
         self, consumer: Consumer, partitions: frozenset[int]
     ) -> Mapping[TopicPartition, int]:
-        """Take partitions over and go to where each is read from; return the ends of the state."""
+        """Take partitions over and seek to their start; return the ends of the state topics."""
         await self._delivery.take_over(partitions)
-        # After the take-over alone: until then whoever had the partitions may write progress.
+        # Only after the take-over: until then the previous worker may write progress.
         async with self._history.reader() as reader:
             for partition, span in (await reader.spans(self._history.topics.events.name)).items():
                 if partition.partition in partitions:
@@ -255,20 +258,20 @@ class StateRestorer:
     async def _find_positions(
         self, consumer: Consumer, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Return where these partitions are read; nothing where that is not known in time."""
+        """Return the current positions; nothing if they are not known in time."""
         try:
             async with asyncio.timeout(self._tuning.poll_timeout_seconds):
                 return {partition: await consumer.position(partition) for partition in partitions}
         except TimeoutError:
-            # Without a leader the client waits on, and a member that does not poll is given up.
+            # Without a leader the client keeps waiting, and the group removes a silent member.
             return {}
 
     def _has_podwatch_reported(
         self, partitions: Iterable[int], positions: Mapping[TopicPartition, int]
     ) -> bool:
-        """Return whether the pods of these partitions are complete as of this worker's start.
+        """Return whether the pods of these partitions are complete, or have been awaited enough.
 
-        Or whether that was waited for long enough, once in a worker's life.
+        Complete means up to this worker's start. The wait happens once in a worker's life.
         """
         if self._podwatch_timed_out:
             return True
@@ -282,7 +285,7 @@ class StateRestorer:
             self._podwatch_awaited_since_seconds = now
         if now - self._podwatch_awaited_since_seconds < self._tuning.podwatch_timeout_seconds:
             if not self._check.has_failed:
-                self._check.waits("waiting for podwatch to say that the topic of pods is complete")
+                self._check.waits("waiting for podwatch to report that the pods topic is complete")
             return False
         self._podwatch_timed_out = True
         metrics.PODWATCH_TIMEOUTS_TOTAL.inc()
@@ -293,7 +296,7 @@ class StateRestorer:
         return await poll(consumer, retry=self._retry, tuning=self._tuning, max_seconds=max_seconds)
 
     async def _poll_for(self, consumer: Consumer, seconds: float) -> None:
-        """Wait as a member of the group does; what comes is read again by the next attempt."""
+        """Wait and keep polling; the next attempt reads these records again."""
         consumer.pause(consumer.assignment())
         end_seconds, changes = self._seconds() + seconds, self._changes
         while (left := end_seconds - self._seconds()) > 0 and changes == self._changes:
@@ -303,20 +306,20 @@ class StateRestorer:
 def _count_left(
     positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> float:
-    """Return how many offsets are left; infinity where a position is not known."""
+    """Return how many offsets are left to read; infinity if a position is unknown."""
     if positions.keys() != ends.keys():
         return math.inf
     return sum(max(0, end - positions[partition]) for partition, end in ends.items())
 
 
 _FOLLOW_SECONDS: Final = 1.0
-"""How often it is looked for news of namespaces: a tick's time."""
+"""Interval between two looks for new namespace records, about one tick."""
 
 
 class NamespaceDeadLetters(DeadLetterQueue):
-    """Puts namespaces aside without their values: each worker has a letter for each at its start.
+    """Rejects namespace records without their values, because each worker rejects each at start.
 
-    The letter says where the record lies.
+    The dead letter names the record's position.
     """
 
     @override
@@ -325,7 +328,7 @@ class NamespaceDeadLetters(DeadLetterQueue):
 
 
 class NamespaceFollower:
-    """Reads the topic of namespaces whole, beside the group; memory is bounded by what is there."""
+    """Reads the whole topic of namespaces without the group; memory is bounded by its contents."""
 
     def __init__(
         self,
@@ -344,15 +347,15 @@ class NamespaceFollower:
         self._next: dict[TopicPartition, int] = {}
 
     async def read_up(self) -> None:
-        """Apply all records that are there by now, retrying until the bus answers."""
+        """Apply all records up to the present end, retrying until the bus answers."""
         await self._retry(self._read_once)
 
     async def follow(self) -> None:
         """Apply new records until cancelled."""
         while True:
-            # Ends when the bus answers, which is what the check waits for.
+            # Returns when the bus answers, and updates the check.
             await self.read_up()
-            with suppress(BusError):  # one that lasts is told by reading up again
+            with suppress(BusError):  # `read_up` reports an error that persists
                 await self._follow_on()
             await asyncio.sleep(self._wait_seconds)
 
@@ -361,18 +364,18 @@ class NamespaceFollower:
             await self._take_new(reader)
 
     async def _follow_on(self) -> None:
-        # The same reader for as long as the bus answers: each one opens connections of its own.
+        # One reader for as long as the bus answers, because each one opens its own connections.
         async with self._history.reader() as reader:
             while True:
                 await self._take_new(reader)
                 await asyncio.sleep(self._wait_seconds)
 
     async def _take_new(self, reader: HistoryReader) -> None:
-        """Apply the records between those that were read and the present end."""
+        """Apply the records between the last position and the present end."""
         for partition, span in (await reader.spans(self._history.topics.namespaces.name)).items():
             first = max(span.first, self._next.get(partition, 0))
             if first > span.end:
-                first = span.first  # the topic was made anew
+                first = span.first  # the topic was recreated
             if first < span.end:
                 async with aclosing(reader.read(partition, Span(first, span.end))) as chunks:
                     async for records in chunks:

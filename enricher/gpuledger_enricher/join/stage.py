@@ -1,8 +1,7 @@
-"""Records in, messages out: what the join makes of each topic's records.
+"""Turns records into messages: what the join does with the records of each topic.
 
-Here live the pods, the nodes and namespaces, and the watermarks of a worker, and the three
-transforms over them.
-No asyncio, no bus client: the shell around it is `worker`.
+The stage holds a worker's pods, nodes, namespaces and watermarks, and the three transforms that use
+them. It uses neither asyncio nor a bus client: `worker` is the shell around it.
 """
 
 import time
@@ -69,13 +68,13 @@ from gpuledger_enricher.join.validation import (
 from gpuledger_enricher.watched_records import PodSharing
 
 SPEAKING_NS: Final = NS_PER_MINUTE
-"""A podwatch that has said something within that time is at work: it does so every five seconds."""
+"""A podwatch is running if it reported within this time: it does so every five seconds."""
 PlaceT = TypeVar("PlaceT", NodeRecord, NamespaceRecord)
 NOWHERE: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 class JoinStage:
-    """The state of a worker, and what it makes of records; memory is bounded by its partitions."""
+    """A worker's state and its transforms of records; memory is bounded by its partitions."""
 
     def __init__(
         self,
@@ -88,10 +87,11 @@ class JoinStage:
         pending_pod_timeout_seconds: float = 120.0,
         namespace_dead_letters: DeadLetterQueue | None = None,
     ) -> None:
-        """`watermarks_from` says from which offset on podwatch's watermarks count, by partition.
+        """Create a stage without any state.
 
-        `namespace_dead_letters` takes the records of namespaces that are put aside, whose partition
-        is no worker's own; `dead_letters`, where none is given.
+        `watermarks_from` is, by partition, the first offset from which podwatch's watermarks count.
+        `namespace_dead_letters` takes rejected records of namespaces, whose partitions are not
+        assigned to any worker; `dead_letters` by default.
         """
         self.pods = ClusterPods()
         self.cluster_objects = ClusterObjects()
@@ -115,11 +115,11 @@ class JoinStage:
         self._descriptions = DescriptionCache(self.pods, self.cluster_objects)
 
     def take_pods(self, records: Sequence[Record]) -> None:
-        """Apply records of pods; a tombstone takes one out."""
+        """Apply pod records; a tombstone removes a pod."""
         now_ns = self._time_ns()
         for record in records:
             if record.value is None and record.key is not None:
-                # Only from its own partition: whoever may write elsewhere could take out any pod.
+                # Only from its own partition: otherwise any writer could remove any pod.
                 key = record.key.decode(errors="replace")
                 self.pods.remove(key, partition=record.partition)
                 continue
@@ -131,13 +131,13 @@ class JoinStage:
                 pod = self._sharing.share(decoded)
                 seen_time_ns = record.timestamp_ms * NS_PER_MS
                 self.pods.put(pod, partition=record.partition, seen_time_ns=seen_time_ns)
-                # What was described as pending has a name now; `version_of` tells of the pod's own
-                # node alone, and another node may have named it.
+                # Descriptions that had the pod as pending are out of date. `version_of` changes
+                # only for the pod's own node, but another node may have named the pod.
                 for node in self._observer.observe_pod(pod, now_ns=now_ns):
                     self._descriptions.forget(node)
 
     def take_nodes(self, records: Sequence[Record]) -> None:
-        """Apply records of nodes; a tombstone takes one out."""
+        """Apply node records; a tombstone removes a node."""
         for record in records:
             if record.value is None and record.key is not None:
                 key = record.key.decode(errors="replace")
@@ -152,7 +152,7 @@ class JoinStage:
                     )
 
     def take_namespaces(self, records: Sequence[Record]) -> None:
-        """Apply records of namespaces, of any partition; a tombstone takes one out."""
+        """Apply namespace records from any partition; a tombstone removes a namespace."""
         for record in records:
             if record.value is None and record.key is not None:
                 key = record.key.decode(errors="replace")
@@ -160,7 +160,7 @@ class JoinStage:
                 continue
             for _, found in self._namespace_dead_letters.decode(self._namespace_decoder, [record]):
                 if record.key != (key := key_in(found.cluster, found.name)).encode():
-                    detail = f"{record.topic}: the record of {key} under key"
+                    detail = f"{record.topic}: the record of {key} has the wrong key:"
                     detail += f" {show_key(record.key)}"
                     self._namespace_dead_letters.reject(record, reason="misplaced", detail=detail)
                     continue
@@ -173,52 +173,52 @@ class JoinStage:
                 )
 
     def take_watermarks(self, records: Sequence[Record]) -> None:
-        """Apply watermarks: podwatch's, and those of this worker's own partitions."""
+        """Apply the watermarks of podwatch and of this worker's own partitions."""
         for record in records:
             if record.value is None and record.unreadable is None:
-                # Of a cluster that was retired.
+                # The cluster was removed.
                 self.pods_completeness.take_back(record.key or b"", record.partition)
                 continue
             for _, found in self._dead_letters.decode(self._watermark_decoder, [record]):
                 if (record.key, record.partition) != (key_of(found), found.partition):
-                    detail = f"{record.topic}: a watermark of partition {found.partition} under"
-                    detail += f" key {show_key(record.key)} in partition {record.partition}"
+                    detail = f"{record.topic}: a watermark of partition {found.partition} has"
+                    detail += f" key {show_key(record.key)} and is in partition {record.partition}"
                     self._dead_letters.reject(record, reason="misplaced", detail=detail)
                     continue
                 if found.complete_until_ns > self._time_ns() + COMPLETE_AHEAD_NS:
                     detail = f"{record.topic}: complete_until_ns {found.complete_until_ns} is ahead"
-                    detail += " of this machine's clock: nothing is complete up to there"
+                    detail += " of this machine's clock"
                     self._dead_letters.reject(record, reason="invalid", detail=detail)
                     continue
                 if found.stage == JOIN:
                     known = self._watermarks[record.partition]
                     known.call_complete(found.cluster, found.complete_until_ns)
                     continue
-                # The cluster is there, also where none of its nodes lies in this partition.
+                # The cluster exists even if none of its nodes is in this partition.
                 self._watermarks[record.partition].call_complete(found.cluster, 0)
                 if record.offset >= self._watermarks_from.get(record.partition, 0):
                     self.pods_completeness.take(found)
                 elif self._time_ns() - found.complete_until_ns < SPEAKING_NS:
-                    # Each cluster that has a podwatch at work is waited for, not the first alone.
+                    # Wait for every cluster with a running podwatch, not only for the first one.
                     self.pods_completeness.expect(found)
 
     def skip_dead_letters(self, partition: TopicPartition, *, before: int) -> None:
-        """Put no record of a partition aside that lies before an offset: it was put aside."""
+        """Reject no record before an offset of a partition again: it was rejected before."""
         self._dead_letters.skip_before(partition, before)
 
     def restart_listening(self) -> None:
-        """Begin to listen to all nodes, after the brokers were away."""
+        """Listen to all nodes from now on, because the brokers were away."""
         for known in self._watermarks.values():
             known.restart_listening(self._time_ns())
 
     def find_complete(self, partition: int, *, is_at_end: bool) -> dict[str, Reached]:
-        """Return up to which event time each cluster is complete by what was booked of it."""
+        """Return, by cluster, up to which event time the booked ticks are complete."""
         return self._watermarks[partition].find_complete(
             now_ns=self._time_ns(), is_at_end=is_at_end
         )
 
     def restore_progress(self, records: Sequence[Record]) -> None:
-        """Restore how far nodes are booked, before any of their ticks; a tombstone forgets one."""
+        """Restore the progress of nodes before any of their ticks; a tombstone removes a node."""
         for record in records:
             watermarks = self._watermarks[record.partition]
             if record.value is None and record.key is not None:
@@ -232,7 +232,7 @@ class JoinStage:
     def drain_progress(self, partition: int) -> list[Message]:
         """Return the progress of the nodes that were booked since the last call.
 
-        Their timestamp is this machine's time: the ticks' own could be one that no broker takes.
+        Its timestamp is this machine's time, because a broker might reject a tick's time.
         """
         now_ms = self._time_ns() // NS_PER_MS
         drained = self._watermarks[partition].drain()
@@ -248,7 +248,7 @@ class JoinStage:
         ]
 
     def take_samples(self, records: Sequence[Record]) -> list[Message]:
-        """Book ticks: one event for each that is new and whole, in the order of the ticks."""
+        """Book ticks; return one event per new and valid tick, in the order of the ticks."""
         events: list[Message] = []
         now_ns = self._time_ns()
         for record, sample in self._dead_letters.decode(self._sample_decoder, records):
@@ -267,14 +267,14 @@ class JoinStage:
         return events
 
     def take_processes(self, records: Sequence[Record]) -> None:
-        """Count process records; the ticks carry what is booked, ends included."""
+        """Count process records; all that is booked, ends included, comes with the ticks."""
         for record, process in self._dead_letters.decode(self._process_decoder, records):
             if not self._is_at_home(record, node=node_key(process)):
                 continue
             metrics.PROCESS_RECORDS_TOTAL.labels(change=process.change).inc()
 
     def take_incidents(self, records: Sequence[Record]) -> list[Message]:
-        """Attribute incidents to the pods that were on the GPU: with processes, or holding it."""
+        """Attribute incidents to the pods that had processes on the GPU or held it."""
         found: list[Message] = []
         for record, incident in self._dead_letters.decode(self._incident_decoder, records):
             if not self._is_at_home(record, node=node_key(incident)):
@@ -290,19 +290,19 @@ class JoinStage:
         return found
 
     def forget(self, partition: int) -> None:
-        """Forget what belongs to a partition that is no longer held."""
+        """Forget the state of a partition that is no longer assigned."""
         self.pods.remove_partition(partition)
         self.cluster_objects.nodes.remove_partition(partition)
         self.pods_completeness.forget(partition)
         self._watermarks.pop(partition, None)
         self._observer.forget(partition)
-        # Whose description it was is not kept by partition; the others are made again in a tick.
+        # Descriptions are not kept by partition; those of the others are made again with a tick.
         self._descriptions.clear()
 
     def _take_sample(
         self, record: Record, sample: NodeSample, *, now_ns: int
     ) -> tuple[Message, ...]:
-        """Book a tick that is new; what cannot be booked is none that was, so its time is a gap."""
+        """Book a tick if it is new; the time of one that cannot be booked becomes a gap."""
         watermarks = self._watermarks[record.partition]
         node = node_key(sample)
         watermark = watermarks.of(node)
@@ -313,8 +313,8 @@ class JoinStage:
             sample, watermark, written_ms=record.timestamp_ms, now_ns=now_ns
         )
         if ahead_seconds is not None:
-            # Up to two days it can be a clock's error: it is booked, and reported. Beyond that no
-            # clock explains it, and to book it would cost the node's ticks until that `seq`.
+            # Up to two days may be a clock error: the tick is booked and reported. No clock error
+            # explains more, and booking it would lose the node's ticks until that `seq`.
             self._observer.observe_seq_ahead(node, ahead_seconds)
             if ahead_seconds * NS_PER_SECOND > MAX_AHEAD_NS:
                 self._observer.observe_rejected(record, sample, now_ns=now_ns)
@@ -330,7 +330,7 @@ class JoinStage:
             late_adjustments=adjust_valid_ends(sample) if sample.ended_processes else None,
         )
         events = self._publishable(record, event, what="event")
-        # What was put aside is not booked: the next tick reports its time as uncovered.
+        # A rejected tick is not booked: the next tick reports its time as a gap.
         if events:
             if (step_seconds := clock_step_seconds(sample, watermark)) is not None:
                 self._observer.observe_clock_step(node, step_seconds)
@@ -349,40 +349,40 @@ class JoinStage:
         return events
 
     def _publishable(self, record: Record, made: object, *, what: str) -> tuple[Message, ...]:
-        """Reject the record where what is made of it is too large for a message.
+        """Return the message for a result; reject the record if that is too large to publish.
 
-        The timestamp is the record's own, which the broker has taken before: one too far ahead of
-        its clock would be refused for ever, and stop the partition.
+        The message has the record's timestamp, which the broker has accepted before: one that is
+        too far ahead of the broker's clock would be refused on every attempt and block the
+        partition.
         """
         value = encode(made)
         if size_bytes(record.key, value) > MAX_MESSAGE_BYTES and isinstance(made, GpuEvent):
-            # What is booked must not depend on what is said of the node and the namespaces.
+            # What is booked must not depend on the descriptions of the node and the namespaces.
             metrics.PLACES_CUT_TOTAL.labels(what="event").inc()
             value = encode(replace(made, namespaces=None, node_description=None))
         size = size_bytes(record.key, value)
         if size <= MAX_MESSAGE_BYTES:
             return (Message(record.key, value, record.timestamp_ms),)
         detail = (
-            f"{record.topic}: the {what} of {show_key(record.key)} has {size} bytes, of"
-            f" {MAX_MESSAGE_BYTES} allowed"
+            f"{record.topic}: the {what} of {show_key(record.key)} is too large: {size} bytes,"
+            f" maximum {MAX_MESSAGE_BYTES}"
         )
         self._dead_letters.reject(record, reason="too_large", detail=detail)
         return ()
 
     def _refuse_seq(self, record: Record, sample: NodeSample, ahead_seconds: float) -> tuple[()]:
-        """Put aside a tick by which all ticks of its node until then would pass for booked."""
+        """Reject a tick that would turn its node's ticks up to that `seq` into duplicates."""
         detail = (
             f"{record.topic}: field seq: {sample.seq} of node {node_key(sample)} is"
-            f" {ahead_seconds:.0f} s more than can have passed since its boot, by its earlier ticks"
+            f" {ahead_seconds:.0f} s ahead of the time since its boot, by its earlier samples"
         )
         self._dead_letters.reject(record, reason="seq_ahead", detail=detail)
         return ()
 
     def _is_at_home(self, record: Record, *, node: str, key: str | None = None) -> bool:
-        """Return whether the record of a node, by its key, is in that node's partition.
+        """Return whether a record has the right key and is in its node's partition; else reject it.
 
-        And under its own key, which is the node's where no other is given. What does not is put
-        aside: others write there.
+        The key is the node's unless another one is given. Only a foreign writer misplaces records.
         """
         key = key or node
         if record.key == key.encode() and self._is_placed(node, record.partition):
@@ -393,9 +393,9 @@ class JoinStage:
 
 
 def _bounded(record: PlaceT, *, what: str, lists: Sequence[Mapping[str, Any]]) -> PlaceT:
-    """Return a record with no more than an event has room for, without lists where needed.
+    """Return a record small enough for an event, emptying the given lists in order if needed.
 
-    Anybody who may label a namespace could else have its pods' events be as large as they like.
+    Otherwise anybody who may label a namespace could make its pods' events as large as they like.
     """
     for emptied in lists:
         if len(encode(record)) <= MAX_DESCRIPTION_BYTES:
@@ -414,8 +414,8 @@ def make_event(
     gap_ns: int | None = None,
     late_adjustments: list[LateAdjustment] | None = None,
 ) -> GpuEvent:
-    """Return the event of a tick, ready for `encode`; its descriptions are encoded already."""
-    # Raw bytes where the record says lists: they are encoded as they are.
+    """Return the event of a tick, ready for `encode`; its descriptions are already encoded."""
+    # The record declares lists, but raw bytes are passed: msgspec encodes them unchanged.
     encoded: Any = descriptions.encoded
     return GpuEvent(
         cluster=sample.cluster,

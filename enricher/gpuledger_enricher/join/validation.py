@@ -1,12 +1,13 @@
-"""What a well-formed record must still hold: it lies where it belongs, and its fields agree. Pure.
+"""Rules for decoded records: they are in the right partition, and their fields agree. Pure.
 
-A record of a node lies in the node's partition under the node's key, a pod's in its node's under
-its own. Whoever may write elsewhere could speak for a node whose records other workers read.
+A node's records are in the node's partition under the node's key; a pod's record is in its node's
+partition under the pod's key. Without this rule, anybody who may write to other partitions could
+publish for nodes whose records other workers read.
 
-Types of a tick are checked by decoding; here stand the rules between fields. Nothing is repaired.
-The rules on positions cost nothing where they hold: booking a tick that breaks one runs into it.
-A GPU, an instance or a container that stands in a tick twice would be booked twice, and nobody can
-tell which of the two is true: such a tick is refused whole, as any other that contradicts itself.
+Decoding checks the types of a tick; this module checks the rules between fields. Nothing is
+repaired. Checking positions is free for a valid tick, because booking an invalid one raises. A GPU,
+an instance or a container that a tick lists twice would be booked twice, and which of the two is
+right is unknown: the whole tick is rejected, like any other that contradicts itself.
 """
 
 from collections.abc import Callable
@@ -23,13 +24,13 @@ from gpuledger_enricher.join.booking.shares import RepeatedContainerError
 
 
 class InvalidTickError(GpuledgerError):
-    """A tick whose fields contradict one another; the message names field, value and rule."""
+    """A tick whose fields contradict each other; the message names field, value and rule."""
 
 
 def book_valid_tick(sample: NodeSample) -> list[GpuBooks]:
-    """Return the books of a tick; raises `InvalidTickError` where it cannot be booked."""
+    """Return the books of a tick; raises `InvalidTickError` if its fields contradict each other."""
     if sample.interval_ns <= 0:
-        raise InvalidTickError(f"field interval_ns: {sample.interval_ns} is no length of time")
+        raise InvalidTickError(f"field interval_ns: {sample.interval_ns} is not above 0")
     if len({reading.uuid for reading in sample.gpus}) < len(sample.gpus):
         raise InvalidTickError(_explain_repeated_gpu(sample))
     try:
@@ -38,9 +39,7 @@ def book_valid_tick(sample: NodeSample) -> list[GpuBooks]:
         raise InvalidTickError(_explain_position(sample)) from error
     except RepeatedContainerError as error:
         (position,) = error.args
-        raise InvalidTickError(
-            f"field containers[{position}]: the container stands there more than once"
-        ) from error
+        raise InvalidTickError(f"field containers[{position}]: duplicate container") from error
 
 
 def adjust_valid_ends(sample: NodeSample) -> list[LateAdjustment] | None:
@@ -55,7 +54,7 @@ def _explain_position(sample: NodeSample) -> str:
     tables = {"gpu": len(sample.gpus), "container": len(sample.containers)}
     lists = {"processes": sample.processes, "ended_processes": sample.ended_processes or ()}
     wrong = (
-        f"field {listed}[{index}].{name}: {position} is no position in {name}s ({size})"
+        f"field {listed}[{index}].{name}: {position} is not a position in {name}s ({size})"
         for listed, processes in lists.items()
         for index, process in enumerate(processes)
         for name, size in tables.items()
@@ -67,20 +66,20 @@ def _explain_position(sample: NodeSample) -> str:
 def _explain_repeated_gpu(sample: NodeSample) -> str:
     uuids = [reading.uuid for reading in sample.gpus]
     repeated = next(position for position, uuid in enumerate(uuids) if uuids.index(uuid) < position)
-    return f"field gpus[{repeated}].uuid: {uuids[repeated]!r} stands there more than once"
+    return f"field gpus[{repeated}].uuid: duplicate UUID {uuids[repeated]!r}"
 
 
-# More than a worker has nodes; hashing a name in Python costs as much as a tenth of a tick.
+# More nodes than a worker has. Cached because hashing a name in Python takes a tenth of a tick.
 _MAX_NODES: Final = 65_536
 _MAX_PARTITIONS: Final = 4_096
-"""Which of so many is a node's is looked for, where that is to be told."""
+"""Number of partitions that are searched for a node's own one when a record is rejected."""
 
 IsPlaced = Callable[[str, int], bool]
-"""Whether the records of a node, given by its key, lie in a partition."""
+"""Returns whether a partition is the one for the records of a node, given by its key."""
 
 
 def placement_rule(*, partitions: int) -> IsPlaced:
-    """Return the rule of topics with so many partitions."""
+    """Return the function that checks the placement in topics with this number of partitions."""
 
     @lru_cache(maxsize=_MAX_NODES)
     def partition_of(node: str) -> int:
@@ -90,12 +89,12 @@ def placement_rule(*, partitions: int) -> IsPlaced:
 
 
 def explain_misplaced(record: Record, *, node: str, key: str, is_placed: IsPlaced) -> str:
-    """Return whose record it is, where it belongs, and where it lies."""
+    """Return a text that names the record's node, where it belongs, and where it was found."""
     home = next(
         (partition for partition in range(_MAX_PARTITIONS) if is_placed(node, partition)), "another"
     )
     found = "none" if record.key is None else repr(record.key.decode(errors="replace"))
     return (
         f"{record.topic}: a record of node {node} belongs in partition {home} under key {key!r};"
-        f" it lies in partition {record.partition} under key {found}"
+        f" it is in partition {record.partition} under key {found}"
     )

@@ -1,7 +1,7 @@
-"""The join's loop: poll, hand to the stage, gather, deliver; pods and progress first.
+"""The join's main loop: poll, pass records to the stage, gather, deliver; pods and progress first.
 
-Here live the loop and what changes with the group's assignments. What the records mean is the
-stage's business; how their work is delivered, and restored, stands in modules of their own.
+This module holds the loop and the reactions to the group's assignments. The stage interprets the
+records; `delivery` publishes the results and `restore` reads the state of new partitions.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ from gpuledger_enricher.join.restore import StalledError, StateRestorer, input_n
 from gpuledger_enricher.join.stage import JoinStage
 
 _LISTENING_SECONDS: Final = 30.0
-"""A poll that comes so much later than the one before had no brokers, or a join that hung."""
+"""A pause this long between two polls means that the brokers were away, or that the join hung."""
 _log = structlog.get_logger(__name__)
 
 
 class JoinWorker:
-    """One member of the join's group: its consumer, and what is to be done with a batch."""
+    """One member of the join's group: its consumer and what it does with each batch."""
 
     def __init__(
         self,
@@ -83,28 +83,28 @@ class JoinWorker:
         )
 
     async def run(self, *, bus: Bus, group_instance_id: str | None) -> None:
-        """Work through the group's partitions until cancelled."""
+        """Process the group's partitions until cancelled."""
         subscription = Subscription(
             group=self._tuning.group,
             stage=JOIN,
             topics=(*self._inputs, *state_names(self._topics)),
             group_instance_id=group_instance_id,
-            # Agents and podwatch write no transactions: one that is open there is somebody else's,
-            # and would withhold from us what lies behind it for as long as it pleases him.
+            # Agents and podwatch do not use transactions. A transaction that anybody else leaves
+            # open in these topics would otherwise hide all later records until it ends.
             isolation_level=IsolationLevel.READ_UNCOMMITTED,
             on_assigned=self._on_assigned,
             on_revoked=self._on_revoked,
             on_gap=self._on_gap,
         )
         while True:
-            # Left only by the two errors after which the group is joined anew.
+            # Only these two errors end the inner loop; the worker then joins the group again.
             with suppress(StalledError, NotAssignedError):
                 async with bus.consumer(subscription) as consumer:
                     while True:
                         await self._step(consumer)
 
     async def _step(self, consumer: Consumer) -> None:
-        # Delivered between polls alone, so that a rebalance finds nothing under way.
+        # Delivered only between polls, so that no delivery is under way during a rebalance.
         left_seconds = self._batches.seconds_left(now=time.monotonic())
         if left_seconds == 0:
             await self._deliver()
@@ -113,12 +113,12 @@ class JoinWorker:
         batch = await poll(
             consumer, retry=self._retry, tuning=self._tuning, max_seconds=max_seconds
         )
-        # Unresponsive is who was not heard while we listened.
+        # A node is unresponsive only if it was silent while this worker listened.
         now, before = time.monotonic(), self._polled_at
         self._polled_at = now
         if now - before > _LISTENING_SECONDS:
             self._stage.restart_listening()
-        # What this poll brought of partitions that are restored now comes again after that.
+        # The restore seeks back, so records of these partitions from this poll come again.
         restored = await self._restorer.run(consumer)
         assigned = consumer.assignment()
         known = {
@@ -131,7 +131,7 @@ class JoinWorker:
         await self._renew_watermarks(consumer)
 
     async def _renew_watermarks(self, consumer: Consumer) -> None:
-        """Have something delivered of partitions of which no tick comes: that is news, too."""
+        """Start a delivery for partitions without ticks whose watermark is due."""
         now = time.monotonic()
         due = [
             partition
@@ -175,13 +175,13 @@ class JoinWorker:
     async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
         revoked = {partition.partition for partition in partitions}
         await self._restorer.cancel(revoked)
-        # Before anything is awaited for the delivery: a batch that is left here would be published
-        # by this worker beside the one that has the partition now.
+        # Before the delivery is awaited: a batch left here would be published by this worker
+        # although the partition already belongs to another one.
         self._forget(revoked)
         await self._delivery.give_up(revoked)
 
     def _forget(self, partitions: set[int]) -> None:
-        """Forget partitions with what came of their records: it comes again from the commit on."""
+        """Forget partitions and the uncommitted results of their records, which come again."""
         self._batches.drop(partitions)
         self._announcer.forget(partitions)
         self._lag.drop(partitions)
@@ -190,7 +190,7 @@ class JoinWorker:
             self._dead_letters.drop(partition)
 
     async def _work(self, batch: Polled) -> None:
-        """Work through what was polled, step by step, so that heartbeats and pages live."""
+        """Process a poll's records in steps, so that heartbeats and health endpoints are served."""
         now = time.monotonic()
         self._lag.polled(
             {at: records for at, records in batch.items() if at.topic == self._topics.samples.name}
@@ -203,16 +203,16 @@ class JoinWorker:
                 topic, messages = self._make(at, step)
                 into.add(TopicPartition(topic, at.partition), messages)
                 into.count(at, step)
-        # Where all that came was put aside there is no batch yet to deliver the dead letters with.
+        # If all records of a partition were rejected, it has no batch yet for its dead letters.
         for partition in self._dead_letters.waiting():
             self._batches.at(partition, now=now)
 
     def _make(
         self, partition: TopicPartition, records: Sequence[Record]
     ) -> tuple[str, Sequence[Message]]:
-        """Return what is to be published for these records, and where."""
+        """Return the topic and the messages to publish for these records."""
         if partition.topic == self._topics.processes.name:
-            # Nothing is published: the audit trail is counted, and its offsets are committed.
+            # Nothing is published for the audit trail: it is counted, and its offsets committed.
             self._stage.take_processes(records)
             return self._topics.events.name, ()
         if partition.topic == self._topics.incidents.name:
@@ -220,12 +220,12 @@ class JoinWorker:
         return self._topics.events.name, self._stage.take_samples(records)
 
     async def _deliver(self) -> None:
-        """Deliver what is gathered; partitions whose delivery was undone are begun with anew."""
+        """Deliver the gathered batches; start over with partitions whose delivery was undone."""
         batches = self._batches.take()
         now, time_ns = time.monotonic(), time.time_ns()
         for made in batches:
             made.progress = self._stage.drain_progress(made.partition)
-            # Before it is drawn how far it is by now: that holds with this delivery, and not yet.
+            # Before `draw`: the state that is drawn now becomes valid only with this delivery.
             made.watermarks = self._announcer.drain(
                 made.partition, now_seconds=now, time_ns=time_ns
             )

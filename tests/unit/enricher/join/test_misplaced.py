@@ -82,7 +82,7 @@ async def test_what_lies_elsewhere_is_put_aside_and_changes_nothing(
     assert dead_letter.reason == "misplaced"
     home, lies = (f"partition {each}" for each in (HOME, ELSEWHERE[where].get("partition", HOME)))
     assert f"of node default/node-a belongs in {home} under key " in dead_letter.detail
-    assert f"it lies in {lies} under key " in dead_letter.detail
+    assert f"it is in {lies} under key " in dead_letter.detail
 
 
 @pytest.mark.parametrize("what", OF_NODE_A)

@@ -330,7 +330,7 @@ async def test_a_read_back_that_stands_still_for_a_minute_is_stalled() -> None:
     consumer = OnePartition(clock=(clock := Clock()), poll_seconds=25, per_poll=0)
     reading = Reading(consumer, clock=clock)
 
-    with pytest.raises(StalledError, check=has_words("60 s", "3 are left")):
+    with pytest.raises(StalledError, check=has_words("60 s", "3 offsets left")):
         await reading.run()
     assert reading.check.has_failed
     assert clock.seconds == 75

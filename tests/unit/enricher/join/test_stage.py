@@ -187,12 +187,15 @@ OF_A_POD = ContainerRef(pod_uid=UIDS[0])
 OF_NO_POD = ContainerRef(container_id=CONTAINER_IDS[0])
 OTHER = ContainerRef(pod_uid=UIDS[1], container_id=CONTAINER_IDS[1])
 REPEATED: list[tuple[str, dict[str, Any]]] = [
-    ("field gpus[1].uuid: 'GPU-a' stands", {"gpus": [reading(), reading(index=1)]}),
-    ("field gpus[2].uuid: 'MIG-a' stands", {"gpus": [reading(), INSTANCE, INSTANCE]}),
-    ("field gpus[1].uuid: 'GPU-a' stands", {"gpus": [reading(), reading(unresponsive=True)]}),
-    ("field containers[2]: the container stands", {"containers": [NAMED, OTHER, NAMED]}),
-    ("field containers[1]: the container stands", {"containers": [OF_A_POD, OF_A_POD]}),
-    ("field containers[1]: the container stands", {"containers": [OF_NO_POD, OF_NO_POD]}),
+    ("field gpus[1].uuid: duplicate UUID 'GPU-a'", {"gpus": [reading(), reading(index=1)]}),
+    ("field gpus[2].uuid: duplicate UUID 'MIG-a'", {"gpus": [reading(), INSTANCE, INSTANCE]}),
+    (
+        "field gpus[1].uuid: duplicate UUID 'GPU-a'",
+        {"gpus": [reading(), reading(unresponsive=True)]},
+    ),
+    ("field containers[2]: duplicate container", {"containers": [NAMED, OTHER, NAMED]}),
+    ("field containers[1]: duplicate container", {"containers": [OF_A_POD, OF_A_POD]}),
+    ("field containers[1]: duplicate container", {"containers": [OF_NO_POD, OF_NO_POD]}),
 ]
 
 
@@ -328,5 +331,5 @@ async def test_an_incident_of_which_too_much_is_made_is_put_aside_and_the_next_i
     (dead_letter,) = [orjson.loads(message.value or b"") for message in producer.messages()]
     assert len(reported) == 1
     assert (dead_letter["reason"], dead_letter["offset"]) == ("too_large", 0)
-    assert "the attributed incident of 'default/node-a' has " in dead_letter["detail"]
+    assert "the attributed incident of 'default/node-a' is too large: " in dead_letter["detail"]
     assert base64.b64decode(dead_letter["key_base64"]) == b"default/node-a"
