@@ -1,8 +1,8 @@
-"""The seam to the Kubernetes API server: requests, bodies as bytes, and their one error.
+"""The interface to the Kubernetes API server: requests, response bodies, and one error class.
 
-Here live the protocol, its error, and the client of an address that needs no credentials; `client`
-has the one for all else, and `connect` chooses. What the bytes mean is decoded elsewhere; how often
-to ask is the reflector's business.
+This module has the protocol, its error, and the client for an address without credentials; `client`
+has the one for everything else, and `connect` chooses. Other modules decode the bytes, and the
+reflector decides when to send requests.
 """
 
 from abc import ABC, abstractmethod
@@ -39,9 +39,9 @@ _REMEDIES: Final[dict[int, str]] = {
     HTTPStatus.UNAUTHORIZED: _NO_CREDENTIALS,
     HTTPStatus.FORBIDDEN: _NO_PERMISSION,
 }
-# An expired version has three names. `Expired` is that of a list or a watch, with 410; `Gone` that
-# of older servers. `ResourceVersionTooLarge`, with 504, comes from a server that is behind the one
-# that gave the version, or whose etcd was restored from a backup: then it never catches up.
+# An expired version has three names: `Expired`, with 410, for a list or a watch; `Gone` on older
+# servers; `ResourceVersionTooLarge`, with 504, on a server that is behind the one that returned the
+# version, or whose etcd was restored from a backup, so that it never catches up.
 _EXPIRED_REASONS: Final = frozenset({"Expired", "Gone", "ResourceVersionTooLarge"})
 _SHOWN_CHARACTERS: Final = 200
 _SUCCESS: Final = frozenset({HTTPStatus.OK, HTTPStatus.CREATED})
@@ -50,7 +50,7 @@ ErrorT = TypeVar("ErrorT", bound="KubernetesError")
 
 
 class KubernetesError(UnavailableError):
-    """The API server did not answer, or did not answer with what was asked for."""
+    """The API server did not respond, or responded with an error or invalid data."""
 
     def __init__(
         self,
@@ -62,32 +62,32 @@ class KubernetesError(UnavailableError):
     ) -> None:
         super().__init__(message + _REMEDIES.get(status or 0, ""))
         self.detail = message
-        """What happened, without the remedy, which is for lists and watches."""
+        """The message without the remedy, which only applies to lists and watches."""
         self.status = status
         self.reason = reason
         self.retry_after_seconds = retry_after_seconds
 
     def mask(self, sent: BasicCredentials) -> None:
-        """Mask the credentials that were sent in its messages."""
+        """Mask the credentials that were sent in the error's messages."""
         self.detail = sent.mask(self.detail)
         self.args = tuple(sent.mask(str(argument)) for argument in self.args)
 
     @property
     def expired(self) -> bool:
-        """Whether the version asked for is no longer, or not, known: only a new list helps."""
+        """Whether the requested version is unknown to the server, so that only a new list helps."""
         return self.status == HTTPStatus.GONE or self.reason in _EXPIRED_REASONS
 
 
 class AnswerTooLargeError(KubernetesError):
-    """The API server's answer is larger than what may be held at once."""
+    """The API server's response is larger than the limit."""
 
 
 class SilentError(KubernetesError):
-    """An answer had begun, and no byte of it came for the whole idle timeout."""
+    """No byte of a response came within the idle timeout."""
 
 
 class Answer:
-    """The body of a successful answer."""
+    """The body of a successful response."""
 
     def __init__(self, response: aiohttp.ClientResponse, *, server: str) -> None:
         self._response = response
@@ -96,8 +96,8 @@ class Answer:
     async def read(self, *, max_bytes: int) -> bytes:
         """Return the whole body.
 
-        Raises `AnswerTooLargeError` for more than `max_bytes`, `KubernetesError` where the
-        connection breaks first.
+        Raises `AnswerTooLargeError` for more than `max_bytes` and `KubernetesError` if the
+        connection breaks.
         """
         body = bytearray()
         async with aclosing(self.chunks()) as chunks:
@@ -105,15 +105,14 @@ class Answer:
                 body += chunk
                 if len(body) > max_bytes:
                     raise AnswerTooLargeError(
-                        f"the API server {self._server} answers with over {max_bytes} bytes"
+                        f"the API server {self._server} sent more than {max_bytes} bytes"
                     )
         return bytes(body)
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yield the body as it comes.
 
-        Raises `KubernetesError` where the connection breaks, `SilentError` where nothing
-        comes.
+        Raises `KubernetesError` if the connection breaks and `SilentError` if no data comes.
         """
         with (
             translating(partial(_unreadable, KubernetesError, self._server)),
@@ -135,11 +134,11 @@ class Request(NamedTuple):
     body: Mapping[str, object] | None = None
     """Sent as JSON."""
     accept: str = JSON
-    """The wanted media type of the answer."""
+    """Accepted media type of the response."""
 
 
 class Api(ABC):
-    """An API server; the ways to send a request differ by credentials."""
+    """An API server; subclasses send requests with different credentials."""
 
     def __init__(self, settings: KubernetesSettings) -> None:
         self._connect_seconds = settings.connect_timeout_seconds
@@ -153,10 +152,10 @@ class Api(ABC):
         total_seconds: float,
         accept: str = JSON,
     ) -> AbstractAsyncContextManager[Answer]:
-        """Open the answer to a GET; `KubernetesError` for all but success.
+        """Send a GET request and open its response; raises `KubernetesError` unless it succeeds.
 
-        `idle_timeout_seconds` is the longest time without a byte, `total_seconds` that of it all;
-        `accept` says in which form the answer is wanted.
+        `idle_timeout_seconds` limits the time without data, `total_seconds` the whole request;
+        `accept` is the media type of the response.
         """
         time_limits = self._limits(idle_seconds=idle_timeout_seconds, total_seconds=total_seconds)
         return self.request(Request("GET", path, time_limits, query=query, accept=accept))
@@ -164,13 +163,13 @@ class Api(ABC):
     def send(
         self, method: Method, path: str, *, body: Mapping[str, object], total_seconds: float
     ) -> AbstractAsyncContextManager[Answer]:
-        """Send JSON and open the answer; `KubernetesError` for all but success."""
+        """Send JSON and open the response; raises `KubernetesError` unless it succeeds."""
         time_limits = self._limits(idle_seconds=total_seconds, total_seconds=total_seconds)
         return self.request(Request(method, path, time_limits, body=body))
 
     @abstractmethod
     def request(self, request: Request) -> AbstractAsyncContextManager[Answer]:
-        """Send a request and open its answer; `KubernetesError` for all but success."""
+        """Send a request and open its response; raises `KubernetesError` unless it succeeds."""
 
     def _limits(self, *, idle_seconds: float, total_seconds: float) -> aiohttp.ClientTimeout:
         return aiohttp.ClientTimeout(
@@ -180,8 +179,8 @@ class Api(ABC):
 
 @asynccontextmanager
 async def open_anonymous_client(settings: KubernetesSettings, check: Check) -> AsyncIterator[Api]:
-    """Open the API server at `settings.url`; the check of credentials passes, as there are none."""
-    check.ok("none are needed")
+    """Open the API server at `settings.url`; the check passes because no credentials are needed."""
+    check.ok("no credentials needed")
     async with aiohttp.ClientSession(headers={"User-Agent": USER_AGENT}) as session:
         yield AnonymousClient(settings, session)
 
@@ -203,10 +202,10 @@ class AnonymousClient(Api):
             json=request.body,
             headers={"Accept": request.accept},
             timeout=request.time_limits,
-            # A redirect would carry the request to a server that nobody has named.
+            # A redirect would send the request to a server that nobody has configured.
             allow_redirects=False,
         )
-        # A user in the address is a credential all the same.
+        # A user in the address is a credential, too.
         sent = BasicCredentials.sent(self._server, {})
         server = shown_url(self._server)
         return answered(sending, server=server, sent=sent)
@@ -216,10 +215,10 @@ class AnonymousClient(Api):
 async def answered(
     request: Awaitable[aiohttp.ClientResponse], *, server: str, sent: BasicCredentials
 ) -> AsyncIterator[Answer]:
-    """Send a request and open its answer; `KubernetesError` for all but 200 and 201.
+    """Send a request and open its response; raises `KubernetesError` unless it is 200 or 201.
 
-    What the server answers may quote the credentials that were `sent`: they are masked in each
-    error, also in one that whoever reads the answer makes of it.
+    A response may quote the credentials that were sent. They are masked in every error, including
+    those that the reader of the response raises.
     """
     try:
         with translating(partial(_unreadable, KubernetesError, server)):
@@ -234,12 +233,12 @@ async def answered(
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
-    """Return the error of an answer that is no success, with the server's own message if any."""
+    """Return the error for an unsuccessful response, with the server's own message if any."""
     body = await read_begin(response)
     try:
         status = _decode_status(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        # No Status: a proxy in between, or a load balancer, sends a page of its own.
+        # Not a Status: a proxy or a load balancer in between sent its own page.
         status = Status(message=readable(body, max_characters=_SHOWN_CHARACTERS))
     message = readable(status.message or response.reason or "")
     header = response.headers.get("Retry-After", "")
@@ -252,4 +251,4 @@ async def _refusal(response: aiohttp.ClientResponse) -> KubernetesError:
 
 
 def _unreadable(kind: Callable[[str], ErrorT], server: str, why: str) -> ErrorT:
-    return kind(f"the API server {server} cannot be read: {why}")
+    return kind(f"cannot read from the API server {server}: {why}")

@@ -1,12 +1,12 @@
 """The API server through kubernetes_asyncio: its configuration, login and requests.
 
-That library is imported here and nowhere else in podwatch, and its exceptions end here; none of its
-models is used, nor its watch.
+This is the only module of podwatch that imports that library, and its exceptions do not leave it.
+The library's models and its watch are not used.
 
 Credentials change while podwatch runs: tokens expire, certificates are renewed. The library reads
 them when it loads the configuration, so the configuration is loaded again every minute, and sooner
-if a request is refused or cannot connect. A watch that is open stays on the client that it began
-with; that client is closed when its last reader ends.
+if a request is refused or cannot connect. An open watch keeps the client with which it began; that
+client is closed when its last reader ends.
 """
 
 import asyncio
@@ -41,13 +41,13 @@ from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 
 REFRESH_SECONDS: Final = 60.0
 _LOAD_SECONDS: Final = 30.0
-"""How long a credential plug-in, or an identity provider, may take."""
+"""Maximum time for a credential plug-in or an identity provider."""
 _MIN_PAUSE_SECONDS: Final = 1.0
-"""Between two loads, for requests may fail at any rate."""
+"""Minimum time between two loads, because requests may fail at any rate."""
 _TLS_END_SECONDS: Final = 0.1
 _LOGIN: Final = "BearerToken"
-"""The library's name for what is sent as `Authorization`."""
-# It logs what credential plug-ins write to standard error, which may hold secrets.
+"""The library's name of the `Authorization` header."""
+# The library logs the standard error of credential plug-ins, which may contain secrets.
 logging.getLogger("kubernetes_asyncio").setLevel(logging.CRITICAL)
 
 
@@ -55,7 +55,7 @@ logging.getLogger("kubernetes_asyncio").setLevel(logging.CRITICAL)
 async def open_client(
     settings: KubernetesSettings, check: Check, *, refresh_seconds: float = REFRESH_SECONDS
 ) -> AsyncIterator[Api]:
-    """Open the API server; `UserError` if its configuration cannot be used.
+    """Open the API server; raises `UserError` if its configuration cannot be used.
 
     The check fails if the configuration cannot be used later.
     """
@@ -63,7 +63,7 @@ async def open_client(
         session = await _open_session(settings)
     except KubernetesError as error:
         remedy = (
-            f"check the file kubernetes.kubeconfig names: {settings.kubeconfig}"
+            f"check the file named by kubernetes.kubeconfig: {settings.kubeconfig}"
             if settings.kubeconfig
             else "set kubernetes.kubeconfig or KUBECONFIG, or run in a pod with a service account"
         )
@@ -98,21 +98,21 @@ async def _open_session(settings: KubernetesSettings) -> "_LoggedIn":
     except TimeoutError:
         why = f"a credential plug-in does not answer within {_LOAD_SECONDS:g} s"
     except Exception as error:  # noqa: BLE001  # the loaders raise whatever a malformed file makes them raise
-        # Of a kubeconfig most messages quote a part of it, which may be a secret.
+        # Most messages about a kubeconfig quote a part of it, which may be a secret.
         why = str(error) if in_cluster or isinstance(error, OSError) else type(error).__name__
     raise KubernetesError(f"the Kubernetes configuration cannot be used: {why}")
 
 
 def _require_kubeconfig(names: str) -> None:
-    """Raise `FileNotFoundError` if none of the named files is there: the library names no file."""
+    """Raise `FileNotFoundError` if none of the files exists, because the library names no file."""
     if names and not any(Path(name).expanduser().exists() for name in names.split(os.pathsep)):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), names)
 
 
 class _LoggedIn:
-    """A client with one set of credentials, closed when it is retired and nobody reads from it.
+    """A client with one set of credentials. Once retired, it is closed after its last reader.
 
-    aiohttp does not wake a reader when the session under its response is closed.
+    It is not closed before, because aiohttp does not wake a reader whose session is closed.
     """
 
     def __init__(self, client: ApiClient) -> None:
@@ -123,7 +123,7 @@ class _LoggedIn:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[ApiClient]:
-        """Keep the client open while the context is."""
+        """Keep the client open within this context."""
         self._readers += 1
         try:
             yield self.client
@@ -133,14 +133,14 @@ class _LoggedIn:
                 await self.retire()
 
     async def retire(self) -> None:
-        """Close the client now, or behind its last reader."""
+        """Close the client now, or after its last reader."""
         self._is_retired = True
         if not self._readers:
             await self.client.close()
 
 
 class Client(Api):
-    """Requests to one API server, with credentials that are kept fresh."""
+    """Sends requests to one API server, with credentials that are kept fresh."""
 
     def __init__(self, settings: KubernetesSettings, *, session: _LoggedIn, check: Check) -> None:
         super().__init__(settings)
@@ -148,7 +148,7 @@ class Client(Api):
         self._has_failed = asyncio.Event()
 
     async def keep_fresh(self, refresh_seconds: float) -> None:
-        """Load the configuration again and again; what cannot be used changes nothing."""
+        """Reload the configuration periodically; keep the previous one if it cannot be used."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(refresh_seconds):
@@ -156,7 +156,7 @@ class Client(Api):
             try:
                 session = await _open_session(self._settings)
             except KubernetesError as error:
-                self._check.failed(f"{error}; the former credentials stay in force")
+                self._check.failed(f"{error}; the previous credentials stay in use")
             else:
                 former, self._session = self._session, session
                 await former.retire()
@@ -165,7 +165,7 @@ class Client(Api):
             await asyncio.sleep(min(_MIN_PAUSE_SECONDS, refresh_seconds))
 
     async def close(self) -> None:
-        """Close all connections; TLS ends with a message to the server, which takes a moment."""
+        """Close all connections; TLS sends a final message, which takes a moment."""
         await self._session.retire()
         await asyncio.sleep(_TLS_END_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Which client reaches the API server: one without credentials, or the Kubernetes library's."""
+"""Chooses the API server's client: one without credentials, or the Kubernetes library's."""
 
 import importlib
 from collections.abc import AsyncIterator
@@ -14,16 +14,16 @@ from gpuledger_enricher.podwatch.pod_settings import KubernetesSettings
 async def open_api(
     settings: KubernetesSettings, *, check: Check | None = None
 ) -> AsyncIterator[Api]:
-    """Open the API server that the settings, the cluster or the user's kubeconfig name.
+    """Open the API server from the settings, the cluster or the user's kubeconfig.
 
-    The check reports credentials that change and cannot be read then. Raises `UserError` where no
-    configuration is found or it cannot be read.
+    The check fails if changed credentials cannot be read later. Raises `UserError` if no
+    configuration is found or if it cannot be read.
     """
     if settings.url:
         async with open_anonymous_client(settings, check or Check()) as api:
             yield api
         return
-    # In a thread: the import takes seconds, in which the loop goes on and a signal is not held up.
+    # The import takes seconds. In a thread it blocks neither the event loop nor signals.
     client = await in_daemon_thread(
         lambda: importlib.import_module("gpuledger_enricher.podwatch.client")
     )

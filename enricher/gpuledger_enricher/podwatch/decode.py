@@ -1,12 +1,12 @@
-"""From the API server's bytes to a slim record. Pure; an odd object is an error, never a guess.
+"""Turns the API server's bytes into small records. Pure; an odd object is an error, never a guess.
 
-Records are small and the garbage collector never visits them, so that a hundred thousand of them
-can be kept. What many have in common is kept once: nobody changes a record, so records can hold the
-same dictionary, and pods of a workload have the same labels and requests. That, and times read
-once, saves a quarter of the memory.
+A hundred thousand records may be kept, so they are small and the garbage collector never visits
+them. Equal parts are kept once: records are never changed, so they can share a dictionary, and the
+pods of a workload have the same labels and requests. Sharing these and the parsed times saves a
+quarter of the memory.
 
-Here are, in this order, what is shared, the readers of pods, nodes and namespaces, and how JSON
-that is nested too deep is cut.
+This module has, in this order, the shared times, the readers of pods, nodes and namespaces, and the
+truncation of JSON that is nested too deeply.
 """
 
 import re
@@ -59,31 +59,32 @@ from gpuledger_enricher.podwatch.pod_settings import ALL_LABELS
 from gpuledger_enricher.watched_records import RecordT, Shared, same
 
 T = TypeVar("T")
-# When it is full it is emptied: what is in use is read again.
+# A cache that is full is emptied: times that are in use are parsed again.
 _MAX_TIMES: Final = 2_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-# A grace period may be centuries; a record's times end in the year 2262.
+# A grace period may last centuries, but the times of a record end in the year 2262.
 _LAST_NS: Final = 2**63 - 1
 _Time = Annotated[datetime, Meta(tz=True)]
 
 
 class Times:
-    """Reads the API server's times; they have whole seconds, so many are the same."""
+    """Parses the API server's times, which are in whole seconds, so that many are the same."""
 
     def __init__(self) -> None:
         self._known: dict[str, int | None] = {}
 
     def nanoseconds(self, text: str | None) -> int | None:
-        """Return nanoseconds since the epoch; `msgspec.ValidationError` for what is no time.
+        """Return nanoseconds since the epoch; `None` for no time and for the epoch.
 
-        The epoch itself is what the kubelet writes where the runtime knows no time.
+        The kubelet writes the epoch if the runtime does not know a time. Raises
+        `msgspec.ValidationError` if the text is not a time.
         """
         if not text:
             return None
         if text not in self._known:
             if len(self._known) >= _MAX_TIMES:
                 self._known.clear()
-            # In integers: a float has no nanoseconds of today.
+            # Integers only: a float cannot hold today's time in nanoseconds.
             since = msgspec.convert(text, _Time) - _EPOCH
             time_ns = (
                 since.days * 86_400 + since.seconds
@@ -93,7 +94,7 @@ class Times:
 
 
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
-"""What decoding raises."""
+"""The errors that decoding raises."""
 ObjectEvent = (
     AddedEvent[MetadataOnly[Any]]
     | ModifiedEvent[MetadataOnly[Any]]
@@ -107,10 +108,10 @@ _OVER: Final = frozenset({"Succeeded", "Failed"})
 
 
 class ObjectReader(ABC, Generic[RecordT]):
-    """Reads objects of one kind, with the labels and annotations that the settings ask for."""
+    """Reads objects of one kind, with the labels and annotations that the settings name."""
 
     what: ClassVar[str]
-    """One of them, for error messages."""
+    """A name for one such object, for error messages."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class ObjectReader(ABC, Generic[RecordT]):
         fixed_annotations: type[Annotations] = Annotations,
     ) -> None:
         self.cluster = intern(cluster)
-        """The cluster of what is read."""
+        """The cluster of the objects."""
         self._labels = tuple(labels)
         self._all_labels = ALL_LABELS in self._labels
         self._annotations = ChosenAnnotations(annotations, base=fixed_annotations)
@@ -138,15 +139,15 @@ class ObjectReader(ABC, Generic[RecordT]):
 
     @abstractmethod
     def record(self, found: Any) -> RecordT | None:  # noqa: ANN401  # the struct that was given
-        """Return the record of an object, `None` for a pod without a node.
+        """Return the record of a decoded object; `None` for a pod without a node.
 
-        Raises `msgspec.MsgspecError` for what is none.
+        Raises `msgspec.MsgspecError` if the object is invalid.
         """
 
     def read(self, data: bytes | Raw) -> RecordT | None:
-        """Return the record of an object, `None` for a pod without a node.
+        """Return the record of an encoded object; `None` for a pod without a node.
 
-        Raises `UndecodableError` for what is no such object.
+        Raises `UndecodableError` if the object is invalid.
         """
         try:
             return self.record_of(decode_cut(self._decode, data))
@@ -156,32 +157,32 @@ class ObjectReader(ABC, Generic[RecordT]):
             ) from error
 
     def read_line(self, line: bytes) -> WatchLine:
-        """Decode a line of a watch in one pass; raises one of `UNREADABLE` for others."""
+        """Decode a line of a watch in one pass; raises one of `UNREADABLE` if it is invalid."""
         return decode_cut(self._decode_line, line)
 
     def record_of(self, found: MetadataOnly[Any]) -> RecordT | None:
-        """Return the record of a decoded object, `None` for a pod without a node.
+        """Return the record of a decoded object; `None` for a pod without a node.
 
-        Raises `msgspec.MsgspecError` for what is no such object.
+        Raises `msgspec.MsgspecError` if the object is invalid or has no UID.
         """
         if not found.metadata.uid:
             raise msgspec.ValidationError("metadata.uid is empty")
         return self.record(found)
 
     def labels_of(self, labels: Mapping[str, str]) -> dict[str, str]:
-        """Return those labels of an object that are asked for, shared with others of its kind."""
+        """Return the chosen labels of an object, shared with other objects of its kind."""
         wanted = labels if self._all_labels else [name for name in self._labels if name in labels]
         return self._shared_labels.of({intern(name): intern(labels[name]) for name in wanted})
 
     def annotations_of(self, annotations: Annotations | None) -> dict[str, str] | None:
-        """Return those annotations that are asked for; `None` where none of them is there."""
-        # Most objects have none: then no empty dictionary either.
+        """Return the chosen annotations; `None` if the object has none of them."""
+        # Most objects have none, and so no empty dictionary either.
         chosen = self._annotations.of(annotations) if annotations else None
         return self._shared_annotations.of(chosen) if chosen else None
 
 
 class PodReader(ObjectReader[PodRecord]):
-    """Reads pods, with what they ask for of the GPU resources that the settings name."""
+    """Reads pods, with their requests for the GPU resources that the settings name."""
 
     what = "a pod"
 
@@ -215,7 +216,7 @@ class PodReader(ObjectReader[PodRecord]):
             meta.owner_references, labels, created_time_ns=created_time_ns
         )
         containers = self._containers.read(spec, status)
-        # Else a container may be started again, and the pod has not ended with its last one.
+        # Otherwise a container may be restarted, and the pod has not ended with its last one.
         is_over = status.phase in _OVER or meta.deletion_timestamp is not None
         return PodRecord(
             cluster=self.cluster,
@@ -242,7 +243,7 @@ class PodReader(ObjectReader[PodRecord]):
 
 
 class NodeReader(ObjectReader[NodeRecord]):
-    """Reads nodes, with what the labels of their providers say of them."""
+    """Reads nodes, with the facts in their labels."""
 
     what = "a node"
 
@@ -257,7 +258,7 @@ class NodeReader(ObjectReader[NodeRecord]):
         region_labels: Iterable[str] = (),
         capacity_type_labels: Iterable[str] = (),
     ) -> None:
-        """Take the labels to carry, and of each fact those to look at before the known ones."""
+        """`labels` are published; the others take precedence over the known labels for a fact."""
         super().__init__(MetadataOnly, cluster=cluster, labels=labels)
         self._pool_labels = (*pool_labels, *POOL_LABELS)
         self._instance_type_labels = (*instance_type_labels, *INSTANCE_TYPE_LABELS)
@@ -278,7 +279,7 @@ class NodeReader(ObjectReader[NodeRecord]):
         return NodeRecord(
             cluster=self.cluster,
             uid=meta.uid,
-            # Held to the rule of a node's name, by which its record is placed.
+            # Checked against the rule for node names, because it decides the record's partition.
             name=intern(msgspec.convert(meta.name, NodeName)),
             pool=one_of(self._pool_labels),
             instance_type=one_of(self._instance_type_labels),
@@ -317,22 +318,22 @@ class NamespaceReader(ObjectReader[NamespaceRecord]):
         )
 
 
-# JSON nested deeper than a decoder follows, cut where nobody reads. Pure.
+# JSON that is nested deeper than a decoder can follow is truncated at a depth nobody reads. Pure.
 #
-# A decoder parses also what it steps over, and gives up at Python's recursion limit. The API
-# server stores some 10,000 levels (of `managedFields`, which any tenant may write); of all that is
-# read here nothing lies deeper than ten.
+# A decoder also parses what it skips, and gives up at Python's recursion limit. The API server
+# stores some 10,000 levels (in `managedFields`, which any tenant may write); nothing that is read
+# here is deeper than ten.
 
 MAX_DEPTH: Final = 64
-# A string, whose brackets are none, a bracket, or the begin of a string without end. Possessive, so
-# that no input is looked at twice.
+# A string (brackets in it do not count), a bracket, or the start of an unterminated string. The
+# quantifiers are possessive, so that no input is scanned twice.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]|"', re.DOTALL)
 _OPENING: Final = b"[{"
 _CLOSING: Final = b"]}"
 
 
 def decode_cut(decode: Callable[[bytes | Raw], T], data: bytes | Raw) -> T:
-    """Return what `decode` makes of JSON, cut first where it is too deep for it."""
+    """Return the result of `decode`; if the JSON is nested too deeply, truncate it first."""
     try:
         return decode(data)
     except RecursionError:
@@ -340,9 +341,9 @@ def decode_cut(decode: Callable[[bytes | Raw], T], data: bytes | Raw) -> T:
 
 
 def cut(data: bytes, *, max_depth: int = MAX_DEPTH) -> bytes:
-    """Return JSON with `null` for each array or object that lies deeper than `max_depth`.
+    """Return JSON with `null` for each array or object that is deeper than `max_depth`.
 
-    What is no JSON is none afterwards.
+    Invalid JSON stays invalid.
     """
     parts = []
     kept_to = depth = 0
@@ -366,7 +367,7 @@ _decode_identity: Final = msgspec.json.Decoder(IdentityOnly).decode
 
 
 def identity_of(data: bytes | Raw) -> IdentityMeta:
-    """Return which object it is that cannot be read; empty if not even that can be found."""
+    """Return the identity of an object that cannot be read; empty if that is unreadable too."""
     try:
         return decode_cut(_decode_identity, data).metadata
     except UNREADABLE:

@@ -1,13 +1,13 @@
-"""Which podwatch publishes: the one that holds the Lease, as Kubernetes' own components elect.
+"""Elects the podwatch that publishes: the holder of a Lease, as in Kubernetes' own components.
 
-A Lease is an object like any other; who may hold it is agreed among those who read it. What makes
-it safe is that a write names the `resourceVersion` that was read: of two that take it at once the
-server refuses one, with 409.
+A Lease is an ordinary object; its meaning is a convention of those who read it. It is safe because
+a write contains the `resourceVersion` that was read: if two candidates take it at once, the server
+refuses one with 409.
 
-Clocks of different machines are never compared: whoever waits measures by its own clock for how
-long the Lease has not changed, and the times in it are for people. A holder counts from the moment
-at which it began its last successful renewal, and gives up (`renew_deadline_seconds`) well before
-anybody else may take the Lease (`duration_seconds`). It counts in time that goes on while the
+Clocks of different machines are never compared: a candidate measures by its own clock how long the
+Lease has not changed, and the times in the Lease are for people. A holder counts from the moment
+when it began its last successful renewal, and gives up (`renew_deadline_seconds`) well before
+anybody else may take the Lease (`duration_seconds`). It uses a clock that continues while the
 machine sleeps.
 """
 
@@ -38,16 +38,16 @@ from gpuledger_enricher.podwatch.pod_settings import RETRY_MAX_FACTOR, LeaseSett
 
 OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 RELEASE_SECONDS: Final = 2.0
-"""How long the end of podwatch may wait for the Lease to be released."""
+"""How long the shutdown of podwatch may wait for the release of the Lease."""
 _RELEASED_FOR_SECONDS: Final = 1
-_MAX_LEASE_BYTES: Final = 32 * 2**20  # as of any object: etcd refuses far less
+_MAX_LEASE_BYTES: Final = 32 * 2**20  # the limit for any object: etcd refuses far less
 _KIND: Final = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
 _NO_PERMISSION: Final = ": grant its account get and update on this Lease and create on leases"
 _log = structlog.get_logger(__name__)
 
 
 class LeaseSpec(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True):
-    """Who holds a Lease, in the server's own words."""
+    """The spec of a Lease, with the server's names."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -57,7 +57,7 @@ class LeaseSpec(msgspec.Struct, rename="camel", frozen=True, omit_defaults=True)
 
 
 class _Document(msgspec.Struct):
-    """The whole object; what others wrote on it is written again as it was."""
+    """The whole object, so that fields which others wrote are written back unchanged."""
 
     metadata: dict[str, Any]
     spec: LeaseSpec = LeaseSpec()
@@ -68,15 +68,15 @@ _decode_document: Final = msgspec.json.Decoder(_Document).decode
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """A Lease as the server has it."""
+    """A Lease in the API server."""
 
     metadata: Mapping[str, Any]
-    """With the version that a write must name, or it is refused."""
+    """With the version that a write must contain to be accepted."""
     spec: LeaseSpec
 
 
 class LeaseClient:
-    """Reads and writes one Lease; `KubernetesError` where the server does not answer or refuses."""
+    """Reads and writes one Lease; raises `KubernetesError` if the server fails or refuses."""
 
     def __init__(self, *, api: Api, namespace: str, name: str) -> None:
         self._api = api
@@ -84,7 +84,7 @@ class LeaseClient:
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
     async def read(self, *, within_seconds: float) -> Lease | None:
-        """Return the Lease, `None` where there is none."""
+        """Return the Lease; `None` if it does not exist."""
         path = f"{self._folder}/{self._name}"
         request = self._api.get(
             path, query={}, idle_timeout_seconds=within_seconds, total_seconds=within_seconds
@@ -94,7 +94,7 @@ class LeaseClient:
     async def write(
         self, spec: LeaseSpec, *, after: Lease | None, within_seconds: float
     ) -> Lease | None:
-        """Write it, where it is as it was read; `None` where somebody else was faster."""
+        """Write the Lease if it is unchanged since it was read; return `None` if it is not."""
         metadata = dict(after.metadata) if after else {"name": self._name}
         body = {**_KIND, "metadata": metadata, "spec": msgspec.to_builtins(spec)}
         if after is None:
@@ -108,7 +108,7 @@ class LeaseClient:
 async def _lease_unless(
     status: HTTPStatus, request: AbstractAsyncContextManager[Answer]
 ) -> Lease | None:
-    """Return the Lease of an answer, `None` for a refusal with that status."""
+    """Return the Lease in a response; `None` if the request was refused with that status."""
     try:
         async with request as answer:
             body = await answer.read(max_bytes=_MAX_LEASE_BYTES)
@@ -119,12 +119,12 @@ async def _lease_unless(
     try:
         document = decode_cut(_decode_document, body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise KubernetesError(f"the API server sent no Lease: {error}") from error
+        raise KubernetesError(f"the API server's response is not a Lease: {error}") from error
     return Lease(metadata=document.metadata, spec=document.spec)
 
 
 def namespace_of(settings: LeaseSettings, *, own: Path = OWN_NAMESPACE) -> str:
-    """Return the Lease's namespace; `UserError` where nothing names it."""
+    """Return the Lease's namespace; raises `UserError` if it is not configured."""
     if settings.namespace:
         return settings.namespace
     try:
@@ -137,16 +137,16 @@ def namespace_of(settings: LeaseSettings, *, own: Path = OWN_NAMESPACE) -> str:
 
 
 def identity_of(settings: LeaseSettings) -> str:
-    """Return the name under which the Lease is held; by default one of this process alone."""
+    """Return the identity in the Lease; by default one that is unique to this process."""
     return settings.identity or f"{socket.gethostname()}_{uuid4()}"
 
 
 class LeaseLostError(UnavailableError):
-    """The Lease is not held any more, or may not be."""
+    """The Lease is no longer held, or may not be."""
 
 
 class Elector:
-    """One candidate for a Lease."""
+    """A candidate for a Lease."""
 
     def __init__(
         self,
@@ -173,62 +173,62 @@ class Elector:
         self._held_until_ns: int | None = None
 
     def must_hold(self) -> None:
-        """Raise `LeaseLostError` where another one may hold the Lease."""
+        """Raise `LeaseLostError` if another podwatch may hold the Lease."""
         if not self._left_seconds():
-            raise LeaseLostError(f"{self._identity} does not hold the Lease any more")
+            raise LeaseLostError(f"{self._identity} no longer holds the Lease")
 
     async def acquire(self) -> None:
         """Wait until the Lease is held."""
         spread = RETRY_MAX_FACTOR - 1
         while not await self._attempt():
-            # By chance, so that candidates do not all write at once.
+            # Random, so that candidates do not all write at once.
             pause = self._settings.retry_seconds * (1 - spread + 2 * spread * self._chance())
-            # No longer than the Lease lasts: nobody publishes from then on.
+            # At most until the Lease expires, because nobody publishes from then on.
             left = self._free_in_seconds(self._seen) if self._seen else 0.0
             await self._clock.sleep(left if 0 < left < pause else pause)
         self._leading.set(1)
         _log.info("lease_acquired", identity=self._identity)
 
     async def lead(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work for as long as the Lease is held, then or when cancelled release it.
+        """Run the work while the Lease is held; release the Lease at the end or when cancelled.
 
-        Raises what the work raises.
+        Raises the errors of the work.
         """
         try:
             async with run_tasks(work, self._renew()) as (working, renewing):
                 await asyncio.wait({working, renewing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # The work has ended before the Lease is another one's.
+            # The work has ended before another podwatch can have the Lease.
             self._leading.set(0)
             await self._release()
         for task in (working, renewing):
             error = None if task.cancelled() else task.exception()
-            # That the Lease was lost is no failure: the next attempt to acquire it follows. The
-            # work is a group of tasks, so it may come among others.
+            # A lost Lease is not an error: the caller acquires it again. The work is a group of
+            # tasks, so the error may be in a group with others.
             if isinstance(error, BaseExceptionGroup):
                 error = error.split(LeaseLostError)[1]
             if error is not None and not isinstance(error, LeaseLostError):
                 raise error
 
     async def _renew(self) -> None:
-        """Renew until the Lease is lost."""
+        """Renew the Lease until it is lost."""
         while left_seconds := self._left_seconds():
             await self._clock.sleep(min(self._settings.retry_seconds, left_seconds))
-            # It may have run out in that sleep; to take it again is for `acquire`.
+            # It may have expired during the sleep; only `acquire` may take it again.
             if self._left_seconds():
                 await self._attempt()
         self._check.failed("the lease was lost")
         _log.info("lease_lost", identity=self._identity)
 
     async def _attempt(self) -> bool:
-        """Try once to acquire or renew, and return whether it is held; a failure is not raised."""
+        """Try once to acquire or renew the Lease; return whether it is held. Catches failures."""
         try:
             await self._acquire_or_renew()
         except KubernetesError as error:
             pod_metrics.LEASE_FAILURES.inc()
             namespace = self._settings.namespace
-            # In a namespace that is not its own an account has no right, whether there is one or
-            # not: a misspelt name is answered with 403 as well as with 404.
+            # In a namespace without permissions, the server answers 403 whether the namespace
+            # exists or not, so a misspelt name may give 403 as well as 404.
             named = f"lease.namespace is {namespace!r}: is that the right one?" if namespace else ""
             remedy = ""
             if error.status == HTTPStatus.FORBIDDEN:
@@ -238,14 +238,14 @@ class Elector:
             self._check.failed(f"{error.detail}{remedy}")
         else:
             holder = (self._seen and self._seen.spec.holder_identity) or "somebody else"
-            # Ready while standing by, or a rollout would wait for ever for its second replica.
+            # Ready on standby: otherwise a rollout would never finish waiting for a second replica.
             self._check.ok("leading" if self._left_seconds() else f"standing by: {holder} leads")
         return self._left_seconds() > 0
 
     async def _acquire_or_renew(self) -> None:
-        # Before the first request: others may count from when the server has written it.
+        # Before the first request: others may count from the time when the server has written it.
         began_ns = self._clock.boottime_ns()
-        # Two requests, that both end before the deadline.
+        # There are two requests, and both must end before the deadline.
         within_seconds = self._settings.renew_deadline_seconds / 2
         lease = await self._client.read(within_seconds=within_seconds)
         self._observe(lease)
@@ -256,28 +256,28 @@ class Elector:
                 return
         spec = self._claim(lease)
         written = await self._client.write(spec, after=lease, within_seconds=within_seconds)
-        # `None` is no failure: another one was faster, and the next attempt reads who it is.
+        # `None` is not a failure: another candidate was faster, and the next attempt reads it.
         if written is not None:
             self._observe(written)
             deadline_ns = round(self._settings.renew_deadline_seconds * NS_PER_SECOND)
             self._held_until_ns = began_ns + deadline_ns
 
     def _observe(self, lease: Lease | None) -> None:
-        """Record what was read; a change of the spec is a sign of life from whoever holds it.
+        """Record what was read; a changed spec shows that the holder is alive.
 
-        Of the spec alone: anybody may put a label on the Lease.
+        Only the spec counts, because anybody may put a label on the Lease.
         """
         if self._seen is None or lease is None or lease.spec != self._seen.spec:
             self._seen_at_ns = self._clock.boottime_ns()
         self._seen = lease
 
     def _free_in_seconds(self, lease: Lease) -> float:
-        # The holder's own duration: its settings may differ from ours.
+        # The holder's own duration, because its settings may differ from ours.
         duration = lease.spec.lease_duration_seconds or self._settings.duration_seconds
         return duration - (self._clock.boottime_ns() - self._seen_at_ns) / NS_PER_SECOND
 
     def _claim(self, before: Lease | None) -> LeaseSpec:
-        """Return the Lease as one of ours; the time it was acquired stays while it is renewed."""
+        """Return a spec that claims the Lease; a renewal keeps the time of acquisition."""
         old = before.spec if before else LeaseSpec()
         now = _timestamp(self._clock)
         is_renewal = old.holder_identity == self._identity
@@ -291,13 +291,13 @@ class Elector:
         )
 
     async def _release(self) -> None:
-        """Let others have the Lease at once; where that fails they wait until it runs out."""
+        """Let others have the Lease at once; if this fails, they wait until it expires."""
         lease, self._seen = self._seen, None
         self._held_until_ns = None
         if lease is None or lease.spec.holder_identity != self._identity:
             return
-        # As Kubernetes' own components do: no holder, and a duration of a second, because the API
-        # server refuses one of 0.
+        # As in Kubernetes' own components: no holder, and a duration of one second, because the API
+        # server refuses 0.
         spec = LeaseSpec(
             holder_identity="",
             lease_duration_seconds=_RELEASED_FOR_SECONDS,
@@ -313,13 +313,13 @@ class Elector:
             _log.info("lease_released", identity=self._identity)
 
     def _left_seconds(self) -> float:
-        """Return for how long the Lease is held; 0 where it is not."""
+        """Return how long the Lease is still held, in seconds; 0 if it is not held."""
         if self._held_until_ns is None:
             return 0.0
         return max(0.0, (self._held_until_ns - self._clock.boottime_ns()) / NS_PER_SECOND)
 
 
 def _timestamp(clock: Clock) -> str:
-    """Return the time as Kubernetes' MicroTime."""
+    """Return the time in the format of Kubernetes' MicroTime."""
     now = datetime.fromtimestamp(clock.time_ns() / NS_PER_SECOND, tz=UTC)
     return now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

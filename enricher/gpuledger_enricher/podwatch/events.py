@@ -1,14 +1,14 @@
-"""What a list and a watch of objects yield: from bytes to lines, and from a line to a typed event.
+"""Reads the results of lists and watches: from bytes to lines, and from lines to typed events.
 
-A watch is one JSON object a line, which says `type` and `object`. Some of Kubernetes' traps:
+A watch returns one JSON object per line, with `type` and `object`. Some pitfalls of Kubernetes:
 
-* A line may have any length: an object has up to 1.5 MB, and a chunk ends anywhere within a line.
-* A `BOOKMARK` is no object, though it has one of that kind: it has a version and nothing else.
-* An `ERROR` comes with status 200, since the answer has begun; its object is a `Status`, and 410 in
-  it means that the version is too old.
-* An object that cannot be read must not end the watch: the next one would begin at the same one.
+* A line may have any length: an object has up to 1.5 MB, and a chunk may end anywhere in a line.
+* A `BOOKMARK` is not about an object, although it contains one: only its version counts.
+* An `ERROR` comes with status 200, because the response has begun. Its object is a `Status`, and
+  its code 410 means that the version is too old.
+* An object that cannot be read must not end the watch: the next one would begin at the same object.
 
-What follows from an event is the reflector's business.
+The reflector reacts to the events.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -37,10 +37,10 @@ from gpuledger_enricher.podwatch.objects import (
 )
 from gpuledger_enricher.watched_records import RecordT
 
-# etcd refuses objects above 1.5 MiB by default and nobody runs it with more than a few times that.
+# etcd refuses objects above 1.5 MiB by default, and nobody configures more than a few times that.
 MAX_LINE_BYTES: Final = 32 * 2**20
 MAX_NAMED: Final = 1000
-"""How many objects that cannot be read are remembered at most."""
+"""Maximum number of unreadable objects that are remembered."""
 _decode_other: Final = msgspec.json.Decoder(OtherEvent).decode
 _UNKNOWN: Final = "unknown"
 _TYPE_OF: Final[Mapping[type, str]] = {
@@ -53,73 +53,73 @@ _repeats: Final = Repeats()
 
 
 class Phase(Enum):
-    """A step that is about no single object."""
+    """A step that is not about a single object."""
 
     LISTING = auto()
-    """A complete list begins: what is not seen until `LISTED` is gone."""
+    """A complete list begins: objects that do not come before `LISTED` are deleted."""
     LISTED = auto()
     """The list is complete."""
     WATCHING = auto()
-    """A watch is open: the server answers."""
+    """A watch is open, so the server is available."""
 
 
 class Upserted(NamedTuple, Generic[RecordT]):
-    """An object that is new, changed, or only listed again."""
+    """An object that is new or changed, or that was listed again."""
 
     record: RecordT
 
 
 class Deleted(NamedTuple, Generic[RecordT]):
-    """An object that left the API server, in its last state."""
+    """An object that was deleted from the API server, in its last state."""
 
     record: RecordT
 
 
 class Skipped(NamedTuple):
-    """An object whose newest state cannot be read; what was known of it stays known."""
+    """An object whose newest state cannot be read; its last readable state stays in use."""
 
     uid: str
-    """Empty where not even that can be found."""
+    """Empty if not even the UID can be read."""
     version: str
     name: str
-    """Its namespace and name, as far as they can be found."""
+    """Its namespace and name, as far as they can be read."""
     error: str
     is_deleted: bool = False
-    """Whether it left the API server."""
+    """Whether it was deleted from the API server."""
 
 
 class Interrupted(NamedTuple):
-    """What ended a list or a watch; another attempt follows."""
+    """The error that ended a list or a watch; another attempt follows."""
 
     error: KubernetesError
 
 
 Step = Phase | Upserted[RecordT] | Deleted[RecordT] | Skipped | Interrupted
-"""What the reflector yields."""
+"""A step of the reflector."""
 
 
 class Bookmark(NamedTuple):
-    """A version from which to go on, and whether it ends a list that came as a watch."""
+    """A version from which a watch can resume, and whether it ends a list as a watch."""
 
     version: str
     ends_list: bool
 
 
 class Passed(NamedTuple):
-    """A version at which something changed of which there is no record: a pod without a node."""
+    """The version of a change that has no record, such as that of a pod without a node."""
 
     version: str
 
 
 LineEvent = Upserted[RecordT] | Deleted[RecordT] | Skipped | Bookmark | Passed
-"""What a line of a watch says."""
+"""The event in a line of a watch."""
 
 
 class WatchReader(Generic[RecordT]):
-    """Reads lines, and counts what they were."""
+    """Reads lines of a watch, and counts them by type."""
 
     def __init__(self, reader: ObjectReader[RecordT], *, kind: str) -> None:
-        """`kind` is that of the objects, as in the metrics."""
+        """`kind` is the kind of the objects, as in the metrics."""
         self._reader = reader
         self._kind = kind
         self._counters = {
@@ -127,9 +127,9 @@ class WatchReader(Generic[RecordT]):
         }
 
     def read(self, line: bytes) -> LineEvent[RecordT] | None:
-        """Return the event of a line; `None` for a type of a later Kubernetes.
+        """Return the event of a line; `None` if its type is unknown.
 
-        Raises `KubernetesError` for a line that reports an error, or is no event.
+        Raises `KubernetesError` if the line reports an error or is not an event.
         """
         try:
             event = self._reader.read_line(line)
@@ -148,23 +148,23 @@ class WatchReader(Generic[RecordT]):
         return Deleted(record) if isinstance(event, DeletedEvent) else Upserted(record)
 
     def _read_other(self, line: bytes, error: Exception) -> Skipped | None:
-        """Read the type and the object's identity alone."""
+        """Read only the type and the object's identity."""
         try:
             event = decode_cut(_decode_other, line)
         except UNREADABLE:
-            raise KubernetesError(f"the API server sent no watch event: {error}") from error
+            raise KubernetesError(f"the API server sent an invalid watch event: {error}") from error
         (self._counters.get(event.type) or self._counters[_UNKNOWN]).inc()
         if event.type in _TYPE_OF.values():
             text = f"not {self._reader.what} in an event: {error}"
             return self._skipped(event.object, text, is_deleted=event.type == "DELETED")
         if event.type == "ERROR":
-            raise KubernetesError(f"the watch ended with an error that cannot be read: {error}")
-        # A type of a later Kubernetes, or a bookmark without a version: the next watch only goes on
-        # from an earlier one.
+            raise KubernetesError(f"the watch ended with an unreadable error: {error}")
+        # An unknown type, or a bookmark without a version: without it, the next watch only resumes
+        # from an earlier version.
         return None
 
     def item(self, raw: msgspec.Raw) -> Upserted[RecordT] | Skipped | None:
-        """Return the event of an object in a list, `None` for a pod without a node."""
+        """Return the event of an object in a list; `None` for a pod without a node."""
         try:
             record = self._reader.read(raw)
         except UndecodableError as error:
@@ -172,10 +172,10 @@ class WatchReader(Generic[RecordT]):
         return Upserted(record) if record else None
 
     def _skipped(self, raw: msgspec.Raw, error: str, *, is_deleted: bool = False) -> Skipped:
-        """Return that an object cannot be read, counted and logged with its name."""
+        """Count and log an object that cannot be read, by name; return its step."""
         pod_metrics.UNDECODABLE.labels(kind=self._kind).inc()
         found = identity_of(raw)
-        # Of a pod nearly always both; nodes and namespaces lie in none.
+        # Pods nearly always have both; nodes and namespaces have no namespace.
         name = f"{found.namespace}/{found.name}" if found.namespace else found.name
         if count := _repeats.count(self._kind):
             _log.warning("object_skipped", kind=self._kind, object=name, error=error, count=count)
@@ -197,7 +197,7 @@ def _bookmark(event: BookmarkEvent) -> Bookmark:
 
 
 def _error_of(status: Status) -> KubernetesError:
-    """Return the error that an `ERROR` event reports: the same Status as in an HTTP answer."""
+    """Return the error in an `ERROR` event, whose Status is the same as in an HTTP response."""
     code = status.code or HTTPStatus.INTERNAL_SERVER_ERROR
     wait = status.details.retry_after_seconds if status.details else None
     return KubernetesError(
@@ -211,9 +211,9 @@ def _error_of(status: Status) -> KubernetesError:
 async def split_lines(
     chunks: AsyncGenerator[bytes], *, max_bytes: int = MAX_LINE_BYTES
 ) -> AsyncGenerator[bytes]:
-    """Yield each whole line without its end, empty ones left out.
+    """Yield each whole line without its line break; skip empty ones.
 
-    Raises `KubernetesError` for a line longer than `max_bytes`, and where the body ends within one.
+    Raises `KubernetesError` for a line longer than `max_bytes`, and if the body ends within a line.
     """
     kept: list[bytes] = []
     kept_bytes = 0
@@ -227,21 +227,21 @@ async def split_lines(
                 kept.clear()
                 kept_bytes = 0
             if rest:
-                # Kept as pieces and joined once: joined chunk by chunk, a line of megabytes would
-                # be copied a hundred times.
+                # Pieces are joined once, at the end of the line: otherwise a line of megabytes
+                # would be copied a hundred times.
                 kept.append(rest)
                 kept_bytes += len(rest)
                 if kept_bytes > max_bytes:
-                    raise KubernetesError(f"a line of the watch has over {max_bytes} bytes")
+                    raise KubernetesError(f"a line of the watch has more than {max_bytes} bytes")
     if kept:
-        # A whole watch ends with a line's end. The next watch repeats what is cut here.
-        raise KubernetesError(f"the connection ended within a line, after {kept_bytes} bytes of it")
+        # A complete watch ends with a line break. The next watch repeats the line that is cut here.
+        raise KubernetesError(f"the connection ended within a line, after {kept_bytes} bytes")
 
 
 class UnreadableObjects:
-    """The objects whose newest state cannot be read, as a check; what was known of them stays so.
+    """The objects whose newest state cannot be read, as a check; their last readable states stay.
 
-    Each is remembered until it can be read or is gone.
+    Each is remembered until it can be read or is deleted.
     """
 
     def __init__(self, check: Check) -> None:
@@ -250,8 +250,8 @@ class UnreadableObjects:
         check.ok()
 
     def begin_list(self) -> None:
-        """Record that all objects are listed anew."""
-        # The check stays as it is until the list ends: it would recover and fail with every list.
+        """Record that all objects are listed again."""
+        # The check is unchanged until the list ends, or it would recover and fail with each list.
         self._objects.clear()
 
     def add(self, identity: str, skipped: Skipped) -> None:
@@ -260,9 +260,9 @@ class UnreadableObjects:
         def detail() -> str:
             some = next(iter(self._objects.values()), None)
             if some is None:
-                return "they are listed again"
+                return "the objects are listed again"
             others = len(self._objects) - 1
-            return f"{some.name} cannot be read, and {others} others: {some.error}"
+            return f"cannot read {some.name} and {others} others: {some.error}"
 
         if skipped.is_deleted:
             self.discard(identity)
@@ -271,11 +271,11 @@ class UnreadableObjects:
             self._check.failed(detail)
 
     def discard(self, identity: str) -> None:
-        """Record that an object was read, or is gone."""
+        """Record that an object was read or deleted."""
         if self._objects.pop(identity, None):
             self.end_list()
 
     def end_list(self) -> None:
-        """Pass the check where all can be read: after a list, and when one is read again."""
+        """Pass the check if all objects can be read; called after lists and recoveries."""
         if not self._objects:
             self._check.ok()

@@ -1,6 +1,6 @@
-"""What podwatch watches: pods, nodes and namespaces, and how they differ. Pure.
+"""The kinds of objects that podwatch watches: pods, nodes and namespaces, and their differences.
 
-Everything else of podwatch is the same for each kind, and is given one of these.
+Pure. All other code of podwatch works for any kind, and is given one of these.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -20,7 +20,7 @@ from gpuledger_enricher.watched_records import PodSharing, RecordT
 
 
 class Identified(Protocol):
-    """What names an object: its record, or what can be read of one that cannot."""
+    """Something with an object's identity: its record, or the readable part of a broken object."""
 
     @property
     def uid(self) -> str:
@@ -33,55 +33,54 @@ class Identified(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectKind(Generic[RecordT]):
-    """A kind of object of the API server, and what becomes of it."""
+    """A kind of object in the API server, and how it is read and published."""
 
     name: str
-    """One of them: `pod`."""
+    """Singular name: `pod`."""
     plural: str
-    """Several of them, as in the server's paths and roles: `pods`."""
+    """Plural name, as in the server's paths and roles: `pods`."""
     record: type[RecordT]
-    """What is published of one."""
+    """The type of the published record."""
     topic: Callable[[Topics], Topic]
-    """Where that is published."""
+    """Returns the topic of the records."""
     node_of: Callable[[RecordT], str]
-    """The node by whose key a record is placed; empty where the topic has one partition."""
+    """Returns the node whose key decides a record's partition; empty if there is one partition."""
     is_named: bool = True
-    """Whether an object is, in its cluster, what its name says, and made anew the same one again;
-    else it is identified by its UID."""
+    """Whether an object is identified by its name in the cluster, so that a recreated one is the
+    same; otherwise by its UID."""
     reader: Callable[[PodwatchSettings], ObjectReader[RecordT]]
-    """Makes the reader of its objects."""
+    """Returns a reader of its objects."""
     bare: Callable[[RecordT], RecordT]
-    """What stays of a record that is too large for a message: what names it, and no list."""
+    """Reduces a record that is too large for a message to its identity, without lists."""
     sharing: Callable[[], Callable[[RecordT], RecordT]] = lambda: lambda record: record
-    """Makes what lets records that were read from the topic hold what is equal once."""
+    """Returns a function that makes records read from the topic share their equal parts."""
     selector: Mapping[str, str] = field(default_factory=dict)
-    """Which of them are asked for, as parameters of a list or a watch."""
+    """Parameters of lists and watches that select objects."""
     is_metadata_only: bool = True
-    """Whether nothing of spec and status is read: then the server is asked for no more."""
+    """Whether spec and status are not needed, so that only metadata is requested."""
     watermark_stage: str | None = None
-    """The stage under which watermarks of its topic are published, which no other kind has; `None`
-    where nobody waits for them."""
+    """The stage of its topic's watermarks, unique to this kind; `None` if no reader needs them."""
 
     def identity_of(self, found: Identified) -> str:
-        """Return what identifies an object among those of its kind in its cluster."""
+        """Return what identifies an object within its kind and cluster."""
         return found.name if self.is_named else found.uid
 
     @property
     def path(self) -> str:
-        """Where they are listed and watched."""
+        """Path of the API for lists and watches."""
         return f"/api/v1/{self.plural}"
 
     def decoder(self, topics: Topics) -> Decoder[RecordT]:
-        """Return the decoder of what is on its topic."""
+        """Return the decoder of the records in its topic."""
         decoder: Decoder[RecordT] = decoder_of(
             self.topic(topics).name, cast("Hashable", self.record)
         )
         return decoder
 
     def accept(self, *, as_list: bool) -> str:
-        """Return the `Accept` of a list, or of a watch.
+        """Return the `Accept` header for a list or a watch.
 
-        A server that does not know metadata alone answers with whole objects, which are read too.
+        Servers that cannot return only metadata return whole objects, which can be read too.
         """
         if not self.is_metadata_only:
             return JSON
@@ -104,8 +103,8 @@ POD: Final = ObjectKind(
     ),
     bare=lambda pod: replace(pod, labels={}, annotations=None, containers=[]),
     sharing=lambda: PodSharing().share,
-    # A pod that waits for the scheduler uses nothing. The server leaves those pods out, and sends a
-    # pod as ADDED when it is bound to its node.
+    # A pod without a node uses nothing. The server leaves these pods out, and sends a pod as ADDED
+    # when it is bound to its node.
     selector={"fieldSelector": "spec.nodeName!="},
     is_metadata_only=False,
     watermark_stage=PODWATCH,
@@ -141,4 +140,4 @@ NAMESPACE: Final = ObjectKind(
     bare=lambda namespace: replace(namespace, labels={}, annotations=None),
 )
 KINDS: Final[tuple[ObjectKind[Any], ...]] = (POD, NODE, NAMESPACE)
-"""All that is watched."""
+"""All kinds that are watched."""

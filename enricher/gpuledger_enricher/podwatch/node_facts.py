@@ -1,22 +1,22 @@
-"""What is read of one node's labels: its pool, its kind of machine, where it is, how it was bought.
+"""Reads the facts in a node's labels: pool, instance type, zone, region and capacity type. Pure.
 
-Pure. Kubernetes defines labels for machine, zone and region; for pools and capacity each provider
-has its own, and here is their table. The settings name others, which go before it.
+Kubernetes defines labels for instance type, zone and region. For pools and capacity each provider
+has its own labels, which are listed here. Labels from the settings take precedence.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 INSTANCE_TYPE_LABELS: Final = (
-    # kubernetes.io/docs/reference/labels-annotations-taints: the second one of each is deprecated.
+    # kubernetes.io/docs/reference/labels-annotations-taints: the second of each pair is deprecated.
     "node.kubernetes.io/instance-type",
     "beta.kubernetes.io/instance-type",
 )
 ZONE_LABELS: Final = ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone")
 REGION_LABELS: Final = ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region")
 POOL_LABELS: Final = (
-    # Karpenter, on any cloud, and what is built on it: EKS Auto Mode, AKS' node auto-provisioning.
-    # karpenter.sh/docs/concepts/scheduling; the second one is of versions before 0.32.
+    # Karpenter on any cloud, and products based on it: EKS Auto Mode, AKS node auto-provisioning.
+    # karpenter.sh/docs/concepts/scheduling; the second label is from versions before 0.32.
     "karpenter.sh/nodepool",
     "karpenter.sh/provisioner-name",
     # GKE (cloud.google.com/kubernetes-engine/docs/concepts/node-pools).
@@ -24,7 +24,7 @@ POOL_LABELS: Final = (
     # EKS (docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html), and eksctl.
     "eks.amazonaws.com/nodegroup",
     "alpha.eksctl.io/nodegroup-name",
-    # AKS (learn.microsoft.com/azure/aks/use-labels); the second one is its older name.
+    # AKS (learn.microsoft.com/azure/aks/use-labels); the second label is its older name.
     "kubernetes.azure.com/agentpool",
     "agentpool",
     # DigitalOcean, IBM Cloud, Alibaba Cloud, Akamai (Linode), Scaleway, and kOps.
@@ -37,19 +37,19 @@ POOL_LABELS: Final = (
 )
 
 SPOT: Final = "spot"
-"""Capacity that the provider may take back."""
+"""Capacity that the provider may reclaim."""
 ON_DEMAND: Final = "on_demand"
-"""Capacity that is paid for as it is used."""
+"""Capacity that is paid for by use."""
 RESERVED: Final = "reserved"
-"""Capacity of a reservation, which is paid for whether it is used or not."""
+"""Capacity from a reservation, which is paid for whether it is used or not."""
 _ANY: Final = ""
-# Label, and what each of its values means; in this order, as a reserved node of GKE is `standard`
-# too. A value that is not here is passed on as a word of its own.
+# Labels and the meanings of their values. The order matters: a reserved GKE node is also
+# `standard`. Values that are not listed are passed on in lower case, with `_` for `-`.
 CAPACITY_LABELS: Final[Mapping[str, Mapping[str, str]]] = {
     # karpenter.sh/docs/concepts/scheduling
     "karpenter.sh/capacity-type": {},
-    # docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html, with capacity blocks for
-    # machine learning: ON_DEMAND, SPOT, CAPACITY_BLOCK.
+    # docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; CAPACITY_BLOCK is a
+    # capacity block for machine learning. Other values: ON_DEMAND, SPOT.
     "eks.amazonaws.com/capacityType": {"capacity_block": RESERVED},
     # cloud.google.com/kubernetes-engine/docs/how-to/consuming-reservations
     "cloud.google.com/reservation-name": {_ANY: RESERVED},
@@ -57,26 +57,26 @@ CAPACITY_LABELS: Final[Mapping[str, Mapping[str, str]]] = {
     "cloud.google.com/gke-spot": {"true": SPOT},
     "cloud.google.com/gke-preemptible": {"true": SPOT},
     "cloud.google.com/gke-provisioning": {"standard": ON_DEMAND, "preemptible": SPOT},
-    # learn.microsoft.com/azure/aks/spot-node-pool; nodes that are none say nothing.
+    # learn.microsoft.com/azure/aks/spot-node-pool; nodes outside of spot pools have no such label.
     "kubernetes.azure.com/scalesetpriority": {"regular": ON_DEMAND},
 }
 
 
 def first_of(labels: Mapping[str, str], names: Iterable[str]) -> str | None:
-    """Return the value of the first of these labels that is there and not empty."""
+    """Return the first non-empty value among these labels."""
     return next((value for name in names if (value := labels.get(name))), None)
 
 
 def capacity_type_of(labels: Mapping[str, str], names: Iterable[str]) -> str | None:
-    """Return how a node was bought, in small letters with `_`; `names` are looked at first.
+    """Return a node's capacity type in lower case with `_`; `None` if no label has it.
 
-    `None` where no label says it.
+    The labels in `names` take precedence.
     """
     for name in (*names, *CAPACITY_LABELS):
         if value := labels.get(name):
             word = value.lower().replace("-", "_")
             meanings = CAPACITY_LABELS.get(name, {})
-            # A flag that is not set says nothing of what else the node may be.
+            # A flag that is not set does not determine the capacity type.
             if word != "false":
                 return meanings.get(_ANY) or meanings.get(word, word)
     return None

@@ -1,7 +1,7 @@
-"""What is read of the API server's objects: the few fields that matter, all else is stepped over.
+"""The parts of the API server's objects that podwatch reads, as partial structs.
 
-Here live partial structs in the server's own words. Each field may be absent or null, because a
-server leaves out what is empty; `decode` says what they mean for the ledger.
+The names are the server's. Any field may be absent or null, because servers leave out empty values.
+`decode` turns them into records.
 """
 
 from typing import Annotated, Generic, TypeVar
@@ -13,19 +13,19 @@ from gpuledger.records.bounds import Id, Label, Subdomain, Word
 
 Quantity = str | int | float
 Time = str
-# Texts are held to the rule of the record that is made of them: one that nobody can read must not
-# be published.
+# Texts must meet the rules of the record that is made from them: a record that no reader accepts
+# must not be published.
 NodeOrNone = Annotated[
     str, Meta(max_length=MAX_NODE_NAME_LENGTH, pattern=f"^$(?!\\n)|{NODE_NAME_PATTERN}")
 ]
 
 
 class _Object(Struct, rename="camel", gc=False):
-    """Never part of a reference cycle, so the garbage collector need not look at any."""
+    """Never part of a reference cycle, so the garbage collector can skip it."""
 
 
 class OwnerReference(_Object):
-    """Who made an object."""
+    """The owner of an object."""
 
     kind: Word
     name: Subdomain
@@ -34,13 +34,13 @@ class OwnerReference(_Object):
 
 
 class Annotations(_Object):
-    """The annotations that are read; others can be long, and are stepped over."""
+    """The annotations that are read; all others, which may be long, are skipped."""
 
 
 class PodAnnotations(Annotations):
     """The two annotations of a static pod's mirror.
 
-    What a mirror is stands in `pod_facts`: these two alone anybody may write.
+    Anybody may write them: `pod_facts` has the full rule for mirrors.
     """
 
     config_hash: str | None = field(default=None, name="kubernetes.io/config.hash")
@@ -51,7 +51,7 @@ NotesT = TypeVar("NotesT", bound=Annotations)
 
 
 class ObjectMeta(_Object, Generic[NotesT]):
-    """Who an object is; which annotations are read of it is for who reads it to say."""
+    """The metadata of an object; its reader chooses the annotations."""
 
     uid: Id = ""
     name: Subdomain = ""
@@ -65,13 +65,13 @@ class ObjectMeta(_Object, Generic[NotesT]):
 
 
 class ClaimInUse(_Object):
-    """Which of its pod's claims a container uses."""
+    """A reference from a container to one of its pod's claims."""
 
     name: str
 
 
 class Resources(_Object):
-    """What a container requests."""
+    """The resources that a container requests."""
 
     requests: dict[str, Quantity] | None = None
     limits: dict[str, Quantity] | None = None
@@ -79,31 +79,31 @@ class Resources(_Object):
 
 
 class Variable(_Object):
-    """A variable of a container's environment; without a value where that stands elsewhere."""
+    """An environment variable of a container; without a value if it refers to another source."""
 
     name: str
     value: str | None = None
 
 
 class ApiContainer(_Object):
-    """A container as its pod specifies it."""
+    """A container in the pod's spec."""
 
     name: Label
     restart_policy: str | None = None
     resources: Resources | None = None
-    # Undecoded: tens of variables, of which one is wanted and nearly no container has it.
+    # Not decoded: there may be tens of variables, and very few containers have the one needed.
     env: Raw = Raw(b"null")
 
 
 class ClaimOfPod(_Object):
-    """A ResourceClaim by the name that a pod gives it."""
+    """A ResourceClaim, by the name that it has in the pod."""
 
     name: str
     resource_claim_name: Subdomain | None = None
 
 
 class PodSpec(_Object):
-    """What a pod specifies."""
+    """The spec of a pod."""
 
     node_name: NodeOrNone | None = None
     service_account_name: str | None = None
@@ -116,13 +116,13 @@ class PodSpec(_Object):
 
 
 class Running(_Object):
-    """Since when a container runs."""
+    """The state of a running container."""
 
     started_at: Time | None = None
 
 
 class Terminated(_Object):
-    """From when until when a container ran."""
+    """The state of a container that has ended."""
 
     started_at: Time | None = None
     finished_at: Time | None = None
@@ -130,14 +130,14 @@ class Terminated(_Object):
 
 
 class ContainerState(_Object):
-    """How it stands with a container; neither of these while it waits."""
+    """The state of a container; both fields are absent while it waits."""
 
     running: Running | None = None
     terminated: Terminated | None = None
 
 
 class ContainerStatus(_Object):
-    """A container as the kubelet runs it."""
+    """The kubelet's status of a container."""
 
     name: Label
     container_id: str | None = field(default=None, name="containerID")
@@ -147,7 +147,7 @@ class ContainerStatus(_Object):
 
 
 class PodStatus(_Object):
-    """What the kubelet says of a pod."""
+    """The kubelet's status of a pod."""
 
     phase: Word | None = None
     qos_class: Word | None = None
@@ -159,7 +159,7 @@ class PodStatus(_Object):
 
 
 class MetadataOnly(_Object, Generic[NotesT]):
-    """Any object, of which only the metadata is wanted."""
+    """The metadata of any object."""
 
     metadata: ObjectMeta[NotesT]
 
@@ -175,40 +175,40 @@ ObjectT = TypeVar("ObjectT")
 
 
 class ListMeta(_Object):
-    """Where a list ends, and how to get the rest of it."""
+    """The version of a list, and the token of its next page."""
 
     resource_version: str = ""
     continue_token: str | None = field(default=None, name="continue")
 
 
 class ObjectPage(_Object):
-    """One page of a list, its items undecoded, so that a strange one does not spoil the others."""
+    """One page of a list. Its items are not decoded, so that an odd one does not affect others."""
 
     metadata: ListMeta
     items: list[Raw] | None = None
 
 
 class BookmarkAnnotations(_Object):
-    """What a bookmark says of the list that it may end."""
+    """The annotations of a bookmark, which may mark the end of a list."""
 
     initial_events_end: str | None = field(default=None, name="k8s.io/initial-events-end")
 
 
 class VersionMeta(_Object):
-    """At which version an object is."""
+    """The version of an object."""
 
     resource_version: str = ""
     annotations: BookmarkAnnotations | None = None
 
 
 class VersionOnly(_Object):
-    """Any object, of which only the version is wanted."""
+    """Any object, reduced to its version."""
 
     metadata: VersionMeta
 
 
 class IdentityMeta(_Object):
-    """Which object it is."""
+    """The identity of an object."""
 
     uid: str = ""
     name: str = ""
@@ -217,26 +217,26 @@ class IdentityMeta(_Object):
 
 
 class IdentityOnly(_Object):
-    """An object of which only the identity is wanted."""
+    """Any object, reduced to its identity."""
 
     metadata: IdentityMeta
 
 
 class Cause(_Object):
-    """One detail of a refusal."""
+    """One cause of an error."""
 
     reason: str | None = None
 
 
 class StatusDetails(_Object):
-    """Details of a refusal."""
+    """Details of an error."""
 
     causes: list[Cause] | None = None
     retry_after_seconds: int | None = None
 
 
 class Status(_Object):
-    """Why the server refused."""
+    """An error of the API server."""
 
     message: str | None = None
     reason: str | None = None
@@ -245,16 +245,16 @@ class Status(_Object):
 
     @property
     def why(self) -> str:
-        """The reason in one word; that of the first cause says more than the general one."""
+        """The reason in one word: the first cause's, which is more precise, or the general one."""
         causes = (self.details.causes if self.details else None) or []
         return next((cause.reason for cause in causes if cause.reason), self.reason or "")
 
 
-# A line of a watch, by its `type`.
+# The lines of a watch, by their `type`.
 
 
 class AddedEvent(_Object, Generic[ObjectT], tag_field="type", tag="ADDED"):
-    """An object is new, or is there at the begin of a watch."""
+    """An object is new, or existed when the watch began."""
 
     object: ObjectT
 
@@ -266,25 +266,25 @@ class ModifiedEvent(_Object, Generic[ObjectT], tag_field="type", tag="MODIFIED")
 
 
 class DeletedEvent(_Object, Generic[ObjectT], tag_field="type", tag="DELETED"):
-    """An object is gone; it has its last state."""
+    """An object was deleted; this is its last state."""
 
     object: ObjectT
 
 
 class BookmarkEvent(_Object, tag_field="type", tag="BOOKMARK"):
-    """A version from which to go on."""
+    """A version from which a watch can resume."""
 
     object: VersionOnly
 
 
 class ErrorEvent(_Object, tag_field="type", tag="ERROR"):
-    """The watch ends with an error."""
+    """The error that ends a watch."""
 
     object: Status
 
 
 class OtherEvent(_Object):
-    """A line that is none of these: of a later type, or about an object that cannot be read."""
+    """Any other line: its type is unknown, or its object cannot be read."""
 
     type: str = ""
     object: Raw = Raw(b"null")

@@ -1,7 +1,7 @@
-"""What is read of one pod. Pure.
+"""Reads the facts of one pod. Pure.
 
-Its containers, the workload it belongs to, its annotations, the static pod that it mirrors, and
-what its containers ask for of GPUs; each part has its rules above it.
+These are its containers, its workload, its annotations, the static pod that it mirrors, and the
+GPUs that its containers request. The rules of each are above its code.
 """
 
 import re
@@ -44,7 +44,7 @@ class ContainerReader:
         self._requests = RequestReader(gpu_resource_prefixes)
 
     def read(self, spec: PodSpec, status: PodStatus) -> list[PodContainer]:
-        """Return those of all kinds: as their status names them, else as specified."""
+        """Return the containers of all kinds, from spec and status."""
         claims = claim_names(spec, status)
         found = [
             *self._of_one_kind(
@@ -55,7 +55,7 @@ class ContainerReader:
                 "ephemeral", spec.ephemeral_containers, status.ephemeral_container_statuses, claims
             ),
         ]
-        # A list that grew has room for more; of a hundred thousand pods that is 3 MB for nothing.
+        # A list that grew has spare room; for a hundred thousand pods, that wastes 3 MB.
         return found.copy()
 
     def _of_one_kind(
@@ -65,11 +65,11 @@ class ContainerReader:
         statuses: Sequence[ContainerStatus] | None,
         claims: Mapping[str, str],
     ) -> Iterator[PodContainer]:
-        # Two of three kinds are absent in most pods.
+        # Most pods have only one of the three kinds.
         if not (specs or statuses):
             return
         by_name = {status.name: status for status in statuses or ()}
-        # In the order of the spec; those that only the status has come last.
+        # In the order of the spec, followed by containers that only the status has.
         for spec in specs or ():
             is_sidecar = kind == "init" and spec.restart_policy == "Always"
             yield _container(
@@ -84,14 +84,14 @@ class ContainerReader:
 
 
 def last_end_ns(containers: Sequence[PodContainer]) -> int | None:
-    """Return when the last of the containers ended; `None` where one that was started has not."""
+    """Return when the last container ended; `None` if a container that was started has not."""
     last = None
     for container in containers:
         if container.ended_time_ns is not None:
             last = max(last or 0, container.ended_time_ns)
         elif container.container_id or container.started_time_ns is not None:
             return None
-        # Else it never ran: an image that could not be pulled, or a pod that was evicted before.
+        # Otherwise it never ran: its image could not be pulled, or the pod was evicted first.
     return last
 
 
@@ -109,8 +109,8 @@ def _container(
     last = (status.last_state or _NO_STATE).terminated
     last_id = _id_of(last.container_id) if last else None
     state = status.state or _NO_STATE
-    # One that waits for its restart is named by the id of its last life, and only `lastState` has
-    # the times of that.
+    # While a container waits for its restart, its id is that of its last run, and only `lastState`
+    # has the times of that run.
     life = state.running or state.terminated or (last if last_id == container_id else None)
     return PodContainer(
         name=intern(name),
@@ -125,51 +125,52 @@ def _container(
 
 
 def _id_of(container_id: str | None) -> str | None:
-    """Return the id alone: `containerd://4f…` becomes `4f…`; none where nothing was started.
+    """Return only the id: `containerd://4f…` becomes `4f…`; `None` if nothing was started.
 
-    A status is written by the pod's kubelet, which may write any text there. What is not of the
-    form that runtimes give their containers, and cgroups show, is none.
+    The pod's kubelet writes the status, and may write any text there. Texts without the form of the
+    ids that runtimes assign and cgroups contain give `None`.
     """
     found = _CONTAINER_ID.fullmatch(container_id) if container_id else None
     return found[1] if found else None
 
 
-# From who made a pod to the workload that people know it by; nothing is looked up.
+# The workload to which a pod belongs, derived from its maker; no other object is read.
 #
-# The controlling owner names the workload, by its own kind and name: StatefulSet, DaemonSet, Job,
-# PyTorchJob, RayCluster, Workflow, whatever made the pod itself. Where it is only the means of
-# another, the pod's own labels lead there. Each rule needs both, the kind of the maker
-# and the mark that the project documents, because people copy labels onto pods of all sorts:
+# The controlling owner is the workload, by its own kind and name: StatefulSet, DaemonSet, Job,
+# PyTorchJob, RayCluster, Workflow, or whatever else created the pod. If that owner only acts for
+# another object, the pod's own labels lead to it. Each rule requires both the owner's kind and the
+# mark that the project documents, because people copy labels onto pods of all sorts:
 #
-# * a workload that lets others make its pods writes its name into a label of theirs:
-#   `_LABELS_OF_MAKERS` has them; KubeRay writes kind and name of whom it made a cluster or Job for;
-# * a ReplicaSet whose name ends with the pod's `pod-template-hash` is a Deployment's, with its
-#   `rollouts-pod-template-hash` an Argo Rollout's;
-# * a Job whose name ends with minutes since the epoch that were shortly before the pod was made,
-#   two years at most, is a CronJob's, whose controller names Jobs so. One that was made from a
-#   CronJob by hand is named by whoever did it, and stays a Job.
+# * A workload whose pods are created by other controllers writes its name into a label of the pods:
+#   `_LABELS_OF_MAKERS` lists them. KubeRay writes the kind and the name of the object for which it
+#   created a cluster or a Job.
+# * A ReplicaSet whose name ends with the pod's `pod-template-hash` belongs to a Deployment; if it
+#   ends with its `rollouts-pod-template-hash`, it belongs to an Argo Rollout.
+# * A Job whose name ends with a time in minutes since the epoch, up to two years before the pod was
+#   created, belongs to a CronJob, whose controller names Jobs in this way. A Job that was created
+#   by hand from a CronJob has a name chosen by a person, and stays a Job.
 #
-# What the pod has no label of is not known: a RayJob's cluster may be no more than a RayCluster
-# here.
+# Relations without a label on the pod are not known: a RayJob's cluster may appear only as a
+# RayCluster.
 
 Owner = tuple[str, str]
 _MAX_MINUTES_LATE: Final = 2 * 366 * 24 * 60
-# The two times are of two clocks.
+# The two times come from two clocks.
 _MAX_MINUTES_EARLY: Final = 5
 _RAY_NAME: Final = "ray.io/originated-from-cr-name"
 _RAY_KIND: Final = "ray.io/originated-from-crd"
 _MADE_BY_RAY: Final = frozenset({"Job", "RayCluster"})
 
-# By kind of the maker: the label with the workload's name, and the workload's kind.
+# By the maker's kind: the label with the workload's name, and the workload's kind.
 _LABELS_OF_MAKERS: Final[Mapping[str, Sequence[Owner]]] = {
     "Job": (
         ("jobset.sigs.k8s.io/jobset-name", "JobSet"),
-        # Of an MPIJob's pods only the launcher is a Job's.
+        # Only the launcher among an MPIJob's pods belongs to a Job.
         ("training.kubeflow.org/job-name", "MPIJob"),
     ),
     "StatefulSet": (("leaderworkerset.sigs.k8s.io/name", "LeaderWorkerSet"),),
     "ReplicaSet": (("serving.kserve.io/inferenceservice", "InferenceService"),),
-    # Spark's driver makes the executors.
+    # Spark's driver creates the executors.
     "Pod": (("sparkoperator.k8s.io/app-name", "SparkApplication"),),
 }
 _LABELS_WITH_A_HASH: Final[Sequence[Owner]] = (
@@ -181,7 +182,7 @@ _LABELS_WITH_A_HASH: Final[Sequence[Owner]] = (
 def known_owner(
     references: Sequence[OwnerReference] | None, labels: Mapping[str, str], *, created_time_ns: int
 ) -> Owner | tuple[None, None]:
-    """Return kind and name of the workload; `created_time_ns` is when the pod was made."""
+    """Return kind and name of the workload; `created_time_ns` is when the pod was created."""
     maker = next((reference for reference in references or () if reference.controller), None)
     if maker is None:
         return None, None
@@ -214,19 +215,19 @@ def _by_minute(job: str, created_time_ns: int) -> Owner | None:
     return ("CronJob", name) if -_MAX_MINUTES_EARLY <= late <= _MAX_MINUTES_LATE else None
 
 
-# Which annotations are read of an object.
+# The annotations of an object.
 #
-# The others are stepped over where they stand: they can be long, 256 KiB for all of an object's.
+# Only chosen ones are decoded: the others can be long, up to 256 KiB for all of an object's.
 
 
 class ChosenAnnotations(Generic[NotesT]):
-    """The annotations that the settings name, as a struct to decode and as a dictionary."""
+    """The annotations named in the settings, as a struct to decode and as a dictionary."""
 
     def __init__(self, names: Iterable[str], *, base: type[NotesT]) -> None:
-        """Take the names, and the struct with the annotations that are read in any case."""
+        """Choose `names`; `base` is the struct with the annotations that are always read."""
         fixed = {field.encode_name: field.name for field in msgspec.structs.fields(base)}
-        # Attributes by number, as an annotation's name is no identifier. Fixed ones have a field
-        # already, and a second one of the same encoded name is an error.
+        # Attributes are numbered, because an annotation's name is not an identifier. Fixed ones
+        # already have a field, and a second one with the same encoded name is an error.
         self._attributes = {
             intern(name): fixed.get(name, f"chosen_{index}")
             for index, name in enumerate(dict.fromkeys(names))
@@ -244,7 +245,7 @@ class ChosenAnnotations(Generic[NotesT]):
         self.struct = cast("type[NotesT]", struct)
 
     def of(self, annotations: NotesT) -> dict[str, str]:
-        """Return those that an object has."""
+        """Return the chosen annotations that an object has."""
         found: dict[str, str] = {}
         for name, attribute in self._attributes.items():
             value = getattr(annotations, attribute)
@@ -253,23 +254,23 @@ class ChosenAnnotations(Generic[NotesT]):
         return found
 
 
-# Which pods are the mirrors of static pods, and by which hash cgroup paths call those.
+# Mirrors of static pods, and the hashes by which cgroup paths name those pods.
 #
-# A static pod is the kubelet's own: it runs under a UID that the kubelet made of its manifest, and
-# in the API server it has a mirror, which says that UID in two annotations. Whoever may create pods
-# may write those annotations on any pod, and so would get the name of another one's use. A mirror
-# is known by all that a kubelet makes it with: both annotations, alike; the Node as its owner; and
-# no service account, which the API server gives to every pod but a mirror. docs/security.md
-# says what that leaves to somebody hostile.
+# A static pod belongs to the kubelet: it runs under a UID that the kubelet derives from its
+# manifest. In the API server it has a mirror, which contains that UID in two annotations. Anybody
+# who may create pods may write these annotations on any pod, and would put their own pod's name on
+# another pod's use. So a mirror must have everything that a kubelet gives it: both annotations with
+# the same value, the Node as its owner, and no service account, which the API server gives to every
+# pod except mirrors. docs/security.md describes what remains possible for an attacker.
 
 MAX_HASH_LENGTH: Final = 64
-"""A kubelet's hash has 32 characters, and a UID of a manifest 36."""
+"""A kubelet's hash has 32 characters, and a UID from a manifest 36."""
 
 
 def mirrored_hash(
     notes: PodAnnotations, spec: PodSpec, owners: Sequence[OwnerReference] | None
 ) -> str | None:
-    """Return the hash of the static pod whose mirror this is; `None` where it is none."""
+    """Return the hash of the static pod that this pod mirrors; `None` if it is not a mirror."""
     name = notes.config_hash
     if not name or name != notes.config_mirror or len(name) > MAX_HASH_LENGTH:
         return None
@@ -280,13 +281,13 @@ def mirrored_hash(
     return name if is_node and owner.name == spec.node_name else None
 
 
-# What a container asks for of GPUs.
+# The GPUs that a container requests.
 #
-# Amounts stand as the spec has them, in each resource's own unit: `nvidia.com/gpu` counts GPUs or
-# replicas, HAMi's `nvidia.com/gpumem` and Volcano's `volcano.sh/vgpu-memory` MiB, Alibaba's
-# `aliyun.com/gpu-mem` GiB, `nvidia.com/gpucores` and the like percent of a GPU. MPS is told by a
-# variable. A claim is named as the ResourceClaim is: by the pod's spec, or, of one that was made
-# for the pod from a template, by its status.
+# Amounts are those in the spec, in each resource's own unit: `nvidia.com/gpu` counts GPUs or
+# replicas; HAMi's `nvidia.com/gpumem` and Volcano's `volcano.sh/vgpu-memory` are in MiB, Alibaba's
+# `aliyun.com/gpu-mem` in GiB, `nvidia.com/gpucores` and similar ones in percent of a GPU. MPS shows
+# in an environment variable. A claim has the name of its ResourceClaim: from the pod's spec, or
+# from its status if the claim was created from a template.
 
 _SUFFIXES: Final = {"k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _MAX_AMOUNT: Final = 2**63 - 1
@@ -298,7 +299,7 @@ _decode_variables: Final = msgspec.json.Decoder(list[Variable] | None).decode
 
 
 class RequestReader:
-    """Reads what containers ask for of GPUs."""
+    """Reads what containers request of GPUs."""
 
     def __init__(self, gpu_resource_prefixes: Iterable[str]) -> None:
         self._prefixes = tuple(gpu_resource_prefixes)
@@ -307,7 +308,10 @@ class RequestReader:
     def read(
         self, container: ApiContainer, claim_names: Mapping[str, str]
     ) -> ContainerRequest | None:
-        """Return what it asks for, `None` for nothing; `claim_names` are those of its pod."""
+        """Return a container's request, `None` if it requests nothing.
+
+        `claim_names` are the names of its pod's claims.
+        """
         resources = container.resources or _NO_RESOURCES
         amounts = {}
         # Devices cannot be overcommitted, so a limit without a request is a request as well.
@@ -330,23 +334,23 @@ class RequestReader:
 
 
 def claim_names(spec: PodSpec, status: PodStatus) -> Mapping[str, str]:
-    """Return the names of a pod's ResourceClaims by those that its spec gives them.
+    """Return the names of a pod's ResourceClaims by their names in the pod's spec.
 
-    A claim that is still to be made from its template has none.
+    Claims that have not been created from their templates yet are left out.
     """
     claims = [*(spec.resource_claims or ()), *(status.resource_claim_statuses or ())]
     return {claim.name: claim.resource_claim_name for claim in claims if claim.resource_claim_name}
 
 
 def mps_ratio(env: Raw) -> float | None:
-    """Return the part of a GPU's threads that a container's variables allow it under MPS.
+    """Return the ratio of a GPU's threads that a container's variables allow it under MPS.
 
-    `None` where they say nothing, or nothing that is a percentage: a value may refer to another
-    variable, or stand in a ConfigMap. Raises `msgspec.ValidationError` for what are no variables.
+    `None` if they do not set it or if it is not a percentage: a value may refer to another variable
+    or come from a ConfigMap. Raises `msgspec.ValidationError` if `env` is not a list of variables.
     """
     if _MPS_BYTES not in bytes(env):
         return None
-    # Of two of one name the last one is the container's.
+    # If a name occurs twice, the last value counts.
     values = [each.value for each in _decode_variables(env) or () if each.name == _MPS_VARIABLE]
     if not values or not values[-1] or not _PERCENTAGE.fullmatch(values[-1]):
         return None
@@ -355,17 +359,17 @@ def mps_ratio(env: Raw) -> float | None:
 
 
 def parse_quantity(quantity: Quantity) -> int:
-    """Return a whole Kubernetes quantity such as `2` or `1k`; 0 for what is none.
+    """Return a whole Kubernetes quantity such as `2` or `1k`; 0 for anything else.
 
-    One that a record cannot hold is the largest that it can.
+    Amounts above the maximum of a record are reduced to it.
     """
     text = str(quantity)
     digits = text.rstrip("kMGi")
-    # `isdigit` alone is true of digits of other scripts, which `int` reads too.
+    # `isdigit` also accepts digits of other scripts, which `int` reads too.
     if not (digits.isascii() and digits.isdigit()):
         return 0
     suffix = text[len(digits) :]
-    # Of more digits than any amount has Python makes no number.
+    # Python refuses to convert very long digit strings, and no amount has that many digits.
     amount = int(digits.lstrip("0")[:_MAX_DIGITS] or 0) * (
         _SUFFIXES.get(suffix, 0) if suffix else 1
     )

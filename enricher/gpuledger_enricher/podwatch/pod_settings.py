@@ -1,4 +1,4 @@
-"""What can be set on podwatch. Values only; reading them is `gpuledger.settings`'s business."""
+"""The settings of podwatch. `gpuledger.settings` loads them."""
 
 from typing import Annotated, Final, Literal
 
@@ -11,67 +11,72 @@ from gpuledger.settings.groups import Seconds, require_cluster_name, require_htt
 
 ALL_LABELS: Final = "*"
 RETRY_MAX_FACTOR: Final = 1.25
-"""How many times as long as asked for the pause between two attempts may be, by chance."""
+"""Maximum of the random factor on the pause between two attempts."""
 Count = Annotated[int, Meta(ge=1)]
 
 
 class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which API server is watched, and how patiently."""
+    """Connection to the API server, timeouts and retries."""
 
     url: str = ""
-    """Address of an API server without credentials, such as kubectl proxy; goes before the rest."""
+    """Address of an API server without credentials, such as `kubectl proxy`. Takes precedence over
+    `kubeconfig` and the service account."""
     kubeconfig: str = ""
-    """Path of a kubeconfig file; empty: the pod's service account, else KUBECONFIG or ~/.kube."""
+    """Path of a kubeconfig file. Empty: the pod's service account, else `KUBECONFIG` or
+    `~/.kube/config`."""
     context: str = ""
-    """Context in that file; empty: its current one."""
+    """Context in the kubeconfig file. Empty: its current context."""
     watch_list: Literal["auto", "off"] = "auto"
-    """Whether to list objects as a watch where the server offers that; `off` asks for pages."""
+    """Whether to list objects as a watch: `auto` (if the server supports it) or `off` (in pages).
+    """
     page_limit: Count = 500
-    """How many objects to ask for in one page of a list."""
+    """Maximum number of objects per page of a list."""
     page_timeout_seconds: Seconds = 60.0
-    """How long one page may take."""
+    """Maximum time for one page of a list, in seconds."""
     connect_timeout_seconds: Seconds = 10.0
-    """How long a connection may take to open, TLS included."""
+    """Maximum time to open a connection, including TLS, in seconds."""
     watch_timeout_seconds: Seconds = 300.0
-    """How long the server is asked to keep a watch open, at least; at most twice as long."""
+    """Minimum time that the server is asked to keep a watch open, in seconds. The maximum is twice
+    as long."""
     idle_timeout_seconds: Seconds = 90.0
-    """After how long without a byte a watch is begun anew, in case its connection is dead."""
+    """Time without data after which a watch is reopened, in case its connection is dead, in
+    seconds."""
     backoff_first_seconds: Seconds = 1.6
-    """The first pause after a failure; each is by chance between half and the whole of it."""
+    """First pause after a failure, in seconds. Each pause is randomly shortened by up to half."""
     backoff_max_seconds: Seconds = 30.0
-    """The longest pause after failures in a row."""
+    """Maximum pause after consecutive failures, in seconds."""
 
     def __post_init__(self) -> None:
-        """Refuse an address that is none and pauses in the wrong order; raises `ValueError`."""
+        """Raise `ValueError` if the address is invalid or the first pause exceeds the maximum."""
         if self.url:
             try:
                 require_http_url(self.url)
             except ValueError as error:
                 raise ValueError(f"url {error}") from error
         if self.backoff_first_seconds > self.backoff_max_seconds:
-            raise ValueError("backoff_first_seconds is more than backoff_max_seconds")
+            raise ValueError("backoff_first_seconds must not exceed backoff_max_seconds")
 
 
 class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which of several podwatches publishes: the one that holds a Lease of the API server."""
+    """Leader election among several podwatches through a Lease in the API server."""
 
     enabled: bool = False
-    """Whether a Lease is held; off, this podwatch publishes however many others do."""
+    """Whether to publish only while holding a Lease. If off, this podwatch always publishes."""
     name: str = "gpuledger-podwatch"
-    """Name of the Lease; it is made where it is missing."""
+    """Name of the Lease, which is created if it does not exist."""
     namespace: str = ""
-    """Its namespace; empty: that of the pod's service account."""
+    """Namespace of the Lease. Empty: the namespace of the pod's service account."""
     identity: str = ""
-    """Under which name it is held, another one for each podwatch; empty: host name and a UUID."""
+    """Identity of this podwatch in the Lease, unique per podwatch. Empty: host name and a UUID."""
     duration_seconds: Seconds = 15.0
-    """For how long others take a holder that says nothing for alive."""
+    """Time after the last renewal before another podwatch may take the Lease, in seconds."""
     renew_deadline_seconds: Seconds = 10.0
-    """How long a holder that cannot renew goes on."""
+    """Time after which a leader that cannot renew the Lease stops, in seconds."""
     retry_seconds: Seconds = 2.0
-    """How often the Lease is renewed, and asked for by those who wait."""
+    """Interval at which the leader renews the Lease and others try to acquire it, in seconds."""
 
     def __post_init__(self) -> None:
-        """Refuse times with which two could publish at once; raises `ValueError`."""
+        """Raise `ValueError` if the times would allow two podwatches to publish at once."""
         if self.duration_seconds <= self.renew_deadline_seconds:
             raise ValueError("duration_seconds must be more than renew_deadline_seconds")
         if self.renew_deadline_seconds <= RETRY_MAX_FACTOR * self.retry_seconds:
@@ -86,18 +91,18 @@ class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Settings of `gpuledger podwatch`."""
 
     cluster: str = DEFAULT_CLUSTER
-    """The Kubernetes cluster that is watched, a DNS label; the same as its agents'. Each cluster on
-    one Kafka has a name of its own; records of other clusters are left alone."""
+    """Name of the watched Kubernetes cluster, a DNS label, same as its agents' setting. Unique per
+    Kafka; records of other clusters are not touched."""
     kafka: KafkaSettings = KafkaSettings(client_id="gpuledger-podwatch")
-    """Where the records are published."""
+    """Connection to Kafka."""
     http: HttpSettings = HttpSettings(listen="0.0.0.0:9821")
-    """Where health and metrics are served."""
+    """HTTP endpoint for health and metrics."""
     log: LogSettings = LogSettings()
-    """How the log is written."""
+    """Log output."""
     kubernetes: KubernetesSettings = KubernetesSettings()
-    """Which API server is watched."""
+    """Connection to the API server."""
     lease: LeaseSettings = LeaseSettings()
-    """Which of several podwatches publishes."""
+    """Leader election."""
     labels: list[str] = msgspec.field(
         default_factory=lambda: [
             "app",
@@ -109,9 +114,9 @@ class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "cost-center",
         ]
     )
-    """Labels of pods to carry along; `*` carries all of them."""
+    """Pod labels to publish. `*` publishes all of them."""
     annotations: list[str] = msgspec.field(default_factory=list)
-    """Annotations of pods to carry along, by their full names."""
+    """Pod annotations to publish, by full name."""
     gpu_resource_prefixes: list[str] = msgspec.field(
         default_factory=lambda: [
             "nvidia.com/",
@@ -120,40 +125,42 @@ class PodwatchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             "volcano.sh/gpu-",
         ]
     )
-    """A container resource whose name begins with one of these counts as a GPU request."""
+    """Name prefixes of container resources that count as GPU requests."""
     node_labels: list[str] = msgspec.field(default_factory=list)
-    """Labels of nodes to carry along; `*` carries all of them."""
+    """Node labels to publish. `*` publishes all of them."""
     node_pool_labels: list[str] = msgspec.field(default_factory=list)
-    """Labels that name a node's pool, before those of the known providers."""
+    """Labels with a node's pool. They take precedence over those of known providers."""
     node_instance_type_labels: list[str] = msgspec.field(default_factory=list)
-    """Labels that name a node's kind of machine, before `node.kubernetes.io/instance-type`."""
+    """Labels with a node's instance type. They take precedence over
+    `node.kubernetes.io/instance-type`."""
     node_zone_labels: list[str] = msgspec.field(default_factory=list)
-    """Labels that name a node's zone, before `topology.kubernetes.io/zone`."""
+    """Labels with a node's zone. They take precedence over `topology.kubernetes.io/zone`."""
     node_region_labels: list[str] = msgspec.field(default_factory=list)
-    """Labels that name a node's region, before `topology.kubernetes.io/region`."""
+    """Labels with a node's region. They take precedence over `topology.kubernetes.io/region`."""
     node_capacity_type_labels: list[str] = msgspec.field(default_factory=list)
-    """Labels that say how a node was bought (`spot`, `on-demand`, `reserved`, ...), before those of
-    the known providers."""
+    """Labels with a node's capacity type (`spot`, `on-demand`, `reserved`, ...). They take
+    precedence over those of known providers."""
     namespace_labels: list[str] = msgspec.field(
         default_factory=lambda: ["team", "project", "cost-center"]
     )
-    """Labels of namespaces to carry along; `*` carries all of them."""
+    """Namespace labels to publish. `*` publishes all of them."""
     namespace_annotations: list[str] = msgspec.field(default_factory=list)
-    """Annotations of namespaces to carry along, by their full names."""
+    """Namespace annotations to publish, by full name."""
     tombstone_after_seconds: Seconds = 900.0
-    """How long a deleted object's record stays before a tombstone lets compaction drop it."""
+    """Time to keep a deleted object's record before a tombstone lets compaction remove it, in
+    seconds."""
     max_tombstones: Count = 100_000
-    """How many deleted objects of a kind wait for that at most; beyond it the oldest waits no
-    longer."""
+    """Maximum number of deleted objects per kind that wait for their tombstone. Above it, the
+    oldest get theirs early."""
     publish_batch: Count = 5000
-    """How many objects are published in one go at most."""
+    """Maximum number of objects that are published at once."""
 
     def __post_init__(self) -> None:
-        """Refuse a cluster that cannot be one, and all annotations, which can be long.
+        """Raise `ValueError` for an invalid cluster name and for `*` as an annotation.
 
-        Raises `ValueError`.
+        Annotations can be long, so all of them cannot be published.
         """
         require_cluster_name(self.cluster)
         for name in ("annotations", "namespace_annotations"):
             if ALL_LABELS in getattr(self, name):
-                raise ValueError(f"{name} has {ALL_LABELS}: name those that are wanted")
+                raise ValueError(f"{name}: invalid value: {ALL_LABELS}; list the names to publish")

@@ -1,9 +1,10 @@
-"""Podwatch put together: the reflector's steps into the table, what is due in it onto the bus.
+"""Podwatch's wiring: the reflector's steps go into the table, its pending messages onto the bus.
 
-`main` is `gpuledger podwatch`: it makes settings, bus and API server, and runs it with them.
+`main` is `gpuledger podwatch`: it creates the settings, the bus and the API server's client, and
+runs podwatch with them.
 
-With a Lease this begins anew each time that it is won: what was published meanwhile is read back
-from the topic, because another podwatch has published and this one's table is of before.
+With a Lease, everything starts over each time it is acquired: the topics are read again, because
+another podwatch has published meanwhile and the table is out of date.
 """
 
 import asyncio
@@ -66,12 +67,11 @@ _log = structlog.get_logger(__name__)
 async def run_podwatch(
     *, api: Api, bus: Bus, settings: PodwatchSettings, readiness: Readiness, clock: Clock
 ) -> None:
-    """Publish what is watched until cancelled; with a Lease, while it is held.
+    """Publish what is watched until cancelled; with a Lease, only while holding it.
 
-    Brokers, topics and rights that are missing are waited for. Raises `UserError` where the Lease
-    has no namespace.
-    The checks are those of `KindChecks`, for each kind, and with a Lease `lease`; all are ok while
-    another one leads.
+    Waits for missing brokers, topics and permissions. Raises `UserError` if the Lease has no
+    namespace. The checks are those of `KindChecks` for each kind and, with a Lease, `lease`; all
+    are ok while another podwatch leads.
     """
     pod_metrics.count_cluster_from_zero(settings.cluster)
     podwatch = PodWatch(api=api, bus=bus, settings=settings, readiness=readiness, clock=clock)
@@ -97,7 +97,7 @@ async def run_podwatch(
 
 @dataclass(frozen=True, kw_only=True)
 class PodWatch:
-    """What publishes; each time anew, for another one may have published meanwhile."""
+    """Publishes objects, each time from the start: another podwatch may have published before."""
 
     api: Api
     bus: Bus
@@ -106,10 +106,10 @@ class PodWatch:
     clock: Clock
 
     def stand_by(self) -> None:
-        """Report that there is nothing to be done for the moment."""
+        """Report that another podwatch leads."""
         for kind in KINDS:
             KindChecks.of(kind, self.readiness).stand_by()
-            # Another one counts the same objects, and a sum over both would have them twice.
+            # The leader counts the same objects, and a sum over both would have them twice.
             pod_metrics.OBJECTS.labels(kind=kind.name).set(0)
             pod_metrics.UNPUBLISHED.labels(kind=kind.name).set(0)
             if kind.watermark_stage is not None:
@@ -118,9 +118,9 @@ class PodWatch:
                 ).set(0)
 
     async def publish(self, *, fence: Fence = let_pass) -> None:
-        """Read what is known, then list, watch and publish until cancelled.
+        """Read the topics, then list, watch and publish until cancelled.
 
-        Each kind by itself: where the right to one is missing, the others go on.
+        Each kind runs separately: if the permission for one is missing, the others continue.
         """
         async with asyncio.TaskGroup() as tasks:
             for kind in KINDS:
@@ -130,7 +130,7 @@ class PodWatch:
         settings, clock = self.settings, self.clock
         checks = KindChecks.of(kind, self.readiness)
         checks.begin()
-        # Before the first list, which says of all that is known and not in it that it is gone.
+        # Before the first list, which shows that known objects missing from it are deleted.
         known = await read_known(
             kind=kind, cluster=settings.cluster, bus=self.bus, check=checks.known, clock=clock
         )
@@ -170,7 +170,7 @@ class PodWatch:
             settings=settings.kubernetes,
             clock=clock,
         )
-        # What was read is in the table now, and would be kept beside it for ever.
+        # The records are in the table now; this reference would keep them in memory as well.
         del known
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follower.run(reflector))
@@ -183,11 +183,11 @@ class KindChecks:
     """The checks of one kind of object."""
 
     known: Check
-    """Whether it was read what Kafka knows."""
+    """Whether the records of the topic have been read."""
     api: Check
-    """Whether the objects were listed, and are watched."""
+    """Whether the objects were listed and are watched."""
     kafka: Check
-    """Whether Kafka takes what is published."""
+    """Whether Kafka accepts what is published."""
     objects: Check
     """Whether every object can be read; a warning."""
 
@@ -202,7 +202,7 @@ class KindChecks:
         )
 
     def stand_by(self) -> None:
-        """Pass all of them: standing by is all that there is to do."""
+        """Pass all checks, because there is nothing to do on standby."""
         for check in (self.known, self.api, self.kafka, self.objects):
             check.ok("standing by")
 
@@ -213,21 +213,21 @@ class KindChecks:
 
 
 class Stamps:
-    """When changes of objects are seen: a clock that is set back by up to an hour goes on in it.
+    """Timestamps for changes of objects, which continue if the clock is set back by up to an hour.
 
-    The join describes a tick by the versions that were seen by its time. A version whose stamp lies
-    before those of ticks that were described without it would describe them otherwise when they are
-    joined again. A clock that is set back by more was wrong before, and is followed.
+    The join describes a tick by the versions that were seen by its time. If a version got a
+    timestamp before ticks that were described without it, they would be described differently when
+    they are joined again. A clock that is set back by more was wrong before, and is followed.
     """
 
     def __init__(self, clock: Clock, *, newest_ns: int = 0) -> None:
-        """Take the clock, and the newest stamp that was written before."""
+        """Use this clock; `newest_ns` is the newest timestamp that was published before."""
         self._clock = clock
         self._last_ns = newest_ns
         self._read_ns = clock.monotonic_ns()
 
     def next_ns(self) -> int:
-        """Return the time of what is seen now."""
+        """Return the timestamp for a change that is seen now."""
         time_ns, read_ns = self._clock.time_ns(), self._clock.monotonic_ns()
         expected_ns = self._last_ns + read_ns - self._read_ns
         is_set_back = 0 < expected_ns - time_ns <= _BRIDGED_NS
@@ -236,7 +236,7 @@ class Stamps:
 
 
 class Follower(Generic[RecordT]):
-    """Applies the reflector's steps to the table, and reports the API server's state as a check."""
+    """Applies the reflector's steps to the table, and shows the API server's state as a check."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class Follower(Generic[RecordT]):
         clock: Clock,
         newest_ns: int = 0,
     ) -> None:
-        """Take the parts; `newest_ns` is the newest stamp that Kafka has from before."""
+        """Create a follower; `newest_ns` is the newest timestamp in Kafka from before."""
         self._kind = kind
         self._unreadable = UnreadableObjects(checks.objects)
         self._table = table
@@ -257,13 +257,13 @@ class Follower(Generic[RecordT]):
         self._stamps = Stamps(clock, newest_ns=newest_ns)
 
     async def run(self, reflector: Reflector[RecordT]) -> None:
-        """Apply the steps, for ever."""
+        """Apply the steps until cancelled."""
         async with aclosing(reflector.run()) as steps:
             async for step in steps:
                 self.apply(step, version=reflector.version)
 
     def apply(self, step: Step[RecordT], *, version: str | None = None) -> None:
-        """Apply one step, with the version that the reflector has reached."""
+        """Apply one step, given the version that the reflector has reached."""
         time_ns = self._stamps.next_ns()
         match step:
             case Upserted(record):
@@ -279,7 +279,7 @@ class Follower(Generic[RecordT]):
                 )
             case Skipped():
                 self._unreadable.add(self._kind.identity_of(step), step)
-                # It is there: a list without it would delete it.
+                # It exists: without this, the end of the list would delete it.
                 self._table.keep(self._kind.identity_of(step))
             case Phase.LISTING:
                 self._unreadable.begin_list()
@@ -296,7 +296,7 @@ class Follower(Generic[RecordT]):
                     gone_count=gone,
                 )
             case Phase.WATCHING:
-                # After a watch that failed the check recovers here, without a list.
+                # After a failed watch the check recovers here, because no list follows.
                 self._check.ok(self.describe_table)
             case Interrupted(error):
                 self._check.failed(str(error))
@@ -304,7 +304,7 @@ class Follower(Generic[RecordT]):
         self._publisher.wake()
 
     def describe_table(self) -> str:
-        """Return how many objects there are, for the check."""
+        """Return the number of objects, for the check."""
         return f"{len(self._table)} {self._kind.plural}"
 
 
@@ -314,7 +314,7 @@ async def run_expiry(
     publisher: RecordPublisher[RecordT],
     clock: Clock,
 ) -> None:
-    """Let tombstones fall due, for ever."""
+    """Turn expired deletions into tombstones until cancelled."""
     while True:
         await clock.sleep(_EXPIRY_SECONDS)
         pod_metrics.EARLY_TOMBSTONES.labels(kind=kind.name).inc(
@@ -343,7 +343,7 @@ def main() -> int:
     }
 
     async def watch(settings: PodwatchSettings, readiness: Readiness) -> None:
-        # Without a critical check it would be ready as soon as its credentials are read.
+        # Without a critical check, podwatch would be ready as soon as its credentials are read.
         readiness.check("pods.api").waits("starting")
         credentials = readiness.check("credentials", severity=CheckSeverity.WARNING)
         async with open_api(settings.kubernetes, check=credentials) as api:

@@ -1,12 +1,13 @@
-"""A topic of podwatch: read to its end after a start, then published to, for ever.
+"""One topic of podwatch: read to its end at start, then published to.
 
-Nobody is in a consumer group for that and nothing is committed: the topic itself is the state. What
-it has already is not published again, and what left the API server while no podwatch ran is found.
-While Kafka is away, what is due waits in the table.
+There is no consumer group and no commit: the topic itself is the state. Records that it already has
+are not published again, and objects that were deleted while no podwatch ran are detected. While
+Kafka is unavailable, pending messages wait in the table.
 
-Two podwatches may publish at once: one that lost the Lease while it was stopped sends the rest of
-its batch when it wakes. So order is by `resourceVersion` and never by offset (`is_older`), and what
-has an older record behind its newest one is published again: compaction keeps the last.
+Two podwatches may publish at once: one that lost the Lease while it was suspended sends the rest of
+its batch when it resumes. So records are ordered by `resourceVersion`, never by offset
+(`is_older`). An object with an older record after its newest one is published again, because
+compaction keeps the last record.
 """
 
 import asyncio
@@ -45,20 +46,19 @@ from gpuledger_enricher.podwatch.table import ObjectTable, ObjectWatermarks, Pen
 from gpuledger_enricher.watched_records import RecordT, WatchedRecord, is_older
 
 POLL_INTERVAL_SECONDS: Final = 10.0
-"""How often the topic is looked at: whether it is there, and still the one that was published to.
-"""
+"""Interval between two checks that the topic exists and is still the same one."""
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
 Fence = Callable[[], None]
-"""Called before each publish; raises where another one may publish now."""
+"""Called before each publish; raises if another podwatch may publish now."""
 
 
 def let_pass() -> None:
-    """Let everything pass: there is nobody else, or others do no harm."""
+    """Allow every publish: there is no Lease."""
 
 
 class KnownRecords(Generic[RecordT]):
-    """The newest record of each object; memory is bounded by those without a tombstone."""
+    """The newest record of each object; memory is bounded by the objects without a tombstone."""
 
     def __init__(
         self,
@@ -68,25 +68,25 @@ class KnownRecords(Generic[RecordT]):
         cluster: str,
         topic_id: str | None = None,
     ) -> None:
-        """Take whose objects they are: those of other clusters are left to their podwatches."""
+        """Read the objects of `cluster`; those of other clusters belong to other podwatches."""
         self._cluster = cluster
         self._kind = kind
         self._decoder = kind.decoder(topics)
         self.topic_id = topic_id
-        """The identity of the topic that was read, as of before."""
+        """The identity of the topic before it was read."""
         self.next_offsets: dict[int, int | None] = {}
-        """Where each of its partitions ended."""
+        """The end offset of each partition."""
         self.newest_ns = 0
-        """The newest stamp of its records."""
+        """The newest timestamp of the records."""
         self.by_identity: dict[str, RecordT] = {}
         self.overtaken: set[str] = set()
-        """Objects behind whose newest record stands an older one."""
+        """Objects whose newest record is followed by an older one."""
         self.undecodable = 0
-        """How many records were none; what has one of them for its newest is unknown."""
+        """Number of unreadable records; an object whose newest record is one is unknown."""
         self._share = kind.sharing()
 
     def ingest(self, records: Iterable[Record]) -> None:
-        """Record these records of the topic, in the order of their partition."""
+        """Read records of the topic, in the order of their partition."""
         for record in records:
             if record.unreadable is not None:
                 count_unreadable(record)
@@ -99,7 +99,7 @@ class KnownRecords(Generic[RecordT]):
             self.newest_ns = max(self.newest_ns, record.timestamp_ms * NS_PER_MS)
             found = self._read(key, record.value) if record.value is not None else None
             if found is None:
-                # A tombstone, or a record that is none: compaction has let go of what was before.
+                # A tombstone, or an unreadable record: compaction drops the records before it.
                 self.by_identity.pop(identity, None)
                 self.overtaken.discard(identity)
                 continue
@@ -108,7 +108,7 @@ class KnownRecords(Generic[RecordT]):
                 self.overtaken.add(identity)
                 continue
             self.overtaken.discard(identity)
-            # Not under the record's key, which would be kept beside its own texts.
+            # Not under the record's key, a string of its own that would need memory as well.
             self.by_identity[self._kind.identity_of(found)] = self._share(found)
 
     def _read(self, key: str, value: bytes) -> RecordT | None:
@@ -119,8 +119,8 @@ class KnownRecords(Generic[RecordT]):
             return None
         own = key_in(found.cluster, self._kind.identity_of(found))
         if own != key:
-            # Compaction goes by the key: this record has replaced another object's.
-            self._count_undecodable(f"{self._decoder.topic}: {own!r} under the key {key!r}")
+            # Compaction goes by key: this record has replaced that of another object.
+            self._count_undecodable(f"{self._decoder.topic}: {own!r} has the wrong key {key!r}")
             return None
         return found
 
@@ -134,12 +134,12 @@ class KnownRecords(Generic[RecordT]):
 async def read_known(
     *, kind: ObjectKind[RecordT], cluster: str, bus: Bus, check: Check, clock: Clock
 ) -> KnownRecords[RecordT]:
-    """Read the topic to its end, as often as it takes; a missing topic or right is waited for."""
+    """Read the topic to its end, retrying even if the topic or a permission is missing."""
 
     async def read_once() -> KnownRecords[RecordT]:
         name = kind.topic(bus.topics).name
-        # The identity first: a topic that is deleted and made anew while it is read is then found
-        # to be another one by the publisher.
+        # The identity first: if the topic is recreated while it is read, the publisher then finds
+        # that it is a different one.
         topic_id = (await bus.describe(name)).topic_id
         known = KnownRecords(kind=kind, topics=bus.topics, cluster=cluster, topic_id=topic_id)
         async with bus.reader() as reader:
@@ -155,13 +155,13 @@ async def read_known(
         passes_check=False,
         counter=pod_metrics.READ_FAILURES.labels(kind=kind.name),
         clock=clock,
-        describe=lambda error: f"reading which {kind.plural} are known: {error}",
+        describe=lambda error: f"reading the known {kind.plural}: {error}",
     )
-    check.waits(f"reading which {kind.plural} are known")
+    check.waits(f"reading the known {kind.plural}")
     known = await retry(read_once)
     count = len(known.by_identity)
     deleted = sum(each.deleted_time_ns is not None for each in known.by_identity.values())
-    check.ok(f"{count} {kind.plural} were known, {deleted} of them deleted")
+    check.ok(f"{count} known {kind.plural}, {deleted} of them deleted")
     _log.info(
         "known_objects_read",
         kind=kind.name,
@@ -173,7 +173,7 @@ async def read_known(
 
 
 class RecordPublisher(Generic[RecordT]):
-    """Sends batches of records to their partitions."""
+    """Publishes batches of records and the watermarks of their topic."""
 
     def __init__(
         self,
@@ -191,10 +191,10 @@ class RecordPublisher(Generic[RecordT]):
         fence: Fence = let_pass,
         poll_interval_seconds: float = POLL_INTERVAL_SECONDS,
     ) -> None:
-        """Take the parts; `topic_id` is the identity of the topic that has what is not due.
+        """Create a publisher; `topic_id` is the identity of the topic that was read.
 
-        `next_offsets` are the ends of its partitions, and `publisher` is who the watermarks say
-        that they are from.
+        `next_offsets` are the ends of the topic's partitions, and `publisher` is the name in the
+        watermarks.
         """
         self.watermarks = ObjectWatermarks(table=table, clock=clock)
         self._next_offsets = next_offsets or {}
@@ -211,22 +211,22 @@ class RecordPublisher(Generic[RecordT]):
         self._topic_id = topic_id
         self._poll_interval_seconds = poll_interval_seconds
         self._checked_ns = 0
-        # Not a `RetryingCaller`: the table changes between two attempts, so each sends what is due
-        # then, and parts of a batch succeed by themselves.
+        # Not a `RetryingCaller`: the table changes between two attempts, so each attempt sends what
+        # is pending then, and parts of a batch may succeed.
         self._backoff = Backoff()
         self._changed = asyncio.Event()
 
     def wake(self) -> None:
-        """Report that the table may have something due."""
+        """Report that the table may have pending messages."""
         self._changed.set()
 
     def measure(self) -> None:
-        """Set the gauges: after batches and lists, not for each object."""
+        """Set the gauges, which happens after batches and lists, not for each object."""
         pod_metrics.OBJECTS.labels(kind=self._kind.name).set(len(self._table))
         pod_metrics.UNPUBLISHED.labels(kind=self._kind.name).set(self._table.unpublished)
 
     async def run(self) -> None:
-        """Publish what comes; a producer that failed is replaced after a pause."""
+        """Publish until cancelled; replace a failed producer after a pause."""
         while True:
             try:
                 await self._with_one_producer()
@@ -236,17 +236,17 @@ class RecordPublisher(Generic[RecordT]):
                 await self._clock.sleep(self._backoff.next_seconds())
 
     def describe_unpublished(self, *, behind: str | None = None) -> str:
-        """Return how much is to be published, for the check, `behind` what it waits for."""
-        count = f"{self._table.unpublished} {self._kind.plural} are to be published"
+        """Return the number of pending objects, for the check, after the reason to wait if any."""
+        count = f"{self._table.unpublished} {self._kind.plural} to publish"
         return count if behind is None else f"{behind}; {count}"
 
     async def _with_one_producer(self) -> None:
-        """Publish until the topic is another one; raises `BusError`."""
+        """Publish until the topic has changed; raises `BusError`."""
         topic = await self._describe_topic()
         self.watermarks.reset()
         async with self._bus.producer() as producer:
-            # A producer that opens says nothing of those that failed to publish: while something
-            # is due the check recovers only with an acknowledgement.
+            # Opening a producer does not show that publishing works: while messages are pending,
+            # the check recovers only with an acknowledgement.
             if not self._check.has_failed or not self._table.unpublished:
                 self._check.ok(self.describe_unpublished)
             while True:
@@ -256,8 +256,8 @@ class RecordPublisher(Generic[RecordT]):
                     await self._send(producer, batch, topic.partitions)
                     self.watermarks.acknowledge(batch)
                 else:
-                    # Cleared before waiting and without an await since the table was empty, so
-                    # that no wake is missed.
+                    # Cleared before the wait and without an await since the table was empty, so
+                    # that no wake-up is lost.
                     self._changed.clear()
                     if self.watermarks.complete_until_ns() is None:
                         seconds = min(self._poll_interval_seconds, RENEWED_AFTER_SECONDS)
@@ -268,13 +268,13 @@ class RecordPublisher(Generic[RecordT]):
                     passed_ns >= self._poll_interval_seconds * NS_PER_SECOND
                     and await self._describe_topic() != topic
                 ):
-                    return  # the producer knows the topic as it was
+                    return  # the producer has the metadata of the old topic
 
     async def _describe_topic(self) -> TopicDescription:
-        """Return what the topic is now; have all published again where it is another one.
+        """Return the topic's description; publish everything again if it is a different topic.
 
-        Without it nobody would hear, while nothing changes, that the brokers are away or that the
-        topic was deleted.
+        Without this request, while no object changes, podwatch would not notice that the brokers
+        are unavailable or that the topic was deleted.
         """
         found = await self._bus.describe(self._topic)
         self._checked_ns = self._clock.monotonic_ns()
@@ -289,7 +289,7 @@ class RecordPublisher(Generic[RecordT]):
     async def _send(
         self, producer: Producer, batch: Sequence[PendingMessage[RecordT]], partitions: int
     ) -> None:
-        """Send each partition its part; what arrived counts even if others failed."""
+        """Send each partition its part; parts that arrive count even if others fail."""
         parts: dict[int, list[PendingMessage[RecordT]]] = defaultdict(list)
         for message in batch:
             node = key_in(self._cluster, message.node)
@@ -306,7 +306,7 @@ class RecordPublisher(Generic[RecordT]):
     async def _send_part(
         self, producer: Producer, partition: int, part: list[PendingMessage[RecordT]]
     ) -> None:
-        # Before each part and not once a batch: a part may wait for long, and the Lease be lost.
+        # Before each part, not once per batch: a part may wait long, and the Lease may be lost.
         self._fence()
         messages = [
             Message(
@@ -324,15 +324,15 @@ class RecordPublisher(Generic[RecordT]):
         of_kind = {"kind": self._kind.name}
         pod_metrics.PUBLISHED.labels(**of_kind, type="tombstone").inc(tombstones)
         pod_metrics.PUBLISHED.labels(**of_kind, type="record").inc(len(part) - tombstones)
-        # The first is the oldest. Never negative, though the clock may have been set back.
+        # The first message is the oldest. Never negative, even if the clock was set back.
         pod_metrics.LAG.labels(**of_kind).observe(
             max(0, self._clock.time_ns() - part[0].seen_time_ns) / NS_PER_SECOND
         )
 
     async def _renew_watermarks(self, producer: Producer, partitions: int) -> None:
-        """Say of each partition up to when it is complete, where that is due and known.
+        """Publish the watermark of each partition if it is due and known.
 
-        By what this kind's list and watch brought alone, of its own topic.
+        It covers only this kind's list and watch, and this kind's topic.
         """
         stage, complete_until_ns = self._kind.watermark_stage, self.watermarks.complete_until_ns()
         if stage is None or complete_until_ns is None:
@@ -351,7 +351,7 @@ class RecordPublisher(Generic[RecordT]):
                 publisher=self._publisher,
             )
             for partition, next_offset in ends.items()
-            # The brokers do not tell it of a batch that they had already.
+            # The brokers do not report the offset of a batch that they already had.
             if next_offset is not None
         ]
         await _all_of(
@@ -368,7 +368,7 @@ class RecordPublisher(Generic[RecordT]):
 async def _all_of(publications: Iterable[Awaitable[object]]) -> None:
     """Wait until all of them have ended, then raise the first failure.
 
-    One that is left behind would publish with a producer that is closed by then.
+    One that is left running would publish with a producer that is already closed.
     """
     for result in await asyncio.gather(*publications, return_exceptions=True):
         if isinstance(result, BaseException):
@@ -376,9 +376,9 @@ async def _all_of(publications: Iterable[Awaitable[object]]) -> None:
 
 
 def encode_bounded(record: RecordT, *, kind: ObjectKind[RecordT], topics: Topics) -> bytes:
-    """Encode a record; what nobody would decode, or take as one message, is cut.
+    """Encode a record; shorten it if readers would refuse it or it is too large for a message.
 
-    A record that a broker refuses would be sent again and again, and hold up its whole partition.
+    A record that a broker refuses would be sent again and again, and block its whole partition.
     """
     key, value = key_in(record.cluster, kind.identity_of(record)).encode(), encode(record)
     try:
@@ -388,7 +388,7 @@ def encode_bounded(record: RecordT, *, kind: ObjectKind[RecordT], topics: Topics
         record, _ = fit(record)
         value = encode(record)
     if (size := size_bytes(key, value)) > MAX_MESSAGE_BYTES:
-        _report_cut(record, kind, f"its record has {size} bytes, of {MAX_MESSAGE_BYTES} allowed")
+        _report_cut(record, kind, f"its record is too large: {size} bytes, max {MAX_MESSAGE_BYTES}")
         value = encode(kind.bare(record))
     return value
 
@@ -406,5 +406,5 @@ def _report_cut(record: RecordT, kind: ObjectKind[RecordT], detail: str) -> None
 
 
 def full_name(record: WatchedRecord) -> str:
-    """Return an object's name, with its namespace where it is in one."""
+    """Return an object's name, with its namespace if it has one."""
     return f"{record.namespace}/{record.name}" if isinstance(record, PodRecord) else record.name

@@ -1,24 +1,24 @@
-"""The objects of a kind as they change, for ever: list, watch, and begin again whatever happens.
+"""Follows the objects of a kind: lists, watches, and starts again after every failure.
 
 Four thin layers, each an asynchronous generator of steps: `_stream` is one watch request, which may
-begin with all objects, `_list` and `_list_then_watch` make their whole story, `_connection` ends
-with a pause, `run` is the loop. Nothing is kept here but the version reached and whether the
-server lists as a watch; who was deleted between two lists is for the caller to find, who knows what
-there was.
+begin with all objects; `_list` and `_list_then_watch` combine lists and watches; `_connection` ends
+with a pause; `run` is the loop. The only state is the version reached and whether the server can
+list as a watch. The caller finds the objects that were deleted between two lists, because it has
+the previous ones.
 
-What Kubernetes promises, and what follows from it:
+What Kubernetes guarantees, and the consequences:
 
 * A `resourceVersion` is opaque and belongs to one server's history. The reflector keeps the newest
-  that it has seen and hands it back; it never compares or counts with it.
-* A watch sends what changed after its version. The server keeps changes for five minutes by
-  default: an older version is refused with 410, at the start or as an `ERROR` in the middle, and
-  only a new list helps. So a version is kept across watches, and dropped where it has expired.
-* While nothing changes the server sends bookmarks, which keep the version young. It promises them
-  at no interval.
-* A page names the next one with `continue`, and all pages are of the version of the first. That
-  token too expires with 410.
-* A list as a watch (`sendInitialEvents`) is complete with the bookmark that is marked so, and with
-  nothing else: until then none that is missing may be taken for deleted.
+  one it has seen and sends it back; it never compares or calculates.
+* A watch sends the changes after its version. The server keeps changes for five minutes by default:
+  an older version is refused with 410, at the start or as an `ERROR` in the middle, and only a new
+  list helps. So a version is kept across watches, and dropped when it has expired.
+* While nothing changes, the server sends bookmarks, which keep the version fresh. It guarantees no
+  interval.
+* A page refers to the next one with `continue`, and all pages have the version of the first. That
+  token expires with 410, too.
+* A list as a watch (`sendInitialEvents`) is complete only with the bookmark that is marked as its
+  end: until then, no missing object may be considered deleted.
 """
 
 import random
@@ -59,7 +59,7 @@ from gpuledger_enricher.watched_records import RecordT
 
 _INITIAL_EVENTS: Final = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
 _MAX_UNENDED: Final = 2
-# How servers and proxies refuse a parameter that they do not know.
+# Statuses with which servers and proxies refuse a parameter that they do not support.
 _UNSUPPORTED: Final = frozenset(
     {
         HTTPStatus.BAD_REQUEST,
@@ -71,7 +71,7 @@ _UNSUPPORTED: Final = frozenset(
 )
 _MIN_LIFE_SECONDS: Final = 1.0
 _MAX_RETRY_AFTER_SECONDS: Final = 300.0
-# A page of 500 usual pods is 4 MB; tenants may make pods of 1.5 MB each.
+# A page of 500 typical pods is 4 MB; tenants may create pods of 1.5 MB each.
 MAX_PAGE_BYTES: Final = 32 * 2**20
 _PAGE_SHRINK_FACTOR: Final = 4
 _decode_page: Final = msgspec.json.Decoder(ObjectPage).decode
@@ -79,14 +79,14 @@ _log = structlog.get_logger(__name__)
 
 
 class NoEndMarkError(KubernetesError):
-    """A list as a watch went on, or ended, without the bookmark that ends it."""
+    """A list as a watch has no bookmark that marks its end."""
 
 
 class WatchLists:
-    """Whether objects are listed as a watch, by what the server did with that until now. Pure.
+    """Decides whether to list objects as a watch, by the server's responses so far. Pure.
 
     A list as a watch costs the server less and comes one object at a time. Servers before
-    Kubernetes 1.34 refuse it unless configured otherwise, and a proxy in between may not bear it.
+    Kubernetes 1.34 refuse it unless configured otherwise, and proxies may break it.
     """
 
     def __init__(self, *, wanted: bool) -> None:
@@ -95,21 +95,21 @@ class WatchLists:
 
     @property
     def wanted(self) -> bool:
-        """Whether to query the next list as a watch: not after two in a row broke off."""
+        """Whether to request the next list as a watch; not after two in a row broke off."""
         return self._wanted and self._unended < _MAX_UNENDED
 
     def begin(self) -> None:
-        """Record that the server has agreed to one."""
+        """Record that the server has accepted a list as a watch."""
         self._unended += 1
 
     def end(self) -> None:
-        """Record that every object came."""
+        """Record that the list is complete."""
         self._unended = 0
 
     def refused(self, error: KubernetesError) -> bool:
-        """Return whether the server will not do this, so that pages are to be read at once.
+        """Return whether the server does not support it, so that pages must be read now.
 
-        For ever, but where a permission is missing, which may be granted.
+        This is permanent, except for a missing permission, which may be granted.
         """
         if isinstance(error, NoEndMarkError) or error.status in _UNSUPPORTED:
             self._wanted = False
@@ -119,7 +119,7 @@ class WatchLists:
 
 
 class Reflector(Generic[RecordT]):
-    """Follows the objects of one kind of one API server."""
+    """Follows the objects of one kind in one API server."""
 
     def __init__(
         self,
@@ -132,14 +132,14 @@ class Reflector(Generic[RecordT]):
         chance: Callable[[], float] = random.random,
         version: str | None = None,
     ) -> None:
-        """Take the parts; with a `version` it goes on with what came after that, without a list."""
+        """Create a reflector; with a `version` it continues after that, without a list."""
         self._api = api
         self._kind = kind
         self._events = WatchReader(reader, kind=kind.name)
         self._settings = settings
         self._clock = clock
         self._chance = chance
-        # Not a `RetryingCaller`: a watch that ends is opened again too, and is no failure.
+        # Not a `RetryingCaller`: a watch that ends without a failure is reopened as well.
         self._backoff = Backoff(
             first_seconds=settings.backoff_first_seconds,
             max_seconds=settings.backoff_max_seconds,
@@ -152,18 +152,18 @@ class Reflector(Generic[RecordT]):
 
     @property
     def version(self) -> str | None:
-        """From where the next watch goes on; `None` where a list is needed first."""
+        """Version after which the next watch continues; `None` if a list is needed first."""
         return self._version
 
     async def run(self) -> AsyncGenerator[Step[RecordT]]:
-        """Yield the steps of one connection after the other."""
+        """Yield the steps of one connection after another."""
         while True:
             async with aclosing(self._connection()) as steps:
                 async for step in steps:
                     yield step
 
     async def _connection(self) -> AsyncGenerator[Step[RecordT]]:
-        """List if need be, watch until that ends, pause as it deserves."""
+        """List if necessary, watch until the watch ends, then pause."""
         self._watching_since_ns = None
         error: KubernetesError | None = None
         try:
@@ -181,10 +181,11 @@ class Reflector(Generic[RecordT]):
         await self._clock.sleep(self._pause_seconds(error))
 
     def _pause_seconds(self, error: KubernetesError | None) -> float:
-        """Return the pause after a connection.
+        """Return the pause after a connection, in seconds.
 
-        After one that lasted longer than the last pause the backoff begins anew: a server that
-        closes at once does not get requests too often, nor one that ends after a while too seldom.
+        After a connection that lasted longer than the last pause, the backoff starts again: a
+        server that closes at once does not get too many requests, and one that closes after a while
+        does not get too few.
         """
         began_ns = self._watching_since_ns
         life_ns = 0 if began_ns is None else self._clock.monotonic_ns() - began_ns
@@ -192,22 +193,22 @@ class Reflector(Generic[RecordT]):
             self._backoff.reset()
             self._last_pause_seconds = 0.0
             if error is None:
-                # The usual end: the server closes a watch when the time that it was given is over.
+                # The usual end: the server closes a watch when its timeout is over.
                 return 0.0
-        # Bounded: a server that sends 86400 would be without podwatch for a day.
+        # Limited: a server that sends 86400 would stop podwatch for a day.
         requested = min((error and error.retry_after_seconds) or 0.0, _MAX_RETRY_AFTER_SECONDS)
         self._last_pause_seconds = max(self._backoff.next_seconds(), requested)
         return self._last_pause_seconds
 
     async def _list_then_watch(self) -> AsyncGenerator[Step[RecordT]]:
-        """Yield all objects if need be, in one request with the watch or in pages before it."""
+        """Yield all objects if necessary, in one request with the watch or in pages before it."""
         if self._version is None and self._watch_lists.wanted:
             try:
                 async with aclosing(self._stream(lists=True)) as steps:
                     async for step in steps:
                         yield step
             except KubernetesError as error:
-                # With a version the list was complete: it is the watch behind it that failed.
+                # With a version, the list was complete, and the watch after it failed.
                 if self.version is not None or not self._watch_lists.refused(error):
                     raise
             else:
@@ -218,9 +219,9 @@ class Reflector(Generic[RecordT]):
                     yield step
 
     async def _list(self) -> AsyncGenerator[Step[RecordT]]:
-        """Yield every object, page by page; all pages are of one version.
+        """Yield every object, page by page; all pages have one version.
 
-        Where a page is larger than may be held, smaller ones are read from there on.
+        If a page is larger than the limit, smaller pages are read from there on.
         """
         pod_metrics.RELISTS.labels(kind=self._kind.name).inc()
         yield Phase.LISTING
@@ -233,20 +234,20 @@ class Reflector(Generic[RecordT]):
             except AnswerTooLargeError:
                 if limit == 1:
                     raise
-                # The token names the next object and no size, so it is good for a smaller page.
+                # The token refers to the next object without a size, so smaller pages can use it.
                 limit = max(1, limit // _PAGE_SHRINK_FACTOR)
                 continue
             for raw in page.items or ():
                 if step := self._events.item(raw):
                     yield step
             token = page.metadata.continue_token or None
-        # Only now: a watch from a list that broke off would miss the objects of the pages not read.
+        # Only now: a watch after an interrupted list would miss the objects of unread pages.
         self._version = page.metadata.resource_version if page else None
         yield Phase.LISTED
 
     async def _page(self, token: str, *, limit: int) -> ObjectPage:
-        # Without `resourceVersion` the list is as new as etcd. From the cache of a server that is
-        # behind, objects that are gone would be published anew.
+        # Without `resourceVersion` the list is as new as etcd. A list from the cache of a server
+        # that is behind would publish deleted objects again.
         query = {**self._kind.selector, "limit": str(limit)}
         if token:
             query["continue"] = token
@@ -263,11 +264,11 @@ class Reflector(Generic[RecordT]):
             return decode_cut(_decode_page, body)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise KubernetesError(
-                f"the API server sent no list of {self._kind.plural}: {error}"
+                f"the API server's response is not a list of {self._kind.plural}: {error}"
             ) from error
 
     async def _stream(self, *, lists: bool = False) -> AsyncGenerator[Step[RecordT]]:
-        """Yield the steps of one watch request, with `lists` all objects first, until its end."""
+        """Yield the steps of one watch request until it ends; with `lists`, all objects first."""
         async with self._lines(lists=lists) as lines:
             if lists:
                 async with aclosing(self._initial(lines)) as steps:
@@ -278,13 +279,13 @@ class Reflector(Generic[RecordT]):
             try:
                 async for line in lines:
                     match found := self._events.read(line):
-                        # The version is taken before the step is yielded, so that the caller reads
-                        # at `version` how far it is with this step.
+                        # The version is set before the step is yielded, so that the caller finds
+                        # the version of this step in `version`.
                         case Upserted() | Deleted():
                             self._version = found.record.resource_version or self._version
                             yield found
                         case Skipped(version=version):
-                            # Its version too: the next watch would otherwise begin before it.
+                            # Its version counts too, or the next watch would begin before it.
                             self._version = version or self._version
                             yield found
                         case Bookmark() | Passed():
@@ -292,21 +293,21 @@ class Reflector(Generic[RecordT]):
                         case None:
                             pass
             except SilentError:
-                # No failure: a server on which nothing changes owes no line. Bookmarks are promised
-                # at no interval, and one that is due before the server has heard of any change
-                # since its own start is left out. The next watch, on a connection of its own, finds
-                # out whether the server is there, and fails where it is not.
+                # Not a failure: if nothing changes, the server need not send anything. Bookmarks
+                # have no guaranteed interval, and a server omits them before it has seen its first
+                # change since it started. The next watch, on a new connection, fails if the server
+                # is unavailable.
                 return
 
     async def _initial(self, lines: AsyncGenerator[bytes]) -> AsyncGenerator[Step[RecordT]]:
-        """Yield every object; only the bookmark that ends the list is a version reached."""
+        """Yield every object; only the bookmark that ends the list sets the version."""
         self._watch_lists.begin()
         pod_metrics.RELISTS.labels(kind=self._kind.name).inc()
         yield Phase.LISTING
         async for line in lines:
             match found := self._events.read(line):
                 case Upserted() | Deleted() | Skipped():
-                    # Without its version: these come in no order of versions.
+                    # Its version is ignored: these objects come in no order of versions.
                     yield found
                 case Bookmark(version, ends_list=True):
                     self._watch_lists.end()
@@ -314,25 +315,25 @@ class Reflector(Generic[RecordT]):
                     yield Phase.LISTED
                     return
                 case Bookmark():
-                    # A server that knows bookmarks and not `sendInitialEvents` ignores the latter,
-                    # and goes on for ever without an end mark.
+                    # A server that supports bookmarks but not `sendInitialEvents` ignores the
+                    # latter, and never sends an end mark.
                     break
                 case Passed() | None:
                     pass
-        raise NoEndMarkError("the API server began a list as a watch and did not say where it ends")
+        raise NoEndMarkError("the API server did not mark the end of a list as a watch")
 
     @asynccontextmanager
     async def _lines(self, *, lists: bool) -> AsyncIterator[AsyncGenerator[bytes]]:
-        """Open a watch, and yield its lines."""
-        # By chance up to twice as long, as for other clients: those that began together after a
-        # restart of the server do not all come back together.
+        """Open a watch and yield an iterator over its lines."""
+        # Randomly up to twice as long, as in other clients: watches that began together after a
+        # restart of the server do not all end together.
         server_seconds = round(self._settings.watch_timeout_seconds * (1 + self._chance()))
         query = {
             **self._kind.selector,
             "watch": "true",
             "allowWatchBookmarks": "true",
             **(_INITIAL_EVENTS if lists else {"resourceVersion": self._version or ""}),
-            # 0 would be no limit, that is the server's own.
+            # 0 would mean the server's own limit.
             "timeoutSeconds": str(max(1, server_seconds)),
         }
         async with (
@@ -341,7 +342,7 @@ class Reflector(Generic[RecordT]):
                 query=query,
                 accept=self._kind.accept(as_list=False),
                 idle_timeout_seconds=self._settings.idle_timeout_seconds,
-                # The server ends it; this is for one that does not.
+                # The server ends the watch; this limit is for one that does not.
                 total_seconds=server_seconds + self._settings.idle_timeout_seconds,
             ) as answer,
             aclosing(split_lines(answer.chunks())) as lines,

@@ -157,7 +157,7 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     ),
     "annotations": (
         lambda _: PodwatchSettings(annotations=["*"]),
-        "annotations has *: name those that are wanted",
+        "annotations: invalid value: *; list the names to publish",
     ),
     "a lease's namespace": (
         lambda folder: namespace_of(LeaseSettings(), own=folder / "namespace"),

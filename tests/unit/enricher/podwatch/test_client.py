@@ -123,7 +123,7 @@ async def test_a_kubeconfig_that_breaks_later_leaves_the_former_in_force_and_sho
         file.write_text(broken)
         await soon(lambda: check.has_failed)
         await _list(api)
-        assert "the former credentials stay in force" in check.detail
+        assert "the previous credentials stay in use" in check.detail
         assert "hunter2" not in f"{check.detail} {caplog.text}"
         write_kubeconfig(file, url=server.url, token="second")
         await soon(lambda: check.is_ok)

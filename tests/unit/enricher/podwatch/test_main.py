@@ -32,7 +32,7 @@ def test_a_missing_kubeconfig_is_said_in_one_line(tmp_path: Path) -> None:
     assert ended.returncode == 2, ended.stderr
     assert len(message) == 1
     assert f"No such file or directory: '{file}'" in message[0]
-    assert message[0].endswith(f"check the file kubernetes.kubeconfig names: {file}")
+    assert message[0].endswith(f"check the file named by kubernetes.kubeconfig: {file}")
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ async def test_all_partitions_are_read_to_their_end() -> None:
     )
     assert known.by_identity.keys() == {f"u{number}" for number in range(30)} - {"u3"}
     check = readiness.check("pods.known")
-    assert (check.is_ok, check.detail) == (True, "29 pods were known, 1 of them deleted")
+    assert (check.is_ok, check.detail) == (True, "29 known pods, 1 of them deleted")
 
 
 async def test_a_bus_that_is_away_is_asked_again_after_a_pause() -> None:

@@ -329,4 +329,4 @@ async def test_an_api_server_that_is_not_there_is_an_interruption(
         )
     assert isinstance(steps[-1], Interrupted)
     assert isinstance(steps[-1].error, KubernetesError)
-    assert "http://127.0.0.1:9 cannot be read" in str(steps[-1].error)
+    assert "cannot read from the API server http://127.0.0.1:9: " in str(steps[-1].error)

@@ -76,7 +76,7 @@ async def test_a_restart_repeats_nothing_and_misses_nothing(
         "new": ["Running"],
     }
     readiness = await run_until(bus, settings, after, StillClock())
-    assert readiness.check("pods.known").detail == "3 pods were known, 0 of them deleted"
+    assert readiness.check("pods.known").detail == "3 known pods, 0 of them deleted"
 
 
 async def test_a_deleted_pod_gets_its_tombstone_also_from_the_next_podwatch(

@@ -34,7 +34,7 @@ def first_error(steps: list[Step]) -> str:
     ("lists", "watches", "settings", "what"),
     [
         pytest.param(
-            [mute()], [], {"page_timeout_seconds": SHORT_SECONDS}, "cannot be read", id="a list"
+            [mute()], [], {"page_timeout_seconds": SHORT_SECONDS}, "cannot read from", id="a list"
         ),
         pytest.param([], [mute()], {"idle_timeout_seconds": SHORT_SECONDS}, "silent", id="a watch"),
         pytest.param(

@@ -234,7 +234,7 @@ async def test_a_pod_that_cannot_be_read_is_named_until_it_can_or_is_gone(
     ):
         api, readable = readiness.check("pods.api"), readiness.check("pods.objects")
         await soon(lambda: readable.has_failed)
-        assert "team-red/pod-a cannot be read" in readable.detail
+        assert "cannot read team-red/pod-a" in readable.detail
         assert api.detail == "2 pods"
         go_on.set()
         await soon(lambda: readable.is_ok)
