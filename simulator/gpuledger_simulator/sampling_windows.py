@@ -1,7 +1,7 @@
-"""The driver's sampling: utilization in whole percents over windows on a fixed grid.
+"""The driver's sampling: whole percentages over windows on a fixed grid.
 
-Here the truth is blurred as a driver blurs it, in the forms of `DriverModel`. The ring buffer is
-not stored: any of its samples can be worked out again from the truth.
+This module blurs the ground truth as a driver does, in the forms of `DriverModel`. The ring buffer
+is not stored, because each of its samples can be recomputed from the ground truth.
 """
 
 from collections import deque
@@ -29,12 +29,12 @@ class DriverWindow:
     start_ns: int
     end_ns: int
     timestamp_us: int
-    """Its end in microseconds of the machine's clock, as the driver stamps it."""
+    """Its end on the driver's clock, in microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedProcessSample:
-    """What the driver says of one process in one window, or in several."""
+    """The driver's sample of one process in one or more windows."""
 
     pid: int
     timestamp_us: int
@@ -43,7 +43,7 @@ class SimulatedProcessSample:
 
 
 class SamplingWindows:
-    """The windows of one GPU that its ring buffer still holds."""
+    """The windows of one GPU that are still in its ring buffer."""
 
     def __init__(
         self,
@@ -51,26 +51,27 @@ class SamplingWindows:
         *,
         period_ns: int,
         stamp_us: Callable[[int], int],
-        driver: DriverModel = DriverModel(),  # noqa: B008  # frozen, so one for all does no harm
+        driver: DriverModel = DriverModel(),  # noqa: B008  # frozen, so sharing it is safe
     ) -> None:
         self._gpu = gpu
         self._period_ns = period_ns
         self._stamp_us = stamp_us
         self._driver = driver
         self._used: dict[int, bool] = {}
-        """Of completed windows of late, by number: a ring is asked for the same ones many times."""
+        """Whether completed windows were used, by window number: callers read the same ring many
+        times."""
         self._ring: deque[int] = deque(maxlen=driver.ring_samples)
-        """Of `skipped`: the numbers of the latest windows of use, up to window `_filled_until`."""
+        """For `skipped`: the numbers of the latest used windows, up to window `_filled_until`."""
         self._filled_until = 0
         self._lock = Lock()
 
     def newer_than(self, last_seen_us: int, *, now_ns: int) -> list[DriverWindow]:
-        """Return the windows in the ring buffer with a newer stamp, oldest first.
+        """Return the windows in the ring buffer with a later timestamp, oldest first.
 
-        The driver has sampled since before the scenario's start: those windows are idle.
+        The driver's sampling started before the scenario; those windows are idle.
         """
         driver, newest = self._driver, now_ns // self._period_ns
-        # Older windows are lost to who asks late, as in the driver's ring buffer.
+        # Older windows have been overwritten, as in the driver's ring buffer.
         oldest = newest - driver.ring_samples + 1
         if driver.ring_idle == "skipped":
             numbers = self._fill_ring(newest)
@@ -83,7 +84,7 @@ class SamplingWindows:
             if self._stamp_us(number * self._period_ns) > last_seen_us:
                 found.append(self._window(number))
             elif driver.ring_idle == "skipped":
-                break  # hours may be behind it
+                break  # older windows may go back hours
         return found[::-1]
 
     def latest(self, now_ns: int) -> DriverWindow:
@@ -91,12 +92,12 @@ class SamplingWindows:
         return self._window(now_ns // self._period_ns)
 
     def gpu_percent(self, window: DriverWindow) -> int:
-        """Share of the window in which a kernel ran."""
+        """Share of the window during which a kernel ran, in percent."""
         busy_ns = self._gpu.device_busy_ns(window.start_ns, window.end_ns)
         return self._percent(busy_ns, window)
 
     def memory_percent(self, window: DriverWindow) -> int:
-        """Share of the window in which the memory controller was busy."""
+        """Share of the window during which the memory controller was busy, in percent."""
         busy_ns = sum(
             self._gpu.memory_busy_ns(process, window.start_ns, window.end_ns)
             for process in self._gpu.processes
@@ -104,17 +105,18 @@ class SamplingWindows:
         return self._percent(busy_ns, window)
 
     def milliwatts(self, window: DriverWindow) -> int:
-        """Mean draw over the window."""
+        """Mean power draw over the window."""
         joules = self._gpu.joules(window.start_ns, window.end_ns)
         return round(joules * NS_PER_SECOND * 1000 / (window.end_ns - window.start_ns))
 
     def process_samples(self, window: DriverWindow) -> Iterator[SimulatedProcessSample]:
-        """Yield a sample of each process that used the GPU and outlived the window."""
+        """Yield a sample for each process that used the GPU and outlived the window."""
         for pid, processes in self._sampled_by_pid().items():
-            # What ends within a window is in none of the driver's samples: only its accounts know.
+            # The driver does not sample processes that end within a window; only its accounts
+            # include them.
             there = [process for process in processes if process.is_on_gpu(window.end_ns)]
             used_ns = [self._counted_ns(process, window) for process in there]
-            # The driver leaves out who rounds to nothing.
+            # The driver omits processes whose percentage rounds to 0.
             if sm_percent := self._percent(sum(used_ns), window):
                 memory_ns = sum(
                     own * process.spec.load.memory_ratio
@@ -130,9 +132,9 @@ class SamplingWindows:
     def list_process_samples(
         self, last_seen_us: int, *, now_ns: int
     ) -> list[SimulatedProcessSample]:
-        """Return the process samples newer than a stamp, in the driver's form.
+        """Return the process samples with a later timestamp, in the driver's form.
 
-        Raises `pynvml.NVMLError` where the driver has none.
+        Raises `pynvml.NVMLError` if the driver does not support process samples.
         """
         form = self._driver.processes
         if form == "absent":
@@ -156,11 +158,11 @@ class SamplingWindows:
     def _join(
         self, samples: Sequence[SimulatedProcessSample], windows: Sequence[DriverWindow]
     ) -> SimulatedProcessSample:
-        """Return the one sample of a process for all these windows."""
+        """Return one sample that summarizes a process's samples."""
         newest, form = samples[-1], self._driver.processes
         if form == "newest":
             return newest
-        # A mean over all windows is of the time up to the last of them, whoever rested in it.
+        # The mean over all windows ends with the last window, even if the process was idle in it.
         is_of_all = form == "mean"
         count = len(windows) if is_of_all else len(samples)
         return SimulatedProcessSample(
@@ -171,7 +173,7 @@ class SamplingWindows:
         )
 
     def _sampled_by_pid(self) -> dict[int, list[PlannedProcess]]:
-        """Return whose kernels are sampled under which pid."""
+        """Return the processes whose kernels are sampled under each pid."""
         server = None
         if self._driver.mps_samples == "server":
             servers = (one for one in self._gpu.processes if one.comm.startswith(_MPS_SERVER))
@@ -184,15 +186,15 @@ class SamplingWindows:
         return found
 
     def _counted_ns(self, process: PlannedProcess, window: DriverWindow) -> int:
-        """Return what a window counts as the process's time."""
+        """Return the part of the window that counts as the process's time."""
         if self._driver.process_time == "submitted":
             return self._gpu.pending_ns(process, window.start_ns, window.end_ns)
         return self._gpu.busy_ns(process, window.start_ns, window.end_ns)
 
     def _refilled_at(self, newest: int, oldest: int) -> int:
-        """Return the number of the window with which a ring that had run dry began anew.
+        """Return the number of the first window since a dry ring started to fill again.
 
-        Behind the newest where it is dry now.
+        If the ring is dry now, this is the number after the newest window.
         """
         idle, windows = 0, self._driver.dry_after_seconds * NS_PER_SECOND / self._period_ns
         if len(self._used) > 2 * self._driver.ring_samples:
@@ -204,9 +206,9 @@ class SamplingWindows:
         return oldest
 
     def _fill_ring(self, newest: int) -> Sequence[int]:
-        """Return the numbers of the windows in a ring that leaves idle ones out, newest first.
+        """Return the numbers of the windows in a ring that skips idle windows, newest first.
 
-        Before the scenario's start there are none.
+        The ring is empty before the scenario's start.
         """
         with self._lock:
             for number in range(self._filled_until + 1, newest + 1):

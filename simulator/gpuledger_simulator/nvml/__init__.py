@@ -1,9 +1,9 @@
-"""Plays NVML for one node: the functions of `pynvml` that the agent calls, with NVML's limits.
+"""Simulates NVML on one node: the `pynvml` functions that the agent calls, with NVML's limits.
 
-Here the library is put together from its subjects, each function from the one that has it. The
-modules beside it hold NVML's forms: its names, structs, units and errors, a module a subject. What
-is true of the devices comes from `gpuledger_simulator.device`, how the driver samples it from
-`gpuledger_simulator.sampling_windows`. Parameters are named as in nvidia-ml-py.
+This module assembles the library from its subjects, one module each, which contain NVML's names,
+structs, units and errors. The state of the devices comes from `gpuledger_simulator.device`, the
+driver's sampling from `gpuledger_simulator.sampling_windows`. Parameters have the names of
+nvidia-ml-py.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,12 +27,12 @@ NvmlFunction = Callable[..., Any]
 
 
 class SimulatedNvml:
-    """The NVML library of one node. A function raises the `pynvml.NVMLError` that NVML would."""
+    """The NVML library of one node. Its functions raise the same `pynvml.NVMLError` as NVML."""
 
     def __init__(
         self, gpus: Sequence[SimulatedGpu], *, clock: Clock, epoch_ns: int, uptime_ns: int,
         sample_period_ns: int, incidents: Sequence[PlannedIncident] = (),
-        event_support: EventSupport = EventSupport(),  # noqa: B008  # frozen, so one for all does no harm
+        event_support: EventSupport = EventSupport(),  # noqa: B008  # frozen, so sharing it is safe
         shown_ns: Callable[[int], int] = lambda time_ns: time_ns,
         system_events: Sequence[tuple[int, int]] = (),
         driver: DriverModel = DriverModel(),  # noqa: B008  # as above
@@ -47,7 +47,8 @@ class SimulatedNvml:
         self.events = Events(session)
         processes = Processes(session, mig)
         if not driver.has_plain_lists:
-            # Such a driver is read right below nvidia-ml-py alone, where it has these functions.
+            # Only below nvidia-ml-py can such a driver be read correctly, so the functions there
+            # exist too.
             self._nvmlGetFunctionPointer = processes.find_function
         self._functions = _functions_of(
             [
@@ -59,8 +60,8 @@ class SimulatedNvml:
         )  # fmt: skip
 
     def __getattr__(self, name: str) -> NvmlFunction:
-        # By the dictionary: while an unpickled or half-made object has no functions yet, asking for
-        # the attribute would come back here without an end.
+        # Uses the dictionary, because `self._functions` would recurse endlessly while it is not set
+        # yet, as in an unpickled object.
         function = self.__dict__.get("_functions", {}).get(name)
         if function is None:
             raise AttributeError(f"the simulated library has no {name}")
@@ -72,9 +73,9 @@ class SimulatedNvml:
 
 
 def _functions_of(subjects: Iterable[object], *, narrowed_by: Mig) -> Mapping[str, NvmlFunction]:
-    """Return every function by its name; raises ValueError where two subjects have one.
+    """Return all functions by name; raises `ValueError` if two subjects have the same function.
 
-    `narrowed_by` alone may have those of others: of an instance much is not answered.
+    Only `narrowed_by` may replace functions of other subjects, because instances support fewer.
     """
     found: dict[str, NvmlFunction] = {}
     for subject in (*subjects, narrowed_by):

@@ -1,7 +1,7 @@
-"""Event sets: what the driver tells of by itself.
+"""Event sets: events that the driver reports without being polled.
 
-A wait lasts as long on the machine as it says, whatever the scenario's clock does; what happened
-meanwhile in scenario time is told.
+A wait lasts as long as its timeout in real time, whatever the scenario's speed. It reports the
+events that happened meanwhile in scenario time.
 """
 
 import time
@@ -38,20 +38,20 @@ class EventSet:
     """A set of events that its owner waits for."""
 
     masks: dict[int, int] = field(default_factory=dict)
-    """By GPU, the events that are registered."""
+    """Registered event types by GPU."""
     since_ns: dict[int, int] = field(default_factory=dict)
-    """By GPU, when they were registered, since the scenario's start."""
+    """Time of registration by GPU, since the scenario's start."""
     reported: int = 0
-    """How many of the node's incidents are behind it."""
+    """Number of the node's incidents that the set has passed."""
     is_free: bool = False
-    """Whether it was freed."""
+    """Whether the set was freed."""
 
 
 class Events(Subject):
-    """The functions around event sets."""
+    """The functions for event sets."""
 
     pause: Callable[[float], None] = staticmethod(time.sleep)
-    """How a wait waits."""
+    """The function that sleeps between polls; tests replace it."""
 
     def nvmlEventSetCreate(self) -> EventSet:
         """Return a new set."""
@@ -60,18 +60,18 @@ class Events(Subject):
         return EventSet()
 
     def nvmlEventSetFree(self, eventSet: EventSet) -> None:
-        """Forget a set."""
+        """Free a set."""
         self._session.check_open()
         eventSet.is_free = True
 
     def nvmlDeviceGetSupportedEventTypes(self, handle: Handle) -> int:
-        """Return the bits of the events that a GPU tells of."""
+        """Return the bit mask of the event types that a GPU supports."""
         self._session.gpu(handle)
         self._check_events()
         return self._session.event_support.types
 
     def nvmlDeviceRegisterEvents(self, handle: Handle, eventTypes: int, eventSet: EventSet) -> None:
-        """Have a GPU's events told to a set from now on; NotSupported for others than it has."""
+        """Register event types of a GPU for a set, from now on; NotSupported for other types."""
         index = self._session.gpu(handle).facts.index
         self._check_events()
         if eventTypes & ~self._session.event_support.types:
@@ -86,14 +86,14 @@ class Events(Subject):
             {
                 "device": Handle(found.spec.gpu, self._session.number),
                 "eventType": _TYPES[found.spec.event],
-                "eventData": found.spec.xid or 0,  # events of other kinds carry nothing
+                "eventData": found.spec.xid or 0,  # other events have no data
                 "gpuInstanceId": _instance(found.spec.gpu_instance),
                 "computeInstanceId": _instance(found.spec.compute_instance),
             }
         )
 
     def nvmlEventSetWait_v3(self, eventSet: EventSet, params: Any) -> None:  # noqa: ANN401  # a struct of ctypes
-        """Fill in the next event with its time; NVMLError_Timeout where there is none in time."""
+        """Fill in the next event with its time; NVMLError_Timeout if none comes in time."""
         if self._session.event_support.version != "v3":
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         found = self._wait(eventSet, params.timeoutMs)
@@ -108,7 +108,8 @@ class Events(Subject):
     def _wait(self, events: EventSet, timeout_ms: int) -> PlannedIncident:
         session, give_up = self._session.number, time.monotonic() + timeout_ms / 1000
         while True:
-            # A shutdown, or the set's release by another thread, ends a wait as the driver ends it.
+            # As with the real driver, a shutdown or another thread that frees the set ends the
+            # wait.
             if not self._session.users or session != self._session.number or events.is_free:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
             if found := self._next(events):
@@ -123,7 +124,8 @@ class Events(Subject):
             incident = self._session.incidents[events.reported]
             if incident.time_ns > now_ns:
                 return None
-            # Also one that the set is not told of: what was not registered then never comes later.
+            # Counts incidents that are not reported too: later registrations do not report earlier
+            # events.
             events.reported += 1
             gpu = incident.spec.gpu
             if (
@@ -148,36 +150,36 @@ _MS_PER_SECOND = 1000
 
 @dataclass(eq=False)
 class SystemEventSet:
-    """A set of events of the driver that its owner waits for."""
+    """A set of driver events that its owner waits for."""
 
     mask: int
-    """What is registered."""
+    """Registered event types."""
     reported_ns: int
-    """Until when it was told what happened, since the scenario's start."""
+    """Time up to which events were reported, since the scenario's start."""
 
 
 class SystemEventCalls(Subject):
-    """The functions that tell of the driver itself."""
+    """The functions for events of the driver itself."""
 
     def __init__(self, session: Session, happened: Sequence[tuple[int, int]] = ()) -> None:
-        """Take what happens to the driver: when, since the scenario's start, and what."""
+        """Create the functions from the times, since the scenario's start, and types of events."""
         super().__init__(session)
         self._system_events = happened
 
     def nvmlSystemEventSetCreate(self, version: int) -> SystemEventSet:
-        """Return a set that nothing is registered in."""
+        """Return a set without registered event types."""
         self._check_request(version, pynvml.nvmlSystemEventSetCreateRequest_v1)
         return SystemEventSet(mask=0, reported_ns=self._session.since_epoch_ns())
 
     def nvmlSystemEventSetFree(self, version: int, setHandle: SystemEventSet) -> None:
-        """Let a set go."""
+        """Free a set."""
         self._check_request(version, pynvml.nvmlSystemEventSetFreeRequest_v1)
         setHandle.mask = 0
 
     def nvmlSystemRegisterEvents(
         self, version: int, eventTypes: int, setHandle: SystemEventSet
     ) -> None:
-        """Register for kinds of events."""
+        """Register event types."""
         self._check_request(version, pynvml.nvmlSystemRegisterEventRequest_v1)
         setHandle.mask |= eventTypes
 
@@ -189,7 +191,7 @@ class SystemEventCalls(Subject):
         eventData: Any,  # noqa: ANN401  # an array of ctypes
         eventDataSize: int,
     ) -> list[dict[str, int]]:
-        """Return what happened since the wait before; nothing after `timeoutMs` of machine time."""
+        """Return the events since the previous wait; empty after `timeoutMs` of real time."""
         self._check_request(version, pynvml.nvmlSystemEventSetWaitRequest_v1)
         end = time.monotonic() + timeoutMs / _MS_PER_SECOND
         while True:
@@ -199,8 +201,8 @@ class SystemEventCalls(Subject):
                 for at_ns, kind in self._system_events
                 if since_ns < at_ns <= setHandle.reported_ns and kind & setHandle.mask
             ][:eventDataSize]
-            # The scenario's clock may run faster than the machine's, so the end of the wait is the
-            # machine's: a caller's thread waits as long as it said.
+            # The timeout is real time, because the scenario's clock may run faster and the caller's
+            # thread must wait as long as requested.
             if happened or time.monotonic() >= end:
                 break
             time.sleep(min(0.02, timeoutMs / _MS_PER_SECOND))

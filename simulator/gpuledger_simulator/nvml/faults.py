@@ -1,6 +1,6 @@
-"""A library whose driver fails as the scenario says, around the one whose driver does not.
+"""An NVML library whose driver fails as the scenario defines, as a wrapper of the one that works.
 
-Each function is called through here, so that the subjects need not know of faults.
+Each function is called through this wrapper, so the subjects do not have to handle faults.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ _PLAIN_READINGS: Final = frozenset(
         "nvmlDeviceGetFieldValues",
     }
 )
-# Who, when and what it is: without them a value is no value at all.
+# These fields identify a value; garbage in them would make it unusable rather than wrong.
 _KEPT: Final = frozenset(
     {"version", "pid", "timeStamp", "timestamp", "fieldId", "scopeId", "valueType", "nvmlReturn"}
 )
@@ -44,7 +44,7 @@ _KEPT: Final = frozenset(
 class FaultyNvml(SimulatedNvml):
     """The NVML library of a node with faults."""
 
-    def __init__(self, *arguments: Any, faults: Sequence[PlannedFault], **named: Any) -> None:  # noqa: ANN401  # as the library takes them
+    def __init__(self, *arguments: Any, faults: Sequence[PlannedFault], **named: Any) -> None:  # noqa: ANN401  # arguments of the library
         super().__init__(*arguments, system_events=_system_events(faults), **named)
         self._faults = faults
         self._opened_ns = 0
@@ -56,15 +56,15 @@ class FaultyNvml(SimulatedNvml):
 
     @override
     def __getattr__(self, name: str) -> NvmlFunction:
-        """Return the library's function, with the node's faults around it."""
+        """Return the library's function, wrapped with the node's faults."""
         function = super().__getattr__(name)
 
         @wraps(function)
-        def guarded(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  # as the library takes them
+        def guarded(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  # arguments of the library
             if name in ("nvmlInit", "nvmlShutdown"):
                 self.begin(name)
                 return function(*arguments, **named)
-            # A GPU is named by its handle, and before there is one by its index.
+            # Calls name a GPU by its handle, or by its index to get the handle.
             given = [*arguments, *named.values()]
             gpu = next((one.index for one in given if isinstance(one, Handle)), None)
             if name == "nvmlDeviceGetHandleByIndex":
@@ -75,10 +75,10 @@ class FaultyNvml(SimulatedNvml):
         return guarded
 
     def _find_function(self, find: NvmlFunction, name: str) -> NvmlFunction:
-        """Return the driver's function below the binding, with the node's faults around it."""
+        """Return the driver's function below nvidia-ml-py, wrapped with the node's faults."""
         function = find(name)
 
-        def guarded(handle: Handle, *arguments: Any) -> int:  # noqa: ANN401  # as the library takes them
+        def guarded(handle: Handle, *arguments: Any) -> int:  # noqa: ANN401  # arguments of the library
             try:
                 self.meet(name, handle.index)
             except pynvml.NVMLError as error:
@@ -88,11 +88,11 @@ class FaultyNvml(SimulatedNvml):
         return guarded
 
     def begin(self, call: str) -> None:
-        """Before the library is opened or closed; raises the error that NVML would."""
+        """Apply faults before the library is opened or closed; raises the same error as NVML."""
         now_ns = self.session.since_epoch_ns()
         if call == "nvmlShutdown":
-            # The driver is unbound as soon as nobody holds the library open, which the shutdown of
-            # its last user is about to bring about.
+            # The driver is unbound when the last user closes the library, which this shutdown may
+            # do.
             if self.session.users <= 1:
                 self._unloaded |= {
                     number
@@ -109,16 +109,16 @@ class FaultyNvml(SimulatedNvml):
                 self._unloaded.add(number)
             if is_there and number in self._unloaded:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-            # With the driver its counters begin anew, as late as it came back: also for a user who
-            # slept through all of it.
+            # The counters restart when the driver is loaded again, even if no user was active at
+            # that time.
             if fault.end_ns is not None and fault.is_over(now_ns) and number in self._unloaded:
                 self.session.driver_loaded_ns = max(self.session.driver_loaded_ns, fault.end_ns)
         self._opened_ns = now_ns
 
     def meet(self, call: str, gpu: int | None) -> None:
-        """Before any other function; hangs, or raises the error that NVML would."""
+        """Apply faults before any other function: block, or raise the same error as NVML."""
         now_ns = self.session.since_epoch_ns()
-        # What is wrong with the driver comes first: without one no device answers for itself.
+        # Faults of the driver come first, because without a driver no device responds.
         for fault in self._faults:
             kind, is_there = fault.spec.kind, fault.is_there(now_ns)
             if kind == "version_mismatch" and is_there:
@@ -130,8 +130,8 @@ class FaultyNvml(SimulatedNvml):
             if fault.is_of(gpu, call):
                 self._meet_device(number, fault, call, now_ns)
 
-    def distort(self, call: str, gpu: int | None, answer: Any) -> Any:  # noqa: ANN401  # as the library has it
-        """Return the answer, or in its place garbage or the one that was frozen."""
+    def distort(self, call: str, gpu: int | None, answer: Any) -> Any:  # noqa: ANN401  # results of the library
+        """Return the function's result, or garbage or the frozen result instead."""
         now_ns = self.session.since_epoch_ns()
         for number, fault in enumerate(self._faults):
             if fault.spec.kind == "frozen" and fault.is_there(now_ns) and fault.is_of(gpu, call):
@@ -145,7 +145,7 @@ class FaultyNvml(SimulatedNvml):
 
     def _meet_device(self, number: int, fault: PlannedFault, call: str, now_ns: int) -> None:
         kind = fault.spec.kind
-        # A handle from before the fault's end stays bad after it: only a new nvmlInit mends it.
+        # A handle from before the fault's end stays invalid; only a new nvmlInit helps.
         is_late = fault.end_ns is not None and self._opened_ns < fault.end_ns
         if kind in _DEVICE_ERRORS and now_ns >= fault.start_ns:
             if fault.is_there(now_ns) or is_late:
@@ -153,8 +153,8 @@ class FaultyNvml(SimulatedNvml):
         elif not fault.is_there(now_ns):
             return
         elif kind == "hang":
-            # One without an end waits for ever; the end of another is looked for, because scenario
-            # time may run at any speed.
+            # A fault without an end blocks permanently. Otherwise the end is polled for, because
+            # scenario time may run at any speed.
             pause = threading.Event()
             while fault.is_there(self.session.since_epoch_ns()):
                 pause.wait(None if fault.end_ns is None else _POLL_INTERVAL_SECONDS)
@@ -166,19 +166,19 @@ class FaultyNvml(SimulatedNvml):
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
 
 
-def make_nvml(*arguments: Any, faults: Sequence[PlannedFault], **named: Any) -> SimulatedNvml:  # noqa: ANN401  # as the library takes them
-    """Return the library of a node; without faults nothing stands between it and its user."""
+def make_nvml(*arguments: Any, faults: Sequence[PlannedFault], **named: Any) -> SimulatedNvml:  # noqa: ANN401  # arguments of the library
+    """Return the library of a node, without a wrapper if there are no faults."""
     if not faults:
         return SimulatedNvml(*arguments, **named)
     return FaultyNvml(*arguments, faults=faults, **named)
 
 
-def garble(value: Any) -> Any:  # noqa: ANN401  # as the library has it
-    """Return a value of the same form that cannot be true."""
+def garble(value: Any) -> Any:  # noqa: ANN401  # results of the library
+    """Return a value of the same form that is impossible."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return 2**32 - 1  # what an unsigned -1 of a driver looks like
+        return 2**32 - 1  # -1 as an unsigned integer
     if isinstance(value, tuple):
-        # The first part says of which type the values are.
+        # The first element is the type of the values.
         return (value[0], *map(garble, value[1:]))
     if isinstance(value, list):
         return [garble(one) for one in value]

@@ -1,4 +1,4 @@
-"""The chip's own counters: samples, and the metrics of what lies between two of them."""
+"""The chip's counters (GPM): samples, and the metrics between two samples."""
 # ruff: noqa: N802, N803  # NVML's own names
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ _MIB: Final = 1 << 20
 _MIN_NS: Final = 100_000_000
 _BUFFER_BYTES: Final = 64
 
-# Ratios of the kernel mix by metric: percents of the time between the samples.
+# Fields of the kernel mix by metric; the metrics are percentages of the time between the samples.
 _ENGINE: Final = "engine"
 _DRAM: Final = "dram"
 _RATIOS: Final[Mapping[int, str]] = {
@@ -57,11 +57,11 @@ _EACH_LINK: Final = range(
 
 
 class _Taken(NamedTuple):
-    """What a sample buffer holds."""
+    """The content of a sample buffer."""
 
     gpu: SimulatedGpu
     weigh: Callable[[PlannedProcess], float]
-    """What a process's busy time is of the sampled part's."""
+    """Weight of a process's busy time within the sampled part of the GPU."""
     time_ns: int
 
 
@@ -74,7 +74,7 @@ class Profiling(Subject):
         self._buffers: dict[int, tuple[Any, _Taken | None]] = {}
 
     def nvmlGpmQueryDeviceSupport(self, device: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return whether the chip has counters that can be read."""
+        """Return whether the chip's counters can be read."""
         support = pynvml.c_nvmlGpmSupport_t()
         support.version = pynvml.NVML_GPM_SUPPORT_VERSION
         support.isSupportedDevice = self._session.gpu(device).facts.architecture.has_profiling
@@ -83,7 +83,7 @@ class Profiling(Subject):
     def nvmlGpmSampleAlloc(self) -> Any:  # noqa: ANN401  # a ctypes pointer
         """Return a buffer for one sample."""
         self._session.check_open()
-        # Kept, or its address would be another buffer's as soon as Python lets it go.
+        # Stored, because Python would otherwise reuse the address for another buffer.
         buffer = (c_char * _BUFFER_BYTES)()
         address = addressof(buffer)
         self._buffers[address] = (buffer, None)
@@ -96,7 +96,7 @@ class Profiling(Subject):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def nvmlGpmSampleGet(self, device: Handle, gpmSample: Any) -> Any:  # noqa: ANN401  # a ctypes pointer
-        """Take a sample of a GPU, or of a compute instance."""
+        """Sample a GPU or a compute instance."""
         if isinstance(device, MigHandle):
             own = self._mig.instance_of(device)
             gpu = self._session.whole_gpu(device)
@@ -104,7 +104,7 @@ class Profiling(Subject):
         return self._sample(self._session.gpu(device), self._session.gpu(device).share, gpmSample)
 
     def nvmlGpmMigSampleGet(self, device: Handle, gpuInstanceId: int, gpmSample: Any) -> Any:  # noqa: ANN401  # a ctypes pointer
-        """Take a sample of a GPU instance."""
+        """Sample a GPU instance."""
         gpu = self._session.gpu(device)
         cut = gpu.cut(self._session.since_epoch_ns())
         there = {one.gpu_instance for one in cut.instances} if cut else set()
@@ -119,7 +119,7 @@ class Profiling(Subject):
         return self._sample(gpu, weigh, gpmSample)
 
     def nvmlGpmMetricsGet(self, metricsGet: Any) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Fill in the metrics of the time between the two samples."""
+        """Fill in the metrics of the time between two samples."""
         older, newer = self._taken(metricsGet.sample1), self._taken(metricsGet.sample2)
         span_ns = newer.time_ns - older.time_ns
         if metricsGet.version != pynvml.NVML_GPM_METRICS_GET_VERSION or span_ns < _MIN_NS:
@@ -158,7 +158,7 @@ def _address(pointer: Any) -> int:  # noqa: ANN401  # a ctypes pointer
 
 
 def _metric(number: int, older: _Taken, newer: _Taken) -> float | None:
-    """Return the metric, or `None` where the GPU does not have it."""
+    """Return a metric, or `None` if the GPU does not have it."""
     span_ns = newer.time_ns - older.time_ns
     if what := _RATIOS.get(number):
         worked_ns = 0.0
@@ -178,8 +178,8 @@ def _metric(number: int, older: _Taken, newer: _Taken) -> float | None:
         links = newer.gpu.facts.model.nvlinks
         if (number - _EACH_LINK.start) // 2 >= links:
             return None
-        # Links carry alike.
+        # All links carry the same traffic.
         moved = newer.gpu.mixed_ns("nvlink_bytes_per_second", older.time_ns, newer.time_ns)
         return moved / span_ns / _MIB / links
-    # An engine that nothing in a scenario ever uses is there, and idle.
+    # Engines that no scenario can use exist and are idle.
     return 0.0 if number in _NEVER else None

@@ -1,7 +1,8 @@
-"""Errors, wear and limits of a GPU, and the numbered fields.
+"""Errors, wear and limits of a GPU, and numbered fields.
 
-A numbered field is one row of `_FIELDS`: its type and a function of the GPU, the time at which the
-driver was loaded, and now. Counts of the driver begin when it is loaded; the device's own stay.
+Each numbered field is one row of `_FIELDS`: its type, and a function of the GPU, the time at which
+the driver was loaded, and the current time. The driver's counters restart when it is loaded; the
+device's counters do not.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,14 +36,14 @@ _FABRIC_CONDITIONS: Final = (
     "route_unhealthy",
     "access_timeout",
 )
-"""In the order of their pairs of bits."""
+"""In the order of their bit pairs."""
 
 
 class Health(Subject):
-    """The functions that tell of errors and limits."""
+    """The functions that report errors and limits."""
 
     def nvmlDeviceGetTotalEccErrors(self, handle: Handle, errorType: int, counterType: int) -> int:
-        """Return the memory's errors, all of them or those since the driver was loaded."""
+        """Return the memory errors, in total or since the driver was loaded."""
         gpu = self._session.gpu(handle)
         if counterType not in (pynvml.NVML_VOLATILE_ECC, pynvml.NVML_AGGREGATE_ECC):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -54,9 +55,9 @@ class Health(Subject):
         return ailments.count(name, self._session.since_epoch_ns(), since_ns=loaded_ns)
 
     def nvmlDeviceGetSramEccErrorStatus(self, device: Handle, status: Any) -> int:  # noqa: ANN401  # a reference to a struct
-        """Fill in the errors of the chip's own memory."""
+        """Fill in the SRAM errors."""
         gpu = self._newer(device)
-        # nvidia-ml-py hands the reference to the library, which fills the struct behind it.
+        # nvidia-ml-py passes a reference, whose struct the library fills in.
         struct = status._obj  # noqa: SLF001  # what ctypes.byref refers to
         struct.aggregateCor = struct.volatileCor = self._count(gpu, "sram_corrected")
         struct.aggregateUncSecDed = self._count(gpu, "sram_uncorrected")
@@ -65,7 +66,7 @@ class Health(Subject):
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetRemappedRows(self, device: Handle) -> tuple[int, int, int, int]:
-        """Return the rows replaced for corrected and uncorrected errors, pending, failed."""
+        """Return the rows remapped for corrected and uncorrected errors, pending, failed."""
         gpu = self._newer(device)
         now_ns, ailments = self._session.since_epoch_ns(), gpu.facts.ailments
         pending = ailments.has("remap_pending", now_ns)
@@ -73,7 +74,7 @@ class Health(Subject):
         return 0, self._count(gpu, "rows_remapped"), int(pending), int(failed)
 
     def nvmlDeviceGetRowRemapperHistogram(self, device: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return the memory's banks by the spare rows that they have left."""
+        """Return the number of memory banks by their remaining spare rows."""
         banks = pynvml.c_nvmlRowRemapperHistogramValues()
         used = self._count(self._newer(device), "rows_remapped") * _REMAPPED_BANKS_PER_ROW
         banks.high = min(_BANKS, used)
@@ -81,11 +82,11 @@ class Health(Subject):
         return banks
 
     def nvmlDeviceGetPcieReplayCounter(self, handle: Handle) -> int:
-        """Return the PCIe packets sent again."""
+        """Return the number of PCIe packets that were sent again."""
         return self._count(self._session.gpu(handle), "pcie_replays")
 
     def nvmlDeviceGetGpuFabricInfoV(self, device: Handle, gpuFabricInfo: Any) -> int:  # noqa: ANN401  # a reference to a struct
-        """Fill in the state of the fabric: joined where the GPU has links and is a Hopper."""
+        """Fill in the fabric's state: completed with NVLinks; NotSupported before Hopper."""
         gpu = self._session.gpu(device)
         if not gpu.facts.architecture.has_profiling:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -107,19 +108,19 @@ class Health(Subject):
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Handle) -> int:
-        """Return the PCIe link's generation: the first while nobody uses the GPU."""
+        """Return the PCIe link's generation, which is 1 while no process has the GPU open."""
         gpu, now_ns = self._session.gpu(handle), self._session.since_epoch_ns()
         trained = [fault.pcie_generation for fault in gpu.facts.ailments.lasting(now_ns)]
         own = gpu.facts.model.pcie_generation if gpu.users(now_ns) else _IDLE_PCIE_GENERATION
         return min([own, *(generation for generation in trained if generation)])
 
     def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Handle) -> int:
-        """Return the PCIe link's lanes."""
+        """Return the number of the PCIe link's lanes."""
         faults = self._session.gpu(handle).facts.ailments.lasting(self._session.since_epoch_ns())
         return min([_LANES, *(fault.pcie_width for fault in faults if fault.pcie_width)])
 
     def nvmlDeviceGetBAR1MemoryInfo(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return the window through which others reach the memory."""
+        """Return the size and use of BAR1, through which other devices access the memory."""
         gpu = self._session.gpu(handle)
         memory = pynvml.c_nvmlBAR1Memory_t()
         memory.bar1Total = 1 << (gpu.facts.memory_bytes - 1).bit_length()
@@ -128,34 +129,34 @@ class Health(Subject):
         return memory
 
     def nvmlDeviceGetFanSpeed(self, handle: Handle) -> int:
-        """Refuse: the boards of data centres have no fans."""
+        """Raise NotSupported: data center GPUs have no fans."""
         self._session.gpu(handle)
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     def nvmlDeviceGetGridLicensableFeatures_v4(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return what can be licensed: nothing, where nothing is virtual."""
+        """Return the licensable features; empty, because the GPUs are not virtual."""
         self._session.gpu(handle)
         return pynvml.c_nvmlGridLicensableFeatures_v4_t()
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: Handle) -> int:
-        """Return the limit in force, in milliwatts."""
+        """Return the enforced power limit in milliwatts."""
         return round(self._session.gpu(handle).facts.max_watts * 1000)
 
     def nvmlDeviceGetPowerManagementLimit(self, handle: Handle) -> int:
-        """Return the limit that the owner has set."""
+        """Return the configured power limit in milliwatts."""
         return self.nvmlDeviceGetEnforcedPowerLimit(handle)
 
     def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: Handle) -> int:
-        """Return the limit without a setting."""
+        """Return the default power limit in milliwatts."""
         return self.nvmlDeviceGetEnforcedPowerLimit(handle)
 
     def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: Handle) -> list[int]:
-        """Return the lowest and the highest limit that can be set."""
+        """Return the lowest and the highest power limit that can be configured, in milliwatts."""
         maximum = self.nvmlDeviceGetEnforcedPowerLimit(handle)
         return [round(maximum * _MIN_LIMIT_RATIO), maximum]
 
     def nvmlDeviceGetTemperatureThreshold(self, handle: Handle, threshold: int) -> int:
-        """Return a temperature limit; newer GPUs tell margins instead."""
+        """Return a temperature threshold; newer generations report margins instead."""
         has_thresholds = self._session.gpu(handle).facts.architecture.has_thresholds
         if not has_thresholds or threshold not in _SLOWDOWN_CELSIUS:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -182,20 +183,20 @@ _WARMING_NS: Final = 30 * NS_PER_SECOND
 _INSTANT_NS: Final = 20_000_000
 _RECOVERIES: Final = ("none", "reset", "reboot", "drain_p2p", "drain_and_reset")
 _Taken = Callable[[SimulatedGpu, int, int], int | None]
-"""Gives a field by the GPU, the time at which the driver was loaded, and now."""
+"""Returns a field from the GPU, the time at which the driver was loaded, and the current time."""
 
 
 class FieldValues(Subject):
-    """The function that gives numbered fields."""
+    """The function that returns numbered fields."""
 
     def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: Sequence[Any]) -> Any:  # noqa: ANN401  # ctypes structs
-        """Return the fields; one that the GPU does not have says so beside the others."""
+        """Return the fields; a field that the GPU does not have carries its own error code."""
         gpu, now_ns = self._session.gpu(handle), self._session.since_epoch_ns()
         values = (pynvml.c_nvmlFieldValue_t * len(fieldIds))()
         for value, field in zip(values, fieldIds, strict=True):
             number, scope = field if isinstance(field, tuple) else (field, 0)
             value.fieldId, value.scopeId = number, scope
-            # Each field has its own code: one that is refused must not fail the call for others.
+            # Each field has its own error code, so an unsupported field does not fail the others.
             self._fill_field(value, gpu, now_ns)
         return values
 
@@ -215,7 +216,7 @@ class FieldValues(Subject):
             value.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
             return
         if is_of_one_link:
-            # Links carry alike, and their parts sum up to what all of them carried.
+            # All links carry the same traffic, and their parts add up to the total.
             taken = taken // links + (value.scopeId < taken % links)
         self._put(value, taken)
 
@@ -279,9 +280,9 @@ def _nvlink_kibibytes(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | N
 
 
 _TakenOfLink = Callable[[SimulatedGpu, int, int, int], int]
-"""Gives a field of one NVLink, with its number behind the GPU."""
+"""Returns a field of one NVLink; its number follows the GPU."""
 _NO_BIT_ERRORS: Final = 0xFFF
-"""As packed: 15e-255, which is what NVIDIA's tools show of a link without errors."""
+"""Packed form of 15e-255, which NVIDIA's tools show for a link without errors."""
 
 
 def _of_link(name: str) -> _TakenOfLink:
@@ -306,7 +307,7 @@ def _link_state(gpu: SimulatedGpu, link: int, _loaded_ns: int, now_ns: int) -> i
 
 
 def _symbol_error_ratio(gpu: SimulatedGpu, link: int, loaded_ns: int, now_ns: int) -> int:
-    """Return a packed ratio: errors times a trillionth."""
+    """Return a packed ratio: the number of errors times 1e-12."""
     errors = gpu.facts.ailments.count(
         "nvlink_symbol_errors", now_ns, since_ns=loaded_ns, nvlink=link
     )
@@ -314,7 +315,7 @@ def _symbol_error_ratio(gpu: SimulatedGpu, link: int, loaded_ns: int, now_ns: in
 
 
 def _blocks_with(errors: int) -> _TakenOfLink:
-    """Return the field of blocks with so many errors: all are of one, the other blocks of none."""
+    """Return the field for blocks with this many errors: each error is in its own block."""
 
     def take(gpu: SimulatedGpu, link: int, loaded_ns: int, now_ns: int) -> int:
         count = gpu.facts.ailments.count
@@ -334,7 +335,7 @@ _LINK_FIELDS: Final[dict[int, tuple[int, frozenset[int], _TakenOfLink]]] = {
     162: (_ULONG_LONG, _HOPPER, _of_link("nvlink_recoveries")),
     163: (_ULONG_LONG, _HOPPER, _never),
     165: (_UINT, _HOPPER | _BLACKWELL, _link_state),
-    # Malformed packets, overruns, errors when receiving (three), integrity, discards.
+    # Malformed packets, overruns, three receive errors, integrity errors, discards.
     **dict.fromkeys(range(206, 213), (_ULONG_LONG, _BLACKWELL, _never)),
     213: (_ULONG_LONG, _BLACKWELL, _of_link("nvlink_recoveries")),
     214: (_ULONG_LONG, _BLACKWELL, _of_link("nvlink_failed_recoveries")),
@@ -344,11 +345,11 @@ _LINK_FIELDS: Final[dict[int, tuple[int, frozenset[int], _TakenOfLink]]] = {
     222: (_ULONG_LONG, _BLACKWELL, _symbol_error_ratio),
     **{235 + errors: (_ULONG_LONG, _BLACKWELL, _blocks_with(errors)) for errors in range(16)},
 }
-"""Fields of one NVLink, with the generations of links that have them."""
+"""Fields of one NVLink, with the NVLink generations that have them."""
 
 
 def _of_old_links(name: str | None = None) -> _Taken:
-    """Return a count of all links together: newer ones count each by itself, in other fields."""
+    """Return a counter of all links together; newer generations count each link in other fields."""
 
     def take(gpu: SimulatedGpu, loaded_ns: int, now_ns: int) -> int | None:
         if not gpu.facts.model.nvlinks or gpu.facts.architecture.nvlink_generation > _LAST_SUMMED:
@@ -391,12 +392,12 @@ _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
             else int(gpu.facts.ailments.has("retired_pages_pending", now_ns))
         ),
     ),
-    # NVLink errors and replays, of all links together.
+    # NVLink errors and replays of all links together.
     38: (_ULONG_LONG, _of_old_links()),
     45: (_ULONG_LONG, _of_old_links()),
     52: (_ULONG_LONG, _of_old_links("nvlink_replays")),
     59: (_ULONG_LONG, _of_old_links("nvlink_recoveries")),
-    # Nanoseconds for which the clocks were held down, by reason.
+    # Nanoseconds for which the clocks were throttled, by reason.
     74: (_ULONG_LONG, _throttled("power")),
     75: (_ULONG_LONG, _throttled("software_thermal", "hardware_thermal")),
     76: (_ULONG_LONG, _throttled("sync_boost")),
@@ -408,14 +409,14 @@ _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
     # KiB over NVLink, sent and received.
     138: (_ULONG_LONG, _nvlink_kibibytes),
     139: (_ULONG_LONG, _nvlink_kibibytes),
-    # One that no GPU of a scenario has: the total energy of a module.
+    # No simulated GPU has this field: the total energy of a module.
     170: (_UINT, lambda *_: None),
-    # PCIe errors by kind: the first are those that were corrected.
+    # PCIe errors by type; the first field counts corrected errors.
     **{number: (_UINT, _of_pcie()) for number in range(174, 184)},
     173: (_UINT, _of_pcie("pcie_corrected")),
     180: (_UINT, _of_pcie("pcie_fatal")),
     186: (_UINT, _instant_milliwatts),
-    # Margins: where the hardware shuts down and slows down, and the most of memory and die.
+    # Margins: hardware shutdown, hardware slowdown, maximum of the memory, maximum of the GPU.
     193: (_INT, _margin(-8)),
     194: (_INT, _margin(-2)),
     195: (_INT, _margin(0, of_memory=True)),
@@ -427,7 +428,7 @@ _FIELDS: Final[dict[int, tuple[int, _Taken]]] = {
         _UINT,
         lambda gpu, _, now_ns: _RECOVERIES.index(gpu.facts.ailments.recovery(now_ns)),
     ),
-    # As 75, the software's and the hardware's slowdown apart.
+    # As 75, with software and hardware slowdown separated.
     269: (_ULONG_LONG, _throttled("software_thermal")),
     270: (_ULONG_LONG, _throttled("hardware_thermal")),
     271: (_ULONG_LONG, _throttled("power_brake")),

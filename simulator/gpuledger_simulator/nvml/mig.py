@@ -1,6 +1,6 @@
-"""GPUs that are cut into instances: their handles, and what is asked of an instance or not at all.
+"""GPUs partitioned by MIG: handles of instances, and the functions that instances support.
 
-Here the functions of other subjects are narrowed to what NVML gives under MIG.
+This module restricts the functions of other subjects to those that NVML supports under MIG.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from gpuledger_simulator.nvml.session import Handle, Identity, MigHandle, Sessio
 
 _MIB: Final = 1 << 20
 _MULTIPROCESSORS_PER_SLICE: Final = 16
-# What a GPU instance has by NVML's number of its profile; others are not played.
+# Slices by NVML's number of the GPU instance profile; other profiles are not simulated.
 _PROFILES: Final = {
     pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE: MigSlices(1, 1),
     pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV2: MigSlices(1, 2),
@@ -31,7 +31,7 @@ _PROFILES: Final = {
 
 
 class Mig(Subject):
-    """The functions of MIG, and what it narrows: they answer of an instance, or not at all."""
+    """The functions of MIG, and the functions that work differently or not at all on instances."""
 
     def __init__(
         self,
@@ -45,27 +45,27 @@ class Mig(Subject):
         self._identity, self._readings, self._utilization = identity, readings, utilization
 
     def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
-        """Return whether MIG is on, and whether it will be after a reset."""
+        """Return the current MIG mode and the mode after the next reset."""
         self._mig_gpu(device)
         mode = int(self._cut(device) is not None)
         return [mode, mode]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int:
-        """Return the number of indices to look at."""
+        """Return the number of indices that may have an instance."""
         return self._mig_gpu(device).whole.compute if any(self.nvmlDeviceGetMigMode(device)) else 0
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
-        """Return the handle of an instance; NotFound at an index without one."""
+        """Return the handle of an instance; NotFound if the index has none."""
         self.check_permission(device)
         return self._handle(device, lambda one: one.device_index == index)
 
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: Handle) -> Handle:
-        """Return the handle of the GPU on which an instance is."""
+        """Return the handle of an instance's GPU."""
         self.instance_of(migDevice)
         return Handle(migDevice.index, migDevice.session)
 
     def nvmlDeviceGetGpuInstanceId(self, device: Handle) -> int:
-        """Return the id of an instance's GPU instance."""
+        """Return the id of the GPU instance that contains an instance."""
         return self.instance_of(device).gpu_instance
 
     def nvmlDeviceGetGpuInstanceById(self, device: Handle, gpuInstanceId: int) -> Handle:
@@ -74,7 +74,7 @@ class Mig(Subject):
         return self._handle(device, lambda one: one.gpu_instance == gpuInstanceId)
 
     def nvmlGpuInstanceGetInfo(self, gpuInstance: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return where a GPU instance is on the GPU; the profile's number is not played."""
+        """Return the placement of a GPU instance; the profile's number is not simulated."""
         instance = self.instance_of(gpuInstance)
         info = pynvml.c_nvmlGpuInstanceInfo_t()
         info.id = instance.gpu_instance
@@ -84,7 +84,7 @@ class Mig(Subject):
     def nvmlDeviceGetGpuInstanceProfileInfo(
         self, device: Handle, profile: int, version: int = 2
     ) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return what a GPU instance of a profile has; NotSupported of others, or without MIG."""
+        """Return a profile's slices and memory; NotSupported for other profiles or without MIG."""
         mig_gpu, slices = self._mig_gpu(device), _PROFILES.get(profile)
         if slices is None or slices not in mig_gpu.profiles.values() or version != 1:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -96,11 +96,11 @@ class Mig(Subject):
         return info
 
     def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int:
-        """Return the id of an instance in its GPU instance."""
+        """Return the id of an instance within its GPU instance."""
         return self.instance_of(device).compute_instance
 
     def nvmlDeviceGetAttributes_v2(self, device: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return what an instance has of the GPU."""
+        """Return an instance's share of the GPU: multiprocessors, slices and memory."""
         instance = self.instance_of(device)
         attributes = pynvml.c_nvmlDeviceAttributes()
         attributes.multiprocessorCount = instance.compute_slices * _MULTIPROCESSORS_PER_SLICE
@@ -110,25 +110,26 @@ class Mig(Subject):
         return attributes
 
     def nvmlDeviceGetUUID(self, handle: Handle) -> str:
-        """Return the UUID of a GPU or of an instance."""
+        """Return the UUID of a GPU or an instance."""
         if isinstance(handle, MigHandle):
             return self.instance_of(handle).uuid
         return self._identity.nvmlDeviceGetUUID(handle)
 
     def nvmlDeviceGetName(self, handle: Handle) -> str:
-        """Return the product's name; that of an instance ends with its profile."""
+        """Return the product name; an instance's name ends with its profile."""
         if isinstance(handle, MigHandle):
             instance = self.instance_of(handle)
             return f"{self._session.whole_gpu(handle).facts.name} MIG {instance.profile}"
         return self._identity.nvmlDeviceGetName(handle)
 
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return the memory of a GPU, or of an instance's GPU instance."""
+        """Return the memory of a GPU, or of the GPU instance that contains an instance."""
         if not isinstance(handle, MigHandle):
             self.check_permission(handle)
             return self._readings.nvmlDeviceGetMemoryInfo(handle, version)
         instance, gpu = self.instance_of(handle), self._session.whole_gpu(handle)
-        # Compute instances of one GPU instance share its memory, so all of them count.
+        # Compute instances share the memory of their GPU instance, so the processes of all of them
+        # count.
         used = sum(
             process.spec.memory_bytes
             for process in gpu.users(self._session.since_epoch_ns())
@@ -142,20 +143,20 @@ class Mig(Subject):
         return memory
 
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return whole percents of the newest window; not under MIG."""
+        """Return the newest window's utilization in percent; not supported under MIG."""
         self._check_whole(handle)
         return self._utilization.nvmlDeviceGetUtilizationRates(handle)
 
     def nvmlDeviceGetSamples(
         self, device: Handle, sampling_type: int, timeStamp: int
     ) -> tuple[int, list[Any]]:
-        """Return the ring buffer's samples; under MIG only those of power."""
+        """Return the ring buffer's samples; only power samples are supported under MIG."""
         if sampling_type != pynvml.NVML_TOTAL_POWER_SAMPLES:
             self._check_whole(device)
         return self._utilization.nvmlDeviceGetSamples(device, sampling_type, timeStamp)
 
     def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[Any]:
-        """Return each buffered sample; not under MIG."""
+        """Return the buffered process samples; not supported under MIG."""
         self._check_whole(handle)
         return self._utilization.nvmlDeviceGetProcessUtilization(handle, timeStamp)
 
@@ -165,17 +166,17 @@ class Mig(Subject):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def instance_of(self, handle: Handle) -> SimulatedInstance:
-        """Return the instance of a handle; InvalidArgument for a GPU's, or after a new cut."""
+        """Return a handle's instance; InvalidArgument for a GPU's handle or after a new layout."""
         if not isinstance(handle, MigHandle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        # By its UUID: after a new cut another instance may have the index.
+        # Compared by UUID, because the index may belong to another instance in a new layout.
         for instance in self._instances(handle):
             if instance.uuid == handle.uuid:
                 return instance
         raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
     def check_permission(self, handle: Handle) -> None:
-        """Raise NoPermission where a GPU is cut, and its instances are hidden."""
+        """Raise NoPermission if the GPU is partitioned and its instances are hidden."""
         if self._cut(handle) and not self._session.driver.mig_monitor:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
 
@@ -184,7 +185,7 @@ class Mig(Subject):
         return cut.instances if cut else ()
 
     def _check_whole(self, handle: Handle) -> None:
-        # Of a GPU that is cut, and of its instances, the driver measures no utilization at all.
+        # The driver measures no utilization of MIG-partitioned GPUs and their instances.
         if self._cut(handle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
@@ -201,7 +202,7 @@ class Mig(Subject):
 _NO_INSTANCE: Final = 0xFFFFFFFF
 _NO_BYTES: Final = (1 << 64) - 1
 _ROW: Final = Struct("@IQII")
-"""Pid, bytes of memory, GPU instance and compute instance."""
+"""Pid, bytes of memory, GPU instance id and compute instance id."""
 _LISTS: Final = {
     "nvmlDeviceGetComputeRunningProcesses_v3": "compute",
     "nvmlDeviceGetGraphicsRunningProcesses_v3": "graphics",
@@ -225,11 +226,11 @@ class Processes(Subject):
         return self._running(handle, "graphics")
 
     def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]:
-        """Return the processes that compute through the multi-process service."""
+        """Return the clients of the multi-process service (MPS)."""
         return self._running(handle, "mps")
 
     def find_function(self, name: str) -> Callable[..., int]:
-        """Return the driver's function below one of nvidia-ml-py's; FunctionNotFound of others."""
+        """Return the driver's function below an nvidia-ml-py function; raises FunctionNotFound."""
         kind = _LISTS.get(name)
         if kind is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -252,7 +253,7 @@ class Processes(Subject):
         return fill
 
     def _running(self, handle: Handle, kind: str) -> list[Any]:
-        """Return a list as nvidia-ml-py reads it: what the driver writes as rows of 24 bytes."""
+        """Return a list as nvidia-ml-py reads it, which expects rows of 24 bytes."""
         written = self._write(handle, kind)
         if self._session.driver.process_size_answer == "success":
             return []
@@ -265,7 +266,7 @@ class Processes(Subject):
         return [pynvml.nvmlFriendlyObject(process) for process in processes]
 
     def _write(self, handle: Handle, kind: str) -> list[bytes]:
-        """Return the rows of a list as the driver writes them."""
+        """Return the rows of a list in the driver's format."""
         self._mig.check_permission(handle)
         gpu = self._session.whole_gpu(handle)
         listed = [
@@ -276,7 +277,7 @@ class Processes(Subject):
         if isinstance(handle, MigHandle):
             own = self._mig.instance_of(handle)
             listed = [(process, instance) for process, instance in listed if instance == own]
-        # Nothing of what is played is protected.
+        # Simulated memory is never protected.
         behind = bytes(self._session.driver.process_row_bytes - _ROW.size)
         return [
             _ROW.pack(

@@ -1,7 +1,7 @@
-"""The readings of an instant, of the driver's windows, and of its accounts of processes.
+"""Current readings, readings of the driver's windows, and process accounts.
 
-Gauges and counters are asked of the physics at once; utilization comes in whole percents of the
-windows of `gpuledger_simulator.sampling_windows`, as the driver gives it.
+Gauges and counters come directly from the device. Utilization comes as whole percentages of the
+windows of `gpuledger_simulator.sampling_windows`, as from a real driver.
 """
 
 from functools import reduce
@@ -34,14 +34,14 @@ _REASONS: Final = {
     "hardware_thermal": 0x48,
     "power_brake": 0x88,
 }
-"""By the scenario's name; the hardware's slowdowns set a bit in common."""
+"""By the scenario's names; the hardware slowdowns share a bit."""
 
 
 class Readings(Subject):
     """The functions that read a device's gauges and counters."""
 
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return the memory at this instant; only version 2 tells the driver's reserve apart."""
+        """Return the current memory use; only version 2 reports the driver's reserve separately."""
         gpu = self._session.gpu(handle)
         if gpu.facts.unified_memory:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -58,7 +58,7 @@ class Readings(Subject):
         return memory
 
     def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
-        """Return the draw in milliwatts, averaged over the last second, or a part of a tenth."""
+        """Return the mean power draw in milliwatts, over the window that `power_mean` selects."""
         gpu, end_ns = self._session.gpu(handle), self._session.since_epoch_ns()
         length_ns = NS_PER_SECOND
         if gpu.facts.power_mean == "quarter":
@@ -79,7 +79,7 @@ class Readings(Subject):
         return int(gpu.joules(loaded_ns, now_ns) * 1000)
 
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
-        """Return the die's temperature in degrees Celsius, which follows the last 20 s of work."""
+        """Return the GPU temperature in degrees Celsius, which follows the last 20 s of load."""
         if sensor != pynvml.NVML_TEMPERATURE_GPU:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         now_ns = self._session.since_epoch_ns()
@@ -87,7 +87,7 @@ class Readings(Subject):
         return round(_COOL_CELSIUS + _WARMING_CELSIUS * busy_ns / _WARMING_NS)
 
     def nvmlDeviceGetClockInfo(self, handle: Handle, type: int) -> int:
-        """Return a clock in megahertz; the multiprocessors' falls while no process is there."""
+        """Return a clock in megahertz; the SM clock is lower while no process has the GPU open."""
         gpu = self._session.gpu(handle)
         if type == pynvml.NVML_CLOCK_MEM:
             return gpu.facts.model.memory_clock_megahertz
@@ -97,34 +97,34 @@ class Readings(Subject):
         return gpu.facts.model.sm_clock_megahertz if working else _IDLE_SM_MEGAHERTZ
 
     def nvmlDeviceGetPerformanceState(self, handle: Handle) -> int:
-        """Return 0 while a process is there, else 8."""
+        """Return 0 while a process has the GPU open, else 8."""
         is_used = self._session.gpu(handle).users(self._session.since_epoch_ns())
         return 0 if is_used else _IDLE_PERFORMANCE_STATE
 
     def nvmlDeviceGetEncoderUtilization(self, handle: Handle) -> list[int]:
-        """Return whole percents of the last window, and its length in microseconds."""
+        """Return the last window's utilization in percent, and its length in microseconds."""
         return self._engine(handle, "encoder_ratio")
 
     def nvmlDeviceGetDecoderUtilization(self, handle: Handle) -> list[int]:
-        """Return whole percents of the last window, and its length in microseconds."""
+        """Return the last window's utilization in percent, and its length in microseconds."""
         return self._engine(handle, "decoder_ratio")
 
     def nvmlDeviceGetJpgUtilization(self, handle: Handle) -> list[int]:
-        """Return whole percents of the last window, and its length in microseconds."""
+        """Return the last window's utilization in percent, and its length in microseconds."""
         return self._engine(handle, "jpeg_ratio")
 
     def nvmlDeviceGetOfaUtilization(self, handle: Handle) -> list[int]:
-        """Return whole percents of the last window, and its length in microseconds."""
+        """Return the last window's utilization in percent, and its length in microseconds."""
         return self._engine(handle, "optical_flow_ratio")
 
     def nvmlDeviceGetMarginTemperature(self, handle: Handle) -> int:
-        """Return how much hotter the GPU may become; older ones tell thresholds instead."""
+        """Return the margin to the temperature limit; NotSupported on older generations."""
         if not self._session.gpu(handle).facts.architecture.has_margins:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return _MAX_CELSIUS - self.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
 
     def nvmlDeviceGetMaxClockInfo(self, handle: Handle, type: int) -> int:
-        """Return the highest clock in megahertz, which is that under load."""
+        """Return the highest clock in megahertz, which is the clock under load."""
         model = self._session.gpu(handle).facts.model
         clocks = {
             pynvml.NVML_CLOCK_SM: model.sm_clock_megahertz,
@@ -136,7 +136,7 @@ class Readings(Subject):
         return clocks[type]
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
-        """Return why the clocks are not higher, as bits."""
+        """Return the reasons why the clocks are reduced, as a bit mask."""
         gpu, now_ns = self._session.gpu(handle), self._session.since_epoch_ns()
         idle = 0 if gpu.users(now_ns) else _IDLE_REASON
         throttles = gpu.facts.ailments.throttles(now_ns)
@@ -149,10 +149,10 @@ class Readings(Subject):
 
 
 class Utilization(Subject):
-    """The functions that tell of the driver's sampling windows."""
+    """The functions that report the driver's sampling windows."""
 
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return whole percents of the newest completed window."""
+        """Return the newest completed window's utilization in percent."""
         windows = self._session.windows_of(handle)
         window = windows.latest(self._session.since_epoch_ns())
         rates = pynvml.c_nvmlUtilization_t()
@@ -163,7 +163,7 @@ class Utilization(Subject):
     def nvmlDeviceGetSamples(
         self, device: Handle, sampling_type: int, timeStamp: int
     ) -> tuple[int, list[Any]]:
-        """Return the ring buffer's samples newer than `timeStamp`; NotFound when there are none."""
+        """Return the ring buffer's samples after `timeStamp`; NotFound if there are none."""
         windows = self._session.windows_of(device)
         values = {
             pynvml.NVML_TOTAL_POWER_SAMPLES: windows.milliwatts,
@@ -185,7 +185,7 @@ class Utilization(Subject):
         return pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples
 
     def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[Any]:
-        """Return each buffered sample newer than `timeStamp`; NotFound when there are none."""
+        """Return the buffered process samples after `timeStamp`; NotFound if there are none."""
         found = []
         windows, now_ns = self._session.windows_of(handle), self._session.since_epoch_ns()
         for sample in windows.list_process_samples(timeStamp, now_ns=now_ns):
@@ -196,7 +196,7 @@ class Utilization(Subject):
             struct.memUtil = sample.memory_percent
             found.append(struct)
         if not found:
-            # nvidia-ml-py raises an "error" of value 0 where the driver's size call succeeds.
+            # If the driver's size call succeeds, nvidia-ml-py raises an "error" with value 0.
             raise pynvml.NVMLError(self._empty_code)
         self._fill_video(found, handle)
         return found
@@ -207,7 +207,7 @@ class Utilization(Subject):
         return int(pynvml.NVML_ERROR_NOT_FOUND if is_error else pynvml.NVML_SUCCESS)
 
     def _fill_video(self, samples: list[Any], handle: Handle) -> None:
-        """Write into process samples what the video engines did while the kernels ran."""
+        """Add the video engines' utilization to process samples, in proportion to the kernels'."""
         mixes = {one.pid: one.spec.load.mix for one in self._session.gpu(handle).processes}
         for struct in samples:
             if mix := mixes.get(struct.pid):
@@ -221,28 +221,28 @@ _PERCENT: Final = 100
 
 
 class AccountingCalls(Subject):
-    """The functions of the accounting mode."""
+    """The functions of accounting mode."""
 
     def nvmlDeviceGetAccountingMode(self, handle: Handle) -> int:
-        """Return whether accounts are kept."""
+        """Return whether accounting mode is on."""
         return int(self._session.gpu(handle).facts.accounting != "off")
 
     def nvmlDeviceGetAccountingBufferSize(self, handle: Handle) -> int:
-        """Return the most processes that are remembered."""
+        """Return the maximum number of accounts."""
         self._session.gpu(handle)
         return _BUFFER_PROCESSES
 
     def nvmlDeviceGetAccountingPids(self, handle: Handle) -> list[int]:
-        """Return the pids of the processes that are remembered."""
-        # A ring: the oldest accounts make room for new ones.
+        """Return the pids of the processes with an account."""
+        # A ring buffer: new accounts overwrite the oldest.
         return [process.pid for process in self._accounted(handle)[-_BUFFER_PROCESSES:]]
 
     def nvmlDeviceGetAccountingStats(self, handle: Handle, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return a process's account, in whole percents of its life."""
+        """Return a process's account, with its mean utilization in percent."""
         return self._fill(pynvml.c_nvmlAccountingStats_t(), handle, pid)
 
     def nvmlDeviceGetAccountingStats_v2(self, handle: Handle, pid: int) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return a process's account with the sums of its samples."""
+        """Return a process's account, including the sums of its samples."""
         gpu = self._session.gpu(handle)
         if gpu.facts.accounting != "v2":
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -263,14 +263,14 @@ class AccountingCalls(Subject):
         stats.gpuUtilization = round(percent)
         stats.memoryUtilization = round(percent * process.spec.load.memory_ratio)
         stats.maxMemoryUsage = process.spec.memory_bytes
-        # The driver says for how long a process was there only once it is gone.
+        # The driver sets the time only after the process has ended.
         stats.time = 0 if is_running else lived_ns // NS_PER_MS
         stats.startTime = self._session.stamp_us(start_ns)
         stats.isRunning = int(is_running)
         return stats
 
     def _find(self, handle: Handle, pid: int) -> tuple[PlannedProcess, int, int]:
-        """Return a process with the begin of its latest visit to the GPU, and the end so far."""
+        """Return a process, the start of its latest visit to the GPU and the visit's end so far."""
         now_ns = self._session.since_epoch_ns()
         for process in self._accounted(handle):
             visit = process.visit_at(now_ns)

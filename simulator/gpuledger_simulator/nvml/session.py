@@ -1,6 +1,6 @@
-"""An open library: its users, its handles, its time; and what never changes of its GPUs.
+"""An open library: its users, handles and clock, and the constant properties of its GPUs.
 
-What a device answers of its state lives in the modules beside it, each a `Subject`.
+The other modules report the state of devices, each in a `Subject`.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from gpuledger_simulator.schema import EventSupport
 
 @dataclass(frozen=True)
 class Handle:
-    """A device handle, good until the library is shut down."""
+    """A device handle, valid until the library is shut down."""
 
     index: int
     session: int
@@ -31,18 +31,18 @@ class Handle:
 
 @dataclass(frozen=True)
 class MigHandle(Handle):
-    """The handle of an instance, good until the GPU is cut anew."""
+    """The handle of an instance, valid until the MIG layout changes."""
 
     uuid: str
 
 
 class Session:
-    """What every function of the library needs; each raises the error that NVML would."""
+    """The state that all functions of the library share; each raises the same error as NVML."""
 
     def __init__(
         self, gpus: Sequence[SimulatedGpu], *, clock: Clock, epoch_ns: int, uptime_ns: int,
         sample_period_ns: int, incidents: Sequence[PlannedIncident] = (),
-        event_support: EventSupport = EventSupport(),  # noqa: B008  # frozen, so one for all does no harm
+        event_support: EventSupport = EventSupport(),  # noqa: B008  # frozen, so sharing it is safe
         shown_ns: Callable[[int], int] = lambda time_ns: time_ns,
         driver: DriverModel = DriverModel(),  # noqa: B008  # as above
     ) -> None:  # fmt: skip
@@ -65,25 +65,26 @@ class Session:
         self.number = 0
 
     def nvmlInit(self) -> None:
-        """Open the library; each call needs a shutdown of its own."""
+        """Open the library; each call needs its own shutdown."""
         self.users += 1
 
     def nvmlShutdown(self) -> None:
-        """Close the library; the last call makes all handles invalid."""
+        """Close the library; the last call invalidates all handles."""
         self.check_open()
         self.users -= 1
-        # Handles carry the number of their session, so that those of an earlier one are refused.
+        # Handles contain the number of their session, so that handles of earlier sessions are
+        # rejected.
         if not self.users:
             self.number += 1
 
     def gpu(self, handle: Handle) -> SimulatedGpu:
-        """Return the GPU of a handle; NotSupported for an instance's, as of most functions."""
+        """Return the GPU of a handle; NotSupported for an instance, as with most functions."""
         if isinstance(handle, MigHandle):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return self.whole_gpu(handle)
 
     def whole_gpu(self, handle: Handle) -> SimulatedGpu:
-        """Return the GPU of a handle, or the one on which an instance is."""
+        """Return the GPU of a handle, or the GPU that contains an instance."""
         self.check_open()
         if handle.session != self.number:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -94,17 +95,17 @@ class Session:
         return self._windows[self.gpu(handle).facts.index]
 
     def check_open(self) -> None:
-        """Raise the error that NVML raises before the library is open."""
+        """Raise NVML's error if the library is not open."""
         if not self.users:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
 
     def stamp_us(self, since_epoch_ns: int) -> int:
-        """Return an instant as the driver stamps it: by the node's wall clock as it was then."""
+        """Return the driver's timestamp of an instant: the node's wall clock at that time."""
         return self.shown_ns(self.epoch_ns + since_epoch_ns) // 1000
 
     def _stamp_since_boot_us(self, since_epoch_ns: int) -> int:
-        """Return an instant as a driver stamps it that goes by the time since boot."""
-        # The driver is loaded as the machine starts.
+        """Return the timestamp of an instant for a driver that counts from boot."""
+        # The driver is loaded at boot.
         return (since_epoch_ns - self.driver_loaded_ns) // 1000
 
     def since_epoch_ns(self) -> int:
@@ -113,14 +114,14 @@ class Session:
 
 
 class Subject:
-    """Functions of one subject of the library, over what its session knows."""
+    """The functions of one subject of the library, which share a session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
 
 class Identity(Subject):
-    """The functions that say which device is which."""
+    """The functions that identify devices."""
 
     def nvmlSystemGetDriverVersion(self) -> str:
         """Return the driver's version."""
@@ -144,7 +145,7 @@ class Identity(Subject):
         return self._session.gpu(handle).facts.uuid
 
     def nvmlDeviceGetName(self, handle: Handle) -> str:
-        """Return the product's name."""
+        """Return the product name."""
         return self._session.gpu(handle).facts.name
 
 
@@ -157,7 +158,7 @@ _INFOROM: Final = {
 
 
 class Board(Subject):
-    """The functions that describe a board."""
+    """The functions that describe a GPU board."""
 
     def nvmlSystemGetNVMLVersion(self) -> str:
         """Return the library's version."""
@@ -165,7 +166,7 @@ class Board(Subject):
         return f"13.{self._session.driver.version}"
 
     def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
-        """Return the newest CUDA that the driver can run."""
+        """Return the newest CUDA version that the driver supports."""
         self._session.check_open()
         return 13_000
 
@@ -182,9 +183,9 @@ class Board(Subject):
         return state
 
     def nvmlSystemGetConfComputeSettings(self, settings: Any) -> int:  # noqa: ANN401  # a reference to a struct
-        """Fill in the same and how GPUs reach each other; of errors the binding returns the code.
+        """Fill in the confidential computing state and the multi-GPU mode; returns an NVML code.
 
-        Several GPUs of one confidential machine have a protected PCIe.
+        Several GPUs of one confidential node use protected PCIe.
         """
         try:
             state = self.nvmlSystemGetConfComputeState()
@@ -202,7 +203,7 @@ class Board(Subject):
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetPlatformInfo(self, device: Handle, platformInfo: Any) -> int:  # noqa: ANN401  # a reference to a struct
-        """Fill in where a GPU is in its rack; NotSupported where it is in none."""
+        """Fill in a GPU's position in its rack; NotSupported if it is not in a rack."""
         facts = self._session.gpu(device).facts
         struct = platformInfo._obj  # noqa: SLF001  # what ctypes.byref refers to
         if facts.rack is None:
@@ -213,7 +214,7 @@ class Board(Subject):
         return int(pynvml.NVML_SUCCESS)
 
     def _confidential_mode(self) -> str:
-        """Return the node's mode, which is that of its GPUs."""
+        """Return the node's mode: that of the first GPU whose mode is not `off`."""
         self._session.check_open()
         modes = [
             gpu.facts.confidential
@@ -225,7 +226,7 @@ class Board(Subject):
         return next((mode for mode in modes if mode != "off"), "off")
 
     def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int:
-        """Return the number in the device file."""
+        """Return the minor number of the device file."""
         return self._session.gpu(handle).facts.index
 
     def nvmlDeviceGetSerial(self, handle: Handle) -> str:
@@ -234,7 +235,7 @@ class Board(Subject):
         return str(drawn)[:_SERIAL_DIGITS]
 
     def nvmlDeviceGetPciInfo_v3(self, handle: Handle) -> Any:  # noqa: ANN401  # a ctypes struct
-        """Return where the board is plugged in."""
+        """Return the PCI address of the board."""
         pci = pynvml.nvmlPciInfo_t()
         address = pci_bus_id(self._session.gpu(handle).facts.index)
         pci.bus = int(address.split(":")[1], 16)
@@ -242,7 +243,7 @@ class Board(Subject):
         return pci
 
     def nvmlDeviceGetBrand(self, handle: Handle) -> int:
-        """Return the product line."""
+        """Return the brand."""
         tesla = self._session.gpu(handle).facts.name.startswith("Tesla")
         return int(pynvml.NVML_BRAND_TESLA if tesla else pynvml.NVML_BRAND_NVIDIA)
 
@@ -251,52 +252,52 @@ class Board(Subject):
         return self._session.gpu(device).facts.architecture.number
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> tuple[int, int]:
-        """Return CUDA's version of the chip."""
+        """Return the CUDA compute capability."""
         return self._session.gpu(handle).facts.architecture.compute_capability
 
     def nvmlDeviceGetVbiosVersion(self, handle: Handle) -> str:
-        """Return the board's firmware."""
+        """Return the version of the board's firmware."""
         self._session.gpu(handle)
         return "96.00.A5.00.01"
 
     def nvmlDeviceGetInforomImageVersion(self, handle: Handle) -> str:
-        """Return the version of the board's store of facts."""
+        """Return the version of the board's InfoROM image."""
         self._session.gpu(handle)
         return "G520.0200.00.05"
 
     def nvmlDeviceGetInforomVersion(self, handle: Handle, infoRomObject: int) -> str:
-        """Return the version of an object in it."""
+        """Return the version of an InfoROM object."""
         self._session.gpu(handle)
         if infoRomObject not in _INFOROM:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return _INFOROM[infoRomObject]
 
     def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Handle) -> int:
-        """Return the PCIe generation that card and slot can do."""
+        """Return the highest PCIe generation that GPU and slot support."""
         return self._session.gpu(handle).facts.model.pcie_generation
 
     def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Handle) -> int:
-        """Return the PCIe lanes that card and slot can do."""
+        """Return the number of PCIe lanes that GPU and slot support."""
         self._session.gpu(handle)
         return _LANES
 
     def nvmlDeviceGetEccMode(self, handle: Handle) -> list[int]:
-        """Return whether errors are corrected, now and after the next start."""
+        """Return the ECC mode, currently and after the next reboot; always enabled."""
         self._session.gpu(handle)
         return [pynvml.NVML_FEATURE_ENABLED, pynvml.NVML_FEATURE_ENABLED]
 
     def nvmlDeviceGetPersistenceMode(self, handle: Handle) -> int:
-        """Return whether the driver keeps the GPU up without users."""
+        """Return the persistence mode; always enabled."""
         self._session.gpu(handle)
         return int(pynvml.NVML_FEATURE_ENABLED)
 
     def nvmlDeviceGetComputeMode(self, handle: Handle) -> int:
-        """Return who may compute."""
+        """Return the compute mode; always the default."""
         self._session.gpu(handle)
         return int(pynvml.NVML_COMPUTEMODE_DEFAULT)
 
     def nvmlDeviceGetP2PStatus(self, device1: Handle, device2: Handle, p2pIndex: int) -> int:
-        """Return whether one GPU reaches another: by NVLink where both have links."""
+        """Return whether two GPUs can reach each other by NVLink, which both must have."""
         if p2pIndex != pynvml.NVML_P2P_CAPS_INDEX_NVLINK:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         linked = all(self._session.gpu(one).facts.model.nvlinks for one in (device1, device2))
