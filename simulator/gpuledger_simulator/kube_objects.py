@@ -1,8 +1,8 @@
-"""The scenario's nodes, pods and their owners as Kubernetes objects, and when pods change.
+"""The scenario's nodes, pods and owners as Kubernetes objects, and the steps of a pod's life.
 
-Here live the order of a pod's steps, in nanoseconds since the scenario's start, and the form of the
-objects. Who writes them is `server`'s business; versions, and UIDs where a real API server
-gives them, are the server's.
+This module defines the order of the steps, in nanoseconds since the scenario's start, and the form
+of the objects. `server` writes them. Resource versions come from the server, and so do UIDs if it
+is a real API server.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from gpuledger_simulator.plan import NEVER_NS, PlannedPod, gpu_groups
 from gpuledger_simulator.planned_run import PlannedRun
 from gpuledger_simulator.schema import Controller, Node, Owner, ScenarioContainer, ScenarioPod
 
-# A scenario's start of a pod is that of its containers; the API server has it earlier.
+# The scenario's start of a pod is the start of its containers; the pod is created earlier.
 CREATED_BEFORE_NS: Final = 1500 * NS_PER_MS
-# Those of second 0 are created all at once, for which a busy API server takes its time.
+# Pods of second 0 are all created at once, which takes a busy API server a while.
 FIRST_CREATED_BEFORE_NS: Final = 6000 * NS_PER_MS
 TERMINATING_NS: Final = 500 * NS_PER_MS
 FINISHED_STAYS_NS: Final = 3000 * NS_PER_MS
@@ -43,15 +43,15 @@ class PodEvent:
     """A step of one pod."""
 
     at_ns: int
-    """When, in nanoseconds since the scenario's start."""
+    """Time, in nanoseconds since the scenario's start."""
     pod: PlannedPod
-    """Whose."""
+    """The pod."""
     step: PodStep
-    """What."""
+    """The step."""
 
 
 def pod_events(pods: list[PlannedPod]) -> list[PodEvent]:
-    """Return the steps of all pods that the API server knows, in order of time."""
+    """Return the steps of all pods that the API server has, in order of time."""
     names: dict[tuple[str, str], list[PlannedPod]] = {}
     for pod in sorted(pods, key=lambda pod: pod.start_ns):
         if pod.spec.in_api:
@@ -61,7 +61,7 @@ def pod_events(pods: list[PlannedPod]) -> list[PodEvent]:
 
 
 def _one_after_another(pods: list[PlannedPod]) -> list[PodEvent]:
-    """Return the steps of pods of one name: each is deleted before the next one is created."""
+    """Return the steps of pods with the same name: each is deleted before the next is created."""
     events: list[PodEvent] = []
     followers = [pod.start_ns for pod in pods[1:]] + [NEVER_NS]
     free_from_ns = -FIRST_CREATED_BEFORE_NS
@@ -70,8 +70,8 @@ def _one_after_another(pods: list[PlannedPod]) -> list[PodEvent]:
         created_ns = max(pod.start_ns - before_ns, free_from_ns)
         steps = [(created_ns, PodStep.CREATED), (pod.start_ns, PodStep.RUNNING)]
         if pod.end_ns != NEVER_NS:
-            # A pod that runs to an end is kept as finished; one of a controller that keeps it
-            # running ends by being deleted.
+            # A pod that runs to completion stays as finished. A pod whose controller keeps it
+            # running ends only by deletion.
             if pod.spec.owner is None or pod.spec.owner.kind in RUNS_TO_AN_END:
                 step, stays_ns = PodStep.FINISHED, FINISHED_STAYS_NS
             else:
@@ -107,12 +107,12 @@ _QOS_CLASSES: Final = {
 
 
 def kube_time(time_ns: int) -> str:
-    """Write an instant as Kubernetes does: RFC 3339 in whole seconds."""
+    """Format an instant as Kubernetes does: RFC 3339 in whole seconds."""
     return datetime.fromtimestamp(time_ns // NS_PER_SECOND, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def node_object(run: PlannedRun, node: Node) -> Json:
-    """Return a node with its GPUs as capacity."""
+    """Return a node object with its GPUs as capacity."""
     capacity = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": str(len(gpu_groups(node)))}
     seeds = run.scenario.seed, run.epoch_ns
     return {
@@ -142,7 +142,7 @@ def pod_object(run: PlannedRun, pod: PlannedPod, *, created_ns: int) -> Json:
     if controller and controller.kind == "ReplicaSet":
         controller_labels = {"pod-template-hash": controller.name.rpartition("-")[2]}
     elif controller and controller.kind == "Job":
-        # Under both names: the second one is of Kubernetes 1.27, and the first one stayed.
+        # Kubernetes 1.27 added the second name and kept the first.
         names = ("job-name", "batch.kubernetes.io/job-name")
         controller_labels = dict.fromkeys(names, controller.name)
     label_fields: Json = {f"f:{name}": {} for name in spec.labels}
@@ -153,7 +153,7 @@ def pod_object(run: PlannedRun, pod: PlannedPod, *, created_ns: int) -> Json:
         "creationTimestamp": kube_time(run.epoch_ns + created_ns),
         "labels": {**controller_labels, **spec.labels},
         "annotations": spec.annotations,
-        # Of its writers; here as bytes that a reader has to skip.
+        # Bookkeeping of real API servers, included because readers have to skip it.
         "managedFields": [
             {
                 "manager": "kube-controller-manager",
@@ -210,7 +210,7 @@ def pod_status(run: PlannedRun, pod: PlannedPod, step: PodStep) -> Json:
 
 
 class SimulatedPodList:
-    """A kubelet's own list of its pods, as its HTTPS port gives it."""
+    """A kubelet's own pod list, as its HTTPS port returns it."""
 
     def __init__(self, run: PlannedRun, kubelet: SimulatedKubelet, *, node: str) -> None:
         self.node = node
@@ -219,9 +219,9 @@ class SimulatedPodList:
         self._kubelet = kubelet
 
     async def fetch(self) -> bytes:
-        """Return a `v1` `PodList` of the pods that the kubelet has at this time, as JSON."""
+        """Return a `v1` `PodList` of the pods that the kubelet lists now, as JSON."""
         items = [self._item(pod) for pod in self._kubelet.listed_pods()]
-        # Go writes a list without items so.
+        # Go encodes an empty list as null.
         found: Json = {"kind": "PodList", "apiVersion": "v1", "metadata": {}}
         return orjson.dumps({**found, "items": items or None})
 
@@ -233,12 +233,12 @@ class SimulatedPodList:
 
 
 def owner_objects(run: PlannedRun) -> list[tuple[str, Json]]:
-    """Return the controllers between pods and workloads, each with its plural name."""
+    """Return the controllers between pods and workloads, each with its plural resource name."""
     objects = []
     for pod in run.pods:
         spec = pod.spec
         controller = _controller(spec)
-        # Others are custom resources, which this API server does not have.
+        # Other kinds are custom resources, which this API server does not have.
         if not controller or controller.kind not in _PLURALS:
             continue
         reference = owner_reference(run, spec.namespace, controller)
@@ -261,7 +261,7 @@ def owner_objects(run: PlannedRun) -> list[tuple[str, Json]]:
 
 
 def owner_reference(run: PlannedRun, namespace: str, owner: Controller | Owner) -> Json:
-    """Point to a controller as metadata.ownerReferences does."""
+    """Return an entry of `metadata.ownerReferences` for a controller or workload."""
     what = f"owner/{namespace}/{owner.kind}/{owner.name}"
     return {
         "apiVersion": _API_VERSIONS.get(owner.kind, "example.org/v1"),
@@ -274,7 +274,7 @@ def owner_reference(run: PlannedRun, namespace: str, owner: Controller | Owner) 
 
 
 def _controller(pod: ScenarioPod) -> Controller | None:
-    """Return the pod's direct controller; a Deployment's is the ReplicaSet in its name."""
+    """Return the pod's direct controller; a Deployment's is the ReplicaSet in the pod's name."""
     if pod.owner is None:
         return None
     if pod.owner.via:
@@ -285,7 +285,7 @@ def _controller(pod: ScenarioPod) -> Controller | None:
 
 
 def _container(container: ScenarioContainer, pod: ScenarioPod) -> Json:
-    # As many as it uses: a device plug-in counts GPUs, and the scheduler believes it.
+    # The number of GPUs that it uses, because device plugins and the scheduler count GPUs.
     gpus = {index for process in container.processes for index in process.gpus}
     resources: Json = {"limits": {"nvidia.com/gpu": str(len(gpus))}} if gpus else {}
     if pod.qos != "besteffort":

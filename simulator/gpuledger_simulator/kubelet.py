@@ -1,11 +1,11 @@
-"""One node's kubelet at work: its pods now, their devices, and the names of their logs.
+"""A node's kubelet: its current pods, their devices, and the names of their logs.
 
-The real one lists a pod until it is removed, long after its containers have ended; so does this.
-Which container has which device the scenario may leave open. Then it follows from what runs: a
-container has the GPUs that its processes use, and where several containers use one, each has a
-share of it, as by time-slicing.
+Like a real kubelet, it lists a pod until the pod is removed, long after its containers have ended.
+The scenario may leave the device allocation open. Then a container gets the GPUs that its processes
+use, and if several containers use one GPU, each gets a replica, as with time-slicing.
 
-A process meets it as it meets the real one: a gRPC server on a Unix socket (`serve_kubelet`).
+Other processes reach it like a real kubelet, through a gRPC server on a Unix socket
+(`serve_kubelet`).
 """
 
 import asyncio
@@ -44,11 +44,12 @@ class SimulatedKubelet:
         uid_of: Callable[[PlannedPod], str | None],
         ended_seconds: float,
     ) -> None:
-        """Play the node's kubelet; it lists a pod for `ended_seconds` after its end."""
+        """Create a node's kubelet, which lists a pod for `ended_seconds` after its end."""
         self._ended_ns = round(ended_seconds * NS_PER_SECOND)
         self._pods = [pod for pod in pods if pod.spec.node == node]
         self._devices = assign_devices(self._pods, gpus)
-        # What nobody ever holds is left out: of no replica would anybody ask.
+        # Devices that are never allocated are left out, so replicas that no container uses do not
+        # exist.
         self._allocatable = sorted(
             {
                 (device.resource, device.device_id)
@@ -63,47 +64,47 @@ class SimulatedKubelet:
         self._uid_of = uid_of
 
     def listed_pods(self) -> list[PlannedPod]:
-        """Return the pods that the kubelet has at this time."""
+        """Return the pods that the kubelet lists now."""
         now_ns = self._clock.time_ns() - self._epoch_ns
         return [
             pod
             for pod in self._pods
             if pod.start_ns <= now_ns < pod.end_ns + self._ended_ns
-            # Before the API server has given it one, no kubelet can have heard of it.
+            # A kubelet does not know a pod until the API server has assigned its UID.
             and self._uid_of(pod) is not None
         ]
 
     async def list_pods(self) -> bytes:
-        """Return the answer to `v1.PodResourcesLister/List` at this time."""
+        """Return the current response of `v1.PodResourcesLister/List`."""
         return b"".join(
             _field(1, write_pod(pod, self._devices, node=self._node)) for pod in self.listed_pods()
         )
 
     async def list_allocatable(self) -> bytes:
-        """Return the answer to `v1.PodResourcesLister/GetAllocatableResources`."""
+        """Return the response of `v1.PodResourcesLister/GetAllocatableResources`."""
         return b"".join(
             _field(1, _text(1, resource) + _text(2, device_id))
             for resource, device_id in self._allocatable
         )
 
     def pod_folders(self) -> list[str]:
-        """Return the names of the folders in `/var/log/pods` at this time."""
+        """Return the current directory names in `/var/log/pods`."""
         return [
             f"{pod.spec.namespace}_{pod.spec.name}_{self._uid_of(pod)}"
             for pod in self.listed_pods()
         ]
 
     def has_cgroup(self, uid: str) -> bool:
-        """Return whether a pod has a cgroup at this time: until its end, however long listed."""
+        """Return whether a pod has a cgroup now, which lasts until the pod's end."""
         return f"pod{uid}" in self.pod_cgroups()
 
     def pod_cgroups(self) -> list[str]:
-        """Return the names of the pods' cgroups at this time."""
+        """Return the names of the pods' current cgroups."""
         now_ns = self._clock.time_ns() - self._epoch_ns
         return [f"pod{self._uid_of(pod)}" for pod in self.listed_pods() if now_ns < pod.end_ns]
 
     def log_names(self) -> list[str]:
-        """Return the names of the links in `/var/log/containers` at this time."""
+        """Return the current link names in `/var/log/containers`."""
         return [
             f"{pod.spec.name}_{pod.spec.namespace}_{name}-{container_id}.log"
             for pod in self.listed_pods()
@@ -113,26 +114,26 @@ class SimulatedKubelet:
 
 @dataclass(frozen=True, kw_only=True)
 class AssignedDevice:
-    """A device of a container, as the kubelet names it."""
+    """A container's device, with the names that the kubelet uses."""
 
     resource: str
-    """The resource; of a claim, the driver."""
+    """Resource name; for a claim, the driver's name."""
     device_id: str
-    """The id."""
+    """Device id."""
     claim: str | None
-    """The claim's name, where one assigned it."""
+    """Name of the claim; `None` if a device plugin allocated the device."""
 
 
 Container = tuple[str, str]
-"""A pod's key, and the name of a container of it."""
+"""A pod's key and a container's name."""
 Device = tuple[int, int | None]
-"""A GPU's index, and an instance's position in its MIG layout."""
+"""A GPU's index and an instance's position in its MIG layout."""
 
 
 def assign_devices(
     pods: Sequence[PlannedPod], gpus: Sequence[SimulatedGpu]
 ) -> dict[Container, list[AssignedDevice]]:
-    """Return the devices of a node's containers."""
+    """Return the devices of each of a node's containers."""
     users: dict[Device, list[tuple[PlannedPod, str]]] = {}
     for pod in pods:
         for container in pod.spec.containers:
@@ -166,7 +167,8 @@ def _devices_of(
     devices = []
     for gpu, instance in used_devices(container):
         sharers = users[gpu, instance]
-        # Pods one after the other do not share; a plug-in without time-slicing has no replicas.
+        # Pods that run one after another do not share. Device plugins without time-slicing have no
+        # replicas.
         is_shared = (
             sum(other.start_ns < pod.end_ns and pod.start_ns < other.end_ns for other, _ in sharers)
             > 1
@@ -177,15 +179,18 @@ def _devices_of(
 
 
 def name_device(device: PluginDevice, gpu: SimulatedGpu, *, start_ns: int) -> AssignedDevice:
-    """Return a device as the plug-in or the driver of claims names it to a pod of that start."""
+    """Return a device with the names that the device plugin or the DRA driver gives it.
+
+    `start_ns` is the start of the pod, which selects the MIG layout.
+    """
     layout = gpu.cut(start_ns)
-    # Of a whole GPU the scenario names none; without a layout there is none to name.
+    # The scenario names no instance for an unpartitioned GPU.
     number = device.instance
     instance = layout.instances[number] if layout and number is not None else None
     if device.claim:
         name = f"gpu-{gpu.facts.index}"
         if instance:
-            # NVIDIA's number of the profile is not played.
+            # NVIDIA's number of the profile is not simulated, so it is always 0.
             name += f"-mig-{instance.profile.replace('.', '')}-0-{instance.start}"
         return AssignedDevice(resource=CLAIM_DRIVER, device_id=name, claim=device.claim)
     default = f"nvidia.com/mig-{instance.profile}" if instance else "nvidia.com/gpu"
@@ -194,7 +199,7 @@ def name_device(device: PluginDevice, gpu: SimulatedGpu, *, start_ns: int) -> As
 
 
 def plugin_id(device: PluginDevice, gpu: SimulatedGpu, instance: SimulatedInstance | None) -> str:
-    """Return a device's id in the form of the plug-in that the scenario names."""
+    """Return a device's id in the format of the device plugin that the scenario selects."""
     uuid, replica = gpu.facts.uuid, device.replica
     if device.ids == "gke":
         part = f"/gi{instance.gpu_instance}" if instance else ""
@@ -202,7 +207,7 @@ def plugin_id(device: PluginDevice, gpu: SimulatedGpu, instance: SimulatedInstan
     if device.ids in ("hami", "gpu-mem"):
         return f"{uuid}{'-_' if device.ids == 'gpu-mem' else ''}-{replica or 0}"
     if instance and device.ids == "old-mig":
-        # As drivers before 470 named instances.
+        # The format of drivers before 470.
         uuid = f"MIG-{uuid}/{instance.gpu_instance}/{instance.compute_instance}"
     elif instance:
         uuid = instance.uuid
@@ -216,10 +221,10 @@ _SEVEN_BITS: Final = 0x7F
 def write_pod(
     pod: PlannedPod, devices: Mapping[Container, Sequence[AssignedDevice]], *, node: str
 ) -> bytes:
-    """Return a `PodResources` with its containers, in Protocol Buffers' wire form.
+    """Return a `PodResources` message with its containers, in the Protocol Buffers wire format.
 
-    Written by hand, as much as the answer needs of Kubernetes' `podresources/v1/api.proto`: a
-    message is a row of fields, each with its number, its length and its bytes.
+    Encoded by hand, with only the fields of Kubernetes' `podresources/v1/api.proto` that are
+    needed. A message is a sequence of fields, each with its number, its length and its bytes.
     """
     name, namespace = pod.spec.name, pod.spec.namespace
     parts = [_text(1, name), _text(2, namespace)]
@@ -240,7 +245,7 @@ def write_pod(
 
 
 def write_claim(device: AssignedDevice, claim: str, *, namespace: str, node: str) -> bytes:
-    """Return a `DynamicResource` with one device, by its CDI name and by its driver's."""
+    """Return a `DynamicResource` message with one device, with its CDI name and its driver."""
     cdi = _text(1, f"k8s.{device.resource}/claim={claim}-{device.device_id}")
     names = _text(2, device.resource) + _text(3, node) + _text(4, device.device_id)
     return _text(2, claim) + _text(3, namespace) + _field(4, _field(1, cdi) + names)
@@ -255,7 +260,7 @@ def _field(number: int, value: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    # Seven bits a byte, the lowest first; the eighth says that another byte follows.
+    # Seven bits per byte, lowest first; the eighth bit marks that another byte follows.
     written = bytearray()
     while value > _SEVEN_BITS:
         written.append(value & _SEVEN_BITS | 0x80)
@@ -270,7 +275,7 @@ _LINK_SECONDS = 1.0
 
 
 class _Bytes(CodecBase):
-    """Passes messages on as the bytes that they are: they are written by hand in `kubelet`."""
+    """Passes messages through as bytes, because this module encodes them by hand."""
 
     __content_subtype__ = "proto"
 
@@ -289,7 +294,7 @@ class _Lister:
 
     def __mapping__(self) -> Mapping[str, Handler]:
         async def list_pods(stream: Stream[Any, Any]) -> None:
-            # Read though it has no field: the protocol has a message here.
+            # The request has no fields, but the protocol requires reading it.
             await stream.recv_message()
             await stream.send_message(await self._kubelet.list_pods())
 
@@ -307,9 +312,9 @@ class _Lister:
 async def serve_kubelet(
     kubelet: SimulatedKubelet, socket: Path, *, logs: Path | None = None
 ) -> AsyncIterator[None]:
-    """Serve on `socket`, and keep the links in `logs` as they are now, while the block lasts.
+    """Serve on `socket` and keep the files in `logs` up to date while the block runs.
 
-    The socket's file stays behind, as that of a kubelet that was killed.
+    The socket file remains afterwards, as after a kubelet that was killed.
     """
 
     async def keep_links(logs: Path) -> None:
@@ -329,12 +334,12 @@ async def serve_kubelet(
 
 
 def link_logs(kubelet: SimulatedKubelet, logs: Path) -> None:
-    """Make the folder hold one entry a container, by its name alone."""
+    """Make the directory contain one empty file per container log."""
     logs.mkdir(parents=True, exist_ok=True)
     wanted = set(kubelet.log_names())
     existing = {path.name for path in logs.glob("*.log")}
     for name in wanted - existing:
-        # No link and no log behind it: readers of the folder go by the names.
+        # Files instead of links to logs, because readers of this directory use only the names.
         (logs / name).touch()
     for name in existing - wanted:
         (logs / name).unlink()

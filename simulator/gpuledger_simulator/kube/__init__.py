@@ -1,4 +1,4 @@
-"""Plays a Kubernetes API server from a scenario, over real HTTP."""
+"""A Kubernetes API server that serves a scenario over HTTP."""
 
 from gpuledger_simulator.kube.server import KubeApi, serve_kube_api, write_kubeconfig
 

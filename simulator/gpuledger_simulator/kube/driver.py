@@ -1,8 +1,7 @@
-"""Drives a real API server with the scenario's pods, as their kubelets and controllers would.
+"""Plays the scenario's pods into a real API server, as kubelets and controllers would.
 
-Here live the requests to it. When which one is due is `PodDriver`'s business. A real API server
-gives the pods their UIDs; they are written into a file for the simulated nodes, whose cgroup paths
-need them.
+This module sends the requests; `PodDriver` decides when each is due. A real API server assigns the
+pods' UIDs, which are written to a file for the simulated nodes, because cgroup paths contain them.
 """
 
 import json
@@ -30,7 +29,8 @@ _OF_THE_SERVER: Final = ("uid", "creationTimestamp", "managedFields", "resourceV
 async def drive(simulation: Simulation, *, kubeconfig: Path, uids: Path | None = None) -> None:
     """Play the scenario's pods into the API server; returns after the last step.
 
-    Raises UserError where the kubeconfig is wrong, UnavailableError where the server refuses.
+    Raises `UserError` if the kubeconfig is invalid, and `UnavailableError` if the server cannot be
+    reached or rejects a request.
     """
     async with _connect(kubeconfig) as client:
         cluster = RemoteCluster(simulation, client, uids=uids)
@@ -39,7 +39,7 @@ async def drive(simulation: Simulation, *, kubeconfig: Path, uids: Path | None =
 
 
 class RemoteCluster:
-    """A real API server, into which pods are written."""
+    """A real API server to which pods are written."""
 
     def __init__(self, simulation: Simulation, client: ApiClient, *, uids: Path | None) -> None:
         self._simulation = simulation
@@ -48,7 +48,7 @@ class RemoteCluster:
         self._uids: dict[str, str] = {}
 
     async def prepare(self) -> None:
-        """Create the nodes and namespaces that are not there yet."""
+        """Create the nodes and namespaces that do not exist yet."""
         scenario = self._simulation.scenario
         for node in scenario.nodes:
             item = node_object(self._simulation, node)
@@ -59,7 +59,7 @@ class RemoteCluster:
         self._publish_uids()
 
     async def create_pod(self, pod_key: str, item: Json) -> None:
-        """Create a pod in place of one that an earlier run left, and publish its UID."""
+        """Create a pod, replacing one from an earlier run, and publish its UID."""
         namespace, name = item["metadata"]["namespace"], item["metadata"]["name"]
         path = f"/api/v1/namespaces/{namespace}/pods"
         created = await self._create(path, item)
@@ -67,31 +67,33 @@ class RemoteCluster:
             await self.delete_pod(namespace, name, grace_seconds=0)
             created = await self._create(path, item)
         if created is None:
-            raise UnavailableError(f"pod {pod_key} is there already and does not go away")
+            raise UnavailableError(f"pod {pod_key} already exists and could not be deleted")
         self._uids[pod_key] = created["metadata"]["uid"]
         self._publish_uids()
 
     async def patch_pod_status(self, namespace: str, name: str, status: Json) -> None:
         """Write a pod's status as its kubelet would."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/status"
-        # Strategic: containers' states are merged by name, where JSON's merge replaces the list.
+        # A strategic merge patch merges container states by name; a JSON merge patch would replace
+        # the list.
         kind = "application/strategic-merge-patch+json"
         await self._request("PATCH", path, {"status": status}, content_type=kind)
 
     async def delete_pod(self, namespace: str, name: str, *, grace_seconds: int) -> None:
-        """Delete a pod, or begin its grace period."""
+        """Delete a pod, or start its grace period."""
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
         try:
             await self._request("DELETE", path, {"gracePeriodSeconds": grace_seconds})
         except ApiException as error:
-            # Somebody was faster, as a garbage collector may be.
+            # Another client, such as a garbage collector, has already deleted the pod.
             if error.status != _NOT_FOUND:
                 raise
 
     async def _create(self, path: str, item: Json) -> Any:  # noqa: ANN401  # any JSON
-        """Create an object; None where its name is taken."""
+        """Create an object; return `None` if the name is taken."""
         metadata = item["metadata"]
-        # A real server refuses a `resourceVersion` in what is created, and overwrites the others.
+        # A real server rejects a `resourceVersion` in a new object, and overwrites the other
+        # fields.
         own = {name: value for name, value in metadata.items() if name not in _OF_THE_SERVER}
         try:
             return await self._request("POST", path, {**item, "metadata": own})
@@ -124,14 +126,14 @@ async def _connect(kubeconfig: Path) -> AsyncIterator[ApiClient]:
     try:
         client = await config.new_client_from_config(config_file=str(kubeconfig))
     except (config.ConfigException, OSError, TypeError) as error:
-        raise UserError(f"{kubeconfig}: no usable kubeconfig: {error}") from error
+        raise UserError(f"{kubeconfig}: invalid kubeconfig: {error}") from error
     try:
         yield client
     except ApiException as error:
         message = " ".join(str(error.body or error.reason).split())
-        raise UnavailableError(f"the API server answered {error.status}: {message}") from error
+        raise UnavailableError(f"the API server returned {error.status}: {message}") from error
     except (aiohttp.ClientError, TimeoutError) as error:
         host = client.configuration.host
-        raise UnavailableError(f"the API server {host} does not answer: {error}") from error
+        raise UnavailableError(f"cannot connect to the API server {host}: {error}") from error
     finally:
         await client.close()

@@ -1,7 +1,7 @@
-"""The requests about one kind of object, from HTTP to the store and back.
+"""The requests for one kind of object, between HTTP and the store.
 
-Here live parameters and bodies: selectors, lists with `limit`, `continue` and `resourceVersion`,
-and the lines of a watch. Routes and sockets are `server`'s business.
+This module handles parameters and bodies: selectors, lists with `limit`, `continue` and
+`resourceVersion`, and the lines of a watch. `server` handles routes and sockets.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ _FIELDS: Final[dict[str, Callable[[Json], str]]] = {
 
 
 def parse_selectors(*, fields: str, labels: str, namespace: str = "") -> Selector:
-    """Make one test of both selectors and the namespace; raises ApiError 400.
+    """Combine both selectors and the namespace into one predicate; raises `ApiError` 400.
 
-    Of `fieldSelector` it knows equality, of `labelSelector` equality and presence.
+    A `fieldSelector` supports equality, a `labelSelector` equality and presence.
     """
     tests = [_field_test(term) for term in fields.split(",") if term]
     tests += [_label_test(term) for term in labels.split(",") if term]
@@ -68,14 +68,14 @@ def _field_test(term: str) -> Selector:
 def _label_test(term: str) -> Selector:
     match = _TERM.match(term)
     if not match:
-        # Presence: `name`, or `!name`.
+        # A test for presence, `name`, or absence, `!name`.
         name = term.strip()
         absent = name.startswith("!")
         name = name.removeprefix("!")
         return lambda item: (name in (item["metadata"].get("labels") or {})) is not absent
     name, operator, wanted = match.groups()
     return lambda item: (
-        # As on a real server, `!=` is also true of an object without the label.
+        # As on a real server, `!=` also matches an object without the label.
         ((item["metadata"].get("labels") or {}).get(name) == wanted) is (operator != "!=")
     )
 
@@ -84,7 +84,7 @@ Stream = Callable[[web.Request, Collection, Selector], Awaitable[web.StreamRespo
 
 
 class KubeRequests:
-    """The requests about one kind of object."""
+    """The requests for one kind of object."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class KubeRequests:
         self._stream = stream
 
     async def read_many(self, request: web.Request) -> web.StreamResponse:
-        """List or watch."""
+        """List or watch objects."""
         select = parse_selectors(
             fields=request.query.get("fieldSelector", ""),
             labels=request.query.get("labelSelector", ""),
@@ -117,15 +117,15 @@ class KubeRequests:
         )
 
     async def patch(self, request: web.Request) -> web.Response:
-        """Merge into metadata and spec."""
+        """Merge a patch into metadata and spec."""
         return answer(patch_object(self._collection, _key(request), await _body(request)))
 
     async def patch_status(self, request: web.Request) -> web.Response:
-        """Merge into the status."""
+        """Merge a patch into the status."""
         return answer(patch_status(self._collection, _key(request), await _body(request)))
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete; the grace period stands in the query or in the body."""
+        """Delete an object; the grace period is in the query or in the body."""
         options = await _body(request) if request.can_read_body else {}
         text = request.query.get("gracePeriodSeconds", options.get("gracePeriodSeconds"))
         grace_seconds = None if text is None else int(text)
@@ -140,9 +140,9 @@ async def _body(request: web.Request) -> Json:
     try:
         body = orjson.loads(await request.read())
     except ValueError as error:
-        raise bad_request(f"the body is no JSON: {error}") from error
+        raise bad_request(f"invalid JSON in the body: {error}") from error
     if not isinstance(body, dict):
-        raise bad_request("the body is no object")
+        raise bad_request("the body is not a JSON object")
     return body
 
 
@@ -152,10 +152,10 @@ def answer(item: Json, code: int = 200) -> web.Response:
 
 
 def list_objects(collection: Collection, selector: Selector, query: Mapping[str, str]) -> Json:
-    """Return a page of a list as the API server words it; raises ApiError."""
+    """Return a page of a list in the API server's format; raises `ApiError`."""
     token = query.get("continue", "")
     if token:
-        # All pages are of the version of the first, which was kept for them.
+        # All pages have the first page's version, whose snapshot was kept for them.
         version, start = _parse_token(token)
         items = collection.snapshot_at(version)
     else:
@@ -166,12 +166,12 @@ def list_objects(collection: Collection, selector: Selector, query: Mapping[str,
         if query.get("resourceVersionMatch") == "Exact" and wanted != current:
             if not collection.is_kept(wanted):
                 raise expired("The resourceVersion for the provided list is too old.")
-            raise bad_request("this server lists only its newest version exactly")
+            raise bad_request("this server supports an exact match only for its newest version")
         start = 0
         version, items = collection.snapshot()
     limit = _number(query, "limit")
     chosen = [item for item in items if selector(item)]
-    # A list at version 0 comes from the server's watch cache, which knows no pages.
+    # A list at version 0 comes from the server's watch cache, which does not paginate.
     unpaged = not limit or (not token and query.get("resourceVersion") == "0")
     end = len(chosen) if unpaged else min(start + limit, len(chosen))
     metadata: Json = {"resourceVersion": str(version)}
@@ -183,7 +183,7 @@ def list_objects(collection: Collection, selector: Selector, query: Mapping[str,
         "kind": f"{collection.kind}List",
         "apiVersion": collection.api_version,
         "metadata": metadata,
-        # The items of a typed list carry neither kind nor apiVersion.
+        # Items of a typed list contain neither kind nor apiVersion.
         "items": [
             {name: value for name, value in item.items() if name not in ("kind", "apiVersion")}
             for item in chosen[start:end]
@@ -211,7 +211,7 @@ _INITIAL_END: Final = {"k8s.io/initial-events-end": "true"}
 
 
 class ApiWatch:
-    """One watch of a collection, and the version that it has reached."""
+    """A watch of a collection, with the version that it has reached."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class ApiWatch:
         self._version = int(wanted)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Yield the lines of the answer until its time is over or its version is forgotten."""
+        """Yield the response's lines until the timeout, or until its version is compacted."""
         try:
             for line in self._initial():
                 yield line
@@ -248,7 +248,7 @@ class ApiWatch:
             yield _line("ERROR", error.status)
 
     def _initial(self) -> Iterator[bytes]:
-        """Yield every object as ADDED, without a version or with `sendInitialEvents`."""
+        """Yield every object as ADDED if there is no version, or with `sendInitialEvents`."""
         if self._version and not self._sends_initial:
             return
         current = self._collection.versions.current
@@ -266,24 +266,24 @@ class ApiWatch:
         end = loop.time() + self._timeout_seconds
         bookmark_at = loop.time() + self._bookmark_seconds
         while loop.time() < end:
-            # Before the changes are read, so that a write between the two is not missed.
+            # Taken before reading the changes, so that a write between the two is not missed.
             ticket = self._collection.versions.ticket()
             for change in self._collection.changes_after(self._version):
                 self._version = change.version
                 if line := self._event(change):
                     yield line
             if self._bookmarks and loop.time() >= bookmark_at:
-                # The server's and not the last change's: a bookmark keeps a watch young on whose
-                # objects nothing happens.
+                # The server's version, not the last change's: bookmarks keep a watch recent whose
+                # objects do not change.
                 self._version = max(self._version, self._collection.versions.current)
                 yield self._bookmark()
                 bookmark_at = loop.time() + self._bookmark_seconds
             await self._collection.versions.wait(ticket, min(end, bookmark_at) - loop.time())
 
     def _event(self, change: StoredChange) -> bytes | None:
-        """Return the line of a change, by what the selector makes of before and after.
+        """Return the line of a change, from the selector's results before and after it.
 
-        An object that comes to be selected is ADDED, and one that is selected no more is DELETED.
+        An object that starts to match is ADDED; an object that no longer matches is DELETED.
         """
         before = change.before is not None and self._selector(change.before)
         after = change.after is not None and self._selector(change.after)
@@ -295,7 +295,7 @@ class ApiWatch:
         return None
 
     def _bookmark(self, annotations: dict[str, str] | None = None) -> bytes:
-        # With nulls and empty parts, as a real server encodes an object of Go's zero values.
+        # With nulls and empty fields, as a real server encodes Go's zero values.
         metadata: Json = {"resourceVersion": str(self._version), "creationTimestamp": None}
         if annotations:
             metadata["annotations"] = annotations

@@ -1,8 +1,8 @@
-"""The simulator's Kubernetes API server: real HTTP, so that a real client can be used.
+"""The simulated Kubernetes API server; it uses real HTTP, so that real clients can connect.
 
-Here live routes, sockets and what a test can do to the server, and the way from a step of the
-scenario's pods to a write (`PodDriver`): into this server or, through `driver`, into a real one.
-Both get the same writes. What the server answers is made in `requests`.
+This module contains routes, sockets and the controls for tests. It also contains `PodDriver`, which
+turns the steps of the scenario's pods into writes, to this server or, through `driver`, to a real
+one. Both receive the same writes. `requests` creates the responses.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class KubeApi:
-    """An API server with the scenario's objects in it."""
+    """An API server that contains the scenario's objects."""
 
     def __init__(
         self, simulation: Simulation, *, bookmark_seconds: float = BOOKMARK_SECONDS
@@ -65,7 +65,7 @@ class KubeApi:
         self.pod_driver = PodDriver(simulation, self)
         self._bookmark_seconds = bookmark_seconds
         self._watchers: set[asyncio.Transport] = set()
-        # What is there from the start: nodes, namespaces, the pods' controllers.
+        # Objects that exist from the start: nodes, namespaces, the pods' controllers.
         for node in simulation.scenario.nodes:
             self.collections["nodes"].create(node_object(simulation, node))
         for name in sorted({pod.namespace for pod in simulation.scenario.pods}):
@@ -74,8 +74,8 @@ class KubeApi:
             with suppress(ApiError):  # pods share their controllers
                 self.collections[plural].create(item)
 
-    async def create_pod(self, pod_key: str, item: Json) -> None:  # noqa: ARG002  # Cluster's form
-        """Create a pod of the scenario, with the UID that the simulated nodes know."""
+    async def create_pod(self, pod_key: str, item: Json) -> None:  # noqa: ARG002  # as in `Cluster`
+        """Create a pod of the scenario, with the UID that the simulated nodes use."""
         self.collections["pods"].create(item)
 
     async def patch_pod_status(self, namespace: str, name: str, status: Json) -> None:
@@ -88,12 +88,12 @@ class KubeApi:
         delete_object(self.collections["pods"], key, grace_seconds=grace_seconds)
 
     def compact(self) -> None:
-        """Forget all changes up to now: lists and watches from earlier versions get 410."""
+        """Discard all changes up to now: lists and watches from earlier versions get 410."""
         for collection in self.collections.values():
             collection.compact()
 
     def cut_connections(self) -> None:
-        """Cut every watch in the middle, as a broken network would."""
+        """Abort every watch in the middle, as a broken network would."""
         for transport in self._watchers:
             transport.abort()
 
@@ -134,7 +134,7 @@ class KubeApi:
         if transport:
             self._watchers.add(transport)
         try:
-            # A client that is gone is no failure: watches end so.
+            # A disconnected client is not an error, because watches end that way.
             with suppress(ConnectionError):
                 await response.prepare(request)
                 async for line in watch.lines():
@@ -161,9 +161,9 @@ class KubeApi:
 async def serve_kube_api(
     simulation: Simulation | KubeApi, *, listen: str = "127.0.0.1:0", play: bool = True
 ) -> AsyncIterator[str]:
-    """Serve the API, yield its URL; with `play` the scenario's pods come and go by its clock."""
+    """Serve the API and yield its URL; with `play`, the scenario's pods are created and deleted."""
     api = simulation if isinstance(simulation, KubeApi) else KubeApi(simulation)
-    # A watch whose client is gone would otherwise be kept until its next line.
+    # Without cancellation, a watch of a disconnected client would stay until its next line.
     runner = web.AppRunner(
         api.app(), access_log=None, shutdown_timeout=0.5, handler_cancellation=True
     )
@@ -199,7 +199,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Cluster(Protocol):
-    """Where pods are written."""
+    """A server to which pods are written."""
 
     async def create_pod(self, pod_key: str, item: Json) -> None:
         """Create a pod."""
@@ -208,11 +208,11 @@ class Cluster(Protocol):
         """Write a pod's status as its kubelet would."""
 
     async def delete_pod(self, namespace: str, name: str, *, grace_seconds: int) -> None:
-        """Delete a pod, or mark it as terminating where the grace period is not zero."""
+        """Delete a pod, or mark it as terminating if the grace period is not zero."""
 
 
 class PodDriver:
-    """The steps that are still to come."""
+    """Plays the pods' steps in order of time."""
 
     def __init__(self, simulation: Simulation, cluster: Cluster) -> None:
         self._simulation = simulation
@@ -221,14 +221,14 @@ class PodDriver:
         self._next = 0
 
     async def play(self) -> None:
-        """Take each step when its time comes; returns after the last one."""
+        """Play each step when it is due; returns after the last one."""
         while self._next < len(self._events):
             await self.play_due()
             if self._next < len(self._events):
                 await self._simulation.clock.sleep(max(0.001, self._wait_seconds()))
 
     async def play_due(self) -> None:
-        """Take the steps whose time has come."""
+        """Play the steps that are due."""
         while self._next < len(self._events) and self._wait_seconds() <= 0:
             event = self._events[self._next]
             pod, spec = event.pod, event.pod.spec
@@ -252,7 +252,7 @@ class PodDriver:
 
 
 def write_kubeconfig(path: Path, url: str) -> None:
-    """Write a kubeconfig that names the simulator's API server and a user without credentials."""
+    """Write a kubeconfig for the simulated API server, with a user without credentials."""
     content = {
         "apiVersion": "v1",
         "kind": "Config",

@@ -1,12 +1,12 @@
-"""The API server's memory: objects, their versions, and the changes that watchers can still read.
+"""The API server's store: objects, their versions, and the changes that watchers can still read.
 
-Here live, in this order, the errors as a real API server words them (`Status` objects), what etcd
-does for it, and the rules of a write: the server makes the UID, and a grace period keeps a pod.
-Objects are replaced and never altered, so a page of a list and a watcher may hold on to one. No
-HTTP.
+In this order, the module contains the errors in a real API server's wording (`Status` objects),
+etcd's role, and the rules of a write: the server assigns the UID, and a grace period delays a pod's
+deletion. Objects are replaced and never modified, so pages and watchers may keep references to
+them. HTTP is not handled here.
 
-All kinds share one count of writes, as in etcd: the version of a list of pods may be that of a
-write to a node, and a watch of pods from a version that no pod ever had is in order.
+All kinds share one version counter, as in etcd. The version of a list of pods may come from a write
+to a node, and a watch of pods may start at a version that no pod ever had.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from gpuledger_simulator.kube_objects import Json, kube_time
 
 
 class ApiError(Exception):
-    """An answer of kind `Status`."""
+    """An error response of kind `Status`."""
 
     def __init__(self, *, code: int, reason: str, message: str, details: Any = None) -> None:  # noqa: ANN401  # any JSON
         super().__init__(message)
@@ -40,26 +40,26 @@ class ApiError(Exception):
 
 
 def not_found(plural: str, name: str) -> ApiError:
-    """404 for an object that is not there."""
+    """404 for an object that does not exist."""
     message = f'{plural} "{name}" not found'
     details = {"name": name, "kind": plural}
     return ApiError(code=404, reason="NotFound", message=message, details=details)
 
 
 def already_exists(plural: str, name: str) -> ApiError:
-    """409 for an object that is there already."""
+    """409 for an object that already exists."""
     message = f'{plural} "{name}" already exists'
     details = {"name": name, "kind": plural}
     return ApiError(code=409, reason="AlreadyExists", message=message, details=details)
 
 
 def expired(message: str) -> ApiError:
-    """410 for a version that is no longer kept."""
+    """410 for a version that is no longer available."""
     return ApiError(code=410, reason="Expired", message=message)
 
 
 def too_new(version: int, current: int) -> ApiError:
-    """504 for a version that is not there yet."""
+    """504 for a version that does not exist yet."""
     return ApiError(
         code=504,
         reason="Timeout",
@@ -74,12 +74,12 @@ def too_new(version: int, current: int) -> ApiError:
 
 
 def bad_request(message: str) -> ApiError:
-    """400 for a parameter that makes no sense."""
+    """400 for an invalid parameter."""
     return ApiError(code=400, reason="BadRequest", message=message)
 
 
 def unworded(message: str) -> ApiError:
-    """500 without a reason, as a real server answers what it did not foresee."""
+    """500 without a reason, as a real server returns for unexpected input."""
     return ApiError(code=500, reason="", message=message)
 
 
@@ -96,7 +96,7 @@ MAX_SNAPSHOTS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class StoredChange:
-    """One write: what an object was and what it is."""
+    """One write, with the object before and after it."""
 
     version: int
     before: Json | None
@@ -104,28 +104,28 @@ class StoredChange:
 
 
 class Versions:
-    """Counts the writes of a server and wakes those who wait for one."""
+    """Counts the writes of a server and wakes tasks that wait for one."""
 
     def __init__(self) -> None:
         self.current = 1000
         self._news = asyncio.Event()
 
     def next(self) -> int:
-        """Count a write and wake all who wait."""
+        """Count a write and wake all waiting tasks."""
         self.current += 1
-        # A new event for each write: one that is set and cleared again would be missed by those who
-        # have a ticket and do not wait yet.
+        # Each write gets a new event. If one event were set and cleared, tasks that hold a ticket
+        # but do not wait yet would miss the write.
         self._news.set()
         self._news = asyncio.Event()
         return self.current
 
     def ticket(self) -> asyncio.Event:
-        """Return what the next write will set; take it before reading, and no write is missed."""
+        """Return an event that the next write sets; take it before reading to miss no write."""
         return self._news
 
     @staticmethod
     async def wait(ticket: asyncio.Event, seconds: float) -> None:
-        """Wait for the first write after the ticket was taken, for `seconds` at most."""
+        """Wait for the first write after the ticket was taken, for at most `seconds`."""
         try:
             await asyncio.wait_for(ticket.wait(), seconds)
         except TimeoutError:
@@ -146,39 +146,39 @@ class Collection:
         self._compacted = versions.current
 
     def get(self, key: Key) -> Json:
-        """Return an object; raises ApiError 404."""
+        """Return an object; raises `ApiError` 404."""
         if key not in self._objects:
             raise not_found(self.plural, key[1])
         return self._objects[key]
 
     def create(self, item: Json) -> Json:
-        """Add an object; raises ApiError 409 where its name is taken."""
+        """Add an object; raises `ApiError` 409 if its name is taken."""
         key = key_of(item)
         if key in self._objects:
             raise already_exists(self.plural, key[1])
         return self._write(key, item)
 
     def replace(self, item: Json) -> Json:
-        """Write an object anew; raises ApiError 404."""
+        """Replace an object; raises `ApiError` 404."""
         key = key_of(item)
         self.get(key)
         return self._write(key, item)
 
     def delete(self, key: Key) -> Json:
-        """Remove an object and return its last state; raises ApiError 404."""
+        """Remove an object and return its last state; raises `ApiError` 404."""
         before = self.get(key)
-        # A deletion is a write of its own version, and the last state carries it.
+        # A deletion is a write with its own version, which the last state carries.
         last = _with_version(before, self.versions.current + 1)
         del self._objects[key]
         self._log(before, None)
         return last
 
     def items(self) -> list[Json]:
-        """Return all objects in the order of their keys."""
+        """Return all objects, ordered by key."""
         return [self._objects[key] for key in sorted(self._objects)]
 
     def snapshot(self) -> tuple[int, list[Json]]:
-        """Return the current version and its objects, and keep them for the pages that follow."""
+        """Return the current version and its objects, and keep them for later pages."""
         version = self.versions.current
         self._snapshots[version] = self.items()
         while len(self._snapshots) > MAX_SNAPSHOTS:
@@ -186,24 +186,24 @@ class Collection:
         return version, self._snapshots[version]
 
     def snapshot_at(self, version: int) -> list[Json]:
-        """Return the objects of an earlier snapshot; raises ApiError 410."""
+        """Return the objects of an earlier snapshot; raises `ApiError` 410."""
         if version not in self._snapshots:
             raise expired("The provided continue parameter is too old to display a "
                                    "consistent list result.")  # fmt: skip
         return self._snapshots[version]
 
     def is_kept(self, version: int) -> bool:
-        """Whether all changes after `version` can still be read."""
+        """Whether all changes after `version` are still available."""
         return version >= self._compacted
 
     def changes_after(self, version: int) -> Iterable[StoredChange]:
-        """Return the changes after `version`; raises ApiError 410 where some are forgotten."""
+        """Return the changes after `version`; raises `ApiError` 410 if some were discarded."""
         if not self.is_kept(version):
             raise expired(f"too old resource version: {version} ({self._compacted})")
         return [change for change in self._changes if change.version > version]
 
     def compact(self) -> None:
-        """Forget all changes up to now, and the pages of lists that were begun."""
+        """Discard all changes up to now, and the snapshots of unfinished lists."""
         self._changes.clear()
         self._snapshots.clear()
         self._compacted = self.versions.current
@@ -221,7 +221,7 @@ class Collection:
 
 
 def key_of(item: Json) -> Key:
-    """Return an object's namespace, empty where it has none, and its name."""
+    """Return an object's namespace, or an empty string if it has none, and its name."""
     return item["metadata"].get("namespace", ""), item["metadata"]["name"]
 
 
@@ -230,12 +230,12 @@ def _with_version(item: Json, version: int) -> Json:
 
 
 def create_object(collection: Collection, item: Json, *, namespace: str = "") -> Json:
-    """Create what a client sent; the UID and the time of creation are the server's alone."""
+    """Create an object from a client; the server sets its UID and creation time."""
     metadata = item.get("metadata")
     if not isinstance(metadata, dict) or not metadata.get("name"):
         raise invalid("metadata.name: Required value: name or generateName is required")
     owned = {"uid": str(uuid4()), "creationTimestamp": kube_time(time.time_ns())}
-    # The path's namespace, whatever the body says.
+    # The namespace in the path overrides the one in the body.
     placed = {"namespace": namespace} if namespace else {}
     status = {"phase": "Pending"} if collection.kind == "Pod" else {}
     return collection.create(
@@ -257,19 +257,19 @@ def patch_status(collection: Collection, key: Key, patch: Json) -> Json:
 
 
 def patch_object(collection: Collection, key: Key, patch: Json) -> Json:
-    """Merge a patch into an object's metadata and spec; its status stays."""
+    """Merge a patch into an object's metadata and spec; its status does not change."""
     before = collection.get(key)
     merged = _merge(before, {name: patch[name] for name in ("metadata", "spec") if name in patch})
     return collection.replace(merged)
 
 
 def delete_object(collection: Collection, key: Key, *, grace_seconds: int | None) -> Json:
-    """Delete; a pod on a node is only marked as terminating while its grace period lasts."""
+    """Delete an object; a pod on a node is only marked as terminating during its grace period."""
     item = collection.get(key)
     if collection.kind != "Pod":
         return collection.delete(key)
     spec = item.get("spec", {})
-    # Without a node there is no kubelet that would wait for containers to end.
+    # Without a node there is no kubelet to wait for containers to end.
     if not spec.get("nodeName"):
         grace_seconds = 0
     elif grace_seconds is None:
@@ -279,12 +279,12 @@ def delete_object(collection: Collection, key: Key, *, grace_seconds: int | None
         "deletionGracePeriodSeconds": grace_seconds,
     }
     marked = collection.replace({**item, "metadata": {**item["metadata"], **marks}})
-    # A pod is first marked and then removed, as on a real server, even without a grace period.
+    # As on a real server, a pod is marked first and then removed, even without a grace period.
     return marked if grace_seconds else collection.delete(key)
 
 
 def _merge(before: Any, patch: Any) -> Any:  # noqa: ANN401  # any JSON
-    """Merge as RFC 7386 says: null removes, objects merge, all else replaces."""
+    """Merge as RFC 7386 defines: null removes, objects merge, everything else replaces."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(before) if isinstance(before, dict) else {}
