@@ -1,12 +1,13 @@
-"""One GPU as physics: kernels that run, memory that is held, energy that is drawn.
+"""The physical state of one GPU: kernels that run, memory in use, energy drawn.
 
-Here the truth of a device is asked at any instant since the scenario's start, in nanoseconds. The
-model is a time-slicing device: each process alternates between work that it submits at once and a
-gap; one kernel runs at a time, and processes with work take turns in slices. A GPU that is cut has
-such a device in each of its instances. Nothing is simulated before somebody asks for it, and what
-was simulated is kept as intervals, so that any question about the past has the same answer again.
+This module answers questions about a device at any instant, in nanoseconds since the scenario's
+start. It models a time-slicing device: each process alternates between work that it submits at once
+and a gap; one kernel runs at a time, and processes with work take turns in time slices. On a
+MIG-partitioned GPU each instance is such a device. Time is simulated only as far as callers ask,
+and the results are kept as intervals, so that the same question about the past always has the same
+answer.
 
-In which form NVML tells of all this is `gpuledger_simulator.nvml`'s business.
+`gpuledger_simulator.nvml` reports this state in NVML's formats.
 """
 
 import heapq
@@ -39,11 +40,12 @@ from gpuledger_simulator.plan import NEVER_NS, HealthFaults, PlannedProcess
 from gpuledger_simulator.schema import GpuGroup, RackPosition
 
 MAX_INTERVALS: Final = 1 << 17
-"""Two megabytes a process and GPU; hours of kernels of 10 ms, and what is older is joined."""
+"""Limit per process and GPU, which takes 2 MiB: hours of kernels of 10 ms. Older intervals are
+merged."""
 
 
 class Stream:
-    """One process's stream of kernels on one GPU, while it is there."""
+    """The kernels of one process on one GPU while the process has it open."""
 
     def __init__(
         self,
@@ -55,12 +57,12 @@ class Stream:
     ) -> None:
         self._visits = deque(visits or [(NEVER_NS, NEVER_NS)])
         self.start_ns, self.end_ns = self._visits.popleft()
-        """Of the visit to the GPU that is, or that comes next."""
+        """Start and end of the current visit, or of the next one."""
         self.busy = BusyTime()
         self.pending = BusyTime()
-        """From each submission to its end."""
+        """Times from each submission to its end."""
         self.waits_since_ns: int | None = self.start_ns
-        """While it has work: up to where that is in `pending`."""
+        """Time up to which `pending` covers the current work; `None` if there is none."""
         self.remaining_ns = 0
         self._kernel_ns = kernel_ns
         self._gap_ns = kernel_ns * (1 - busy_ratio) / busy_ratio
@@ -68,7 +70,7 @@ class Stream:
         self.submit()
 
     def submit(self) -> None:
-        """Submit the next work, of a length around the mean."""
+        """Submit the next work, with a random duration around the mean."""
         self.remaining_ns = max(1, int(self._kernel_ns * (0.5 + self._random.random())))
 
     def gap_ns(self) -> int:
@@ -83,7 +85,7 @@ class Stream:
         self.waits_since_ns = end_ns
 
     def comes_again(self) -> bool:
-        """End the visit, with the work that is not done; return whether there is another one."""
+        """End the visit, with any unfinished work; return whether another one follows."""
         if not self._visits:
             return False
         if self.waits_since_ns is not None and self.waits_since_ns < self.end_ns:
@@ -94,7 +96,7 @@ class Stream:
         return True
 
     def pending_until(self, time_ns: int) -> int:
-        """Return for how long before `time_ns` it had work, run or not."""
+        """Return the time before `time_ns` during which it had work, running or waiting."""
         found = self.pending.until(time_ns)
         if self.waits_since_ns is None:
             return found
@@ -102,19 +104,19 @@ class Stream:
 
 
 class Kernels:
-    """The device: runs its streams' kernels one at a time, as far as it was asked to."""
+    """The device: runs the kernels of its streams one at a time, as far as callers ask."""
 
     def __init__(self, streams: Sequence[Stream], *, time_slice_ns: int) -> None:
         self._time_slice_ns = time_slice_ns
         self._now_ns = 0
         self._ready: deque[Stream] = deque()
-        # The order breaks ties: streams themselves cannot be compared, and runs must be repeatable.
+        # The order breaks ties, because streams cannot be compared and runs must be repeatable.
         self._waiting = [(stream.start_ns, order, stream) for order, stream in enumerate(streams)]
         self._order = {id(stream): order for order, stream in enumerate(streams)}
         heapq.heapify(self._waiting)
 
     def run_until(self, until_ns: int) -> None:
-        """Run every kernel that starts before `until_ns`, whatever was asked for before."""
+        """Run every kernel that starts before `until_ns` and has not run yet."""
         while True:
             self._wake()
             if not self._ready:
@@ -146,8 +148,8 @@ class Kernels:
             self._leave(stream)
             return
         if stream.remaining_ns > 0:
-            # Whoever has become ready meanwhile comes first: else a stream with much work would
-            # run twice in a row.
+            # Streams that became ready in the meantime come first; otherwise a stream with much
+            # work would run twice in a row.
             self._wake()
             self._ready.append(stream)
             return
@@ -160,12 +162,12 @@ class Kernels:
             self._leave(stream)
 
     def _leave(self, stream: Stream) -> None:
-        """Let a process go from the GPU until its next visit."""
+        """Take a process off the GPU until its next visit."""
         if stream.comes_again():
             heapq.heappush(self._waiting, (stream.start_ns, self._order[id(stream)], stream))
 
     def _turn_ns(self, stream: Stream) -> int:
-        """Length of its turn: all of its work while nobody else has any."""
+        """Duration of the stream's turn: all of its work if no other stream has any."""
         if self._ready:
             return min(stream.remaining_ns, self._time_slice_ns)
         if not self._waiting:
@@ -175,10 +177,10 @@ class Kernels:
 
 
 class BusyTime:
-    """Busy intervals in order of time, bounded in memory.
+    """Busy intervals in order of time, with bounded memory.
 
-    When there are too many, pairs of the older half are joined: sums up to the start of a pair
-    stay exact, within it the busy time counts as spent at its beginning.
+    If there are too many intervals, pairs in the older half are merged. Sums up to the start of a
+    pair stay exact; within a pair the busy time counts as spent at the beginning.
     """
 
     def __init__(self, *, max_intervals: int = MAX_INTERVALS) -> None:
@@ -189,7 +191,7 @@ class BusyTime:
         self._end_ns = -1
 
     def add(self, start_ns: int, end_ns: int) -> None:
-        """Append an interval that starts no earlier than the last one ended."""
+        """Append an interval that starts at or after the end of the last one."""
         if start_ns != self._end_ns:
             self._starts.append(start_ns)
             self._sums.append(self._total_ns)
@@ -209,7 +211,7 @@ class BusyTime:
         return min(self._sums[at] + time_ns - self._starts[at], maximum)
 
     def intervals(self) -> Iterator[tuple[int, int]]:
-        """Yield the intervals that are kept, as (start, end) in nanoseconds."""
+        """Yield the stored intervals as (start, end) in nanoseconds."""
         ends = [*self._sums[1:], self._total_ns]
         for start_ns, before_ns, after_ns in zip(self._starts, self._sums, ends, strict=False):
             yield start_ns, start_ns + after_ns - before_ns
@@ -217,57 +219,57 @@ class BusyTime:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts:
-    """What never changes of a GPU."""
+    """The constant properties of a GPU."""
 
     uuid: str
-    """Its UUID as NVML writes it."""
+    """UUID in NVML's format."""
     index: int
-    """The driver's index."""
+    """Index in the driver's order."""
     name: str
     """Product name."""
     memory_bytes: int
-    """Size of its memory."""
+    """Size of the device memory."""
     unified_memory: bool
-    """Whether that is the machine's."""
+    """Whether it shares the node's memory."""
     idle_watts: float
-    """Draw while no kernel runs."""
+    """Power draw while no kernel runs."""
     max_watts: float
-    """Draw while kernels run that draw the most."""
+    """Power draw while kernels with the highest draw run."""
     context_watts: float
-    """Draw beyond idle while a process is there."""
+    """Power draw beyond idle while any process has it open."""
     model: GpuModel
-    """The product's other facts."""
+    """Other properties of the product."""
     ailments: HealthFaults = field(default_factory=HealthFaults)
-    """What befalls it."""
+    """Health problems."""
 
     @property
     def architecture(self) -> Architecture:
-        """What its generation can be asked for."""
+        """Properties of its generation."""
         return ARCHITECTURES[self.model.architecture]
 
     mig_gpu: MigGpu | None
-    """Into what it can be cut; `None` where it cannot be."""
+    """MIG profiles; `None` if it does not support MIG."""
     cuts: list[Cut]
-    """How it is cut into instances, one cut after the other."""
+    """MIG layouts in order of time."""
     energy_step_ns: int
-    """From one step of its energy counter to the next; 0 where it has none."""
+    """Interval between steps of the energy counter; 0 if it is continuous."""
     energy_counter: str
     """`counting`, `frozen` or `absent`."""
     power_mean: str
-    """Of what its draw is told as the mean: `second` or `quarter`."""
+    """Window of the power reading: `second` or `quarter`."""
     accounting: str
-    """`off`, or the version of the driver's accounting."""
+    """`off`, or the version of the driver's accounting calls."""
     rack: RackPosition | None = None
-    """Where it is in a rack."""
+    """Position in a rack."""
     confidential: str = "off"
-    """Its mode of confidential computing."""
+    """Mode of confidential computing."""
 
 
 def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
-    """Fill in from the product facts what the scenario leaves out.
+    """Return a GPU's properties, from the scenario and otherwise from the product data.
 
-    Raises UserError where the product cannot be cut as the scenario says, or would draw more than
-    its maximum.
+    Raises `UserError` if the product does not support a MIG layout of the scenario, or would draw
+    more than its maximum.
     """
     model = MODELS.get(group.model, UNLISTED)
     memory_bytes = group.memory_bytes or model.memory_bytes
@@ -277,7 +279,7 @@ def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
     max_watts = group.max_watts or model.max_watts
     if idle_watts + group.context_watts > max_watts:
         raise UserError(
-            f"gpus.context_watts: {group.context_watts} and idle_watts {idle_watts} are more than"
+            f"gpus.context_watts: {group.context_watts} plus idle_watts {idle_watts} exceeds"
             f" max_watts {max_watts}; lower one of them"
         )
     return DeviceFacts(
@@ -303,7 +305,7 @@ def describe_gpu(group: GpuGroup, *, uuid: str, index: int) -> DeviceFacts:
 
 
 class SimulatedGpu:
-    """One GPU and the processes that ever use it; safe to ask from several threads."""
+    """One GPU and all processes that ever use it; thread-safe."""
 
     def __init__(
         self,
@@ -315,7 +317,7 @@ class SimulatedGpu:
     ) -> None:
         self.facts = facts
         self.processes = processes
-        # Not looked for where it draws nothing: scenarios of days have many processes.
+        # Skipped if contexts draw nothing, because scenarios of several days have many processes.
         self._contexts = plan_contexts(processes) if facts.context_watts else []
         self._lock = Lock()
         self._streams = {
@@ -327,7 +329,7 @@ class SimulatedGpu:
             )
             for process in processes
         }
-        # What runs one kernel at a time is the instance, or the whole GPU (None).
+        # Each instance runs one kernel at a time, and so does an unpartitioned GPU (`None`).
         self._kernels = {
             instance: Kernels(
                 [
@@ -341,35 +343,35 @@ class SimulatedGpu:
         }
 
     def busy_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> int:
-        """Time within [start, end) in which the process's kernels ran."""
+        """Time within [start, end) during which the process's kernels ran."""
         with self._lock:
             self._kernels[process.spec.instance].run_until(end_ns)
             busy = self._streams[process].busy
             return busy.until(end_ns) - busy.until(start_ns)
 
     def pending_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> int:
-        """Time within [start, end) in which the process had work, whether it ran or waited."""
+        """Time within [start, end) during which the process had work, running or waiting."""
         with self._lock:
             self._kernels[process.spec.instance].run_until(end_ns)
             stream = self._streams[process]
             return stream.pending_until(end_ns) - stream.pending_until(start_ns)
 
     def device_busy_ns(self, start_ns: int, end_ns: int) -> int:
-        """Time within [start, end) in which any kernel ran; that of an instance by its share."""
+        """Time within [start, end) during which any kernel ran; instances count by their share."""
         return sum(
             round(self.busy_ns(process, start_ns, end_ns) * self.share(process))
             for process in self.processes
         )
 
     def memory_busy_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
-        """Time within [start, end) in which the process kept the memory controller busy."""
+        """Time within [start, end) during which the process kept the memory controller busy."""
         return self.busy_ns(process, start_ns, end_ns) * process.spec.load.memory_ratio
 
     def mixed_ns(self, what: str, start_ns: int, end_ns: int) -> float:
-        """Time within [start, end) weighed by a part of the processes' kernel mix.
+        """Time within [start, end), weighted by one field of the processes' kernel mix.
 
-        Of a ratio it is the time in which that part of the chip worked, of a rate in bytes per
-        second the bytes times 1e9.
+        For a ratio, this is the time during which that part of the chip worked; for a rate in bytes
+        per second, the number of bytes times 1e9.
         """
         worked_ns = 0.0
         for process in self.processes:
@@ -384,44 +386,45 @@ class SimulatedGpu:
             return [span for span in self._streams[process].busy.intervals() if span[0] < until_ns]
 
     def cut(self, time_ns: int) -> Cut | None:
-        """Return the GPU's instances at `time_ns`; `None` while it is whole."""
+        """Return the MIG layout at `time_ns`, or `None` while the GPU is unpartitioned."""
         return cut_at(self.facts.cuts, time_ns)
 
     def cuts_within(self, start_ns: int, end_ns: int) -> list[Cut]:
-        """Return the cuts that the GPU had at any time within [start, end)."""
+        """Return the layouts that the GPU had at any time within [start, end)."""
         first = self.cut(start_ns)
         return [cut for cut in self.facts.cuts if cut is first or start_ns < cut.start_ns < end_ns]
 
     def instance_of(self, process: PlannedProcess) -> SimulatedInstance | None:
-        """Return the instance in which a process runs; `None` on a whole GPU."""
-        # By its start: no process lives over a new cut, which the scenario's checks see to.
+        """Return the instance in which a process runs, or `None` on an unpartitioned GPU."""
+        # The process's start determines the layout: the scenario's checks ensure that it does not
+        # change while the process runs.
         cut, index = self.cut(process.start_ns), process.spec.instance
         return None if cut is None or index is None else cut.instances[index]
 
     def share(self, process: PlannedProcess) -> float:
-        """Return the share of the GPU's multiprocessors that a process has at hand."""
+        """Return the share of the GPU's multiprocessors that a process can use."""
         instance = self.instance_of(process)
         return instance.share if instance else 1.0
 
     def users(self, time_ns: int) -> list[PlannedProcess]:
-        """Return the processes that are on it at `time_ns`, and hold memory."""
+        """Return the processes that have the GPU open at `time_ns`, and so use its memory."""
         return [process for process in self.processes if process.is_on_gpu(time_ns)]
 
     def used_bytes(self, time_ns: int) -> int:
-        """Memory that processes hold at `time_ns`."""
+        """Memory that processes use at `time_ns`."""
         return sum(process.spec.memory_bytes for process in self.users(time_ns))
 
     def kernel_joules(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
-        """Energy within [start, end) of the process's kernels, beyond idle and contexts."""
+        """Energy of the process's kernels within [start, end), beyond idle and contexts."""
         return self._kernel_joules(self._drawing_ns(process, start_ns, end_ns))
 
     def context_joules(self, start_ns: int, end_ns: int) -> float:
-        """Energy within [start, end) that was drawn for processes' being there."""
+        """Energy drawn within [start, end) because processes had the GPU open."""
         spans = (span.overlap_ns(start_ns, end_ns) for span in self._contexts)
         return sum(spans) / NS_PER_SECOND * self.facts.context_watts
 
     def context_joules_of(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
-        """Return a process's part of that: equal to that of each other one that was there."""
+        """Return a process's part of `context_joules`, which concurrent processes share equally."""
         spans = (
             span.overlap_ns(start_ns, end_ns) / len(span.processes)
             for span in self._contexts
@@ -436,8 +439,8 @@ class SimulatedGpu:
         return idle + self.context_joules(start_ns, end_ns) + self._kernel_joules(drawing_ns)
 
     def _drawing_ns(self, process: PlannedProcess, start_ns: int, end_ns: int) -> float:
-        """Time of kernels that would draw the maximum, by which what these drew is drawn too."""
-        # An instance that is busy draws its share of what the board draws.
+        """Time for which kernels at maximum draw would use the same energy as the process's."""
+        # A busy instance draws its share of the GPU's power.
         busy_ns = round(self.busy_ns(process, start_ns, end_ns) * self.share(process))
         return busy_ns * process.spec.load.draw_ratio
 
@@ -449,22 +452,22 @@ class SimulatedGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextSpan:
-    """A time in which the same processes are on a GPU."""
+    """A time during which the same processes have a GPU open."""
 
     start_ns: int
-    """Where it begins."""
+    """Start time."""
     end_ns: int
-    """Where it ends."""
+    """End time."""
     processes: frozenset[PlannedProcess]
-    """Who is there; at least one."""
+    """The processes; at least one."""
 
     def overlap_ns(self, start_ns: int, end_ns: int) -> int:
-        """Return how much of it lies within [start, end)."""
+        """Return the length of its overlap with [start, end)."""
         return max(0, min(end_ns, self.end_ns) - max(start_ns, self.start_ns))
 
 
 def plan_contexts(processes: Sequence[PlannedProcess]) -> list[ContextSpan]:
-    """Return the times in which processes are on a GPU, in order."""
+    """Return the times at which processes have a GPU open, in order."""
     changes = sorted({time for one in processes for visit in one.visits for time in visit})
     spans = (
         ContextSpan(

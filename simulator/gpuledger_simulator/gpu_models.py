@@ -1,7 +1,7 @@
-"""What GPUs are made of: products, their generations, and the instances that they are cut into.
+"""Product data: GPU models, their generations, and the MIG instances that they support.
 
-Here live product facts and the geometry of MIG alone. Which GPU sits in which node is the
-scenario's business, what runs in an instance `gpuledger_simulator.device`'s.
+This module contains only product data and MIG geometry. The scenario places GPUs in nodes, and
+`gpuledger_simulator.device` simulates the load of an instance.
 """
 
 import re
@@ -20,28 +20,28 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class GpuModel:
-    """What a product is made of."""
+    """The properties of a product."""
 
     memory_bytes: int
-    """Size of the device memory, the driver's reserve included."""
+    """Size of the device memory, including the driver's reserve."""
     reserved_bytes: int
-    """What the driver and the firmware keep for themselves."""
+    """Memory that the driver and the firmware reserve."""
     idle_watts: float
-    """Draw of the board while no kernel runs."""
+    """Power draw while no kernel runs."""
     max_watts: float
-    """Draw of the board while kernels run without a pause."""
+    """Power draw while kernels run without a pause."""
     sm_clock_megahertz: int
-    """Clock of the multiprocessors under load."""
+    """Clock of the multiprocessors under load, in MHz."""
     memory_clock_megahertz: int
-    """Clock of the device memory."""
+    """Clock of the device memory, in MHz."""
     architecture: str = "hopper"
-    """Its generation, one of `ARCHITECTURES`."""
+    """Generation, one of `ARCHITECTURES`."""
     nvlinks: int = 0
-    """Links to other GPUs."""
+    """Number of NVLinks."""
     pcie_generation: int = 5
-    """The PCIe generation that it can do."""
+    """Highest PCIe generation."""
     has_hbm: bool = True
-    """Whether its memory tells its own temperature."""
+    """Whether the memory has its own temperature sensor."""
 
 
 MODELS: Final = {
@@ -130,7 +130,7 @@ UNLISTED: Final = GpuModel(
     pcie_generation=4,
     has_hbm=False,
 )
-"""What a scenario's own model is made of where the scenario does not say."""
+"""Properties of models that are not in `MODELS`, unless the scenario sets them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,21 +138,21 @@ class Architecture:
     """A generation of GPUs."""
 
     number: int
-    """NVML's number of it."""
+    """NVML's number of the generation."""
     compute_capability: tuple[int, int]
-    """CUDA's version of its data centre chip."""
+    """CUDA compute capability of its data center chip."""
     has_profiling: bool = False
-    """Whether the chip's own counters can be read without a profiler (GPM)."""
+    """Whether the chip's counters can be read without a profiler (GPM)."""
     remaps_rows: bool = True
-    """Whether it replaces rows of memory; older ones retire pages."""
+    """Whether it remaps memory rows; older generations retire pages."""
     has_thresholds: bool = True
-    """Whether its temperature limits are told as temperatures; newer ones tell margins."""
+    """Whether the driver reports temperature thresholds."""
     has_margins: bool = False
-    """Whether it tells how far its temperature is from the limit."""
+    """Whether the driver reports the margin between the temperature and its limit."""
     has_instant_power: bool = True
-    """Whether the draw of the instant is told beside the average."""
+    """Whether the driver reports instantaneous power in addition to the average."""
     nvlink_generation: int = 3
-    """Of its NVLinks; each counts errors by fields of its own."""
+    """NVLink generation; each generation counts errors in different fields."""
 
 
 ARCHITECTURES: Final = {
@@ -182,15 +182,15 @@ ARCHITECTURES: Final = {
 
 
 class MigSlices(NamedTuple):
-    """What a GPU instance, or a board, has."""
+    """The slices of a GPU instance or of a whole GPU."""
 
     compute: int
-    """Compute slices."""
+    """Number of compute slices."""
     memory: int
-    """Memory slices."""
+    """Number of memory slices."""
 
 
-# Of each board the profiles in this order; the last one is the whole board.
+# The profiles of each GPU in this order; the last one is the whole GPU.
 _SEVENTHS: Final = (
     MigSlices(1, 1),
     MigSlices(1, 2),
@@ -204,18 +204,19 @@ _FOURTHS: Final = (MigSlices(1, 1), MigSlices(2, 2), MigSlices(4, 4))
 
 @dataclass(frozen=True, kw_only=True)
 class MigGpu:
-    """Into what a product can be cut."""
+    """The MIG profiles of a product."""
 
     product: str
-    """A word of the product's name."""
+    """A word of the product name."""
     gigabytes: int
-    """Its memory, by which products of one name are told apart."""
+    """Memory size, which distinguishes products of the same name."""
     profiles: Mapping[str, MigSlices]
-    """What a GPU instance of each profile has; of the media extensions' none is played."""
+    """Slices of a GPU instance of each profile; profiles with media extensions are not
+    simulated."""
 
     @property
     def whole(self) -> MigSlices:
-        """What all of it has."""
+        """Slices of the whole GPU."""
         return max(self.profiles.values())
 
 
@@ -236,13 +237,13 @@ MIG_GPUS: Final = (
     _mig_gpu("H200", 141, "1g.18gb 1g.35gb 2g.35gb 3g.71gb 4g.71gb 7g.141gb"),
     _mig_gpu("B200", 180, "1g.23gb 1g.45gb 2g.45gb 3g.90gb 4g.90gb 7g.180gb"),
 )
-"""The boards that can be cut, as NVIDIA's "Multi-Instance GPU User Guide" has them in its chapter
-"Supported MIG Profiles". The larger profile of one compute slice has two memory slices: by
-`nvidia-smi mig -lgipp` its places are two wide, and there is room for four."""
+"""The GPUs that support MIG, from the chapter "Supported MIG Profiles" of NVIDIA's "Multi-Instance
+GPU User Guide". The larger profile with one compute slice has two memory slices: according to
+`nvidia-smi mig -lgipp` its placements are two wide, and four of them fit."""
 
 
 def mig_gpu_of(name: str, *, memory_bytes: int) -> MigGpu | None:
-    """Return into what a product can be cut; `None` where it cannot be."""
+    """Return the MIG profiles of a product, or `None` if it does not support MIG."""
     words = re.split(r"[\s-]+", name)
     mig_gpus = [mig_gpu for mig_gpu in MIG_GPUS if mig_gpu.product in words]
     return min(
@@ -255,28 +256,28 @@ _PROFILE: Final = re.compile(r"(?:(\d)c\.)?(.+)")
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedInstance:
-    """One instance of a cut."""
+    """One MIG instance of a layout."""
 
     uuid: str
-    """Its UUID as NVML writes it."""
+    """UUID in NVML's format."""
     device_index: int
-    """NVML's index of it; a cut with room for more leaves a hole at 0."""
+    """NVML's index of the instance; index 0 stays unused if the layout leaves room on the GPU."""
     gpu_instance: int
     """NVML's id of its GPU instance."""
     compute_instance: int
-    """NVML's id of it in the GPU instance."""
+    """NVML's id of its compute instance within the GPU instance."""
     profile: str
-    """Its profile."""
+    """Profile."""
     mig_gpu: MigSlices
-    """What the GPU has."""
+    """Slices of the whole GPU."""
     gpu_slices: int
     """Compute slices of its GPU instance."""
     compute_slices: int
-    """Those of them that it has."""
+    """Compute slices of the instance itself."""
     memory_bytes: int
     """Memory of its GPU instance."""
     start: int
-    """Where its GPU instance begins on the GPU, in memory slices."""
+    """Start of its GPU instance on the GPU, in memory slices."""
     slices: int
     """Memory slices of its GPU instance."""
 
@@ -288,23 +289,23 @@ class SimulatedInstance:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """A GPU's instances from a time on."""
+    """A GPU's MIG layout from a given time."""
 
     start_ns: int
-    """From when on."""
+    """Start time, since the scenario's start."""
     instances: tuple[SimulatedInstance, ...]
-    """In the scenario's order."""
+    """Instances in the scenario's order."""
 
 
 def plan_cuts(
     layouts: Sequence[ScenarioMigLayout], *, gpu_uuid: str, mig_gpu: MigGpu | None, room_bytes: int
 ) -> list[Cut]:
-    """Lay out a GPU's cuts; `room_bytes` is its memory without the driver's reserve.
+    """Plan a GPU's MIG layouts; `room_bytes` is its memory without the driver's reserve.
 
-    Raises UserError where the board cannot be cut like that.
+    Raises `UserError` if the GPU does not support a layout.
     """
     if layouts and mig_gpu is None:
-        raise UserError("gpus.mig: a GPU of this model cannot be cut into instances; leave it out")
+        raise UserError("gpus.mig: this GPU model does not support MIG; remove gpus.mig")
     return [
         Cut(
             start_ns=round(layout.start_seconds * NS_PER_SECOND),
@@ -316,7 +317,7 @@ def plan_cuts(
 
 
 def cut_at(cuts: Sequence[Cut], time_ns: int) -> Cut | None:
-    """Return the cut at a time; `None` while the GPU is whole."""
+    """Return the layout at a given time, or `None` while the GPU is unpartitioned."""
     found = [cut for cut in cuts if cut.start_ns <= time_ns]
     return found[-1] if found else None
 
@@ -324,11 +325,11 @@ def cut_at(cuts: Sequence[Cut], time_ns: int) -> Cut | None:
 def _instances(
     layout: ScenarioMigLayout, mig_gpu: MigGpu, layout_id: str, room_bytes: int
 ) -> Iterator[SimulatedInstance]:
-    """Yield a layout's instances; their GPU instances lie one behind the other."""
+    """Yield a layout's instances; their GPU instances are placed one after another."""
     listed = [[given] if isinstance(given, str) else given for given in layout.instances]
     whole = mig_gpu.whole
-    # Where the GPU has room for more, the driver leaves index 0 free, as it does after a GPU
-    # instance was destroyed: whoever stops at the first hole sees nothing at all.
+    # If the layout leaves room on the GPU, the driver leaves index 0 unused, as it does after a GPU
+    # instance was destroyed. A reader that stops at the first hole sees no instance.
     device_index = 1 if sum(map(len, listed)) < whole.compute else 0
     taken = MigSlices(0, 0)
     for gpu_instance, profiles in enumerate(listed, start=1):
@@ -353,18 +354,18 @@ def _instances(
         taken = MigSlices(taken.compute + own.compute, start + own.memory)
     if taken.compute > whole.compute or taken.memory > whole.memory:
         raise UserError(
-            f"gpus.mig: instances: they have {taken.compute} compute slices and {taken.memory}"
-            f" memory slices, and the board has {whole.compute} and {whole.memory}; leave some out"
+            f"gpus.mig: instances: they need {taken.compute} compute slices and {taken.memory}"
+            f" memory slices, but the GPU has {whole.compute} and {whole.memory}; remove some"
         )
 
 
 def _read_profile(profile: str, mig_gpu: MigGpu) -> tuple[MigSlices, int]:
-    """Return what the GPU instance of a profile has, and the compute slices of the profile's."""
+    """Return the slices of a profile's GPU instance, and the profile's own compute slices."""
     found = _PROFILE.fullmatch(profile)
     own = mig_gpu.profiles.get(found[2]) if found else None
     if found is None or own is None:
         raise UserError(
-            f"gpus.mig: instances: {profile!r} is no profile of {mig_gpu.product} with"
-            f" {mig_gpu.gigabytes} GB; it has {', '.join(mig_gpu.profiles)}"
+            f"gpus.mig: instances: unknown profile {profile!r} for {mig_gpu.product} with"
+            f" {mig_gpu.gigabytes} GB; available: {', '.join(mig_gpu.profiles)}"
         )
     return own, int(found[1] or own.compute)

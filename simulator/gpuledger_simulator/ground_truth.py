@@ -1,6 +1,6 @@
-"""Who used what, exactly: the answer against which an attribution is measured.
+"""Exact usage by pod: the reference that an attribution is measured against.
 
-Here the kernels' busy intervals are summed by pod. Nothing here passes through NVML.
+This module sums the kernels' busy intervals by pod, without going through NVML.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,62 +13,63 @@ from gpuledger_simulator.plan import PlannedPod, PlannedProcess
 
 @dataclass(frozen=True, kw_only=True)
 class PodUsage:
-    """What one pod used within an interval, on all its GPUs."""
+    """The usage of one pod within an interval, on all its GPUs."""
 
     uid: str
-    """The pod's UID."""
+    """Pod UID."""
     namespace: str
-    """Its namespace."""
+    """Namespace."""
     pod: str
-    """Its name."""
+    """Pod name."""
     owner_kind: str | None
-    """Kind of its workload."""
+    """Kind of the workload."""
     owner_name: str | None
-    """Name of its workload."""
+    """Name of the workload."""
     busy_seconds: float
-    """Time in which its kernels ran, summed over GPUs."""
+    """Time during which its kernels ran, summed over GPUs."""
     memory_byte_seconds: float
-    """Device memory that it held times the time it was held."""
+    """Device memory multiplied by the time for which it was allocated."""
     joules: float
-    """Energy of its kernels beyond the GPUs' idle draw, and beyond what contexts draw."""
+    """Energy of its kernels, beyond the draw of idle GPUs and of contexts."""
     context_joules: float
-    """Its part of what the GPUs drew beyond idle because processes were on them, whatever ran: at
-    each instant each process that is on a GPU has an equal part of its draw. So idle draw, this and
-    `joules` of all pods and of the host sum to what the boards drew."""
+    """Its part of the energy that the GPUs drew because processes had them open. At each instant
+    the processes on a GPU share this draw equally. Idle energy, this and `joules`, summed over all
+    pods and the host, equal the energy that the GPUs drew."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What some processes used within an interval."""
+    """The usage of some processes within an interval."""
 
     busy_seconds: float
-    """Time in which their kernels ran, summed over GPUs."""
+    """Time during which their kernels ran, summed over GPUs."""
     memory_byte_seconds: float
-    """Device memory held times the time it was held."""
+    """Device memory multiplied by the time for which it was allocated."""
     joules: float
-    """Energy of their kernels beyond the GPUs' idle draw, and beyond what contexts draw."""
+    """Energy of their kernels, beyond the draw of idle GPUs and of contexts."""
     context_joules: float
-    """Their part of what the GPUs drew because processes were on them, as `PodUsage` has it."""
+    """Their part of the energy that the GPUs drew because processes had them open; see
+    `PodUsage`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceUsage:
-    """What ran in one MIG instance within an interval."""
+    """The usage of one MIG instance within an interval."""
 
     uuid: str
-    """The instance's UUID."""
+    """UUID of the instance."""
     gpu_uuid: str
-    """The GPU's."""
+    """UUID of the GPU."""
     profile: str
-    """Its profile."""
+    """Profile of the instance."""
     usage: Usage
-    """What its processes used; its seconds are of the instance, its energy of the board."""
+    """Usage of its processes: busy time of the instance, energy of the whole GPU."""
 
 
 def instance_usages(
     gpus: Iterable[SimulatedGpu], start_ns: int, end_ns: int
 ) -> list[InstanceUsage]:
-    """Return each instance of any cut that there was within [start, end), in the driver's order."""
+    """Return the usage of every instance that existed within [start, end), in driver order."""
     return [
         InstanceUsage(
             uuid=instance.uuid,
@@ -97,7 +98,7 @@ def sum_usage(
     *,
     of: PlannedPod | None,
 ) -> Usage:
-    """Sum what a pod's processes, or those of no pod, used of the GPUs within [start, end)."""
+    """Sum the usage within [start, end) of a pod's processes, or of processes outside pods."""
     pairs = [(gpu, process) for gpu in gpus for process in gpu.processes if process.pod is of]
     return _sum(pairs, start_ns, end_ns)
 
@@ -118,7 +119,7 @@ def _sum(pairs: Sequence[tuple[SimulatedGpu, PlannedProcess]], start_ns: int, en
 
 
 def pod_usage(pod: PlannedPod, usage: Usage, *, uid: str) -> PodUsage:
-    """Put the pod's name to what its processes used."""
+    """Add the pod's names to the usage of its processes."""
     owner = pod.spec.owner
     return PodUsage(
         uid=uid,

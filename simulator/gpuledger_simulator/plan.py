@@ -1,8 +1,8 @@
-"""A scenario laid out for one run: its pods, processes, faults and incidents, with ids and times.
+"""A scenario planned for one run: pods, processes, faults and incidents, with ids and times.
 
-Here the YAML's nesting becomes flat lists in nanoseconds since the scenario's start. Nothing here
-knows what time it is: whoever asks says so. How NVML, the kernel's log and the kubelet show what is
-planned is theirs.
+This module turns the YAML's nesting into flat lists, with times in nanoseconds since the scenario's
+start. It has no clock: callers pass the time. NVML, the kernel log and the kubelet each decide how
+they show the plan.
 """
 
 from bisect import bisect_right
@@ -36,51 +36,51 @@ class PlannedPod:
     """A pod of the run."""
 
     key: str
-    """`namespace/name`, and `#2` behind it where the name comes a second time."""
+    """`namespace/name`, with `#2` appended if the name occurs a second time, and so on."""
     spec: ScenarioPod
-    """What the scenario says of it."""
+    """The pod in the scenario."""
     start_ns: int
-    """When its containers start."""
+    """Start of its containers."""
     end_ns: int
-    """When they end."""
+    """End of its containers."""
     container_ids: dict[str, str]
-    """The runtime's id of each container, by the container's name."""
+    """The runtime's id of each container, by container name."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlannedProcess:
-    """A process of the run, on all its GPUs."""
+    """A process of the run, on all of its GPUs."""
 
     node: str
-    """The node on which it runs."""
+    """Node name."""
     pid: int
-    """Its process id."""
+    """Process id."""
     spec: Process
-    """What the scenario says of it."""
+    """The process in the scenario."""
     start_ns: int
-    """When it starts."""
+    """Start time."""
     end_ns: int
-    """When it ends."""
+    """End time."""
     pod: PlannedPod | None
-    """Its pod; None on the host."""
+    """Its pod; `None` on the host."""
     container_id: str | None
-    """Its container's id; None on the host."""
+    """Its container's id; `None` on the host."""
     host_cgroup: str | None
-    """Its cgroup path; None in a pod."""
+    """Its cgroup path; `None` in a pod."""
 
     @property
     def comm(self) -> str:
-        """The kernel's name of it."""
+        """The kernel's name for the process."""
         name = self.spec.comm or self.spec.command.split()[0].rsplit("/", 1)[-1]
         return name.encode()[:_COMM_BYTES].decode(errors="ignore")
 
     def alive(self, time_ns: int) -> bool:
-        """Whether it runs at `time_ns` since the scenario's start."""
+        """Whether the process runs at `time_ns` since the scenario's start."""
         return self.start_ns <= time_ns < self.end_ns
 
     @cached_property
     def visits(self) -> Sequence[tuple[int, int]]:
-        """The times in which it has its GPUs open, as (start, end), in order."""
+        """The times at which it has its GPUs open, as (start, end), in order."""
         plan = self.spec.visits
         if plan is None:
             return [(self.start_ns, self.end_ns)]
@@ -94,7 +94,7 @@ class PlannedProcess:
         ]
 
     def visit_at(self, time_ns: int) -> tuple[int, int] | None:
-        """Return the latest visit to its GPUs that had begun by then."""
+        """Return its latest visit that had started by `time_ns`."""
         begun = bisect_right(self.visits, time_ns, key=itemgetter(0))
         return self.visits[begun - 1] if begun else None
 
@@ -104,24 +104,24 @@ class PlannedProcess:
         return visit is not None and time_ns < visit[1]
 
     def on_gpu_ns(self, start_ns: int, end_ns: int) -> int:
-        """Return for how long within [start, end) it had its GPUs open."""
+        """Return the time within [start, end) for which it had its GPUs open."""
         spans = (min(end_ns, end) - max(start_ns, start) for start, end in self.visits)
         return sum(max(0, span) for span in spans)
 
 
 def gpu_groups(node: Node) -> list[GpuGroup]:
-    """Return the GPUs of a node one by one, in the driver's order."""
+    """Return a node's GPUs one by one, in the driver's order."""
     groups = [node.gpus] if isinstance(node.gpus, GpuGroup) else node.gpus
     return [group for group in groups for _ in range(group.count)]
 
 
 def plan_pods(scenario: Scenario, *, epoch_ns: int) -> list[PlannedPod]:
-    """Lay out the pods in the scenario's order."""
+    """Plan the pods, in the scenario's order."""
     seen: dict[str, int] = {}
     planned = []
     for pod in scenario.pods:
         name = f"{pod.namespace}/{pod.name}"
-        # A StatefulSet's pod comes again under its name, as another pod.
+        # A StatefulSet reuses the name for another pod.
         seen[name] = seen.get(name, 0) + 1
         key = name if seen[name] == 1 else f"{name}#{seen[name]}"
         ids = {
@@ -143,11 +143,11 @@ def plan_pods(scenario: Scenario, *, epoch_ns: int) -> list[PlannedPod]:
 
 
 def plan_processes(scenario: Scenario, pods: list[PlannedPod]) -> list[PlannedProcess]:
-    """Lay out the processes, those of pods first, in the scenario's order."""
+    """Plan the processes in the scenario's order, processes in pods first."""
     orders: Counter[str] = Counter()
 
     def next_pid(node: str) -> int:
-        # By the order on the node: whoever lays the same scenario out gives the same pids.
+        # The order on the node determines the pid, so every process of a run derives the same pids.
         orders[node] += 1
         return identities.pid(scenario.seed, node, orders[node] - 1)
 
@@ -157,7 +157,8 @@ def plan_processes(scenario: Scenario, pods: list[PlannedPod]) -> list[PlannedPr
             pid=next_pid(pod.spec.node),
             spec=process,
             start_ns=pod.start_ns + _ns(process.start_seconds),
-            # No process outlives its pod: the kubelet ends its cgroup.
+            # A process ends with its pod at the latest, because the kubelet removes the pod's
+            # cgroup.
             end_ns=min(_end_ns(process.end_seconds, after_ns=pod.start_ns), pod.end_ns),
             pod=pod,
             container_id=pod.container_ids[container.name],
@@ -199,29 +200,29 @@ class PlannedFault:
     """A fault with its times in nanoseconds since the scenario's start."""
 
     spec: Fault
-    """What the scenario says."""
+    """The fault in the scenario."""
     start_ns: int
-    """When it begins."""
+    """Start time."""
     end_ns: int | None
-    """When it ends; `None` is never."""
+    """End time; `None`: never."""
 
     def is_there(self, now_ns: int) -> bool:
-        """Return whether it is there."""
+        """Return whether the fault is active."""
         return self.start_ns <= now_ns and (self.end_ns is None or now_ns < self.end_ns)
 
     def is_over(self, now_ns: int) -> bool:
-        """Return whether it has been there."""
+        """Return whether the fault has ended."""
         return self.end_ns is not None and self.end_ns <= now_ns
 
     def is_of(self, gpu: int | None, call: str) -> bool:
-        """Return whether a call is meant; `gpu` is `None` for one that takes no GPU."""
+        """Return whether the fault affects a call; `gpu` is `None` for a call that takes no GPU."""
         if gpu is None:
             return call in self.spec.calls
         return gpu in (self.spec.gpus or (gpu,)) and call in (self.spec.calls or (call,))
 
 
 def plan_faults(faults: Sequence[Fault], node: str) -> list[PlannedFault]:
-    """Return the faults of a node in the scenario's order."""
+    """Return the faults of a node, in the scenario's order."""
     return [
         PlannedFault(
             spec=fault,
@@ -234,16 +235,18 @@ def plan_faults(faults: Sequence[Fault], node: str) -> list[PlannedFault]:
 
 
 def check_faults(faults: Sequence[Fault], gpus: dict[str, int]) -> None:
-    """Check them against the number of GPUs by node; raises UserError."""
+    """Check the faults against the number of GPUs by node; raises `UserError`."""
     for number, fault in enumerate(faults):
         where = f"faults[{number}]"
         if fault.node not in gpus:
-            raise UserError(f"{where}.node: no node {fault.node!r}; there is {', '.join(gpus)}")
+            raise UserError(
+                f"{where}.node: unknown node {fault.node!r}; available: {', '.join(gpus)}"
+            )
         missing = [index for index in fault.gpus if index >= gpus[fault.node]]
         if missing:
             raise UserError(
                 f"{where}.gpus: {fault.node} has no GPU {missing[0]}; "
-                f"it has 0 to {gpus[fault.node] - 1}"
+                f"available: 0 to {gpus[fault.node] - 1}"
             )
         if fault.end_seconds is not None and fault.end_seconds <= fault.start_seconds:
             raise UserError(
@@ -252,26 +255,26 @@ def check_faults(faults: Sequence[Fault], gpus: dict[str, int]) -> None:
             )
         if fault.kind in OF_THE_DRIVER and (fault.gpus or fault.calls):
             raise UserError(
-                f"{where}.kind: {fault.kind} happens to the whole driver; leave out gpus and calls"
+                f"{where}.kind: {fault.kind} affects the whole driver; remove gpus and calls"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedIncident:
-    """One thing that happens once."""
+    """One incident at one instant."""
 
     time_ns: int
-    """When, since the scenario's start."""
+    """Time, since the scenario's start."""
     spec: GpuIncident
-    """What the scenario says of it."""
+    """The incident in the scenario."""
 
 
 def plan_incidents(scenario: Scenario, node: Node) -> list[PlannedIncident]:
-    """Return what happens on a node, in the order of time; a new cut into instances is an event."""
+    """Return a node's incidents in order of time; a new MIG layout counts as one."""
     specs = [spec for spec in scenario.incidents if spec.node == node.name]
     specs += [
-        # Only NVML tells of it, as the driver does: the kernel's log has no line for a new cut. The
-        # one at the scenario's start was there before anybody could look.
+        # As with the real driver, only NVML reports a new layout; the kernel log does not. The
+        # layout at the scenario's start is older than any observer.
         GpuIncident(
             node=node.name,
             gpu=index,
@@ -284,7 +287,7 @@ def plan_incidents(scenario: Scenario, node: Node) -> list[PlannedIncident]:
         if layout.start_seconds
     ]
     planned = [
-        # A burst is a millisecond apart, so that each has a time of its own.
+        # Repetitions are a millisecond apart, so that each has its own time.
         PlannedIncident(time_ns=_ns(spec.at_seconds) + repeat * NS_PER_MS, spec=spec)
         for spec in specs
         for repeat in range(spec.times)
@@ -294,16 +297,16 @@ def plan_incidents(scenario: Scenario, node: Node) -> list[PlannedIncident]:
 
 @dataclass(frozen=True)
 class HealthFaults:
-    """What befalls one GPU over time: counts stay, states end."""
+    """The health problems of one GPU over time: counts remain, states end."""
 
     all: Sequence[HealthFault] = ()
-    """As the scenario has them."""
+    """The problems in the scenario's order."""
 
     def count(
         self, name: str, time_ns: int, *, since_ns: int = -NS_PER_SECOND, nvlink: int | None = None
     ) -> int:
-        """Return how often something has happened by now, and after `since_ns`; to one NVLink."""
-        # By itself from before the start, or what happens at second 0 would not have happened.
+        """Return a count's total in (since_ns, time_ns], for one NVLink or the whole GPU."""
+        # The default is before the scenario's start, so that problems at second 0 count.
         return sum(
             getattr(fault, name)
             for fault in self.all
@@ -312,15 +315,15 @@ class HealthFaults:
         )
 
     def has(self, name: str, time_ns: int) -> bool:
-        """Return whether a state lasts now."""
+        """Return whether a state is active at an instant."""
         return any(getattr(fault, name) for fault in self.lasting(time_ns))
 
     def throttles(self, time_ns: int) -> set[str]:
-        """Return why the clocks are held down now."""
+        """Return the reasons why the clocks are throttled at an instant."""
         return {fault.throttle for fault in self.lasting(time_ns) if fault.throttle}
 
     def throttled_ns(self, throttles: Sequence[str], until_ns: int) -> int:
-        """Return for how long they have been for these reasons, by now."""
+        """Return the total time of these throttle reasons up to `until_ns`."""
         spans = [
             min(until_ns, _end_ns(fault.end_seconds)) - _ns(fault.start_seconds)
             for fault in self.all
@@ -329,12 +332,12 @@ class HealthFaults:
         return sum(max(0, span) for span in spans)
 
     def recovery(self, time_ns: int) -> str:
-        """Return what the driver asks for now: the last of what it asks for."""
+        """Return the recovery action that the driver requests now; the last one if several."""
         recoveries = [fault.recovery for fault in self.lasting(time_ns) if fault.recovery != "none"]
         return recoveries[-1] if recoveries else "none"
 
     def lasting(self, time_ns: int) -> list[HealthFault]:
-        """Return what lasts at an instant, in the scenario's order."""
+        """Return the problems that are active at an instant, in the scenario's order."""
         return [
             fault
             for fault in self.all

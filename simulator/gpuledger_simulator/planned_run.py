@@ -1,4 +1,4 @@
-"""What is planned of one run of a scenario, and who is who in it; nothing is at work here."""
+"""The plan of one run: the scenario's pods and their UIDs, without anything that runs."""
 
 from gpuledger_simulator.identities import DerivedUids, Uids
 from gpuledger_simulator.plan import PlannedPod, plan_pods
@@ -6,7 +6,7 @@ from gpuledger_simulator.schema import Scenario
 
 
 class PlannedRun:
-    """A scenario from an epoch on: scenario second s happens at `epoch_ns + s * 1e9`."""
+    """A scenario with an epoch: scenario second s happens at `epoch_ns + s * 1e9`."""
 
     def __init__(self, scenario: Scenario, *, epoch_ns: int, uids: Uids | None = None) -> None:
         self.scenario = scenario
@@ -16,9 +16,9 @@ class PlannedRun:
         self.pods = plan_pods(scenario, epoch_ns=epoch_ns)
 
     def uid(self, pod: PlannedPod) -> str:
-        """Return the UID of a pod, a drawn one where the API server has given none."""
+        """Return a pod's UID, or a derived one if the API server has not assigned one."""
         return self.given_uid(pod) or self._drawn_uids.uid(pod.key)
 
     def given_uid(self, pod: PlannedPod) -> str | None:
-        """Return the UID of a pod as its node knows it; None before the API server gave one."""
+        """Return a pod's UID as its node knows it, or `None` if it has not been assigned yet."""
         return (self.uids if pod.spec.in_api else self._drawn_uids).uid(pod.key)

@@ -1,7 +1,7 @@
-"""What a scenario says: nodes with GPUs, pods with owners, processes with their load, what fails.
+"""The shape of a scenario file: nodes with GPUs, pods with owners, processes with load, failures.
 
-Here lives the shape of the YAML file, each field with its unit. Reading it, checking one part
-against another and naming mistakes is `gpuledger_simulator.scenario.load`'s business.
+Each field states its unit. `gpuledger_simulator.scenario.load` reads the file, checks the parts
+against each other and reports invalid input.
 """
 
 from typing import Annotated, Literal
@@ -19,30 +19,37 @@ Kind = Literal[
 
 
 class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that a node's driver does wrong for a while."""
+    """A failure of a node's driver that lasts for a while."""
 
     node: str
-    """The node's name."""
+    """Node name."""
     kind: Kind
-    """`lost` and `reset_required`: the GPUs answer with that error, and handles that were taken
-    before the end do so after it. `hang`: calls do not return. `garbage`: values that cannot be
-    true. `not_supported`: calls that the driver does not know any more. `growing_list`: lists that
-    grew between the two calls that it takes to read them. `driver_reload`: there is no driver, and
-    afterwards all counters begin anew and no handle is good. `version_mismatch`: the library is
-    not the driver's. `unbind`: the driver tells that it will be unbound, and is so as soon as
-    nobody holds the library open; then as `driver_reload`. `frozen`: `calls` answer what they
-    answered first in that time, as a counter of a virtual GPU that stands still."""
+    """Kind of failure:
+
+    - `lost` and `reset_required`: the GPUs return that error. Handles from before the end of the
+      fault keep returning it.
+    - `hang`: calls do not return.
+    - `garbage`: readings are impossible values.
+    - `not_supported`: the driver no longer supports the calls.
+    - `growing_list`: lists grow between the two calls that are needed to read them.
+    - `driver_reload`: the driver is not loaded. Afterwards all counters restart and no earlier
+      handle is valid.
+    - `version_mismatch`: the library's version does not match the driver's.
+    - `unbind`: the driver announces that it will be unbound, and is unbound as soon as no process
+      has the library open; then as `driver_reload`.
+    - `frozen`: `calls` keep returning their first result from that time, like a counter of a
+      virtual GPU that stands still."""
     gpus: list[Annotated[int, Meta(ge=0)]] = []
-    """The driver's indices of the GPUs; all of them where there is none."""
+    """Indices of the GPUs in the driver's order; empty: all GPUs."""
     calls: list[Annotated[str, Meta(pattern="^nvml")]] = []
-    """NVML's names of the functions; where there is none, all that take a GPU, and of `garbage`
-    those that give a plain reading."""
+    """NVML function names; empty: all functions that take a GPU, or for `garbage` all functions
+    that return a plain reading."""
     start_seconds: Annotated[float, Meta(ge=0)] = 0.0
-    """When it begins, since the scenario's start."""
+    """Start, since the scenario's start."""
     end_seconds: Annotated[float, Meta(gt=0)] | None = None
-    """When it ends, since the scenario's start; absent: never."""
+    """End, since the scenario's start; default: never."""
     failures: Annotated[int, Meta(ge=1)] = 1
-    """Of `growing_list`: how often a call fails before it succeeds once."""
+    """For `growing_list`: number of failed calls before one succeeds."""
 
 
 Count = Annotated[int, Meta(ge=0)]
@@ -56,81 +63,81 @@ Throttle = Literal[
 
 
 class HealthFault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that befalls a GPU; counts stay, the rest ends with it."""
+    """A problem of a GPU. Its counts remain after it ends; everything else ends with it."""
 
     start_seconds: Annotated[float, Meta(ge=0)] = 0.0
-    """From when on, since the scenario's start."""
+    """Start, since the scenario's start."""
     end_seconds: Annotated[float, Meta(gt=0)] | None = None
-    """Until when; absent: for ever."""
+    """End, since the scenario's start; default: never."""
     throttle: Throttle | None = None
-    """Why the clocks are held down."""
+    """Reason why the clocks are throttled."""
     recovery: Literal["none", "reset", "reboot", "drain_p2p", "drain_and_reset"] = "none"
-    """What the driver asks for."""
+    """Recovery action that the driver requests."""
     ecc_corrected: Count = 0
     """Corrected memory errors."""
     ecc_uncorrected: Count = 0
     """Uncorrected memory errors."""
     sram_corrected: Count = 0
-    """Corrected errors of the chip's own memory."""
+    """Corrected SRAM errors."""
     sram_uncorrected: Count = 0
-    """Double-bit errors of the chip's own memory; more than 3 are more than its maker allows."""
+    """Double-bit SRAM errors; more than 3 exceed NVIDIA's threshold."""
     rows_remapped: Count = 0
-    """Rows replaced for uncorrected errors."""
+    """Memory rows remapped because of uncorrected errors."""
     remap_pending: bool = False
-    """Whether a row waits for the next reset to be replaced."""
+    """Whether a row is waiting for the next reset to be remapped."""
     remap_failed: bool = False
-    """Whether a row could not be replaced."""
+    """Whether a row could not be remapped."""
     retired_pages_pending: bool = False
-    """Whether a page waits for the next start to be retired (before Ampere)."""
+    """Whether a page is waiting for the next reboot to be retired (before Ampere)."""
     pcie_replays: Count = 0
-    """PCIe packets sent again."""
+    """PCIe packets that were sent again."""
     pcie_corrected: Count = 0
-    """PCIe errors that were corrected (Hopper and newer)."""
+    """Corrected PCIe errors (Hopper and newer)."""
     pcie_fatal: Count = 0
-    """PCIe errors that were fatal, likewise."""
+    """Fatal PCIe errors (Hopper and newer)."""
     pcie_generation: Annotated[int, Meta(ge=1, le=8)] | None = None
-    """The generation to which the PCIe link has trained down."""
+    """Generation to which the PCIe link has trained down."""
     pcie_width: Annotated[int, Meta(ge=1, le=16)] | None = None
-    """The lanes to which the PCIe link has trained down."""
+    """Number of lanes to which the PCIe link has trained down."""
     nvlink: Annotated[int, Meta(ge=0, lt=18)] = 0
-    """The NVLink that the next ones befall."""
+    """Number of the NVLink that the following fields apply to."""
     nvlink_replays: Count = 0
-    """NVLink packets sent again (until Hopper)."""
+    """NVLink packets that were sent again (up to Hopper)."""
     nvlink_recoveries: Count = 0
-    """Recoveries after which the NVLink works."""
+    """Successful recoveries of the NVLink."""
     nvlink_failed_recoveries: Count = 0
-    """Recoveries of the NVLink that failed (Blackwell and newer)."""
+    """Failed recoveries of the NVLink (Blackwell and newer)."""
     nvlink_symbol_errors: Count = 0
-    """Symbols that the NVLink received wrong (Blackwell and newer)."""
+    """Symbols that the NVLink received with errors (Blackwell and newer)."""
     nvlink_inactive: bool = False
     """Whether the NVLink is down (Hopper and newer)."""
     fabric: list[
         Literal["bandwidth_degraded", "route_recovery", "route_unhealthy", "access_timeout"]
     ] = []
-    """In which conditions the NVLink fabric is (Hopper and newer)."""
+    """Conditions of the NVLink fabric (Hopper and newer)."""
 
 
 class KernelMix(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a process's kernels do to the chip while they run."""
+    """The load that a process's kernels put on the chip while they run."""
 
     sm_ratio: Ratio = 0.9
-    """Share of the multiprocessors that have a warp."""
+    """Share of the multiprocessors with a resident warp."""
     occupancy_ratio: Ratio = 0.45
-    """Resident warps over the most that fit."""
+    """Resident warps divided by the maximum."""
     tensor_ratio: Ratio = 0.3
-    """Share of cycles in which a tensor pipe is active, with half-precision work."""
+    """Share of cycles in which a tensor pipe is active with half-precision work."""
     fp64_ratio: Ratio = 0.0
     """Share of cycles in which the double-precision pipe is active."""
     fp32_ratio: Ratio = 0.15
-    """The same of single precision."""
+    """Share of cycles in which the single-precision pipe is active."""
     fp16_ratio: Ratio = 0.05
-    """The same of half precision."""
+    """Share of cycles in which the half-precision pipe is active."""
     integer_ratio: Ratio = 0.1
-    """The same of integers."""
+    """Share of cycles in which the integer pipe is active."""
     pcie_bytes_per_second: Rate = 2e8
-    """What goes over PCIe, each way."""
+    """PCIe traffic in each direction."""
     nvlink_bytes_per_second: Rate = 0.0
-    """What goes over the NVLinks, each way."""
+    """Traffic of all NVLinks together, in each direction."""
     decoder_ratio: Ratio = 0.0
     """Share of time in which a video decoder is busy."""
     encoder_ratio: Ratio = 0.0
@@ -145,49 +152,49 @@ Natural = Annotated[int, Meta(ge=0)]
 
 
 class EventSupport(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a node's driver tells through NVML's event sets."""
+    """The events that a node's driver reports through NVML's event sets."""
 
     version: Literal["v3", "v2", "none"] = "v3"
-    """The newest form of waiting that it has; version 2 tells no time; `none` has no events."""
+    """Newest wait function that the driver has; version 2 reports no time; `none`: no events."""
     types: Natural = 0xFFFF
-    """NVML's bits of the events that its GPUs support."""
+    """NVML's bit mask of the event types that the node's GPUs support."""
 
 
 class GpuIncident(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that happens to a GPU at an instant."""
+    """Something that happens to a GPU at one instant."""
 
     node: str
-    """The node's name."""
+    """Node name."""
     gpu: Natural
-    """The driver's index of the GPU."""
+    """Index of the GPU in the driver's order."""
     at_seconds: Annotated[float, Meta(ge=0)]
-    """When it happens, since the scenario's start."""
+    """Time, since the scenario's start."""
     xid: Natural | None = None
-    """The XID; without one it is `event`."""
+    """XID; leave it out if `event` is not `xid`."""
     event: Literal[
         "xid", "double_bit_error", "single_bit_storm", "memory_retirement",
         "memory_retirement_failure", "nonfatal_poison", "fatal_poison", "unavailable",
         "recovery_action", "mig_change",
     ] = "xid"  # fmt: skip
-    """What NVML's event says."""
+    """Type of the NVML event."""
     gpu_instance: Natural | None = None
-    """The GPU instance to which it happens, under MIG."""
+    """MIG GPU instance that is affected."""
     compute_instance: Natural | None = None
-    """The compute instance to which it happens, under MIG."""
+    """MIG compute instance that is affected."""
     pid: Natural | None = None
-    """The process that the kernel's log names."""
+    """Process id in the kernel log."""
     text: str = ""
-    """What the kernel's log says behind the XID's number."""
+    """Text after the XID number in the kernel log."""
     times: Annotated[int, Meta(ge=1, le=100_000)] = 1
-    """How often it happens, a millisecond after the other."""
+    """Number of repetitions, one millisecond apart."""
     told_by: Literal["both", "nvml", "kmsg"] = "both"
-    """Who tells of it; the kernel's log has XIDs only."""
+    """Where the incident is reported; the kernel log contains only XIDs."""
 
 
 Name = Annotated[
     str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([a-z0-9.\-]*[a-z0-9])?$")
 ]
-"""A name as Kubernetes allows them."""
+"""A valid Kubernetes name."""
 Seconds = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -195,303 +202,306 @@ Bytes = Annotated[int, Meta(ge=0, le=MAX_MEMORY_BYTES)]
 
 
 Profile = Annotated[str, Meta(pattern=r"^([1-7]c\.)?[1-7]g\.[1-9][0-9]*gb$")]
-"""A profile as the driver names it, such as `1g.10gb` or `1c.2g.20gb`."""
+"""A MIG profile in the driver's notation, such as `1g.10gb` or `1c.2g.20gb`."""
 
 
 class ScenarioMigLayout(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a GPU is cut from a time on."""
+    """A GPU's MIG instances from a given time."""
 
     start_seconds: Annotated[float, Meta(ge=0)] = 0.0
-    """From when on, since the scenario's start; no process may live over a new cut."""
+    """Start, since the scenario's start; processes must end before the layout changes."""
     instances: Annotated[list[Profile | list[Profile]], Meta(max_length=7)]
-    """A profile for each instance; a list of profiles cuts one GPU instance into compute instances,
-    each of which counts as one."""
+    """One profile per instance. A list of profiles divides one GPU instance into compute instances,
+    each of which counts as one instance."""
 
 
 class PluginDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A GPU, or a part of one, that a container was given."""
+    """A GPU, or a part of a GPU, that is allocated to a container."""
 
     gpu: Annotated[int, Meta(ge=0)]
-    """The driver's index of the GPU."""
+    """Index of the GPU in the driver's order."""
     instance: Annotated[int, Meta(ge=0)] | None = None
-    """On a GPU that is cut: the position of the instance in the cut."""
+    """On a MIG-partitioned GPU: position of the instance in the layout."""
     replica: Annotated[int, Meta(ge=0)] | None = None
-    """Where several containers share the device: which of the shares."""
+    """Number of the share, if several containers share the device."""
     resource: Annotated[str, Meta(min_length=1)] | None = None
-    """The resource; absent: `nvidia.com/gpu`, or `nvidia.com/mig-` and the profile."""
+    """Resource name; default: `nvidia.com/gpu`, or `nvidia.com/mig-` and the profile."""
     ids: Literal["uuid", "old-mig", "gke", "hami", "gpu-mem"] = "uuid"
-    """Whose form the device's id has."""
+    """Device plugin whose format the device id has."""
     claim: Name | None = None
-    """A resource claim of the pod's namespace that gave it, in place of a device plugin."""
+    """Resource claim in the pod's namespace that allocates the device instead of a device
+    plugin."""
 
 
 class RackPosition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where GPUs are in a rack whose GPUs are one NVLink fabric."""
+    """The position of GPUs in a rack that forms one NVLink fabric."""
 
     chassis_serial_number: Annotated[str, Meta(pattern="^[ -~]{1,16}$")]
-    """Serial number of the chassis."""
+    """Chassis serial number."""
     slot: Annotated[int, Meta(ge=0, le=254)] = 0
-    """Slot in the chassis, those of switches counted."""
+    """Slot in the chassis; slots of switches count too."""
     tray: Annotated[int, Meta(ge=0, le=254)] = 0
-    """Tray among those that compute."""
+    """Number of the tray among the compute trays."""
     host: Annotated[int, Meta(ge=0, le=254)] = 0
-    """Number of the machine in the slot."""
+    """Number of the host in the slot."""
     cluster_uuid: UUID
-    """The fabric."""
+    """UUID of the fabric."""
     clique: Natural = 0
-    """The part of the fabric in which GPUs reach each other."""
+    """Part of the fabric in which all GPUs can reach each other."""
 
 
 class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One or more equal GPUs; what is left out comes from the model's product facts."""
+    """One or more identical GPUs; fields that are left out come from the model's product data."""
 
     model: Annotated[str, Meta(min_length=1)]
-    """Product name as NVML gives it."""
+    """Product name as NVML reports it."""
     count: Annotated[int, Meta(ge=1, le=16)] = 1
-    """How many of them."""
+    """Number of GPUs."""
     memory_bytes: Annotated[int, Meta(gt=0, le=MAX_MEMORY_BYTES)] | None = None
-    """Size of the device memory, the driver's reserve included."""
+    """Size of the device memory, including the driver's reserve."""
     unified_memory: bool = False
-    """Whether it has no memory of its own: it is built with its CPU, and `memory_bytes` is what the
-    machine has. The driver tells what each process holds, and nothing else of memory."""
+    """Whether GPU and CPU share one memory, whose size is then `memory_bytes`. The driver reports
+    only the memory of each process."""
     idle_watts: Positive | None = None
-    """Draw of the board while no kernel runs."""
+    """Power draw while no kernel runs."""
     max_watts: Positive | None = None
-    """Draw of the board while kernels run without a pause."""
+    """Power draw while kernels run without a pause."""
     mig: list[ScenarioMigLayout] = []
-    """How it is cut into instances, one cut after the other; whole before the first."""
+    """MIG layouts in order of time; the GPU is unpartitioned before the first."""
     ailments: list[HealthFault] = []
-    """What befalls each of them."""
+    """Health problems of each GPU."""
     energy_step_seconds: Annotated[float, Meta(ge=0, le=10.0)] = 0.0
-    """How long the energy counter stands between its steps, as those of products do for 0.1 s; 0:
-    it shows each instant."""
+    """Interval between steps of the energy counter, about 0.1 s on real products; 0: it is
+    continuous."""
     energy_counter: Literal["counting", "frozen", "absent"] = "counting"
-    """Whether the energy counter counts, stands at what it had at the scenario's start, as those of
-    virtual GPUs do, or is not there."""
+    """Whether the energy counter counts, keeps its value from the scenario's start like those of
+    virtual GPUs, or does not exist."""
     power_mean: Literal["second", "quarter"] = "second"
-    """Of what its draw is the mean: of the last second, or, as of A100 and H100, of 25 ms of each
-    100, which is shown for the next 100."""
+    """Window of the power reading: the last second, or, as since A100 and H100, the last 25 ms of
+    each 100 ms, reported for the next 100 ms."""
     context_watts: Annotated[float, Meta(ge=0)] = 0.0
-    """Draw beyond idle while a process is on it that need run no kernel: 26 to 66 W of one with a
-    context of CUDA. It is within `max_watts`, so kernels draw that much less beyond it."""
+    """Power draw beyond idle while any process has the GPU open, even without kernels: 26 to 66 W
+    for a CUDA context. It counts toward `max_watts`, so kernels draw that much less."""
     accounting: Literal["off", "v1", "v2"] = "off"
-    """Whether the driver keeps accounts of processes, and which call it has for them."""
+    """Whether the driver keeps process accounts, and the version of the call that reads them."""
     rack: RackPosition | None = None
-    """Where they are in a rack; absent: in none."""
+    """Position in a rack; default: not in a rack."""
     confidential: Literal["off", "on", "devtools"] = "off"
-    """Whether confidential computing is on, on Hopper and newer; one group says it for its node."""
+    """Mode of confidential computing (Hopper and newer). If any group turns it on, it is on for the
+    node."""
 
 
 class ClockStep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A node's wall clock is set; nothing else of the node notices."""
+    """A step of a node's wall clock, which does not affect anything else on the node."""
 
     at_seconds: float
-    """When, since the scenario's start; below zero: it was wrong before."""
+    """Time of the step, since the scenario's start; negative: the clock was already wrong."""
     by_seconds: float
-    """How far ahead it is set; below zero back. Several add up."""
+    """Size of the step; negative: the clock is set back. Steps add up."""
 
 
 class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A machine with GPUs."""
 
     name: Name
-    """The node's name in Kubernetes."""
+    """Node name in Kubernetes."""
     gpus: GpuGroup | list[GpuGroup]
-    """Its GPUs in the driver's order."""
+    """GPUs in the driver's order."""
     cgroup_driver: Literal["systemd", "cgroupfs", "v1"] = "systemd"
-    """How `/proc/<pid>/cgroup` looks: version 2 by systemd or cgroupfs, or version 1."""
+    """Format of `/proc/<pid>/cgroup`: version 2 by systemd or cgroupfs, or version 1."""
     uptime_seconds: Seconds = 18_000.0
-    """For how long the node has been up at the scenario's start."""
+    """Time since boot at the scenario's start."""
     labels: dict[str, str] = {}
-    """The node object's labels."""
+    """Labels of the node object."""
     host_pid: bool = True
-    """Whether the agent sees the machine's processes, or those of its own container alone."""
+    """Whether the agent sees the host's processes, or only those of its own container."""
     events: EventSupport = EventSupport()
-    """What its driver tells through NVML's event sets."""
+    """Events that the driver reports through NVML's event sets."""
     clock_steps: list[ClockStep] = []
-    """When its wall clock is set, as by NTP or by hand."""
+    """Steps of the wall clock, as by NTP or by hand."""
     driver: DriverModel = DriverModel()
-    """In which forms its driver answers."""
+    """How the driver reports readings."""
     ended_pods_listed_seconds: Seconds = 5.0
-    """For how long its kubelet lists a pod after its end: real ones do until it is deleted, which
-    may be days."""
+    """Time for which the kubelet lists a pod after its end. Real kubelets list it until it is
+    deleted, which may take days."""
 
 
 class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a process uses each of its GPUs: kernels and the gaps between them."""
 
     busy_ratio: Share = 0.5
-    """Share of time in which its kernels run while it has the GPU to itself."""
+    """Share of time in which its kernels run if it has the GPU to itself."""
     kernel_seconds: Annotated[float, Meta(ge=0.0005, le=10.0)] = 0.01
-    """Mean length of the work that it submits at once."""
+    """Mean duration of one submission of work."""
     memory_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.4
     """Share of its kernels' time in which the memory controller is busy."""
     draw_ratio: Ratio = 1.0
-    """What its kernels draw while they run, of the most that the GPU draws beyond idle."""
+    """Power draw of its kernels while they run, as a share of the GPU's maximum beyond idle."""
     mix: KernelMix = KernelMix()
-    """What else they do to the chip."""
+    """Use of the chip's other parts."""
 
 
 class GpuVisits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a process has its GPUs open, where that is not all its life.
+    """The times at which a process has its GPUs open, if that is not its whole life.
 
-    Outside of these times it runs on, as `/proc` shows, and is on no GPU: it holds no memory there,
-    is in no list of the driver, and each visit has an account of its own.
+    Outside these times the process keeps running, as `/proc` shows, but has no GPU open: it has no
+    device memory and is in none of the driver's lists. Each visit has its own account.
     """
 
     first_seconds: Seconds = 0.0
-    """When the first visit begins, after the process's start."""
+    """Start of the first visit, after the process's start."""
     length_seconds: Positive
-    """How long a visit lasts."""
+    """Duration of a visit."""
     count: Annotated[int, Meta(ge=1, le=100_000)] = 1
-    """How many there are."""
+    """Number of visits."""
     every_seconds: Positive = 1.0
-    """From the begin of one to the begin of the next."""
+    """Time from the start of one visit to the start of the next."""
 
 
 class Process(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A program that holds device memory and runs kernels."""
+    """A program that uses device memory and runs kernels."""
 
     command: Annotated[str, Meta(min_length=1)]
-    """Its command line; the kernel's name of it is the first word's file name, or `comm`."""
+    """Command line. The kernel's name for the process is the first word's file name, or `comm`."""
     comm: Annotated[str, Meta(min_length=1)] | None = None
-    """The kernel's name of it, where that is not the program's; the kernel keeps 15 bytes."""
+    """The kernel's name for the process, if it is not the program's; the kernel keeps 15 bytes."""
     gpus: Annotated[list[int], Meta(min_length=1)]
-    """The driver's indices of the GPUs that it uses."""
+    """Indices of its GPUs in the driver's order."""
     load: Load = Load()
-    """How it uses each of them."""
+    """Use of each GPU."""
     memory_bytes: Bytes
-    """Device memory that it holds on each of its GPUs."""
+    """Device memory that it uses on each GPU."""
     start_seconds: Seconds = 0.0
-    """When it starts: after its pod's start, or after the scenario's for a host process."""
+    """Start, relative to the pod's start, or to the scenario's start for a host process."""
     end_seconds: Positive | None = None
-    """When it ends, counted likewise; with its pod where absent."""
+    """End, relative to the same time; default: the pod's end."""
     memory_visible: bool = True
-    """Whether NVML tells how much memory it holds; the device's sum counts it either way."""
+    """Whether NVML reports its memory; the device's total includes it in any case."""
     kind: Literal["compute", "graphics", "mps"] = "compute"
-    """The driver's list in which it stands; clients of MPS take turns here like all others."""
+    """Driver list that contains the process. MPS clients take turns here, like all other
+    processes."""
     instance: Annotated[int, Meta(ge=0)] | None = None
-    """On GPUs that are cut: the position of its instance in the cut."""
+    """On MIG-partitioned GPUs: position of its instance in the layout."""
     also: list[Literal["compute", "graphics", "mps"]] = []
-    """Further lists of the driver in which it stands too."""
+    """Other driver lists that contain the process too."""
     visits: GpuVisits | None = None
-    """When it has its GPUs open; absent: all its life."""
+    """Times at which it has its GPUs open; default: its whole life."""
 
     @property
     def kinds(self) -> set[str]:
-        """Return all lists of the driver in which it stands."""
+        """Return all driver lists that contain the process."""
         return {self.kind, *self.also}
 
 
 class HostProcess(Process, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A process outside of every pod."""
+    """A process outside pods."""
 
     node: Name
-    """The node on which it runs."""
+    """Node on which it runs."""
     cgroup: Annotated[str, Meta(pattern="^/")] = "/system.slice/ssh.service"
-    """Its cgroup path; one of Slurm's makes it a job's."""
+    """Cgroup path; a Slurm path makes the process part of a job."""
 
 
 class ScenarioJob(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A job to which a scheduler such as Slurm gives GPUs, as its prolog and epilog write it."""
+    """A job of a scheduler such as Slurm, with the GPUs that its prolog and epilog write."""
 
     id: Annotated[str, Meta(min_length=1)]
-    """Its id, a line of the GPUs' files."""
+    """Job id, one line in each GPU's file."""
     node: Name
-    """The node on which it has them."""
+    """Node of the GPUs."""
     gpus: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
-    """The driver's indices of the GPUs."""
+    """Indices of the GPUs in the driver's order."""
     gpu_instance: Annotated[int, Meta(ge=0)] | None = None
-    """Where it has a MIG instance alone: the driver's id of the GPU instance."""
+    """The driver's id of the GPU instance, if the job has only one MIG instance."""
     start_seconds: Seconds = 0.0
-    """When the prolog writes it, since the scenario's start."""
+    """Time at which the prolog writes the files, since the scenario's start."""
     end_seconds: Positive | None = None
-    """When the epilog takes it away, since the scenario's start; absent: never."""
+    """Time at which the epilog removes them, since the scenario's start; default: never."""
 
 
 class ScenarioContainer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A container of a pod."""
 
     name: Name
-    """Its name in the pod."""
+    """Container name."""
     image: str = "registry.local/workload:1"
-    """Its image."""
+    """Image."""
     processes: list[Process] = []
-    """Its processes on GPUs."""
+    """Processes on GPUs."""
     devices: list[PluginDevice] | None = None
-    """What the kubelet gave it; absent: the GPUs that its processes use."""
+    """Devices that the kubelet allocated; default: the GPUs that its processes use."""
 
 
 class Controller(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The object that stands between a workload and its pod."""
+    """The object between a workload and its pod."""
 
     kind: Annotated[str, Meta(min_length=1)]
-    """Its kind, such as `ReplicaSet`."""
+    """Kind, such as `ReplicaSet`."""
     name: Name
-    """Its name."""
+    """Name."""
 
 
 class Owner(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The workload by which people know a pod."""
+    """The workload that a pod belongs to."""
 
     kind: Annotated[str, Meta(min_length=1)]
-    """Its kind, such as `Deployment`."""
+    """Kind, such as `Deployment`."""
     name: Name
-    """Its name."""
+    """Name."""
     via: Controller | None = None
-    """The pod's controller where it is not the workload itself; a Deployment's ReplicaSet is
-    found from the pod's name."""
+    """The pod's controller, if it is not the workload itself. A Deployment's ReplicaSet is derived
+    from the pod's name."""
 
 
 class ScenarioPod(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A pod with the node on which it runs."""
+    """A pod and the node on which it runs."""
 
     namespace: Name
-    """Its namespace."""
+    """Namespace."""
     name: Name
-    """Its name; it may come again once the pod of that name has ended."""
+    """Name; another pod may reuse it after this one has ended."""
     node: Name
-    """The node on which it runs."""
+    """Node name."""
     owner: Owner | None = None
-    """The workload to which it belongs."""
+    """Workload that the pod belongs to."""
     labels: dict[str, str] = {}
-    """Its labels."""
+    """Labels."""
     annotations: dict[str, str] = {}
-    """Its annotations."""
+    """Annotations."""
     start_seconds: Seconds = 0.0
-    """When its containers start, since the scenario's start."""
+    """Start of its containers, since the scenario's start."""
     end_seconds: Positive | None = None
-    """When they end, since the scenario's start; absent: never."""
+    """End of its containers, since the scenario's start; default: never."""
     qos: Literal["guaranteed", "burstable", "besteffort"] = "burstable"
-    """Its quality of service class, which its cgroup path shows."""
+    """Quality-of-service class, which is part of the cgroup path."""
     in_api: bool = True
-    """Whether the API server knows it; a pod that it does not know stays a bare UID."""
+    """Whether the API server has the pod; otherwise only its UID is known."""
     containers: Annotated[list[ScenarioContainer], Meta(min_length=1)]
-    """Its containers."""
+    """Containers."""
 
 
 class Scenario(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A cluster and what happens on it."""
+    """A cluster and the events on it."""
 
     name: Name
-    """What people call it."""
+    """Name of the scenario."""
     seed: int = 1
-    """From which everything random and every id is drawn."""
+    """Seed of all random values and ids."""
     speed: Annotated[float, Meta(gt=0, le=1000)] = 1.0
-    """Seconds of the scenario in a second of the machine."""
+    """Scenario seconds per real second."""
     sample_period_seconds: Annotated[float, Meta(ge=0.02, le=1)] = 1 / 6
-    """Length of the driver's utilization windows; drivers take a sixth of a second to one."""
+    """Length of the driver's utilization windows; real drivers use 1/6 s to 1 s."""
     time_slice_seconds: Annotated[float, Meta(ge=0.0005, le=1)] = 0.002
-    """For how long a GPU runs one of several processes before it turns to the next."""
+    """Time for which a shared GPU runs one process before it switches to the next."""
     nodes: Annotated[list[Node], Meta(min_length=1)]
-    """The machines."""
+    """Nodes."""
     pods: list[ScenarioPod] = field(default_factory=list)
-    """The pods."""
+    """Pods."""
     host_processes: list[HostProcess] = field(default_factory=list)
-    """Processes outside of every pod."""
+    """Processes outside pods."""
     jobs: list[ScenarioJob] = field(default_factory=list)
-    """What a scheduler has given to whom; what a job runs are host processes in its cgroup."""
+    """Scheduler jobs; the processes of a job are host processes in its cgroup."""
     incidents: list[GpuIncident] = field(default_factory=list)
-    """What goes wrong with the GPUs."""
+    """Incidents of the GPUs."""
     faults: list[Fault] = field(default_factory=list)
-    """What the drivers do wrong."""
+    """Failures of the drivers."""

@@ -1,1 +1,1 @@
-"""Scenarios: what they may say, and how they are read."""
+"""Scenarios: loading and validating them."""

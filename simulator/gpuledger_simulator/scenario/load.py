@@ -1,7 +1,7 @@
-"""Reads a scenario from a YAML file and says in one line what is wrong with it.
+"""Loads a scenario from a YAML file and reports invalid input in one line.
 
-Here live the file and the checks of one part against another, so that nothing that plays a scenario
-has to ask whether it can be. Its shape is `gpuledger_simulator.schema`'s.
+This module reads the file and checks its parts against each other, so that code that plays a
+scenario can rely on it. `gpuledger_simulator.schema` defines the shape.
 """
 
 import re
@@ -29,32 +29,37 @@ from gpuledger_simulator.schema import Scenario
 
 __all__ = ["Scenario", "load_scenario", "parse_scenario"]
 
-_MAX_BYTES: Final = 16 * 2**20  # thousands of pods, each written out
+_MAX_BYTES: Final = 16 * 2**20  # enough for thousands of pods
 _AT: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"unknown field `(?P<field>[^`]*)`")
 _PATTERN_REMEDY: Final = (
-    "names are of lower-case letters, digits, '-' and '.', a cgroup path starts with '/'"
+    "invalid value; names consist of lower-case letters, digits, '-' and '.', and a cgroup path"
+    " starts with '/'"
 )
-_VERSION_REMEDY: Final = "a driver's version is numbers with dots between them, such as '580.95.05'"
+_VERSION_REMEDY: Final = (
+    "invalid driver version; use numbers separated by dots, such as '580.95.05'"
+)
 _CHOICE: Final = re.compile(r"invalid enum value (?P<value>.*)", re.IGNORECASE)
-# Of 535.43 to 535.86, as NVML's reports have it.
+# Drivers 535.43 to 535.86 write longer rows, according to bug reports about NVML.
 _PROTECTED_ROW_BYTES: Final = 32
 _PROTECTED_VERSION: Final = re.compile(r"535\.(\d+)(\..*)?")
 _PROTECTED_MINORS: Final = range(43, 87)
 
 
 def load_scenario(path: str | Path) -> Scenario:
-    """Read and check a scenario; raises UserError that names file, field and remedy."""
+    """Read and check a scenario; raises `UserError` with the file, the field and the remedy."""
     try:
         content = yaml.safe_load(read_small_file(Path(path), max_bytes=_MAX_BYTES))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give the path of a scenario file") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: no valid YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path}: invalid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise UserError(f"{path}: expected a scenario, got YAML nested too deep") from error
-    except ValueError as error:  # of a date that is none
-        raise UserError(f"{path}: a date or number in it is not valid") from error
+        raise UserError(
+            f"{path}: expected a scenario, got YAML that is nested too deeply"
+        ) from error
+    except ValueError as error:  # as from an impossible date
+        raise UserError(f"{path}: invalid date or number") from error
     try:
         return parse_scenario(content)
     except UserError as error:
@@ -62,12 +67,12 @@ def load_scenario(path: str | Path) -> Scenario:
 
 
 def parse_scenario(content: object) -> Scenario:
-    """Make a scenario from a YAML document's content and check it."""
+    """Convert the content of a YAML document to a scenario and check it."""
     try:
         scenario = msgspec.convert(content, Scenario)
     except msgspec.ValidationError as error:
         raise UserError(_explain(str(error))) from error
-    # In this order: later checks lay the scenario out, and count on nodes that are there.
+    # The order matters: later checks plan the scenario and rely on existing nodes.
     _check_names(scenario)
     _check_drivers(scenario)
     _check_pods(scenario)
@@ -79,7 +84,7 @@ def parse_scenario(content: object) -> Scenario:
 
 
 def _explain(message: str) -> str:
-    """Turn msgspec's words into ours, with the nearest right field."""
+    """Rewrite msgspec's error message, and suggest the closest valid field."""
     match = _AT.match(message)
     what, path = (match["what"], match["path"] or "") if match else (message, "")
     where = path.lstrip(".") or "the file"
@@ -87,7 +92,7 @@ def _explain(message: str) -> str:
         is_version = path.endswith(".driver.version")
         return f"{where}: {_VERSION_REMEDY if is_version else _PATTERN_REMEDY}"
     if (wrong := _CHOICE.match(what)) and (choices := _choices_at(path)):
-        return f"{where}: {wrong['value']} is none of {', '.join(map(str, choices))}"
+        return f"{where}: unknown value {wrong['value']}; available: {', '.join(map(str, choices))}"
     unknown = _UNKNOWN.search(what)
     if not unknown:
         return f"{where}: {what[:1].lower()}{what[1:]}"
@@ -96,18 +101,18 @@ def _explain(message: str) -> str:
 
 
 def _fields_at(path: str) -> list[str]:
-    """Return the fields that the scenario's shape has at msgspec's path."""
+    """Return the scenario's fields at a path of msgspec's."""
     return [field.name for field in msgspec.structs.fields(_shape_at(path))]
 
 
 def _choices_at(path: str) -> list[object]:
-    """Return the values of which one may stand at msgspec's path; none where it may be others."""
+    """Return the allowed values at a path of msgspec's; empty if any value is allowed."""
     return _literals_in(_shape_at(path))
 
 
 def _shape_at(path: str) -> Any:  # noqa: ANN401  # any type annotation
     at: Any = Scenario
-    # The path is msgspec's own, `.pods[...].labels`: it was walked once, and can be walked again.
+    # The path comes from msgspec, which has already walked it, so it exists.
     for name in re.findall(r"\.(\w+)|(\[)", path):
         if name[1]:
             at = (_structs_in(at) or [at])[0]
@@ -130,36 +135,38 @@ def _structs_in(hint: Any) -> list[Any]:  # noqa: ANN401  # any type annotation
 
 
 def _nearest(wrong: str, known: Iterable[str]) -> str:
-    """Return what was probably meant, else what there is."""
+    """Return a suggestion: the closest name, or all known names."""
     names = list(known)
     near = find_near(wrong, names)
-    return f"did you mean {near!r}?" if near else f"there is {', '.join(names) or 'none'}"
+    return f"did you mean {near!r}?" if near else f"available: {', '.join(names) or 'none'}"
 
 
 def _check_names(scenario: Scenario) -> None:
     nodes = [node.name for node in scenario.nodes]
     for number, name in enumerate(nodes):
         if name in nodes[:number]:
-            raise UserError(f"nodes[{number}].name: {name!r} comes twice; give each node its own")
+            raise UserError(
+                f"nodes[{number}].name: duplicate name {name!r}; give each node its own"
+            )
     places = [(f"pods[{i}].node", pod.node) for i, pod in enumerate(scenario.pods)]
     places += [(f"host_processes[{i}].node", p.node) for i, p in enumerate(scenario.host_processes)]
     places += [(f"jobs[{i}].node", job.node) for i, job in enumerate(scenario.jobs)]
     places += [(f"incidents[{i}].node", one.node) for i, one in enumerate(scenario.incidents)]
     for where, name in places:
         if name not in nodes:
-            raise UserError(f"{where}: no node {name!r}; {_nearest(name, nodes)}")
+            raise UserError(f"{where}: unknown node {name!r}; {_nearest(name, nodes)}")
 
 
 def _check_drivers(scenario: Scenario) -> None:
-    """Check that rows are as long as those of a driver of this version."""
+    """Check that each driver's row length exists in its version."""
     for number, node in enumerate(scenario.nodes):
         version = _PROTECTED_VERSION.fullmatch(node.driver.version)
         is_protected = version is not None and int(version[1]) in _PROTECTED_MINORS
         if node.driver.process_row_bytes == _PROTECTED_ROW_BYTES and not is_protected:
             raise UserError(
-                f"nodes[{number}].driver.process_row_bytes: {_PROTECTED_ROW_BYTES} is of the"
-                f" drivers 535.43 to 535.86, and its version is {node.driver.version}; set"
-                " driver.version to one of these, or take it out"
+                f"nodes[{number}].driver.process_row_bytes: {_PROTECTED_ROW_BYTES} requires"
+                f" a driver from 535.43 to 535.86, but driver.version is {node.driver.version};"
+                " change driver.version or remove process_row_bytes"
             )
 
 
@@ -176,17 +183,17 @@ def _check_pods(scenario: Scenario) -> None:
         free = free_from.get(name, 0.0)
         if free is None or (name in free_from and pod.start_seconds < free):
             raise UserError(
-                f"{where}.name: {pod.namespace}/{pod.name} still runs at {pod.start_seconds} s; "
-                "end the earlier pod of that name first"
+                f"{where}.name: {pod.namespace}/{pod.name} is still running at "
+                f"{pod.start_seconds} s; end the earlier pod of that name first"
             )
         free_from[name] = pod.end_seconds
         containers = [container.name for container in pod.containers]
         if len(set(containers)) < len(containers):
-            raise UserError(f"{where}.containers: {', '.join(containers)}: names come twice")
+            raise UserError(f"{where}.containers: duplicate name in {', '.join(containers)}")
 
 
 def _check_gpus(scenario: Scenario) -> None:
-    """Check that each process's GPUs are there and have room for it when it starts."""
+    """Check that each process's GPUs exist and have enough memory when the process starts."""
     processes = plan_processes(scenario, plan_pods(scenario, epoch_ns=0))
     for node in scenario.nodes:
         groups = gpu_groups(node)
@@ -196,19 +203,20 @@ def _check_gpus(scenario: Scenario) -> None:
             if missing:
                 raise UserError(
                     f"{_who(process)}: gpus: {node.name} has no GPU {missing[0]}; "
-                    f"it has 0 to {len(groups) - 1}"
+                    f"available: 0 to {len(groups) - 1}"
                 )
         for index, group in enumerate(groups):
             facts = describe_gpu(group, uuid="", index=index)
             room = facts.memory_bytes - facts.model.reserved_bytes
             here = [process for process in on_node if index in process.spec.gpus]
             for process in here:
-                # Memory is held from start to end, so it is fullest when somebody starts.
+                # A process uses the same memory from start to end, so the total peaks when a
+                # process starts.
                 held = sum(p.spec.memory_bytes for p in here if p.alive(process.start_ns))
                 if held > room:
                     raise UserError(
-                        f"{_who(process)}: memory_bytes: GPU {index} of {node.name} would hold"
-                        f" {held} bytes when it starts, and has room for {room}; lower"
+                        f"{_who(process)}: memory_bytes: GPU {index} of {node.name} has room for"
+                        f" {room} bytes, but its processes would use {held} at this start; lower"
                         " memory_bytes or move a process"
                     )
             for process in here:
@@ -217,7 +225,7 @@ def _check_gpus(scenario: Scenario) -> None:
 
 
 def _check_devices(scenario: Scenario) -> None:
-    """Check that the GPUs and instances which the kubelet gives away are there."""
+    """Check that the GPUs and instances that the kubelet allocates exist."""
     groups = {node.name: gpu_groups(node) for node in scenario.nodes}
     for pod in plan_pods(scenario, epoch_ns=0):
         for container in pod.spec.containers:
@@ -225,7 +233,7 @@ def _check_devices(scenario: Scenario) -> None:
                 where, on_node = f"{pod.key} {container.name}: devices", groups[pod.spec.node]
                 if device.gpu >= len(on_node):
                     raise UserError(
-                        f"{where}: no GPU {device.gpu}; the node has 0 to {len(on_node) - 1}"
+                        f"{where}: no GPU {device.gpu}; available: 0 to {len(on_node) - 1}"
                     )
                 facts = describe_gpu(on_node[device.gpu], uuid="", index=device.gpu)
                 cut = cut_at(facts.cuts, pod.start_ns)
@@ -243,45 +251,48 @@ def _check_incidents(scenario: Scenario) -> None:
         if incident.gpu >= sizes[incident.node]:
             raise UserError(
                 f"incidents[{number}].gpu: {incident.node} has no GPU {incident.gpu}; "
-                f"it has 0 to {sizes[incident.node] - 1}"
+                f"available: 0 to {sizes[incident.node] - 1}"
             )
         if (incident.xid is None) == (incident.event == "xid"):
             raise UserError(
-                f"incidents[{number}].xid: an incident has either an xid or another event, "
+                f"incidents[{number}].xid: set either xid or an event other than 'xid'; "
                 f"got xid {incident.xid} and event {incident.event!r}"
             )
 
 
 def _check_visits(process: PlannedProcess) -> None:
-    """Check that one visit ends before the next one begins, and that there is one."""
+    """Check that a process has at least one visit, and that its visits do not overlap."""
     plan = process.spec.visits
     if plan and plan.count > 1 and plan.every_seconds <= plan.length_seconds:
         raise UserError(
-            f"{_who(process)}: visits.every_seconds: {plan.every_seconds} is not more than"
-            f" length_seconds {plan.length_seconds}"
+            f"{_who(process)}: visits.every_seconds: {plan.every_seconds} must be greater"
+            f" than length_seconds {plan.length_seconds}"
         )
     if not process.visits:
-        raise UserError(f"{_who(process)}: visits.first_seconds: the process ends before; lower it")
+        raise UserError(
+            f"{_who(process)}: visits.first_seconds: the process ends before; lower first_seconds"
+        )
 
 
 def _check_instance(process: PlannedProcess, gpu: str, cuts: list[Cut]) -> None:
-    """Check that a process runs in one instance of a cut GPU, or on a whole one, all its life."""
+    """Check that a process keeps one MIG instance, or one unpartitioned GPU, for its whole life."""
     place, cut = process.spec.instance, cut_at(cuts, process.start_ns)
     size = len(cut.instances) if cut else 0
     if (place is not None) != (cut is not None) or (place or 0) >= max(size, 1):
-        what = f"is cut into {size} instances" if cut else "is whole"
+        what = f"has {size} MIG instances" if cut else "is not partitioned"
         raise UserError(
-            f"{_who(process)}: instance: {place}: {gpu} {what} when it starts; give the position"
-            " of one of its instances, and none on a whole GPU"
+            f"{_who(process)}: instance: {place}: {gpu} {what} when the process starts; set the"
+            " position of an instance, or leave it out if the GPU is not partitioned"
         )
     if any(process.start_ns < other.start_ns < process.end_ns for other in cuts):
         raise UserError(
-            f"{_who(process)}: end_seconds: {gpu} is cut anew while it runs; end it before that"
+            f"{_who(process)}: end_seconds: the MIG layout of {gpu} changes while the process"
+            " runs; end the process before"
         )
     if cut and place is not None and process.spec.memory_bytes > cut.instances[place].memory_bytes:
         raise UserError(
-            f"{_who(process)}: memory_bytes: its instance of {gpu} has"
-            f" {cut.instances[place].memory_bytes} bytes"
+            f"{_who(process)}: memory_bytes: its instance of {gpu} has only"
+            f" {cut.instances[place].memory_bytes} bytes; lower memory_bytes"
         )
 
 

@@ -191,13 +191,13 @@ def test_a_driver_that_was_not_let_go_tells_that_it_is_bound(
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ({"kind": "lost", "node": "node-x"}, r"faults\[0\].node: no node 'node-x'"),
+        ({"kind": "lost", "node": "node-x"}, r"faults\[0\].node: unknown node 'node-x'"),
         ({"kind": "lost", "gpus": [2]}, r"faults\[0\].gpus: node-a has no GPU 2"),
         (
             {"kind": "lost", "start_seconds": 2, "end_seconds": 2},
             r"faults\[0\].end_seconds: 2.0 is not after start_seconds 2.0",
         ),
-        ({"kind": "unbind", "gpus": [0]}, r"faults\[0\].kind: unbind happens to the whole driver"),
+        ({"kind": "unbind", "gpus": [0]}, r"faults\[0\].kind: unbind affects the whole driver"),
         ({"kind": "gone"}, r"faults\[0\]\.kind"),
     ],
 )

@@ -137,9 +137,9 @@ def test_the_kernels_log_stamps_by_the_time_since_boot(clock: ManualClock) -> No
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"node": "node-x"}, "incidents[0].node: no node 'node-x'; did you mean 'node-a'?"),
-        ({"gpu": 1}, "incidents[0].gpu: node-a has no GPU 1; it has 0 to 0"),
-        ({"xid": None}, "an incident has either an xid or another event, got xid None"),
+        ({"node": "node-x"}, "incidents[0].node: unknown node 'node-x'; did you mean 'node-a'?"),
+        ({"gpu": 1}, "incidents[0].gpu: node-a has no GPU 1; available: 0 to 0"),
+        ({"xid": None}, "set either xid or an event other than 'xid'; got xid None"),
         ({"event": "unavailable"}, "got xid 79 and event 'unavailable'"),
     ],
 )

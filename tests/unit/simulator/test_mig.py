@@ -163,9 +163,9 @@ def test_instances_run_side_by_side_and_draw_their_shares(
 @pytest.mark.parametrize(
     ("where", "value", "words"),
     [
-        ("instance", 4, "is cut into 4 instances"),
-        ("instance", None, "is cut into 4 instances"),
-        ("end_seconds", 21.0, "is cut anew while it runs"),
+        ("instance", 4, "has 4 MIG instances"),
+        ("instance", None, "has 4 MIG instances"),
+        ("end_seconds", 21.0, "the MIG layout of GPU 0 of node-a changes"),
         ("memory_bytes", 20 * GIB, "its instance of GPU 0 of node-a has"),
     ],
 )
@@ -277,9 +277,9 @@ def test_a_board_has_the_slices_that_its_largest_profile_has(
 @pytest.mark.parametrize(
     ("model", "profile", "words"),
     [
-        ("NVIDIA A30", "1g.10gb", "no profile of A30 with 24 GB; it has 1g.6gb, 2g.12gb, 4g.24gb"),
-        ("NVIDIA H200", "1g.10gb", "no profile of H200"),
-        ("NVIDIA L4", "1g.6gb", "cannot be cut into instances"),
+        ("NVIDIA A30", "1g.10gb", "for A30 with 24 GB; available: 1g.6gb, 2g.12gb, 4g.24gb"),
+        ("NVIDIA H200", "1g.10gb", "unknown profile '1g.10gb' for H200"),
+        ("NVIDIA L4", "1g.6gb", "does not support MIG"),
     ],
 )
 def test_a_cut_that_no_such_board_has_is_a_mistake_of_the_scenarios(

@@ -43,31 +43,31 @@ def again(content: dict[str, Any], **changes: str | float) -> None:
 MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda c: c.update(sped=2), "the file: unknown field 'sped'; did you mean 'speed'?"),
     (lambda c: c.update(speed=0), "speed: expected `float` > 0.0"),
-    (lambda c: c.update(name="My Test"), "name: names are of lower-case letters"),
+    (lambda c: c.update(name="My Test"), "name: invalid value; names consist of lower-case"),
     (
         lambda c: c["nodes"][0].update(driver={"processes": "means"}),
-        "driver.processes: 'means' is none of windows, mean, newest, mean_of_used, zero, absent",
+        "processes: unknown value 'means'; available: windows, mean, newest, mean_of_used, zero",
     ),
     (
         lambda c: c.update(faults=[{"node": "gpu-node-1", "kind": "gone"}]),
-        "faults[0].kind: 'gone' is none of lost, reset_required,",
+        "faults[0].kind: unknown value 'gone'; available: lost, reset_required,",
     ),
     (
         lambda c: c["nodes"][0].update(driver={"process_row_bytes": 28}),
-        "nodes[0].driver.process_row_bytes: 28 is none of 24, 32",
+        "nodes[0].driver.process_row_bytes: unknown value 28; available: 24, 32",
     ),
     (
         lambda c: c["nodes"][0].update(driver={"version": "580.95.05 (beta)"}),
-        "nodes[0].driver.version: a driver's version is numbers with dots",
+        "nodes[0].driver.version: invalid driver version; use numbers separated by dots",
     ),
     (lambda c: c["nodes"][0].update(driver={"version": "5." + "8" * 78}), "length <= 79"),
     (
         lambda c: c["nodes"][0].update(driver={"process_row_bytes": 32}),
-        "nodes[0].driver.process_row_bytes: 32 is of the drivers 535.43 to 535.86",
+        "nodes[0].driver.process_row_bytes: 32 requires a driver from 535.43 to 535.86",
     ),
     (
         lambda c: c["nodes"][0].update(driver={"version": "535.87", "process_row_bytes": 32}),
-        "and its version is 535.87",
+        "but driver.version is 535.87",
     ),
     (
         lambda c: c["nodes"][0].update(gpus={"model": "NVIDIA L4", "memory_bytes": 1 << 63}),
@@ -79,10 +79,10 @@ MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
         "nodes[0].gpus: unknown field 'modell'; did you mean 'model'?",
     ),
     (lambda c: c["nodes"][0]["gpus"].update(count="2"), "nodes[0].gpus.count: expected `int`"),
-    (lambda c: c["nodes"].append(c["nodes"][0]), "nodes[1].name: 'node-a' comes twice"),
+    (lambda c: c["nodes"].append(c["nodes"][0]), "nodes[1].name: duplicate name 'node-a'"),
     (
         lambda c: c["pods"][0].update(node="nod-a"),
-        "pods[0].node: no node 'nod-a'; did you mean 'node-a'?",
+        "pods[0].node: unknown node 'nod-a'; did you mean 'node-a'?",
     ),
     (
         lambda c: c["pods"][0].update(end_seconds=1, start_seconds=2),
@@ -93,14 +93,20 @@ MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
         "processes[0].load: unknown field 'busy_ration'; did you mean 'busy_ratio'?",
     ),
     (lambda c: process(c).update(load={"busy_ratio": 50}), "load.busy_ratio: expected `float` <="),
-    (lambda c: process(c).update(gpus=[1]), "a/b 'x': gpus: node-a has no GPU 1; it has 0 to 0"),
+    (
+        lambda c: process(c).update(gpus=[1]),
+        "a/b 'x': gpus: node-a has no GPU 1; available: 0 to 0",
+    ),
     (lambda c: process(c).update(memory_bytes=1 << 40), "a/b 'x': memory_bytes: GPU 0 of node-a"),
     (lambda c: again(c, name="d"), "memory_bytes"),
-    (lambda c: again(c, start_seconds=5, end_seconds=20), "pods[1].name: a/b still runs at 5.0 s"),
-    (lambda c: c["pods"][0]["containers"].append({"name": "c"}), "names come twice"),
+    (
+        lambda c: again(c, start_seconds=5, end_seconds=20),
+        "pods[1].name: a/b is still running at 5.0 s",
+    ),
+    (lambda c: c["pods"][0]["containers"].append({"name": "c"}), "duplicate name in c, c"),
     (
         lambda c: process(c).update(visits={"length_seconds": 2, "count": 2}),
-        "a/b 'x': visits.every_seconds: 1.0 is not more than length_seconds 2.0",
+        "a/b 'x': visits.every_seconds: 1.0 must be greater than length_seconds 2.0",
     ),
     (
         lambda c: process(c).update(visits={"first_seconds": 10, "length_seconds": 2}),
@@ -127,7 +133,7 @@ def test_a_mistake_is_told_with_its_place_and_its_remedy(
 
 @pytest.mark.parametrize(
     ("content", "output"),
-    [("{", "no valid YAML"), ("", "expected `object`, got `null`"), (None, "No such file")],
+    [("{", "invalid YAML"), ("", "expected `object`, got `null`"), (None, "No such file")],
 )
 def test_a_file_that_is_no_scenario_is_told_in_one_line(
     content: str | None, output: str, tmp_path: Path
