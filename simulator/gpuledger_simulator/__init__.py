@@ -1,1 +1,1 @@
-"""One scenario that plays NVML, /proc and the API server, with the ground truth beside it."""
+"""Simulates a GPU cluster from one scenario: NVML, /proc and the API server, with ground truth."""

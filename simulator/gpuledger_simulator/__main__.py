@@ -1,6 +1,7 @@
-"""`python -m gpuledger_simulator`: API server, kubelet, driver of a real API server, and truth.
+"""Run parts of the simulator as separate processes.
 
-Here lives the wiring of the simulator as processes of their own.
+The parts are the API server, a kubelet, a driver that plays pods into a real API server, and a
+command that prints the ground truth.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from gpuledger_simulator.simulation import Simulation, open_simulation
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the commands and give its exit code: 2 for a user's mistake, 1 for a failure."""
+    """Run a command and return its exit code: 2 for invalid input, 1 for a failure."""
     options = _parser().parse_args(argv)
     try:
         simulation = open_simulation(
@@ -62,7 +63,7 @@ def _kubelet(simulation: Simulation, options: argparse.Namespace) -> int:
 
 
 def _drive(simulation: Simulation, options: argparse.Namespace) -> int:
-    # The Kubernetes client is no part of the agent's image, which holds the simulator too.
+    # The agent's image contains the simulator but not the Kubernetes client.
     from gpuledger_simulator.kube.driver import drive  # noqa: PLC0415  # see above
 
     async def work() -> None:
@@ -84,39 +85,50 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = commands.add_parser("kube-api", help="serve the scenario's Kubernetes API")
     drive = commands.add_parser("drive", help="play the scenario's pods into a real API server")
-    truth = commands.add_parser("truth", help="print what each pod used, one JSON object a line")
-    kubelet = commands.add_parser("kubelet", help="serve a node's kubelet on a Unix socket")
+    truth = commands.add_parser(
+        "truth", help="print each pod's GPU usage, one JSON object per line"
+    )
+    kubelet = commands.add_parser("kubelet", help="serve the kubelet of a node on a Unix socket")
     for command in (serve, kubelet, drive, truth):
-        # All take part in one run: the same scenario, epoch and UIDs.
+        # All commands of one run share the scenario, the epoch and the UIDs.
         command.add_argument("--scenario", type=Path, required=True, metavar="FILE")
         command.add_argument(
             "--epoch-ns", type=int, default=0, metavar="N",
-            help="when the scenario starts, nanoseconds since 1970; default: --epoch-file,"
-            " else now",
+            help="start of the scenario, in nanoseconds since 1970; default: the epoch in"
+            " --epoch-file, or now",
         )  # fmt: skip
         command.add_argument(
             "--epoch-file", type=Path, metavar="FILE",
-            help="holds the epoch; the first process to look for it writes it",
+            help="file with the epoch; the first process creates it, later ones read it",
         )  # fmt: skip
         command.add_argument(
             "--uids", type=Path, metavar="FILE",
-            help="the pods' UIDs: drive writes them, the others read them from there",
+            help="file with the pods' UIDs; drive writes it, the other commands read it",
         )  # fmt: skip
     serve.add_argument(
         "--listen", default="127.0.0.1:8001", metavar="HOST:PORT", help="default: %(default)s"
     )
     serve.add_argument(
-        "--kubeconfig", type=Path, metavar="FILE", help="write a kubeconfig that leads here"
+        "--kubeconfig", type=Path, metavar="FILE", help="write a kubeconfig for this server"
     )
-    kubelet.add_argument("--node", required=True, help="whose kubelet")
-    kubelet.add_argument("--socket", type=Path, required=True, metavar="FILE", help="where")
+    kubelet.add_argument("--node", required=True, help="name of the node")
     kubelet.add_argument(
-        "--logs", type=Path, metavar="FOLDER", help="link the containers' logs there, by name alone"
+        "--socket", type=Path, required=True, metavar="FILE", help="path of the socket"
     )
-    drive.add_argument("--kubeconfig", type=Path, required=True, metavar="FILE", help="which one")
-    truth.add_argument("--start-seconds", type=float, default=0.0, help="default: 0")
-    truth.add_argument("--end-seconds", type=float, required=True, help="since the epoch")
-    truth.add_argument("--node", help="only pods of this node")
+    kubelet.add_argument(
+        "--logs",
+        type=Path,
+        metavar="FOLDER",
+        help="create an empty file per container log here, as in /var/log/containers",
+    )
+    drive.add_argument(
+        "--kubeconfig", type=Path, required=True, metavar="FILE", help="kubeconfig of the server"
+    )
+    truth.add_argument(
+        "--start-seconds", type=float, default=0.0, help="seconds since the epoch; default: 0"
+    )
+    truth.add_argument("--end-seconds", type=float, required=True, help="seconds since the epoch")
+    truth.add_argument("--node", help="print only the pods of this node")
     return parser
 
 

@@ -1,7 +1,7 @@
-"""The simulation's clocks: one that runs faster than the machine, and one that is moved by hand.
+"""The simulation's clocks: one that runs faster than real time, and one that tests move by hand.
 
-Both keep scenario time: event times, sleeps and intervals are in its seconds. A node's own clock is
-one of them as the node shows it: its wall clock may be wrong, and be set, as the scenario says.
+Both keep scenario time: event times, sleeps and intervals are in scenario seconds. `NodeClock` adds
+a node's own view, whose wall clock may be wrong and may be set.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from gpuledger.clock import NS_PER_SECOND, Clock, SystemClock
 
 
 class ScaledClock:
-    """Scenario time: `epoch + (machine's time - epoch) * speed`, so all processes agree on it."""
+    """Scenario time: `epoch + (real time - epoch) * speed`, so that all processes agree on it."""
 
     def __init__(self, *, epoch_ns: int, speed: float, machine: Clock | None = None) -> None:
         self._machine = machine or SystemClock()
         self._epoch_ns = epoch_ns
         self._speed = speed
-        # From this process's own zero: only differences of a monotonic clock mean anything.
+        # Relative to this process's start: only differences of a monotonic clock are meaningful.
         self._monotonic_zero_ns = self._machine.monotonic_ns()
 
     def time_ns(self) -> int:
@@ -26,11 +26,11 @@ class ScaledClock:
         return self._epoch_ns + int((self._machine.time_ns() - self._epoch_ns) * self._speed)
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds that never fall, in scenario time."""
+        """Nanoseconds that never decrease, in scenario time."""
         return int((self._machine.monotonic_ns() - self._monotonic_zero_ns) * self._speed)
 
     def boottime_ns(self) -> int:
-        """Nanoseconds since the scenario's epoch; a node's own clock counts from its boot."""
+        """Nanoseconds since the scenario's epoch; `NodeClock` counts from the node's boot."""
         return self.time_ns() - self._epoch_ns
 
     async def sleep(self, seconds: float) -> None:
@@ -39,14 +39,14 @@ class ScaledClock:
 
 
 class ManualClock:
-    """Scenario time that stands still until it is moved: for tests and fast replays."""
+    """Scenario time that stands still until a test moves it."""
 
     def __init__(self, *, start_ns: int) -> None:
         self._start_ns = start_ns
         self._now_ns = start_ns
 
     def advance(self, seconds: float) -> None:
-        """Move on by `seconds`."""
+        """Advance the clock by `seconds`."""
         self._now_ns += round(seconds * NS_PER_SECOND)
 
     def time_ns(self) -> int:
@@ -54,33 +54,33 @@ class ManualClock:
         return self._now_ns
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds since this clock was made."""
+        """Nanoseconds since this clock was created."""
         return self._now_ns - self._start_ns
 
     def boottime_ns(self) -> int:
-        """Nanoseconds since this clock was made."""
+        """Nanoseconds since this clock was created."""
         return self._now_ns - self._start_ns
 
     async def sleep(self, seconds: float) -> None:
-        """Move on by `seconds` at once."""
+        """Advance the clock by `seconds` without waiting."""
         self.advance(seconds)
         await asyncio.sleep(0)
 
 
 class SetClock(NamedTuple):
-    """A node's wall clock is set."""
+    """A step of a node's wall clock."""
 
     at_ns: int
-    """When, nanoseconds since the Unix epoch in scenario time."""
+    """Time of the step, in nanoseconds since the Unix epoch in scenario time."""
     by_ns: int
-    """How far ahead; below zero back."""
+    """Size of the step; negative if the clock is set back."""
 
 
 class NodeClock:
-    """A node's clock: the simulation's, with the time since the node's boot.
+    """A node's clock: the simulation's clock, with a wall clock that can be set and a boot time.
 
-    What happens on the node happens in scenario time, whatever its wall clock shows; the time since
-    boot and the monotonic clock are never set.
+    Events on the node happen in scenario time, whatever its wall clock shows. The time since boot
+    and the monotonic clock are never set.
     """
 
     def __init__(self, clock: Clock, *, boot_time_ns: int, steps: Sequence[SetClock] = ()) -> None:
@@ -89,19 +89,19 @@ class NodeClock:
         self._steps = tuple(steps)
 
     def time_ns(self) -> int:
-        """Nanoseconds since the Unix epoch, as the node's wall clock shows them."""
+        """Nanoseconds since the Unix epoch on the node's wall clock."""
         return self.shown_ns(self._clock.time_ns())
 
     def shown_ns(self, scenario_ns: int) -> int:
-        """Return what the wall clock shows at an instant of the scenario."""
+        """Return the wall clock's reading at an instant of scenario time."""
         if not self._steps:
             return scenario_ns
-        # Each step is by how far the clock was moved, so what it shows is moved by all before.
+        # Steps are relative, so all earlier steps add up.
         set_by_ns = sum(step.by_ns for step in self._steps if step.at_ns <= scenario_ns)
         return max(0, scenario_ns + set_by_ns)
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds that never fall."""
+        """Nanoseconds that never decrease."""
         return self._clock.monotonic_ns()
 
     def boottime_ns(self) -> int:

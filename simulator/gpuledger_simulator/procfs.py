@@ -1,6 +1,7 @@
-"""Plays a node's files: `/proc` of the processes that run now, and a scheduler's of its jobs.
+"""A node's files: `/proc` of the current processes, the kernel log and a scheduler's job files.
 
-Here live the few files that are read, in the kernel's own form. Paths are as on the node.
+Only the few files that agents read are simulated, in the kernel's own format. Paths are those on
+the node.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +39,7 @@ class SimulatedProcfs:
         host_pid: bool = True,
         memory_bytes: int,
     ) -> None:
-        # In a container's own namespace the machine's processes have no numbers at all.
+        # In a container's own pid namespace, the host's processes have no pids.
         self._processes = {process.pid: process for process in processes} if host_pid else {}
         self._host_pid = host_pid
         self._memory_bytes = memory_bytes
@@ -55,11 +56,11 @@ class SimulatedProcfs:
         }
 
     def read(self, path: str) -> bytes:
-        """Return a file's bytes; raises FileNotFoundError where there is none at this time."""
+        """Return a file's bytes; raises `FileNotFoundError` if it does not exist now."""
         if path == "/proc/sys/kernel/random/boot_id":
             return f"{self._boot_id}\n".encode()
         if path == "/proc/meminfo":
-            # In whichever namespace, it is the machine's.
+            # In every namespace, this is the node's memory.
             return f"MemTotal:       {self._memory_bytes >> 10} kB\nMemFree: 1024 kB\n".encode()
         if path == "/proc/2/stat" and self._host_pid:
             return _KTHREADD
@@ -90,14 +91,15 @@ class SimulatedProcfs:
         pod = process.pod
         uid = self._uid_of(pod) if pod else None
         if pod is None or uid is None:
-            # The API server has not given the pod its UID, so no kubelet can have started it yet.
+            # A kubelet cannot have started the pod before the API server assigned its UID.
             raise FileNotFoundError(f"/proc/{process.pid}/cgroup")
-        # A guaranteed pod lies in the root of all pods, without a folder of its class.
+        # Guaranteed pods are directly below the root of all pods, without a directory for their
+        # class.
         is_guaranteed, qos = pod.spec.qos == "guaranteed", pod.spec.qos
         if self._cgroup_driver != "systemd":
             parent = "/kubepods" if is_guaranteed else f"/kubepods/{qos}"
             return f"{parent}/pod{uid}/{process.container_id}"
-        # systemd nests slices by the dashes of their names, so a UID's own become underscores.
+        # Dashes in systemd's slice names mean nesting, so the dashes of a UID become underscores.
         name = "kubepods" if is_guaranteed else f"kubepods-{qos}"
         parent = "/kubepods.slice" if is_guaranteed else f"/kubepods.slice/{name}.slice"
         pod_slice = f"{name}-pod{uid.replace('-', '_')}.slice"
@@ -105,7 +107,7 @@ class SimulatedProcfs:
 
 
 class SimulatedJobFiles:
-    """The directory in which a scheduler's prolog and epilog say which jobs hold which GPUs."""
+    """The directory in which a scheduler's prolog and epilog record the GPUs of each job."""
 
     def __init__(self, jobs: Sequence[ScenarioJob], *, clock: Clock, epoch_ns: int) -> None:
         self._jobs = jobs
@@ -113,7 +115,7 @@ class SimulatedJobFiles:
         self._epoch_ns = epoch_ns
 
     def read(self) -> dict[str, bytes]:
-        """Return the contents of the files of this time, by their names."""
+        """Return the current contents of the files, by file name."""
         since_seconds = (self._clock.time_ns() - self._epoch_ns) / NS_PER_SECOND
         files: dict[str, bytes] = {}
         for job in self._jobs:
@@ -133,9 +135,9 @@ _KERNEL_WARNING: Final = 4
 
 
 class SimulatedKmsg:
-    """An open `/dev/kmsg` with the driver's lines about XIDs: each read gives one record.
+    """An open `/dev/kmsg` with the driver's XID messages: each read returns one record.
 
-    Reading starts at the log's end, as after a seek to it.
+    Reading starts at the end of the log, as after a seek.
     """
 
     def __init__(
@@ -153,18 +155,17 @@ class SimulatedKmsg:
         self._read = sum(incident.time_ns < now_ns for incident in self._incidents)
 
     def read(self) -> bytes:
-        """Return the next record; raises BlockingIOError where there is none yet."""
+        """Return the next record; raises `BlockingIOError` if there is none yet."""
         now_ns = self._clock.time_ns() - self._epoch_ns
         if self._read >= len(self._incidents) or self._incidents[self._read].time_ns > now_ns:
             raise BlockingIOError
         incident = self._incidents[self._read]
         self._read += 1
-        # The log's stamps are of the time since boot, which nobody can set.
+        # The log's timestamps count from boot, which clock steps do not affect.
         stamp_us = (incident.time_ns - self._boot_ns) // NS_PER_US
         spec = incident.spec
-        bus = pci_bus_id(spec.gpu)[
-            4:-2
-        ].lower()  # as the driver prints it: a short domain, no function
+        # As the driver prints it: a short domain, and no function.
+        bus = pci_bus_id(spec.gpu)[4:-2].lower()
         instance = "" if spec.gpu_instance is None else f" GPU-I:{spec.gpu_instance:02d}"
         if spec.compute_instance is not None:
             instance += f" GPU-CI:{spec.compute_instance:02d}"
@@ -173,4 +174,4 @@ class SimulatedKmsg:
         return f"{_KERNEL_WARNING},{1000 + self._read},{stamp_us},-;NVRM: {line}\n".encode()
 
     def close(self) -> None:
-        """Let go of the log."""
+        """Close the log."""

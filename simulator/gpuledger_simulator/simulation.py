@@ -1,7 +1,7 @@
-"""One run of a scenario: its nodes, its clock and its truth.
+"""One run of a scenario: its nodes, its clock and its ground truth.
 
-Here the parts are put together. Two processes that start from the same scenario and the same epoch
-hold the same simulation, so they need not talk to one another.
+This module puts the parts together. Two processes that start from the same scenario and the same
+epoch hold identical simulations, so they do not need to communicate.
 """
 
 import os
@@ -44,7 +44,7 @@ from gpuledger_simulator.scenario.load import load_scenario
 from gpuledger_simulator.schema import Node, Scenario
 
 DEFAULT_SCENARIO: Final = Path(__file__).with_name("default.yaml")
-"""A scenario of one node, for who has none of his own."""
+"""The one-node scenario that is used if no file is given."""
 
 
 _MACHINE_BYTES: Final = 512 << 30
@@ -52,7 +52,7 @@ _MACHINE_BYTES: Final = 512 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedNode:
-    """What an agent on the node meets."""
+    """The interfaces that an agent on this node uses."""
 
     name: str
     """The node's name."""
@@ -63,19 +63,19 @@ class SimulatedNode:
     clock: NodeClock
     """Its clock."""
     gpus: list[SimulatedGpu]
-    """The truth behind its GPUs."""
+    """The ground truth of its GPUs."""
     kubelet: SimulatedKubelet
     """Its kubelet."""
     pod_list: SimulatedPodList
-    """Its kubelet's list of pods as objects of the API."""
+    """The kubelet's pod list as API objects."""
     open_kmsg: Callable[[], SimulatedKmsg]
-    """Opens its kernel's log at the end."""
+    """Opens the kernel log at its end."""
     job_files: Callable[[], Mapping[str, bytes]] | None = None
-    """Reads its scheduler's directory of jobs; `None` where the scenario has no job there."""
+    """Reads the scheduler's job directory; `None` if the scenario has no job on the node."""
 
 
 class Simulation(PlannedRun):
-    """A run at work: what agents and API servers meet."""
+    """A running scenario, as agents and API servers see it."""
 
     def __init__(
         self,
@@ -91,14 +91,16 @@ class Simulation(PlannedRun):
         self.nodes = {node.name: self._make_node(node) for node in scenario.nodes}
 
     def node(self, name: str) -> SimulatedNode:
-        """Return the node of that name; raises UserError where the scenario has none."""
+        """Return a node by its name; raises `UserError` if the scenario does not have it."""
         if name not in self.nodes:
             known = ", ".join(self.nodes)
-            raise UserError(f"scenario {self.scenario.name} has no node {name!r}; it has {known}")
+            raise UserError(
+                f"scenario {self.scenario.name}: unknown node {name!r}; available: {known}"
+            )
         return self.nodes[name]
 
     def truth(self, start_ns: int, end_ns: int, node: str | None = None) -> list[PodUsage]:
-        """Return what each pod that lived within [start, end) used, in the scenario's order.
+        """Return the usage within [start, end) of each pod that ran then, in the scenario's order.
 
         Times are nanoseconds since the Unix epoch.
         """
@@ -114,7 +116,7 @@ class Simulation(PlannedRun):
         ]
 
     def host_truth(self, start_ns: int, end_ns: int, node: str | None = None) -> Usage:
-        """Return what processes outside every pod used within [start, end)."""
+        """Return the usage of processes outside pods within [start, end)."""
         gpus = [
             gpu
             for simulated in self.nodes.values()
@@ -125,7 +127,7 @@ class Simulation(PlannedRun):
         return sum_usage(gpus, start, end, of=None)
 
     def instance_truth(self, start_ns: int, end_ns: int, node: str) -> list[InstanceUsage]:
-        """Return what ran in each MIG instance of a node within [start, end)."""
+        """Return the usage of each of a node's MIG instances within [start, end)."""
         start, end = start_ns - self.epoch_ns, end_ns - self.epoch_ns
         return instance_usages(self.node(node).gpus, start, end)
 
@@ -136,7 +138,7 @@ class Simulation(PlannedRun):
         incidents = plan_incidents(self.scenario, node)
         boot_time_ns = self.epoch_ns - uptime_ns
         jobs = [job for job in self.scenario.jobs if job.node == node.name]
-        # By which the node's parts work, and what the node shows.
+        # The simulated parts run on `truth`; the node itself shows `clock`.
         truth = NodeClock(self.clock, boot_time_ns=boot_time_ns)
         steps = [
             SetClock(
@@ -203,7 +205,7 @@ class Simulation(PlannedRun):
 
 
 def _machine_bytes(gpus: Sequence[SimulatedGpu]) -> int:
-    """Return the size of a node's own memory: that of its GPUs where one has it in common."""
+    """Return the size of a node's own memory, which is the GPU's if they share it."""
     unified = (gpu.facts.memory_bytes for gpu in gpus if gpu.facts.unified_memory)
     return next(unified, _MACHINE_BYTES)
 
@@ -215,10 +217,10 @@ def open_simulation(
     epoch_file: Path | None = None,
     uids_file: Path | None = None,
 ) -> Simulation:
-    """Read a scenario and start or join its run; raises UserError.
+    """Read a scenario and start or join its run; raises `UserError`.
 
-    The epoch is `epoch_ns`, else what `epoch_file` holds, else now. With `uids_file` the pods have
-    the UIDs that a driven API server gave them.
+    The epoch is `epoch_ns`, or the one in `epoch_file`, or now. If `uids_file` is given, the pods
+    have the UIDs that a real API server assigned to them.
     """
     read = load_scenario(scenario)
     epoch_ns = choose_epoch_ns(epoch_ns, file=epoch_file)
@@ -227,10 +229,10 @@ def open_simulation(
 
 
 def choose_epoch_ns(epoch_ns: int, *, file: Path | None = None) -> int:
-    """Return the epoch: `epoch_ns` unless it is 0, else the one in `file`, else now.
+    """Return `epoch_ns` if it is not 0, else the epoch in `file`, else the current time.
 
-    The first process that finds no file writes it, so that those that start later agree with it.
-    Raises UserError where the file holds no epoch or cannot be written.
+    The first process creates the file, so that processes that start later use the same epoch.
+    Raises `UserError` if the file does not contain an epoch or cannot be written.
     """
     if epoch_ns:
         return epoch_ns
@@ -241,13 +243,13 @@ def choose_epoch_ns(epoch_ns: int, *, file: Path | None = None) -> int:
     try:
         draft.write_text(f"{now_ns}\n")
         try:
-            file.hardlink_to(draft)  # succeeds for one process alone, and with the whole content
+            file.hardlink_to(draft)  # atomic: one process succeeds, with the full content
         except FileExistsError:
             return int(read_small_file(file).decode())
         finally:
             draft.unlink()
     except OSError as error:
-        raise UserError(f"{file}: cannot keep the epoch: {error.strerror}") from error
+        raise UserError(f"{file}: cannot read or write the epoch: {error.strerror}") from error
     except ValueError as error:
-        raise UserError(f"{file}: no epoch in nanoseconds; delete it to begin anew") from error
+        raise UserError(f"{file}: invalid epoch; delete the file to start a new run") from error
     return now_ns
