@@ -26,9 +26,9 @@ class DriverModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ring_samples: Annotated[int, Meta(ge=1, le=65_536)] = 100
     """Number of samples that a ring buffer keeps."""
     ring_idle: Literal["kept", "skipped", "dry"] = "kept"
-    """How the ring buffer treats windows in which no kernel ran: `kept` stores them like all
-    others, `skipped` leaves them out, and `dry` empties the buffer after `dry_after_seconds` of
-    idle windows and stores no more of them."""
+    """How the ring buffer treats windows in which no kernel ran. `kept` stores them like all others
+    and `skipped` leaves them out. `dry` empties the buffer after `dry_after_seconds` of idle
+    windows and stores no more of them."""
     dry_after_seconds: Annotated[float, Meta(ge=0, le=60)] = 3.0
     """Idle seconds after which a `dry` ring buffer is emptied."""
     empty_answer: Literal["not_found", "success"] = "not_found"
@@ -55,7 +55,7 @@ class DriverModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     protected memory at the end; nvidia-ml-py reads 24 bytes per row."""
     process_size_answer: Literal["insufficient_size", "success"] = "insufficient_size"
     """Result of a query for the number of processes: insufficient size, or success, in which case
-    nvidia-ml-py takes the list for empty."""
+    nvidia-ml-py treats the list as empty."""
     mig_monitor: bool = True
     """Whether the caller may see MIG instances, as with `NVIDIA_MIG_MONITOR_DEVICES=all` in a
     container with SYS_ADMIN. If not, a MIG-partitioned GPU returns neither handles of instances nor

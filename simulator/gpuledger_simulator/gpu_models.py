@@ -328,7 +328,7 @@ def _instances(
     """Yield a layout's instances; their GPU instances are placed one after another."""
     listed = [[given] if isinstance(given, str) else given for given in layout.instances]
     whole = mig_gpu.whole
-    # If the layout leaves room on the GPU, the driver leaves index 0 unused, as it does after a GPU
+    # The driver leaves index 0 unused if the layout leaves room on the GPU, and also after a GPU
     # instance was destroyed. A reader that stops at the first hole sees no instance.
     device_index = 1 if sum(map(len, listed)) < whole.compute else 0
     taken = MigSlices(0, 0)

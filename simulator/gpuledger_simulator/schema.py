@@ -212,7 +212,7 @@ class ScenarioMigLayout(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Start, since the scenario's start; processes must end before the layout changes."""
     instances: Annotated[list[Profile | list[Profile]], Meta(max_length=7)]
     """One profile per instance. A list of profiles divides one GPU instance into compute instances,
-    each of which counts as one instance."""
+    and each counts as one instance."""
 
 
 class PluginDevice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -336,7 +336,7 @@ class Load(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     memory_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.4
     """Share of its kernels' time in which the memory controller is busy."""
     draw_ratio: Ratio = 1.0
-    """Power draw of its kernels while they run, as a share of the GPU's maximum beyond idle."""
+    """Share of the GPU's maximum power draw beyond idle that its kernels draw while they run."""
     mix: KernelMix = KernelMix()
     """Use of the chip's other parts."""
 

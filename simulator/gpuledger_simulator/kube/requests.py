@@ -295,7 +295,7 @@ class ApiWatch:
         return None
 
     def _bookmark(self, annotations: dict[str, str] | None = None) -> bytes:
-        # With nulls and empty fields, as a real server encodes Go's zero values.
+        # With nulls and empty fields, which is how real servers encode Go's zero values.
         metadata: Json = {"resourceVersion": str(self._version), "creationTimestamp": None}
         if annotations:
             metadata["annotations"] = annotations

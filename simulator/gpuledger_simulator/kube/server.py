@@ -93,7 +93,7 @@ class KubeApi:
             collection.compact()
 
     def cut_connections(self) -> None:
-        """Abort every watch in the middle, as a broken network would."""
+        """Abort every watch in the middle, like a broken network."""
         for transport in self._watchers:
             transport.abort()
 

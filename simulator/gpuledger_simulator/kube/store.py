@@ -1,7 +1,7 @@
 """The API server's store: objects, their versions, and the changes that watchers can still read.
 
-In this order, the module contains the errors in a real API server's wording (`Status` objects),
-etcd's role, and the rules of a write: the server assigns the UID, and a grace period delays a pod's
+The module begins with the errors in a real API server's wording (`Status` objects). Then follow
+etcd's role and the rules of a write: the server assigns the UID, and a grace period delays a pod's
 deletion. Objects are replaced and never modified, so pages and watchers may keep references to
 them. HTTP is not handled here.
 
@@ -79,7 +79,7 @@ def bad_request(message: str) -> ApiError:
 
 
 def unworded(message: str) -> ApiError:
-    """500 without a reason, as a real server returns for unexpected input."""
+    """500 without a reason, which real servers return for unexpected input."""
     return ApiError(code=500, reason="", message=message)
 
 

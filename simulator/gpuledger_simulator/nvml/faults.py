@@ -1,4 +1,4 @@
-"""An NVML library whose driver fails as the scenario defines, as a wrapper of the one that works.
+"""An NVML library with the faults of the scenario, wrapped around the library without faults.
 
 Each function is called through this wrapper, so the subjects do not have to handle faults.
 """

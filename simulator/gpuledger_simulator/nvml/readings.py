@@ -136,7 +136,7 @@ class Readings(Subject):
         return clocks[type]
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
-        """Return the reasons why the clocks are reduced, as a bit mask."""
+        """Return a bit mask of the reasons why the clocks are reduced."""
         gpu, now_ns = self._session.gpu(handle), self._session.since_epoch_ns()
         idle = 0 if gpu.users(now_ns) else _IDLE_REASON
         throttles = gpu.facts.ailments.throttles(now_ns)

@@ -101,12 +101,12 @@ def _explain(message: str) -> str:
 
 
 def _fields_at(path: str) -> list[str]:
-    """Return the scenario's fields at a path of msgspec's."""
+    """Return the scenario's fields at a msgspec path."""
     return [field.name for field in msgspec.structs.fields(_shape_at(path))]
 
 
 def _choices_at(path: str) -> list[object]:
-    """Return the allowed values at a path of msgspec's; empty if any value is allowed."""
+    """Return the allowed values at a msgspec path, or an empty list if any value is allowed."""
     return _literals_in(_shape_at(path))
 
 
