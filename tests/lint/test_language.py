@@ -1,4 +1,4 @@
-"""One concept, one word: names hold to the glossary, docstrings open as Python's do."""
+"""One concept, one word: names follow the glossary, and prose the rules of `tests.lint.prose`."""
 
 import ast
 import re
@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("gpuledger", "agent", "enricher", "sinks", "reports", "simulator", "cli")
+from tests.lint.prose import (
+    CLEAN,
+    PACKAGES,
+    ROOT,
+    Text,
+    findings,
+    page_texts,
+    problems,
+    python_texts,
+)
+
 RULES = ROOT / "deploy/prometheus/gpuledger.rules.yaml"
 # Generated from the code, to which other tests hold them.
 METRIC_PAGES = (ROOT / "docs/metrics.md", ROOT / "docs/node-metrics.md")
@@ -154,3 +163,38 @@ def test_no_text_opens_with_the_name_of_a_class_in_place_of_a_verb() -> None:
     ]
     assert "ReportAnswer" in classes
     assert [where for where, opening in texts if opening and opening[1] in classes] == []
+
+
+@pytest.mark.parametrize(
+    ("prose", "problem"),
+    [
+        ("1,5 is no decimal number.", "`is no decimal`"),
+        ("It is no longer there, and there are none.", None),
+        ("It waits.\n\nOf nodes only metadata is read.", "opening `Of`"),
+        ("Made anew", "`anew`"),
+        ("`anew` is a word", None),
+        ("The scrape fails, as the page is too large.", "`, as the`"),
+        ("word " * 36, f"sentence of 36 words: {'word ' * 8}…"),
+    ],
+)
+def test_prose_that_breaks_a_rule_is_found(prose: str, problem: str | None) -> None:
+    assert list(problems(Text("", "comment", prose))) == ([problem] if problem else [])
+
+
+def test_the_prose_of_modules_and_pages_is_read_without_their_code(tmp_path: Path) -> None:
+    module, page = tmp_path / "a.py", tmp_path / "a.md"
+    module.write_text('''"""Doc."""\n# One\n# two.\nraise E(f"no {x}")  # noqa: X1  # three\n''')
+    page.write_text(
+        "---\nbudget: 9\n---\n# Title\n```\ncode\n```\n[how](a.md) to `x`\n\n| cell |\n|---|\n"
+    )
+    assert {text[1:] for text in python_texts(module)} == {
+        ("docstring", "Doc."), ("comment", "One two."), ("message", "no …"), ("comment", "three"),
+    }  # fmt: skip
+    assert [text[1:] for text in page_texts(page)] == [
+        ("paragraph", "Title"), ("link", "how"), ("paragraph", "how to `x`"), ("paragraph", "cell"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("part", CLEAN)
+def test_prose_that_is_clean_stays_so(part: str) -> None:
+    assert findings(part) == []

@@ -27,7 +27,8 @@ from gpuledger_reports.pricing import tenants
 from gpuledger_reports.pricing.policy import IDLE_KINDS, OWN_COLUMNS
 from gpuledger_reports.settings import ReportsSettings
 from gpuledger_sinks.settings import SinkSettings
-from tests.lint.test_language import METRIC_PAGES, ROOT, RULES, words_of
+from tests.lint.prose import ROOT
+from tests.lint.test_language import METRIC_PAGES, RULES, words_of
 from tests.lint.test_log_lines import LINES
 
 ROW = re.compile(r"^\| (?P<write>[^|]+) \| (?P<refused>[^|]+) \|$", re.MULTILINE)
