@@ -71,8 +71,8 @@ SELECT DATE '2026-10-01' + $day::INTEGER AS event_date, 'prod' AS cluster,
     CASE WHEN category = 'pod' THEN 'known' END AS pod_state,
     CASE WHEN category = 'pod' THEN namespace END AS namespace,
     CASE WHEN category = 'pod' THEN pod END AS pod,
-    CASE WHEN category = 'idle' AND slot > 0 THEN 'known' END AS allocated_state,
-    CASE WHEN category = 'idle' AND slot > 0 THEN uid END AS allocated_uid,
+    CASE WHEN category = 'idle' AND slot > 0 THEN 'known' END AS allocated_pod_state,
+    CASE WHEN category = 'idle' AND slot > 0 THEN uid END AS allocated_pod_uid,
     CASE WHEN category = 'idle' AND slot > 0 THEN namespace END AS allocated_namespace,
     CASE WHEN category = 'idle' AND slot > 0 THEN pod END AS allocated_pod,
     1800 AS sample_count, node % 12 AS kafka_partition,
@@ -86,11 +86,11 @@ FROM (
 """
 _PODS: Final = """
 WITH pods AS (
-    SELECT cluster, node, coalesce(pod_uid, allocated_uid) AS pod_uid,
+    SELECT cluster, node, coalesce(pod_uid, allocated_pod_uid) AS pod_uid,
         any_value(coalesce(namespace, allocated_namespace)) AS namespace,
         any_value(coalesce(pod, allocated_pod)) AS pod, min(hour) AS begin_time,
         max(hour) + INTERVAL 1 HOUR AS end_time, min(kafka_partition) AS kafka_partition
-    FROM usage_hourly WHERE coalesce(pod_uid, allocated_uid) IS NOT NULL GROUP BY ALL
+    FROM usage_hourly WHERE coalesce(pod_uid, allocated_pod_uid) IS NOT NULL GROUP BY ALL
 ), versions AS (
     SELECT *, row_number() OVER (ORDER BY node, pod_uid, version) AS number
     FROM pods CROSS JOIN range(4) AS versions(version)

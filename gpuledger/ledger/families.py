@@ -108,9 +108,9 @@ class AllocationLabels(NamedTuple):
 
     allocated_namespace: str = ""
     allocated_pod: str = ""
-    allocated_uid: str = ""
+    allocated_pod_uid: str = ""
     allocated_container: str = ""
-    allocated_state: str = ""
+    allocated_pod_state: str = ""
     """Empty where the pod is known: its names say so, and it is one label less to write."""
     allocated_job_id: str = ""
     """The job where it is none of a pod's."""

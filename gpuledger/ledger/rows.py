@@ -385,7 +385,7 @@ COLUMNS: Final = (
     Column(name="kafka_partition", type=ColumnType.POSITION, source="origin.position.partition"),
     Column(name="kafka_offset", type=ColumnType.SEQUENCE, source="origin.position.offset"),
     Column(
-        name="allocated_state",
+        name="allocated_pod_state",
         type=ColumnType.CODE,
         source="allocatee.described.state",
         bounds=PodState,
@@ -395,7 +395,7 @@ COLUMNS: Final = (
         " `named` by the kubelet's allocations alone; absent where nobody held it.",
     ),
     Column(
-        name="allocated_uid",
+        name="allocated_pod_uid",
         type=ColumnType.TEXT,
         source="allocatee.described.uid",
         bounds=Id,

@@ -341,9 +341,9 @@ def _allocation_labels(entry: Entry, pods: PodIndex) -> AllocationLabels:
     return AllocationLabels(
         allocated_namespace=shared(pod.namespace or ""),
         allocated_pod=pod.name or "",
-        allocated_uid="" if pod.state is PodState.FOREIGN else pod.uid or "",
+        allocated_pod_uid="" if pod.state is PodState.FOREIGN else pod.uid or "",
         allocated_container=shared(allocatee.container or ""),
-        allocated_state="" if pod.state is PodState.KNOWN else str(pod.state),
+        allocated_pod_state="" if pod.state is PodState.KNOWN else str(pod.state),
     )
 
 

@@ -64,10 +64,10 @@ _NAMED: Final = """
         CASE WHEN user IS NULL THEN entries.owner_kind ELSE user.kind END AS owner_kind,
         CASE WHEN user IS NULL THEN entries.owner_name ELSE user.owner END AS owner_name,
         CASE WHEN user IS NULL THEN entries.labels ELSE user.labels END AS labels,
-        CASE WHEN allocatee IS NULL THEN entries.allocated_state ELSE 'known' END
-            AS allocated_state,
-        CASE WHEN allocatee IS NULL THEN entries.allocated_uid ELSE allocatee.uid END
-            AS allocated_uid,
+        CASE WHEN allocatee IS NULL THEN entries.allocated_pod_state ELSE 'known' END
+            AS allocated_pod_state,
+        CASE WHEN allocatee IS NULL THEN entries.allocated_pod_uid ELSE allocatee.uid END
+            AS allocated_pod_uid,
         CASE WHEN allocatee IS NULL THEN entries.allocated_owner_kind ELSE allocatee.kind END
             AS allocated_owner_kind,
         CASE WHEN allocatee IS NULL THEN entries.allocated_owner_name ELSE allocatee.owner END
@@ -90,7 +90,7 @@ class _Lookup(NamedTuple):
     """Of which rows the user is looked up, and the holder by its UID, in SQL; and until when."""
 
     user: str
-    allocated_uid: str
+    allocatee: str
     until: str
     """The end of a row's time: a pod is meant that was there before it."""
 
@@ -102,7 +102,7 @@ def named_entries(rows: str, pods: str) -> str:
     """
     # Absent where the event says nothing of the pod at all.
     user = "coalesce(entries.pod_state, 'pending') IN ('pending', 'named')"
-    return _named(rows, pods, _Lookup(user, allocated_uid="false", until="entries.time"))
+    return _named(rows, pods, _Lookup(user, allocatee="false", until="entries.time"))
 
 
 def named_usage(rows: str, pods: str, *, until: str) -> str:
@@ -111,7 +111,7 @@ def named_usage(rows: str, pods: str, *, until: str) -> str:
     `until` is the SQL of the last time that a row is about.
     """
     user = "coalesce(entries.pod_state, 'pending') <> 'foreign'"
-    return _named(rows, pods, _Lookup(user, "entries.allocated_state <> 'foreign'", until))
+    return _named(rows, pods, _Lookup(user, "entries.allocated_pod_state <> 'foreign'", until))
 
 
 def _named(rows: str, pods: str, lookup: _Lookup) -> str:
@@ -141,12 +141,12 @@ def _found(rows: str, lookup: _Lookup) -> str:
         LEFT JOIN by_uid AS {of_container} AND of_container.pod_uid = placed.pod_uid
         LEFT JOIN {by_uid} AND by_uid.pod_uid = CASE WHEN {lookup.user} THEN entries.pod_uid END
         LEFT JOIN by_uid AS {by_holder}
-            AND by_holder.pod_uid = CASE WHEN {lookup.allocated_uid} THEN entries.allocated_uid
-            END
+            AND by_holder.pod_uid
+            = CASE WHEN {lookup.allocatee} THEN entries.allocated_pod_uid END
         LEFT JOIN {by_hash}
             AND by_hash.config_hash = CASE WHEN {lookup.user} THEN entries.pod_uid END
         LEFT JOIN {bearers} AND bearers.namespace = entries.allocated_namespace AND bearers.pod
-            = CASE WHEN entries.allocated_state = 'named' THEN entries.allocated_pod END"""  # noqa: S608  # as above
+            = CASE WHEN entries.allocated_pod_state = 'named' THEN entries.allocated_pod END"""  # noqa: S608  # as above
 
 
 def _bearer_at(until: str) -> str:

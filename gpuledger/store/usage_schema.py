@@ -71,7 +71,9 @@ def _usage(name: str, *, period: str, description: str) -> TableSchema:
             # `container_id` stands where the container's name was not known yet, and only there.
             *_text("pod_uid", "pod_state", "namespace", "pod", "container", "container_id"),
             *_text("job_id"),
-            *_text("allocated_state", "allocated_uid", "allocated_namespace", "allocated_pod"),
+            *_text(
+                "allocated_pod_state", "allocated_pod_uid", "allocated_namespace", "allocated_pod"
+            ),
             *_text("allocated_container", "allocated_job_id"),
             # Of each sum that part which was measured: the rest was apportioned or computed.
             *_number("busy_ns", "measured_busy_ns"),

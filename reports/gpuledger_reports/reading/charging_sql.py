@@ -62,15 +62,15 @@ COLUMNS: Final = """
     compute_slices AS slices, gpu_compute_slices AS gpu_slices,
     category = 'idle' AS is_allocated,
     CASE category WHEN 'idle' THEN
-            CASE WHEN allocated_state IS NOT NULL THEN 'pod'
+            CASE WHEN allocated_pod_state IS NOT NULL THEN 'pod'
                 WHEN allocated_job_id IS NOT NULL THEN 'job' ELSE 'nobody' END
         WHEN 'pod' THEN 'pod' WHEN 'job' THEN 'job' WHEN 'host' THEN 'host'
         ELSE 'unattributed' END AS kind,
-    CASE WHEN category = 'idle' THEN allocated_uid ELSE pod_uid END AS uid,
+    CASE WHEN category = 'idle' THEN allocated_pod_uid ELSE pod_uid END AS uid,
     CASE WHEN category = 'idle' THEN allocated_namespace ELSE namespace END AS namespace,
     CASE WHEN category = 'idle' THEN allocated_pod ELSE pod END AS pod,
     CASE WHEN category = 'idle' THEN allocated_job_id WHEN category = 'job' THEN job_id END AS job,
-    CASE WHEN category = 'idle' THEN allocated_state ELSE pod_state END = 'known' AS
+    CASE WHEN category = 'idle' THEN allocated_pod_state ELSE pod_state END = 'known' AS
     is_named_by_row, allocated_ns, unresponsive_ns, busy_ns, measured_busy_ns, energy_millijoules,
     memory_byte_ns, kafka_partition, first_offset, last_offset
 """
@@ -101,7 +101,7 @@ ROWS: Final = f"""
 CREATE OR REPLACE TEMP VIEW usage_rows AS SELECT hour_us, {COLUMNS},
     CASE WHEN unresponsive_ns > 0 THEN {UNRESPONSIVE_FLAG} ELSE 0 END | CASE
         WHEN category <> 'idle' THEN CASE WHEN busy_ns > 0 THEN {USED_FLAG} ELSE 0 END
-        WHEN allocated_state IS NULL AND allocated_job_id IS NULL AND allocated_ns > 0 THEN
+        WHEN allocated_pod_state IS NULL AND allocated_job_id IS NULL AND allocated_ns > 0 THEN
         {FREE_FLAG} ELSE 0 END AS flags,
     CASE WHEN category = 'idle' THEN 1 END AS idle_row
 FROM usage_raw

@@ -26,7 +26,7 @@ UNNAMED_PODS: Final = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
 """Of `usage_parts`: rows of pods of which the name is not known, or not enough."""
 UNNAMED: Final = "kind = 'pod' AND uid IS NOT NULL AND namespace IS NULL"
 """Of `usage_parts`: rows of pods that are known by their UID alone."""
-_ALL_NAMES: Final = "pod_uid, allocated_uid, pod, allocated_pod, job_id, allocated_job_id"
+_ALL_NAMES: Final = "pod_uid, allocated_pod_uid, pod, allocated_pod, job_id, allocated_job_id"
 
 
 def parts_sql(detail: Detail) -> str:
@@ -46,7 +46,7 @@ def add_unnamed_sql(detail: Detail) -> str:
 
 def _name_columns(detail: Detail) -> str:
     nothing = "NULL::VARCHAR AS {}".format
-    uids = [nothing("pod_uid"), nothing("allocated_uid")]
+    uids = [nothing("pod_uid"), nothing("allocated_pod_uid")]
     if detail.names_pods:
         return ", ".join([*uids, "pod, allocated_pod, job_id, allocated_job_id"])
     # That a job holds is its kind, whichever job it is.
@@ -72,7 +72,8 @@ def _parts(
         # A name without a UID is a pod's of its hour alone.
         hour = (
             "CASE WHEN pod_uid IS NULL AND pod IS NOT NULL"
-            " OR allocated_uid IS NULL AND allocated_pod IS NOT NULL THEN hour_us END AS hour_us"
+            " OR allocated_pod_uid IS NULL AND allocated_pod IS NOT NULL"
+            " THEN hour_us END AS hour_us"
         )
     sums = ", ".join(
         f"NULL::HUGEINT AS {name}" if also else f"sum({name}) AS {name}" for name in _SUMMED
@@ -82,7 +83,7 @@ SELECT hour_us, {COLUMNS}{also and f", {also}"}
 FROM (
     SELECT {hour}, cluster, node, {detail.gpu} AS gpu_uuid, model,
         CASE WHEN parent_uuid IS NOT NULL THEN '' END AS parent_uuid, mig_profile,
-        compute_slices, gpu_compute_slices, category, pod_state, namespace, allocated_state,
+        compute_slices, gpu_compute_slices, category, pod_state, namespace, allocated_pod_state,
         allocated_namespace, {names}, {sums}, {also and f"sum({also}) AS {also},"}
         NULL AS kafka_partition, NULL AS first_offset, NULL AS last_offset
     FROM {of} WHERE {rows} GROUP BY ALL
@@ -171,7 +172,7 @@ GROUP BY ALL
 # Ties by whose a row is, nobody first: as in complex hours.
 _IN_ORDER: Final = ", ".join(
     f"{column} NULLS FIRST"
-    for column in ("allocated_uid", "allocated_namespace", "allocated_pod", "allocated_job_id")
+    for column in ("allocated_pod_uid", "allocated_namespace", "allocated_pod", "allocated_job_id")
 )
 
 

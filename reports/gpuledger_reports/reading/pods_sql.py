@@ -16,7 +16,7 @@ UNPLACED: Final = (
 
 UNNAMED_POD_ROWS: Final = (
     "category = 'pod' AND pod_state IS DISTINCT FROM 'known'"
-    " OR category = 'idle' AND allocated_state <> 'known'"
+    " OR category = 'idle' AND allocated_pod_state <> 'known'"
 )
 """Of `usage_raw`: rows of pods of which the name is not known, or not enough."""
 
@@ -77,7 +77,8 @@ def gone_pods_sql(rows: Iterable[str]) -> str:
 def unnamed_rows_sql(rows: Iterable[str]) -> str:
     """Return the SQL that makes `unnamed_rows`: what rows without their names contain of pods."""
     named_columns = (
-        "pod_uid, allocated_uid, container_id, namespace, pod, allocated_namespace, allocated_pod"
+        "pod_uid, allocated_pod_uid, container_id,"
+        " namespace, pod, allocated_namespace, allocated_pod"
     )
     parts = " UNION ALL ".join(
         f"SELECT {named_columns} FROM ({each}) WHERE {UNNAMED_POD_ROWS}"  # noqa: S608  # quoted files
@@ -86,7 +87,7 @@ def unnamed_rows_sql(rows: Iterable[str]) -> str:
     return f"CREATE OR REPLACE TEMP TABLE unnamed_rows AS SELECT DISTINCT * FROM ({parts})"  # noqa: S608  # as above
 
 
-_IDS: Final = ("pod_uid", "allocated_uid", "container_id")
+_IDS: Final = ("pod_uid", "allocated_pod_uid", "container_id")
 _FULL_NAMES: Final = ("namespace || '/' || pod", "allocated_namespace || '/' || allocated_pod")
 
 
@@ -135,7 +136,7 @@ def row_names_sql(rows: Iterable[str]) -> str:
         for each in rows
         for uid, namespace, pod in (
             ("pod_uid", "namespace", "pod"),
-            ("allocated_uid", "allocated_namespace", "allocated_pod"),
+            ("allocated_pod_uid", "allocated_namespace", "allocated_pod"),
         )
     )
     return f"""
@@ -158,6 +159,6 @@ def with_names_sql(rows: str) -> str:
     joins = " ".join(
         f"LEFT JOIN row_names AS {of} ON {of}.cluster = each.cluster AND {of}.node = each.node"
         f" AND {of}.uid = each.{uid}"
-        for uid, of in (("pod_uid", "user_names"), ("allocated_uid", "holder_names"))
+        for uid, of in (("pod_uid", "user_names"), ("allocated_pod_uid", "holder_names"))
     )
     return f"SELECT each.* REPLACE ({named}) FROM ({rows}) AS each {joins}"  # noqa: S608  # quoted files

@@ -43,7 +43,7 @@ _NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 MAX_SERIES_BYTES: Final = 128 * 2**20
 _GROUP_BYTES: Final = 450
 """Bytes of a group in memory beside its labels: in all that is kept of its node."""
-_OF_USERS: Final = frozenset({"pod_uid", "allocated_uid", "job_id", "allocated_job_id"})
+_OF_USERS: Final = frozenset({"pod_uid", "allocated_pod_uid", "job_id", "allocated_job_id"})
 """Labels that identify a pod or a job."""
 _LABEL_COPIES: Final = 2
 """How often a label's text is there: as it was told, and as it is sent in 1.0."""

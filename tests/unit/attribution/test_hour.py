@@ -289,7 +289,7 @@ def test_no_held_second_is_without_an_owner_once_its_record_has_come(hour: Hour)
     }
     assert states == {("known", False), ("named", True)}
     sql = (
-        "SELECT allocated_state, count(*) FROM {entries}"
+        "SELECT allocated_pod_state, count(*) FROM {entries}"
         " WHERE allocated_pod IS NOT NULL AND allocated_owner_name IS NULL GROUP BY ALL"
     )
     assert hour.ask(sql) == []

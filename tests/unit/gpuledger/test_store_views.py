@@ -84,8 +84,8 @@ async def test_rows_have_the_names_that_came_after_them(table: str, tmp_path: Pa
     await tell_of(on, NAMESPACES, namespace(), key="default/research")
     await stored(on, tmp_path, events=1, pods=1, nodes=1, namespaces=1)
     names = (
-        "pod, owner_name, labels, allocated_uid, allocated_owner_name, node_pool, instance_type,"
-        " namespace_labels"
+        "pod, owner_name, labels, allocated_pod_uid, allocated_owner_name, node_pool,"
+        " instance_type, namespace_labels"
     )
     vision, cluster = '{"team":"vision"}', ("h100", "p5.48xlarge", '{"team":"vision"}')
     assert ask(tmp_path, f"SELECT {names} FROM {table} ORDER BY category") == [  # noqa: S608  # our own file

@@ -62,7 +62,7 @@ def charge_gpu_hour(
     used: dict[tuple[Any, str], int] = defaultdict(int)
     for row in rows:
         if row["category"] == "idle":
-            key = (device_of(row), row.get("allocated_uid") or NOBODY)
+            key = (device_of(row), row.get("allocated_pod_uid") or NOBODY)
             allocated[key] += row.get("allocated_ns", 0) * factor_of(row)
             unresponsive[key] += (row.get("unresponsive_ns") or 0) * factor_of(row)
         else:

@@ -49,8 +49,8 @@ def allocated(hour: int, pod: str | None, allocated_ns: int = HOUR_NS, **fields:
         {}
         if pod is None
         else {
-            "allocated_state": "known",
-            "allocated_uid": f"uid-{pod}",
+            "allocated_pod_state": "known",
+            "allocated_pod_uid": f"uid-{pod}",
             "allocated_namespace": "ns",
             "allocated_pod": pod,
         }

@@ -166,7 +166,9 @@ def test_pods_are_found_late_by_uid_and_by_name_and_what_they_have_is_one_line(
 ) -> None:
     store = store_of(
         tmp_path,
-        allocated(0, None, allocated_state="named", allocated_namespace="ns", allocated_pod="a"),
+        allocated(
+            0, None, allocated_pod_state="named", allocated_namespace="ns", allocated_pod="a"
+        ),
         usage_row(0, category="pod", busy_ns=HOUR_NS, pod_uid="uid-a", pod_state="pending"),
         pods=[pod_row("a", owner_kind="Job", owner_name="train")],
     )
@@ -176,7 +178,11 @@ def test_pods_are_found_late_by_uid_and_by_name_and_what_they_have_is_one_line(
 
 
 def test_a_name_means_the_pod_that_had_it_in_that_hour(tmp_path: Path) -> None:
-    by_name: Row = {"allocated_state": "named", "allocated_namespace": "ns", "allocated_pod": "a"}
+    by_name: Row = {
+        "allocated_pod_state": "named",
+        "allocated_namespace": "ns",
+        "allocated_pod": "a",
+    }
     gone = BEGIN_US + HOUR_US
     again = {"pod_uid": "uid-a2", "created_time": gone, "owner_kind": "Job", "owner_name": "2"}
     store = store_of(
@@ -635,7 +641,7 @@ def test_a_pod_that_was_deleted_long_ago_is_nobody_whatever_its_versions_were(
     long_ago = {"created_time": BEGIN_US - 4800 * HOUR_US, "labels": '{"team": "gone"}'}
     store = store_of(
         tmp_path,
-        allocated(0, "db-0", allocated_state="named", allocated_uid=None),
+        allocated(0, "db-0", allocated_pod_state="named", allocated_pod_uid=None),
         pods=[
             pod_row("db-0", hour=-4800, **long_ago),
             pod_row("db-0", hour=-4799, deleted_time=BEGIN_US - 4799 * HOUR_US, **long_ago),
@@ -658,7 +664,7 @@ def test_a_bill_names_the_versions_that_it_was_made_of(tmp_path: Path) -> None:
 
 UNNAMED_USER: Row = {"pod_state": "pending", "namespace": None, "pod": None}
 UNNAMED_ALLOCATEE: Row = {
-    "allocated_state": "pending",
+    "allocated_pod_state": "pending",
     "allocated_namespace": None,
     "allocated_pod": None,
 }
@@ -675,7 +681,7 @@ def states_of(rows: list[Row], state: str, unnamed: set[int]) -> list[Row]:
         if row.get("pod") == "b":
             written |= UNNAMED_USER if number in unnamed else {"pod_state": state}
         if row.get("allocated_pod") == "b":
-            written |= UNNAMED_ALLOCATEE if number in unnamed else {"allocated_state": state}
+            written |= UNNAMED_ALLOCATEE if number in unnamed else {"allocated_pod_state": state}
         found.append(written)
     return found
 

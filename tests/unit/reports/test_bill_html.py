@@ -318,7 +318,7 @@ def test_a_page_of_a_closed_period_that_was_calculated_again_says_what_changed(
 
 def test_what_went_from_one_line_to_another_since_the_close_is_a_change(tmp_path: Path) -> None:
     late = [
-        allocated(hour, None, allocated_uid="uid-x", allocated_state="pending")
+        allocated(hour, None, allocated_pod_uid="uid-x", allocated_pod_state="pending")
         for hour in range(72)
     ]
     store = write_store(tmp_path, usage_hourly=late, inventory=[inventory_row()])

@@ -241,7 +241,10 @@ def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A name that came late takes nothing from the sum of the bill, and all from a line."""
-    late = [allocated(h, None, allocated_uid="uid-x", allocated_state="pending") for h in range(24)]
+    late = [
+        allocated(h, None, allocated_pod_uid="uid-x", allocated_pod_state="pending")
+        for h in range(24)
+    ]
     store = write_store(tmp_path / "store", usage_hourly=late, inventory=[inventory_row()])
     (tmp_path / "prices.yaml").write_text(PRICES)
     prices = str(tmp_path / "prices.yaml")
@@ -261,7 +264,10 @@ def test_what_went_from_one_line_to_another_is_a_change_and_can_be_explained(
 
 def test_a_line_that_the_service_shows_as_it_was_closed_it_can_explain(tmp_path: Path) -> None:
     """Also where nothing of it is left by now."""
-    late = [allocated(h, None, allocated_uid="uid-x", allocated_state="pending") for h in range(24)]
+    late = [
+        allocated(h, None, allocated_pod_uid="uid-x", allocated_pod_state="pending")
+        for h in range(24)
+    ]
     store = write_store(tmp_path / "store", usage_hourly=late, inventory=[inventory_row()])
     prices = tmp_path / "prices.yaml"
     prices.write_text(PRICES)

@@ -75,10 +75,18 @@ users = st.one_of(
 )
 holders = st.one_of(
     st.sampled_from(["x", "y"]).map(
-        lambda pod: {"allocated_state": "named", "allocated_namespace": "ns", "allocated_pod": pod}
+        lambda pod: {
+            "allocated_pod_state": "named",
+            "allocated_namespace": "ns",
+            "allocated_pod": pod,
+        }
     ),
-    numbers.map(lambda number: {"allocated_state": "known", "allocated_uid": f"uid-{number}"}),
-    numbers.map(lambda number: {"allocated_state": "pending", "allocated_uid": f"uid-{number}"}),
+    numbers.map(
+        lambda number: {"allocated_pod_state": "known", "allocated_pod_uid": f"uid-{number}"}
+    ),
+    numbers.map(
+        lambda number: {"allocated_pod_state": "pending", "allocated_pod_uid": f"uid-{number}"}
+    ),
 )
 Drawn = list[tuple[int, dict[str, Any]]]
 
@@ -98,7 +106,7 @@ Drawn = list[tuple[int, dict[str, Any]]]
 @example(
     records=[LONG_GONE],
     using=[(0, {"pod_uid": "uid-0", "pod_state": "pending"})],
-    holding=[(1, {"allocated_state": "known", "allocated_uid": "uid-0"})],
+    holding=[(1, {"allocated_pod_state": "known", "allocated_pod_uid": "uid-0"})],
 )
 @example(
     records=[LONG_GONE],
@@ -126,7 +134,7 @@ def test_a_bill_names_whom_a_query_names(records: list[Row], using: Drawn, holdi
         found = connection.execute(
             "SELECT coalesce(owner_name, allocated_owner_name), busy_ns,"
             " coalesce(allocated_ns, 0), category FROM usage_hourly"
-            " WHERE category = 'pod' OR allocated_state IS NOT NULL"
+            " WHERE category = 'pod' OR allocated_pod_state IS NOT NULL"
         ).fetchall()
         bill = bill_of(store, by=["owner_name"], hours=2)
     used: Counter[str] = Counter()

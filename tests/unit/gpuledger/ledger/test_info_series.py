@@ -339,7 +339,7 @@ def test_the_holder_of_what_is_idle_is_found_by_its_uid_where_its_record_has_com
         entries=[entry(Category.IDLE, allocation=0)], pods=[], allocated_to=[holder()]
     )
 
-    assert [one["allocated_uid"] for one in labels_of(ACCOUNT, values_of(allocated))] == [
+    assert [one["allocated_pod_uid"] for one in labels_of(ACCOUNT, values_of(allocated))] == [
         "uid-notebook-0"
     ]
 

@@ -135,7 +135,7 @@ def test_what_a_foreign_holder_holds_is_told_without_names_and_from_what_is_free
         allocated_to=[PodDescription(state=PodState.FOREIGN)] * 2,
     )
     found = [one for one in encode(ActiveSeries(), allocated) if one.name == IDLE]
-    reported = {one.label("allocated_state"): one.value for one in found}
+    reported = {one.label("allocated_pod_state"): one.value for one in found}
     assert reported == {"foreign": 0.75, None: 0.25}
     assert {one.label("allocated_pod") for one in found} == {None}
 

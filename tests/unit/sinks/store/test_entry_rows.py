@@ -125,8 +125,8 @@ def test_a_pods_names_are_those_of_its_description(
 
 
 NOTEBOOK = {
-    "allocated_state": "known",
-    "allocated_uid": "uid-notebook-0",
+    "allocated_pod_state": "known",
+    "allocated_pod_uid": "uid-notebook-0",
     "allocated_namespace": "research",
     "allocated_pod": "notebook-0",
     "allocated_container": "jupyter",
@@ -172,7 +172,7 @@ def test_a_holder_that_is_placed_on_another_node_has_no_names() -> None:
     booked = [entry(Category.IDLE, allocation=0)]
     (found,) = rows(entries=booked, allocated_to=[PodDescription(state=PodState.FOREIGN)])
 
-    assert {name: found[name] for name in NOTEBOOK} == NOBODY | {"allocated_state": "foreign"}
+    assert {name: found[name] for name in NOTEBOOK} == NOBODY | {"allocated_pod_state": "foreign"}
     assert found["busy_ns"] == SECOND_NS // 2
 
 

@@ -57,7 +57,7 @@ OWNERS = (
     "pod",
     "container",
     "job_id",
-    "allocated_uid",
+    "allocated_pod_uid",
     "allocated_pod",
     "allocated_container",
     "allocated_job_id",

@@ -235,7 +235,10 @@ async def test_a_held_part_is_nobody_s_whose_pod_was_deleted_before(tmp_path: Pa
     new = record("new", created_time_ns=START_NS + 50 * SECOND_NS, labels={"team": "nlp"})
     await tell(on, new, seconds=62)
     await stored(on, tmp_path, records=3, events=2)
-    sql = "SELECT allocated_state, allocated_uid, allocated_labels FROM {entries} ORDER BY time"
+    sql = (
+        "SELECT allocated_pod_state, allocated_pod_uid, allocated_labels"
+        " FROM {entries} ORDER BY time"
+    )
     assert query(tmp_path, sql) == [
         # By the node's clock the new pod came 45 s before the API server made it: that is it.
         ("known", "new", '{"team":"nlp"}'),
@@ -252,7 +255,7 @@ async def test_a_holder_of_a_name_that_nobody_had_stays_the_node_s_word(tmp_path
     late = {"created_time_ns": START_NS + 300 * SECOND_NS}
     await tell(on, record("old", **gone), record("late", **late), seconds=400)
     await stored(on, tmp_path, records=2, events=1)
-    sql = "SELECT allocated_state, allocated_uid, allocated_pod FROM {entries}"
+    sql = "SELECT allocated_pod_state, allocated_pod_uid, allocated_pod FROM {entries}"
     assert query(tmp_path, sql) == [("named", None, "train-0")]
 
 
@@ -320,8 +323,8 @@ async def test_a_holder_that_the_node_named_gets_the_owner_of_the_pod_of_that_ti
     await stored(on, tmp_path, records=2, events=4)
 
     sql = (
-        "SELECT allocated_state, allocated_uid, allocated_owner_name, allocated_labels, count(*)"
-        " FROM {entries} GROUP BY ALL ORDER BY 2"
+        "SELECT allocated_pod_state, allocated_pod_uid, allocated_owner_name, allocated_labels,"
+        " count(*) FROM {entries} GROUP BY ALL ORDER BY 2"
     )
     assert query(tmp_path, sql) == [
         ("known", "first", "train", '{"team":"vision"}', 3),
