@@ -1,10 +1,10 @@
-"""How far a stage's topic is complete, as a reader of it may say. Pure.
+"""How far a component's topic is complete, as a reader of it may say. Pure.
 
 A watermark speaks of a topic up to an offset; it comes on a topic of its own, so a reader may have
 it before the records that it speaks of. It counts once the reader has read past that offset, and
 not before: a reader that is behind would otherwise close an hour of which it has not read all.
 
-    events = Completeness(stage="join", topic=topics.events.name)
+    events = Completeness(component="join", topic=topics.events.name)
     events.take(watermark)                      # of the watermarks' topic, whenever it comes
     events.read_to(partition, next_offset)      # of the events' topic, as far as it is worked off
     events.complete_until_ns(range(partitions))
@@ -25,7 +25,7 @@ from gpuledger.records.bounds import MAX_WORD_LENGTH
 PODWATCH: Final = "podwatch"
 JOIN: Final = "join"
 RENEWED_AFTER_SECONDS: Final = 5.0
-"""How often a stage renews its watermark of each partition, at most."""
+"""How often a component renews its watermark of each partition, at most."""
 
 MAX_AHEAD_NS: Final = NS_PER_MINUTE
 """Beyond this ahead of our own clock nothing can be complete: whoever says so has another clock."""
@@ -38,10 +38,10 @@ second newest gives way, so that a reader that is far behind still goes from one
 
 
 class Completeness:
-    """The watermarks of one stage, as far as a reader has read; bounded by the partitions."""
+    """The watermarks of one component, as far as a reader has read; bounded by the partitions."""
 
-    def __init__(self, *, stage: str, topic: str) -> None:
-        self._stage = stage
+    def __init__(self, *, component: str, topic: str) -> None:
+        self._component = component
         self._topic = topic
         self._next_offsets: dict[int, int] = {}
         self._waiting: dict[int, dict[str, deque[Watermark]]] = {}
@@ -51,12 +51,12 @@ class Completeness:
 
     def expect(self, watermark: Watermark) -> None:
         """Have its partition wait for a watermark of its cluster: whoever says them is at work."""
-        if (watermark.stage, watermark.topic) == (self._stage, self._topic):
+        if (watermark.component, watermark.topic) == (self._component, self._topic):
             self._expected.add((watermark.partition, watermark.cluster))
 
     def take(self, watermark: Watermark) -> None:
-        """Take a watermark; one of another stage or topic is passed over."""
-        if (watermark.stage, watermark.topic) != (self._stage, self._topic):
+        """Take a watermark; one of another component or topic is passed over."""
+        if (watermark.component, watermark.topic) != (self._component, self._topic):
             return
         clusters = self._waiting.setdefault(watermark.partition, {})
         if watermark.cluster not in clusters and len(clusters) >= MAX_CLUSTERS:
@@ -87,8 +87,8 @@ class Completeness:
 
         Nothing is waited for any more of that cluster there, until something is said anew.
         """
-        stage, cluster, number = split_watermark_key(key)
-        if (stage, number) == (self._stage, partition):
+        component, cluster, number = split_watermark_key(key)
+        if (component, number) == (self._component, partition):
             self._expected.discard((partition, cluster))
             self._waiting.get(partition, {}).pop(cluster, None)
             self._reached.get(partition, {}).pop(cluster, None)
@@ -147,14 +147,14 @@ class Completeness:
 
 def key_of(watermark: Watermark) -> bytes:
     """Return the key under which a watermark replaces the one before it."""
-    return watermark_key(watermark.stage, watermark.cluster, watermark.partition).encode()
+    return watermark_key(watermark.component, watermark.cluster, watermark.partition).encode()
 
 
 def split_watermark_key(key: bytes) -> tuple[str, str, int | None]:
-    """Return stage, cluster and partition of a watermark's key; of another text no partition."""
-    stage, _, rest = key.decode(errors="replace").partition("/")
+    """Return component, cluster and partition of a watermark's key; `None` if it has none."""
+    component, _, rest = key.decode(errors="replace").partition("/")
     cluster, _, number = rest.partition("/")
-    return stage, cluster, int(number) if number.isdecimal() and number.isascii() else None
+    return component, cluster, int(number) if number.isdecimal() and number.isascii() else None
 
 
 def message_of(watermark: Watermark, *, time_ns: int) -> Message:

@@ -48,9 +48,9 @@ def node_key(record: OfNode) -> str:
     return f"{record.cluster}/{record.node}"
 
 
-def watermark_key(stage: str, cluster: str, partition: int) -> str:
-    """Return the key of what a stage says of one cluster in one partition of its topic."""
-    return f"{stage}/{cluster}/{partition}"
+def watermark_key(component: str, cluster: str, partition: int) -> str:
+    """Return the key of what a component says of one cluster in one partition of its topic."""
+    return f"{component}/{cluster}/{partition}"
 
 
 def group_key(group: str, node: str) -> str:

@@ -188,8 +188,8 @@ class Topics(Collection[Topic]):
         self.watermarks = Topic(
             name=f"{prefix}.watermarks.v1",
             record=Watermark,
-            key="stage/cluster/partition",
-            # Who reads a partition of a stage's topic finds its watermarks under the same number.
+            key="component/cluster/partition",
+            # A partition of a component's topic has its watermarks under the same number.
             partitioner="same",
             cleanup_policy="compact",
             # One a partition every few seconds.

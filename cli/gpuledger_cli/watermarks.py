@@ -75,7 +75,7 @@ async def read_watermarks(history: Bus, component: Component) -> tuple[int, list
     """Return how many partitions there are, and the watermarks of a component."""
     topics = history.topics
     reported = {"podwatch": topics.pods, "rows": topics.rows}.get(component, topics.events)
-    completeness = Completeness(stage=component, topic=reported.name)
+    completeness = Completeness(component=component, topic=reported.name)
     decoder = decoder_of(topics.watermarks.name, Watermark)
     async with history.reader() as reader:
         spans = await reader.spans(topics.watermarks.name)

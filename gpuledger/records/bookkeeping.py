@@ -1,4 +1,4 @@
-"""What stages write of their own work: how far a node is booked, and what could not be used.
+"""What components write of their own work: how far a node is booked, and what could not be used.
 
 Here live the records of `gpuledger.progress.v1`, a compacted topic keyed by node, which a join that
 takes a node over must know of the one before, of `gpuledger.watermarks.v1`, by which readers know
@@ -86,14 +86,14 @@ class UnresponsiveNode(ArrayRecord, frozen=True, kw_only=True):
 
 
 class Watermark(BaseRecord, frozen=True, kw_only=True):
-    """How far one partition of a stage's topic is complete, once it is read up to an offset.
+    """How far one partition of a component's topic is complete, once it is read up to an offset.
 
     Whoever has read the topic's partition up to `next_offset` has all that is of a time up to
     `complete_until_ns`, but for what comes late, and but for the nodes that are unresponsive.
     """
 
-    stage: Word
-    """Who has written the topic that it speaks of: `join`, `podwatch`, …"""
+    component: Word
+    """Component that writes the topic: `join`, `podwatch`, `rows` or `store`."""
     cluster: ClusterName
     """The Kubernetes cluster whose nodes it speaks of."""
     partition: Natural

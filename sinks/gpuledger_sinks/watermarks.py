@@ -45,22 +45,22 @@ _log = structlog.get_logger(__name__)
 
 @asynccontextmanager
 async def open_relay(
-    stage: str,
+    component: str,
     *,
     bus: Bus,
     readiness: Readiness,
     clock: Clock,
     output: str | None = None,
 ) -> AsyncIterator["WatermarkRelay"]:
-    """Open what says up to when `stage` is complete.
+    """Open what says up to when `component` is complete.
 
-    Its watermarks speak of the topic `output`, where the stage writes to one, else of the events
-    themselves: of those before the watermark's offset.
+    Its watermarks speak of the topic `output`, if the component writes to one, else of the
+    events themselves: of those before the watermark's offset.
     """
-    check = readiness.check(f"{stage}.watermarks", severity=CheckSeverity.WARNING)
+    check = readiness.check(f"{component}.watermarks", severity=CheckSeverity.WARNING)
     async with bus.reader() as reader:
         relay = WatermarkRelay(
-            stage, bus=bus, reader=reader, check=check, clock=clock, output=output
+            component, bus=bus, reader=reader, check=check, clock=clock, output=output
         )
         try:
             yield relay
@@ -73,7 +73,7 @@ class WatermarkRelay:
 
     def __init__(
         self,
-        stage: str,
+        component: str,
         *,
         bus: Bus,
         reader: HistoryReader,
@@ -81,12 +81,12 @@ class WatermarkRelay:
         clock: Clock,
         output: str | None,
     ) -> None:
-        """Take the stage whose name the watermarks bear, and what nobody else reads by."""
-        self._stage, self._bus, self._reader = stage, bus, reader
+        """Take the component whose name the watermarks bear, and what nobody else reads by."""
+        self._component, self._bus, self._reader = component, bus, reader
         self._check, self._clock, self._output = check, clock, output
         self._topic = bus.topics.watermarks.name
         self._decoder = Decoder(topic=self._topic, record=Watermark)
-        self._completeness = Completeness(stage=JOIN, topic=bus.topics.events.name)
+        self._completeness = Completeness(component=JOIN, topic=bus.topics.events.name)
         self._positions: dict[int, int] = {}
         """The offset of the next watermark of each partition that is held."""
         self._published: dict[tuple[int, str], Watermark] = {}
@@ -157,7 +157,7 @@ class WatermarkRelay:
             await self._close()
             return
         until_ns = self._completeness.complete_until_ns(self._positions)
-        WATERMARK_TIMESTAMP.labels(sink=self._stage).set((until_ns or 0) / NS_PER_SECOND)
+        WATERMARK_TIMESTAMP.labels(sink=self._component).set((until_ns or 0) / NS_PER_SECOND)
         self._check.ok()
 
     async def _read(self) -> int:
@@ -182,11 +182,11 @@ class WatermarkRelay:
         try:
             watermark = self._decoder.decode(record.value)
         except UndecodableError as error:
-            _log.warning("watermark_ignored", sink=self._stage, error=str(error))
+            _log.warning("watermark_ignored", sink=self._component, error=str(error))
             return
         if watermark.complete_until_ns > self._clock.time_ns() + MAX_AHEAD_NS:
             ahead = f"complete_until_ns {watermark.complete_until_ns} is ahead of our clock"
-            _log.warning("watermark_ignored", sink=self._stage, error=ahead)
+            _log.warning("watermark_ignored", sink=self._component, error=ahead)
         elif record.key == key_of(watermark) and record.partition == watermark.partition:
             self._completeness.take(watermark)
 
@@ -197,7 +197,9 @@ class WatermarkRelay:
             partition, origin = watermark.partition, (watermark.partition, watermark.cluster)
             if self._published.get(origin) == watermark:
                 continue
-            own = replace(watermark, stage=self._stage, publisher=name_publisher(self._stage))
+            own = replace(
+                watermark, component=self._component, publisher=name_publisher(self._component)
+            )
             if self._output is not None:
                 end = ends[TopicPartition(self._output, partition)].end
                 own = replace(own, topic=self._output, next_offset=end)

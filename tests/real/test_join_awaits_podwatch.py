@@ -97,7 +97,7 @@ async def test_no_pod_stays_nameless_of_a_podwatch_that_comes_ten_seconds_later(
     assert {(event["node"], event["pods"][0]["state"]) for event in events} == {
         (node, "known") for node in NODES
     }
-    reader = Completeness(stage="join", topic=EVENTS.name)
+    reader = Completeness(component="join", topic=EVENTS.name)
     for output in reported:
         reader.take(output)
     for partition in range(EVENTS.partitions):
@@ -196,7 +196,7 @@ async def await_watermarks(kafka: Kafka, kcat: Kcat) -> Sequence[Watermark]:
             servers = kafka.bootstrap_servers
             found = await asyncio.to_thread(kcat.consume, servers, WATERMARKS.name)
             decoded = [decoder.decode(each.value or b"") for each in found]
-            reported = [each for each in decoded if each.stage == "join"]
+            reported = [each for each in decoded if each.component == "join"]
             ends = {each.partition: each.next_offset for each in reported}
             # In a transaction each commit is followed by its marker, which has an offset too.
             if len(ends) == EVENTS.partitions and all(ends[each] >= TICKS for each in busy):

@@ -98,7 +98,7 @@ class JoinStage:
         self._namespace_dead_letters = namespace_dead_letters or dead_letters
         self._node_decoder = Decoder(topic=topics.nodes.name, record=NodeRecord)
         self._namespace_decoder = Decoder(topic=topics.namespaces.name, record=NamespaceRecord)
-        self.pods_completeness = Completeness(stage=PODWATCH, topic=topics.pods.name)
+        self.pods_completeness = Completeness(component=PODWATCH, topic=topics.pods.name)
         self._watermarks_from = watermarks_from
         self._watermark_decoder = Decoder(topic=topics.watermarks.name, record=Watermark)
         self._is_placed = is_placed
@@ -190,7 +190,7 @@ class JoinStage:
                     detail += " of this machine's clock"
                     self._dead_letters.reject(record, reason="invalid", detail=detail)
                     continue
-                if found.stage == JOIN:
+                if found.component == JOIN:
                     known = self._watermarks[record.partition]
                     known.call_complete(found.cluster, found.complete_until_ns)
                     continue

@@ -58,8 +58,8 @@ class ObjectKind(Generic[RecordT]):
     """Parameters of lists and watches that select objects."""
     is_metadata_only: bool = True
     """Whether spec and status are not needed, so that only metadata is requested."""
-    watermark_stage: str | None = None
-    """The stage of its topic's watermarks, unique to this kind; `None` if no reader needs them."""
+    watermark_component: str | None = None
+    """The component in its topic's watermarks, unique to this kind; `None` if no reader needs them."""
 
     def identity_of(self, found: Identified) -> str:
         """Return what identifies an object within its kind and cluster."""
@@ -107,7 +107,7 @@ POD: Final = ObjectKind(
     # when it is bound to its node.
     selector={"fieldSelector": "spec.nodeName!="},
     is_metadata_only=False,
-    watermark_stage=PODWATCH,
+    watermark_component=PODWATCH,
 )
 NODE: Final = ObjectKind(
     name="node",

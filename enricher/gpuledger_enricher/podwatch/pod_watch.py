@@ -112,7 +112,7 @@ class PodWatch:
             # The leader counts the same objects, and a sum over both would have them twice.
             pod_metrics.OBJECTS.labels(kind=kind.name).set(0)
             pod_metrics.UNPUBLISHED.labels(kind=kind.name).set(0)
-            if kind.watermark_stage is not None:
+            if kind.watermark_component is not None:
                 pod_metrics.WATERMARK_TIMESTAMP.labels(
                     cluster=self.settings.cluster, kind=kind.name
                 ).set(0)

@@ -250,7 +250,7 @@ class RecordPublisher(Generic[RecordT]):
             if not self._check.has_failed or not self._table.unpublished:
                 self._check.ok(self.describe_unpublished)
             while True:
-                if self._kind.watermark_stage is not None:
+                if self._kind.watermark_component is not None:
                     self.watermarks.begin()
                 if batch := self._table.batch(self._batch_max):
                     await self._send(producer, batch, topic.partitions)
@@ -334,15 +334,18 @@ class RecordPublisher(Generic[RecordT]):
 
         It covers only this kind's list and watch, and this kind's topic.
         """
-        stage, complete_until_ns = self._kind.watermark_stage, self.watermarks.complete_until_ns()
-        if stage is None or complete_until_ns is None:
+        component, complete_until_ns = (
+            self._kind.watermark_component,
+            self.watermarks.complete_until_ns(),
+        )
+        if component is None or complete_until_ns is None:
             return
         self._fence()
         topic, time_ns = self._bus.topics.watermarks.name, self._clock.time_ns()
         ends = {each: self._next_offsets.get(each, 0) for each in range(partitions)}
         watermarks = [
             Watermark(
-                stage=stage,
+                component=component,
                 cluster=self._cluster,
                 partition=partition,
                 complete_until_ns=complete_until_ns,

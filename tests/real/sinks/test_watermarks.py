@@ -42,7 +42,7 @@ async def say(kafka: Kafka, start_ns: int, *, events: int) -> None:
     async with KafkaBus(settings).producer() as producer:
         for partition in range(EVENTS.partitions):
             one = Watermark(
-                stage="join",
+                component="join",
                 cluster="default",
                 partition=partition,
                 complete_until_ns=start_ns + (events - 1) * SECOND_NS,
@@ -54,37 +54,37 @@ async def say(kafka: Kafka, start_ns: int, *, events: int) -> None:
             await producer.publish(WATERMARKS.name, partition, [message])
 
 
-def output(kafka: Kafka, kcat: Kcat, stage: str) -> list[Watermark]:
+def output(kafka: Kafka, kcat: Kcat, component: str) -> list[Watermark]:
     found = kcat.consume(kafka.bootstrap_servers, WATERMARKS.name)
     decoded = [DECODER.decode(each.value or b"") for each in found]
-    return [each for each in decoded if each.stage == stage and each.partition == AT]
+    return [each for each in decoded if each.component == component and each.partition == AT]
 
 
-@pytest.mark.parametrize("stage", ["store", "rows"])
+@pytest.mark.parametrize("component", ["store", "rows"])
 async def test_a_sink_that_is_killed_after_its_commit_has_said_less_and_never_more(
-    stage: str, broker: Kafka, kcat: Kcat, tmp_path: Path, start_sink: Callable[..., Sink]
+    component: str, broker: Kafka, kcat: Kcat, tmp_path: Path, start_sink: Callable[..., Sink]
 ) -> None:
     await make_topics(broker)
     folder, start_ns = tmp_path / "store", time.time_ns() - 3_600 * SECOND_NS
     about = (
         {"store__uri": str(folder), "store__flush_seconds": "0.01", "store__entries": "true"}
-        if stage == "store"
+        if component == "store"
         else {}
     )
 
     def done() -> int:
         """Return how many events the sink has committed."""
-        if stage == "store":
+        if component == "store":
             return stored(folder)[0] if list(folder.glob("entries/event_date=*/*")) else 0
         return len(kcat.consume(broker.bootstrap_servers, ROWS.name))
 
     def until() -> int:
         """Return how many events it has called complete."""
-        reported = output(broker, kcat, stage)
+        reported = output(broker, kcat, component)
         newest = max((each.complete_until_ns for each in reported), default=start_ns - SECOND_NS)
         return (newest - start_ns) // SECOND_NS + 1
 
-    sink = start_sink(stage, broker, **about)
+    sink = start_sink(component, broker, **about)
     behind = 0
     for number in range(1, ROUNDS + 1):
         first, count = (number - 1) * PER_ROUND, number * PER_ROUND
@@ -107,14 +107,16 @@ async def test_a_sink_that_is_killed_after_its_commit_has_said_less_and_never_mo
     count = ROUNDS * PER_ROUND
     sink.wait_until(lambda: until() == count, deadline_seconds=120)
     assert done() == count
-    complete = Completeness(stage=stage, topic=ROWS.name if stage == "rows" else EVENTS.name)
-    for each in output(broker, kcat, stage):
+    complete = Completeness(
+        component=component, topic=ROWS.name if component == "rows" else EVENTS.name
+    )
+    for each in output(broker, kcat, component):
         complete.take(each)
     complete.read_to(AT, count - 1)
     assert (complete.complete_until_ns([AT]) or 0) < start_ns + (count - 1) * SECOND_NS
 
     def asks(*options: str) -> subprocess.CompletedProcess[str]:
-        servers = ["--bootstrap-servers", broker.bootstrap_servers, "--component", stage]
+        servers = ["--bootstrap-servers", broker.bootstrap_servers, "--component", component]
         command: list[str | Path] = [GPULEDGER, "watermarks", *servers, *options]
         return subprocess.run(command, check=False, capture_output=True, text=True)
 

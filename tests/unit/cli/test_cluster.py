@@ -55,7 +55,7 @@ async def reported(*inventories: Inventory, podwatch_ago_s: int | None = None) -
     async with on.producer() as producer:
         for partition in range(PARTITIONS) if podwatch_ago_s is not None else ():
             watermark = Watermark(
-                stage="podwatch",
+                component="podwatch",
                 cluster="gone",
                 partition=partition,
                 complete_until_ns=NOW_NS - (podwatch_ago_s or 0) * 10**9,

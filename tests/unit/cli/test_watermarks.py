@@ -12,7 +12,7 @@ NOON_NS = 1_795_176_000_000_000_000
 
 def output(partition: int, *, seconds: int, **changes: object) -> Watermark:
     values: dict[str, object] = {
-        "stage": "store",
+        "component": "store",
         "cluster": "default",
         "partition": partition,
         "complete_until_ns": NOON_NS + seconds * 10**9,
@@ -61,8 +61,8 @@ async def test_of_each_partition_what_its_stage_says_counts_and_nothing_else() -
         for each in (
             output(0, seconds=1),
             output(0, seconds=7),
-            output(0, seconds=9, stage="join"),
-            output(0, seconds=9, stage="rows", topic=ROWS.name),
+            output(0, seconds=9, component="join"),
+            output(0, seconds=9, component="rows", topic=ROWS.name),
             output(1, seconds=9),  # in the partition of another
             output(0, seconds=100 * 365 * 86_400),
         ):

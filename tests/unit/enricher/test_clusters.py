@@ -104,7 +104,7 @@ def test_a_cluster_without_a_node_in_a_partition_is_as_far_as_that_is(given: Giv
 def podwatch_watermark(cluster: str, *, time_ns: int, offset: int) -> Record:
     """Return a podwatch's watermark as it is read at an offset."""
     output = Watermark(
-        stage=PODWATCH, cluster=cluster, partition=3, complete_until_ns=time_ns,
+        component=PODWATCH, cluster=cluster, partition=3, complete_until_ns=time_ns,
         topic=PODS.name, next_offset=0, publisher="test",
     )  # fmt: skip
     return Record(WATERMARKS.name, 3, offset, 0, key_of(output), encode(output))
@@ -129,13 +129,14 @@ def test_a_join_that_starts_waits_for_the_podwatch_of_each_cluster_that_is_at_wo
     assert complete == [None, now_ns]
 
 
-@pytest.mark.parametrize("stage", [PODWATCH, JOIN])
-async def test_a_watermark_of_a_time_to_come_is_put_aside(stage: str) -> None:
+@pytest.mark.parametrize("component", [PODWATCH, JOIN])
+async def test_a_watermark_of_a_time_to_come_is_put_aside(component: str) -> None:
     """It would hold for ever, and be said on by every stage behind the join."""
     given = Given()
     output = Watermark(
-        stage=stage, cluster=BLUE, partition=3, complete_until_ns=given.now_ns + 61 * SECOND_NS,
-        topic=EVENTS.name, next_offset=0, publisher="test",
+        component=component, cluster=BLUE, partition=3,
+        complete_until_ns=given.now_ns + 61 * SECOND_NS, topic=EVENTS.name, next_offset=0,
+        publisher="test",
     )  # fmt: skip
     given.stage.take_watermarks([Record(WATERMARKS.name, 3, 0, 0, key_of(output), encode(output))])
     assert given.stage.find_complete(3, is_at_end=False) == {}

@@ -10,7 +10,7 @@ from tests.default_topics import EVENTS
 
 def watermark(until: int, *, offset: int, **changes: object) -> Watermark:
     values: dict[str, object] = {
-        "stage": "join",
+        "component": "join",
         "cluster": "default",
         "partition": 3,
         "complete_until_ns": until,
@@ -22,7 +22,7 @@ def watermark(until: int, *, offset: int, **changes: object) -> Watermark:
 
 
 def reader() -> Completeness:
-    return Completeness(stage="join", topic=EVENTS.name)
+    return Completeness(component="join", topic=EVENTS.name)
 
 
 @given(
@@ -42,7 +42,7 @@ def test_nothing_that_is_read_later_is_of_a_time_that_was_called_complete(
         if isinstance(one, int):
             events.append(one)
         else:
-            # As a stage writes it: of what is there, or of less where it is not the newest.
+            # As a component writes it: of what is there, or of less where it is not the newest.
             until, behind = one
             marks.append((until, max(0, len(events) - behind)))
     # What the law excepts: events that came behind a watermark of a later time.
@@ -102,7 +102,7 @@ def test_what_was_complete_stays_so_though_a_later_watermark_says_less() -> None
 def test_other_stages_and_topics_do_not_count() -> None:
     reported = reader()
     reported.read_to(3, 9)
-    reported.take(watermark(100, offset=1, stage="podwatch"))
+    reported.take(watermark(100, offset=1, component="podwatch"))
     reported.take(watermark(100, offset=1, topic="gpuledger.pods.v1"))
     assert reported.complete_until_ns([3]) is None
 

@@ -48,12 +48,12 @@ RUNS: Mapping[str, Run] = {
         clock=clock,
     ),
 }
-each_sink = pytest.mark.parametrize(("stage", "run"), RUNS.items())
+each_sink = pytest.mark.parametrize(("component", "run"), RUNS.items())
 
 
 def of_join(until: int, *, next_offset: int, partition: int = AT.partition) -> Watermark:
     return Watermark(
-        stage="join",
+        component="join",
         cluster="default",
         partition=partition,
         complete_until_ns=START_NS + until,
@@ -73,39 +73,39 @@ async def say(on: MemoryBus, *watermarks: Watermark) -> None:
             await producer.publish(WATERMARKS.name, one.partition, [message])
 
 
-def output(on: MemoryBus, stage: str, partition: int = AT.partition) -> list[Watermark]:
+def output(on: MemoryBus, component: str, partition: int = AT.partition) -> list[Watermark]:
     decode = decoder_of(WATERMARKS.name, Watermark).decode
     found = [decode(record.value) for record in on.kept(WATERMARKS.name) if record.value != BROKEN]
-    return [each for each in found if (each.stage, each.partition) == (stage, partition)]
+    return [each for each in found if (each.component, each.partition) == (component, partition)]
 
 
-def until_of(on: MemoryBus, stage: str) -> list[int]:
-    return [each.complete_until_ns - START_NS for each in output(on, stage)]
+def until_of(on: MemoryBus, component: str) -> list[int]:
+    return [each.complete_until_ns - START_NS for each in output(on, component)]
 
 
 @each_sink
 async def test_what_the_join_calls_complete_a_sink_does_once_it_has_done_it(
-    stage: str, run: Run, tmp_path: Path
+    component: str, run: Run, tmp_path: Path
 ) -> None:
     on, clock = bus(), ManualClock()
     await publish(on, event(0), event(1))
     await say(on, of_join(1, next_offset=2), of_join(2, next_offset=3))
 
     async with running(run(on, tmp_path, clock)):
-        await eventually(lambda: clock.advance(3) and output(on, stage))
-        assert until_of(on, stage) == [1]
-        (first,) = output(on, stage)
+        await eventually(lambda: clock.advance(3) and output(on, component))
+        assert until_of(on, component) == [1]
+        (first,) = output(on, component)
 
         await publish(on, event(2))
-        await eventually(lambda: clock.advance(3) and len(output(on, stage)) > 1)
+        await eventually(lambda: clock.advance(3) and len(output(on, component)) > 1)
 
-    assert until_of(on, stage) == [1, 2]
+    assert until_of(on, component) == [1, 2]
     # Of whom nothing is to be waited for is what the join says.
     assert first.unresponsive == of_join(1, next_offset=2).unresponsive
     place = TopicPartition(first.topic, first.partition)
     ends = {record.offset + 1 for record in on.kept(ROWS.name)}
-    assert place == (AT if stage == "store" else place_of(NODE, ROWS.name))
-    assert first.next_offset == 2 if stage == "store" else first.next_offset in ends
+    assert place == (AT if component == "store" else place_of(NODE, ROWS.name))
+    assert first.next_offset == 2 if component == "store" else first.next_offset in ends
 
 
 async def test_an_unresponsive_partition_does_not_hold_back_what_the_store_is_complete_to(
@@ -148,30 +148,30 @@ async def test_nothing_is_called_complete_that_is_not_in_the_store(tmp_path: Pat
 
 @each_sink
 async def test_who_takes_over_says_it_again_also_of_a_partition_without_events(
-    stage: str, run: Run, tmp_path: Path
+    component: str, run: Run, tmp_path: Path
 ) -> None:
     on, other = bus(), 1 - AT.partition
     await publish(on, event(0))
     await say(on, of_join(5, next_offset=1), of_join(7, next_offset=0, partition=other))
     for times in (1, 2):
-        await publish_once(on, run, tmp_path, stage=stage, times=times)
+        await publish_once(on, run, tmp_path, component=component, times=times)
 
 
-async def publish_once(on: MemoryBus, run: Run, path: Path, *, stage: str, times: int) -> None:
+async def publish_once(on: MemoryBus, run: Run, path: Path, *, component: str, times: int) -> None:
     """Run a sink until each partition was called complete so many times in all."""
     clock = ManualClock()
     async with running(run(on, path, clock)):
         await eventually(
             lambda: (
                 clock.advance(3)
-                and all(len(output(on, stage, each)) == times for each in range(PARTITIONS))
+                and all(len(output(on, component, each)) == times for each in range(PARTITIONS))
             )
         )
 
 
 @each_sink
 async def test_what_is_no_watermark_of_the_join_is_passed_over(
-    stage: str, run: Run, tmp_path: Path
+    component: str, run: Run, tmp_path: Path
 ) -> None:
     on, clock = bus(), ManualClock()
     await publish(on, event(0))
@@ -180,7 +180,7 @@ async def test_what_is_no_watermark_of_the_join_is_passed_over(
         await producer.publish(WATERMARKS.name, AT.partition, [broken])
     await say(
         on,
-        replace(of_join(9, next_offset=1), stage="podwatch"),
+        replace(of_join(9, next_offset=1), component="podwatch"),
         replace(of_join(9, next_offset=1), topic="another"),
         # Nothing is complete up to a time to come: whoever says so has another clock.
         of_join(10**18, next_offset=1),
@@ -188,9 +188,9 @@ async def test_what_is_no_watermark_of_the_join_is_passed_over(
     )
 
     async with running(run(on, tmp_path, clock)):
-        await eventually(lambda: clock.advance(3) and output(on, stage))
+        await eventually(lambda: clock.advance(3) and output(on, component))
 
-    assert until_of(on, stage) == [3]
+    assert until_of(on, component) == [3]
 
 
 async def test_rows_on_fewer_partitions_than_events_are_never_called_complete() -> None:

@@ -92,7 +92,7 @@ class Announcer:
         return [
             message_of(
                 Watermark(
-                    stage=JOIN,
+                    component=JOIN,
                     cluster=cluster,
                     partition=partition,
                     complete_until_ns=reached_cluster.until_ns,

@@ -37,12 +37,12 @@ def watermarks(bus: MemoryBus) -> list[Watermark]:
     """Return what was said of the partition."""
     decoder = decoder_of(WATERMARKS.name, Watermark)
     found = [decoder.decode(each.value or b"") for each in bus.kept(WATERMARKS.name)]
-    return [each for each in found if each.partition == PARTITION and each.stage == JOIN]
+    return [each for each in found if each.partition == PARTITION and each.component == JOIN]
 
 
 def podwatch_watermark_of(**changes: object) -> Watermark:
     values: dict[str, object] = {
-        "stage": PODWATCH,
+        "component": PODWATCH,
         "cluster": "default",
         "partition": PARTITION,
         "complete_until_ns": TICK_NS,
@@ -90,7 +90,7 @@ def test_a_tick_of_a_time_that_was_called_complete_is_booked_and_counted() -> No
     behind = "gpuledger_join_samples_behind_watermark_total"
     before = REGISTRY.get_sample_value(behind) or 0.0
     given = Given()
-    output = podwatch_watermark_of(stage=JOIN, topic=EVENTS.name, partition=3)
+    output = podwatch_watermark_of(component=JOIN, topic=EVENTS.name, partition=3)
     given.stage.take_watermarks(read(output))
     given.take(time_ns=TICK_NS)
     given.take(time_ns=TICK_NS + SECOND_NS)

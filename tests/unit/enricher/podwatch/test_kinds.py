@@ -145,12 +145,14 @@ async def test_watermarks_are_said_of_pods_alone_and_only_once_pods_were_listed(
         await soon(lambda: len(bus.kept(WATERMARKS.name)) == PODS.partitions)
     decoder = decoder_of(WATERMARKS.name, Watermark)
     found = [decoder.decode(each.value or b"") for each in bus.kept(WATERMARKS.name)]
-    assert {(each.stage, each.topic) for each in found} == {("podwatch", PODS.name)}
+    assert {(each.component, each.topic) for each in found} == {("podwatch", PODS.name)}
     assert [each.next_offset for each in found if each.next_offset] == [1]
 
 
 def test_no_two_kinds_have_watermarks_of_one_stage() -> None:
-    with_watermarks = {kind.name: kind.watermark_stage for kind in KINDS if kind.watermark_stage}
+    with_watermarks = {
+        kind.name: kind.watermark_component for kind in KINDS if kind.watermark_component
+    }
     assert tuple(with_watermarks) == pod_metrics.KINDS_WITH_WATERMARKS
     assert len(set(with_watermarks.values())) == len(with_watermarks)
 

@@ -152,7 +152,7 @@ def test_while_all_nodes_tick_it_follows_the_hindmost_and_nothing_is_late(
     """However ticks and deliveries fall; a watermark comes every few seconds and no more often."""
     partition, reader = (
         Partition(),
-        Completeness(stage="join", topic=EVENTS.name),
+        Completeness(component="join", topic=EVENTS.name),
     )
     for seconds in steps:
         partition.now += seconds
