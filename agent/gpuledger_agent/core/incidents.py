@@ -125,7 +125,7 @@ _KINDS: Final = {
     "gpu_recovered": _Kind(Severity.INFO, "The driver answers for this GPU again"),
     "driver_reloaded": _Kind(Severity.INFO, "The driver was loaded anew"),
     "agent_ended": _Kind(
-        Severity.CRITICAL, "The agent ends to be started afresh, as nothing works any more"
+        Severity.CRITICAL, "The agent ends because no GPU answers; it is then restarted"
     ),
     "driver_unbound": _Kind(Severity.INFO, "The driver lets go of this GPU"),
 }

@@ -158,7 +158,7 @@ NODES_UNBOOKED: Final = Gauge(
 )
 CLOCK_STEPS_TOTAL: Final = Counter(
     "gpuledger_join_clock_steps",
-    "Total number of times that a node's clock was set by more than a second, by direction: `ahead`"
+    "Total number of times that a node's clock stepped by more than a second, by direction: `ahead`"
     " or `back`.",
     ["direction"],
 )

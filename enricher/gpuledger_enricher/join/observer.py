@@ -155,7 +155,7 @@ class ClockSkew:
         metrics.CLOCK_STEPS_TOTAL.labels(direction=direction).inc()
         if count := self._steps.count((node, direction)):
             _log.warning(
-                "node_clock_set", **_names(node), by_seconds=round(seconds, 3), count=count
+                "node_clock_stepped", **_names(node), by_seconds=round(seconds, 3), count=count
             )
 
 

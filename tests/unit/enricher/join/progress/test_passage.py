@@ -101,7 +101,7 @@ def test_a_clock_that_was_set_is_counted_and_said(
     with capture_logs() as logs:
         given.take(**changes)
     after = clock_steps()
-    reported = [line for line in logs if line["event"] == "node_clock_set"]
+    reported = [line for line in logs if line["event"] == "node_clock_stepped"]
     assert [b - a for a, b in zip(before, after, strict=True)] == [
         step is not None and step[0] == way for way in ("ahead", "back")
     ], case
@@ -120,7 +120,7 @@ def test_a_clock_that_is_set_ahead_and_back_is_said_at_once_and_not_tick_by_tick
             for node in ("node-a", "node-b"):
                 given.take(node=node, seq=seq, time_ns=T_NS + seq * 10**6 + ahead_ns)
 
-    reported = [line for line in logs if line["event"] == "node_clock_set"]
+    reported = [line for line in logs if line["event"] == "node_clock_stepped"]
     assert [(line["node"], line["by_seconds"], line["count"]) for line in reported] == [
         ("node-a", -600, 1),
         ("node-b", -600, 1),
