@@ -79,7 +79,7 @@ REQUEST_BYTES_TOTAL: Final = Counter(
     ["sink"],
 )
 UNWRITTEN_SAMPLES_TOTAL: Final = Counter(
-    "gpuledger_sink_unwritten_samples",
+    "gpuledger_sink_remote_write_unwritten_samples",
     "Samples that the receiver did not write of requests that it took or wrote in part, as its"
     " answers say in remote-write 2.0. Only in remote_write.",
     ["sink"],
@@ -106,7 +106,7 @@ COUNTERS_ENDED_TOTAL: Final = Counter(
     " holds: they begin anew with their next use. Only in remote_write.",
 )
 OVER_LIMIT_TOTAL: Final = Counter(
-    "gpuledger_sink_samples_over_limit",
+    "gpuledger_sink_remote_write_samples_over_limit",
     "Total number of samples of pods and jobs that were not sent, because their node has"
     " `remote_write.max_series_per_node` series. Only in remote_write.",
 )

@@ -506,7 +506,7 @@ def _count_left_out(left_out: Mapping[str, int]) -> None:
     for node, samples in left_out.items():
         OVER_LIMIT_TOTAL.inc(samples)
         if number := _repeats.count(node, more=samples):
-            _log.warning("node_samples_dropped", key=node, count=number)
+            _log.warning("remote_write_samples_dropped", key=node, count=number)
 
 
 def _explain_age(ahead_ns: int, *, time_ns: int) -> str:

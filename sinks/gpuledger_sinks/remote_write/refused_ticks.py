@@ -121,7 +121,7 @@ class RefusedTicks:
             remedy = ": look at `gpuledger dead-letters list`" if has_dead_letters else ""
             self._check.failed(f"rejected: {self._receiver}: {message}{remedy}")
             if number := _repeats.count("samples", more=samples):
-                _log.warning("samples_rejected", count=number, error=message)
+                _log.warning("remote_write_samples_rejected", count=number, error=message)
 
     def _may_be_repeated(self, tick: WrittenTick) -> bool:
         return tick.record.offset < self._repeated_before

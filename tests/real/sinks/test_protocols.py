@@ -179,7 +179,10 @@ async def test_duty_28_what_prometheus_3_has_not_written_of_a_request_is_counted
     *nodes, others = [f"n{n}" for n in range(99) if place_of(f"n{n}").partition == 0][:3]
     at = place_of(nodes[0])
     await send_later(prometheus, nodes[0])
-    before = REGISTRY.get_sample_value("gpuledger_sink_unwritten_samples_total", labels) or 0
+    before = (
+        REGISTRY.get_sample_value("gpuledger_sink_remote_write_unwritten_samples_total", labels)
+        or 0
+    )
     settings = RemoteWriteSettings(url=prometheus.remote_write_url, interval_seconds=0)
     async with sending(on, settings):
         # What lay there before may be a repetition.
@@ -193,7 +196,10 @@ async def test_duty_28_what_prometheus_3_has_not_written_of_a_request_is_counted
         async with on.producer() as producer:
             await producer.publish(at.topic, at.partition, messages)
         await eventually(lambda: committed(on, REMOTE_WRITE.group, at) == 15)
-    after = REGISTRY.get_sample_value("gpuledger_sink_unwritten_samples_total", labels) or 0
+    after = (
+        REGISTRY.get_sample_value("gpuledger_sink_remote_write_unwritten_samples_total", labels)
+        or 0
+    )
 
     assert after > before
     assert await has_all(prometheus, nodes[1])

@@ -92,7 +92,7 @@ def left_out(sink: Sink) -> float:
         sample.value
         for family in text_string_to_metric_families(page)
         for sample in family.samples
-        if sample.name == "gpuledger_sink_samples_over_limit_total"
+        if sample.name == "gpuledger_sink_remote_write_samples_over_limit_total"
     )
     return counted
 
@@ -100,7 +100,7 @@ def left_out(sink: Sink) -> float:
 def named(sink: Sink) -> set[str]:
     """Return the nodes that the log names."""
     lines = [json.loads(line) for line in sink.log.read_text().splitlines() if line[:1] == "{"]
-    return {line["key"] for line in lines if line["event"] == "node_samples_dropped"}
+    return {line["key"] for line in lines if line["event"] == "remote_write_samples_dropped"}
 
 
 async def test_a_node_over_its_limit_is_cut_by_pods_and_its_counters_stay_right(

@@ -378,7 +378,10 @@ async def test_duty_28_more_than_was_sent_is_all_of_it() -> None:
 
 def unwritten() -> float:
     labels = {"sink": "remote_write"}
-    return REGISTRY.get_sample_value("gpuledger_sink_unwritten_samples_total", labels) or 0.0
+    return (
+        REGISTRY.get_sample_value("gpuledger_sink_remote_write_unwritten_samples_total", labels)
+        or 0.0
+    )
 
 
 def protocols() -> dict[str, float | None]:

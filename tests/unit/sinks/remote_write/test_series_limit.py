@@ -120,7 +120,7 @@ def test_without_a_limit_or_below_it_everything_is_sent(limit: int) -> None:
 
 
 async def test_samples_above_the_limit_are_counted_and_logged_and_the_rest_is_delivered() -> None:
-    on, name = bus(), "gpuledger_sink_samples_over_limit_total"
+    on, name = bus(), "gpuledger_sink_remote_write_samples_over_limit_total"
     before = REGISTRY.get_sample_value(name) or 0.0
     await publish(on, pods_event(0, [1]), pods_event(1, [1]))
     with capture_logs() as logs:
@@ -131,6 +131,6 @@ async def test_samples_above_the_limit_are_counted_and_logged_and_the_rest_is_de
     assert {one.name for one in sent} >= {"gpuledger_gpu_up", "gpuledger_gpu_power_watts"}
     assert pods_in(sent) == set()
     assert (REGISTRY.get_sample_value(name) or 0.0) > before
-    (reported,) = [one for one in logs if one["event"] == "node_samples_dropped"]
+    (reported,) = [one for one in logs if one["event"] == "remote_write_samples_dropped"]
     assert reported["key"] == KEY
     assert await dead_letters(on) == []
