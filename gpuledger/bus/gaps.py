@@ -37,10 +37,10 @@ GAPS_TOTAL: Final = Counter(
     " `truncated` (the partition lost records that had been read).",
     ["topic", "consumer", "reason"],
 )
-RECORDS_WITHHELD_SECONDS: Final = Gauge(
-    "gpuledger_records_withheld_seconds",
-    "Time for which a consumer group has been kept from records that are there, as a transaction"
-    " before them is open: of a topic's partitions that this process reads, the longest.",
+OPEN_TRANSACTION_SECONDS: Final = Gauge(
+    "gpuledger_open_transaction_seconds",
+    "Time for which an open Kafka transaction has kept a consumer group from the records after it,"
+    " in seconds: the longest of the topic's partitions that this process reads.",
     ["topic", "consumer"],
 )
 
@@ -154,7 +154,7 @@ class Withheld:
         self._withheld: dict[TopicPartition, tuple[int, float]] = {}
         """The offset before which it stands, and when that was seen first."""
         for topic in subscription.topics:
-            gauge = RECORDS_WITHHELD_SECONDS.labels(topic=topic, consumer=subscription.group)
+            gauge = OPEN_TRANSACTION_SECONDS.labels(topic=topic, consumer=subscription.group)
             gauge.set_function(partial(self.seconds, topic))
 
     def observe(self, offsets: Mapping[TopicPartition, tuple[int, int, int]]) -> None:

@@ -280,7 +280,7 @@ def plan_incidents(scenario: Scenario, node: Node) -> list[PlannedIncident]:
             gpu=index,
             at_seconds=layout.start_seconds,
             event="mig_change",
-            told_by="nvml",
+            reported_by="nvml",
         )
         for index, group in enumerate(gpu_groups(node))
         for layout in group.mig

@@ -150,7 +150,7 @@ class SimulatedKmsg:
         self._incidents = [
             incident
             for incident in incidents
-            if incident.spec.told_by != "nvml" and incident.spec.xid is not None
+            if incident.spec.reported_by != "nvml" and incident.spec.xid is not None
         ]
         self._read = sum(incident.time_ns < now_ns for incident in self._incidents)
 

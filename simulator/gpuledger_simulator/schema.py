@@ -187,7 +187,7 @@ class GpuIncident(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Text after the XID number in the kernel log."""
     times: Annotated[int, Meta(ge=1, le=100_000)] = 1
     """Number of repetitions, one millisecond apart."""
-    told_by: Literal["both", "nvml", "kmsg"] = "both"
+    reported_by: Literal["both", "nvml", "kmsg"] = "both"
     """Where the incident is reported; the kernel log contains only XIDs."""
 
 

@@ -129,7 +129,7 @@ class Events(Subject):
             events.reported += 1
             gpu = incident.spec.gpu
             if (
-                incident.spec.told_by != "kmsg"
+                incident.spec.reported_by != "kmsg"
                 and events.masks.get(gpu, 0) & _TYPES[incident.spec.event]
                 and incident.time_ns >= events.since_ns[gpu]
             ):

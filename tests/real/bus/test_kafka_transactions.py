@@ -103,7 +103,7 @@ async def test_an_open_transaction_shows_as_the_time_for_which_it_withholds_what
             while consumer.withheld_seconds() <= 1:
                 assert await poll_once(consumer) == []
         labels = {"topic": partition.topic, "consumer": requested.group}
-        shown = REGISTRY.get_sample_value("gpuledger_records_withheld_seconds", labels)
+        shown = REGISTRY.get_sample_value("gpuledger_open_transaction_seconds", labels)
         assert shown is not None
         assert shown > 1
         await stuck.close()

@@ -43,7 +43,7 @@ CONTENT: dict[str, Any] = {
         {"node": "node-a", "gpu": 1, "at_seconds": FAULT_SECONDS + 0.1, "event": "fatal_poison"},
         {
             "node": "node-a", "gpu": 0, "at_seconds": FAULT_SECONDS + 0.2, "xid": 154,
-            "told_by": "kmsg", "text": "GPU recovery action changed from 0x0 (None) to 0x2 (x)",
+            "reported_by": "kmsg", "text": "GPU recovery action changed from 0x0 (None) to 0x2 (x)",
         },
     ],
 }  # fmt: skip

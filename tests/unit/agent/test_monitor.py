@@ -136,7 +136,7 @@ async def test_a_gpu_is_reported_by_its_index_also_once_it_is_lost_and_an_unknow
 async def test_what_both_sources_see_is_reported_once_and_counted(
     reported: Reported, clock: PatientClock
 ) -> None:
-    node = failing_node({"at_seconds": 1, "xid": 79, "told_by": "kmsg"}, clock=clock)
+    node = failing_node({"at_seconds": 1, "xid": 79, "reported_by": "kmsg"}, clock=clock)
     watch = watch_of(node, reported, open_kmsg=node.open_kmsg)
     watch.opened(gpus_of(node))
     before = value_of(INCIDENTS_DUPLICATE.labels(source="nvml"))

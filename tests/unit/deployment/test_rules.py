@@ -36,7 +36,7 @@ COME_LATER: Final = {
     "gpuledger_agent_allocations_unresolved",
     "gpuledger_check_ok",
     "gpuledger_sink_lag_seconds",
-    "gpuledger_records_withheld_seconds",
+    "gpuledger_open_transaction_seconds",
     "gpuledger_certificate_not_after_timestamp_seconds",
     "gpuledger_agent_spool_usable",
 }

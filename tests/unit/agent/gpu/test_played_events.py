@@ -14,7 +14,7 @@ def test_a_played_driver_reports_each_event_of_its_scenario_once_and_in_order(ve
     node = failing_node(
         {"at_seconds": 3, "event": "double_bit_error", "gpu": 1},
         {"at_seconds": 2, "xid": 48, "gpu_instance": 9, "compute_instance": 0},
-        {"at_seconds": 2.5, "xid": 63, "told_by": "kmsg"},
+        {"at_seconds": 2.5, "xid": 63, "reported_by": "kmsg"},
         {"at_seconds": 9, "xid": 79},
         clock=clock,
         events={"version": version},

@@ -222,7 +222,7 @@ def test_a_played_log_reports_of_xids_with_their_own_time_and_not_of_old_ones() 
     node = failing_node(
         {"at_seconds": 1, "xid": 31},
         {"at_seconds": 3, "xid": 94, "gpu_instance": 5, "pid": 77, "text": "Contained"},
-        {"at_seconds": 3.5, "xid": 48, "told_by": "nvml"},
+        {"at_seconds": 3.5, "xid": 48, "reported_by": "nvml"},
         {"at_seconds": 4, "event": "double_bit_error"},
         clock=clock,
     )

@@ -23,7 +23,7 @@ def of(seconds: Seconds) -> Withheld:
 
 def shown(topic: str) -> float | None:
     labels = {"topic": topic, "consumer": "a-sink"}
-    return REGISTRY.get_sample_value("gpuledger_records_withheld_seconds", labels)
+    return REGISTRY.get_sample_value("gpuledger_open_transaction_seconds", labels)
 
 
 def test_it_is_counted_from_when_it_was_seen_first_also_while_nobody_polls() -> None:
