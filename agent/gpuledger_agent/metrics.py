@@ -54,7 +54,7 @@ ACCOUNTS_LATE: Final = Counter(
 )
 EXITS_UNREPORTED: Final = Counter(
     "gpuledger_agent_process_exits_unreported",
-    "The driver's accounts of processes that no tick reports, so that nothing is settled by them,"
+    "The driver's accounts of processes that no sample reports, so that they adjust no usage,"
     " by reason: `unidentified` (gone before anybody saw whose it was), `undated` (no start, length"
     " or use), `older` (it began before this agent did), `gpu_gone` (no tick had its GPU any more),"
     " `too_many` (wait to be reported).",

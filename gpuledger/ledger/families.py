@@ -263,7 +263,7 @@ POD: Final = Family(
 ACCOUNT: Final = Family(
     labels=("gpu_uuid", "category", "job_id", *AllocationLabels._fields),
     metrics=tuple(
-        FamilyMetric(name=f"gpuledger_category_gpu_{quantity.average}", help=quantity.account_help)
+        FamilyMetric(name=f"gpuledger_category_gpu_{quantity.average}", help=quantity.category_help)
         for quantity in QUANTITIES_OF_USERS
     ),
     shares=SharedOfDevice.USE,
@@ -273,7 +273,7 @@ ALLOCATION: Final = Family(
     metrics=(
         FamilyMetric(
             name=f"gpuledger_allocation_gpu_{ALLOCATED_NS.average}",
-            help=ALLOCATED_NS.account_help,
+            help=ALLOCATED_NS.category_help,
         ),
         FamilyMetric(
             name="gpuledger_allocation_physical_gpu_ratio",
@@ -290,7 +290,7 @@ REQUESTED: Final = Family(
         FamilyMetric(
             name="gpuledger_pod_gpu_requested",
             help="What the container asks for of a resource by its pod's spec, in the resource's"
-            " own unit (GPUs, instances, shares), while something is booked on it or held by it.",
+            " own unit (GPUs, instances, shares), while it uses or is allocated a GPU.",
             over_interval=OverInterval.LAST,
         ),
     ),

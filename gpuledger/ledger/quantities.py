@@ -65,7 +65,7 @@ class Quantity:
     """What its average over the tick is called, in base units: the end of its series' name."""
     pod_help: str
     """What its series says of a container, as a sentence."""
-    account_help: str
+    category_help: str
     """What its series says of a category that is no pod's, as a sentence."""
     total_name: str = ""
     """What its counter is called, where it is booked: the end of its series' name."""
@@ -126,7 +126,7 @@ def _active_ns(part: str, what: str, meaning: str) -> Quantity:
         units_per_base=10**9,
         average=field,
         pod_help=help_of("the container"),
-        account_help=help_of("the category"),
+        category_help=help_of("the category"),
     )
 
 
@@ -139,7 +139,7 @@ BUSY_NS: Final = Quantity(
     units_per_base=10**9,
     average="busy_ratio",
     pod_help="Share of the tick in which the container's kernels ran on the GPU.",
-    account_help="Share of the tick booked on no pod: on a job, on the host, on nobody that could"
+    category_help="Share of the tick booked on no pod: on a job, on the host, on nobody that could"
     " be seen (unattributed), or on idle, where it is the share in which no kernel ran.",
     total_name="busy_seconds_total",
     total_help="Time in which the category's kernels ran on the GPU; on idle: in which none ran.",
@@ -147,15 +147,16 @@ BUSY_NS: Final = Quantity(
 ALLOCATED_NS: Final = Quantity(
     name="allocated_ns",
     unit="ns",
-    meaning="On `idle`: how much of the device its holder, or nobody, holds, whatever is used of"
-    " it, as time; over a device it sums to the interval, also where the device does not answer.",
+    meaning="On `idle`: how much of the device is allocated to the container or job, or to"
+    " nobody, used or not, as time; over a device it sums to the interval, also where the"
+    " device does not answer.",
     total=lambda _, interval_ns: interval_ns,
     is_of_allocations=True,
     units_per_base=10**9,
     average="ratio",
     pod_help="",
-    account_help="Share of the GPU or MIG instance that is allocated to the pod, or to nobody, used"
-    " or not. Sums to 1 over each device, also while it does not respond.",
+    category_help="Share of the GPU or MIG instance that is allocated to the pod, or to nobody,"
+    " used or not. Sums to 1 over each device, also while it does not respond.",
     total_name="allocated_seconds_total",
     total_help="Time for which the GPU was allocated to the container or the job, whatever it used"
     " of it; on idle, to nobody. Half of a GPU counts half of the time.",
@@ -165,16 +166,17 @@ QUANTITIES: Final = (
     Quantity(
         name="memory_bytes",
         unit="By",
-        meaning="Memory held over the tick; on `idle`: free memory; absent without a reading.",
+        meaning="Memory in use over the tick; on `idle`: free memory; absent without a reading.",
         total=_memory_bytes,
         sums_over_physical_gpu=True,
         units_per_base=1,
         is_gauge=True,
         average="memory_bytes",
-        pod_help="Device memory that the container's processes held at the tick.",
-        account_help="Device memory booked on no pod, as it was at the tick; on idle, free memory.",
+        pod_help="Device memory that the container's processes used at the tick.",
+        category_help="Device memory booked on no pod, as it was at the tick; on idle, free"
+        " memory.",
         total_name="memory_byte_seconds_total",
-        total_help="Device memory that the category held, times the time for which it did; on idle:"
+        total_help="Device memory that the category used, times the time for which it did; on idle:"
         " that was free.",
     ),
     Quantity(
@@ -186,7 +188,7 @@ QUANTITIES: Final = (
         units_per_base=1000,
         average="power_watts",
         pod_help="Power booked on the container, averaged over the tick.",
-        account_help="Power booked on no pod, averaged over the tick.",
+        category_help="Power booked on no pod, averaged over the tick.",
         total_name="energy_joules_total",
         total_help="Energy booked on the category.",
     ),

@@ -185,7 +185,7 @@ COLUMNS: Final = (
         source="interval_ns",
         bounds=Natural,
         meaning="Length of the covered interval; with busy method `accounting`, of all ticks that"
-        " it settles.",
+        " it adjusts.",
     ),
     Column(
         name="late",
@@ -244,10 +244,10 @@ COLUMNS: Final = (
     *_slices(
         compute_slices="Compute slices of this device alone: of a MIG instance its own, of a GPU"
         " that is cut those that no instance has."
-        " `allocated_ns * compute_slices / gpu_compute_slices` sums to the boards' time.",
+        " `allocated_ns * compute_slices / gpu_compute_slices` sums to the physical GPUs' time.",
         memory_slices="Memory slices of this device alone.",
-        gpu_compute_slices="Compute slices of the whole board.",
-        gpu_memory_slices="Memory slices of the whole board.",
+        gpu_compute_slices="Compute slices of the physical GPU.",
+        gpu_memory_slices="Memory slices of the physical GPU.",
     ),
     Column(
         name="gpu_gap_ns",
@@ -390,9 +390,10 @@ COLUMNS: Final = (
         source="allocatee.described.state",
         bounds=PodState,
         optional=True,
-        meaning="On `idle`: what is known of the pod that held this part unused: `known` by a pod"
-        " record that names this node, `foreign` where the pod of that name is on another node, and"
-        " `named` by the kubelet's allocations alone; absent where nobody held it.",
+        meaning="On `idle`: what is known of the pod to which this unused part is allocated:"
+        " `known` by a pod record that names this node, `foreign` where the pod of that name is on"
+        " another node, and `named` by the kubelet's allocations alone; absent if it is not"
+        " allocated.",
     ),
     Column(
         name="allocated_pod_uid",
@@ -400,7 +401,7 @@ COLUMNS: Final = (
         source="allocatee.described.uid",
         bounds=Id,
         optional=True,
-        meaning="On `idle`: the UID of the pod that held this part unused.",
+        meaning="On `idle`: UID of the pod to which this unused part is allocated.",
     ),
     Column(
         name="allocated_namespace",
@@ -408,7 +409,7 @@ COLUMNS: Final = (
         source="allocatee.described.namespace",
         bounds=Label,
         optional=True,
-        meaning="On `idle`: the namespace of who held this part unused.",
+        meaning="On `idle`: namespace of the pod to which this unused part is allocated.",
     ),
     Column(
         name="allocated_pod",
@@ -416,7 +417,7 @@ COLUMNS: Final = (
         source="allocatee.described.name",
         bounds=Subdomain,
         optional=True,
-        meaning="On `idle`: the pod that held this part unused.",
+        meaning="On `idle`: pod to which this unused part is allocated.",
     ),
     Column(
         name="allocated_container",
@@ -424,7 +425,7 @@ COLUMNS: Final = (
         source="allocatee.container",
         bounds=Label,
         optional=True,
-        meaning="On `idle`: the container that held this part unused.",
+        meaning="On `idle`: container to which this unused part is allocated.",
     ),
     Column(
         name="allocated_job_id",
@@ -432,7 +433,8 @@ COLUMNS: Final = (
         source="allocated_job_id",
         bounds=JobId,
         optional=True,
-        meaning="On `idle`: the job that held this part unused, by the scheduler's directory.",
+        meaning="On `idle`: job to which this unused part is allocated, by the scheduler's"
+        " directory.",
     ),
     Column(
         name="allocated_owner_kind",
@@ -440,7 +442,7 @@ COLUMNS: Final = (
         source="allocatee.described.owner_kind",
         bounds=Word,
         optional=True,
-        meaning="On `idle`: kind of the workload that held this part unused.",
+        meaning="On `idle`: kind of the workload to which this unused part is allocated.",
     ),
     Column(
         name="allocated_owner_name",
@@ -456,7 +458,7 @@ COLUMNS: Final = (
         source="allocatee.described.labels",
         bounds=Labels,
         optional=True,
-        meaning="On `idle`: the labels of the pod that held this part unused.",
+        meaning="On `idle`: labels of the pod to which this unused part is allocated.",
     ),
     Column(
         name="requested",
@@ -464,8 +466,8 @@ COLUMNS: Final = (
         source="requested",
         bounds=Annotated[dict[QualifiedName, str], at_most(MAX_RESOURCES)],
         optional=True,
-        meaning="What the container on which the entry is booked, or that held this part unused,"
-        " asks for by its pod's spec: the amount of each resource, as text.",
+        meaning="What the container that used this part, or to which it is allocated unused,"
+        " requests in its pod's spec: the amount of each resource, as text.",
     ),
     *_of_node(
         node_pool="The node pool or node group that the node belongs to.",
@@ -489,7 +491,8 @@ COLUMNS: Final = (
         source="namespace.labels",
         bounds=Labels,
         optional=True,
-        meaning="Those of the pod's namespace; on `idle` of the holder's.",
+        meaning="Those of the pod's namespace; on `idle`, of the pod to which the part is"
+        " allocated.",
     ),
     Column(
         name="namespace_annotations",
@@ -551,8 +554,8 @@ EntryRow: Final[Any] = msgspec.defstruct(
     bases=(BaseRecord,),
     module=__name__,
     namespace={
-        "__doc__": "An entry with its tick, GPU, pod and holder. Its identity is `(cluster, node,"
-        " boot_id, seq, row)`.",
+        "__doc__": "An entry with its tick, GPU and pod, or the pod to which it is allocated."
+        " Its identity is `(cluster, node, boot_id, seq, row)`.",
         FIELD_DOCSTRINGS: {column.name: column.meaning for column in TOPIC_COLUMNS},
     },
     frozen=True,

@@ -93,20 +93,20 @@ class Entry(ArrayRecord, frozen=True, kw_only=True):
     """On a pod's category: position in the event's `containers` of the one it ran in."""
     busy_ns: Integer | None = None
     """Time in which its kernels ran; on `idle`: in which none ran; absent without a reading. Below
-    zero on `unattributed` in a settlement alone."""
+    zero on `unattributed` in a late adjustment alone."""
     memory_bytes: Natural | None = None
-    """Memory held over the tick; on `idle`: free memory; absent without a reading."""
+    """Memory in use over the tick; on `idle`: free memory; absent without a reading."""
     energy_millijoules: Natural | None = None
     """Energy; absent on a GPU that gives neither energy nor power."""
     allocation: Natural | None = None
-    """On `idle`: position in the event's `allocations` of the container that held this part unused;
-    absent where none held it."""
+    """On `idle`: position in the event's `allocations` of the container to which this unused part
+    is allocated; absent if it is not allocated to a container."""
     allocated_ns: Natural | None = None
-    """On `idle`: how much of the device is held so, whatever is used of it, as time: of a half of
-    it, half of the interval. Over a device they sum to that, also where it does not answer."""
+    """On `idle`: how much of the device is allocated so, used or not, as time: of a half of it,
+    half of the interval. Over a device they sum to that, also where it does not answer."""
     job_id: JobId | None = None
-    """On `job`: the job of a scheduler such as Slurm; on `idle`: the job that held this part
-    unused, where the scheduler's own directory says so."""
+    """On `job`: the job of a scheduler such as Slurm; on `idle`: the job to which this
+    unused part is allocated, if the scheduler's own directory says so."""
 
 
 class PodDescription(BaseRecord, frozen=True, kw_only=True):
@@ -199,7 +199,7 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     busy_method: BusyMethod | None = None
     """How the busy time of the entries was found: `exclusive` (one category had all that was busy),
     `process_utilization` (samples of each process), `equal_turns` and `mps_server` (what was made
-    of such samples), `memory_share` (by the memory that each held) or `equal_share`; absent without
+    of such samples), `memory_share` (by the memory that each used) or `equal_share`; absent without
     a reading of use."""
     memory_method: MemoryMethod | None = None
     """How their memory was found: `measured` (of each process), `scaled` (processes claimed more
@@ -207,27 +207,28 @@ class GpuBooks(BaseRecord, frozen=True, kw_only=True):
     without a reading of memory."""
     energy_method: EnergyMethod | None = None
     """On a MIG instance, whose reading does not say it: how the energy was found that its entries
-    have of the board's, as the board's reading says; absent without energy."""
+    have of the physical GPU's, as its reading says; absent without energy."""
     idle_draw_milliwatts: Natural | None = None
-    """What the board draws idle by the table, where the split of energy went by that; absent where
-    the reading has the board's own idle draw."""
+    """What the physical GPU draws idle by the table, if energy was split by that; absent if the
+    reading has the GPU's own idle draw."""
     idle_draw_source: IdleDrawSource | None = None
-    """By which idle draw energy was split: the one `measured` on the board, which the reading has,
+    """By which idle draw energy was split: the one `measured` on the GPU, which the reading has,
     or the `table`'s for its product; absent where none is known, and on a MIG instance, whose
-    energy is divided from the board's."""
+    energy is divided from the physical GPU's."""
     gap_ns: Natural | None = None
-    """Where the GPU did not answer: the interval, of which nothing is known but who held it."""
+    """Where the GPU did not answer: the interval, of which only the allocations are known."""
     compute_slices: SmallNatural | None = None
     """Compute slices of this row alone: of an instance its own, of a GPU in MIG mode those that no
-    instance has. Those of a board's rows sum to `gpu_compute_slices`. Absent, as the next three
-    are, on a GPU that is not cut: there the reading's are its own and the board's."""
+    instance has. Those of a physical GPU's rows sum to `gpu_compute_slices`. Absent, as the
+    next three are, on a GPU that is not cut: there the reading's are its own and the physical
+    GPU's."""
     memory_slices: SmallNatural | None = None
     """Memory slices of this row alone, in the same way; those that compute instances share stand
     with the first of them."""
     gpu_compute_slices: SmallNatural | None = None
-    """Compute slices of the whole board; absent where the board is not in the tick."""
+    """Compute slices of the physical GPU; absent if that is not in the tick."""
     gpu_memory_slices: SmallNatural | None = None
-    """Memory slices of the whole board."""
+    """Memory slices of the physical GPU."""
 
 
 class LateAdjustment(BaseRecord, frozen=True, kw_only=True):

@@ -130,8 +130,8 @@ class Incident(BaseRecord, frozen=True, kw_only=True):
     processes: Annotated[list[IncidentProcess], at_most(MAX_INCIDENT_PROCESSES)]
     """The processes on the GPU at that time."""
     allocations: Annotated[list[DeviceAllocation], at_most(MAX_ALLOCATIONS)] | None = None
-    """What the kubelet had given to whom of that GPU, or of that instance; absent where nobody held
-    it, or where the kubelet did not answer."""
+    """The kubelet's allocations of that GPU, or of that instance; absent if it was not allocated,
+    or if the kubelet did not answer."""
     present_at_start: bool | None = None
     """True of what was so at the agent's first reading of it: each start of the agent tells it, and
     it is one incident of the GPU and its boot, whatever its time."""
@@ -146,7 +146,7 @@ class AttributedIncident(BaseRecord, frozen=True, kw_only=True):
     incident: Incident
     """What happened."""
     pods: Annotated[list[PodDescription], at_most(MAX_INCIDENT_PODS)]
-    """The pods of the incident's processes, then those that held the GPU without one; each once."""
+    """The pods of the incident's processes, then those with an allocation of the GPU; each once."""
     process_pods: Annotated[list[Natural | None], at_most(MAX_INCIDENT_PROCESSES)] | None = None
     """Of each of the incident's processes the position of its pod in `pods`, `null` where it runs
     in none; absent without processes."""

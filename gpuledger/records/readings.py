@@ -422,7 +422,7 @@ class GpuReading(ArrayRecord, frozen=True, kw_only=True):
     energy_method: EnergyMethod | None = None
     """How `energy_millijoules` was found; absent where that is."""
     idle_draw_milliwatts: Milliwatts | None = None
-    """The least that the board has drawn over a tick without a process, since the agent started;
+    """The least that the GPU has drawn over a tick without a process, since the agent started;
     absent until such a tick was seen, and on a MIG instance."""
     temperature_celsius: Celsius | None = None
     """Temperature of the GPU's die."""

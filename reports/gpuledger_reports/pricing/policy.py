@@ -220,20 +220,20 @@ class ExchangeRate(_PolicyPart, frozen=True, kw_only=True):
 
 
 class BasisRule(_PolicyPart, frozen=True, kw_only=True):
-    """By what the tenants that fit are charged; the first rule that fits holds."""
+    """The time billed to the tenants that match; the first rule that matches applies."""
 
     basis: Basis
     match: dict[str, str] = {}
     """Patterns by dimension; none fits everybody."""
     allocated_weight: Decimal | None = None
-    """Of `blended`: the part that counts by held time, the rest by used time."""
+    """Of `blended`: the weight of allocated time; the rest is that of used time."""
 
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.basis == "blended" and self.allocated_weight is None:
             raise ValueError(
-                "give allocated_weight, as basis is blended: the part of held time, 0 to 1"
+                "give allocated_weight, as basis is blended: the weight of allocated time, 0 to 1"
             )
         if self.basis != "blended" and self.allocated_weight is not None:
             raise ValueError("`allocated_weight` belongs to basis blended alone; take it out")
@@ -315,7 +315,7 @@ class BillPolicy(_PolicyPart, frozen=True, kw_only=True):
     energy: list[EnergyPrice] = []
     exchange_rates: list[ExchangeRate] = []
     mig_slices: Literal["compute", "memory"] = "compute"
-    """Of which slices a MIG instance has its part of a board."""
+    """The slices by which a MIG instance has its part of a physical GPU."""
     basis: list[BasisRule] = []
     idle: list[IdleRule] = []
     shared: list[SharedRule] = []

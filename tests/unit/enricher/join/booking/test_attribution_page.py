@@ -203,7 +203,7 @@ def test_the_pages_example_of_held_time_is_what_is_booked() -> None:
         slices, of = row.compute_slices or 0, row.gpu_compute_slices or 1
         holder = "" if held.parts[0][0] is None else "chat"
         found.append((name, slices, holder, seconds, seconds * slices / of))
-    *rows, total = table("held")
+    *rows, total = table("allocated")
 
     assert [[*row[:3], *map(float, row[3:])] for row in rows] == [
         [name, str(slices), holder, seconds, round(of_physical_gpu, 3)]
