@@ -1,6 +1,6 @@
-"""The entries of an event, and whose each is: on which category, of which pod or job, held by whom.
+"""The entries of an event: category, pod or job of each, and to whom it is allocated.
 
-An event names pods, containers and holders once, and its entries point to them by position.
+An event names pods, containers and allocations once, and its entries point to them by position.
 Here lives the walk over the entries and these look-ups, for all who write rows or series or show
 names. Pure.
 """
@@ -40,7 +40,7 @@ _encode_described: Final = msgspec.json.Encoder().encode
 
 
 def digest_of_described(event: GpuEvent) -> bytes:
-    """Return what is the same for two events that describe the same pods, holders and so on.
+    """Return what is the same for two events that describe the same pods, allocations and so on.
 
     Whoever reads a node's events in a row remembers these 32 bytes: a description itself is as many
     kilobytes, most of which is in no label. It takes as long as comparing it.
@@ -76,7 +76,7 @@ class PodOfEntry(NamedTuple):
     pod: PodDescription | None = None
     """The pod's description."""
     container_id: str | None = None
-    """The container's id; absent of a holder, which the kubelet calls by its name."""
+    """The container's id; absent in an allocation, where the kubelet gives the name."""
     container: str | None = None
     """The container's name."""
     described: Any = _NoPod()
@@ -94,7 +94,7 @@ NO_POD: Final = PodOfEntry()
 
 
 class PodIndex:
-    """Finds the pod of an event's entry: its user's, and its holder's."""
+    """Finds the pod of an event's entry: its user's, and the one to which it is allocated."""
 
     def __init__(self, event: GpuEvent) -> None:
         self._event = event
@@ -122,10 +122,10 @@ class PodIndex:
         return found
 
     def allocatee_of(self, entry: Entry) -> PodOfEntry:
-        """Return the pod that held the part of the GPU of an entry on idle.
+        """Return the pod to which the part of the GPU of an entry on idle is allocated.
 
-        Raises ValueError where the entry names a position that the event's holders do not have, or
-        the holder one that its pods do not have.
+        Raises ValueError if the entry names a position that the event's allocations do not have,
+        or the allocation one that its pods do not have.
         """
         position = entry.allocation
         if position is None:
@@ -153,23 +153,23 @@ class PodIndex:
 
 
 class DeviceSlices(NamedTuple):
-    """How much of its board a device is, in the slices into which the board can be cut."""
+    """How much of its physical GPU a device is, in slices."""
 
     compute_slices: int | None
     """Compute slices of this device alone."""
     memory_slices: int | None
     """Memory slices of this device alone."""
     gpu_compute_slices: int | None
-    """Compute slices of the whole board."""
+    """Compute slices of the physical GPU."""
     gpu_memory_slices: int | None
-    """Memory slices of the whole board."""
+    """Memory slices of the physical GPU."""
 
 
 UNKNOWN_SLICES: Final = DeviceSlices(None, None, None, None)
 
 
 def slices_of(books: GpuBooks) -> DeviceSlices:
-    """Return how much of its board the device is that these books are of."""
+    """Return how much of its physical GPU the device of these books is."""
     reading = books.reading
     if reading.parent_uuid is None and not reading.mig_enabled and books.compute_slices is None:
         compute, memory = reading.compute_slices, reading.memory_slices
@@ -224,13 +224,13 @@ class BookedEntry(NamedTuple):
     time_ns: int
     """End of the time that it is about, nanoseconds since the epoch."""
     interval_ns: int
-    """Length of that time: the tick's, or of all ticks that are settled."""
+    """Length of that time: the tick's, or of all ticks that a late adjustment covers."""
     books: GpuBooks
     """The GPU's books in the event's tick."""
     gpu: GpuReading
     """Its readings."""
     busy_method: BusyMethod | None
-    """How the busy time was found, as the device's books or the settlement say."""
+    """How the busy time was found, as the device's books or the late adjustment say."""
     memory_method: MemoryMethod | None
     """How the memory was found."""
     energy_method: EnergyMethod | None
@@ -238,21 +238,21 @@ class BookedEntry(NamedTuple):
     user: PodOfEntry
     """On whom it is booked."""
     allocatee: PodOfEntry
-    """On idle: who held it unused."""
+    """On idle: to whom it is allocated."""
     slices: DeviceSlices
-    """How much of its board the GPU is."""
+    """How much of its physical GPU the device is."""
     requested: Mapping[str, str] | None
-    """What the container asks for on which it is booked, or that held it unused."""
+    """What the container asks for on which it is booked, or to which it is allocated."""
     node: NodeDescription
     """What is said of the node; nothing where nothing is known."""
     namespace: NamespaceDescription
-    """The same of the namespace of the pod on which it is booked, or that held it unused."""
+    """The same of the namespace of the pod on which it is booked, or to which it is allocated."""
     apportioned: Amounts
     """What it has of the quantities that are apportioned."""
     job_id: str | None
     """The job on which it is booked."""
     allocated_job_id: str | None
-    """On idle: the job that held it unused."""
+    """On idle: the job to which it is allocated."""
 
 
 def job_of(entry: Entry) -> str | None:
@@ -261,20 +261,20 @@ def job_of(entry: Entry) -> str | None:
 
 
 def allocated_job_of(entry: Entry) -> str | None:
-    """Return the job that held the part of the GPU of an entry on idle; `None` where none did."""
+    """Return the job to which the part of the GPU of an entry on idle is allocated, if any."""
     return entry.job_id if entry.category is Category.IDLE and entry.allocation is None else None
 
 
 def booked_entries(event: GpuEvent, origin: Origin | None = None) -> Iterator[BookedEntry]:
-    """Yield the entries of each GPU of the event, then those of each settlement.
+    """Yield the entries of each GPU of the event, then those of each late adjustment.
 
-    Raises ValueError where an entry names a container or a holder that the event does not list, or
-    a settlement a GPU.
+    Raises ValueError if an entry names a container or an allocation that the event does not list,
+    or a late adjustment such a GPU.
     """
     pods = PodIndex(event)
     node = event.node_description or _NO_NODE
     row = count()
-    for device in chain(_devices_of_tick(event), _devices_settled(event)):
+    for device in chain(_devices_of_tick(event), _devices_adjusted_late(event)):
         books = device.books
         slices = slices_of(books)
         for entry, apportioned in zip(device.entries, device.apportioned, strict=True):
@@ -333,12 +333,12 @@ def _devices_of_tick(event: GpuEvent) -> Iterator[_DeviceEntries]:
         )
 
 
-def _devices_settled(event: GpuEvent) -> Iterator[_DeviceEntries]:
-    """Yield the entries of each settlement; raise ValueError as `gpu_of` does."""
+def _devices_adjusted_late(event: GpuEvent) -> Iterator[_DeviceEntries]:
+    """Yield the entries of each late adjustment; raise ValueError as `gpu_of` does."""
     for adjustment in event.late_adjustments or ():
         yield _DeviceEntries(
             entries=adjustment.entries,
-            # The chip's counters of the settled ticks were apportioned with these ticks.
+            # The chip's counters of the adjusted ticks were apportioned with these ticks.
             apportioned=[UNKNOWN] * len(adjustment.entries),
             books=gpu_of(adjustment, event),
             time_ns=adjustment.until_time_ns,
@@ -348,9 +348,9 @@ def _devices_settled(event: GpuEvent) -> Iterator[_DeviceEntries]:
 
 
 def gpu_of(adjustment: LateAdjustment, event: GpuEvent) -> GpuBooks:
-    """Return the GPU on which something is settled.
+    """Return the GPU of a late adjustment.
 
-    Raises ValueError where the settlement names a position that the event's GPUs do not have.
+    Raises ValueError if the late adjustment names a position that the event's GPUs do not have.
     """
     return _at("gpu", adjustment.gpu, event.gpus)
 

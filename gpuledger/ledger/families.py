@@ -35,7 +35,7 @@ class SharedOfDevice(Enum):
 
     USE = "use"
     """Its time, memory and energy: by containers, and by accounts that are no container's."""
-    HOLDING = "holding"
+    ALLOCATIONS = "allocations"
     """Who holds it."""
 
 
@@ -281,7 +281,7 @@ ALLOCATION: Final = Family(
             " and its MIG instances.",
         ),
     ),
-    shares=SharedOfDevice.HOLDING,
+    shares=SharedOfDevice.ALLOCATIONS,
 )
 REQUESTED: Final = Family(
     labels=(*ContainerLabels._fields, "resource"),

@@ -242,11 +242,11 @@ class StateRestorer:
                 if partition.partition in partitions and span.first < span.end:
                     async for records in reader.read(partition, span):
                         self._stage.restore_progress(records)
-        kept = {
+        assigned = {
             partition for partition in consumer.assignment() if partition.partition in partitions
         }
-        state = {partition for partition in kept if partition.topic in self._takers}
-        for partition in kept:
+        state = {partition for partition in assigned if partition.topic in self._takers}
+        for partition in assigned:
             committed = await consumer.committed(partition) or 0
             if partition in state:
                 self._stage.skip_dead_letters(partition, before=committed)

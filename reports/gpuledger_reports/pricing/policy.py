@@ -393,7 +393,7 @@ def _wrong_dimensions(policy: BillPolicy) -> Iterator[tuple[tuple[str | int, ...
     for at, rule in enumerate(policy.idle):
         if rule.mig_profile:
             # Who shares a board's instances shares its idle.
-            yield ("idle", at, "mig_profile"), "idle is of whole boards; take it out"
+            yield ("idle", at, "mig_profile"), "idle is of whole physical GPUs; remove it"
     yield from _wrong_tables(policy)
     yield from _wrong_matches(policy)
 

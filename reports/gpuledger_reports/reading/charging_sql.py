@@ -139,7 +139,7 @@ class Detail(NamedTuple):
     """SQL of the time from which what is known of a row holds."""
     gpu: str = "NULL::VARCHAR"
     """SQL of the GPU's UUID, where GPUs are told apart."""
-    board: str = "NULL::VARCHAR"
+    physical_gpu: str = "NULL::VARCHAR"
     """The same of the board."""
     by_names: bool = False
     """Whether a pod that the row names is known enough by its name; else it is by its UID."""
@@ -208,52 +208,54 @@ CREATE OR REPLACE TEMP TABLE devices AS
 WITH seen AS (
     SELECT cluster, node, gpu_uuid, parent_uuid, model, mig_profile, slices, gpu_slices
     FROM usage_rows GROUP BY ALL
-), boards AS (
-    SELECT cluster, node, coalesce(parent_uuid, gpu_uuid) AS board,
+), physical_gpus AS (
+    SELECT cluster, node, coalesce(parent_uuid, gpu_uuid) AS physical_gpu,
         row_number() OVER (ORDER BY cluster, node, coalesce(parent_uuid, gpu_uuid))::INTEGER
-            AS board_id,
+            AS gpu_id,
         max(model) AS model, count(*) > 1 AS is_partitioned
-    FROM seen GROUP BY cluster, node, board
+    FROM seen GROUP BY cluster, node, physical_gpu
 ), stayed AS (
-    SELECT cluster, node, board,
+    SELECT cluster, node, physical_gpu,
         coalesce(max(model) FILTER (begin_us < $end_us AND end_us > $begin_us), max(model))
             AS model,
         count(DISTINCT model) FILTER (begin_us < $end_us AND end_us > $begin_us) > 1 AS changes,
         bool_or(begin_us <= $begin_us AND end_us >= $end_us) AS is_present_all_day
-    FROM stays GROUP BY cluster, node, board
+    FROM stays GROUP BY cluster, node, physical_gpu
 )
 SELECT row_number() OVER (
         ORDER BY seen.cluster, seen.node, gpu_uuid, mig_profile, slices, gpu_slices, seen.model
     )::INTEGER AS device,
-    seen.*, class_node, {FACTOR} AS factor, board_id,
-    coalesce(stayed.model, boards.model) AS board_model, coalesce(changes, false) AS changes_model,
+    seen.*, class_node, {FACTOR} AS factor, gpu_id,
+    coalesce(stayed.model, physical_gpus.model) AS gpu_model,
+    coalesce(changes, false) AS changes_model,
     is_partitioned, is_present_all_day IS NOT NULL AS is_known,
     coalesce(is_present_all_day, false) AS is_present_all_day
-FROM (SELECT *, coalesce(parent_uuid, gpu_uuid) AS board FROM seen) AS seen
+FROM (SELECT *, coalesce(parent_uuid, gpu_uuid) AS physical_gpu FROM seen) AS seen
 JOIN node_classes USING (cluster, node)
-JOIN boards USING (cluster, node, board) LEFT JOIN stayed USING (cluster, node, board)
+JOIN physical_gpus USING (cluster, node, physical_gpu)
+LEFT JOIN stayed USING (cluster, node, physical_gpu)
 """  # noqa: S608  # our own names
 """The devices of a day. One that is partitioned again, or gets another model, is another one."""
 
 OTHER_MODELS: Final = (
-    "SELECT count(*) FROM devices WHERE changes_model OR model IS DISTINCT FROM board_model"
+    "SELECT count(*) FROM devices WHERE changes_model OR model IS DISTINCT FROM gpu_model"
 )
 """How many devices have rows that do not say the model that their board has by the inventory."""
 GPU_MODELS: Final = f"""
-CREATE OR REPLACE TEMP TABLE board_models AS
+CREATE OR REPLACE TEMP TABLE gpu_models AS
 WITH named AS (
-    SELECT DISTINCT cluster, node, board, board_model FROM devices
-    WHERE changes_model OR model IS DISTINCT FROM board_model
+    SELECT DISTINCT cluster, node, physical_gpu, gpu_model FROM devices
+    WHERE changes_model OR model IS DISTINCT FROM gpu_model
 ), staying AS (
-    SELECT cluster, node, board, hours.hour_us, arg_min(model, begin_us) AS model
+    SELECT cluster, node, physical_gpu, hours.hour_us, arg_min(model, begin_us) AS model
     FROM (SELECT DISTINCT hour_us FROM usage_raw) AS hours JOIN stays
         ON begin_us < hours.hour_us + {HOUR_US} AND end_us > hours.hour_us
-    SEMI JOIN named USING (cluster, node, board)
+    SEMI JOIN named USING (cluster, node, physical_gpu)
     GROUP BY ALL
 )
-SELECT cluster, node, board, hours.hour_us, coalesce(staying.model, board_model) AS model
+SELECT cluster, node, physical_gpu, hours.hour_us, coalesce(staying.model, gpu_model) AS model
 FROM named CROSS JOIN (SELECT DISTINCT hour_us FROM usage_raw) AS hours
-LEFT JOIN staying USING (cluster, node, board, hour_us)
+LEFT JOIN staying USING (cluster, node, physical_gpu, hour_us)
 """  # noqa: S608  # our own names
 """Of boards of which rows say another model: the one by which row, board and price agree.
 
@@ -262,12 +264,13 @@ The inventory's of that hour, where that knows it; else what the day's rows say.
 
 
 def with_models_sql(rows: str) -> str:
-    """Return the SQL of rows with the models of `board_models`."""
+    """Return the SQL of rows with the models of `gpu_models`."""
     return f"""
-SELECT each.* REPLACE (CASE WHEN named.board IS NULL THEN each.model ELSE named.model END AS model)
-FROM ({rows}) AS each LEFT JOIN board_models AS named ON named.cluster = each.cluster
+SELECT each.* REPLACE (
+    CASE WHEN named.physical_gpu IS NULL THEN each.model ELSE named.model END AS model)
+FROM ({rows}) AS each LEFT JOIN gpu_models AS named ON named.cluster = each.cluster
     AND named.node = each.node AND named.hour_us = each.hour_us
-    AND named.board = coalesce(each.parent_uuid, each.gpu_uuid)
+    AND named.physical_gpu = coalesce(each.parent_uuid, each.gpu_uuid)
 """  # noqa: S608  # quoted files
 
 
@@ -302,29 +305,29 @@ WITH summed AS (
     FROM usage_rows AS each JOIN devices ON {same_device}
     GROUP BY device, hour_us
 ), partitioned AS (
-    SELECT board_id, hour_us, sum(allocated_ns * factor) AS allocated
+    SELECT gpu_id, hour_us, sum(allocated_ns * factor) AS allocated
     FROM summed JOIN devices USING (device) WHERE is_partitioned GROUP BY ALL
 ), partly AS (
     -- Of boards that came or went in the day: for how long they were there in each hour.
-    SELECT board_id, hour_us,
+    SELECT gpu_id, hour_us,
         sum(greatest(0, least(end_us, hour_us + {HOUR_US}, $end_us)
             - greatest(begin_us, hour_us, $begin_us)))::HUGEINT * {1000 * UNITS} AS present
-    FROM (SELECT DISTINCT cluster, node, board, board_id FROM devices
+    FROM (SELECT DISTINCT cluster, node, physical_gpu, gpu_id FROM devices
             WHERE is_known AND NOT is_present_all_day)
-    JOIN stays USING (cluster, node, board)
+    JOIN stays USING (cluster, node, physical_gpu)
     CROSS JOIN (SELECT DISTINCT hour_us FROM summed)
     GROUP BY ALL
 ), placed AS (
-    SELECT summed.*, board_id, is_partitioned, is_known,
+    SELECT summed.*, gpu_id, is_partitioned, is_known,
         coalesce(partitioned.allocated, allocated_ns * factor) AS covered,
         CASE WHEN is_present_all_day OR NOT is_known
             THEN (least(hour_us + {HOUR_US}, $end_us) - greatest(hour_us, $begin_us))::HUGEINT
                 * {1000 * UNITS}
             ELSE coalesce(partly.present, 0) END AS present
     FROM summed JOIN devices USING (device)
-    LEFT JOIN partitioned USING (board_id, hour_us) LEFT JOIN partly USING (board_id, hour_us)
+    LEFT JOIN partitioned USING (gpu_id, hour_us) LEFT JOIN partly USING (gpu_id, hour_us)
 )
-SELECT device, hour_us, board_id, is_partitioned, is_known, covered,
+SELECT device, hour_us, gpu_id, is_partitioned, is_known, covered,
     CASE WHEN is_known THEN present ELSE least(present, covered) END AS present,
     -- What is allocated of a whole GPU that answers is scaled down to its time, and that is all.
     flags & {FREE_FLAG | USED_FLAG} = {FREE_FLAG | USED_FLAG}
@@ -370,14 +373,14 @@ class CoveredRow(msgspec.Struct, frozen=True, gc=False):
 def covered_sql(detail: Detail) -> str:
     """Return the SQL of what ticks cover of boards, and of what is more than the boards' time."""
     return f"""
-SELECT cluster, class_node AS node, model, {detail.since} AS since_us, {detail.board} AS gpu,
+SELECT cluster, class_node AS node, model, {detail.since} AS since_us, {detail.physical_gpu} AS gpu,
     coalesce(sum(least(covered, present)) FILTER (hours.is_known), 0) AS known,
     sum(least(covered, present)) AS covered, sum(greatest(0, covered - present)) AS excess
 FROM (
-    SELECT board_id, hour_us, any_value(covered) AS covered, any_value(present) AS present,
+    SELECT gpu_id, hour_us, any_value(covered) AS covered, any_value(present) AS present,
         any_value(is_known) AS is_known, min(device) AS device
-    FROM device_hours WHERE is_partitioned GROUP BY board_id, hour_us
-    UNION ALL SELECT board_id, hour_us, covered, present, is_known, device
+    FROM device_hours WHERE is_partitioned GROUP BY gpu_id, hour_us
+    UNION ALL SELECT gpu_id, hour_us, covered, present, is_known, device
     FROM device_hours WHERE NOT is_partitioned
 ) AS hours JOIN devices USING (device)
 GROUP BY ALL
@@ -438,12 +441,12 @@ def scaled(amount: str, to: str, total: str, partition: str, order: str) -> str:
 
 def complex_sql(detail: Detail, *, same_device: str) -> str:
     """Return the SQL that makes `complex_charges`: all rules of this module."""
-    hour, device_hour = "board_id, hour_us", "device, hour_us"
+    hour, device_hour = "gpu_id, hour_us", "device, hour_us"
     return f"""
 CREATE OR REPLACE TEMP TABLE complex_charges AS
 WITH parted AS (
     -- Party 0 is nobody.
-    SELECT device, board_id, hour_us, covered, present, coalesce(party, 0) AS party,
+    SELECT device, gpu_id, hour_us, covered, present, coalesce(party, 0) AS party,
         any_value(coalesce(basis, 'allocated')) AS basis, any_value(coalesce(weight, 0)) AS weight,
         any_value(coalesce(weight_of, 1)) AS weight_of,
         {_bounded("sum(allocated_ns)")} * any_value(factor) AS allocated,
@@ -454,7 +457,7 @@ WITH parted AS (
         SELECT *, {NAMED_US} AS named_us, {PARTY_NAMES}, {detail.since} AS since_us
         FROM usage_rows
     ) AS each
-    JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us, board_id)
+    JOIN devices ON {same_device} JOIN device_hours USING (device, hour_us, gpu_id)
     LEFT JOIN parties ON {_SAME_PARTY}
     WHERE is_complex GROUP BY ALL
 ), bounded AS (

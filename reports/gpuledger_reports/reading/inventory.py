@@ -35,7 +35,7 @@ class Stay(NamedTuple):
     """A board in a node from one time up to and without another, in microseconds."""
 
     node: Node
-    board: str
+    physical_gpu: str
     model: str | None
     begin_us: int
     end_us: int
@@ -65,10 +65,10 @@ def stays_of(
         for node, inventory in versions.items()
         for stay in _stays_in(node, inventory, list(_deletions(nodes.get(node, ()))))
     )
-    ordered = sorted(stays, key=lambda stay: (stay.node, stay.board, stay.begin_us))
+    ordered = sorted(stays, key=lambda stay: (stay.node, stay.physical_gpu, stay.begin_us))
     return [
         stay
-        for _, of_physical_gpu in groupby(ordered, key=lambda stay: (stay.node, stay.board))
+        for _, of_physical_gpu in groupby(ordered, key=lambda stay: (stay.node, stay.physical_gpu))
         for stay in _with_one_model_an_hour(_with_models(list(of_physical_gpu)))
     ]
 
@@ -112,14 +112,17 @@ def _stays_in(
     for (since, _), physical_gpus in sorted(inventory.items(), key=lambda version: version[0]):
         # A version has all boards of its node: what it does not name is gone. One that has another
         # name from then on costs what that costs.
-        for board, (begin, model) in list(open_since.items()):
-            if board not in physical_gpus or physical_gpus[board] not in (model, None):
-                del open_since[board]
-                yield from _alive(Stay(node, board, model, begin, since), deletions)
-        for board, model in physical_gpus.items():
-            open_since.setdefault(board, (since, model))
-    for board, (begin, model) in open_since.items():
-        yield from _alive(Stay(node, board, model, begin, NEVER_US), deletions)
+        for physical_gpu, (begin, model) in list(open_since.items()):
+            if physical_gpu not in physical_gpus or physical_gpus[physical_gpu] not in (
+                model,
+                None,
+            ):
+                del open_since[physical_gpu]
+                yield from _alive(Stay(node, physical_gpu, model, begin, since), deletions)
+        for physical_gpu, model in physical_gpus.items():
+            open_since.setdefault(physical_gpu, (since, model))
+    for physical_gpu, (begin, model) in open_since.items():
+        yield from _alive(Stay(node, physical_gpu, model, begin, NEVER_US), deletions)
 
 
 def _deletions(versions: Sequence[NodeVersion]) -> Iterator[tuple[int, int]]:

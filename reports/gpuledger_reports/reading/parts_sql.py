@@ -20,11 +20,11 @@ from gpuledger_reports.reading.charging_sql import (
     scaled,
 )
 from gpuledger_reports.reading.parties import PartyKind
-from gpuledger_reports.reading.pods_sql import UNNAMED_POD_ROWS
+from gpuledger_reports.reading.pods_sql import ROWS_WITHOUT_POD_RECORD
 
-UNNAMED_PODS: Final = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
+PARTS_NOT_NAMED_BY_ROW: Final = "kind = 'pod' AND NOT coalesce(is_named_by_row, false)"
 """Of `usage_parts`: rows of pods of which the name is not known, or not enough."""
-UNNAMED: Final = "kind = 'pod' AND uid IS NOT NULL AND namespace IS NULL"
+PARTS_WITHOUT_NAMESPACE: Final = "kind = 'pod' AND uid IS NOT NULL AND namespace IS NULL"
 """Of `usage_parts`: rows of pods that are known by their UID alone."""
 _ALL_NAMES: Final = "pod_uid, allocated_pod_uid, pod, allocated_pod, job_id, allocated_job_id"
 
@@ -33,15 +33,15 @@ def parts_sql(detail: Detail) -> str:
     """Return the SQL that makes `usage_parts`: the rows of a day, summed.
 
     Columns by which the bill tells nothing apart are null. Where names are enough, rows of pods
-    that nobody named yet are not told apart either: `UNNAMED_PODS` finds them.
+    that nobody named yet are not told apart either: `PARTS_NOT_NAMED_BY_ROW` finds them.
     """
     rows = _parts(detail, _name_columns(detail) if detail.by_names else _ALL_NAMES)
     return f"CREATE OR REPLACE TEMP TABLE usage_parts AS {rows}"
 
 
 def add_unnamed_sql(detail: Detail) -> str:
-    """Return the SQL that adds the rows of `UNNAMED_PODS` with all that tells them apart."""
-    return f"INSERT INTO usage_parts {_parts(detail, _ALL_NAMES, rows=UNNAMED_POD_ROWS)}"
+    """Return the SQL that adds `PARTS_NOT_NAMED_BY_ROW` with all that tells them apart."""
+    return f"INSERT INTO usage_parts {_parts(detail, _ALL_NAMES, rows=ROWS_WITHOUT_POD_RECORD)}"
 
 
 def _name_columns(detail: Detail) -> str:

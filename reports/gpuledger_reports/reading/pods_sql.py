@@ -14,7 +14,7 @@ UNPLACED: Final = (
 """Of `usage_raw` as `each`: rows of a container of which nobody knew the pod yet."""
 
 
-UNNAMED_POD_ROWS: Final = (
+ROWS_WITHOUT_POD_RECORD: Final = (
     "category = 'pod' AND pod_state IS DISTINCT FROM 'known'"
     " OR category = 'idle' AND allocated_pod_state <> 'known'"
 )
@@ -81,7 +81,7 @@ def unnamed_rows_sql(rows: Iterable[str]) -> str:
         " namespace, pod, allocated_namespace, allocated_pod"
     )
     parts = " UNION ALL ".join(
-        f"SELECT {named_columns} FROM ({each}) WHERE {UNNAMED_POD_ROWS}"  # noqa: S608  # quoted files
+        f"SELECT {named_columns} FROM ({each}) WHERE {ROWS_WITHOUT_POD_RECORD}"  # noqa: S608  # quoted files
         for each in rows
     )
     return f"CREATE OR REPLACE TEMP TABLE unnamed_rows AS SELECT DISTINCT * FROM ({parts})"  # noqa: S608  # as above

@@ -10,7 +10,7 @@ The order of a day's questions is here. What is asked is `charging_sql`'s, `part
 | `usage_parts`  | the sum of rows that the bill holds alike   | `parts_sql`     | sums, parties   |
 | `node_classes` | a node, and the one that stands for it      | `_open_rows`    | sums, devices   |
 | `devices`      | a GPU or instance, in one shape and model   | `DEVICES`       | all below       |
-| `board_models` | an hour of a board that rows call otherwise | `GPU_MODELS`    | `usage_raw`     |
+| `gpu_models` | an hour of a board that rows call otherwise | `GPU_MODELS`    | `usage_raw`     |
 | `device_hours` | a device's hour: covered, present, complex? | `hours_sql`     | charges, boards |
 | `parties`      | who rows are of, with number and basis      | `_load_parties` | the next        |
 | `complex_charges` | a party's charge in a complex hour       | `complex_sql`   | complex sums    |
@@ -45,8 +45,8 @@ from gpuledger_reports.reading.charging_sql import (
 from gpuledger_reports.reading.inventory import Node
 from gpuledger_reports.reading.parties import PartyKey
 from gpuledger_reports.reading.parts_sql import (
-    UNNAMED,
-    UNNAMED_PODS,
+    PARTS_NOT_NAMED_BY_ROW,
+    PARTS_WITHOUT_NAMESPACE,
     DevicePartyRow,
     ExcessRow,
     PartyRow,
@@ -188,7 +188,7 @@ class _UsageDay:
         self._detail = sql.Detail(
             since=self._since(),
             gpu="gpu_uuid" if keeps_gpus else "NULL::VARCHAR",
-            board="board" if keeps_gpus else "NULL::VARCHAR",
+            physical_gpu="physical_gpu" if keeps_gpus else "NULL::VARCHAR",
             by_names=needs.by_names,
             names_pods=needs.names_pods,
             by_hour=bool(day.changing) or day.with_hours,
@@ -274,7 +274,9 @@ class _UsageDay:
         """
         # On most days the sums say that there is none, and rows need not be looked through.
         unplaced = f"SELECT count(*) FROM ({relation}) AS each WHERE {pods_sql.UNPLACED}"  # noqa: S608  # quoted files
-        unnamed_pods = f"SELECT count(*) FROM usage_parts WHERE NOT is_allocated AND {UNNAMED_PODS}"  # noqa: S608  # our own names
+        unnamed_pods = (
+            f"SELECT count(*) FROM usage_parts WHERE NOT is_allocated AND {PARTS_NOT_NAMED_BY_ROW}"  # noqa: S608  # our own names
+        )
         if not (self._query(unnamed_pods)[0][0] and self._query(unplaced)[0][0]):
             return False
         return self._reader.load_containers()
@@ -284,7 +286,8 @@ class _UsageDay:
 
         Records name most of them. Where there is none, a pod has one name all the same.
         """
-        rows = self._query(f"SELECT DISTINCT cluster, node, uid FROM usage_parts WHERE {UNNAMED}")  # noqa: S608  # our own names
+        pods = "SELECT DISTINCT cluster, node, uid FROM usage_parts"
+        rows = self._query(f"{pods} WHERE {PARTS_WITHOUT_NAMESPACE}")
         unnamed = [pod for pod in rows if not self._needs.is_known_pod(*pod)]
         return bool(unnamed) and self._reader.load_row_names(unnamed, self._window)
 
@@ -292,7 +295,7 @@ class _UsageDay:
         self._query(f"CREATE OR REPLACE TEMP VIEW usage_raw AS {relation}")
         self._query(sql.ROWS)
         self._query(parts_sql(self._detail))
-        unnamed_pods = f"FROM usage_parts WHERE {UNNAMED_PODS}"
+        unnamed_pods = f"FROM usage_parts WHERE {PARTS_NOT_NAMED_BY_ROW}"
         if self._needs.by_names and self._query(f"SELECT count(*) {unnamed_pods}")[0][0]:
             self._query(f"DELETE {unnamed_pods}")
             self._query(add_unnamed_sql(self._detail))
@@ -440,8 +443,8 @@ class _UsageDay:
                 continue
             node, model = stay.node, stay.model
             if model is None:
-                model = of_rows.get((*node, stay.board))
-            gpu = stay.board if self._reader.keeps_gpus else None
+                model = of_rows.get((*node, stay.physical_gpu))
+            gpu = stay.physical_gpu if self._reader.keeps_gpus else None
             device = DeviceClass(node[0], self._class_of(node), model, gpu=gpu)
             units = gpus_alike * 1000 * UNITS
             if self._day.with_hours or self._day.is_changing(node):
@@ -461,11 +464,15 @@ class _UsageDay:
 
     def _models_of_rows(self) -> dict[tuple[str, str, str], str]:
         """Return the models of boards of which the inventory does not say it, by the day's rows."""
-        unnamed = {(*s.node, s.board) for s, _ in self._reader.alike_stays if s.model is None}
+        unnamed = {
+            (*s.node, s.physical_gpu) for s, _ in self._reader.alike_stays if s.model is None
+        }
         if not unnamed or not self._has_rows:
             return {}
-        found = self._query("SELECT DISTINCT cluster, node, board, board_model FROM devices")
-        return {(*board,): model for *board, model in found if (*board,) in unnamed}
+        found = self._query("SELECT DISTINCT cluster, node, physical_gpu, gpu_model FROM devices")
+        return {
+            (*physical_gpu,): model for *physical_gpu, model in found if (*physical_gpu,) in unnamed
+        }
 
 
 def _device_of(row: DeviceRow) -> DeviceClass:

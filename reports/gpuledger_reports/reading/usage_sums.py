@@ -415,7 +415,7 @@ class UsageReader:
         That is where GPUs are told apart, and where the inventory does not say a board's model.
         """
         counts = Counter(
-            stay if self.keeps_gpus or stay.model is None else stay._replace(board="")
+            stay if self.keeps_gpus or stay.model is None else stay._replace(physical_gpu="")
             for stay in self.stays
         )
         return list(counts.items())
@@ -480,8 +480,8 @@ class UsageReader:
     def load_stays(self) -> None:
         """Make the boards' stays known to SQL, as the table `stays`."""
         kinds = ("VARCHAR", "VARCHAR", "VARCHAR", "VARCHAR", "BIGINT", "BIGINT")
-        names = ("cluster", "node", "board", "model", "begin_us", "end_us")
-        rows = [(*s.node, s.board, s.model, s.begin_us, s.end_us) for s in self.stays]
+        names = ("cluster", "node", "physical_gpu", "model", "begin_us", "end_us")
+        rows = [(*s.node, s.physical_gpu, s.model, s.begin_us, s.end_us) for s in self.stays]
         self.load("stays", dict(zip(names, kinds, strict=True)), rows)
 
     def load_containers(self) -> bool:

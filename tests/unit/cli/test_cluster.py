@@ -85,7 +85,7 @@ def stays(on: MemoryBus) -> list[tuple[NodeId, str, int | None]]:
     return [
         (
             NodeId(*stay.node),
-            stay.board,
+            stay.physical_gpu,
             None if stay.end_us == NEVER_US else (stay.end_us - START_NS // 1000) // HOUR_US,
         )
         for stay in stays_of(rows, {})

@@ -118,7 +118,7 @@ def test_every_digit_of_a_price_counts() -> None:
     ("text", "remedy"),
     [
         ("dimensions: {cost: [namespace]}", "give yours another name"),
-        ("idle: [{kind: idle, share: allocated, mig_profile: '7g.*'}]", "whole boards"),
+        ("idle: [{kind: idle, share: allocated, mig_profile: '7g.*'}]", "whole physical GPUs"),
     ],
 )
 def test_what_could_not_mean_anything_is_refused(text: str, remedy: str) -> None:
