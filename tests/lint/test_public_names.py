@@ -1,28 +1,33 @@
-"""All names that users write use the glossary's terms.
+"""All names that users write or read use the glossary's terms.
 
-Fields, columns, metrics, labels, alerts, checks, log events and their keys, settings and special
-values.
+Fields, columns, metrics, labels and their values, alerts, checks, log events and their keys,
+settings, command options, panel titles and special values.
 """
 
 import json
 import re
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from functools import cache
+from io import StringIO
 from itertools import chain
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from gpuledger.settings import KafkaSettings
 from gpuledger.store import schema, usage_schema
 from gpuledger.store.bill_table import BILL_LINES
 from gpuledger.store.views import READABLE
 from gpuledger_agent.settings import AgentSettings
+from gpuledger_cli.__main__ import main
 from gpuledger_cli.demo.run_bill import OwnerCost, RunBill
 from gpuledger_cli.demo.summary import IncidentLine, PodLine, StoreLine, Summary
 from gpuledger_enricher.join.join_settings import JoinSettings
 from gpuledger_enricher.podwatch.pod_settings import PodwatchSettings
+from gpuledger_reports.presenting.focus import COLUMNS
 from gpuledger_reports.pricing import tenants
 from gpuledger_reports.pricing.policy import IDLE_KINDS, OWN_COLUMNS
 from gpuledger_reports.settings import ReportsSettings
@@ -42,6 +47,8 @@ SETTINGS = (
 )
 # The object of `gpuledger demo --format json`.
 DEMO_SUMMARY = (IncidentLine, OwnerCost, PodLine, RunBill, StoreLine, Summary)
+DASHBOARD = ROOT / "deploy/compose/grafana/dashboards/gpuledger.json"
+OPENAPI = ROOT / "reports/gpuledger_reports/api/openapi.yaml"
 # Names of others that have a refused word.
 OF_OTHERS = {"board_limit_ns_total": "NVML's violation of the board's power limit"}
 
@@ -65,6 +72,10 @@ def public_names() -> frozenset[str]:
         _of_schemas(),
         _of_tables(),
         _of_pages(),
+        _of_openapi(),
+        _of_commands(),
+        (panel["title"] for panel in json.loads(DASHBOARD.read_text())["panels"]),
+        (column.name for column in COLUMNS if column.name.startswith("x_")),
         chain.from_iterable(map(_of_settings, SETTINGS)),
         (name for line in LINES for name in (line.event, *line.keys)),
         (field for part in DEMO_SUMMARY for field in part.__struct_fields__),
@@ -109,11 +120,26 @@ def _of_pages() -> Iterator[str]:
     for page in (*METRIC_PAGES, ROOT / "docs/remote-write.md"):
         yield from re.findall(r"\bgpuledger_\w+", page.read_text())
     for page in METRIC_PAGES:
-        for labels in re.findall(r"^\| `\w+` \| \w+ \| ([^|]+) \|", page.read_text(), re.MULTILINE):
+        for labels, text in re.findall(
+            r"^\| `\w+` \| \w+ \| ([^|]+) \|(.+)\|$", page.read_text(), re.MULTILINE
+        ):
             yield from re.findall(r"\w+", labels)
+            yield from re.findall(r"`(\w+)`", text)  # values of labels
     checks = (ROOT / "docs/operations.md").read_text().partition("| deployable | check |")[2]
     for check in re.findall(r"^\| [^|]+ \| ([^|]+) \|", checks.partition("\n\n")[0], re.MULTILINE):
         yield from re.findall(r"\w+", check)
+
+
+def _of_openapi() -> Iterator[str]:
+    api = yaml.safe_load(OPENAPI.read_text())
+    yield from _properties(api)
+    yield from re.findall(r"^ *(?:- |- \{)name: (\w+)", OPENAPI.read_text(), re.MULTILINE)
+
+
+def _of_commands() -> Iterator[str]:
+    with redirect_stdout(StringIO()) as script:
+        main(["completion", "bash"])
+    yield from re.findall(r"(?<=--)[a-z][a-z-]+", script.getvalue())
 
 
 def _of_settings(settings: Any) -> Iterator[str]:  # noqa: ANN401  # any settings class
@@ -138,6 +164,11 @@ def test_public_names_of_every_kind_are_found() -> None:
         "owner_kind",  # a label
         "__unallocated__",
         "unused_cost",
+        "unidentified",  # a value of a label
+        "x_IdleKind",  # a column of FOCUS
+        "gpuEfficiency",  # a field of the reports API
+        "bootstrap-servers",  # an option of commands
+        "GPUs allocated, by pod",  # the title of a panel
     } <= public_names()
     assert {"held", "tick"} <= {*refused_words()}
 
@@ -145,4 +176,5 @@ def test_public_names_of_every_kind_are_found() -> None:
 @pytest.mark.parametrize("word", refused_words())
 def test_no_public_name_has_a_word_that_the_glossary_refuses(word: str) -> None:
     forms = {f" {word} ", f" {word}s "}
-    assert not [name for name in public_names() if any(form in words_of(name) for form in forms)]
+    words = {name: words_of(re.sub(r"\W+", "_", name)) for name in public_names()}
+    assert not [name for name in words if any(form in words[name] for form in forms)]
