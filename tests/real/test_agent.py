@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 QUICKSTART = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
 NODE = "gpu-node-2"
+MOST_WITHOUT_READINGS = 10
 
 
 def agent_of(
@@ -96,6 +97,18 @@ async def until_published(agent: Deployable, *, more_than: float) -> float:
         return count
 
 
+def assert_readings_are_in_order_and_whole(readings: list[int], samples: list[int]) -> None:
+    """Assert that each of these belongs to a sample, in the samples' order, and no batch is lost.
+
+    On a busy machine a GPU may answer for a sample in time and for its other readings too late;
+    such a sample has none. A lost batch would leave 60 samples in a row without.
+    """
+    have = set(readings)
+    assert readings == [seq for seq in samples if seq in have]
+    without = [len(list(run)) for found, run in groupby(samples, have.__contains__) if not found]
+    assert max(without, default=0) < MOST_WITHOUT_READINGS
+
+
 async def test_a_broker_that_was_away_gets_every_tick_in_order(
     start_kafka: Callable[[], Kafka], tmp_path: Path
 ) -> None:
@@ -119,7 +132,8 @@ async def test_a_broker_that_was_away_gets_every_tick_in_order(
     for before, after in pairwise(once):
         assert after.time_ns - before.time_ns == pytest.approx(after.interval_ns, abs=100_000_000)
     assert {record.node for record in read.processes} == {NODE}
-    assert list(dict.fromkeys(record.seq for record in read.readings)) == [one.seq for one in once]
+    readings = list(dict.fromkeys(record.seq for record in read.readings))
+    assert_readings_are_in_order_and_whole(readings, [one.seq for one in once])
     assert all(gpu.throttling for record in read.readings for gpu in record.gpus)
 
 

@@ -186,8 +186,7 @@ def test_two_clusters_with_equal_names_on_one_kafka_and_in_one_store_do_not_coll
 
         # Equal in all but the cluster, and each with the labels of its own pods.
         assert written.teams() == {name: {name} for name in CLUSTERS}
-        uids = [{pod["uid"] for pod in written.pods(name) if pod} for name in CLUSTERS]
-        assert uids[0] == uids[1]
+        await_true(lambda: uids_of(written, "blue") == uids_of(written, "green"))
         assert {key for key, _ in written.messages(ROWS.name)} == {
             key_in(name, NODE) for name in CLUSTERS
         }
@@ -203,6 +202,10 @@ def test_two_clusters_with_equal_names_on_one_kafka_and_in_one_store_do_not_coll
         await_true(lambda: set(CLUSTERS) <= published_complete(written))
     assert written.training("blue") == {"there"}
     assert list(written.messages(DEAD_LETTERS.name)) == []
+
+
+def uids_of(written: Written, cluster: str) -> set[str]:
+    return {pod["uid"] for pod in written.pods(cluster) if pod}
 
 
 def central(servers: str, *, store: str, folder: Path) -> list[Deployable]:

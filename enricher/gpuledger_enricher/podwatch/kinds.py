@@ -59,7 +59,7 @@ class ObjectKind(Generic[RecordT]):
     is_metadata_only: bool = True
     """Whether spec and status are not needed, so that only metadata is requested."""
     watermark_component: str | None = None
-    """The component in its topic's watermarks, unique to this kind; `None` if no reader needs them."""
+    """Component in its topic's watermarks, unique to this kind; `None` if no reader needs them."""
 
     def identity_of(self, found: Identified) -> str:
         """Return what identifies an object within its kind and cluster."""
