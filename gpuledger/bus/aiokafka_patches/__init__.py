@@ -1,14 +1,14 @@
-"""All that reaches into aiokafka's private names; nothing else in the project does.
+"""All code that uses aiokafka's private names; no other module does.
 
-The minor version of aiokafka is pinned for it. Each function names the issue upstream, or the
-condition, with which it can go. Before an upgrade of aiokafka go through these conditions.
+Therefore aiokafka's minor version is pinned. Each function names the upstream issue or the
+condition that makes it obsolete ("Remove once …"). Check these before you upgrade aiokafka.
 
-- `consumers`: what a consumer does not tell, and its end while brokers are away.
-- `producers`: failures that nobody waits for, and the end of a producer.
-- `ending`: coroutines that end by a deadline, whatever brokers do.
-- `logins`: passwords and tokens that change while a client lives.
-- `packing`: zstd at the level that costs least.
-- `requests`: requests in versions that aiokafka does not speak.
-- `turns`: how much all consumers together unpack while the event loop waits.
-- `unpacking`: a batch that cannot be unpacked is a record like any other.
+- `consumers`: private state of a consumer, and stopping it while brokers are unavailable.
+- `producers`: failures that no task awaits, and stopping a producer.
+- `ending`: coroutines with a deadline that holds even if brokers do not answer.
+- `logins`: passwords and tokens that change while a client is open.
+- `packing`: zstd compression at the cheapest level.
+- `requests`: request versions that aiokafka does not support.
+- `turns`: a limit on the bytes that all consumers unpack while the event loop waits.
+- `unpacking`: a placeholder record for each batch that cannot be unpacked.
 """

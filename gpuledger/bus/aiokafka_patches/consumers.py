@@ -1,4 +1,4 @@
-"""What a consumer of aiokafka does not tell in public, and its end while brokers are away."""
+"""Private state of aiokafka's consumer, and stopping it while brokers are unavailable."""
 
 import time
 from collections.abc import Iterable
@@ -13,44 +13,45 @@ from gpuledger.bus.aiokafka_patches.ending import end, ends_well
 
 
 def mark_polled(client: AIOKafkaConsumer) -> None:
-    """Tell the client that it is polled, which a cancelled or failed `getmany` leaves uncounted.
+    """Record that the client is being polled.
 
-    `fetch_context` has no `finally`, so after one of those the client would never look idle again;
-    and a member without partitions, which fetches nothing, would look idle and leave the group.
-    Can go once `fetch_context` counts in a `finally`, and a poll of no partition counts as one.
+    `fetch_context` has no `finally`: after a cancelled or failed `getmany`, the client would never
+    count as idle again. A member without partitions, which fetches nothing, would count as idle and
+    leave the group. Remove once `fetch_context` counts in a `finally`, and a poll without
+    partitions counts as a poll.
     """
     client._subscription._fetch_count = 0
     client._subscription._last_fetch_ended = time.monotonic()
 
 
 def has_coordinator(client: AIOKafkaConsumer) -> bool:
-    """Return whether the group has a coordinator; `getmany` only returns nothing without one.
+    """Return whether the group has a coordinator; without one, `getmany` just returns nothing.
 
-    Can go once `getmany` raises while the brokers are away.
+    Remove once `getmany` raises while the brokers are unavailable.
     """
     return client._coordinator.coordinator_id is not None
 
 
 def inner_client(client: AIOKafkaConsumer) -> AIOKafkaClient:
-    """Return the client below, which a producer has in public and a consumer has not.
+    """Return the underlying client, which is public in a producer but not in a consumer.
 
-    Can go once `AIOKafkaConsumer` has a public `client`.
+    Remove once `AIOKafkaConsumer` has a public `client`.
     """
     return client._client
 
 
 def raise_group_errors(client: AIOKafkaConsumer) -> None:
-    """Raise what went wrong in the group, as `getmany` does; for members that fetch nothing.
+    """Raise the group's errors, as `getmany` does; for members that fetch nothing.
 
-    Can go once `getmany` takes no partitions and raises all the same.
+    Remove once `getmany` also raises them if it is called without partitions.
     """
     client._coordinator.check_errors()
 
 
 def reset_to_beginning(client: AIOKafkaConsumer, partition: Any) -> None:  # noqa: ANN401  # untyped
-    """Go to the first record without waiting for the answer, as `seek_to_beginning` does.
+    """Seek to the first record like `seek_to_beginning`, but without waiting for the answer.
 
-    Raises IllegalStateError where the partition is not assigned. Can go once `seek_to_beginning`
+    Raises `IllegalStateError` if the partition is not assigned. Remove once `seek_to_beginning`
     does not wait for brokers.
     """
     if not client._subscription.is_assigned(partition):
@@ -59,7 +60,7 @@ def reset_to_beginning(client: AIOKafkaConsumer, partition: Any) -> None:  # noq
 
 
 def seek_or_leave(client: AIOKafkaConsumer, partition: Any, offset: int | None) -> None:  # noqa: ANN401  # untyped
-    """Seek to an offset, or the beginning; leave a partition that a rebalance took meanwhile."""
+    """Seek to an offset, or to the beginning for `None`; ignore an unassigned partition."""
     if partition not in client.assignment():
         return
     if offset is None:
@@ -69,9 +70,9 @@ def seek_or_leave(client: AIOKafkaConsumer, partition: Any, offset: int | None) 
 
 
 def position_or_none(client: AIOKafkaConsumer, partition: Any) -> int | None:  # noqa: ANN401  # untyped
-    """Return the position without waiting for one; `None` where there is none now.
+    """Return the position without waiting for it; `None` if there is none now.
 
-    Can go once `position` takes a deadline.
+    Remove once `position` takes a deadline.
     """
     if not client._subscription.is_assigned(partition):
         return None
@@ -82,11 +83,11 @@ def position_or_none(client: AIOKafkaConsumer, partition: Any) -> int | None:  #
 def observed_offsets(
     client: AIOKafkaConsumer, partitions: Iterable[Any]
 ) -> dict[Any, tuple[int, int, int]]:
-    """Return of each partition the position, and the last stable and the end offset last heard of.
+    """Return each partition's position, and its last known stable and end offsets.
 
-    Of those alone of which a broker has told them, and is asked still. `last_stable_offset` and
-    `highwater` say the same in public, and raise in the moment of a rebalance. Can go once they
-    return `None` then.
+    Only includes partitions that are being fetched and whose offsets a broker has reported. The
+    public methods `last_stable_offset` and `highwater` return the same offsets, but raise during a
+    rebalance. Remove once they return `None` then.
     """
     assignment = client._subscription.subscription and client._subscription.subscription.assignment
     found = {}
@@ -95,18 +96,17 @@ def observed_offsets(
             continue
         state = assignment.state_value(partition)
         if state.paused:
-            continue  # nothing is asked of the broker: what it said is of then
+            continue  # not fetched, so the last reported offsets may be out of date
         if state.has_valid_position and state.lso is not None and state.highwater is not None:
             found[partition] = state.position, state.lso, state.highwater
     return found
 
 
 def serve_last(client: AIOKafkaConsumer, partitions: Iterable[Any]) -> None:
-    """Have what was fetched of these partitions handed out after that of all others.
+    """Make `getmany` return fetched records of these partitions after those of all others.
 
-    `getmany` empties the answer for one partition before it comes to the next one's: with records
-    that are small, and many to a byte, that took minutes. Can go once `getmany` serves partitions
-    in turn.
+    `getmany` returns all fetched records of one partition before the next one's. With highly
+    compressed small records, that took minutes. Remove once `getmany` serves partitions in turn.
     """
     fetched = client._fetcher._records
     for partition in partitions:
@@ -115,18 +115,18 @@ def serve_last(client: AIOKafkaConsumer, partitions: Iterable[Any]) -> None:
 
 
 def is_dead(client: AIOKafkaConsumer) -> bool:
-    """Return whether a background task of the consumer ended, after which it never reads again.
+    """Return whether a background task of the consumer has ended; it then never reads again.
 
-    Can go once a consumer whose task ended raises: aio-libs/aiokafka#983 was closed for one cause.
+    Remove once such a consumer raises an error: aio-libs/aiokafka#983 only fixed one cause.
     """
     return bool(client._coordinator._coordination_task.done() or client._fetcher._fetch_task.done())
 
 
 async def stop_consumer(client: AIOKafkaConsumer) -> None:
-    """Leave the group and close; go on without the brokers where they do not answer in time.
+    """Leave the group and close, even if the brokers do not answer in time.
 
-    `stop` waits for a rebalance to end, and a task that it cancels takes it along. Can go once
-    `stop` takes a deadline: aio-libs/aiokafka#659 was closed for one of its waits.
+    `stop` waits for a rebalance to end, and the cancellation of a task that it awaits ends `stop`
+    too. Remove once `stop` takes a deadline: aio-libs/aiokafka#659 only fixed one of its waits.
     """
     if await ends_well(client.stop()):
         return

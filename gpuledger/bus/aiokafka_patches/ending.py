@@ -1,6 +1,6 @@
-"""Ends of clients that do not wait for brokers that are away.
+"""Stops clients without waiting for unavailable brokers.
 
-Can go once `stop()` of aiokafka's clients takes a deadline (aio-libs/aiokafka#1101).
+Remove once `stop()` of aiokafka's clients takes a deadline (aio-libs/aiokafka#1101).
 """
 
 import asyncio
@@ -17,7 +17,7 @@ CANCEL_SECONDS: Final = 0.5
 
 
 async def ends_well(work: Coroutine[Any, Any, object], *, seconds: float = STOP_SECONDS) -> bool:
-    """Run something to its end, its failure or the deadline, and say whether it ended well."""
+    """Run a coroutine until it ends or the deadline passes; return whether it succeeded."""
     task = asyncio.create_task(work)
     await asyncio.wait({task}, timeout=seconds)
     if not task.done():
@@ -27,17 +27,17 @@ async def ends_well(work: Coroutine[Any, Any, object], *, seconds: float = STOP_
 
 
 async def end(task: "asyncio.Task[Any] | None") -> None:
-    """Cancel a task until it ends: once lets it finish what is on its way, twice does not."""
+    """Cancel a task twice: after the first time, it may still finish its current work."""
     for _ in range(2):
         await end_tasks(task, seconds=CANCEL_SECONDS)
 
 
 @cache
 def close_left_connections() -> None:
-    """Close a connection that aiokafka left open, without the error that it logs by default.
+    """Make garbage-collected connections close silently, instead of logging an error.
 
     A client that is cancelled while it connects to a slow broker leaves its first connection open.
-    Can go once `AIOKafkaClient.bootstrap` closes it.
+    Remove once `AIOKafkaClient.bootstrap` closes it.
     """
 
     def close(connection: Any) -> None:  # noqa: ANN401  # aiokafka publishes no types

@@ -1,4 +1,4 @@
-"""Logins by passwords and tokens that change while a client lives."""
+"""Logins with passwords and tokens that change while a client is open."""
 
 import asyncio
 import math
@@ -12,10 +12,10 @@ from aiokafka.protocol.admin import SaslAuthenticateRequest, SaslHandShakeReques
 
 @cache
 def encode_password_at_login() -> None:
-    """Have the password of PLAIN encoded when a connection logs in, as that of SCRAM is.
+    """Make PLAIN encode the password when a connection logs in, as SCRAM does.
 
-    A password may say another one by then (`CurrentPassword`); PLAIN would join its first text. Can
-    go once aiokafka takes a function for a password.
+    A `CurrentPassword` encodes to the then current password, but aiokafka's PLAIN would use its
+    text, which is a mask. Remove once aiokafka accepts a function as password.
     """
 
     def authenticator_plain(connection: Any) -> Any:  # noqa: ANN401  # aiokafka publishes no types
@@ -30,38 +30,39 @@ def encode_password_at_login() -> None:
 
 @cache
 def hand_logins_to_providers() -> None:
-    """Have each login by OAUTHBEARER done by its token's provider, whose `log_in` it calls.
+    """Make OAUTHBEARER logins call the `log_in` method of their token provider.
 
-    aiokafka takes a refusal, which comes as an answer without an error, for a login; and it keeps
-    to itself what a connection is, that is to log in again, and for how long it may stay. Can go
-    with KIP-368 in aiokafka (aio-libs/aiokafka#1105), if that takes a refusal for one.
+    aiokafka treats a rejected token, which is reported in a response without an error code, as a
+    successful login. It also exposes neither the connection, which has to log in again, nor the
+    session's lifetime. Remove once aiokafka implements KIP-368 (aio-libs/aiokafka#1105) and
+    detects rejected tokens.
     """
 
     def authenticator_oauth(connection: AIOKafkaConnection) -> TokenLogin:
-        # A function: a class in its place would not be given the connection.
+        # A function, because a class assigned here would not be bound to the connection.
         return TokenLogin(connection)
 
     AIOKafkaConnection.authenticator_oauth = authenticator_oauth
 
 
 class TokenLogin:
-    """A connection's login: all of it at the first step."""
+    """A connection's login, which is complete after its first step."""
 
     def __init__(self, connection: AIOKafkaConnection) -> None:
         self._connection = connection
 
     async def step(self, _answer: bytes | None) -> None:
-        """Log in; raises aiokafka's errors."""
+        """Log in; raise aiokafka's errors."""
         await self._connection._sasl_oauth_token_provider.log_in(self._connection)
 
 
 async def log_in_by_token(connection: AIOKafkaConnection, token: str, *, is_again: bool) -> float:
-    """Log a connection in; return for how many seconds, infinite where the broker does not say.
+    """Log in a connection; return the session's lifetime in seconds, infinite if not reported.
 
-    A living connection logs in again (KIP-368) in the midst of its other requests: aiokafka sends
-    at once what it is given, so that nothing comes between the two requests, as brokers want it.
-    Raises aiokafka's errors, `SaslAuthenticationFailed` where the token is refused. Can go like
-    `hand_logins_to_providers`.
+    An open connection logs in again (KIP-368) between its other requests. Brokers require that no
+    request comes between the two of a login; aiokafka ensures this by sending requests immediately.
+    Raises aiokafka's errors, `SaslAuthenticationFailed` if the token is rejected. Remove together
+    with `hand_logins_to_providers`.
     """
     requests: list[Any] = [SaslHandShakeRequest("OAUTHBEARER")] if is_again else []
     requests.append(SaslAuthenticateRequest(f"n,,\x01auth=Bearer {token}\x01\x01".encode()))

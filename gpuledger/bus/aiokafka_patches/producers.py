@@ -1,4 +1,4 @@
-"""Failures of a producer that nobody waits for, and its end while brokers are away."""
+"""Producer failures that no task awaits, and stopping a producer while brokers are unavailable."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from gpuledger.bus.aiokafka_patches.ending import end, ends_well
 async def send_batch(
     client: AIOKafkaProducer, batch: BatchBuilder, topic: str, partition: int
 ) -> asyncio.Future[Any]:
-    """Queue a batch; return what is done when it is acknowledged, and may be cancelled.
+    """Queue a batch; return a cancellable future that is done when the batch is acknowledged.
 
-    The client gives out a shield of the batch's own future. Where nobody waits behind the shield
-    any more and the batch fails later, as when its topic is gone, nobody would look at that. Can go
-    once `send_batch` returns a future that may be cancelled.
+    aiokafka returns a shield around the batch's own future. If the shield is cancelled and the
+    batch fails later, for example because its topic was deleted, nothing retrieves that failure.
+    Remove once `send_batch` returns a future that may be cancelled.
     """
     sent: asyncio.Future[Any] = await client.send_batch(batch, topic, partition=partition)
     queued = client._message_accumulator._batches[topic, partition][-1]
@@ -29,10 +29,10 @@ async def send_batch(
 
 
 async def begin_transaction(client: AIOKafkaProducer) -> None:
-    """Begin one; where it fails by itself, as a right is taken, that is no unread failure.
+    """Begin a transaction; retrieve its failure, for example by a revoked permission.
 
-    The client keeps its failure in a future, and takes another one when it aborts. Can go once it
-    looks at that failure itself.
+    The client stores the failure in a future, and replaces that future when it aborts. Remove once
+    the client retrieves the failure itself.
     """
     await client.begin_transaction()
     client._txn_manager._transaction_waiter.add_done_callback(_retrieve_failure)
@@ -40,10 +40,10 @@ async def begin_transaction(client: AIOKafkaProducer) -> None:
 
 @contextmanager
 def naming_what_failed(client: AIOKafkaProducer) -> Iterator[None]:
-    """Raise what the open transaction has failed with, in the place of what that leads to.
+    """Raise the error that failed the open transaction, instead of the assertion that follows.
 
-    A client that was refused one batch takes no other: it asserts that there is a transaction. Can
-    go once it raises the refusal.
+    After a rejected batch, the client fails for the next one with an assertion that a transaction
+    is open. Remove once it raises the original error.
     """
     try:
         yield
@@ -55,41 +55,42 @@ def naming_what_failed(client: AIOKafkaProducer) -> Iterator[None]:
 
 
 def _retrieve_failure(future: asyncio.Future[Any]) -> None:
-    """Retrieve what a future failed with, as asyncio logs what nobody retrieved."""
+    """Retrieve a future's exception, because asyncio logs exceptions that are never retrieved."""
     if future.done() and not future.cancelled():
         future.exception()
 
 
 async def abandon_transaction(client: AIOKafkaProducer) -> None:
-    """Abort an open transaction; where that is not possible any more, leave it to the brokers.
+    """Abort an open transaction; if that is no longer possible, leave it to the brokers.
 
-    Aborting after the client was shut out, or while it commits, breaks a promise of its own. Can go
-    once `abort_transaction` raises the error of the transaction then.
+    Aborting after the client was fenced, or while it commits, violates an assertion in aiokafka.
+    Remove once `abort_transaction` raises the transaction's error instead.
     """
     manager = client._txn_manager
     if manager.state in (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR):
         await ends_well(client.abort_transaction())
     ended = manager._transaction_waiter
     if ended is not None:
-        _retrieve_failure(ended)  # whoever waited may be gone
+        _retrieve_failure(ended)  # the task that awaited it may have been cancelled
 
 
 async def stop_producer(client: AIOKafkaProducer, *, flush_seconds: float) -> None:
-    """Flush for so long, give up what is left, and close; `stop` alone may wait for ever.
+    """Flush for at most `flush_seconds`, give up the remaining batches, and close.
 
-    Can go once `stop` takes a deadline, and gives up what it cannot send (aio-libs/aiokafka#1101).
+    aiokafka's own `stop` may wait without limit. Remove once `stop` takes a deadline and gives up
+    unsent batches (aio-libs/aiokafka#1101).
     """
     sender = client._sender.sender_task
     if flush_seconds and sender is not None and not sender.done():
         await ends_well(client.flush(), seconds=flush_seconds)
-    # Nothing that still waits may be sent any more: its publisher was told that it was not. The
-    # sender ends before its batches do, or it would stumble over them.
+    # Waiting batches must not be sent any more, because their publishers already received an error.
+    # The sender is stopped before its batches are failed, or it would fail on them.
     await end(sender)
     accumulator = client._message_accumulator
     waiting = [batch for batches in accumulator._batches.values() for batch in batches]
     waiting += accumulator._pending_batches
-    # A batch that waits for its next attempt takes itself out of the pending ones when it ends,
-    # where it is not any more: asyncio would log that as an error.
+    # When a batch ends, its callback removes it from the pending batches. Re-enqueueing for a retry
+    # has already removed it, and asyncio would log the failed removal as an error.
     accumulator._pending_batches.update(batch for batch in waiting if batch.retry_count)
     accumulator.fail_all(KafkaError("given up"))
     for batch in waiting:

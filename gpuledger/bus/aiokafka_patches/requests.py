@@ -1,24 +1,22 @@
-"""What aiokafka 0.14 does not ask of brokers: stable offsets, refusals of them, topics' identities.
+"""Requests that aiokafka 0.14 lacks: stable committed offsets, their errors, and topic ids.
 
-**What a group has committed.** aiokafka speaks OffsetFetch up to version 3, and takes two answers
-for more than they are:
+**Committed offsets.** aiokafka supports OffsetFetch up to version 3, and misreads two answers:
 
-- A coordinator that has lost the group, or still reads it, refuses once for the whole answer, which
-  names no partitions then. aiokafka looks at those alone, and would take the refusal for "nothing
-  is committed": everything would be read from its beginning.
-- A coordinator answers version 3 with what it has at that moment. One that has just taken the group
-  over has the commits in its log, and may not know yet that they count (its high watermark lags);
-  the same holds while the offsets of a transaction are written. A worker that goes on from such an
-  answer makes once more what was made already. From version 7 on (Kafka 2.5, KIP-447) a request may
-  ask for stable offsets: those that nothing under way will move. Brokers older than that are asked
-  as aiokafka asks them.
+- A coordinator that has lost the group, or is still loading it, answers with one error for the
+  whole response and without partitions. aiokafka only checks the partitions' errors, so it would
+  conclude that nothing is committed, and everything would be read from the beginning.
+- In version 3, a coordinator answers with its current offsets. One that has just taken over the
+  group has the commits in its log, but may not yet consider them committed (its high watermark
+  lags). The same holds while a transaction's offsets are being written. A worker that continues
+  from such an answer repeats work. From version 7 on (Kafka 2.5, KIP-447), a request can require
+  stable offsets, which no pending commit will change. Older brokers receive aiokafka's request.
 
-Stable offsets are asked for where a partition was taken over, that is behind the opening of its
-transactional id, which ends what another one had under way. Before that the answer would be late
-by the transaction of a worker that was killed, until the brokers abort it.
+Stable offsets are requested after a partition was taken over, that is, after its transactional id
+was opened, which ends the previous owner's transaction. Before that, the answer would be delayed by
+the open transaction of a killed worker until the brokers abort it.
 
-**Which topic it is.** Its identity tells one made anew from the one before. aiokafka speaks
-Metadata up to version 5; identities come with version 10 (Kafka 2.8).
+**Topic ids.** A topic's id distinguishes a recreated topic from its predecessor. aiokafka supports
+Metadata up to version 5; ids were added in version 10 (Kafka 2.8).
 """
 
 import base64
@@ -57,13 +55,13 @@ from aiokafka.protocol.types import (
 )
 
 UNSTABLE_OFFSET_COMMIT: Final = 88
-"""What a coordinator says of a partition whose offset an open transaction is about to move."""
+"""Error code of a partition whose committed offset an open transaction is about to change."""
 _STABLE_VERSION: Final = 7
 _COORDINATOR_LEFT: Final = (NotCoordinatorForGroupError, GroupCoordinatorNotAvailableError)
 
 _Send: TypeAlias = Callable[..., Awaitable[Any]]
 _requires_stable: Final = ContextVar("requires_stable", default=False)
-"""How `stable_offsets` reaches the request, which aiokafka makes in the same task."""
+"""Passes the flag from `stable_offsets` to the request, which aiokafka sends in the same task."""
 
 
 class _StableResponse(Response):  # type: ignore[misc]  # aiokafka is untyped
@@ -115,7 +113,7 @@ class _StableRequest(RequestStruct):  # type: ignore[misc]  # aiokafka is untype
 
 
 class _StableOffsets(Request[OffsetFetchRequest_v3 | _StableRequest]):  # type: ignore[misc]  # aiokafka is untyped
-    """Asks as well as the broker can be asked."""
+    """Requires stable offsets if the broker supports it."""
 
     API_KEY = OffsetFetchResponse_v3.API_KEY
 
@@ -135,9 +133,9 @@ class _StableOffsets(Request[OffsetFetchRequest_v3 | _StableRequest]):  # type: 
 async def committed_offsets(
     client: AIOKafkaConsumer, partitions: Iterable[Any]
 ) -> dict[Any, tuple[int, str]]:
-    """Return the committed offsets with their metadata, which `committed` leaves out.
+    """Return the committed offsets with their metadata, which aiokafka's `committed` omits.
 
-    Can go once `committed` returns the metadata.
+    Remove once `committed` returns the metadata.
     """
     found: dict[Any, tuple[int, str]] = await client._coordinator.fetch_committed_offsets(
         list(partitions)
@@ -148,9 +146,9 @@ async def committed_offsets(
 async def stable_offsets(
     client: AIOKafkaConsumer, partitions: Iterable[Any]
 ) -> dict[Any, tuple[int, str]]:
-    """Return the same as soon as nothing that is under way will move them.
+    """Wait until no pending transaction can change the committed offsets, then return them.
 
-    Can go once aiokafka asks for stable offsets (OffsetFetch from version 7 on, KIP-447).
+    Remove once aiokafka requests stable offsets (OffsetFetch from version 7 on, KIP-447).
     """
     requesting = _requires_stable.set(True)
     try:
@@ -160,9 +158,9 @@ async def stable_offsets(
 
 
 def heed_refused_offsets(client: AIOKafkaConsumer) -> None:
-    """Have the consumer ask again where the coordinator refuses to say what is committed.
+    """Make the consumer retry if the coordinator rejects a request for committed offsets.
 
-    Can go once aiokafka looks at the error of an answer as a whole.
+    Remove once aiokafka checks the response's top-level error code.
     """
     coordinator = client._coordinator
 
@@ -174,10 +172,10 @@ def heed_refused_offsets(client: AIOKafkaConsumer) -> None:
 
 
 def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:
-    """Return a way to send requests that looks at the answers on a group's offsets."""
+    """Wrap `send` so that responses with committed offsets are checked for errors."""
 
     async def send_and_check(request: Any, *arguments: Any) -> Any:  # noqa: ANN401  # aiokafka is untyped
-        # All other requests go as they are: this is the way of all of them.
+        # The coordinator sends all its requests by this function; only this kind is checked.
         if not isinstance(request, OffsetFetchRequest):
             return await send(request, *arguments)
         if _requires_stable.get():
@@ -192,8 +190,8 @@ def _heeding(send: _Send, *, on_refusal: Callable[[KafkaError], None]) -> _Send:
 
 
 def _refusal_of(answer: Any) -> KafkaError | None:  # noqa: ANN401  # aiokafka is untyped
-    """Return why this is no answer; aiokafka asks again where the error is retriable."""
-    # Of the answer as a whole, which names no partition then.
+    """Return the error in a response, or `None`; aiokafka retries if the error is retriable."""
+    # The top-level error; the response then contains no partitions.
     if answer.error_code:
         refusal: KafkaError = for_code(answer.error_code)()
         return refusal
@@ -202,7 +200,7 @@ def _refusal_of(answer: Any) -> KafkaError | None:  # noqa: ANN401  # aiokafka i
         for _, partitions, _ in answer.topics
         for *_, code, _ in partitions
     ):
-        # A code that aiokafka does not know, in the place of one after which it asks again.
+        # aiokafka does not know the code; this error makes it retry.
         return GroupLoadInProgressError("a transaction is about to move the offset")
     return None
 
@@ -224,20 +222,20 @@ def _as_aiokafka_reads_it(answer: Any) -> Any:  # noqa: ANN401  # aiokafka is un
 
 
 _NOTHING: Final = bytes(16)
-"""The identity of a topic that has none: its brokers were never told to give it one."""
+"""The topic id in requests by name, and in responses for topics that have no id."""
 
 
 class Uuid(AbstractType[bytes]):  # type: ignore[misc]  # aiokafka is untyped
-    """The sixteen bytes of an identity."""
+    """The sixteen bytes of a topic id."""
 
     @classmethod
     def encode(cls, value: bytes) -> bytes:
-        """Return the bytes as they are sent."""
+        """Return the bytes unchanged."""
         return value
 
     @classmethod
     def decode(cls, data: BytesIO) -> bytes:
-        """Return the bytes that come next."""
+        """Return the next sixteen bytes."""
         return data.read(len(_NOTHING))
 
 
@@ -322,19 +320,19 @@ class _TopicIds(Request[_MetadataRequest]):  # type: ignore[misc]  # aiokafka is
 async def fetch_topic_ids(
     client: AIOKafkaClient, topics: Sequence[str]
 ) -> dict[str, str | None] | None:
-    """Return the identity of each topic that exists, as `kafka-topics.sh --describe` shows it.
+    """Return the id of each existing topic, in the form that `kafka-topics.sh --describe` shows.
 
-    `None` in the place of an identity where the topic has none; `None` in the place of all where
-    the brokers are older than Kafka 2.8 and cannot be asked. Raises aiokafka's errors. Can go once
-    aiokafka speaks Metadata in version 10.
+    The id is `None` for a topic without one. Returns `None` if the brokers are older than Kafka 2.8
+    and do not report ids. Raises aiokafka's errors. Remove once aiokafka supports version 10 of
+    Metadata.
     """
-    # Any broker knows; one that is behind is asked again by the next look.
+    # Any broker can answer; if its metadata is out of date, the next check asks again.
     node = client.get_random_node()
     if node is None:
         raise KafkaConnectionError("no broker is known")
     try:
         answer = await client.send(node, _TopicIds(topics))
-    except NotImplementedError:  # what aiokafka says where a broker lacks the version
+    except NotImplementedError:  # aiokafka raises it if the broker does not support the version
         return None
     return {
         name: None

@@ -1,19 +1,19 @@
-"""How much consumers unpack while the event loop waits.
+"""Limits how much consumers unpack before the event loop runs other tasks.
 
-All records are unpacked on the event loop, on which health pages and heartbeats wait. So between
-two turns of it all consumers together take up batches until `MAX_TURN_BYTES` have been fetched and
-unpacked, of whichever partitions; the batch that goes beyond is the last. What is left of a
-broker's answer stays where it is. So that is also what one poll brings at most.
+All records are unpacked on the event loop, which also serves health pages and heartbeats. A turn is
+the time between two iterations of the loop. In one turn, all consumers together process batches
+until `MAX_TURN_BYTES` have been fetched and unpacked; the batch that exceeds the limit is the last.
+The rest of a broker's response stays in the fetcher. The limit also bounds one poll.
 
-Theory of operation. aiokafka's fetcher knows two cases: there are records, or it waits for a broker
-to send some. A turn that is used up is a third one: there may be records, and nobody will send any.
-So a poll first waits for its turn (`Turn.wait`), takes what is there, and waits for a broker only
-if the turn had room to the last: then nothing is there. A poll that waits for a broker and wakes in
-a turn that others have used up waits for the next one likewise.
+Theory of operation. aiokafka's fetcher distinguishes two cases: it has records, or it waits for a
+broker to send some. A used-up turn is a third case: there may be fetched records for which no
+broker will send another response. So a poll first waits for its turn (`Turn.wait`) and takes the
+available records. It waits for a broker only if the turn had room until the end, because then no
+records are left. A poll that is woken by a broker in a used-up turn also waits for the next turn.
 
-Turns are given out first come, first served: who has a backlog and polls in every turn stands
-behind those that already wait. Of these each end of a turn lets in the first one alone, as how much
-is left of the new turn shows only once that one has taken what it wants.
+Turns are granted in order of arrival: a consumer with a backlog that polls in every turn queues
+behind those that already wait. The end of a turn admits only the first waiting poll, because the
+room left in the new turn is known only after that poll has taken its records.
 """
 
 import asyncio
@@ -29,36 +29,36 @@ from gpuledger.bus.protocol import Record
 
 
 class Turn(threading.local):
-    """What may be unpacked until the event loop has gone round once more; each thread has its own.
+    """The budget for unpacking until the event loop's next iteration; one for each thread.
 
-    Outside of a loop nobody waits: what is counted there is forgotten by the next `begin`.
+    Bytes counted outside of a running loop are forgotten by the next `begin`.
     """
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ends = False
-        """Whether the end of this turn is on its way."""
+        """Whether the end of this turn is scheduled."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         self.used_bytes = 0
-        """What was fetched, unpacked, or given up as too much: added to by whoever does it."""
+        """Bytes fetched, unpacked, or rejected as too many; the code that does so adds them."""
 
     @property
     def is_used_up(self) -> bool:
-        """Return whether no further batch is to be taken up."""
+        """Return whether no further batch may be processed in this turn."""
         return self.used_bytes > MAX_TURN_BYTES
 
     def begin(self) -> None:
-        """Have the turn end when the running loop has gone round once more."""
+        """Schedule the turn's end for the next iteration of the running loop."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            # What another loop of this thread left has no end, and nobody waits there any more.
+            # State left by an earlier loop of this thread never ends and has no waiting polls.
             self._loop, self._ends, self.used_bytes, self._waiting = loop, False, 0, deque()
         if not self._ends:
             self._ends = True
             loop.call_soon(self._end)
 
     async def wait(self) -> None:
-        """Return where something may be taken up: at once, or behind those that came before."""
+        """Wait until the caller may process batches: now, or after the polls that already wait."""
         self.begin()
         waiting = self._waiting
         if not waiting and not self.is_used_up:
@@ -68,13 +68,13 @@ class Turn(threading.local):
         try:
             await admitted
         finally:
-            # It stood in the queue until now, so that nobody came between it and its turn.
+            # It stays in the queue until now, so that no other poll can take its turn.
             waiting.remove(admitted)
 
     def _end(self) -> None:
         self._ends, self.used_bytes = False, 0
         if self._waiting:
-            # One that was cancelled leaves the queue in this turn, which has an end as well.
+            # A cancelled poll leaves the queue during this turn, whose end admits the next one.
             if not self._waiting[0].done():
                 self._waiting[0].set_result(None)
             self.begin()
@@ -86,9 +86,10 @@ _take_what_is_there: Final = Fetcher.fetched_records
 
 
 def install_turns() -> None:
-    """Have every consumer of this process poll as this module says.
+    """Make all consumers of this process poll in turns.
 
-    Can go once aiokafka unpacks batches off the event loop, or bounds how much it unpacks at once.
+    Remove once aiokafka unpacks batches outside of the event loop, or limits how much it unpacks at
+    once.
     """
     Fetcher.fetched_records = fetched_records
 
@@ -99,9 +100,9 @@ async def fetched_records(
     timeout: float = 0,  # noqa: ASYNC109  # as aiokafka names it, in seconds
     max_records: int | None = None,
 ) -> Mapping[Any, Sequence[Record]]:
-    """Return what is there of the partitions, or comes in time; nothing after that.
+    """Return records of the partitions that are available or arrive within `timeout`.
 
-    Stands in for the method of aiokafka's fetcher.
+    Replaces the method of aiokafka's fetcher.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout
@@ -113,13 +114,13 @@ async def fetched_records(
         if found or left_seconds <= 0:
             return found
         if turn.is_used_up:
-            continue  # by others meanwhile, or by batches without a record for anybody
-        # Not one instruction of another task lies between the look and this: no answer is missed.
+            continue  # by other polls, or by batches without records
+        # No other task has run since the check above, so no response can be missed.
         waiter = fetcher._create_fetch_waiter()
         try:
             await asyncio.wait([waiter], timeout=left_seconds)
             if not waiter.done() or fetcher._closed:
                 return {}
-            waiter.result()  # raises what has gone wrong in the group
+            waiter.result()  # raises the group's errors
         finally:
-            waiter.cancel()  # else the fetcher would keep it until the next answer
+            waiter.cancel()  # otherwise the fetcher would keep it until the next response

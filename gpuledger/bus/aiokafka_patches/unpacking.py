@@ -1,43 +1,41 @@
-"""What a consumer makes of the batches that brokers give it: no batch ends or blocks whoever reads.
+"""Unpacks fetched batches so that a bad batch can neither stop nor block a consumer.
 
-The rule. A batch is anybody's bytes: a broker looks at its head and its checksum, and hardly at
-what is in it. So whatever goes wrong while one is unpacked is a property of that batch, and of
-nothing else. What of it was read before stays read; the rest, up to and with its last offset, is
-one `Record` without key and value, whose `unreadable` says which offsets it stands for and why. It
-lies between the other records in its place, so that stages reject it as they reject any record, and
-positions, commits and transactions move behind it like behind any other. The offsets are exact: the
-head of a batch, which the broker wrote itself, has the last one, also where compaction or a
-re-packing has removed records.
+The rule. Any client can write any bytes into a batch: a broker checks its header and checksum, but
+hardly its content. Therefore an error during unpacking only concerns that batch. Records that were
+already read stay read. The rest, up to and including the batch's last offset, becomes one `Record`
+without key and value, whose `unreadable` gives the offsets and the cause. It is returned at its
+place between the other records. Stages reject it like any other record, and positions, commits and
+transactions move past it as usual. The offsets are exact, because the broker itself wrote the last
+offset into the batch header; it stays correct if compaction or recompression removes records.
 
-What is refused without being unpacked:
+Batches are rejected, as early as possible, for:
 
-- **A codec that none of ours writes**: gzip, snappy and lz4 have decoders of their own, in C, for
-  bytes that anybody may have made. Ours write zstd, or nothing packed.
-- **More than `MAX_BATCH_RECORDS`**, by the batch's head: each would be a record to reject.
-- **More than `MAX_UNPACKED_BYTES`**, by what the frame says of itself or by what comes out of it.
-- **A record of more than `MAX_RECORD_HEADERS`**: two bytes make a header, which costs a hundred
-  times as much to read. What zstd has unpacked is looked through before the library reads it
-  (`max_headers`), where there is room for many; of the rest each record once it is read.
+- **A codec that gpuledger does not use**: gzip, snappy and lz4 have separate decoders, written in
+  C, which would process untrusted bytes. gpuledger writes zstd or uncompressed batches.
+- **More than `MAX_BATCH_RECORDS`** according to the header: each would be a record to reject.
+- **More than `MAX_UNPACKED_BYTES`** according to the zstd frame, or in its output.
+- **A record with more than `MAX_RECORD_HEADERS`**: a header takes two bytes, but reading it costs a
+  hundred times as much. Large decompressed batches are scanned before the library reads them
+  (`max_headers`); in smaller batches each record is checked after it was read.
 
-What a record says of its own offset is believed within its batch alone. Brokers give a batch its
-offsets and look at those of its records where they pack it anew, not in one that is not packed: one
-that claims an offset behind its batch would move the position past records of others, one that
-claims an offset before it would vanish. So the offsets of a batch rise, and lie in the range that
-its head says, and nothing follows the last; what breaks that is damage. A gap is none: compaction
-leaves them.
+A record's own offset is trusted only within its batch. Brokers assign a batch's offsets, and check
+those of its records only if they recompress it. A record with an offset behind its batch would move
+the position past other records; one with an offset before its batch would vanish. So the offsets in
+a batch must rise and lie within the header's range, and no record may follow the last offset. Other
+batches are damaged. Missing offsets are allowed, because compaction leaves holes.
 
-zstd allows several frames in one batch, and frames to be skipped; all of it counts as one.
+zstd allows several frames in one batch, and skippable frames; together they count as one.
 
-A batch whose checksum does not fit may have been spoiled on its way: it is given up once the last
-`_FETCHES` fetches of it by this process, whichever consumers they were of, all brought it so: then
-the broker's own copy must be.
+A batch with a wrong checksum may have been corrupted in transit. It is given up after `_FETCHES`
+consecutive fetches in this process, by any consumers, returned it corrupted, because then the
+broker's own copy must be.
 
-How much of it is unpacked at once is `turns`' business.
+`turns` limits how much is unpacked at once.
 
-How it gets in. aiokafka's fetcher makes a `PartitionRecords` of what a broker answered for one
-partition, and drains it through a `FetchResult`; `install_unpacking` puts `PartitionBatches` and
-`PartitionAnswer` in their places, for all consumers of the process, and the unpacking of zstd in
-place of aiokafka's.
+Installation. aiokafka's fetcher creates a `PartitionRecords` from a broker's response for one
+partition, and drains it through a `FetchResult`. `install_unpacking` replaces both classes by
+`PartitionBatches` and `PartitionAnswer` for all consumers of the process, and also replaces
+aiokafka's zstd decompression.
 """
 
 import threading
@@ -62,13 +60,13 @@ from gpuledger.bus.protocol import Record, TopicPartition, Unreadable, Unreadabl
 from gpuledger.errors import GpuledgerError
 
 _MAX_NUMBER_BYTES: Final = 10
-"""As many as the library takes."""
+"""The maximum that the library accepts."""
 _MORE: Final = 0x80
 _LARGEST: Final = (1 << 64) - 1
 
 
 def max_headers(records: bytes, *, max_records: int) -> int:
-    """Return the most headers that one of the first records claims; 0 where there are none."""
+    """Return the largest header count that one of the first `max_records` claims, or 0."""
     found, position, end = 0, 0, len(records)
     try:
         while max_records and position < end:
@@ -79,14 +77,14 @@ def max_headers(records: bytes, *, max_records: int) -> int:
             position += length
             max_records -= 1
     except (IndexError, ValueError):
-        pass  # damaged here: the library comes no further either
+        pass  # damaged here: the library will not get any further either
     return found
 
 
 def _headers_of(records: bytes, position: int) -> int:
     for _ in range(3):  # attributes, deltas of time and offset
         position = position + 1 if records[position] < _MORE else _number(records, position)[1]
-    for _ in range(2):  # key and value, -1 where there is none
+    for _ in range(2):  # key and value; the length is -1 if there is none
         length, position = _number(records, position)
         if length > 0:
             position += length
@@ -94,7 +92,7 @@ def _headers_of(records: bytes, position: int) -> int:
 
 
 def _number(records: bytes, position: int) -> tuple[int, int]:
-    """Return a number, zigzag and seven bits a byte, and where what follows it begins."""
+    """Return a zigzag varint (seven bits per byte) and the position after it."""
     byte = records[position]
     if byte < _MORE:
         return (byte >> 1) ^ -(byte & 1), position + 1
@@ -115,13 +113,13 @@ _FETCHES: Final = 3
 _CHUNK_BYTES: Final = 1 << 18
 _DETAIL_CHARACTERS: Final = 200
 UNCOUNTED_BYTES: Final = MAX_BATCH_BYTES
-"""So many, which none of ours has more of, are not looked through before they are read: that costs
-1 to 2 us a record, half as much again as to read it. They have room for 500,000 headers of one
-record, after which the batch is refused: 50 to 100 ms and 30 MiB."""
+"""Batches up to this size, which gpuledger's own never exceed, are not scanned for headers first:
+scanning takes 1 to 2 us per record, half as much again as reading it. At worst, a record in them
+has 500,000 headers, which take 50 to 100 ms and 30 MiB before the batch is rejected."""
 
 
 class UnreadableError(GpuledgerError):
-    """A batch is not unpacked; the message says why."""
+    """A batch cannot be unpacked; the message gives the cause."""
 
     def __init__(self, message: str, *, reason: UnreadableReason) -> None:
         super().__init__(message)
@@ -130,10 +128,10 @@ class UnreadableError(GpuledgerError):
 
 @cache
 def install_unpacking() -> None:
-    """Have every consumer of this process read batches as this module says.
+    """Make all consumers of this process read batches by the classes in this module.
 
-    Can go once aiokafka steps over a batch that it cannot unpack (aio-libs/aiokafka#321), reports
-    the offsets of that batch, and bounds what comes out of it.
+    Remove once aiokafka skips a batch that it cannot unpack (aio-libs/aiokafka#321), reports that
+    batch's offsets, and limits its unpacked size.
     """
     install_turns()
     fetcher.PartitionRecords = PartitionBatches
@@ -144,22 +142,22 @@ def install_unpacking() -> None:
 
 
 class ZstdUnpacker(threading.local):
-    """Unpacks what zstd has packed, in as many frames as there are, and never more than is allowed.
+    """Decompresses zstd data of one or more frames, up to `MAX_UNPACKED_BYTES`.
 
-    A context is one thread's at a time, and is kept: to make one costs more than to unpack a tick,
-    and agents send batches of one tick.
+    Each thread keeps its context, because creating one costs more than unpacking a tick, and agents
+    send batches of one tick.
     """
 
     def __init__(self) -> None:
-        import zstandard  # noqa: PLC0415  # agents read nothing and have it not
+        import zstandard  # noqa: PLC0415  # agents never consume and do not install it
 
         self._error = zstandard.ZstdError
         self._read_size = zstandard.frame_content_size
         self._context = zstandard.ZstdDecompressor(max_window_size=MAX_UNPACKED_BYTES)
 
     def unpack(self, payload: bytes) -> bytes:
-        """Return the bytes that were packed; raises `UnreadableError` and `ZstdError`."""
-        # Ours are one frame that says its size; -1 is one that does not, 0 one to be skipped.
+        """Return the decompressed bytes; raise `UnreadableError` or `ZstdError`."""
+        # gpuledger writes one frame with its size; -1 is an unknown size, 0 a skippable frame.
         size_bytes = self._read_size(payload)
         if size_bytes > MAX_UNPACKED_BYTES:
             raise _too_large(f"{size_bytes}")
@@ -168,7 +166,7 @@ class ZstdUnpacker(threading.local):
             try:
                 unpacked = self._context.decompress(payload, allow_extra_data=False)
             except self._error:
-                pass  # more follows the frame, or it is damaged
+                pass  # there is more data after the frame, or it is damaged
             else:
                 turn.used_bytes += size_bytes
         if unpacked is None:
@@ -178,7 +176,7 @@ class ZstdUnpacker(threading.local):
         return unpacked
 
     def _unpack_frames(self, payload: bytes) -> bytes:
-        """Return what all frames hold; of one that ends too early what there is of it."""
+        """Return the content of all frames; a truncated frame yields its available bytes."""
         chunks, left_bytes = [], MAX_UNPACKED_BYTES
         with self._context.stream_reader(payload, read_across_frames=True) as reader:
             while chunk := reader.read(_CHUNK_BYTES):
@@ -191,19 +189,19 @@ class ZstdUnpacker(threading.local):
 
 
 class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is untyped
-    """The records of one partition in one answer of a broker; iterated anew by each poll."""
+    """One partition's records in a broker's response; each poll continues the iteration."""
 
     next_fetch_offset: int
     _is_counted = False
-    """Whether it has been counted as fetched: all at once, as a batch does not tell its size."""
+    """Whether its bytes were counted as fetched: all at once, as batches do not give their size."""
     _spoiled: ClassVar[dict[TopicPartition, tuple[int, int]]] = {}
-    """For each partition the batch whose checksum did not fit last, and how often in a row.
+    """Each partition's last batch with a wrong checksum, and its number of consecutive fetches.
 
-    Of all consumers of the process, as aiokafka does not say whose answer it is."""
+    Shared by all consumers of the process, because aiokafka does not tell whose response it is."""
 
     @override
     def __iter__(self) -> Iterator[Record]:
-        """Yield all records, for whom no event loop waits."""
+        """Yield all records without turns, for callers outside of an event loop."""
         for record in self._records_iterator:
             if record is None:
                 turn.used_bytes = 0
@@ -211,7 +209,7 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
                 yield record
 
     def in_turns(self) -> Iterator[Record | None]:
-        """Yield the records; `None` between two batches where the rest is for another turn."""
+        """Yield the records, or `None` between two batches if the turn is used up."""
         if not self._is_counted and not turn.is_used_up:
             turn.used_bytes += self._records.size_in_bytes()
             self._is_counted = True
@@ -220,27 +218,28 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
 
     @override
     def _unpack_records(self) -> Generator[Record | None, None, None]:
-        """Yield what `in_turns` does; end early where the rest is to be fetched again.
+        """Yield the items of `in_turns`; end early if the rest must be fetched again.
 
-        One function, as agents send batches of one tick: a call for each costs as much as its tick.
+        One long function, because agents send batches of one tick, and a function call per batch
+        would cost as much as reading the tick.
         """
         topic, partition = self._tp
-        make = tuple.__new__  # what a call of the class comes to, in half the time
+        make = tuple.__new__  # does the same as calling the class, in half the time
         while self._records.has_next():
             while turn.used_bytes > MAX_TURN_BYTES:
                 yield None
             batch = self._records.next_batch()
             next_offset = batch.next_offset
             try:
-                # Almost always none is spoiled, and none was.
+                # In almost all cases no batch is or was corrupted.
                 if (self._spoiled or not batch.validate_crc()) and self._may_be_spoiled(batch):
                     return
                 records = iter(self._wanted(batch))
                 before, last_offset = batch.base_offset - 1, next_offset - 1
                 for record in records:
                     offset = record.offset
-                    # What follows the last is asked for before that is handed out: behind it there
-                    # would be no offset left to tell.
+                    # Look for records after the last offset before returning it: afterwards no
+                    # offset would be left to report them.
                     if not before < offset <= last_offset or (
                         offset == last_offset and next(records, None) is not None
                     ):
@@ -249,20 +248,23 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
                     if len(record.headers) > MAX_RECORD_HEADERS:
                         refuse_many_headers(len(record.headers))
                     if offset < self.next_fetch_offset:
-                        continue  # read before: brokers answer with whole batches
+                        continue  # already read: brokers always return whole batches
                     self.next_fetch_offset = offset + 1
                     key, value = record.key, record.value
                     fields = (topic, partition, offset, record.timestamp, key, value, None)
                     yield make(Record, fields)
                     if offset == last_offset:
-                        break  # a batch that was asked behind its end begins anew
-            except Exception as error:  # noqa: BLE001  # whatever a batch makes a library raise
+                        break  # a batch's iterator starts again if it is advanced past its end
+            except Exception as error:  # noqa: BLE001  # bad bytes can make a library raise anything
                 yield from self._skip(batch, error)
-            # Also where compaction has removed the last records of the batch.
+            # Needed if compaction has removed the last records of the batch.
             self.next_fetch_offset = max(self.next_fetch_offset, next_offset)
 
     def _may_be_spoiled(self, batch: Any) -> bool:  # noqa: ANN401  # untyped
-        """Return whether to fetch a batch again; `UnreadableError` where that was done before."""
+        """Return whether to fetch a corrupted batch again.
+
+        Raises `UnreadableError` if it was already fetched `_FETCHES` times.
+        """
         offset, partition = batch.next_offset, TopicPartition(*self._tp)
         if batch.validate_crc():
             if self._spoiled.get(partition, (None, 0))[0] == offset:
@@ -271,50 +273,50 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
         last_offset, times = self._spoiled.get(partition, (offset, 0))
         times = times + 1 if last_offset == offset else 1
         self._spoiled[partition] = (offset, times)
-        # Spoiled on its way, perhaps: the next fetch brings it whole.
+        # It may have been corrupted in transit, so that the next fetch returns it intact.
         if times < _FETCHES:
             return True
-        raise UnreadableError("its checksum does not fit", reason=UnreadableReason.DAMAGED)
+        raise UnreadableError("its checksum is wrong", reason=UnreadableReason.DAMAGED)
 
     def _wanted(self, batch: Any) -> Iterable[Any]:  # noqa: ANN401  # untyped
-        """Return the records of a batch: none where it is a marker, or of an aborted transaction.
+        """Return a batch's records; none for markers and batches of aborted transactions.
 
-        Raises `UnreadableError` where the batch is in a form that none of ours writes.
+        Raises `UnreadableError` if gpuledger does not accept the batch's format or size.
         """
         if batch.is_control_batch or self._aborted_transactions or self._aborted_producers:
             if self._isolation_level == READ_COMMITTED and batch.producer_id is not None:
                 self._consume_aborted_up_to(batch.base_offset)
                 if batch.is_control_batch and self._contains_abort_marker(batch):
-                    # It may stand in a partition to which its transaction wrote nothing.
+                    # `discard`, because the transaction may have written nothing to this partition.
                     self._aborted_producers.discard(batch.producer_id)
                 if batch.is_transactional and batch.producer_id in self._aborted_producers:
                     return ()
-            # Markers of transactions, which are no records, in either isolation level.
+            # Transaction markers are not records, in either isolation level.
             if batch.is_control_batch:
                 return ()
         codec = getattr(batch, "compression_type", None)
         if codec not in _OUR_CODECS:
-            detail = "it is in the form before Kafka 0.11"  # whose class knows no codec
+            detail = "its format is older than Kafka 0.11"  # that class has no codec
             if codec is not None:
                 name = _CODECS.get(codec, f"codec {codec}")
-                detail = f"it is packed with {name}; here it is zstd, or nothing"
+                detail = f"it is compressed with {name}; expected zstd or no compression"
             raise UnreadableError(detail, reason=UnreadableReason.CODEC)
-        count = batch.last_offset_delta + 1  # as written: compaction leaves it as it was
+        count = batch.last_offset_delta + 1  # as written; compaction does not change it
         if count > MAX_BATCH_RECORDS:
             raise UnreadableError(
-                f"its {count} records are more than the {MAX_BATCH_RECORDS} that a batch may have",
+                f"it has too many records: {count}, maximum {MAX_BATCH_RECORDS}",
                 reason=UnreadableReason.TOO_MANY,
             )
         records: Iterable[Any] = batch
         return records
 
     def _skip(self, batch: Any, error: Exception) -> Iterator[Record]:  # noqa: ANN401  # untyped
-        """Yield one record in place of those that cannot be had."""
+        """Yield one placeholder record for the unreadable rest of a batch."""
         topic, partition = self._tp
         first_offset = max(self.next_fetch_offset, getattr(batch, "base_offset", 0))
         next_offset = batch.next_offset
         if first_offset >= next_offset:
-            return  # all of them were had before
+            return  # all its records were already read
         self.next_fetch_offset = next_offset
         reason, detail = UnreadableReason.DAMAGED, f"{type(error).__name__}: {error}"
         if isinstance(error, UnreadableError):
@@ -331,13 +333,13 @@ class PartitionBatches(PartitionRecords):  # type: ignore[misc]  # aiokafka is u
 
 
 class PartitionAnswer(FetchResult):  # type: ignore[misc]  # aiokafka is untyped
-    """One partition's part of a broker's answer: what of it was not polled yet."""
+    """The records of one partition's response that were not polled yet."""
 
     _partition_records: PartitionBatches | None
 
     @override
     def getall(self, max_records: int | None = None) -> list[Record]:
-        """Return the next records; keep the rest where there are as many, or the turn is over."""
+        """Return at most `max_records` until the turn is used up; keep the rest."""
         turn.begin()
         records: list[Record] = []
         if not self.check_assignment(self._topic_partition) or self._partition_records is None:
@@ -357,17 +359,17 @@ class PartitionAnswer(FetchResult):  # type: ignore[misc]  # aiokafka is untyped
 
 
 def refuse_many_headers(count: int) -> None:
-    """Raise `UnreadableError` where a record has more headers than one may have."""
+    """Raise `UnreadableError` if `count` exceeds `MAX_RECORD_HEADERS`."""
     if count > MAX_RECORD_HEADERS:
         raise UnreadableError(
-            f"a record has {count} headers, of {MAX_RECORD_HEADERS} allowed",
+            f"a record has too many headers: {count}, maximum {MAX_RECORD_HEADERS}",
             reason=UnreadableReason.TOO_MANY,
         )
 
 
 def _too_large(size: str) -> UnreadableError:
     return UnreadableError(
-        f"its {size} bytes, unpacked, are more than the {MAX_UNPACKED_BYTES} that a batch may have",
+        f"it is too large: {size} bytes unpacked, maximum {MAX_UNPACKED_BYTES}",
         reason=UnreadableReason.TOO_LARGE,
     )
 
@@ -375,6 +377,6 @@ def _too_large(size: str) -> UnreadableError:
 def _raise_other_offsets(batch: Any, offset: int) -> Never:  # noqa: ANN401  # untyped
     raise UnreadableError(
         f"its records' offsets do not rise from {batch.base_offset} to {batch.next_offset - 1}:"
-        f" one claims {offset}",
+        f" found {offset}",
         reason=UnreadableReason.DAMAGED,
     )
