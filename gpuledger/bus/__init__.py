@@ -1,1 +1,1 @@
-"""The bus: a small protocol, and Kafka and a bus in memory that fill it."""
+"""The bus: a small protocol with two implementations, Kafka and an in-memory bus."""

@@ -1,8 +1,8 @@
-"""Holds the topics on the brokers to the topic table: makes what is missing, says what differs.
+"""Compares the brokers' topics with the topic table: creates missing ones, reports differences.
 
-Nothing that exists is changed: a partition count cannot be without moving records away from where
-their readers look for them, and a configuration may differ on purpose. `KafkaAdmin` makes the
-requests, each of them again where a broker is away.
+Existing topics are never changed. A new partition count would move records away from where their
+readers look for them, and a different configuration may be intended. `KafkaAdmin` sends the
+requests and repeats them while a broker is unavailable.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 PAUSE_SECONDS: Final = 0.1
 _HIDDEN_ANSWERS: Final = 50
-"""So many answers in a row in which a topic that has a configuration does not stand are believed;
-a broker may not have heard yet of one that was just made."""
+"""Number of consecutive listings without a topic that has a configuration before it counts as
+hidden; a broker may not know a topic yet that was just created."""
 _NO_RIGHT: Final = frozenset(
     {TopicAuthorizationFailedError.errno, ClusterAuthorizationFailedError.errno}
 )
@@ -49,51 +49,52 @@ _NO_RIGHT: Final = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class FoundTopic:
-    """A topic as the brokers have it."""
+    """A topic as it exists on the brokers."""
 
     partitions: int
-    """How many partitions."""
+    """Number of partitions."""
     replication_factor: int
-    """How many replicas its first partition has."""
+    """Number of replicas of the first partition."""
     config: Mapping[str, str]
-    """Its configuration, defaults included."""
+    """The topic's configuration, including defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WantedTopic:
-    """A topic to be made."""
+    """A topic to create."""
 
     name: str
     """The topic's name."""
     partitions: int
-    """How many partitions."""
+    """Number of partitions."""
     replication_factor: int
-    """How many replicas of each."""
+    """Number of replicas of each partition."""
     config: Mapping[str, str]
-    """Configuration that is not the brokers' default."""
+    """Configuration that differs from the brokers' defaults."""
 
 
 class KafkaAdmin:
-    """Asks and changes topics; each call may be repeated, for one broker may be away."""
+    """Describes, creates and deletes topics; repeats requests while a broker is unavailable."""
 
     def __init__(self, *, connection: KafkaConnection, client: AIOKafkaAdminClient) -> None:
         self._connection = connection
         self._client = client
 
     async def count_brokers(self) -> int:
-        """Return the number of brokers that are there now."""
+        """Return the number of available brokers."""
         cluster = await self._repeated("counting the brokers", self._client.describe_cluster)
         return len(cluster["brokers"])
 
     async def describe(self, topics: Sequence[str]) -> dict[str, FoundTopic]:
-        """Return those of the topics that exist; `RefusedError` where a right is missing to tell.
+        """Return the topics that exist; raise `RefusedError` if the user may not see one.
 
-        To a user without `Describe` a topic is as good as absent, but not to one who may read its
-        configuration: so the two answers together say which right it is.
+        Without `Describe`, the brokers hide a topic as if it were absent, but they still return its
+        configuration to a user with `DescribeConfigs`. Comparing both answers shows the missing
+        permission.
         """
         partitions = await self._partitions()
-        # In this order: a topic that is made in between is in the second answer alone, and is
-        # looked up again.
+        # In this order, so that a topic created in between has a configuration but no partitions
+        # and is looked up again.
         configs = await self._configs(topics, listed=partitions)
         for _ in range(_HIDDEN_ANSWERS):
             if configs.keys() <= partitions.keys():
@@ -112,7 +113,10 @@ class KafkaAdmin:
         }
 
     async def create(self, topics: Sequence[WantedTopic]) -> None:
-        """Make topics and wait until they can be seen; `TopicsError` where one is refused."""
+        """Create topics and wait until they are visible.
+
+        Raises `TopicsError` if the brokers reject a topic, and `RefusedError` without `Create`.
+        """
         made = [
             NewTopic(
                 topic.name, topic.partitions, topic.replication_factor, None, dict(topic.config)
@@ -121,21 +125,24 @@ class KafkaAdmin:
         ]
         answer = await self._repeated("creating topics", lambda: self._client.create_topics(made))
         for name, code, *message in answer.topic_errors:
-            # Kafka says "cluster" where the right is the one to make topics anywhere.
+            # Kafka reports a cluster authorization error if the user may not create topics at all.
             if code in _NO_RIGHT:
                 raise self._refused("creating topics", [name], rights="Create")
-            # Somebody else made it in the meantime; the check afterwards says whether rightly.
+            # If another client created it in the meantime, the later check compares it.
             if code not in (0, TopicAlreadyExistsError.errno):
                 raise TopicsError(f"{name} was not created: {message[0]}")
         names = [topic.name for topic in topics]
-        # The controller has them; other brokers hear of them later, and say until then that they
-        # do not exist.
+        # Only the controller knows the topics at first; other brokers learn of them later and
+        # report until then that they do not exist.
         async with self._connection.requesting("waiting for the topics that were created"):
             while len(await self.describe(names)) < len(names):  # noqa: ASYNC110  # brokers send no event
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def delete(self, names: Sequence[str]) -> None:
-        """Delete topics, those that are there; `TopicsError` where one is refused."""
+        """Delete the topics that exist.
+
+        Raises `TopicsError` if the brokers reject a deletion, and `RefusedError` without `Delete`.
+        """
         answer = await self._repeated(
             "deleting topics", lambda: self._client.delete_topics(list(names))
         )
@@ -152,9 +159,10 @@ class KafkaAdmin:
     async def _configs(
         self, topics: Sequence[str], *, listed: Container[str]
     ) -> dict[str, dict[str, str]]:
-        """Return the configuration of those that exist; `RefusedError` where one may not be read.
+        """Return the configuration of each existing topic.
 
-        `listed` are those whose `Describe` the user has.
+        `listed` are the topics that the user may describe. Raises `RefusedError` if the user may
+        not read a configuration.
         """
         resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
         found = await self._repeated(
@@ -170,9 +178,10 @@ class KafkaAdmin:
     async def _describe_configs(
         self, resources: Sequence[ConfigResource]
     ) -> dict[str, dict[str, str] | None]:
-        """Return each topic's configuration, `None` of an absent one; what is refused is left out.
+        """Return each topic's configuration, `None` for an absent topic.
 
-        aiokafka hands each topic's error over as a number. Raises `KafkaError` for the others.
+        Topics that the user may not read are left out. aiokafka returns each topic's error as a
+        number; raises `KafkaError` for all other errors.
         """
         found: dict[str, dict[str, str] | None] = {}
         answers = await self._client.describe_configs(list(resources)) if resources else ()
@@ -189,19 +198,19 @@ class KafkaAdmin:
 
     def _refused(self, doing: str, topics: Iterable[str], *, rights: str) -> RefusedError:
         return RefusedError(
-            f"{doing}: {self._connection.servers} does not allow this user {', '.join(topics)};"
+            f"{doing}: {self._connection.servers} denies this user access to {', '.join(topics)};"
             f" grant it {rights} on these topics"
         )
 
     async def _repeated(self, doing: str, request: Callable[[], Awaitable[T]]) -> T:
-        # Not a `RetryingCaller`: a command of a few seconds, within the connection's deadline, that
-        # has no check, and asks brokers that choose a controller or come to know a topic.
+        # Not a `RetryingCaller`: the command takes seconds, has the connection's deadline and no
+        # check, and waits for brokers that elect a controller or learn of a topic.
         async with self._connection.requesting(doing):
             while True:
                 try:
                     return await request()
                 except KafkaError as error:
-                    # One broker of several may be away, or not yet know who leads.
+                    # One of several brokers may be unavailable or not know the leader yet.
                     if not error.retriable:
                         raise
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -209,7 +218,7 @@ class KafkaAdmin:
 
 @asynccontextmanager
 async def open_admin(connection: KafkaConnection) -> AsyncIterator[KafkaAdmin]:
-    """Open an administration client; `BusUnavailableError` where no broker answers."""
+    """Open an administration client; raise `BusUnavailableError` if no broker answers."""
     arguments: dict[str, Any] = connection.arguments
     client = AIOKafkaAdminClient(**arguments)
     try:
@@ -227,16 +236,16 @@ Status = Literal["ok", "created", "missing", "partitions differ", "config differ
 
 @dataclass(frozen=True, kw_only=True)
 class TopicLine:
-    """What was found of one topic."""
+    """The result of comparing one topic with the topic table."""
 
     topic: str
     """The topic's name."""
     status: Status
-    """`ok`, `created`, or what is wrong."""
+    """`ok`, `created`, or the difference."""
     wanted: str = ""
-    """What the topic table wants, where the broker has something else."""
+    """The topic table's values that differ; empty if none do."""
     found: str = ""
-    """What the broker has instead."""
+    """The brokers' values instead; empty if none differ."""
 
 
 async def create_topics(
@@ -246,22 +255,22 @@ async def create_topics(
     partitions: int | None = None,
     replication_factor: int | None = None,
 ) -> list[TopicLine]:
-    """Make the topics that are missing, with as many replicas as there are brokers, at most 3.
+    """Create the missing topics with one replica per broker, at most 3.
 
-    Of the topic table those that are placed by node get `partitions`, or where absent as many as
-    the ticks' topic has. Raises `TopicsError`, and makes nothing, where a topic has
-    another number of partitions.
+    `topics` defaults to the topic table. In it, topics that are placed by node get `partitions`,
+    which defaults to the partition count of the samples topic. Raises `TopicsError` without
+    creating anything if an existing topic has a different number of partitions.
     """
     async with open_admin(KafkaConnection(settings)) as admin:
         try:
             table = await _table(admin, settings, topics, partitions=partitions)
             before = await _check(admin, table)
         except RefusedError as error:
-            # Whether it has that right only making a topic would tell.
+            # Create is always named: only creating a topic would show whether the user has it.
             raise RefusedError(
-                f"{error}, and Create, by which those are made that are missing"
+                f"{error}, and Create if gpuledger has to create missing topics"
             ) from error
-        # Before anything is made: half a table would be harder to take back.
+        # Checked before anything is created: half of the topics would be harder to undo.
         refuse_other_partitions(before)
         missing = {line.topic for line in before if line.status == "missing"}
         if not missing:
@@ -295,9 +304,10 @@ async def check_topics(
     *,
     partitions: int | None = None,
 ) -> list[TopicLine]:
-    """Compare each topic with the topic table, and change nothing.
+    """Compare each topic with the topic table without changing anything.
 
-    Those that are placed by node must have `partitions`, or where absent as many as the ticks' has.
+    Topics that are placed by node must have `partitions`, which defaults to the partition count of
+    the samples topic.
     """
     async with open_admin(KafkaConnection(settings)) as admin:
         table = await _table(admin, settings, topics, partitions=partitions)
@@ -305,13 +315,13 @@ async def check_topics(
 
 
 async def delete_topics(settings: KafkaSettings) -> None:
-    """Delete the topics of an installation, with all that they hold."""
+    """Delete an installation's topics with all their records."""
     async with open_admin(KafkaConnection(settings)) as admin:
         await admin.delete([topic.name for topic in Topics(settings.topic_prefix)])
 
 
 def refuse_other_partitions(lines: Iterable[TopicLine]) -> None:
-    """Raise `TopicsError` where a topic has another number of partitions than it must have."""
+    """Raise `TopicsError` if a topic has the wrong number of partitions."""
     other = [line for line in lines if line.status == "partitions differ"]
     if other:
         found = "; ".join(f"{line.topic} has {line.found}, wanted {line.wanted}" for line in other)
@@ -323,7 +333,7 @@ def refuse_other_partitions(lines: Iterable[TopicLine]) -> None:
 
 
 def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:
-    """Compare a topic with what the brokers have, on as many replicas as it has there."""
+    """Compare a wanted topic with the brokers' topic."""
     if found is None:
         return TopicLine(
             topic=topic.name, status="missing", wanted=f"partitions={topic.partitions}"
@@ -335,7 +345,7 @@ def compare(topic: Topic, found: FoundTopic | None) -> TopicLine:
             wanted=f"partitions={topic.partitions}",
             found=f"partitions={found.partitions}",
         )
-    # With as many replicas as it has, not as it would get: brokers may have come since.
+    # With its actual replicas, not those it would get today: brokers may have been added since.
     wanted = topic.config(replication_factor=found.replication_factor)
     other = [key for key, value in wanted.items() if found.config.get(key) != value]
     if not other:
@@ -355,19 +365,19 @@ async def _table(
     *,
     partitions: int | None,
 ) -> list[Topic]:
-    """Return the topics that are wanted: these, or the table with a number of partitions."""
+    """Return the wanted topics: `topics`, or the topic table with `partitions`."""
     if topics is not None:
         return list(topics)
     table = Topics(settings.topic_prefix)
     if partitions is None:
-        # What somebody chose: the ticks' topic is the one that is made first.
+        # The samples topic shows the number that the operator chose; it is created first.
         found = await admin.describe([table.samples.name])
         partitions = next((topic.partitions for topic in found.values()), None)
     return with_partitions(table, partitions)
 
 
 def with_partitions(table: Iterable[Topic], partitions: int | None) -> list[Topic]:
-    """Return the topics, those placed by node with so many partitions; `None` changes nothing."""
+    """Return the topics, with `partitions` for those placed by node; `None` changes nothing."""
     return [
         replace(topic, partitions=partitions) if partitions and topic.is_placed_by_node else topic
         for topic in table

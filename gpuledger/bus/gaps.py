@@ -1,13 +1,12 @@
-"""Says what a consumer could not read: one log line, its counters, and a check that stays.
+"""Reports records that a consumer missed: a log line, counters, and a check that stays failed.
 
-And for how long it has been kept from records that are there, behind an open transaction
-(`Withheld`). One that nobody ends withholds all that is written to its partition after it, until
-the brokers abort it (`transaction.max.timeout.ms`, 15 minutes). Its consumer sees nothing of that:
-its poll finds no record, as on a partition without any. Brokers report it beside each answer all
-the same, by two offsets.
+`Withheld` also measures for how long an open transaction has withheld existing records. A
+transaction that is never ended withholds all later records of its partition until the brokers abort
+it (`transaction.max.timeout.ms`, 15 minutes). The consumer cannot tell this from an empty partition
+by its polls, but each fetch response contains two offsets that show it.
 
-Finding a gap is the consumers' business, in `kafka_positions` and `memory_consumer`. What is there
-and cannot be unpacked is no gap here: consumers read on, and stages reject it.
+The consumers find the gaps, in `kafka_positions` and `memory_consumer`. A batch that exists but
+cannot be unpacked is not a gap here: consumers continue, and stages reject it.
 """
 
 import time
@@ -26,15 +25,15 @@ from gpuledger.runtime import Check
 
 RECORDS_MISSED_TOTAL: Final = Counter(
     "gpuledger_records_missed",
-    "Offsets that a consumer group passed over because their records were removed before it read"
-    " them, markers of transactions included.",
+    "Total number of offsets, including transaction markers, that a consumer group missed because"
+    " records were removed before it read them.",
     ["topic", "consumer"],
 )
 GAPS_TOTAL: Final = Counter(
     "gpuledger_gaps",
-    "Times that a consumer group could not go on where it was, by reason: `retention` (records were"
-    " removed before it read them), `topic_recreated` (the topic was deleted and made anew),"
-    " `truncated` (the partition lost records that had been read).",
+    "Total number of times that a consumer group could not continue at its position, by reason:"
+    " `retention` (records were removed before it read them), `topic_recreated` (the topic was"
+    " deleted and recreated), `truncated` (the partition lost records that had been read).",
     ["topic", "consumer", "reason"],
 )
 OPEN_TRANSACTION_SECONDS: Final = Gauge(
@@ -49,8 +48,8 @@ _log = structlog.get_logger(__name__)
 
 
 def count_from_zero(topics: Iterable[str], *, group: str) -> None:
-    """Show the counters before there is anything to count, so that a rule sees them rise."""
-    # A series that first appears at 1 shows no increase.
+    """Create the counters at zero, so that alert rules see their first increase."""
+    # Prometheus sees no increase in a series that first appears at 1.
     for topic in topics:
         RECORDS_MISSED_TOTAL.labels(topic=topic, consumer=group)
         for reason in GapReason:
@@ -59,7 +58,7 @@ def count_from_zero(topics: Iterable[str], *, group: str) -> None:
 
 
 def report_gap(gap: Gap, *, group: str) -> None:
-    """Log the gap and count it under its topic and the consumer's group."""
+    """Log the gap and count it by topic and consumer group."""
     topic, number = gap.partition
     GAPS_TOTAL.labels(topic=topic, consumer=group, reason=gap.reason).inc()
     if gap.missed:
@@ -79,17 +78,17 @@ def report_gap(gap: Gap, *, group: str) -> None:
 
 
 class ReportedGaps:
-    """What of a consumer's partitions is known to be missing, so that it is said once.
+    """The gaps that a consumer has reported, so that it reports each only once.
 
-    A stage may go back to the same offset again: to where a transaction or a table of its own is.
+    A stage may seek back to the same offset, which its last transaction or its own table gives.
     """
 
     def __init__(self) -> None:
         self._known: dict[TopicPartition, tuple[int, int]] = {}
 
     def rest_of(self, gap: Gap) -> Gap | None:
-        """Return the part of the gap that was not reported before, if there is one."""
-        # Offsets of another topic, or of a shorter log, say nothing of what was reported before.
+        """Return the part of the gap that was not reported before, or `None`."""
+        # Offsets of a recreated topic or a truncated log cannot be compared with earlier ones.
         if gap.reason is not GapReason.RETENTION:
             self._known.pop(gap.partition, None)
             return gap
@@ -101,10 +100,10 @@ class ReportedGaps:
 
 
 class GapCheck:
-    """Shows the last gap in `/readyz` for the life of the process.
+    """Shows the last gap in `/readyz` until the process ends.
 
-    What is missing stays missing, so nothing that happens later makes the check hold again; the
-    restart that somebody makes after having seen it does.
+    Missing records stay missing, so the check never recovers; an operator who has seen it clears
+    it by a restart.
     """
 
     def __init__(self, check: Check) -> None:
@@ -113,13 +112,13 @@ class GapCheck:
         check.ok("no record was missed")
 
     def add(self, gap: Gap) -> None:
-        """Record one more gap."""
+        """Count another gap and show it."""
         self._gaps += 1
-        self._check.failed(f"{self._gaps} since the start, the last one {describe_gap(gap)}")
+        self._check.failed(f"gaps since the start: {self._gaps}; the last one {describe_gap(gap)}")
 
 
 def describe_gap(gap: Gap) -> str:
-    """Return what is missing and why, in a part of a sentence."""
+    """Return a description of the gap as part of a sentence."""
     topic, number = gap.partition
     times = f"{iso_time(gap.time_before_ms) or 'unknown'} to {iso_time(gap.time_after_ms) or 'now'}"
     missed = "an unknown number of records" if gap.missed is None else f"{gap.missed} offsets"
@@ -130,51 +129,51 @@ def describe_gap(gap: Gap) -> str:
 
 
 def known_time_ms(timestamp_ms: int) -> int | None:
-    """Return a record's timestamp, `None` where it cannot be one: brokers take any from the past.
+    """Return a record's timestamp, or `None` if it is invalid: brokers accept any past value.
 
-    What is left can be written as a date, and as nanoseconds in 64 bits.
+    A valid timestamp can be written as a date and fits in 64 bits as nanoseconds.
     """
     return timestamp_ms if 0 <= timestamp_ms <= _LAST_MS else None
 
 
 def iso_time(time_ms: int | None) -> str | None:
-    """Return milliseconds since the epoch as UTC in ISO 8601."""
+    """Return milliseconds since the epoch as a UTC time in ISO 8601."""
     if time_ms is None:
         return None
     return datetime.fromtimestamp(time_ms / 1000, tz=UTC).isoformat(timespec="milliseconds")
 
 
 class Withheld:
-    """Since when each partition has stood before an open transaction."""
+    """How long each partition's position has been blocked by an open transaction."""
 
     def __init__(
         self, *, subscription: Subscription, clock_seconds: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock_seconds = clock_seconds
         self._withheld: dict[TopicPartition, tuple[int, float]] = {}
-        """The offset before which it stands, and when that was seen first."""
+        """The offset that blocks each partition, and when it was first observed."""
         for topic in subscription.topics:
             gauge = OPEN_TRANSACTION_SECONDS.labels(topic=topic, consumer=subscription.group)
             gauge.set_function(partial(self.seconds, topic))
 
     def observe(self, offsets: Mapping[TopicPartition, tuple[int, int, int]]) -> None:
-        """Record how partitions stand: the position, the last stable and the end offset of each.
+        """Record each partition's position, last stable offset and end offset.
 
-        Those that are not named are not read any more.
+        Partitions that are missing from `offsets` are no longer read and are forgotten.
         """
         now = self._clock_seconds()
         withheld: dict[TopicPartition, tuple[int, float]] = {}
         for partition, (position, stable, end) in offsets.items():
             if position >= stable and stable < end:
                 known = self._withheld.get(partition)
-                # Each transaction withholds what is behind it for a moment: another offset, another
-                # transaction.
+                # Every transaction briefly withholds the records behind it. A different offset
+                # means a different transaction, so the time starts again.
                 withheld[partition] = known if known and known[0] == stable else (stable, now)
         self._withheld = withheld
 
     def seconds(self, topic: str | None = None) -> float:
-        """Return the longest time of all partitions, or of a topic's; 0 where none is withheld."""
-        # A copy: the gauge is read by the thread or task that serves the metrics.
+        """Return the longest time over all partitions or one topic's; 0 if none is withheld."""
+        # Copied because the thread or task that serves the metrics reads the gauge.
         begin_seconds = [
             seen_seconds
             for partition, (_, seen_seconds) in list(self._withheld.items())

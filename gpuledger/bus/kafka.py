@@ -1,7 +1,7 @@
-"""The bus on Apache Kafka, through aiokafka: batches, zstd, idempotence, static membership.
+"""The bus on Apache Kafka through aiokafka: batches, zstd, idempotence, static membership.
 
-And `KafkaReader`, which reads partitions again by their offsets: no group, no commit, transactions
-only once whole. Following a topic as a member of a group is `kafka_consumer`'s business.
+Also contains `KafkaReader`, which rereads committed records by offset without a group or commits.
+`kafka_consumer` follows topics as a member of a group.
 """
 
 import asyncio
@@ -34,28 +34,28 @@ from gpuledger.topics import Topics
 
 
 class KafkaBus:
-    """Opens producers and consumers; nothing is asked of the brokers before the first use."""
+    """Opens producers and consumers; sends no request to the brokers before their first use."""
 
     def __init__(self, settings: KafkaSettings, *, readiness: Readiness | None = None) -> None:
-        """Take the settings, and where to report that changed credentials cannot be used.
+        """Take the settings; `readiness` receives checks for unusable credentials.
 
-        Raises `SettingsError` where there is such a place and they cannot be used now.
+        With `readiness`, raises `SettingsError` if the credentials are unusable now.
         """
         self.topics = Topics(settings.topic_prefix)
         self._connection = KafkaConnection(settings, readiness=readiness)
 
     async def partitions(self, topic: str) -> int:
-        """Return the number of partitions; `TopicsError` where the topic does not exist."""
+        """Return the number of partitions; raise `TopicsError` if the topic does not exist."""
         return (await self.describe(topic)).partitions
 
     async def describe(self, topic: str) -> TopicDescription:
-        """Return what the brokers say of a topic now; `TopicsError` where it does not exist."""
+        """Return the topic's current description; raise `TopicsError` if it does not exist."""
         return await self._connection.describe(topic)
 
     @asynccontextmanager
     async def producer(self) -> AsyncIterator[Producer]:
         """Open a producer; it connects with the first batch."""
-        # Nothing is asked yet: a deployable starts, and reports, while its brokers are away.
+        # Not connected yet, so that a deployable can start and report while brokers are down.
         producer = KafkaProducer(self._connection)
         try:
             yield producer
@@ -64,10 +64,10 @@ class KafkaBus:
 
     @asynccontextmanager
     async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
-        """Open transactions under an id; entering connects, and shuts out who had the id."""
+        """Open transactions under an id; entering connects, and fences the previous writer."""
         transactions = KafkaTransactions(self._connection, transactional_id)
         try:
-            # Within `try`: an opening that is cut short has taken the id already.
+            # Within `try`: a cancelled opening may already have taken the id.
             await transactions.open()
             yield transactions
         finally:
@@ -86,7 +86,7 @@ class KafkaBus:
 
     @asynccontextmanager
     async def reader(self) -> AsyncIterator[HistoryReader]:
-        """Open a reader of what is kept; it connects with the first question."""
+        """Open a reader; it connects with the first request."""
         reader = KafkaReader(self._connection)
         try:
             yield reader
@@ -100,7 +100,7 @@ _FETCH_WAIT_MS: Final = 20
 
 
 class KafkaReader:
-    """Reads any partition of any topic, one at a time; connects with the first question."""
+    """Reads any partition of any topic, one at a time; connects with the first request."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._connection = connection
@@ -113,7 +113,7 @@ class KafkaReader:
             await consumers.stop_consumer(client)
 
     async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
-        """Return what is kept of each partition; `TopicsError` where the topic does not exist."""
+        """Return each partition's kept span; raise `TopicsError` if the topic does not exist."""
         client = await self._opened()
         inner, servers = consumers.inner_client(client), self._connection.servers
         async with self._connection.requesting(f"looking up the offsets of {topic}"):
@@ -127,16 +127,16 @@ class KafkaReader:
         }
 
     async def topic_id(self, topic: str) -> str | None:
-        """Return the topic's identity, asked of the brokers now."""
+        """Request the topic's id from the brokers and return it, or `None` if it has none."""
         client = await self._opened()
-        async with self._connection.requesting(f"looking up the identity of {topic}"):
+        async with self._connection.requesting(f"looking up the id of topic {topic}"):
             found = await fetch_topic_ids(consumers.inner_client(client), [topic])
         return (found or {}).get(topic)
 
     async def offsets_at(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """Return, for each partition, the offset before which every record is older than that."""
+        """Return, for each partition, the first offset whose record is not older than that time."""
         wanted = {named(partition): timestamp_ms for partition in partitions}
         client = await self._opened()
         async with self._connection.requesting("looking up offsets by time"):
@@ -153,9 +153,9 @@ class KafkaReader:
     async def read(
         self, partition: TopicPartition, span: Span
     ) -> AsyncGenerator[Sequence[Record], None]:
-        """Yield the records of a span in their order, some at a time.
+        """Yield the records of a span in order, at most `MAX_RECORDS` at a time.
 
-        Raises `BusUnavailableError` where nothing came for `request_timeout_seconds`, or where the
+        Raises `BusUnavailableError` if no progress is made for `request_timeout_seconds`, or if the
         broker removed the records in the meantime.
         """
         client, its_name = await self._opened(), named(partition)
@@ -167,20 +167,20 @@ class KafkaReader:
             with self._connection.translating(f"reading {partition.topic}-{partition.partition}"):
                 found = await client.getmany(its_name, timeout_ms=_POLL_MS, max_records=MAX_RECORDS)
             records: Sequence[Record] = found.get(its_name, ())
-            # The position passes over markers and what compaction removed, which a count of records
-            # would not.
+            # Unlike a count of records, the position skips transaction markers and compacted
+            # offsets.
             before, position = position, await client.position(its_name)
-            # A batch that cannot be unpacked may reach beyond the span: it counts where it begins.
+            # An unreadable batch may extend beyond the span: its first offset counts.
             if wanted := [record for record in records if record.first_offset < span.end]:
                 yield wanted
-            # Not by records: a span may end in markers of transactions, which are none.
+            # The position shows progress; a span may end in transaction markers, without records.
             if position > before:
                 answered_at = now_seconds()
             silent_seconds = now_seconds() - answered_at
             if silent_seconds > self._connection.settings.request_timeout_seconds:
                 raise BusUnavailableError(
                     f"reading {partition.topic}-{partition.partition}: {self._connection.servers}"
-                    f" gave nothing for {silent_seconds:.0f} s at offset {position}, before"
+                    f" returned no data for {silent_seconds:.0f} s at offset {position}, before"
                     f" {span.end}"
                 )
 
@@ -193,9 +193,9 @@ class KafkaReader:
                 **self._connection.arguments,
                 group_id=None,
                 enable_auto_commit=False,
-                # What is removed while it is read is an error, not a jump.
+                # Raise an error, instead of jumping, if records are removed while they are read.
                 auto_offset_reset="none",
-                # What is read is there: who goes on to the next partition waits for no more of it.
+                # All wanted records exist, so waiting longer for more data is useless.
                 fetch_max_wait_ms=_FETCH_WAIT_MS,
                 isolation_level="read_committed",
             )

@@ -1,9 +1,8 @@
-"""How the Kafka bus reaches its brokers: addresses, TLS, login, deadlines, errors, topics.
+"""Connections to the Kafka brokers: addresses, TLS, login, deadlines, errors, topic look-ups.
 
-What a connection shows and trusts is read again when its files change: the clients of aiokafka keep
-what they were opened with, and what they are given here asks for the current certificate,
-authorities and password whenever a connection is opened. Producing and consuming stand in modules
-of their own.
+Certificates, CA certificates and passwords are read again when their files change. aiokafka's
+clients keep the arguments that they were opened with, so they receive objects that return the
+current credentials whenever a connection is opened. Producing and consuming are in other modules.
 """
 
 import asyncio
@@ -54,12 +53,12 @@ _BEARER: Final = re.compile(r"(\bBearer )[^\s'\"]+")
 
 
 class KafkaCredentials:
-    """The certificates and passwords in force."""
+    """The current certificates and passwords."""
 
     _context: ssl.SSLContext
     _token_context: ssl.SSLContext
     sent: BasicCredentials = NO_CREDENTIALS
-    """The passwords, the former ones too: to be masked in what a broker says."""
+    """Current and recent secrets, which are masked in broker messages."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class KafkaCredentials:
         monotonic: Callable[[], float] = time.monotonic,
         time_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """Read the files; raises `SettingsError` naming one that cannot be used."""
+        """Read the files; raise `SettingsError` with the setting of an unusable file."""
         self._settings = settings
         oauth = settings.oauth if settings.uses_tokens else OauthSettings()
         secrets = (
@@ -96,22 +95,22 @@ class KafkaCredentials:
         )
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS context for a connection that is opened now."""
+        """Return the TLS context for a new connection to a broker."""
         self.look()
         return self._context
 
     def password(self) -> str:
-        """Return the password for a login now; empty where there is none."""
+        """Return the current password, or an empty text if there is none."""
         self.look()
         return self._password
 
     def token(self) -> str:
-        """Return the token that stands in its file now; empty where there is none."""
+        """Return the token that is currently in its file, or an empty text if there is none."""
         self.look()
         return self._token
 
     def client_secret(self) -> str:
-        """Return the secret for a request to the token endpoint; empty where there is none."""
+        """Return the secret for the token endpoint, or an empty text if there is none."""
         self.look()
         return self._client_secret
 
@@ -121,12 +120,12 @@ class KafkaCredentials:
         return self._token_context
 
     def note_sent(self, secret: str) -> None:
-        """Have a token masked that did not stand in a file."""
+        """Add a secret to those that are masked in broker messages."""
         recent = dict.fromkeys((secret, *self.sent.secrets))
         self.sent = BasicCredentials(tuple(filter(None, recent))[:_MAX_RECENT])
 
     def look(self) -> None:
-        """Read the files again where they changed; with a mistake in them the old ones stay."""
+        """Read the files again if they have changed; if one is invalid, keep the old ones."""
         self._files.look()
 
     def _take(self) -> list[Validity]:
@@ -142,51 +141,51 @@ class KafkaCredentials:
             self._token_context, found = _trusted("kafka.oauth.ca_file", oauth.ca_file)
             validities += found
         self._password, self._token, self._client_secret = password, token, client_secret
-        # A connection that was opened with the former one may still be answered.
+        # A connection that was opened with an earlier secret may still receive an error with it.
         for secret in (key_password, client_secret, token, password):
             self.note_sent(secret)
         return validities
 
 
 class CurrentContext(ssl.SSLContext):
-    """A client's TLS context that is, for each connection, the one in force by then."""
+    """A TLS context that delegates each new connection to the then current context."""
 
     _current: Callable[[], ssl.SSLContext]
 
     def __new__(cls, current: Callable[[], ssl.SSLContext]) -> Self:
-        """Make a context of which nothing but its place is used."""
+        """Create a context that only delegates; its own TLS configuration is never used."""
         made = super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
         made._current = current
         return made
 
     @override
     def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
-        """Begin a connection, as asyncio does, with the context in force."""
+        """Start TLS for a connection with the current context; asyncio calls this."""
         return self._current().wrap_bio(*arguments, **named)
 
 
 class CurrentPassword(str):
-    """A password that is, for each login, the one in force by then; its own text is a mask."""
+    """A password that encodes to the then current password; its own text is a mask."""
 
     __slots__ = ("_current",)
     _current: Callable[[], str]
 
     def __new__(cls, current: Callable[[], str]) -> Self:
-        """Make a text that shows the mask."""
+        """Create a string whose text is the mask."""
         made = super().__new__(cls, MASK)
         made._current = current
         return made
 
     @override
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
-        """Return the password in force, as SCRAM takes it."""
+        """Return the current password encoded; SCRAM calls this at each login."""
         return self._current().encode(encoding, errors)
 
 
 def tls_context(settings: KafkaSettings) -> tuple[ssl.SSLContext, list[Validity]]:
     """Return the TLS context, and how long its certificates are valid.
 
-    Raises `SettingsError` naming the setting whose file cannot be used.
+    Raises `SettingsError` with the setting of an unusable file.
     """
     context, validities = _trusted("kafka.ssl_ca_file", settings.ssl_ca_file)
     context.check_hostname = settings.ssl_check_hostname
@@ -202,47 +201,50 @@ def tls_context(settings: KafkaSettings) -> tuple[ssl.SSLContext, list[Validity]
 
 
 def _trusted(setting: str, file: Path | None) -> tuple[ssl.SSLContext, list[Validity]]:
-    """Return a client's context, and how long its authorities are valid; raises `SettingsError`."""
+    """Return a client's context, and how long its CA certificates are valid.
+
+    Raises `SettingsError`.
+    """
     if file is None:
-        return ssl.create_default_context(), []  # the machine's own authorities
+        return ssl.create_default_context(), []  # the system's CA certificates
     context = trusting(setting=setting, file=file)
     return context, authorities_of(context, setting=setting, file=file)
 
 
 def _current(name: str, secret: Secret | None) -> str:
-    """Return a secret as its file has it now, empty where there is none; raises `SettingsError`."""
+    """Return a secret's current value, or an empty text; raise `SettingsError`."""
     return secret.read(name=f"kafka.{name}") if secret else ""
 
 
 ABSENT_ANSWERS: Final = 2
-"""So many answers in a row that a topic does not exist are believed; a broker that has just started
-may not have heard of it yet."""
+"""Number of consecutive answers without a topic before it counts as absent; a broker that has just
+started may not know it yet."""
 
 _HIDDEN: Final = TopicAuthorizationFailedError.errno
 _NO_BROKER_SECONDS: Final = 0.2
-"""How long to wait before the brokers are asked again for a cluster that has none."""
+"""Pause before the metadata is requested again if it names no brokers."""
 
 
 class KafkaConnection:
-    """The settings of the brokers, as each client of them needs them."""
+    """Connection settings shared by all clients of the brokers."""
 
     def __init__(self, settings: KafkaSettings, *, readiness: Readiness | None = None) -> None:
-        """Take the settings; where there are checks to report to, read the credentials at once.
+        """Take the settings; with `readiness`, read the credentials and add their checks now.
 
-        Raises `SettingsError` naming a file of them that cannot be used.
+        Raises `SettingsError` with the setting of an unusable credentials file.
         """
         self.settings = settings
         self.servers = settings.bootstrap_servers
         self.topic_ids: dict[str, Mapping[str, str | None]] = {}
-        """For each group that is read here, the identities of its topics: what commits carry."""
+        """The topic ids of each group read here, which its commits carry as metadata."""
         self._refusals = RefusedConnections(mask=self._mask)
-        # Before any client is there: it logs from its first connection on.
+        # Before the first client, which logs from its first connection on.
         demote_logs()
         close_left_connections()
         if readiness and settings.security_protocol != "PLAINTEXT":
             check = _check_of(readiness)
             self._credentials = KafkaCredentials(settings, check=check)
-            # Also while nothing connects: a mistake in a new file shows before it is needed.
+            # Also while nothing connects, so that an invalid new file shows before it is needed.
             readiness.add_periodic(self._credentials.look, check=check)
             if settings.uses_tokens:
                 self._token_check = _token_check_of(readiness)
@@ -257,7 +259,7 @@ class KafkaConnection:
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """What every aiokafka client takes; `SettingsError` where a certificate is unreadable."""
+        """The arguments of every aiokafka client; raises `SettingsError` for unusable files."""
         settings = self.settings
         made: dict[str, Any] = {
             "bootstrap_servers": self.servers,
@@ -277,7 +279,7 @@ class KafkaConnection:
                 "sasl_oauth_token_provider": self._tokens(credentials),
             }
         elif settings.security_protocol.startswith("SASL"):
-            # Before the first login: PLAIN would join the mask, and not the password.
+            # Before the first login: PLAIN would send the mask instead of the password.
             logins.encode_password_at_login()
             made |= {
                 "sasl_mechanism": settings.sasl_mechanism,
@@ -287,7 +289,7 @@ class KafkaConnection:
         return made
 
     def _tokens(self, credentials: KafkaCredentials) -> TokenProvider:
-        """Return what has the token in force, by the one or the other source of it."""
+        """Return a provider of the current token, from the token endpoint or a file."""
         oauth = self.settings.oauth
         if not oauth.token_url:
             source: TokenSource[BearerToken] = TokenFile(credentials.token)
@@ -299,7 +301,7 @@ class KafkaConnection:
                 post=lambda url, form, headers: post_form(
                     url, form, headers, context=credentials.token_context()
                 ),
-                # Within the deadline of what a login is for, so that its error says why.
+                # Shorter than the request that needs the login, so that its error names the cause.
                 deadline_seconds=min(DEADLINE_SECONDS, self.settings.request_timeout_seconds / 2),
             )
         return TokenProvider(source, check=self._token_check, on_token=credentials.note_sent)
@@ -308,9 +310,10 @@ class KafkaConnection:
     async def requesting(
         self, doing: str, *, at_most_seconds: float = math.inf
     ) -> AsyncIterator[None]:
-        """Do something with the brokers within `request_timeout_seconds`, with our own errors.
+        """Limit a request to `request_timeout_seconds` and translate aiokafka's errors.
 
-        An idempotent producer and a consumer's commit retry for ever by themselves.
+        aiokafka itself retries an idempotent producer's batches and a consumer's commits without
+        limit.
         """
         limit_seconds = min(self.settings.request_timeout_seconds, at_most_seconds)
         with remembering(self._refusals), self.translating(doing):
@@ -325,8 +328,8 @@ class KafkaConnection:
 
     @contextmanager
     def translating(self, doing: str) -> Iterator[None]:
-        """Raise our own errors in the place of aiokafka's."""
-        # What was refused before that is of another outage, and would blame the wrong setting.
+        """Translate aiokafka's errors into gpuledger's."""
+        # Earlier refusals belong to another outage and would blame the wrong setting.
         begin_seconds = time.monotonic()
         try:
             yield
@@ -341,19 +344,22 @@ class KafkaConnection:
             ) from error
 
     def _mask(self, message: str) -> str:
-        """Return what a broker says with the login that it was sent masked."""
+        """Return a broker's message with the credentials masked."""
         if not self.settings.security_protocol.startswith("SASL"):
             return message
-        # A request is logged with the begin of its token, by which that is not found.
+        # A logged request contains a truncated token, which `sent.mask` would not find.
         return _BEARER.sub(rf"\1{MASK}", self._credentials.sent.mask(message))
 
     def refused_within(self, seconds: float) -> str:
-        """Return why connections failed in so many seconds, as a message's end; empty for none."""
+        """Return the end of a message: why connections failed in the last `seconds`.
+
+        Empty if none failed.
+        """
         return name_refusals(self._refusals.of_last(seconds))
 
     async def describe(self, topic: str) -> TopicDescription:
-        """Ask for a topic over a connection of its own; `TopicsError` where it does not exist."""
-        # Of a client that has joined a group the metadata is of then; a topic is asked for now.
+        """Look up a topic over a separate connection; raise `TopicsError` if it does not exist."""
+        # A client that has joined a group has older metadata.
         client = AIOKafkaClient(**self.arguments)
         async with self.requesting(f"looking up the topic {topic}"):
             try:
@@ -371,7 +377,7 @@ def _check_of(readiness: Readiness) -> Check:
 
 def _token_check_of(readiness: Readiness) -> Check:
     check = readiness.check("kafka.token", severity=CheckSeverity.WARNING)
-    check.ok("no login yet")  # one that stands by may never need any
+    check.ok("no login yet")  # a standby may never need one
     return check
 
 
@@ -380,13 +386,13 @@ async def count_partitions(
     topics: Iterable[str],
     *,
     servers: str,
-    rights: str = "Read where it reads it, Write where it writes to it",
+    rights: str = "Read to consume it, Write to publish to it",
 ) -> dict[str, int]:
-    """Ask over an open client, so that an absent topic is known now and not after a time-out.
+    """Return each topic's number of partitions, or raise an error now instead of a later timeout.
 
-    Waits while the cluster has no broker; the caller sets the deadline. `rights` are those that the
-    user needs on the topics. Raises `RefusedError` where they may not be seen, `TopicsError` where
-    one is absent, and aiokafka's errors.
+    Waits while the cluster has no broker; the caller sets the deadline. `rights` names the
+    permissions that the user needs on the topics. Raises `RefusedError` if the user may not see a
+    topic, `TopicsError` if a topic does not exist, and aiokafka's errors.
     """
     wanted = sorted(topics)
     answer = await _request_topics(client, wanted)
@@ -394,7 +400,7 @@ async def count_partitions(
     hidden = [topic for topic, (code, _) in found.items() if code == _HIDDEN]
     if hidden:
         raise RefusedError(
-            f"looking up topics: {servers} does not allow this user the topic"
+            f"looking up topics: {servers} denies this user access to the topic"
             f" {', '.join(sorted(hidden))}; grant it {rights}"
         )
     counts = {topic: found[topic][1] if topic in found else 0 for topic in wanted}
@@ -402,23 +408,23 @@ async def count_partitions(
     if absent:
         raise TopicsError(
             f"there is no topic {', '.join(absent)} on {servers}; "
-            f"`gpuledger topics create` makes what is missing"
+            f"run `gpuledger topics create` to create missing topics"
         )
     return counts
 
 
 async def _request_topics(client: AIOKafkaClient, topics: list[str]) -> Any:  # noqa: ANN401  # aiokafka is untyped
-    """Return what the first broker that answers says of these topics.
+    """Return these topics' metadata from the first broker that answers.
 
-    By their names: of all topics the brokers list those that a user may see, so that one that is
-    hidden looks like one that is absent.
+    Requested by name: a list of all topics omits those that the user may not see, as if they were
+    absent.
     """
     while not (nodes := [broker.nodeId for broker in client.cluster.brokers()]):
-        # A broker that has just started does not yet name itself.
+        # The metadata of a broker that has just started does not list the broker itself yet.
         await client.force_metadata_update()
         await asyncio.sleep(_NO_BROKER_SECONDS)
     failure: Exception = KafkaConnectionError("no broker answered")
-    # In any order: not every process of a cluster is to begin with a broker that is away.
+    # In random order, so that not every process tries an unavailable broker first.
     for node in random.sample(nodes, len(nodes)):
         try:
             return await client.send(node, MetadataRequest(topics, allow_auto_topic_creation=False))

@@ -1,4 +1,4 @@
-"""The reading end of the Kafka bus: one member of a group, its polls and its commits."""
+"""The consumer of the Kafka bus: one member of a group, its polls and commits."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -26,18 +26,18 @@ _log = structlog.get_logger(__name__)
 JOIN_GRACE_SECONDS: Final = 5.0
 """How much longer a member waits for its share than the group waits for the other members."""
 GIVE_UP_SECONDS: Final = 4.0
-"""How long a commit on closing may take; what it does not reach is read again."""
+"""Timeout of the commit on closing; records that it does not cover are read again."""
 GATHER_SECONDS: Final = 0.05
-"""How long a broker gathers what a poll gets. Agents send batches of one tick: to take each up as
-it comes costs half as much again."""
+"""How long a broker collects records for a fetch. Agents send batches of one tick: fetching each
+as it arrives costs half as much again."""
 GATHER_BYTES: Final = 1_000_000
-"""With so much it does not wait."""
+"""With this many bytes, a broker answers a fetch immediately."""
 SILENCE_SECONDS: Final = 10.0
-"""How long the group's coordinator may be away before a poll says so."""
+"""How long the group's coordinator may be unavailable before a poll fails."""
 
 
 class KafkaConsumer:
-    """Reads the partitions that its group gave it; connects with the first poll."""
+    """Reads the partitions that its group assigned to it; connects with the first poll."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class KafkaConsumer:
         self._answered_at = 0.0
 
     async def close(self) -> None:
-        """Give up the partitions and leave the group, within the time that a process has to end."""
+        """Give up the partitions and leave the group, within a process's time to stop."""
         try:
             async with asyncio.timeout(GIVE_UP_SECONDS):
                 await self._rebalances.give_up()
@@ -67,14 +67,14 @@ class KafkaConsumer:
         finally:
             if self._withheld:
                 self._withheld.observe({})
-            # Taken out first, so that what is called meanwhile opens no request on it.
+            # Unset first, so that a concurrent call does not use the client any more.
             client, self._client = self._client, None
             if client is not None:
                 await consumers.stop_consumer(client)
 
     async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
-        """Wait for records; take part in a rebalance where one is due."""
-        # A consumer that always finds records would keep every other task from running.
+        """Wait for records; take part in a rebalance if one is due."""
+        # Yields to the event loop, or a busy consumer would keep every other task from running.
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_seconds
@@ -95,16 +95,16 @@ class KafkaConsumer:
                         self._withheld.observe(consumers.observed_offsets(client, held))
                     return records
         except NotAssignedError:
-            return {}  # aiokafka was faster with a rebalance: the next poll takes part in it
+            return {}  # aiokafka started a rebalance first: the next poll takes part in it
         except (TopicsError, RefusedError):
-            # Neither the topics nor the rights are looked at again by a client that has joined.
+            # A client that has joined never checks topics and permissions again.
             await self._retire(client)
             raise
         finally:
             consumers.mark_polled(client)
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit offsets of partitions that are held."""
+        """Commit offsets of assigned partitions."""
         self._must_hold(offsets)
         client = await self._opened()
         async with self._connection.requesting(self._doing("committing")):
@@ -123,9 +123,9 @@ class KafkaConsumer:
             return await self._positions.committed(client, partition)
 
     async def topic_id(self, topic: str) -> str | None:
-        """Return the topic's identity, asked of the brokers now."""
+        """Request the topic's id from the brokers and return it, or `None` if it has none."""
         client = await self._opened()
-        async with self._connection.requesting(self._doing("looking up the topic's identity")):
+        async with self._connection.requesting(self._doing("looking up the topic id")):
             found = await fetch_topic_ids(consumers.inner_client(client), [topic])
         if found is None:
             return None
@@ -134,21 +134,21 @@ class KafkaConsumer:
         return found[topic]
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Return the partitions that are held now."""
+        """Return the partitions that are currently assigned."""
         return self._rebalances.held
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hand out no records of these partitions."""
+        """Return no records from these partitions until they are resumed."""
         if self._client is not None:
             self._client.pause(*map(named, self._rebalances.held & set(partitions)))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hand out records of these partitions again."""
+        """Return records from these partitions again."""
         if self._client is not None:
             self._client.resume(*map(named, self._rebalances.held & set(partitions)))
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Read on from this offset."""
+        """Continue reading at this offset."""
         self._must_hold([partition])
         client = await self._opened()
         with self._connection.translating(self._doing("seeking")):
@@ -158,7 +158,7 @@ class KafkaConsumer:
                 consumers.reset_to_beginning(client, named(partition))
 
     async def position(self, partition: TopicPartition) -> int:
-        """Return the offset of the next record to be polled."""
+        """Return the offset of the next record to poll."""
         self._must_hold([partition])
         client = await self._opened()
         async with self._connection.requesting(self._doing("looking up the position")):
@@ -168,7 +168,7 @@ class KafkaConsumer:
     async def end_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Return the offsets that the next published records will get."""
+        """Return, for each partition, the offset after the last record that can be read now."""
         wanted = [named(partition) for partition in partitions]
         client = await self._opened()
         async with self._connection.requesting(self._doing("looking up end offsets")):
@@ -176,19 +176,19 @@ class KafkaConsumer:
         return {TopicPartition(*partition): offset for partition, offset in found.items()}
 
     def withheld_seconds(self) -> float:
-        """Return for how long records have been withheld behind an open transaction."""
+        """Return how long records have been withheld behind an open transaction."""
         return self._withheld.seconds() if self._withheld else 0.0
 
     async def _fetch(
         self, client: AIOKafkaConsumer, *, deadline: float, max_records: int
     ) -> Polled:
-        """Return what is there; nothing where it had to be gone on behind a gap first."""
+        """Return fetched records; nothing if the position had to be moved or set first."""
         try:
             return await fetch(client, self._rebalances, deadline=deadline, max_records=max_records)
         except OffsetOutOfRangeError as error:
             await self._positions.go_on_after(client, error)
         except NoOffsetForPartitionError as error:
-            # It was said between the assignment and our own seek, which may have come since.
+            # Raised between the assignment and our own seek, which may have happened since.
             (partition,) = error.args
             if consumers.position_or_none(client, partition) is None:
                 await self.seek(TopicPartition(*partition), 0)
@@ -198,13 +198,13 @@ class KafkaConsumer:
         await self._positions.begin(await self._opened(), partitions)
 
     async def _living(self) -> AIOKafkaConsumer:
-        """Return the client; replace one that would never read what there is now."""
+        """Return the client; replace it if its topics have changed or its tasks have ended."""
         client = self._client
         if client is not None and await self._positions.must_begin_again(
             client, self._rebalances.held
         ):
-            # Its metadata would name the old topic for minutes. Whoever holds partitions gives
-            # them up as in a rebalance, so that nothing of the old topic is left anywhere.
+            # The client's metadata would describe the old topic for minutes. The stage gives up
+            # its partitions as in a rebalance, so that it keeps no state of the old topic.
             self._positions.close()
             try:
                 await self._rebalances.give_up()
@@ -216,27 +216,27 @@ class KafkaConsumer:
         return await self._opened()
 
     async def _retire(self, client: AIOKafkaConsumer) -> None:
-        """Close a client; the next call opens another one, once all topics are there."""
+        """Close a client; the next call opens another one once all topics exist."""
         self._client = None
         await consumers.stop_consumer(client)
         await self._rebalances.end()
 
     async def _must_have_topics(self, client: AIOKafkaConsumer) -> None:
-        """Raise `TopicsError` where a topic was deleted: its partitions just go, with no error."""
-        # Before that `_open` has looked, and a group that forms takes as long as it takes.
+        """Raise `TopicsError` if a topic was deleted: aiokafka drops its partitions silently."""
+        # Until the consumer has joined, the check in `_open` counts; a group may take long to form.
         if not self._rebalances.has_joined:
             return
         inner, topics = consumers.inner_client(client), self._subscription.topics
         if all(inner.cluster.partitions_for_topic(topic) for topic in topics):
             return
-        # A broker that has just started may not know of it yet: all are asked.
+        # The cached metadata may come from a broker that has just started: request it again.
         async with self._connection.requesting(self._doing("looking up topics")):
             await count_partitions(inner, topics, servers=self._connection.servers, rights="Read")
             await inner.force_metadata_update()
 
     async def _opened(self) -> AIOKafkaConsumer:
         async with self._opening:
-            # One at a time: a poll and a commit may both find none.
+            # Locked, because a concurrent poll and commit may both find no client.
             if self._client is None:
                 self._client = await self._open()
                 self._answered_at = asyncio.get_running_loop().time()
@@ -254,7 +254,7 @@ class KafkaConsumer:
                 servers = self._connection.servers
                 inner = consumers.inner_client(client)
                 await count_partitions(inner, topics, servers=servers, rights="Read")
-                # Not before `start`, which would wait for an assignment and so for other members.
+                # After `start`, which would otherwise wait for an assignment and other members.
                 client.subscribe(topics, listener=self._rebalances)
         except BaseException:
             await consumers.stop_consumer(client)
@@ -267,15 +267,15 @@ class KafkaConsumer:
             self._answered_at = now
         elif now - self._answered_at > self._silence_seconds:
             raise BusUnavailableError(
-                f"{self._doing('polling')}: no broker of {self._connection.servers} "
-                f"has coordinated the group for {now - self._answered_at:.0f} s"
+                f"{self._doing('polling')}: {self._connection.servers} "
+                f"has had no group coordinator for {now - self._answered_at:.0f} s"
                 f"{self._connection.refused_within(now - self._answered_at)}"
             )
 
     def _must_hold(self, partitions: Iterable[TopicPartition]) -> None:
         for topic, number in set(partitions) - self._rebalances.held:
             raise NotAssignedError(
-                f"{topic}-{number} is not held by this consumer "
+                f"{topic}-{number} is not assigned to this consumer "
                 f"of the group {self._subscription.group!r}"
             )
 
@@ -285,36 +285,37 @@ class KafkaConsumer:
 
 @cache
 def _assignor_of(stage: str) -> type[RangePartitionAssignor]:
-    """Return the range assignor under the stage's name.
+    """Return a range assignor with the stage's name.
 
-    Brokers let nobody join a group who has no assignor in common with its members.
+    A broker rejects a member that has no assignor in common with the group's other members, so
+    members of another stage cannot join.
     """
     name = f"{RangePartitionAssignor.name}/{stage}" if stage else RangePartitionAssignor.name
     return type("StageAssignor", (RangePartitionAssignor,), {"name": name})
 
 
 def group_arguments(subscription: Subscription, settings: KafkaSettings) -> dict[str, object]:
-    """Return what aiokafka takes of a member of a group, beside what every client takes."""
+    """Return the aiokafka arguments of a group member, in addition to those of every client."""
     session_seconds = settings.session_timeout_seconds
     longest_seconds = max(settings.request_timeout_seconds, session_seconds + JOIN_GRACE_SECONDS)
     return {
-        # A request to join that is given up leaves a member behind that nobody is.
+        # A join request that times out leaves an orphaned member in the group.
         "request_timeout_ms": int(longest_seconds * 1000),
         "group_id": subscription.group,
         "group_instance_id": subscription.group_instance_id or settings.group_instance_id or None,
-        # Equal numbers of all topics go to one member: a node's pods lie where its ticks do.
+        # Equal partition numbers of all topics go to one member, as a node's pods and ticks need.
         "partition_assignment_strategy": (_assignor_of(subscription.stage),),
-        # What was removed before it was read is an error, which becomes a gap: not a jump.
+        # Records removed before they were read raise an error, which becomes a gap, not a jump.
         "auto_offset_reset": "none",
-        # What is committed is what was delivered, which the stage alone knows.
+        # Only the stage knows which records it has delivered.
         "enable_auto_commit": False,
         "fetch_max_wait_ms": int(GATHER_SECONDS * 1000),
-        # Together with the wait above: a batch of one tick is not fetched by itself.
+        # Together with the wait above, this avoids fetching each one-tick batch separately.
         "fetch_min_bytes": GATHER_BYTES,
         "isolation_level": subscription.isolation_level.value,
         "session_timeout_ms": int(session_seconds * 1000),
         "heartbeat_interval_ms": int(settings.heartbeat_seconds * 1000),
-        # How long the group waits for a member that works on what it polled.
+        # How long the group waits for a member that is processing polled records.
         "rebalance_timeout_ms": int(session_seconds * 1000),
         "max_poll_interval_ms": int(settings.max_poll_interval_seconds * 1000),
     }

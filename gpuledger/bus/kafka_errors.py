@@ -1,8 +1,8 @@
-"""What aiokafka raises and logs, as what a caller can do about it. No connection is made here.
+"""Translates aiokafka's errors and log lines into gpuledger's errors. Opens no connections.
 
-aiokafka keeps the reason of a failed connection to its log; here it is taken from there
-(`RefusedConnections`), so that our own error can name it: also where a background task of a client
-connects, whose caller is only told that nobody answered. Its retries become debug lines.
+aiokafka reports why a connection failed only in its log. `RefusedConnections` takes the reason from
+there, so that our error can name it, even if a background task opened the connection and the caller
+only learns that no broker answered. aiokafka's log lines about retries become debug lines.
 """
 
 import logging
@@ -30,8 +30,8 @@ from gpuledger.errors import (
     TopicsError,
 )
 
-# IllegalOperation and ConsumerStoppedError are no KafkaErrors; a lost connection is an OSError.
-# What aiokafka takes for impossible it asserts; a topic that is gone makes some of it possible.
+# IllegalOperation and ConsumerStoppedError are not KafkaErrors; a lost connection is an OSError.
+# aiokafka asserts conditions that it considers impossible; a deleted topic can violate them.
 FAILURES: Final = (
     vendor.KafkaError,
     vendor.IllegalOperation,
@@ -40,7 +40,7 @@ FAILURES: Final = (
     OSError,
 )
 _SIGNS: Final = {
-    # What is said of a token names its setting and the remedy itself.
+    # This error's message already names the setting and the fix.
     "TokenUnavailableError": "kafka.oauth",
     "UnsupportedSaslMechanism": "kafka.sasl_mechanism",
     "OAUTHBEARER": "kafka.oauth",
@@ -51,68 +51,71 @@ _SIGNS: Final = {
     "CERTIFICATE_VERIFY_FAILED": "kafka.ssl_ca_file",
     "CERTIFICATE_REQUIRED": "kafka.ssl_cert_file",
     "UNKNOWN_CA": "kafka.ssl_cert_file",
-    # What a port for TLS or a login says to plain requests, and the other way round.
+    # Typical errors of a TLS or SASL port that receives plain requests, and vice versa.
     "bytes read on a total of": "kafka.security_protocol",
     "ConnectionResetError": "kafka.security_protocol",
     "WRONG_VERSION_NUMBER": "kafka.security_protocol",
 }
-"""Text of an error of a connection, and the settings to check; the first match counts."""
+"""Text found in connection errors, and the settings to check; the first match counts."""
 _USUAL_SETTINGS: Final = "kafka.bootstrap_servers, kafka.security_protocol"
 _CLIENT: Final = re.compile(r": <AIOKafkaConnection [^>]*>")
 _MEANINGS: Final[dict[type[Exception], tuple[type[GpuledgerError], str]]] = {
     vendor.TopicAuthorizationFailedError: (
         RefusedError,
-        "does not allow this user the topic; grant it Describe and Read, or Write, on that topic",
+        (
+            "denies this user access to the topic; grant it Describe and Read, or Write, on that"
+            " topic"
+        ),
     ),
     vendor.GroupAuthorizationFailedError: (
         RefusedError,
-        "does not allow this user the group; grant it Read on that group",
+        "denies this user access to the group; grant it Read on that group",
     ),
     vendor.InconsistentGroupProtocolError: (RefusedError, OTHER_STAGE),
     vendor.ClusterAuthorizationFailedError: (
         RefusedError,
-        "does not allow this user to write anything; grant it Write on the topics it writes to",
+        "denies this user all writes; grant it Write on the topics it writes to",
     ),
     vendor.TransactionalIdAuthorizationFailed: (
         RefusedError,
         (
-            "does not allow this user the transactional id; grant it Describe and Write on the ids"
-            " that begin with its group"
+            "denies this user access to the transactional id; grant it Describe and Write on the"
+            " ids that begin with its group"
         ),
     ),
     vendor.IncompatibleBrokerVersion: (
         RefusedError,
-        "does not know a request; brokers must support transactions and idempotent producers",
+        ("does not support a request; brokers must support transactions and idempotent producers"),
     ),
     vendor.InvalidTransactionTimeout: (
         RefusedError,
-        "has a transaction.max.timeout.ms that is shorter than our transactions may take",
+        "has a transaction.max.timeout.ms below gpuledger's transaction timeout; raise it",
     ),
     AssertionError: (
         BusUnavailableError,
-        "failed, as its client here is in a state that it does not expect",
+        "failed: the Kafka client is in an unexpected state",
     ),
-    vendor.IllegalStateError: (NotAssignedError, "gave the partition to another member"),
+    vendor.IllegalStateError: (NotAssignedError, "assigned the partition to another member"),
     vendor.ProducerFenced: (FencedError, "let another writer take over"),
     vendor.InvalidProducerEpoch: (FencedError, "let another writer take over"),
     vendor.UnknownTopicOrPartitionError: (TopicsError, "has no such topic"),
-    vendor.InvalidTopicError: (TopicsError, "takes no topic of this name"),
+    vendor.InvalidTopicError: (TopicsError, "rejects the topic's name as invalid"),
     vendor.MessageSizeTooLargeError: (
         MessageTooLargeError,
         (
-            "refused it as larger than the topic's max.message.bytes; set that to"
-            f" {TOPIC_MESSAGE_BYTES} at least"
+            "rejected it because it exceeds the topic's max.message.bytes; set that to at least"
+            f" {TOPIC_MESSAGE_BYTES}"
         ),
     ),
     vendor.RecordListTooLargeError: (
         MessageTooLargeError,
-        "refused it as larger than the topic's segment.bytes",
+        "rejected it because it exceeds the topic's segment.bytes",
     ),
     vendor.InvalidTimestampError: (
         TimestampRefusedError,
         (
-            "refused a record as too far ahead of its own clock; set this machine's clock, "
-            "or the topic's message.timestamp.after.max.ms"
+            "rejected a record because it is too far ahead of the broker's clock; correct this "
+            "machine's clock, or the topic's message.timestamp.after.max.ms"
         ),
     ),
 }
@@ -126,11 +129,11 @@ def translate(
     refusals: Sequence[str] = (),
     mask: Callable[[str], str] = str,
 ) -> GpuledgerError:
-    """Return the error to raise instead, with what was being done.
+    """Return gpuledger's error for an aiokafka error; its message begins with `doing`.
 
-    `mask` is what becomes of the brokers' own words, which may quote a password.
+    `mask` is applied to the brokers' own text, which may quote a password.
     """
-    # aiokafka says only that it could not bootstrap; why stands in its log.
+    # The error only reports that the bootstrap failed; the reason is in aiokafka's log.
     if isinstance(error, vendor.KafkaConnectionError) and refusals:
         return BusUnavailableError(f"cannot connect to Kafka at {servers}{name_refusals(refusals)}")
     kind, meaning = _MEANINGS.get(type(error), (BusUnavailableError, "failed"))
@@ -142,7 +145,7 @@ def translate(
 def name_refusals(refusals: Sequence[str]) -> str:
     """Return the end of a message: why connections failed, and which settings to check.
 
-    Empty without refusals.
+    Empty if there are no refusals.
     """
     if not refusals:
         return ""
@@ -156,29 +159,30 @@ def name_refusals(refusals: Sequence[str]) -> str:
 
 LIBRARY: Final = "aiokafka"
 LOGGED: Final = (
-    # Raised by a callback of ours, and seen by nobody else.
+    # The error of a callback of ours, which no caller receives.
     "User provided subscription listener %s for group %s failed on_partitions_revoked",
     "User provided listener %s for group %s failed on partition assignment: %s",
-    # For people who set it up; aiokafka says it for each connection.
+    # A hint for operators; aiokafka logs it for each connection.
     "Sending username and password in the clear",
 )
-"""What stays a warning or an error. All else is a retry of aiokafka's, or comes back to the caller
-as an exception and so to a check: it is of use to who looks for a mistake in the client."""
+"""Log lines that stay warnings or errors. All others report a retry by aiokafka, or repeat an
+exception that the caller receives and reports by a check; they only help to debug the client."""
 REFUSED: Final = {
     'Unable connect to "%s:%s": %s': "%s:%s",
     'Unable to request metadata from "%s:%s": %s': "%s:%s",
     "Unable connect to node with id %s: %s": "node %s",
     "Unable to request metadata from node with id %s: %r": "node %s",
 }
-"""Lines whose last value is why a connection failed, and how those before name the broker."""
+"""Log lines whose last argument is why a connection failed, with a format for the arguments before
+it, which name the broker."""
 MAX_BROKERS: Final = 16
-"""Of so many brokers the reason is remembered."""
+"""Maximum number of brokers whose reason is kept."""
 QUIET_SECONDS: Final = 3600.0
-"""How long a line that stays is not written again."""
+"""How long a line in `LOGGED` is not logged again."""
 
 
 class RefusedConnections:
-    """Why each broker refused its last connection that failed, and when that was."""
+    """The time and reason of each broker's last failed connection."""
 
     def __init__(
         self,
@@ -186,20 +190,20 @@ class RefusedConnections:
         seconds: Callable[[], float] = time.monotonic,
         mask: Callable[[str], str] = str,
     ) -> None:
-        """Take what becomes of the brokers' words, which may quote a password."""
+        """Start empty; `mask` is applied to the brokers' text, which may quote a password."""
         self._seconds, self.mask = seconds, mask
         self._reasons: OrderedDict[str, tuple[float, str]] = OrderedDict()
 
     def note(self, broker: str, reason: str) -> None:
-        """Record a connection that failed now."""
-        # To the end of the order: what is dropped is what was heard longest ago.
+        """Record that a connection has just failed."""
+        # Moved to the end of the order: the oldest reason is dropped first.
         self._reasons.pop(broker, None)
         self._reasons[broker] = (self._seconds(), self.mask(reason))
         if len(self._reasons) > MAX_BROKERS:
             self._reasons.popitem(last=False)
 
     def of_last(self, seconds: float) -> list[str]:
-        """Return the brokers, each with its reason, that refused within so many seconds."""
+        """Return `broker: reason` for each broker that refused within the last `seconds`."""
         since_seconds = self._seconds() - seconds
         return [
             f"{broker}: {reason}"
@@ -213,9 +217,9 @@ _refusals: ContextVar[RefusedConnections | None] = ContextVar("refusals", defaul
 
 @contextmanager
 def remembering(refusals: RefusedConnections) -> Iterator[None]:
-    """Collect why brokers refuse connections, instead of logging it.
+    """Collect the reasons why brokers refuse connections, instead of logging them.
 
-    What a client begins meanwhile, as a task that goes on connecting, collects there from then on.
+    Tasks that a client starts in this context keep collecting there after it has ended.
     """
     token = _refusals.set(refusals)
     try:
@@ -225,21 +229,21 @@ def remembering(refusals: RefusedConnections) -> Iterator[None]:
 
 
 class Demotion:
-    """Makes a debug line of what is no news: a filter for the loggers of aiokafka."""
+    """A filter for aiokafka's loggers that demotes unimportant lines to debug level."""
 
     def __init__(self, *, seconds: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._logged_at: dict[str, float] = {}
 
     def __call__(self, record: logging.LogRecord) -> bool:
-        """Return whether a line passes; it may have become a debug line."""
+        """Return whether to log the line, possibly demoted to debug level."""
         if record.levelno >= logging.WARNING:
             if _is_remembered(record):
                 return False
             if not self._is_news(record.msg):
                 record.levelno = logging.DEBUG
                 record.levelname = logging.getLevelName(logging.DEBUG)
-        # Whatever the line is: a broker's words in it may quote the password.
+        # Any line may contain a broker's text that quotes the password.
         if refusals := _refusals.get():
             record.msg, record.args = refusals.mask(record.getMessage()), None
         return True
@@ -257,7 +261,7 @@ _demotion: Final = Demotion()
 
 
 def demote_logs() -> None:
-    """Install the filter on every logger of aiokafka; again is as good as once."""
+    """Install the filter on every logger of aiokafka; repeated calls have no effect."""
     for name in (LIBRARY, *logging.root.manager.loggerDict):
         if name.partition(".")[0] == LIBRARY:
             logging.getLogger(name).addFilter(_demotion)
@@ -265,12 +269,12 @@ def demote_logs() -> None:
 
 def _is_remembered(record: logging.LogRecord) -> bool:
     refusals, name = _refusals.get(), REFUSED.get(record.msg)
-    # No connection of ours, or a line that gives no reason: it is treated as any other.
+    # Outside of `remembering`, or a line without a reason: treat it like any other line.
     if refusals is None or name is None or not isinstance(record.args, tuple):
         return False
     *broker, error = record.args
     text = str(error) or type(error).__name__
-    # Of a connection that was lost the reason is in what is behind the error.
+    # For a lost connection, the error's cause contains the reason.
     cause = getattr(error, "__cause__", None)
     refusals.note(name % tuple(broker), f"{text}: {cause}" if cause and str(cause) else text)
     return True

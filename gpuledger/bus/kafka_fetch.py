@@ -1,7 +1,7 @@
-"""What a poll waits for: records or a rebalance, whichever comes first.
+"""Waits within a poll for records or a rebalance, whichever comes first.
 
-aiokafka runs a rebalance in a task of its own. `Rebalances` takes it into the consumer's poll, so
-that a stage's callbacks never run while it works on polled records, as with Kafka's own client.
+aiokafka runs a rebalance in a separate task. `Rebalances` moves its callbacks into the consumer's
+poll, so that they never run while a stage works on polled records, as in Kafka's own client.
 """
 
 import asyncio
@@ -18,24 +18,24 @@ Partitions = frozenset[TopicPartition]
 
 
 class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka is untyped
-    """What this consumer holds, and what the group wants of it."""
+    """This consumer's partitions, and the changes that its group has requested."""
 
     def __init__(self, subscription: Subscription, *, begin: PartitionsCallback) -> None:
         self.held: Partitions = frozenset()
-        """What the stage knows that it holds."""
+        """The partitions that the stage knows it holds."""
         self.changed = asyncio.Event()
         """Set when `follow` has something to do."""
         self.has_joined = False
-        """Whether the group has given this consumer its share, which may be nothing."""
+        """Whether the group has assigned this consumer its share, which may be empty."""
         self._subscription = subscription
         self._begin = begin
-        """Sets new partitions to their first position, before the stage hears of them."""
+        """Sets the start position of new partitions before the stage's callback runs."""
         self._revoking = False
         self._given_up = asyncio.Event()
         self._offered: Partitions | None = None
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:  # noqa: ARG002  # all are: the assignor is eager
-        """Wait until the stage has given up what it holds; the group waits for that meanwhile."""
+        """Wait until the stage has given up its partitions; the group waits for this."""
         self._offered = None
         if not self.held:
             return
@@ -45,12 +45,12 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
         await self._given_up.wait()
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """Offer the partitions; without waiting, for heartbeats begin only after this."""
+        """Offer the partitions without waiting, because heartbeats start only after this."""
         self._offered = frozenset(TopicPartition(*partition) for partition in assigned)
         self.changed.set()
 
     async def follow(self) -> None:
-        """Give up and take up partitions as the group wants it, with the stage's callbacks."""
+        """Give up and take up partitions as the group requested, and call the stage's callbacks."""
         self.changed.clear()
         if self._revoking:
             await self.give_up()
@@ -58,14 +58,14 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
         if offered is not None:
             self.held = offered
             self.has_joined = True
-            # Where a callback fails, the next poll calls both again.
+            # If a callback fails, the next poll calls both again.
             await self._begin(offered)
             await self._subscription.on_assigned(offered)
             if self._offered is offered:
                 self._offered = None
 
     async def give_up(self) -> None:
-        """Give up what is held, with the stage's callback."""
+        """Give up all held partitions, and call the stage's callback."""
         try:
             if self.held:
                 await self._subscription.on_revoked(self.held)
@@ -75,32 +75,32 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka i
             self._given_up.set()
 
     async def end(self) -> None:
-        """Give up all that came by a client that was closed, also what it offered at the last."""
+        """Give up all partitions of a closed client, including those it offered last."""
         self._offered = None
         self.has_joined = False
         await self.give_up()
 
 
 GRACE_SECONDS: Final = 0.5
-"""`getmany` ends by itself at its deadline, except while the group is being rebalanced."""
+"""Extra time for `getmany`, which observes its deadline except during a rebalance."""
 
 
 async def fetch(
     client: AIOKafkaConsumer, rebalances: Rebalances, *, deadline: float, max_records: int
 ) -> Polled:
-    """Return what is there, or wait for it; nothing at the deadline or where a rebalance is due.
+    """Return available records, or wait for some.
 
-    Partitions take turns: whoever was served goes last, so that a backlog in one, whatever its
-    records are, keeps no other waiting for longer than one poll.
+    Returns nothing at the deadline or if a rebalance is due. Partitions take turns: a served
+    partition goes last, so that a backlog in one delays the others by at most one poll.
     """
     partitions = [named(partition) for partition in rebalances.held]
     raise_group_errors(client)
-    # Without a task where something is there, as under load: a task costs more than a small poll.
+    # Without a task if records are available, as under load: a task costs more than a small poll.
     if partitions and not rebalances.changed.is_set():
         try:
             async with asyncio.timeout(GRACE_SECONDS):
                 found = await client.getmany(*partitions, timeout_ms=0, max_records=max_records)
-        # The group is being rebalanced: `getmany` waits for its end, which waits for our poll.
+        # During a rebalance `getmany` waits for its end, which in turn waits for our next poll.
         except TimeoutError:
             return {}
         if found:
@@ -109,7 +109,7 @@ async def fetch(
     left_seconds = deadline - asyncio.get_running_loop().time()
     if left_seconds <= 0 or rebalances.changed.is_set():
         return {}
-    # Woken by a rebalance too: the group waits for this member until it has given up.
+    # A rebalance ends the wait too: the group waits for this member to give up its partitions.
     changed = asyncio.create_task(rebalances.changed.wait())
     if not partitions:
         return await _first_of(None, changed, client=client, seconds=left_seconds)
@@ -128,12 +128,13 @@ async def _first_of(
     client: AIOKafkaConsumer,
     seconds: float,
 ) -> Polled:
-    """Return what was fetched; nothing where the assignment changed or the time is over before."""
+    """Return the fetched records; nothing if the assignment changes or the time ends first."""
     waiting = [changed] if fetching is None else [fetching, changed]
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
-        # Records that nobody will see are to be fetched again: the position is behind them already.
+        # The caller will not receive these records, but the position is already behind them: seek
+        # back to fetch them again.
         is_done = fetching is not None and fetching.done() and not fetching.cancelled()
         if fetching is not None and is_done and fetching.exception() is None:
             for partition, records in fetching.result().items():
@@ -150,7 +151,7 @@ async def _first_of(
 
 
 def named(partition: TopicPartition) -> Any:  # noqa: ANN401  # aiokafka is untyped
-    """Return aiokafka's own partition: equal to ours, but it asks for its type."""
+    """Return aiokafka's `TopicPartition`: equal to ours, but aiokafka checks the type."""
     return aiokafka.TopicPartition(*partition)
 
 

@@ -1,13 +1,13 @@
-"""Where a consumer of Kafka begins, and what it cannot read any more.
+"""Start positions of a Kafka consumer, and the gaps that it finds.
 
-A position is an offset *of a topic*. Kafka keeps offsets by the topic's name, so a topic that is
-deleted and made anew gets the offsets of the one before: where it has grown beyond them, nobody
-notices what is passed over. Therefore every commit carries the topic's identity as its metadata,
-and the identities are compared when partitions are assigned and every `TOPIC_CHECK_SECONDS` after.
+An offset is only meaningful for one incarnation of a topic. Kafka stores committed offsets by topic
+name, so a recreated topic inherits the offsets of its predecessor; once it has grown beyond them, a
+consumer would skip its first records unnoticed. Therefore each commit carries the topic id as
+metadata. The ids are compared when partitions are assigned and every `TOPIC_CHECK_SECONDS` after.
 
-What retention removes is noticed by the broker's refusal of the fetch. aiokafka would go to the
-first record that is left without a word; here the refusal comes out of it (`auto_offset_reset` is
-"none"), becomes a `Gap`, and only then is gone on.
+If retention has removed records, the broker rejects the fetch. By default, aiokafka would silently
+continue at the first remaining record. With `auto_offset_reset` "none" it raises an error instead,
+which becomes a `Gap` before the consumer continues.
 """
 
 import asyncio
@@ -37,14 +37,14 @@ from gpuledger.bus.protocol import (
 from gpuledger.bus.topic_ids import TopicIds
 
 TOPIC_CHECK_SECONDS: Final = 10.0
-"""How often the topics' identities are asked for while they are read."""
+"""Interval at which the topic ids are requested during reading."""
 TOPIC_CHECK_TIMEOUT_SECONDS: Final = 2.0
-"""How long the answer may take; where there is none, nothing is known and it is asked later."""
+"""Timeout of that request; after it, nothing is assumed, and the next check asks again."""
 _IDENTITY: Final = "topic_id="
 
 
 def commit_metadata(topic_ids: Mapping[str, str | None], topic: str) -> str:
-    """Return what a commit of the topic carries."""
+    """Return the metadata of a commit for the topic: its id, or an empty text if unknown."""
     identity = topic_ids.get(topic)
     return f"{_IDENTITY}{identity}" if identity else ""
 
@@ -56,13 +56,13 @@ class _LastRead(NamedTuple):
 
 
 class Positions:
-    """The topics that one consumer reads, and how far it has read them."""
+    """The topic ids and read positions of one consumer, and the gaps it reported."""
 
     def __init__(self, *, connection: KafkaConnection, subscription: Subscription) -> None:
         self._connection = connection
         self._subscription = subscription
         self._topic_ids = TopicIds({})
-        """As of the last assignment."""
+        """The ids at the last assignment, and those learned since."""
         self._last_read: dict[TopicPartition, _LastRead] = {}
         self._reported: set[tuple[TopicPartition, str | None]] = set()
         self._gaps = ReportedGaps()
@@ -73,19 +73,23 @@ class Positions:
         self._is_out_of_date = False
 
     async def begin(self, client: AIOKafkaConsumer, partitions: Iterable[TopicPartition]) -> None:
-        """Set newly held partitions to where the group is, as far as that is of the same topics."""
+        """Set newly assigned partitions to the group's committed offsets.
+
+        A partition starts at its beginning if the offset belongs to an earlier topic of the same
+        name, or if there is none.
+        """
         wanted = list(partitions)
-        async with self._connection.requesting("looking up what the group has committed"):
+        async with self._connection.requesting("looking up the group's committed offsets"):
             self._topic_ids = TopicIds(await self._fetch_ids(client))
             committed = await committed_offsets(client, map(named, wanted))
-        # Before commits carry the new identities: what was read is still of the former ones.
+        # Before commits carry the new ids: the records read so far belong to the former ones.
         await self._report_read_of_other_topics()
         self._connection.topic_ids[self._subscription.group] = self._topic_ids.by_topic
         self._checked_at, self._absent_checks = asyncio.get_running_loop().time(), 0
         self._has_begun, self._is_out_of_date = True, False
         for partition in wanted:
             offset, metadata = committed.get(named(partition), (None, ""))
-            # Nothing is committed: a new group, or commits that went with a topic that was deleted.
+            # No committed offset: a new group, or the commits were deleted with their topic.
             if offset is None:
                 consumers.seek_or_leave(client, named(partition), None)
             elif self._is_of_other_topic(partition, metadata):
@@ -95,11 +99,11 @@ class Positions:
                 consumers.seek_or_leave(client, named(partition), offset)
 
     def close(self) -> None:
-        """Record that the client is gone; what was read is remembered for the next one."""
+        """Record that the client is closed; the read positions are kept for the next one."""
         self._has_begun = self._is_out_of_date = False
 
     def note(self, records: Polled) -> None:
-        """Record how far partitions were read."""
+        """Record how far the partitions were read."""
         for partition, read in records.items():
             if read:
                 self._last_read[partition] = _LastRead(
@@ -109,22 +113,22 @@ class Positions:
                 )
 
     async def committed(self, client: AIOKafkaConsumer, partition: TopicPartition) -> int | None:
-        """Return the committed offset, unless it is one of an earlier topic of the same name."""
+        """Return the committed offset, unless it belongs to an earlier topic of the same name."""
         found = await stable_offsets(client, [named(partition)])
         offset, metadata = found.get(named(partition), (None, ""))
         return None if self._is_of_other_topic(partition, metadata) else offset
 
     def metadata(self, partition: TopicPartition) -> str:
-        """Return what a commit of this partition carries."""
+        """Return the metadata of a commit for this partition."""
         return commit_metadata(self._topic_ids.by_topic, partition.topic)
 
     async def must_begin_again(
         self, client: AIOKafkaConsumer, held: Iterable[TopicPartition]
     ) -> bool:
-        """Return whether a topic was made anew, is gone or has come: what is held is out of date.
+        """Return whether the client must be reopened: a topic was recreated, deleted or added.
 
-        Asks the brokers every `TOPIC_CHECK_SECONDS`, and reports a gap for each partition held.
-        After it was so the client is to be opened anew.
+        Queries the brokers every `TOPIC_CHECK_SECONDS`. Reports a gap for each held partition of a
+        recreated topic.
         """
         now = asyncio.get_running_loop().time()
         if self._has_begun and now - self._checked_at >= TOPIC_CHECK_SECONDS:
@@ -138,19 +142,19 @@ class Positions:
         try:
             async with asyncio.timeout(TOPIC_CHECK_TIMEOUT_SECONDS):
                 found = await self._fetch_ids(client)
-        # Brokers that do not answer say nothing of topics; the poll says that they are away.
+        # Without an answer nothing is known about the topics; the poll reports the outage.
         except (KafkaError, OSError, TimeoutError):
             return
         if found is None:
             return
-        # Not at once: a broker that has just started may not have heard of a topic.
+        # One absent answer is not enough: a broker that has just started may not know a topic.
         is_absent = not found.keys() >= set(self._subscription.topics)
         self._absent_checks = self._absent_checks + 1 if is_absent else 0
         others = self._topic_ids.update(found)
         for partition in sorted(held):
             if partition.topic in others:
                 last = self._last_read.get(partition)
-                # The identity is still the one before: `update` takes over no other one.
+                # Still the former id: `update` records nothing if a topic was recreated.
                 await self._report_recreated(
                     partition,
                     consumers.position_or_none(client, named(partition)) or 0,
@@ -160,21 +164,21 @@ class Positions:
         self._is_out_of_date = bool(others) or self._absent_checks >= ABSENT_ANSWERS
 
     async def go_on_after(self, client: AIOKafkaConsumer, error: OffsetOutOfRangeError) -> None:
-        """Report what is missing where a broker has no such offset, and go to the first it has."""
+        """Report the gap after a rejected offset, and seek to the first available one."""
         (refused,) = error.args
         for at, offset in refused.items():
             partition = TopicPartition(*at)
             async with self._connection.requesting("looking up the first offset"):
                 first = (await client.beginning_offsets([at]))[at]
                 end = (await client.end_offsets([at]))[at]
-            # The broker had been behind, as one that has just become the leader: nothing is gone.
+            # The broker was behind, for example as a new leader: no record is missing.
             if first <= offset <= end:
                 consumers.seek_or_leave(client, named(partition), offset)
                 continue
-            # An offset that is out of range may be one of a topic that is there no more.
+            # An offset that is out of range may belong to a topic that was recreated.
             await self._compare_topics(client, [partition])
             if self._is_out_of_date:
-                continue  # the next poll begins again
+                continue  # the next poll reopens the client
             reason = GapReason.RETENTION if offset < first else GapReason.TRUNCATED
             last = self._last_read.get(partition)
             await self._report(
@@ -198,10 +202,11 @@ class Positions:
         return bool(current) and metadata.startswith(_IDENTITY) and metadata != current
 
     async def _report_read_of_other_topics(self) -> None:
-        """Report what was read of topics that are others now, then forget what was read.
+        """Report a gap for each partition of a recreated topic, then forget the read positions.
 
-        aiokafka may have found the new topic by itself, and a topic's deletion takes the group's
-        commits along. Of a topic that does not exist nothing is forgotten: it may come again.
+        The committed offsets do not show this: aiokafka may have switched to the new topic itself,
+        and deleting a topic deletes the group's commits. Positions in a topic that does not exist
+        are kept, because it may be created again.
         """
         for partition, last in sorted(self._last_read.items()):
             if partition.topic not in self._topic_ids.by_topic:
@@ -220,8 +225,8 @@ class Positions:
         *,
         time_ms: int | None = None,
     ) -> None:
-        """Report once that what was left of the topic with this identity cannot be read."""
-        # Several looks find the same: at the assignment, every ten seconds, at a refused fetch.
+        """Report once that the remaining records of the topic with this id cannot be read."""
+        # An assignment, the regular check and a rejected fetch may all find the same change.
         if (partition, topic_id) not in self._reported:
             self._reported.add((partition, topic_id))
             await self._report(
@@ -244,6 +249,6 @@ class Positions:
     ) -> int | None:
         at = named(partition)
         async with self._connection.requesting("looking up the time of the first record"):
-            # The first record that is not older than the epoch.
+            # Finds the first record that is not older than the epoch.
             found: Any = (await client.offsets_for_times({at: 0})).get(at)
         return None if found is None else known_time_ms(int(found.timestamp))

@@ -1,8 +1,8 @@
-"""The publishing end of the Kafka bus: batches to partitions, acknowledged by all in-sync replicas.
+"""The producers of the Kafka bus: batches, acknowledged by all in-sync replicas.
 
-A producer that failed is never used again: an idempotent one that lost a sequence number refuses
-everything after it. The next publish opens a new one. What both kinds of producer share comes
-first: how a client is opened, and how messages are packed in batches.
+A failed client is never reused, because an idempotent producer that lost a sequence number rejects
+everything after it. The next publish opens a new client. The functions shared by both kinds of
+producer come first: opening a client, and packing messages into batches.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from gpuledger.errors import BusUnavailableError, GpuledgerError, RefusedError, 
 from gpuledger.runtime.tasks import run_tasks
 
 _CHECK_SECONDS: Final = 2.0
-"""How often it is asked whether topics are still there, while what was sent is not acknowledged."""
+"""Interval at which topics are looked up while sent messages are not acknowledged."""
 
 
 async def open_client(connection: KafkaConnection, **others: Any) -> AIOKafkaProducer:  # noqa: ANN401  # aiokafka's own keywords
-    """Open an idempotent client; where it cannot connect, nothing of it is left."""
+    """Open an idempotent client; if it cannot connect, stop it again."""
     pack_at_least_cost()
     client = AIOKafkaProducer(
         **connection.arguments,
@@ -54,7 +54,10 @@ async def open_client(connection: KafkaConnection, **others: Any) -> AIOKafkaPro
 
 
 class KnownPartitions:
-    """How many partitions topics have, asked once: an absent one is only told after a time-out."""
+    """The partition counts of topics, cached.
+
+    They detect a missing topic at once; aiokafka would only report it by a timeout.
+    """
 
     def __init__(self, connection: KafkaConnection) -> None:
         self._servers = connection.servers
@@ -63,7 +66,10 @@ class KnownPartitions:
     async def must_have(
         self, client: AIOKafkaProducer, partitions: Sequence[TopicPartition]
     ) -> None:
-        """Raise `TopicsError` where a topic or a partition does not exist, or `RefusedError`."""
+        """Raise `TopicsError` if a topic or partition does not exist.
+
+        Raises `RefusedError` if the user may not see it.
+        """
         if unknown := {at.topic for at in partitions} - self._counts.keys():
             self._counts |= await count_partitions(
                 client.client, unknown, servers=self._servers, rights="Write"
@@ -81,12 +87,11 @@ class KnownPartitions:
         partitions: Sequence[TopicPartition],
         sending: Coroutine[Any, Any, Mapping[TopicPartition, int]],
     ) -> Mapping[TopicPartition, int]:
-        """Return what `sending` does, and look meanwhile whether these partitions are still there.
+        """Return the result of `sending`; meanwhile check that the partitions still exist.
 
-        Raises `TopicsError` where one is deleted meanwhile, and `RefusedError` where it may not be
-        seen any more.
-
-        aiokafka tries again for ever, so that the brokers would be blamed for not answering.
+        Raises `TopicsError` if one is deleted in the meantime, and `RefusedError` if the user may
+        no longer see it. Without this check, aiokafka would retry without limit and the error would
+        wrongly be a timeout.
         """
         absent_checks = 0
         async with run_tasks(sending) as (task,):
@@ -102,18 +107,18 @@ class KnownPartitions:
     async def _absence(
         self, client: AIOKafkaProducer, partitions: Sequence[TopicPartition]
     ) -> TopicsError | RefusedError | None:
-        """Ask again; return what is missing, and nothing where the brokers do not answer."""
+        """Look up again; return the error, or `None` if all exist or the brokers do not answer."""
         self.forget()
         try:
             await self.must_have(client, partitions)
         except (TopicsError, RefusedError) as error:
             return error
         except (KafkaError, OSError):
-            pass  # what is sent fails with that, or does not
+            pass  # the sending itself succeeds or fails
         return None
 
     def forget(self) -> None:
-        """Forget the counts: the brokers may be others, or the topics."""
+        """Forget the counts, because the brokers or topics may have changed."""
         self._counts.clear()
 
 
@@ -123,9 +128,9 @@ async def send_all(
     *,
     beside: Callable[[], Coroutine[Any, Any, object]] | None = None,
 ) -> Mapping[TopicPartition, int]:
-    """Send messages in batches, and what is to be done beside; wait until all of it is done.
+    """Send messages in batches and run `beside` concurrently; wait until all are done.
 
-    Returns for each partition the offset behind its last message, where the broker told it.
+    Returns the offset after each partition's last message, if the broker reported it.
     """
     waiting: list[asyncio.Future[Any]] = []
     last: dict[TopicPartition, tuple[asyncio.Future[Any], int]] = {}
@@ -140,7 +145,7 @@ async def send_all(
     finally:
         for future in waiting:
             future.cancel()
-    # A batch that came twice is acknowledged without its offset, which is -1 then.
+    # A duplicate batch is acknowledged with the offset -1.
     return {
         partition: sent.result().offset + count
         for partition, (sent, count) in last.items()
@@ -149,7 +154,7 @@ async def send_all(
 
 
 def pack(client: AIOKafkaProducer, messages: Sequence[Message]) -> Iterator[BatchBuilder]:
-    """Put the messages into as few batches as hold them."""
+    """Yield the messages in as few batches as possible."""
     batch = client.create_batch()
     for number, (key, value, timestamp_ms) in enumerate(messages):
         if number and number % MAX_BATCH_RECORDS == 0:
@@ -158,7 +163,7 @@ def pack(client: AIOKafkaProducer, messages: Sequence[Message]) -> Iterator[Batc
             yield batch
             batch = client.create_batch()
             batch.append(timestamp=timestamp_ms, key=key, value=value)
-    # Closed, so that nothing is added to it while it waits.
+    # Closed, so that aiokafka adds nothing to it while it waits.
     batch.close()
     yield batch
 
@@ -178,9 +183,10 @@ class KafkaProducer:
         self._retired: set[asyncio.Task[None]] = set()
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> int | None:
-        """Publish the messages in their order; after an error, none, some or all were published.
+        """Publish the messages in order and return the offset after the last one, if known.
 
-        Raises `BusError` and `MessageTooLargeError`.
+        Raises `BusError`, after which none, some or all were published, and `MessageTooLargeError`,
+        after which none were.
         """
         refuse_too_large(topic, messages)
         if not messages:
@@ -194,17 +200,17 @@ class KafkaProducer:
                 sending = send_all(client, {at: messages})
                 return (await self._partitions.watch(client, [at], sending)).get(at)
         except GpuledgerError as error:
-            # An absent topic was found before anything was sent: the client is as good as new.
+            # A missing topic was found before anything was sent: the client can be reused.
             if has_begun or not isinstance(error, TopicsError):
                 self._retire(client)
             raise
 
     async def close(self) -> None:
-        """Flush what a cancelled publish left, and close; what is published later is refused."""
+        """Flush messages of cancelled publishes, and close; later publishes fail."""
         self._is_closed = True
         client, self._client = self._client, None
         if client is not None:
-            # Somebody may have given up waiting for it, which takes nothing back.
+            # A cancelled publish does not withdraw its messages.
             await stop_producer(client, flush_seconds=FLUSH_SECONDS)
         await asyncio.gather(*self._retired)
 
@@ -216,19 +222,19 @@ class KafkaProducer:
                 try:
                     self._must_be_open()
                 except BusUnavailableError:
-                    # Nobody else would end it.
+                    # Closed during the opening: `close` did not see this client.
                     self._retire(self._client)
                     raise
             return self._client
 
     def _must_be_open(self) -> None:
-        """Raise `BusUnavailableError` where it is closed."""
+        """Raise `BusUnavailableError` if the producer is closed."""
         if self._is_closed:
             raise BusUnavailableError("the producer is closed")
 
     def _retire(self, client: AIOKafkaProducer | None) -> None:
-        """Close a client that failed, beside the work: its brokers may take long to answer."""
-        # Two publishes may fail with the same client; it is closed once.
+        """Close a failed client in the background, because its brokers may be slow to answer."""
+        # Two publishes may fail with the same client; it is closed only once.
         if client is None or client is not self._client:
             return
         self._client = None
@@ -239,19 +245,20 @@ class KafkaProducer:
 
 
 TRANSACTION_SECONDS: Final = 15.0
-"""After so long the brokers abort what a writer left open; until then its readers wait."""
+"""After this time the brokers abort an abandoned transaction; until then its readers wait."""
 COMMIT_SECONDS: Final = 12.0
-"""How long a commit may take: less, so that what fails has not been aborted without our knowing."""
+"""Timeout of a commit; shorter than `TRANSACTION_SECONDS`, so that the brokers have not aborted
+the transaction before we give it up."""
 
 Batches = Mapping[TopicPartition, Sequence[Message]]
 Offsets = Mapping[TopicPartition, int]
 
 
 class KafkaTransactions:
-    """The one writer under a transactional id, as long as nobody else opens it.
+    """The only writer with a transactional id, until another writer opens it.
 
-    aiokafka sends no generation of a group with a transaction's offsets, so the brokers cannot tell
-    a member that its group gave up from one that it has: the transactional id tells them apart.
+    aiokafka does not send the group's generation with a transaction's offsets, so the brokers
+    cannot detect commits by a former member. The transactional id fences it instead.
     """
 
     def __init__(self, connection: KafkaConnection, transactional_id: str) -> None:
@@ -262,10 +269,10 @@ class KafkaTransactions:
         self._over: GpuledgerError | None = None
         self._busy = asyncio.Lock()
         self._cut: asyncio.Timeout | None = None
-        """Of the commit that is under way: `close` ends it by this."""
+        """The timeout of the commit in progress, by which `close` ends it."""
 
     async def open(self) -> None:
-        """Connect and shut out who had the id; what that one left open is aborted first."""
+        """Connect and fence the previous writer; its open transaction is aborted first."""
         async with self._connection.requesting(f"opening the transactional id {self._id!r}"):
             self._client = await open_client(
                 self._connection,
@@ -274,10 +281,10 @@ class KafkaTransactions:
             )
 
     async def close(self) -> None:
-        """End a commit that is under way, abort what is open as far as that can be, and close.
+        """Cancel a commit in progress, abort the open transaction if possible, and close.
 
-        Never both at once: a client that aborts under a commit is in a state that it does not know.
-        A commit that the brokers were asked for already is theirs to end, not ours to abort.
+        One after the other, because aborting during a commit puts the client into an undefined
+        state. If the commit was already requested, the brokers finish it and it is not aborted.
         """
         client, self._client = self._client, None
         if client is None:
@@ -293,8 +300,8 @@ class KafkaTransactions:
     ) -> Offsets:
         """Publish and commit in one transaction.
 
-        Raises `TopicsError` and `MessageTooLargeError` with nothing begun. After any other failure
-        only closing is of use: nobody knows whether it was done.
+        Raises `TopicsError` and `MessageTooLargeError` before the transaction begins. After any
+        other failure its outcome is unknown, and the writer can only be closed.
         """
         for partition, batch in messages.items():
             refuse_too_large(partition.topic, batch)
@@ -302,28 +309,28 @@ class KafkaTransactions:
         if not filled and not offsets:
             return {}
         async with self._busy:
-            # After a failure the brokers may have done it, or abort it later: nobody knows.
+            # After a failure, the brokers may have committed the transaction or abort it later.
             if self._over is not None:
                 raise self._over
             client = self._client
             if client is None:
                 raise BusUnavailableError(f"the transactional id {self._id!r} is not open")
             try:
-                # Without an end of its own: it is there for `close` to set one.
+                # No deadline yet; `close` may set one.
                 async with asyncio.timeout(None) as self._cut:
                     return await self._transact(client, filled, offsets, group)
             except TopicsError:
-                raise  # nothing was begun
+                raise  # the transaction was not begun
             except TimeoutError as error:
                 self._over = BusUnavailableError(
-                    f"the transactional id {self._id!r} was closed while it was committed"
+                    f"the transactional id {self._id!r} was closed during a commit"
                 )
                 raise self._over from error
             except GpuledgerError as error:
                 self._over = error
                 raise
             except BaseException:
-                self._over = BusUnavailableError(f"a commit under {self._id!r} was cut short")
+                self._over = BusUnavailableError(f"a commit of {self._id!r} was cancelled")
                 raise
             finally:
                 self._cut = None
@@ -335,8 +342,8 @@ class KafkaTransactions:
         offsets: Mapping[TopicPartition, int],
         group: str,
     ) -> Offsets:
-        """Begin a transaction, fill and commit it; raises `TopicsError` before it begins."""
-        # With a topic that is absent the transaction would never end.
+        """Begin, fill and commit a transaction; raise `TopicsError` before it begins."""
+        # With a missing topic the transaction would never end.
         async with self._connection.requesting("looking up topics", at_most_seconds=COMMIT_SECONDS):
             await self._partitions.must_have(client, list(messages))
         doing = f"committing a transaction of {self._id!r}"
@@ -347,13 +354,13 @@ class KafkaTransactions:
                 named(partition): (offset, commit_metadata(topic_ids, partition.topic))
                 for partition, offset in offsets.items()
             }
-            # Offsets go their own way, to the group's coordinator: beside the batches, not behind.
+            # Offsets go to the group's coordinator, so they are sent concurrently with the batches.
             beside = partial(client.send_offsets_to_transaction, committed, group)
             filling = send_all(client, messages, beside=beside if offsets else None)
             with naming_what_failed(client):
                 try:
                     published = await self._partitions.watch(client, list(messages), filling)
-                except TopicsError as error:  # something was begun, which only closing ends
+                except TopicsError as error:  # the transaction has begun; only closing ends it
                     raise BusUnavailableError(str(error)) from error
                 await client.commit_transaction()
         return published

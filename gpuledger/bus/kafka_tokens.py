@@ -1,8 +1,8 @@
-"""The token of a login by OAUTHBEARER: a file's, and who is logged in with which.
+"""Tokens for OAUTHBEARER logins: a token file, and the token that each connection uses.
 
-Which token is in force is decided in `gpuledger.runtime.tokens`. With a new one each living
-connection logs in again: brokers close one whose session has ended. They learn of it in the midst
-of other requests, so nothing has to be stopped.
+`gpuledger.runtime.tokens` decides which token is current. When it changes, each open connection
+logs in again, because brokers close connections whose session has expired. The login is sent
+between other requests, so none of them has to be stopped.
 """
 
 import asyncio
@@ -26,51 +26,51 @@ from gpuledger.runtime.tokens import SAFE_RATIO, BearerToken, TokenInForce, Toke
 
 _CHECK_SECONDS: Final = 0.5
 _MIN_LOGIN_SECONDS: Final = 1.5
-"""How long a login must have stood: brokers refuse a second one within a second."""
+"""Minimum age of a login before the next one: brokers reject a second one within a second."""
 
 
 class TokenUnavailableError(KafkaError):  # type: ignore[misc]  # aiokafka publishes no types
-    """There is no token to log in with: for the client a connection that failed."""
+    """No token is available for a login; aiokafka treats it as a failed connection."""
 
 
 class TokenFile:
-    """A token that something else keeps in a file, and renews there before it ends."""
+    """A token in a file that another program renews before the token expires."""
 
     def __init__(
         self, read: Callable[[], str], *, time_seconds: Callable[[], float] = time.time
     ) -> None:
-        """Take what returns the file's content as of now."""
+        """Take a function that returns the file's current content."""
         self._read, self._time_seconds = read, time_seconds
 
     async def fetch(self) -> BearerToken:
-        """Return the token that is there now; raises `UnavailableError` where it is of no use."""
+        """Return the token in the file; raise `UnavailableError` if it is invalid or expired."""
         try:
             return BearerToken.parse(self._read(), now_seconds=self._time_seconds())
         except ValueError as error:
             raise UnavailableError(
-                f"kafka.oauth.token_file: the token cannot be used: {error}; put a new one there"
+                f"kafka.oauth.token_file: the token cannot be used: {error}; write a new one to it"
             ) from error
 
     def is_due(self, token: BearerToken, *, now_seconds: float) -> bool:
-        """Return whether the file has another one, or this one has ended."""
+        """Return whether the file contains another token, or this one has expired."""
         return now_seconds >= token.end_seconds or self._read() != token.text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Login:
-    """With what a connection logged in, and for how long."""
+    """A connection's login: the token, the time and the session's length."""
 
     token: BearerToken
     begin_seconds: float
-    """Monotonic time."""
+    """Monotonic time of the login."""
     session_seconds: float
-    """How long the broker keeps the connection with it; infinite where it does not say."""
+    """How long the broker keeps the session open; infinite if it did not report that."""
 
     def is_due(self, token: BearerToken, *, now_seconds: float) -> bool:
-        """Return whether the connection is to log in again with the token, at that monotonic time.
+        """Return whether the connection should log in again with the token at this monotonic time.
 
-        With another one than it has; with the same one where the session ends before the token,
-        as the brokers' `connections.max.reauth.ms` has it.
+        It should if the token is new, or if the session is about to end before the token expires,
+        because of the brokers' `connections.max.reauth.ms`.
         """
         passed_seconds = now_seconds - self.begin_seconds
         if passed_seconds < _MIN_LOGIN_SECONDS:
@@ -79,7 +79,7 @@ class Login:
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
-    """Has the connections that are logged in, and logs them in with the token in force."""
+    """Logs connections in with the current token, and again when it changes."""
 
     def __init__(
         self,
@@ -91,9 +91,9 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
         monotonic: Callable[[], float] = time.monotonic,
         backoff: Backoff | None = None,
     ) -> None:
-        """Take where tokens come from, and the check that fails where none does.
+        """Take the source of tokens, and the check that fails if it provides none.
 
-        `on_token` is called with each token before it is sent anywhere.
+        `on_token` is called with each token before the token is sent anywhere.
         """
         self._tokens = TokenInForce(
             source,
@@ -110,18 +110,18 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
 
     @override
     async def token(self) -> str:
-        """Return the token to log in with now; raises `TokenUnavailableError`."""
+        """Return the current token's text; raise `TokenUnavailableError` if there is none."""
         return (await self.in_force()).text
 
     async def in_force(self) -> BearerToken:
-        """Return the token to log in with now; raises `TokenUnavailableError`."""
+        """Return the current token; raise `TokenUnavailableError` if there is none."""
         try:
             return await self._tokens.current()
         except UnavailableError as error:
             raise TokenUnavailableError(str(error)) from error
 
     async def log_in(self, connection: AIOKafkaConnection) -> None:
-        """Log a new connection in; raises `TokenUnavailableError`, and aiokafka's errors."""
+        """Log in a new connection; raise `TokenUnavailableError` or aiokafka's errors."""
         await self._log_in(connection, await self.in_force(), is_again=False)
 
     async def _log_in(
@@ -131,9 +131,9 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
         try:
             session_seconds = await log_in_by_token(connection, token.text, is_again=is_again)
         except SaslAuthenticationFailed as error:
-            self._tokens.refuse(token, f"a broker refuses the token: {error}")
+            self._tokens.refuse(token, f"a broker rejected the token: {error}")
             raise
-        # A session that ends with its token is not longer by logging in with the same one.
+        # If the session ends with its token, logging in again with the same token is useless.
         rest_seconds = token.end_seconds - self._time_seconds()
         if session_seconds > rest_seconds - _MIN_LOGIN_SECONDS:
             session_seconds = math.inf
@@ -148,7 +148,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
         self._timer = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check)
 
     def _check(self) -> None:
-        """Have what is due renewed; end with the last connection, as nobody needs a token then."""
+        """Start a renewal and schedule the next check; stop if no connection is open."""
         self._timer = None
         if not self._living():
             return
@@ -160,11 +160,11 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
         return [item for item in self._logins.items() if item[0].connected()]
 
     async def _renew(self) -> None:
-        """Fetch a token where one is due, and log in again whatever has an older one."""
+        """Fetch a token if one is due, and log connections in again that need it."""
         try:
             token = await self.in_force()
         except TokenUnavailableError:
-            return  # the check says why, and so does each login that fails
+            return  # the check and each failed login report the cause
         now_seconds = self._monotonic()
         due = [
             connection
@@ -177,9 +177,9 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # as above
         try:
             await self._log_in(connection, token, is_again=True)
         except TimeoutError:
-            # A broker answers one request after another, and some wait for half a minute. It
-            # closes by itself what has no session any more.
+            # A broker answers requests one after another, and some take half a minute. It closes
+            # the connection itself once the session has expired.
             self._logins.pop(connection, None)
         except (KafkaError, OSError):
-            # What waits on it is told of a lost connection, and is sent again over a new one.
+            # Pending requests fail with a lost connection and are repeated over a new one.
             connection.close()

@@ -1,6 +1,6 @@
-"""The bus in memory: one process, one event loop, nothing kept after it; for the demo and tests.
+"""The in-memory bus for the demo and tests: one process, one event loop, no persistence.
 
-It behaves as Kafka does where a stage can see it; one test suite holds both to that.
+To a stage it behaves like Kafka; the same test suite verifies both.
 """
 
 import asyncio
@@ -43,8 +43,8 @@ SESSION_TIMEOUT_SECONDS: Final = 30.0
 class MemoryBus:
     """Topics, partitions and consumer groups in this process's memory.
 
-    A partition keeps at most `max_partition_bytes` and `max_partition_records`, its newest ones; a
-    compacted one keeps the last record of each key. Without `topics` there are those of `Topics`.
+    A partition keeps its newest records, at most `max_partition_bytes` and `max_partition_records`.
+    A compacted partition keeps the last record of each key. `topics` defaults to all of `Topics`.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class MemoryBus:
         self.create(self.topics if topics is None else topics)
 
     def create(self, topics: Iterable[Topic]) -> None:
-        """Make topics."""
+        """Create topics."""
         for topic in topics:
             self._partitions[topic.name] = topic.partitions
-            # One for all partitions of it, as Kafka has it: a topic made anew shows by another one.
+            # As in Kafka, one id for the whole topic; a recreated topic gets a new one.
             topic_id = uuid4().hex
             for number in range(topic.partitions):
                 partition = TopicPartition(topic.name, number)
@@ -81,11 +81,11 @@ class MemoryBus:
                 )
 
     async def partitions(self, topic: str) -> int:
-        """Return the number of partitions; `TopicsError` where the topic does not exist."""
+        """Return the number of partitions; raise `TopicsError` if the topic does not exist."""
         return (await self.describe(topic)).partitions
 
     async def describe(self, topic: str) -> TopicDescription:
-        """Return what is known of a topic; `TopicsError` where it does not exist."""
+        """Return a topic's description; raise `TopicsError` if it does not exist."""
         self._must_exist([topic])
         topic_id = self._logs[TopicPartition(topic, 0)].topic_id
         return TopicDescription(self._partitions[topic], topic_id)
@@ -97,7 +97,7 @@ class MemoryBus:
 
     @asynccontextmanager
     async def transactions(self, transactional_id: str) -> AsyncIterator[Transactions]:
-        """Open transactions under an id, and shut out who had it."""
+        """Open transactions under an id, and fence its previous writer."""
         yield MemoryTransactions(
             transactional_id=transactional_id,
             owners=self._owners,
@@ -107,7 +107,7 @@ class MemoryBus:
 
     @asynccontextmanager
     async def consumer(self, subscription: Subscription) -> AsyncIterator[Consumer]:
-        """Open a consumer; `TopicsError` where a topic does not exist."""
+        """Open a consumer; raise `TopicsError` if a topic does not exist."""
         self._must_exist(subscription.topics)
         group = self._group(subscription.group)
         consumer = MemoryConsumer(subscription=subscription, group=group, logs=self._logs)
@@ -118,33 +118,33 @@ class MemoryBus:
 
     @asynccontextmanager
     async def reader(self) -> AsyncIterator[HistoryReader]:
-        """Open a reader of what is kept."""
+        """Open a reader."""
         yield MemoryReader(logs=self._logs)
 
     def kept(self, topic: str) -> list[Record]:
-        """Return the records of a topic that are kept, partition by partition."""
+        """Return a topic's kept records, partition by partition."""
         self._must_exist([topic])
         partitions = (TopicPartition(topic, number) for number in range(self._partitions[topic]))
         logs = (self._logs[partition] for partition in partitions)
         return [record for log in logs for record in log.read(0, max_records=log.end_offset)]
 
     def committed(self, group: str, partition: TopicPartition) -> int | None:
-        """Return what a group has committed, as its members would be told, if it has."""
+        """Return a group's committed offset, or `None`."""
         found = self._groups.get(group)
         return None if found is None else found.committed.get(partition)
 
     def compact(self, topic: str) -> None:
-        """Compact a topic now, as Kafka's cleaner would in its own time."""
+        """Compact a topic now, as Kafka's log cleaner would do later."""
         self._must_exist([topic])
         for number in range(self._partitions[topic]):
             self._logs[TopicPartition(topic, number)].compact()
 
     def remove_before(self, partition: TopicPartition, offset: int) -> None:
-        """Remove the records before an offset now, as retention would."""
+        """Remove the records before an offset now, as retention would do later."""
         self._logs[partition].remove_before(offset)
 
     def recreate(self, topic: str) -> None:
-        """Delete a topic and make it anew; what groups have committed of it stays."""
+        """Delete and recreate a topic; the groups' committed offsets stay."""
         self._must_exist([topic])
         topic_id = uuid4().hex
         for number in range(self._partitions[topic]):
@@ -162,17 +162,17 @@ class MemoryBus:
 
 
 class MemoryProducer:
-    """Appends batches to partitions, each batch whole or not at all."""
+    """Appends each batch to its partition as a whole or not at all."""
 
     def __init__(self, *, logs: Mapping[TopicPartition, PartitionLog]) -> None:
         self._logs = logs
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> int | None:
-        """Publish the messages; `TopicsError` where the topic or the partition does not exist."""
+        """Publish the messages; raise `TopicsError` if the topic or partition does not exist."""
         log = check_batch(self._logs, TopicPartition(topic, partition), messages)
         log.append(messages)
         next_offset = log.end_offset if messages else None
-        # A publisher that never waits would keep every consumer from running.
+        # Yields to the event loop, or a busy publisher would keep every consumer from running.
         await asyncio.sleep(0)
         return next_offset
 
@@ -182,16 +182,18 @@ def check_batch(
     partition: TopicPartition,
     messages: Sequence[Message],
 ) -> PartitionLog:
-    """Return the log that takes the messages; `TopicsError` or `MessageTooLargeError` if none."""
+    """Return the partition's log if it accepts the messages.
+
+    Raises `TopicsError` or `MessageTooLargeError` if it does not.
+    """
     log = logs.get(partition)
     if log is None:
         raise TopicsError(
-            f"there is no partition {partition.partition} of a topic {partition.topic!r}"
-            " on this bus"
+            f"there is no partition {partition.partition} of topic {partition.topic!r} on this bus"
         )
     refuse_too_large(partition.topic, messages)
     if log.compacted and any(message.key is None for message in messages):
-        raise TopicsError(f"{partition.topic} is compacted: each message on it needs a key")
+        raise TopicsError(f"{partition.topic}: message without a key on a compacted topic")
     return log
 
 
@@ -200,7 +202,7 @@ CommitOffsets = Callable[[str, Mapping[TopicPartition, int]], None]
 
 
 class MemoryTransactions:
-    """Commits as long as nobody else opened the same id."""
+    """Commits transactions until another writer opens the same id."""
 
     def __init__(
         self,
@@ -223,8 +225,8 @@ class MemoryTransactions:
         offsets: Mapping[TopicPartition, int],
         group: str,
     ) -> Mapping[TopicPartition, int]:
-        """Publish and commit at once; `FencedError` where the id was opened anew."""
-        # All checks before the first append: nothing of a transaction is seen where one fails.
+        """Publish and commit atomically; raise `FencedError` if another writer opened the id."""
+        # All checks come before the first append: if one fails, nothing becomes visible.
         checked = [
             (check_batch(self._logs, partition, batch), batch)
             for partition, batch in messages.items()
@@ -235,7 +237,7 @@ class MemoryTransactions:
             log.append(batch)
         self._commit_offsets(group, offsets)
         published = {log.partition: log.end_offset for log, batch in checked if batch}
-        # A publisher that never waits would keep every consumer from running.
+        # Yields to the event loop, or a busy publisher would keep every consumer from running.
         await asyncio.sleep(0)
         return published
 
@@ -244,13 +246,13 @@ MAX_RECORDS: Final = 500
 
 
 class MemoryReader:
-    """Reads any partition of any topic; what is not kept any more is left out."""
+    """Reads any partition of any topic; skips records that are no longer kept."""
 
     def __init__(self, *, logs: Mapping[TopicPartition, PartitionLog]) -> None:
         self._logs = logs
 
     async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
-        """Return what is kept of each partition; `TopicsError` where the topic does not exist."""
+        """Return each partition's kept span; raise `TopicsError` if the topic does not exist."""
         found = {
             partition: Span(log.first_offset, log.end_offset)
             for partition, log in self._logs.items()
@@ -261,13 +263,13 @@ class MemoryReader:
         return found
 
     async def topic_id(self, topic: str) -> str | None:
-        """Return the topic's identity."""
+        """Return the topic's id."""
         return self._logs[TopicPartition(topic, 0)].topic_id
 
     async def offsets_at(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """Return, for each partition, the offset before which every record is older than that."""
+        """Return, for each partition, the first offset whose record is not older than that time."""
         return {
             partition: self._logs[partition].offset_at(timestamp_ms) for partition in partitions
         }
@@ -275,14 +277,14 @@ class MemoryReader:
     async def read(
         self, partition: TopicPartition, span: Span
     ) -> AsyncGenerator[Sequence[Record], None]:
-        """Yield the records of a span in their order, some at a time."""
+        """Yield the records of a span in order, at most `MAX_RECORDS` at a time."""
         position = span.first
         while records := self._logs[partition].read(position, max_records=MAX_RECORDS):
-            # The span is of the time when it was asked for; what came since is not in it.
+            # Records published after the span was requested lie beyond its end.
             wanted = [record for record in records if record.offset < span.end]
             if not wanted:
                 return
-            # A reader that always finds records would keep every other task from running.
+            # Yields to the event loop, or this loop would keep every other task from running.
             await asyncio.sleep(0)
             yield wanted
             position = records[-1].offset + 1

@@ -1,4 +1,4 @@
-"""The reading end of the bus in memory: one consumer, its positions and its waiting."""
+"""The consumer of the in-memory bus: its positions, polls and gaps."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,10 @@ from gpuledger.runtime.tasks import wait_event
 
 
 class MemoryConsumer:
-    """Reads the partitions that its group gave it; callbacks run within `poll`, the first joins."""
+    """Reads the partitions that its group assigned to it.
+
+    The first `poll` joins the group; all callbacks run within `poll`, except that `close` revokes.
+    """
 
     def __init__(
         self,
@@ -30,7 +33,7 @@ class MemoryConsumer:
         self._reported = ReportedGaps()
         count_from_zero(subscription.topics, group=subscription.group)
         self._left: set[tuple[TopicPartition, str]] = set()
-        """Topics to which was gone over, by their identities: what was left behind is reported."""
+        """Partitions moved to a recreated topic, with its id; their gap was already reported."""
         self._turns: list[TopicPartition] = []
         self._paused: set[TopicPartition] = set()
         self._generation = 0
@@ -44,7 +47,7 @@ class MemoryConsumer:
         if member is None:
             return
         try:
-            # A member that was replaced holds nothing that it could commit for.
+            # A replaced member holds no partitions, so it has nothing to commit.
             if not self._group.is_replaced(member):
                 await self._give_up()
         finally:
@@ -54,8 +57,8 @@ class MemoryConsumer:
     async def poll(
         self, *, timeout_seconds: float, max_records: int
     ) -> Mapping[TopicPartition, Sequence[Record]]:
-        """Wait for records; take part in a rebalance where one is due."""
-        # A consumer that always finds records would keep every other task from running.
+        """Wait for records; take part in a rebalance if one is due."""
+        # Yields to the event loop, or a busy consumer would keep every other task from running.
         await asyncio.sleep(0)
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         while True:
@@ -69,7 +72,7 @@ class MemoryConsumer:
                 return records
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit offsets of partitions that are held."""
+        """Commit offsets of assigned partitions."""
         for partition in offsets:
             self._must_hold(partition)
         self._group.commit(offsets)
@@ -79,34 +82,34 @@ class MemoryConsumer:
         return self._group.committed_of(partition, self._logs[partition].topic_id)
 
     async def topic_id(self, topic: str) -> str | None:
-        """Return the topic's identity."""
+        """Return the topic's id."""
         log = self._logs.get(TopicPartition(topic, 0))
         if log is None:
             raise BusUnavailableError(f"there is no topic {topic} on this bus")
         return log.topic_id
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Return the partitions that are held now."""
+        """Return the partitions that are currently assigned."""
         return frozenset(self._positions)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hand out no records of these partitions."""
+        """Return no records from these partitions until they are resumed."""
         self._paused |= self.assignment() & set(partitions)
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hand out records of these partitions again."""
+        """Return records from these partitions again."""
         self._paused -= set(partitions)
         self._wake()
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Read on from this offset."""
+        """Continue reading at this offset."""
         self._must_hold(partition)
         log = self._logs[partition]
         self._positions[partition] = offset if offset > 0 else log.first_offset
         self._wake()
 
     async def position(self, partition: TopicPartition) -> int:
-        """Return the offset of the next record to be polled."""
+        """Return the offset of the next record to poll."""
         self._must_hold(partition)
         return self._logs[partition].next_offset(self._positions[partition])
 
@@ -121,12 +124,12 @@ class MemoryConsumer:
         return {partition: self._logs[partition].end_offset for partition in wanted}
 
     def withheld_seconds(self) -> float:
-        """Return 0: a transaction on this bus is never open."""
+        """Return 0, because transactions on this bus are never open."""
         return 0.0
 
     async def _follow_group(self) -> None:
         if self._joined is None:
-            # The first poll joins, as on Kafka: who opens a consumer waits for no other member.
+            # The first poll joins, as on Kafka: opening a consumer never waits for other members.
             self._joined = self._group.join(
                 name=self._subscription.group_instance_id,
                 topics=self._subscription.topics,
@@ -139,7 +142,7 @@ class MemoryConsumer:
                 f"another consumer took over the name {member.name!r} "
                 f"in the group {self._subscription.group!r}"
             )
-        # The group waits for this, so it comes before all else.
+        # First, because the group waits for it.
         if self._group.must_give_up(member):
             await self._give_up()
             self._group.give_up(member)
@@ -149,12 +152,12 @@ class MemoryConsumer:
             generation, share = member.generation, member.share
             self._hold(share)
             await self._report_gaps()
-            # Where the callback fails, the next poll calls it again.
+            # If the callback fails, the next poll calls it again.
             await self._subscription.on_assigned(share)
             self._generation = generation
 
     async def _leave_old_topics(self) -> None:
-        """Return everything up as in a rebalance, and have it assigned again."""
+        """Give up all partitions as in a rebalance, and take them up again."""
         for partition, own in self._topic_ids.items():
             if self._logs[partition].topic_id != own:
                 self._left.add((partition, self._logs[partition].topic_id))
@@ -184,8 +187,8 @@ class MemoryConsumer:
         for partition in self._turns:
             log, committed = self._logs[partition], self._group.committed.get(partition)
             valid = self._group.committed_of(partition, log.topic_id)
-            # What was committed is an offset of the topic before: that one's rest is lost. Not said
-            # again of a topic that this consumer has just left for the new one.
+            # The committed offset belongs to an earlier topic, whose remaining records are lost.
+            # Not reported again if this consumer has just moved from that topic to the new one.
             if (
                 committed is not None
                 and valid is None
@@ -208,18 +211,18 @@ class MemoryConsumer:
             if position < log.expired_before:
                 self._add_gap(partition, position, log.expired_before, GapReason.RETENTION)
                 position = log.expired_before
-            # Behind the end: the log is shorter than it was, as after an unclean election.
+            # A position behind the end: the log was truncated, as after an unclean election.
             if position > log.end_offset:
                 self._add_gap(partition, position, log.first_offset, GapReason.TRUNCATED)
                 position = log.first_offset
             records = log.read(position, max_records=left)
-            # Where compaction left nothing up to the end, the position goes there all the same.
+            # If compaction left no records before the end, the position moves to the end.
             self._positions[partition] = records[-1].offset + 1 if records else log.end_offset
             if records:
                 self._last_ms[partition] = records[-1].timestamp_ms
                 taken[partition] = records
                 left -= len(records)
-                # Whoever was served goes last, so that a busy partition starves no other.
+                # A served partition goes last, so that a busy one does not starve the others.
                 self._turns.remove(partition)
                 self._turns.append(partition)
         return taken
@@ -228,7 +231,7 @@ class MemoryConsumer:
         self, partition: TopicPartition, first: int, next_offset: int, reason: GapReason
     ) -> None:
         kept = self._logs[partition].read(next_offset, max_records=1)
-        # The first record of the new topic says nothing of the time that is missing.
+        # The time of the new topic's first record does not bound the gap.
         is_same_topic = reason is not GapReason.TOPIC_RECREATED
         gap = Gap(
             partition=partition,
@@ -249,6 +252,6 @@ class MemoryConsumer:
     def _must_hold(self, partition: TopicPartition) -> None:
         if partition not in self._positions:
             raise NotAssignedError(
-                f"{partition.topic}-{partition.partition} is not held by this consumer "
+                f"{partition.topic}-{partition.partition} is not assigned to this consumer "
                 f"of the group {self._subscription.group!r}"
             )

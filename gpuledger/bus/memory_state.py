@@ -1,8 +1,8 @@
-"""What the bus in memory keeps: the records of each partition, and the consumer groups.
+"""State of the in-memory bus: the records of each partition, and the consumer groups.
 
-A partition has offsets, compaction and a bound on what is kept. A group has its members, who holds
-which partition, and what was committed; a rebalance goes as Kafka's eager protocol has it: all
-members give up everything, each in its own poll, then all get their share. Nothing waits here.
+A partition has offsets, compaction and a limit on the records it keeps. A group has members, their
+assignments and committed offsets. A rebalance follows Kafka's eager protocol: every member gives up
+all its partitions in its own poll, then all receive their new shares. Nothing here blocks.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from gpuledger.bus.protocol import OTHER_STAGE, Message, Record, TopicPartition
 from gpuledger.errors import RefusedError
 
 OVERHEAD_BYTES: Final = 200
-"""What CPython holds for a record beside the bytes of its key and value."""
+"""Memory that CPython uses for a record in addition to the bytes of its key and value."""
 KEPT_AFTER_DROPPING: Final = 0.875
-"""Dropping an eighth at a time keeps the cost of a drop in proportion to what was appended."""
+"""Dropping an eighth at a time keeps the cost of drops proportional to the appended records."""
 FEWEST_TO_COMPACT: Final = 1000
 
 _offset = attrgetter("offset")
 
 
 class PartitionLog:
-    """The records of one partition, in the order of their offsets, which may have holes."""
+    """The records of one partition, ordered by offset; offsets may have holes."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class PartitionLog:
         self.end_offset = 0
         """The offset that the next record gets."""
         self.expired_before = 0
-        """Records before this offset were removed by age or bound, not by compaction."""
+        """Records before this offset were removed by age or size, not by compaction."""
         self.topic_id = topic_id
-        """The identity of the topic; another one after it was made anew."""
+        """The topic's id; it changes when the topic is recreated."""
         self.compacted = compacted
         self.readers: set[Callable[[], None]] = set()
         """Called after each append."""
@@ -56,7 +56,7 @@ class PartitionLog:
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first record kept, or the end where none is."""
+        """The offset of the first kept record, or the end offset if there is none."""
         return self._records[0].offset if self._records else self.end_offset
 
     def append(self, messages: Sequence[Message]) -> None:
@@ -69,7 +69,7 @@ class PartitionLog:
             self._bytes += _size_bytes(record)
         self.end_offset += len(messages)
         if self.compacted:
-            # What is left after compaction is the state itself, so it is not dropped by size.
+            # A compacted log is the current state itself, so it is never dropped by size.
             if len(self._records) >= self._compact_at:
                 self.compact()
         elif len(self._records) > self._max_records or self._bytes > self._max_bytes:
@@ -80,36 +80,36 @@ class PartitionLog:
                 self._bytes -= _size_bytes(self._records[dropped])
                 dropped += 1
             del self._records[:dropped]
-            # Whoever stands before that has missed something: its next poll makes a gap of it.
+            # A consumer positioned before this has missed records: its next poll reports a gap.
             self.expired_before = self.first_offset
         for wake in self.readers:
             wake()
 
     def read(self, offset: int, *, max_records: int) -> list[Record]:
-        """Return the next records from an offset on; from a hole, the next record on."""
+        """Return the records from an offset on, or from the next record if it is in a hole."""
         start = bisect_left(self._records, offset, key=_offset)
         return self._records[start : start + max_records]
 
     def next_offset(self, offset: int) -> int:
-        """Return the offset of the first record at or after an offset, or the end."""
+        """Return the offset of the first record at or after an offset, or the end offset."""
         found = self.read(offset, max_records=1)
         return found[0].offset if found else self.end_offset
 
     def offset_at(self, timestamp_ms: int) -> int:
-        """Return the offset of the first record that is not older than that, or the end."""
+        """Return the offset of the first record that is not older than this, or the end offset."""
         return next(
             (record.offset for record in self._records if record.timestamp_ms >= timestamp_ms),
             self.end_offset,
         )
 
     def remove_before(self, offset: int) -> None:
-        """Remove what is before an offset, as retention does."""
+        """Remove the records before an offset, as retention does."""
         del self._records[: bisect_left(self._records, offset, key=_offset)]
         self._bytes = sum(map(_size_bytes, self._records))
         self.expired_before = max(self.expired_before, min(offset, self.end_offset))
 
     def recreate(self, topic_id: str) -> None:
-        """Become the partition of another topic of the same name, without any record."""
+        """Become an empty partition of a new topic with the same name."""
         self._records.clear()
         self._bytes = self.end_offset = self.expired_before = self._tombstones_before = 0
         self.topic_id = topic_id
@@ -117,8 +117,8 @@ class PartitionLog:
             wake()
 
     def compact(self) -> None:
-        """Keep the last record of each key; a tombstone goes with the second compaction."""
-        # As the cleaner of Kafka does: by keys alone, whatever the times.
+        """Keep the last record of each key; the second compaction removes a tombstone."""
+        # Like Kafka's log cleaner, this considers only keys, not timestamps.
         last = {record.key: record.offset for record in self._records}
         self._records = [
             record
@@ -140,30 +140,30 @@ Assignment = frozenset[TopicPartition]
 
 @dataclass(kw_only=True, eq=False)
 class Member:
-    """One member: what it reads, what it is to hold, and how far it is in the rebalance."""
+    """A group member: the topics it reads, its share, and its state in a rebalance."""
 
     name: str
     static: bool
     topics: Sequence[str]
     wake: Callable[[], None]
     share: Assignment = frozenset()
-    """What the group gave it; it may not have taken it up yet."""
+    """The partitions that the group assigned; the member may not have taken them up yet."""
     generation: int = 0
-    """The rebalance that the share comes from."""
+    """Number of the rebalance that assigned the share."""
     ready: bool = False
-    """It holds nothing any more and waits for its share."""
+    """Whether the member has given up its partitions and waits for a new share."""
     away: bool = False
-    """A static member that closed; its share waits for its return."""
+    """Whether this is a static member that closed; its share waits for its return."""
     expiry: asyncio.TimerHandle | None = field(default=None, repr=False)
 
 
 class ConsumerGroup:
-    """Members that share the partitions of their topics."""
+    """Members that share their topics' partitions."""
 
     def __init__(self, *, partitions: Mapping[str, int], session_timeout_seconds: float) -> None:
         self.committed: dict[TopicPartition, int] = {}
         self.topic_ids: dict[str, str] = {}
-        """The identities of the topics as the members began to read them."""
+        """The topics' ids at the time when the members started to read them."""
         self._committed_ids: dict[TopicPartition, str] = {}
         self._partitions = partitions
         self._session_timeout_seconds = session_timeout_seconds
@@ -181,7 +181,7 @@ class ConsumerGroup:
                 self._committed_ids[partition] = identity
 
     def committed_of(self, partition: TopicPartition, topic_id: str) -> int | None:
-        """Return the committed offset, unless it is one of another topic of that name."""
+        """Return the committed offset, unless it belongs to an earlier topic of the same name."""
         if self._committed_ids.get(partition, topic_id) != topic_id:
             return None
         return self.committed.get(partition)
@@ -194,9 +194,9 @@ class ConsumerGroup:
         wake: Callable[[], None],
         stage: str = "",
     ) -> Member:
-        """Add a member; a static one that returns takes up its share and moves nobody else's.
+        """Add a member; a returning static member gets its share back without a rebalance.
 
-        Raises `RefusedError` beside members of another stage.
+        Raises `RefusedError` if the group has members of another stage.
         """
         if self._members and stage != self._stage:
             raise RefusedError(f"joining the group: the bus {OTHER_STAGE}")
@@ -214,7 +214,7 @@ class ConsumerGroup:
             return member
         if returning.expiry is not None:
             returning.expiry.cancel()
-        # Who had the name finds itself replaced, at its next poll.
+        # The previous member of this name notices at its next poll that it was replaced.
         returning.wake()
         member.share, member.generation = returning.share, returning.generation
         member.ready = True
@@ -222,10 +222,10 @@ class ConsumerGroup:
         return member
 
     def leave(self, member: Member) -> None:
-        """Take a member out; the share of a static one waits for the session timeout."""
+        """Remove a member; a static member's share stays reserved for the session timeout."""
         if self.is_replaced(member):
             return
-        # A static member that restarts within the session timeout finds its share as it left it.
+        # A static member that restarts within the session timeout gets the same share again.
         if not member.static:
             del self._members[member.name]
             self._start_rebalance()
@@ -236,7 +236,7 @@ class ConsumerGroup:
         self._finish_rebalance()
 
     def is_replaced(self, member: Member) -> bool:
-        """Return whether another consumer came under the same static name."""
+        """Return whether another consumer joined with the same static name."""
         return self._members.get(member.name) is not member
 
     def must_give_up(self, member: Member) -> bool:
@@ -244,7 +244,7 @@ class ConsumerGroup:
         return self._rebalancing and not member.ready
 
     def give_up(self, member: Member) -> None:
-        """Mark that a member holds nothing any more; the last one ends the rebalance."""
+        """Record that a member has given up its partitions; the last one ends the rebalance."""
         member.ready = True
         self._finish_rebalance()
 
@@ -262,7 +262,7 @@ class ConsumerGroup:
 
     def _finish_rebalance(self) -> None:
         present = [member for member in self._members.values() if not member.away]
-        # The last one that gives up ends the rebalance; a member that is away has given up already.
+        # Members that are away have already given up their partitions.
         if not self._rebalancing or not all(member.ready for member in present):
             return
         self._rebalancing = False
@@ -278,7 +278,10 @@ class ConsumerGroup:
 def assign_ranges(
     topics_of: Mapping[str, Iterable[str]], partitions: Mapping[str, int]
 ) -> dict[str, Assignment]:
-    """Return each member a run of each topic's partitions, the same run where counts are equal."""
+    """Return each member's share: a contiguous range of each topic's partitions.
+
+    The ranges are the same for all topics with the same number of partitions.
+    """
     shares: dict[str, set[TopicPartition]] = {member: set() for member in topics_of}
     for topic in {topic for topics in topics_of.values() for topic in topics}:
         members = sorted(member for member, topics in topics_of.items() if topic in set(topics))

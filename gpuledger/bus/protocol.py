@@ -1,11 +1,12 @@
-"""What a stage needs of Kafka, in a few methods: the seam that both buses fill.
+"""The Kafka operations that a stage needs: the protocol that both buses implement.
 
-Here live the protocol and its value types. Publishing is by batch to a partition that the caller
-names; consuming is by poll, with offsets, so that the caller decides when a record is done.
-Errors: any method may raise a `BusError` (the brokers are away, lack a topic or refuse a right);
-whoever calls retries with a back-off. What is asked of a partition that is not assigned raises
-`NotAssignedError`: to ask again is of no use before the next poll, which alone assigns partitions.
-What a transaction has not committed yet, or never will, no consumer sees, unless it asks for it.
+This module holds the protocol and its value types. Callers publish batches to a partition that
+they choose. They consume by polling, with offsets, and decide themselves when a record is done.
+
+Any method may raise a `BusError`: the brokers are unavailable, a topic is missing or a permission
+is denied. The caller retries with a back-off. A call for a partition that is not assigned raises
+`NotAssignedError`; retrying it is useless before the next poll, because only `poll` assigns
+partitions. Consumers see no uncommitted or aborted records unless they ask for them.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -25,7 +26,7 @@ class TopicPartition(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What is to be published."""
+    """A message to publish."""
 
     key: bytes | None
     value: bytes | None
@@ -35,31 +36,31 @@ class Message(NamedTuple):
 
 
 class UnreadableReason(StrEnum):
-    """Why records cannot be had of the bytes that are there."""
+    """Why a batch of records cannot be read."""
 
     CODEC = "codec"
-    """Their batch is packed as none of ours is."""
+    """The batch is compressed with a codec that gpuledger does not use."""
     TOO_LARGE = "too_large"
-    """Their batch is larger, unpacked, than one may be."""
+    """The unpacked batch is too large."""
     TOO_MANY = "too_many"
-    """Their batch has more records than one may have."""
+    """The batch has too many records."""
     DAMAGED = "damaged"
-    """Their batch cannot be unpacked, or is no batch of records inside."""
+    """The batch cannot be unpacked, or its content is not a valid batch of records."""
 
 
 class Unreadable(NamedTuple):
-    """What a record stands for that is none: those of a batch that cannot be unpacked."""
+    """A batch that cannot be unpacked; one placeholder record replaces its records."""
 
     first_offset: int
-    """The offset of the first of them; the record's own is that of the last."""
+    """Offset of the batch's first record. The placeholder itself has the last record's offset."""
     reason: UnreadableReason
     detail: str
-    """Why, as part of a sentence."""
+    """The cause, as part of a sentence."""
 
 
-# Made for each record that is read: nothing costs less to make than a tuple.
+# One is created per record read, and a tuple is the cheapest object to create.
 class Record(NamedTuple):
-    """What was published, as a consumer reads it."""
+    """A published message as a consumer reads it."""
 
     topic: str
     partition: int
@@ -68,65 +69,65 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     unreadable: Unreadable | None = None
-    """Set where this stands for records that cannot be had; there is no key and no value then."""
+    """Set if this is the placeholder for an unreadable batch; key and value are then `None`."""
 
     @property
     def first_offset(self) -> int:
-        """The first of the offsets that it stands for: of a true record its own."""
+        """First offset that the record covers; for a readable record, its own offset."""
         return self.offset if self.unreadable is None else self.unreadable.first_offset
 
 
 class TopicDescription(NamedTuple):
-    """What the brokers say of a topic."""
+    """A topic as the brokers describe it."""
 
     partitions: int
     topic_id: str | None
-    """The identity that it was given when it was made; `None` where that is not known."""
+    """The id that Kafka assigned when the topic was created; `None` if unknown."""
 
 
 def is_other_topic(before: str | None, now: str | None) -> bool:
-    """Return whether two identities are of different topics; where one is unknown, they are not."""
-    # Brokers older than 2.8 give no identity, and an upgrade gives one to a topic that had none.
+    """Return whether two topic ids differ; an unknown id counts as equal."""
+    # Brokers older than 2.8 have no topic ids; an upgrade assigns one to each existing topic.
     return before is not None and now is not None and before != now
 
 
 class GapReason(StrEnum):
-    """Why a consumer cannot go on where it was."""
+    """Why a consumer cannot continue at its position."""
 
     RETENTION = "retention"
-    """Records were removed before they were read, by age, by size or by hand."""
+    """Records were removed by age, by size or by hand before they were read."""
     TOPIC_RECREATED = "topic_recreated"
-    """The topic was deleted and made anew: its offsets are those of other records."""
+    """The topic was deleted and recreated, so its offsets now belong to other records."""
     TRUNCATED = "truncated"
-    """The partition ends before what was read of it: a leader was elected that lacks records."""
+    """The partition ends before the consumer's position: the elected leader lacks records."""
     UNREADABLE = "unreadable"
-    """The records are there, in a batch that cannot be unpacked: consumers read on behind it, and
-    only who keeps a list of what is missing makes a gap of it."""
+    """The records exist, but their batch cannot be unpacked. Consumers skip it; only code that
+    lists missing data turns it into a gap."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """What a consumer of a partition cannot read any more, and never has."""
+    """Offsets of a partition that a consumer has not read and can no longer read."""
 
     partition: TopicPartition
     first_offset: int
-    """Where the consumer would have gone on."""
+    """The position at which the consumer would have continued."""
     next_offset: int
-    """Where it goes on instead; of another topic than `first_offset` where it was made anew."""
+    """The position at which it continues instead; in the new topic if it was recreated."""
     reason: GapReason
     time_before_ms: int | None = None
-    """Event time of the last record that was read; `None` where this process has read none."""
+    """Event time of the last record that was read; `None` if this process has read none."""
     time_after_ms: int | None = None
-    """Event time of the first record that is left; `None` where there is none."""
+    """Event time of the first remaining record; `None` if there is none."""
 
     @property
     def missed(self) -> int | None:
-        """Offsets passed over, transaction markers included; `None` where nobody can know."""
+        """Number of skipped offsets, transaction markers included; `None` if unknowable."""
         return self.next_offset - self.first_offset if self.has_end else None
 
     @property
     def has_end(self) -> bool:
-        """Whether both its ends are offsets of the same topic, with nothing read in between."""
+        """Whether both offsets belong to the same topic and nothing between them was read."""
         return self.reason in (GapReason.RETENTION, GapReason.UNREADABLE)
 
 
@@ -135,64 +136,65 @@ GapCallback = Callable[[Gap], Awaitable[None]]
 
 
 async def ignore_partitions(partitions: frozenset[TopicPartition]) -> None:
-    """Do nothing on an assignment or a revocation: the default of both callbacks."""
+    """Do nothing on an assignment or a revocation: the default for both callbacks."""
 
 
 async def ignore_gap(gap: Gap) -> None:
-    """Do nothing about a gap, which is logged and counted without it: the default."""
+    """Do nothing about a gap: the default. Gaps are logged and counted anyway."""
 
 
 OTHER_STAGE: Final = (
     "has members of another kind in the group; give this process a group of its own (`group`)"
 )
-"""Why a member is not let into a group, in both buses."""
+"""Why a member may not join a group; the same text on both buses."""
 
 
 class IsolationLevel(StrEnum):
-    """Which records a consumer is given; Kafka's own names."""
+    """Which records a consumer receives; Kafka's own names."""
 
     READ_COMMITTED = "read_committed"
-    """Of transactions those that were committed, and nothing behind one that is still open."""
+    """Only committed records, and none behind a transaction that is still open."""
     READ_UNCOMMITTED = "read_uncommitted"
-    """All of them, at once: also those of transactions that are open, or were aborted."""
+    """All records immediately, including those in open or aborted transactions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subscription:
-    """What a consumer asks for."""
+    """The topics that a consumer reads, and how it reads them."""
 
     group: str
-    """The consumer group: each group reads everything, its members share it."""
+    """The consumer group. Each group reads every record; its members share the partitions."""
     topics: Sequence[str]
-    """The topics; equally numbered partitions of them go to the same member (range assignment)."""
+    """The topics. Partitions with the same number go to the same member (range assignment)."""
     stage: str = ""
-    """What reads: a group has members of one stage. Those of two would read a part of the topics
-    each, and what the other has of them would be nobody's."""
+    """The stage that reads. All members of a group must belong to one stage: with two stages, each
+    would miss the partitions assigned to the other."""
     group_instance_id: str | None = None
-    """Kafka's `group.instance.id` (static membership): the partitions wait for who has it."""
+    """Kafka's `group.instance.id` (static membership): the partitions wait for the member with
+    this id to return."""
     isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED
-    """Whether what transactions write is given once it is committed. Of topics whose writers write
-    none it only matters who else may open one: it withholds all that is written behind it."""
+    """Whether to withhold uncommitted records. On a topic that is written without transactions,
+    `READ_COMMITTED` still lets any other client's open transaction withhold all later records."""
     on_assigned: PartitionsCallback = ignore_partitions
-    """Called with all partitions newly held, before any of their records is polled."""
+    """Called with all newly assigned partitions, before any of their records is polled."""
     on_revoked: PartitionsCallback = ignore_partitions
-    """Called with the partitions about to be given up; the last chance to commit for them."""
+    """Called with the partitions about to be revoked; the last chance to commit their offsets."""
     on_gap: GapCallback = ignore_gap
-    """Called within `poll`, before any record behind the gap is given."""
+    """Called within `poll`, before any record behind the gap is returned."""
 
 
 class Producer(Protocol):
     """Publishes batches."""
 
     async def publish(self, topic: str, partition: int, messages: Sequence[Message]) -> int | None:
-        """Publish the messages in their order; return when the bus has acknowledged all of them.
+        """Publish the messages in order and wait until the bus has acknowledged all of them.
 
-        Returns the offset behind the last of them, `None` where the bus did not tell it.
+        Returns the offset after the last message, or `None` if the bus did not report it.
         """
 
 
 class Transactions(Protocol):
-    """Publishes and commits all at once or not at all; the one writer under its id."""
+    """Publishes messages and commits offsets atomically; the only writer with its id."""
 
     async def commit(
         self,
@@ -201,72 +203,77 @@ class Transactions(Protocol):
         offsets: Mapping[TopicPartition, int],
         group: str,
     ) -> Mapping[TopicPartition, int] | None:
-        """Publish messages and commit a group's offsets, all of it or nothing.
+        """Publish messages and commit a group's offsets, all or nothing.
 
-        Returns of each partition the offset behind the last message, where the bus told it.
+        Returns the offset after each partition's last message, if the bus reported it.
 
-        Raises `TopicsError` and `MessageTooLargeError` before anything is done. Raises
-        `FencedError` where another writer took the id over, with nothing done. After
-        `BusUnavailableError` all of it may have been done, or nothing. After these two nothing more
-        can be committed: whoever opens the id again finds out by what was committed.
+        Raises `TopicsError` and `MessageTooLargeError` before anything is written. Raises
+        `FencedError` if another writer took over the id; nothing was committed. After
+        `BusUnavailableError`, either everything or nothing was committed. After both of these
+        errors the object cannot commit any more: open the id again and compare the committed
+        offsets.
         """
 
 
 Polled = Mapping[TopicPartition, Sequence[Record]]
-"""What one poll brought, in each partition's order."""
+"""The records of one poll, in order within each partition."""
 
 
 class Consumer(Protocol):
-    """Reads the partitions that its group gave it.
+    """Reads the partitions that its group assigned to it.
 
-    What it should have read and cannot is never passed over in silence: `bus.gaps` logs and counts
-    it, and the subscription's `on_gap` hears of it. What is there and cannot be unpacked comes as a
-    record that is `unreadable`, in its place between the others. A topic that is made anew while it
-    is read is revoked and assigned again, and is read from its beginning.
+    Records that it can no longer read are never skipped silently: `bus.gaps` logs and counts them,
+    and the consumer calls the subscription's `on_gap`. A batch that cannot be unpacked is returned
+    as one `unreadable` record at its position. If a topic is recreated while it is read, its
+    partitions are revoked and assigned again, and are read from the beginning.
     """
 
     async def poll(self, *, timeout_seconds: float, max_records: int) -> Polled:
-        """Wait at most `timeout_seconds` for records; give at most `max_records`, maybe none.
+        """Wait at most `timeout_seconds` for records; return at most `max_records`, possibly none.
 
-        Never raises `NotAssignedError`. Raises `TopicsError` where a topic of the subscription is
-        gone; once it is there again, a later call joins the group anew.
-        A group without a committed offset begins at the beginning of a partition.
+        A group without a committed offset starts at the beginning of a partition.
+
+        Never raises `NotAssignedError`. Raises `TopicsError` if a subscribed topic does not exist;
+        once it exists again, a later call rejoins the group.
         """
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit, for each partition, the offset of the next record; `NotAssignedError`."""
+        """Commit the offset of each partition's next record.
+
+        Raises `NotAssignedError`.
+        """
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """Return the committed offset, as soon as no open transaction will move it.
+        """Wait until no open transaction can change the committed offset, then return it.
 
-        `None` where nothing was committed, or only of an earlier topic of the same name.
+        Returns `None` if nothing was committed, or only for an earlier topic of the same name.
         """
 
     async def topic_id(self, topic: str) -> str | None:
-        """Return the identity that the brokers gave the topic when it was made, asked of them now.
+        """Request the topic's id from the brokers and return it.
 
-        `None` where they give topics none. Raises `BusUnavailableError` where there is no such
-        topic now.
+        Returns `None` if the brokers do not support topic ids. Raises `BusUnavailableError` if the
+        topic does not exist.
         """
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """Return the partitions that are held now."""
+        """Return the partitions that are currently assigned."""
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hand out no records of these partitions until they are resumed."""
+        """Return no records from these partitions until they are resumed."""
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hand out records of these partitions again, from where they were paused."""
+        """Return records from these partitions again, starting at the paused position."""
 
     async def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Read on from this offset; one before the first record kept means the first one kept.
+        """Continue reading at this offset, or at the first kept record if that is later.
 
-        Offset 0 means the beginning, wherever that is now: what is not kept of it is no gap.
+        Offset 0 means the current beginning: records that were already removed are not a gap.
         Raises `NotAssignedError`.
         """
 
     async def position(self, partition: TopicPartition) -> int:
-        """Return the offset of the next record to be polled; it steps over compacted holes too.
+        """Return the offset of the next record to poll, past any offsets removed by compaction.
 
         Raises `NotAssignedError`.
         """
@@ -274,73 +281,75 @@ class Consumer(Protocol):
     async def end_offsets(
         self, partitions: Iterable[TopicPartition]
     ) -> Mapping[TopicPartition, int]:
-        """Return, for each partition, the offset behind the last record that can be read by now."""
+        """Return, for each partition, the offset after the last record that can be read now."""
 
     def withheld_seconds(self) -> float:
-        """Return for how long records that are there have been withheld, as of now.
+        """Return how long existing records have been withheld behind an open transaction.
 
-        They lie behind a transaction that is open: of all partitions, the longest; 0 where there
-        are none, and always where what is not committed is read as well.
+        The longest time of all partitions; 0 if no records are withheld, and always 0 with
+        `READ_UNCOMMITTED`.
         """
 
 
 class Span(NamedTuple):
-    """Offsets of one partition, from `first` up to and without `end`."""
+    """A range of offsets in one partition, from `first` up to but excluding `end`."""
 
     first: int
     end: int
 
 
 class HistoryReader(Protocol):
-    """Reads any partition of any topic, one at a time; of transactions what was committed.
+    """Reads the committed records of any partition of any topic, one partition at a time.
 
-    It joins no group and commits nothing, so that it disturbs nobody. Any method may raise
-    `BusUnavailableError`.
+    It neither joins a group nor commits offsets, so it does not affect any consumer. Any method
+    may raise `BusUnavailableError`.
     """
 
     async def spans(self, topic: str) -> Mapping[TopicPartition, Span]:
-        """Return what is kept of each partition; `TopicsError` where the topic does not exist.
+        """Return the span of offsets that each partition keeps.
 
-        `first` is above 0 where the bus has removed what was before it.
+        `first` is above 0 if the bus has removed earlier records. Raises `TopicsError` if the topic
+        does not exist.
         """
 
     async def topic_id(self, topic: str) -> str | None:
-        """Return the identity of a topic that exists, asked now; `None` where none is known."""
+        """Request an existing topic's id and return it, or `None` if it has none."""
 
     async def offsets_at(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """Return, for each partition, the offset before which every record is older than that.
+        """Return, for each partition, the first offset whose record is not older than that time.
 
-        Younger records may come before older ones; where none is as young, it is the end.
+        Every record before it is older; records after it may be older too. If all records are
+        older, it is the partition's end.
         """
 
     def read(self, partition: TopicPartition, span: Span) -> AsyncGenerator[Sequence[Record], None]:
-        """Return the records of a span in their order, some at a time; one call at a time."""
+        """Yield the records of a span in order and in batches; only one call at a time."""
 
 
 class Bus(Protocol):
-    """Opens producers, transactions, consumers and readers, for one installation."""
+    """Opens producers, transactions, consumers and readers for one installation."""
 
     @property
     def topics(self) -> Topics:
-        """The table of topics of the installation that this bus is opened for."""
+        """The topic table of the installation that this bus serves."""
 
     async def partitions(self, topic: str) -> int:
-        """Return the number of partitions; `TopicsError` where the topic does not exist."""
+        """Return the number of partitions; raise `TopicsError` if the topic does not exist."""
 
     async def describe(self, topic: str) -> TopicDescription:
-        """Return what is known of a topic now; `TopicsError` where it does not exist."""
+        """Return the topic's current description; raise `TopicsError` if it does not exist."""
 
     def producer(self) -> AbstractAsyncContextManager[Producer]:
         """Open a producer; leaving the context flushes and closes it."""
 
     def transactions(self, transactional_id: str) -> AbstractAsyncContextManager[Transactions]:
-        """Open transactions under an id that one writer has at a time: the last to open it.
+        """Open transactions under an id; only the last writer to open an id may use it.
 
-        Entering the context shuts out who had the id before, and ends what that one left open: from
-        then on the offsets that its group committed do not change behind the new writer's back.
-        Raises `BusUnavailableError` on entering, and `UserError` where the brokers do not allow it.
+        Entering the context fences the previous writer and ends any transaction that it left open.
+        From then on, only the new writer changes the group's committed offsets. Entering raises
+        `BusUnavailableError`, or `UserError` if the brokers deny permission.
         """
 
     def consumer(self, subscription: Subscription) -> AbstractAsyncContextManager[Consumer]:

@@ -1,30 +1,30 @@
-"""Which topics those are that partitions were assigned of: one that is made anew is another one."""
+"""The ids of a consumer's topics, by which it detects a topic that was recreated."""
 
 from collections.abc import Mapping
 
 from gpuledger.bus.protocol import is_other_topic
 
 Found = Mapping[str, str | None]
-"""The identity of each topic that exists; `None` for a topic that has none."""
+"""The id of each existing topic; `None` for a topic that has none."""
 
 
 class TopicIds:
-    """What was known of the topics when partitions were assigned, and has become known since.
+    """The topic ids known when the partitions were assigned, and those learned since.
 
-    Brokers before Kafka 2.8 cannot be asked for identities, and some topics have none: what is not
-    known is no other topic. It is taken over when it becomes known, as at an upgrade of the
-    brokers.
+    Brokers before Kafka 2.8 do not report topic ids, and some topics have none. A topic with an
+    unknown id counts as unchanged. Its id is recorded when it becomes known, for example after the
+    brokers are upgraded.
     """
 
     def __init__(self, found: Found | None) -> None:
-        """Take what the brokers answered; `None` where they cannot be asked."""
+        """Start with the brokers' answer; `None` if they do not report topic ids."""
         self.by_topic: dict[str, str | None] = dict(found or {})
         self._could_query = found is not None
 
     def update(self, found: Found) -> frozenset[str]:
-        """Return the topics that are others now; where there are none, take over what is new.
+        """Return the topics that were recreated; if there are none, record newly known ids.
 
-        A topic that was absent is another one as well, also without an identity.
+        A topic that was absent before counts as recreated, even if it has no id.
         """
         others = frozenset(
             topic
@@ -32,11 +32,11 @@ class TopicIds:
             if (
                 is_other_topic(self.by_topic[topic], topic_id)
                 if topic in self.by_topic
-                # Absent before, where that was known: brokers that could not be asked said nothing.
+                # Absent before, unless the brokers could not be queried then.
                 else self._could_query
             )
         )
-        # With others the client is opened anew, and begins with what it finds then.
+        # After a change the client is reopened and starts with the ids that it finds then.
         if not others:
             self.by_topic |= {
                 topic: own or self.by_topic.get(topic) for topic, own in found.items()

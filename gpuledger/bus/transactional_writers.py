@@ -1,7 +1,7 @@
-"""The transactions of the partitions that a worker holds: one writer for each partition number.
+"""Transactional writers for a worker's partitions: one for each partition number.
 
-Whoever opens a number's id shuts out who had it, so that of two workers that take themselves for
-the partition's owner one alone can write. What is written, and when, is the worker's business.
+Opening a number's transactional id fences its previous writer. If two workers both believe that
+they own a partition, only one of them can write. The worker decides what to write and when.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ class _Writer:
 
 
 class TransactionalWriters:
-    """The open writers of a group's member, by partition number; leaving the context closes them.
+    """A group member's open writers, by partition number; leaving the context closes them.
 
-    A commit that is under way when its partition is given up may go on for `finish_seconds`.
+    A commit in progress when its partition is given up has `finish_seconds` to finish.
     """
 
     def __init__(self, *, bus: Bus, group: str, finish_seconds: float) -> None:
@@ -35,11 +35,11 @@ class TransactionalWriters:
         self._opening: dict[int, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
-        """Open nothing yet."""
+        """Enter without opening any writer."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close whatever is open or being opened."""
+        """Close all writers that are open or being opened."""
         await self.close([*self._open, *self._opening])
 
     def __contains__(self, number: int) -> bool:
@@ -47,13 +47,13 @@ class TransactionalWriters:
         return number in self._open
 
     async def open(self, numbers: Iterable[int]) -> None:
-        """Take the partitions over; from then on their committed offsets move by us alone.
+        """Take over the partitions; from then on, only we change their committed offsets.
 
-        One that is closed meanwhile has no writer after that. Raises BusUnavailableError where one
-        of them could not be opened; the others are open.
+        A partition that is closed in the meantime ends up without a writer. Raises
+        `BusUnavailableError` if a partition could not be opened; the others are open.
         """
         wanted = list(numbers)
-        # An id that is still ours would be fenced by ourselves.
+        # Opening an id that we still have open would fence our own writer.
         await self.close(wanted)
         opening = {number: asyncio.create_task(self._enter(number)) for number in wanted}
         self._opening |= opening
@@ -72,11 +72,11 @@ class TransactionalWriters:
         *,
         offsets: Mapping[TopicPartition, int],
     ) -> Mapping[TopicPartition, int]:
-        """Publish messages and commit the group's offsets, all of it or nothing.
+        """Publish messages and commit the group's offsets, all or nothing.
 
-        Returns of each partition the offset behind the last message, where the bus told it.
+        Returns the offset after each partition's last message, if the bus reported it.
 
-        Raises FencedError and BusUnavailableError, after which the partition must be opened anew.
+        Raises `FencedError` and `BusUnavailableError`; the partition must then be opened again.
         """
         writer = self._open[number]
         async with writer.busy:
@@ -84,14 +84,14 @@ class TransactionalWriters:
             return await commit(messages, offsets=offsets, group=self._group) or {}
 
     async def close(self, numbers: Iterable[int]) -> None:
-        """Let commits under way end, for `finish_seconds`, and close; what is open is aborted.
+        """Wait up to `finish_seconds` for commits in progress, then close; abort unfinished ones.
 
-        What is being opened is ended first: the id is the next owner's to take.
+        Writers that are still being opened are cancelled first, to leave the id to the next owner.
         """
         numbers = list(numbers)
         await end_tasks(*(self._opening.pop(number, None) for number in numbers))
         closing = [self._open.pop(number) for number in numbers if number in self._open]
-        # All of them, also where one fails: an open transaction would withhold what is behind it.
+        # Close all even if one fails: an open transaction would withhold all later records.
         for outcome in await asyncio.gather(*map(self._end, closing), return_exceptions=True):
             if outcome is not None:
                 raise outcome
@@ -103,12 +103,12 @@ class TransactionalWriters:
                 transactions = await stack.enter_async_context(self._bus.transactions(name))
             except FencedError as error:
                 raise BusUnavailableError(
-                    f"{name}: two writers open it at once: {error}"
+                    f"transactional id {name!r}: opened by two writers at once: {error}"
                 ) from error
             self._open[number] = _Writer(transactions=transactions, stack=stack.pop_all())
 
     async def _end(self, writer: _Writer) -> None:
-        # A commit that outlasts it is aborted, and its offsets are read again.
+        # A commit that takes longer is aborted, and its records are read again.
         with suppress(TimeoutError):
             async with asyncio.timeout(self._finish_seconds):
                 await writer.busy.acquire()
@@ -118,10 +118,10 @@ class TransactionalWriters:
 def pause_seconds_after(
     undone: Iterable[Exception], *, backoff_seconds: float, fenced_seconds: float
 ) -> float:
-    """Return how long to wait before partitions whose commits were undone are opened anew.
+    """Return how long to wait before reopening partitions whose commits failed.
 
-    Where a writer was shut out it is `fenced_seconds` at least: taken back before the group has
-    said who has a partition now, its rightful owner would be shut out.
+    At least `fenced_seconds` if a writer was fenced: reopening a partition before the group has
+    assigned it would fence its rightful owner.
     """
     if any(isinstance(error, FencedError) for error in undone):
         return max(backoff_seconds, fenced_seconds)

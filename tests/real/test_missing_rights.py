@@ -241,7 +241,7 @@ def test_a_right_that_is_missing_is_missed_by_name(
     try:
         deadline = time.monotonic() + WITHIN_SECONDS
         wanted = missing.name if missing.resource != "transactionalId" else "transactional id"
-        while not (wanted in (output := shown(made)) and "does not allow this user" in output):
+        while not (wanted in (output := shown(made)) and "denies this user" in output):
             assert made.exit_status() is None, made.log_tail()
             assert time.monotonic() < deadline, output
             time.sleep(0.2)

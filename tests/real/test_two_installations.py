@@ -93,7 +93,7 @@ def test_two_installations_on_one_kafka_book_their_own_nodes_alone(
         time.sleep(0.2)
     assert (done[0], done[1].count("created")) == (0, len(TOPICS)), done
     code, message = create(made | {"KAFKA__TOPIC_PREFIX": "green"}, monkeypatch, capsys)
-    assert (code, "does not allow this user green." in message) == (2, True), message
+    assert (code, "denies this user access to green." in message) == (2, True), message
     assert create(settings_of("green", kafka), monkeypatch, capsys)[0] == 0
 
     servers = kafka.plaintext_bootstrap_servers

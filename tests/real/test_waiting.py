@@ -173,7 +173,7 @@ async def test_rights_that_are_missing_or_revoked_are_named_and_waited_for(
         KAFKA__SASL_PASSWORD=kafka.password,
         KAFKA__SSL_CA_FILE=str(kafka.ca_file),
     )
-    await everything.until_printed("does not allow this user the topic")
+    await everything.until_printed("denies this user access to the topic")
 
     await asyncio.to_thread(kafka.grant, "--topic", "*")
     await everything.until_printed("grant it Read on that group", by=IN_GROUPS)
@@ -185,7 +185,7 @@ async def test_rights_that_are_missing_or_revoked_are_named_and_waited_for(
     await asyncio.to_thread(kafka.revoke, "--group", "*")
     await everything.until_printed("grant it Read on that group", by=IN_GROUPS)
     await asyncio.to_thread(kafka.revoke, "--topic", "*")
-    await everything.until_printed("does not allow this user the topic", by=IN_GROUPS)
+    await everything.until_printed("denies this user access to the topic", by=IN_GROUPS)
 
     await asyncio.to_thread(kafka.grant, "--topic", "*")
     await asyncio.to_thread(kafka.grant, "--group", "*")

@@ -125,7 +125,7 @@ async def test_a_node_may_have_its_clock_hours_ahead(
         if is_taken:
             await publishing
         else:
-            with pytest.raises(BusUnavailableError, match="set this machine's clock"):
+            with pytest.raises(BusUnavailableError, match="correct this machine's clock"):
                 await publishing
             await producer.publish(topic.name, 0, [numbered(1)])
 

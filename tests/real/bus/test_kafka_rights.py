@@ -83,7 +83,7 @@ async def test_a_topic_that_may_not_be_seen_is_told_from_one_that_is_absent(
 
     for how, error in reported.items():
         assert isinstance(error, RefusedError), (how, error)
-        assert f"does not allow this user the topic {HIDDEN.name}; grant it" in str(error)
+        assert f"denies this user access to the topic {HIDDEN.name}; grant it" in str(error)
         assert "topics create" not in str(error)
     assert str(reported["written"]).endswith("grant it Write")
     assert str(reported["read"]).endswith("grant it Read")

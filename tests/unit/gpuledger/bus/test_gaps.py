@@ -74,8 +74,8 @@ def test_the_check_holds_until_the_first_gap_and_never_after() -> None:
 
     assert not check.is_ok
     assert check.detail == (
-        "2 since the start, the last one in gpuledger.events.v1[3] from offset 51: 750 offsets"
-        " (retention), event time unknown to 1970-01-01T00:12:30.000+00:00"
+        "gaps since the start: 2; the last one in gpuledger.events.v1[3] from offset 51: 750"
+        " offsets (retention), event time unknown to 1970-01-01T00:12:30.000+00:00"
     )
 
 

@@ -153,7 +153,7 @@ async def test_a_token_that_a_broker_refuses_is_fetched_anew_and_never_without_a
     for _ in range(50):
         with pytest.raises(SaslAuthenticationFailed, check=has_words("invalid_token")):
             await parts.provider.log_in(connection)
-        assert "a broker refuses the token" in parts.check.detail
+        assert "a broker rejected the token" in parts.check.detail
     assert parts.source.fetched == 1
     for _ in range(100):
         parts.clock.advance(1.0)
