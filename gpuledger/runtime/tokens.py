@@ -1,9 +1,9 @@
-"""Tokens that end: how long one is in force, and when the next one is asked for.
+"""Tokens that expire: the current token, and when to fetch the next one.
 
-Where tokens come from is behind one seam, `TokenSource`: a file that something else renews, or an
-endpoint (`gpuledger.runtime.http.token_endpoint`). A new token is put in force before the old one
-ends. While no new one is to be had the old one counts to its end, which a check shows; after that
-whoever asks is told the reason, and the source is asked again with growing waits.
+`TokenSource` is the interface to a source of tokens: a file that another program renews, or an
+endpoint (`gpuledger.runtime.http.token_endpoint`). A token is replaced before it expires. If no new
+token is available, the old one is used until it expires, and a check shows the failure. After that,
+callers receive the reason as an error, and the source is queried again with growing waits.
 """
 
 import asyncio
@@ -24,37 +24,38 @@ from gpuledger.runtime.readiness import Check
 from gpuledger.runtime.retry import Backoff
 
 SAFE_RATIO: Final = 0.8
-"""After so much of its time a token, or a session, is renewed, as Kafka's own clients do."""
+"""Share of its lifetime after which a token or session is renewed, as in Kafka's own clients."""
 _SPREAD_RATIO: Final = 0.05
-"""By so much more or less, so that the nodes of a fleet do not ask all at once."""
+"""Random deviation from that share, so that a fleet's nodes do not all send requests at once."""
 _RENEWAL_SECONDS: Final = 10.0
-"""How often at most a token is replaced at once, as where one of two servers refuses each."""
+"""Minimum interval between immediate replacements, for example if one of two servers rejects
+every token."""
 _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 _PARTS_OF_JWT: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class BearerToken:
-    """A token, and until when it is valid."""
+    """A token and its expiry time."""
 
     text: str = field(repr=False)
     """The token itself."""
     begin_seconds: float
-    """Since when it is known here, Unix time."""
+    """Unix time at which it was obtained."""
     end_seconds: float = math.inf
-    """When it expires, Unix time; infinite where nobody says so."""
+    """Unix time at which it expires; infinite if unknown."""
 
     @classmethod
     def parse(
         cls, text: str, *, now_seconds: float, for_seconds: float = math.inf
     ) -> "BearerToken":
-        """Return a token with the end that it says itself, where it is a JWT.
+        """Return a token; its expiry time is the earlier of `for_seconds` and a JWT's `exp`.
 
-        `for_seconds` is how long it is valid by what was said of it. Raises `ValueError`, with
-        nothing of the token in it, where it is none.
+        `for_seconds` is the lifetime that its source reported. Raises `ValueError` if the token is
+        malformed or expired; the message contains no part of the token.
         """
         if not _TOKEN.fullmatch(text):
-            raise ValueError("it has blanks or other characters in it that no token has")
+            raise ValueError("it contains spaces or other invalid characters")
         end_seconds = min(now_seconds + for_seconds, _end_of_jwt(text))
         if end_seconds <= now_seconds:
             ended = datetime.fromtimestamp(max(0.0, end_seconds), tz=UTC)
@@ -65,7 +66,7 @@ class BearerToken:
 
 
 def _end_of_jwt(text: str) -> float:
-    """Return when a JWT expires, infinite for other tokens; verifying it is for the brokers."""
+    """Return a JWT's expiry time, infinite for other tokens; its receiver verifies the token."""
     parts = text.split(".")
     if len(parts) == _PARTS_OF_JWT:
         with suppress(ValueError, RecursionError):
@@ -80,21 +81,21 @@ _LAST_SECONDS: Final = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
 class Expiring(Protocol):
-    """What is shown for a login, and ends."""
+    """A credential for logins that expires."""
 
     @property
     def text(self) -> str:
-        """The secret of it, by which one is told from another."""
+        """The secret, which also identifies the credential."""
         ...
 
     @property
     def begin_seconds(self) -> float:
-        """Since when it is known here, Unix time."""
+        """Unix time at which it was obtained."""
         ...
 
     @property
     def end_seconds(self) -> float:
-        """When it expires, Unix time; infinite where nobody says so."""
+        """Unix time at which it expires; infinite if unknown."""
         ...
 
 
@@ -102,19 +103,19 @@ E = TypeVar("E", bound=Expiring)
 
 
 class TokenSource(Protocol[E]):
-    """Where tokens come from."""
+    """A source of tokens."""
 
     async def fetch(self) -> E:
-        """Return a token of now; raises `UnavailableError` or `SettingsError`."""
+        """Return a current token; raise `UnavailableError` or `SettingsError`."""
         ...
 
     def is_due(self, token: E, *, now_seconds: float) -> bool:
-        """Return whether another token than the one fetched last is to be had, or needed."""
+        """Return whether a new token is available, or needed because this one expires."""
         ...
 
 
 class TokenInForce(Generic[E]):
-    """The token that counts now."""
+    """The current token, fetched and replaced when needed."""
 
     def __init__(
         self,
@@ -126,13 +127,13 @@ class TokenInForce(Generic[E]):
         monotonic: Callable[[], float] = time.monotonic,
         backoff: Backoff | None = None,
     ) -> None:
-        """Take where tokens come from, and the check that fails where none does.
+        """Take the source of tokens, and the check that fails if it provides none.
 
-        `on_token` is called with the secret of each token before it is sent anywhere.
+        `on_token` is called with each token's secret before it is sent anywhere.
         """
         self._source, self._check, self._on_token = source, check, on_token
         self._time_seconds, self._monotonic = time_seconds, monotonic
-        # Not a `RetryingCaller`: nobody waits here, each login asks and is told what there is.
+        # Not a `RetryingCaller`: no caller waits here; each login receives a token or an error.
         self._backoff = backoff or Backoff(first_seconds=1.0, max_seconds=60.0)
         self._retry_seconds = -math.inf
         self._token: E | None = None
@@ -142,9 +143,9 @@ class TokenInForce(Generic[E]):
         self._fetching = asyncio.Lock()
 
     async def current(self) -> E:
-        """Return the token to log in with now; raises `UnavailableError` where there is none.
+        """Return the token to log in with; raise `UnavailableError` if there is none.
 
-        Whoever comes while another one asks waits for that answer.
+        A call during another call's request waits for its result.
         """
         async with self._fetching:
             if self._is_due() and self._monotonic() >= self._retry_seconds:
@@ -154,10 +155,10 @@ class TokenInForce(Generic[E]):
             return self._token
 
     def refuse(self, token: E, message: str) -> None:
-        """Record that a token was refused: the next one who asks has another one fetched.
+        """Record that a token was rejected, so that the next call of `current` fetches another one.
 
-        It may be revoked, or its key was exchanged: what was fetched once is not kept then. One
-        that was taken before is replaced at once, every ten seconds at most; others after a pause.
+        The token may be revoked, or its key exchanged. A token that was accepted before is replaced
+        immediately, at most every ten seconds; other tokens after a pause.
         """
         if token is not self._token or self._is_refused:
             return
@@ -168,7 +169,7 @@ class TokenInForce(Generic[E]):
             self._renewed_seconds, self._retry_seconds = now_seconds, -math.inf
 
     def confirm(self, token: E) -> None:
-        """Record that a token was taken."""
+        """Record that a token was accepted."""
         if token is self._token and not self._is_refused:
             self._is_confirmed = True
             self._backoff.reset()
@@ -189,7 +190,7 @@ class TokenInForce(Generic[E]):
             if not self._is_refused:
                 self._backoff.reset()
                 self._check.ok(_describe_end(token))
-            # One that was refused and comes again is no reason to ask without a pause.
+            # The source returned the rejected token again: wait before the next request.
             elif self._token is not None and token.text == self._token.text:
                 self._retry_seconds = self._monotonic() + self._backoff.next_seconds()
             self._on_token(token.text)
@@ -204,14 +205,14 @@ class TokenInForce(Generic[E]):
 
 
 def _describe_end(token: Expiring) -> str:
-    """Return until when a token is valid, for people."""
+    """Return a readable description of a token's expiry time."""
     if math.isinf(token.end_seconds):
-        return "a token without a known end"
+        return "a token without a known expiry time"
     end = datetime.fromtimestamp(token.end_seconds, tz=UTC)
     return f"a token until {end:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def spread_renewal(token: Expiring, *, chance: Callable[[], float] = random.random) -> float:
-    """Return when to ask for the next token, Unix time: before this one ends, spread by chance."""
+    """Return the Unix time, with a random deviation, at which to fetch the next token."""
     ratio = SAFE_RATIO + _SPREAD_RATIO * (2 * chance() - 1)
     return token.begin_seconds + ratio * (token.end_seconds - token.begin_seconds)

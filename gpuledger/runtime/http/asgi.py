@@ -1,4 +1,4 @@
-"""The few words of ASGI that the health pages need: types, headers, one answer."""
+"""The parts of ASGI that the health pages need: types, request headers, responses."""
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
@@ -15,7 +15,7 @@ _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def header(scope: Scope, name: str) -> str:
-    """Return the first header of a name in small letters; empty if the request has none."""
+    """Return the first header with this lower-case name; empty if the request has none."""
     wanted = name.encode()
     return next((value.decode("latin-1") for key, value in scope["headers"] if key == wanted), "")
 
@@ -28,7 +28,7 @@ async def respond(
     content_type: str = _TEXT,
     headers: Mapping[str, str] = _NONE,
 ) -> None:
-    """Send a whole answer."""
+    """Send a complete response."""
     lines = {"content-type": content_type, "content-length": str(len(body)), **headers}
     encoded = [(name.encode(), value.encode()) for name, value in lines.items()]
     await send({"type": "http.response.start", "status": int(status), "headers": encoded})
@@ -36,6 +36,6 @@ async def respond(
 
 
 async def refuse(send: Send, status: HTTPStatus, **headers: str) -> None:
-    """Answer with a status alone."""
+    """Send a response with this status, and its phrase as body."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     await respond(send, f"{status.phrase}\n".encode(), status=status, headers=named)

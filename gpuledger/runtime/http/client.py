@@ -1,9 +1,9 @@
-"""The seam to every HTTP server that is asked: what it answers, bounded and readable.
+"""The interface to HTTP servers, which returns bounded and readable answers.
 
-A server may answer anything: its own page, a proxy's, or bytes that are no HTTP. The status decides
-what an answer means; the body is shown to people, so that a part of it is enough, and that nothing
-which is wrong with it may change what the status says. What a server quotes of the credentials that
-were sent to it is masked. aiohttp's exceptions end here.
+A server may answer anything: its own page, a proxy's page, or bytes that are not HTTP. The status
+decides what an answer means. The body is only shown to people, so its beginning is enough, and a
+broken body must not change the meaning of the status. Credentials that a server quotes are masked.
+aiohttp's exceptions are translated here.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ from gpuledger.settings.secret import shown_url
 from gpuledger.texts import MAX_CHARACTERS, readable
 
 MAX_BODY_BYTES: Final = 64 * 1024
-"""How much is read of a body that is only shown."""
+"""Maximum number of bytes read from a body that is only shown."""
 _READ_BYTES: Final = 8 * MAX_CHARACTERS
-"""How much of it is looked at: enough to show, whatever is masked."""
+"""How much of it is decoded: enough to show, even after masking."""
 BODY_SECONDS: Final = 5.0
-"""How long is waited for it once the status is known."""
-# aiohttp raises its own errors for most of what a server can do wrong; its parser lets a ValueError
-# through, and a connection that ends in the middle is a RuntimeError.
+"""Timeout for reading such a body after the status."""
+# aiohttp raises its own errors for most server faults, but its parser may raise ValueError, and a
+# connection that ends in the middle raises RuntimeError.
 _BROKEN: Final = (aiohttp.ClientError, OSError, ValueError, RuntimeError)
 _OF_PROXY: Final = (aiohttp.ClientHttpProxyError, aiohttp.ClientProxyConnectionError)
 _NOT_CONNECTED: Final = (aiohttp.ClientConnectorError, aiohttp.ClientConnectorCertificateError)
@@ -49,37 +49,37 @@ _OF_TLS: Final = aiohttp.ClientSSLError
 _NO_COMMON_TLS: Final = frozenset(
     {"TLSV1_ALERT_PROTOCOL_VERSION", "UNSUPPORTED_PROTOCOL", "NO_PROTOCOLS_AVAILABLE"}
 )
-"""What OpenSSL calls it where the other side speaks no version of TLS that is spoken here."""
+"""OpenSSL's reasons if client and server have no TLS version in common."""
 _PAGES: Final = frozenset({"text/html", "application/xhtml+xml"})
 _UNPACKED: Final = frozenset({"gzip", "deflate"})
-_GZIP_OR_ZLIB: Final = 47  # the window's size that lets zlib see by itself which of the two it is
+_GZIP_OR_ZLIB: Final = 47  # the window size that makes zlib detect the format
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class NoAnswerError(UnavailableError):
-    """A server did not answer in time, or not in HTTP; the message says what it did instead."""
+    """A server did not answer in time, or not in HTTP; the message gives the cause."""
 
 
 class NotConnectedError(NoAnswerError):
-    """No connection to the server could be opened: nothing is there, or not under that name."""
+    """The connection failed: no server listens there, or its name cannot be resolved."""
 
 
 class ProxyError(NoAnswerError):
-    """The proxy before the server cannot be reached, or refuses to reach it."""
+    """The proxy cannot be reached, or refuses to connect to the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proxy:
-    """A proxy that requests go through, and the login there."""
+    """A proxy for requests, with its credentials."""
 
     url: str
-    """Without a login."""
+    """The URL without credentials."""
     username: str = ""
     password: str = field(default="", repr=False)
 
     @property
     def headers(self) -> dict[str, str]:
-        """What it is shown; empty without a login."""
+        """The headers for the proxy; empty without credentials."""
         if not self.username:
             return {}
         pair = f"{self.username}:{self.password}".encode()
@@ -88,39 +88,40 @@ class Proxy:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """By what way a server is reached, and by what it is known to be the right one."""
+    """How to reach a server and verify its identity."""
 
     trust: ssl.SSLContext | bool = True
-    """The authorities behind the certificate, the own one and the TLS versions; true means the
-    system's, none and the default."""
+    """TLS context with CA certificates, client certificate and TLS versions; true means the
+    system's CA certificates, no client certificate and default versions."""
     server_name: str = ""
-    """What the certificate must name, and is asked for (SNI); empty means the address' host."""
+    """The name that the certificate must contain, also sent as SNI; empty means the URL's host."""
     proxy: Proxy | None = None
 
 
 DIRECT: Final = Route()
-"""By no proxy, with the system's authorities."""
+"""Without a proxy, with the system's CA certificates."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpAnswer:
-    """What a server answered."""
+    """A server's answer."""
 
     status: int
-    """HTTP's code, whatever it is."""
+    """The HTTP status code."""
     content_type: str
-    """What the server says that the body is, without parameters."""
+    """The body's content type, without parameters."""
     text: str
-    """The begin of the body, for people; empty where the answer is a success."""
+    """The beginning of the body, for people; empty for a success."""
     retry_after_seconds: float
-    """How long the server asks to be left alone; 0 where it does not."""
+    """The wait requested by the server; 0 if it requested none."""
 
     has_type: bool = True
-    """Whether the server said what the body is."""
+    """Whether the answer has a `Content-Type` header."""
     leads_to: str = ""
-    """Where a redirect leads, without its query; empty where that is not said."""
+    """A redirect's target without its query; empty if there is none."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """All headers of it, by names in any case; a server's, so never shown as they are."""
+    """All headers, with case-insensitive names. They are untrusted, so never show them as they
+    are."""
 
     @property
     def is_success(self) -> bool:
@@ -129,12 +130,12 @@ class HttpAnswer:
 
     @property
     def is_page(self) -> bool:
-        """Whether it is a page for people, as proxies give."""
+        """Whether the body is an HTML page, as returned by many proxies."""
         return self.content_type in _PAGES
 
 
 class HttpClient:
-    """Asks servers over connections that are kept."""
+    """Sends requests over reused connections."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -147,9 +148,9 @@ class HttpClient:
         headers: Mapping[str, str] = _NOTHING,
         route: Route = DIRECT,
     ) -> HttpAnswer:
-        """Return the answer to a POST, never following it elsewhere. Raises NoAnswerError.
+        """Return the answer to a POST without following redirects; raise `NoAnswerError`.
 
-        It goes over no connection that was opened by another route.
+        Connections are only reused by requests with the same route.
         """
         sent = self._sent(url, headers, route)
         with (
@@ -167,10 +168,11 @@ class HttpClient:
         *,
         route: Route = DIRECT,
     ) -> tuple[int, bytes]:
-        """Return the status and the whole body of the answer to a POST, whatever the status.
+        """Return the status and the whole body of the answer to a POST, for any status.
 
-        For answers that are read by a program. Raises NoAnswerError without the address, also for a
-        longer body, and ssl.SSLCertVerificationError where the certificate is not trusted.
+        For answers that are parsed. Raises `NoAnswerError`, without the address in the message,
+        also if the body exceeds `MAX_BODY_BYTES`. Raises `ssl.SSLCertVerificationError` if the
+        certificate is not trusted.
         """
         sent = self._sent(url, headers, route)
         try:
@@ -195,7 +197,7 @@ class HttpClient:
         self, url: str, headers: Mapping[str, str], route: Route, *, data: bytes
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         proxy = route.proxy
-        # With TLS the proxy is asked for a tunnel, in which it sees nothing of the request.
+        # For HTTPS the proxy opens a tunnel and does not see the request's own headers.
         has_tunnel = url.lower().startswith("https://")
         to_proxy = proxy.headers if proxy else {}
         return self._session.post(
@@ -219,15 +221,15 @@ class HttpClient:
 
 @contextmanager
 def _attributing_errors(proxy: Proxy | None) -> Iterator[None]:
-    """Raise `ProxyError` for an error that is the proxy's, and not the server's behind it.
+    """Raise `ProxyError` for errors of the proxy, and `NotConnectedError` for failed connections.
 
-    And `NotConnectedError` where the server was not reached.
+    All other errors are raised unchanged.
     """
     try:
         yield
     except NoAnswerError as error:
         cause = error.__cause__
-        # Errors before a connection stands name whom it was to be with.
+        # Connection errors contain the host that the connection was for.
         is_of_proxy = isinstance(cause, _OF_PROXY) or (
             proxy is not None
             and isinstance(cause, _NOT_CONNECTED)
@@ -244,25 +246,25 @@ def _attributing_errors(proxy: Proxy | None) -> Iterator[None]:
 async def open_http(
     *, headers: Mapping[str, str], timeout_seconds: float
 ) -> AsyncIterator[HttpClient]:
-    """Open a client whose every request carries `headers` and has ended after `timeout_seconds`."""
+    """Open a client that sends `headers` and limits each request to `timeout_seconds`."""
     async with aiohttp.ClientSession(
         headers={**headers, "Accept-Encoding": "identity"},
-        auto_decompress=False,  # else a server that packs badly, or unasked, has said nothing
+        auto_decompress=False,  # otherwise wrong or unrequested compression would hide the status
         timeout=aiohttp.ClientTimeout(total=timeout_seconds),
-        cookie_jar=aiohttp.DummyCookieJar(),  # a server that sets ever new ones would fill the jar
+        cookie_jar=aiohttp.DummyCookieJar(),  # a server could fill a real jar with new cookies
     ) as session:
         yield HttpClient(session)
 
 
 async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredentials) -> HttpAnswer:
-    """Return a response's text, with the credentials in `sent` masked.
+    """Return the answer in a response, with the credentials in `sent` masked.
 
-    The body of a success is left unread.
+    The body of a success is not read.
     """
     is_success = response.status // 100 == HTTPStatus.OK // 100
     body = b"" if is_success else await read_begin(response)
     if response.headers.get("Content-Encoding", "").lower() in _UNPACKED:
-        # In bounds, as a few bytes may unpack to gigabytes; what is not packed so stays as it is.
+        # Limited, because a few bytes may expand to gigabytes; invalid data stays as it is.
         with suppress(zlib.error):
             body = zlib.decompressobj(_GZIP_OR_ZLIB).decompress(body, MAX_BODY_BYTES)
     header = response.headers.get("Retry-After", "")
@@ -280,11 +282,11 @@ async def read_answer(response: aiohttp.ClientResponse, *, sent: BasicCredential
 async def read_begin(
     response: aiohttp.ClientResponse, *, timeout_seconds: float = BODY_SECONDS
 ) -> bytes:
-    """Return the beginning of a body: what arrived before its limit, its end or its deadline."""
+    """Return a body's beginning: the bytes that arrive before the limit, the end or the timeout."""
     body = bytearray()
     with suppress(*_BROKEN):
         async with asyncio.timeout(timeout_seconds):
-            # What is unpacked comes in pieces as well, each no larger than the buffer.
+            # Decompressed data also arrives in pieces no larger than the buffer.
             while len(body) < MAX_BODY_BYTES and (piece := await response.content.readany()):
                 body += piece
     return bytes(body[:MAX_BODY_BYTES])
@@ -297,15 +299,16 @@ def translating(
     of: tuple[type[BaseException], ...] | type[BaseException] = _BROKEN,
     sent: BasicCredentials = NO_CREDENTIALS,
 ) -> Iterator[None]:
-    """Raise what `error_of` makes of the reason, where a request or the reading of its body fails.
+    """Translate errors of a request or of reading its body with `error_of`.
 
-    The credentials that were `sent` are masked in it. For who reads a body as it comes, and so does
-    without `HttpClient`; with `of`, failures of these kinds alone.
+    `error_of` receives the reason, in which the credentials in `sent` are masked. Only errors of
+    the types in `of` are translated. Code that reads a body as a stream, and therefore does not use
+    `HttpClient`, calls this directly.
     """
     try:
         yield
     except of as error:
-        match error:  # without the URL, which aiohttp's own texts may quote with its password
+        match error:  # avoids the URL, which aiohttp's own texts may contain with its password
             case aiohttp.ServerTimeoutError():
                 text = "silent for too long"
             case aiohttp.ClientHttpProxyError():
@@ -317,7 +320,7 @@ def translating(
             case aiohttp.ClientResponseError():
                 text = f"no valid HTTP: {error.message}"
             case aiohttp.InvalidURL():
-                text = "an address that nothing can be sent to"
+                text = "invalid address"
             case TimeoutError():
                 text = "not done in time"
             case _:
@@ -328,19 +331,19 @@ def translating(
 def _why_not_connected(error: aiohttp.ClientConnectorError) -> str:
     where, cause = f"{error.host}:{error.port}", error.os_error
     if isinstance(cause, ssl.SSLError) and cause.reason in _NO_COMMON_TLS:
-        return f"no TLS with {where}: it speaks none of our versions"
+        return f"no TLS with {where}: no TLS version in common"
     if isinstance(cause, ConnectionResetError):
-        return f"{where} ends the connection in the TLS handshake"
-    # Of a certificate the library's text has what is wrong with it.
+        return f"{where} closed the connection in the TLS handshake"
+    # For a certificate error, the library's text contains the cause.
     return (
         str(error) if isinstance(error, _OF_TLS) else f"cannot connect to {where}: {_reason(cause)}"
     )
 
 
 def _reason(error: OSError) -> str:
-    """Return why there is no connection, by the system's own name for it where it has one.
+    """Return why a connection failed, in the system's own words if there are any.
 
-    asyncio's text repeats the address instead; of names that are not found there is but a text.
+    asyncio's text only repeats the address. A failed name look-up has no errno, only a text.
     """
     if error.errno and error.errno > 0 and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno)
@@ -348,16 +351,15 @@ def _reason(error: OSError) -> str:
 
 
 MAX_SECONDS: Final = 600.0
-"""The longest wait that is granted: a server that is back must not go unnoticed for hours."""
-# What the standard library raises of dates that are none, are in no calendar or in no time zone.
+"""Maximum wait: a longer one could delay the recovery by hours after the server is back."""
+# Raised by the standard library for invalid dates and time zones.
 _NO_DATE: Final = (ValueError, TypeError, OverflowError, IndexError)
 
 
 def retry_after_seconds(header: str, *, now: datetime) -> float:
-    """Return the seconds to wait, of 0 to `MAX_SECONDS`, from a `Retry-After`.
+    """Return the wait in a `Retry-After` header, from 0 to `MAX_SECONDS`.
 
-    The header may have seconds or a date. It is 0 where the header says nothing that can be read,
-    or a time that has passed.
+    The header contains seconds or a date. Returns 0 if it is invalid or its time has passed.
     """
     seconds = 0.0
     try:
@@ -365,4 +367,4 @@ def retry_after_seconds(header: str, *, now: datetime) -> float:
     except ValueError:
         with suppress(*_NO_DATE):
             seconds = (parsedate_to_datetime(header) - now).total_seconds()
-    return min(seconds, MAX_SECONDS) if seconds > 0 else 0.0  # not a number is not above 0 either
+    return min(seconds, MAX_SECONDS) if seconds > 0 else 0.0  # also 0 for NaN

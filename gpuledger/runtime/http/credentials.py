@@ -1,7 +1,7 @@
-"""The credentials that a request carries, masked in what its server answers. Pure.
+"""Masks a request's credentials in its server's answer. Does no I/O.
 
-What a server answers is shown on a page that is open and in the log, and may quote a password. So
-each secret is searched for in its usual forms; `docs/security.md` lists them.
+Answers are shown on an open page and in the log, and may quote a password. So each secret is
+searched for in its usual forms, which `docs/security.md` lists.
 """
 
 import base64
@@ -18,8 +18,8 @@ from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 from gpuledger.settings.secret import MASK
 
 _MIN_CHARACTERS: Final = 4
-"""A shorter secret is masked only as it was sent: its other forms stand in many a word. A shorter
-value of a query, such as `db=1`, is no secret."""
+"""A shorter secret is masked only in the form that was sent, because its other forms occur in
+ordinary words. A shorter query value, such as `db=1`, does not count as a secret."""
 _SECRET_HEADER: Final = re.compile(
     r"auth|token|key|secret|passw|credential|cookie|signature", re.IGNORECASE
 )
@@ -33,12 +33,12 @@ class BasicCredentials:
 
     @classmethod
     def sent(cls, url: str, headers: Mapping[str, str]) -> "BasicCredentials":
-        """Return those of a request: of its headers, and of its address' user and query."""
+        """Return the secrets in a request's headers and in its URL's user and query."""
         secrets = (*_of_headers(headers), *_of_address(url))
         return cls(tuple(dict.fromkeys(filter(str.strip, secrets))))
 
     def mask(self, text: str) -> str:
-        """Return the text with each of them masked, also one within which the text breaks off."""
+        """Return the text with all secrets masked, also one that is cut off at its end."""
         for form in self._forms:
             text = text.replace(form, MASK)
         cut = max((_length_of_cut(text, form) for form in self._forms), default=0)
@@ -63,7 +63,7 @@ def _of_headers(headers: Mapping[str, str]) -> Iterator[str]:
             continue
         yield token.strip()
         if scheme.lower() == "basic":
-            with suppress(ValueError):  # a token that is no base64 is masked as it is
+            with suppress(ValueError):  # a token that is not base64 is masked as it is
                 yield from _of_pair(base64.b64decode(token).decode(errors="replace"))
 
 
@@ -79,10 +79,11 @@ def _of_address(url: str) -> Iterator[str]:
 
 
 def _of_pair(pair: str) -> Iterator[str]:
-    """Yield the secrets of `user:password`: a user alone is none, its name may be any word."""
+    """Yield the secrets in `user:password`; the user is not one, because it may be any word."""
     yield pair.partition(":")[2]
     yield from _in_base64(pair.encode(errors="replace"))
-    yield from _in_base64(pair.encode("latin-1", errors="replace"))  # aiohttp's, of an address
+    # aiohttp's encoding for credentials in a URL.
+    yield from _in_base64(pair.encode("latin-1", errors="replace"))
 
 
 def _in_base64(data: bytes) -> Iterator[str]:
@@ -100,6 +101,6 @@ def _forms_of(secret: str) -> Iterator[str]:
 
 
 def _length_of_cut(text: str, form: str) -> int:
-    """Return with how many characters of a form the text breaks off; 0 for too few."""
+    """Return the length of the form's beginning at the end of the text; 0 if it is too short."""
     lengths = range(min(len(form) - 1, len(text)), _MIN_CHARACTERS - 1, -1)
     return next((length for length in lengths if text.endswith(form[:length])), 0)

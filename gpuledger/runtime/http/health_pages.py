@@ -1,6 +1,6 @@
 """The health pages `/livez`, `/readyz` and `/metrics`: an ASGI application and its server.
 
-Pages show and decide nothing. TLS and users stand in `gpuledger.runtime.http.web_config`.
+The pages only show state. TLS and users are in `gpuledger.runtime.http.web_config`.
 """
 
 import gzip
@@ -25,7 +25,7 @@ from gpuledger.settings.groups import parse_listen
 
 Page = Callable[[], bytes]
 """Returns metrics in the Prometheus text format."""
-# A page of metrics repeats itself so much that a higher level costs more than it saves.
+# Metrics are so repetitive that a higher level costs more than it saves.
 _GZIP_LEVEL: Final = 1
 _METHODS: Final = ("GET", "HEAD")
 _log = structlog.get_logger(__name__)
@@ -43,15 +43,15 @@ async def serve_health(
 ) -> AsyncIterator[str]:
     """Serve the pages while the context is open; yields the bound `host:port`.
 
-    `page` is written behind the process's own metrics, `guard` knows TLS and users, `others`
-    answers all other paths. Raises `UserError` if the address cannot be listened on.
+    `page` is appended to the process's own metrics, `guard` handles TLS and users, and `others`
+    answers all other paths. Raises `UserError` if the server cannot listen on the address.
     """
     disable_created_metrics()  # type: ignore[no-untyped-call]  # the client's own
     app = HealthPages(readiness, page=page, guard=guard, others=others)
     host, port = parse_listen(listen)
     context = guard.context if guard else None
     async with AsyncExitStack() as stack:
-        # Only what fails here is the address' fault: what the caller does meanwhile may raise, too.
+        # Only around the start: an OSError of the caller's code is not the address's fault.
         try:
             host, port = await stack.enter_async_context(
                 serve(app, host=host, port=port, context=context)
@@ -59,7 +59,7 @@ async def serve_health(
         except OSError as error:
             raise UserError(
                 f"http.listen: cannot listen on {listen}: {error.strerror or error};"
-                " GPULEDGER_HTTP__LISTEN names another address"
+                " choose another address (GPULEDGER_HTTP__LISTEN)"
             ) from error
         yield f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -79,17 +79,17 @@ class HealthPages:
         self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; an error costs this answer only."""
+        """Answer a request; an error only affects this answer."""
         try:
             await self._answer(scope, receive, send)
-        except Exception:  # noqa: BLE001  # a page's error is the page's only
+        except Exception:  # noqa: BLE001  # an error in a page must not stop the server
             if count := _repeats.count("page_failed"):
                 _log.exception("page_failed", path=scope["path"], count=count)
-            with suppress(RuntimeError):  # the answer has begun
+            with suppress(RuntimeError):  # the answer was already started
                 await refuse(send, HTTPStatus.INTERNAL_SERVER_ERROR, Connection="close")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The connection ends with each of these two answers, so that nobody reads the body.
+        # These two answers close the connection, so that the request's body is never read.
         if scope["method"] not in _METHODS:
             await refuse(send, HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD", Connection="close")
         elif header(scope, "content-length").strip("0") or header(scope, "transfer-encoding"):
@@ -105,7 +105,7 @@ class HealthPages:
         elif self._others:
             await self._others(scope, receive, send)
         else:
-            body = b"there are /livez, /readyz and /metrics\n"
+            body = b"not found; available: /livez, /readyz, /metrics\n"
             await respond(send, body, status=HTTPStatus.NOT_FOUND)
 
     async def _readyz(self, send: Send) -> None:
@@ -119,15 +119,15 @@ class HealthPages:
         )
 
     async def _metrics(self, scope: Scope, send: Send) -> None:
-        """Answer in the format that the client prefers, as far as there is a choice."""
+        """Answer in the format that the client prefers, if there is no further page."""
         encode: Callable[[Collector], bytes] = generate_latest
         content_type = CONTENT_TYPE_PLAIN_0_0_4
         if self._page is None:
-            # If the client's version is not a number it gets the text format.
+            # If the version in the client's header is not a number, use the text format.
             with suppress(TypeError, ValueError):
                 encode, content_type = choose_encoder(header(scope, "accept"))
-        # A further page is in the text format whatever is asked for: OpenMetrics has no counters
-        # without _total. A client takes that too, as the content type says what it is.
+        # A further page is always in the text format, because OpenMetrics does not allow counters
+        # without _total. Clients accept that too, because the content type declares it.
         text = encode(REGISTRY) + (self._page() if self._page else b"")
         headers = {"vary": "Accept-Encoding"}
         if _accepts_gzip(header(scope, "accept-encoding")):
@@ -140,5 +140,5 @@ def _accepts_gzip(accepted: str) -> bool:
     choices = (choice.partition(";q=") for choice in accepted.replace(" ", "").split(","))
     weights = {coding.lower(): weight for coding, _, weight in choices}
     weight = weights.get("gzip", weights.get("*", "0"))
-    # `q=0` refuses it, and no weight is the highest. Every Prometheus takes it.
+    # `q=0` excludes gzip; a missing weight is the highest. Every Prometheus accepts gzip.
     return not weight or bool(weight.strip("0."))

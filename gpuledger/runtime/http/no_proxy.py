@@ -1,9 +1,12 @@
-"""Which addresses are reached without the proxy: what is elsewhere in `NO_PROXY`. Pure.
+"""Decides which servers are reached without the proxy, like the `NO_PROXY` variable. Does no I/O.
 
-As Go has it, and so Prometheus and Alertmanager: a name is that host and all below it, one that
-begins with a dot those below it alone; a network is of addresses that are written as such, for no
-name is looked up; `*` is everything; a port behind it narrows an entry. What is on this machine
-itself is never reached by a proxy.
+The rules are those of Go, and so of Prometheus and Alertmanager:
+
+- A name matches that host and all its subdomains; with a leading dot, only the subdomains.
+- A network matches hosts that are written as IP addresses; names are not resolved.
+- `*` matches everything.
+- A port after an entry restricts it to that port.
+- This machine itself is always reached without the proxy.
 """
 
 import re
@@ -16,7 +19,7 @@ from urllib.parse import urlsplit
 _PORTS: Final = {"http": 80, "https": 443}
 _NAME: Final = re.compile(r"(?:\*?\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?\.?")
 _NUMBERS: Final = re.compile(r"[\d.]+")
-"""An address that is none; no host has such a name."""
+"""A malformed IPv4 address; not a valid host name."""
 _WITH_PORT: Final = re.compile(
     r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<host>[^\s:\[\]]+))(?::(?P<port>\d{1,5}))?"
 )
@@ -25,20 +28,20 @@ _MAX_PORT: Final = 65_535
 
 @dataclass(frozen=True)
 class NoProxyEntry:
-    """One entry: a name, or a network, and perhaps a port."""
+    """One entry: a name or a network, with an optional port."""
 
     name: str = ""
-    """In small letters; with a dot before it for what is below it alone; `*` is everything."""
+    """Lower-case name; with a leading dot it only matches subdomains; `*` matches everything."""
     network: IPv4Network | IPv6Network | None = None
     port: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> "NoProxyEntry":
-        """Return what an entry says; raises ValueError where it is none."""
+        """Return the parsed entry; raise `ValueError` if it is invalid."""
         text = text.strip().lower()
         if text == "*":
             return cls(name=text)
-        # A network, or an address of version 6, is not to be taken apart at its colons.
+        # First, so that the colons of an IPv6 address are not mistaken for a port's.
         try:
             return cls(network=ip_network(text, strict=False))
         except ValueError:
@@ -56,7 +59,7 @@ class NoProxyEntry:
         return cls(name=host.removeprefix("*").rstrip("."), port=port)
 
     def matches(self, host: str, address: IPv4Address | IPv6Address | None, port: int) -> bool:
-        """Return whether a host, which may be an address, is meant."""
+        """Return whether the entry matches a host; `address` is the host's if it is an IP."""
         if self.port not in (None, port):
             return False
         if self.network is not None:
@@ -70,13 +73,13 @@ class NoProxyEntry:
 
 def _no_entry(text: str) -> ValueError:
     return ValueError(
-        f"{text!r} is no host, domain, address or network: expected one such as example.com,"
+        f"invalid host, domain, address or network: {text!r}; expected for example example.com,"
         " .svc, 10.0.0.0/8 or host:8443"
     )
 
 
 def is_reached_directly(url: str, entries: Iterable[NoProxyEntry]) -> bool:
-    """Return whether a server is to be reached without the proxy."""
+    """Return whether a server is reached without the proxy."""
     parts = urlsplit(url)
     host = (parts.hostname or "").lower().rstrip(".")
     try:

@@ -1,7 +1,7 @@
-"""The HTTP/1.1 server: uvicorn's protocol over h11, with bounds on clients that wait.
+"""The HTTP/1.1 server: uvicorn's protocol over h11, with limits on waiting connections.
 
 `uvicorn.Server` is not used: it wakes ten times a second, handles signals, exits the process if the
-address is in use, and neither bounds connections before their TLS handshake nor exchanges the TLS
+address is in use, does not limit connections before their TLS handshake, and cannot replace the TLS
 context while it listens.
 """
 
@@ -20,9 +20,10 @@ from gpuledger.runtime.http.asgi import AsgiApp
 from gpuledger.runtime.tasks import end_tasks
 
 HEAD_SECONDS: Final = 10.0
-"""Time for a TLS handshake and a whole request."""
+"""Timeout of a TLS handshake and a complete request."""
 IDLE_SECONDS: Final = 75
-"""Time between two requests; longer than a scrape interval, so that scrapers keep connections."""
+"""Timeout between two requests; longer than a scrape interval, so that scrapers can reuse
+connections."""
 MAX_WAITING: Final = 32
 """Maximum number of connections that wait for their clients; a TLS connection takes 0.3 MiB."""
 _MAX_HEAD_BYTES: Final = 16_384
@@ -39,12 +40,11 @@ async def serve(
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve while the context is open; yields the bound host and port.
 
-    `context` is called for each connection, so that new certificates count from the next one on;
-    it returns `None` for plain HTTP.
-    Raises OSError if the address cannot be listened on.
+    `context` is called for each connection, so that the next one uses new certificates; it returns
+    `None` for plain HTTP. Raises `OSError` if the server cannot listen on the address.
     """
     config = Config(
-        cast("Any", app),  # uvicorn types messages and scopes more closely than ASGI does
+        cast("Any", app),  # uvicorn's types of messages and scopes are narrower than ASGI's
         http="h11",
         ws="none",
         lifespan="off",
@@ -75,10 +75,10 @@ async def serve(
 
 
 class ClientConnection(H11Protocol):
-    """A connection; if it waits for its client, the next one may take its place.
+    """A connection; while it waits for its client, a newer connection may replace it.
 
-    A connection waits from its begin, or the end of an answer, until it has a whole request, and
-    while its client does not read an answer. Connections that are being answered are left alone.
+    A connection waits from its start, or the end of an answer, until it has a complete request, and
+    while its client does not read an answer. Connections that are being answered are not replaced.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ClientConnection(H11Protocol):
         context: Callable[[], ssl.SSLContext | None] | None,
         waiting: "dict[ClientConnection, None]",
     ) -> None:
-        """Take the connections that wait, the one that waits longest first."""
+        """Take the shared waiting connections, ordered by waiting time, the longest first."""
         super().__init__(config, state, app_state={})
         self._context, self._waiting = context, waiting
         self._wire: asyncio.Transport | None = None
@@ -97,7 +97,7 @@ class ClientConnection(H11Protocol):
         self._early = b""
 
     def abort(self) -> None:
-        """End the connection without waiting for the client."""
+        """Close the connection without waiting for the client."""
         self._work()
         if self._wire is not None:
             self._wire.abort()
@@ -151,8 +151,8 @@ class ClientConnection(H11Protocol):
 
     async def _start_tls(self, wire: asyncio.Transport, context: ssl.SSLContext) -> None:
         transport: asyncio.Transport | None = None
-        with suppress(OSError):  # the client's mistake, or it is gone
-            if not wire.is_closing():  # given up already: asyncio would wait for the deadline
+        with suppress(OSError):  # an invalid handshake, or the client has disconnected
+            if not wire.is_closing():  # otherwise asyncio would wait until the timeout
                 transport = await self.loop.start_tls(
                     wire, self, context, server_side=True, ssl_handshake_timeout=HEAD_SECONDS
                 )

@@ -1,8 +1,8 @@
-"""One HTTPS request over a connection of its own, with h11, which every deployable has.
+"""Sends one HTTPS request over a new connection, with h11, which every deployable has.
 
-For what is asked seldom, where no HTTP library is carried: a token, the kubelet's pods. It goes by
-no proxy and follows no redirect, as what is sent is for this server alone; of an answer a bounded
-part is read. The deadline is the caller's.
+For rare requests in deployables without an HTTP library: a token, the kubelet's pods. It neither
+uses a proxy nor follows redirects, because the request is only meant for this server. The answer's
+size is limited. The caller sets the deadline.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ async def request_once(
     body: bytes = b"",
     server_name: str | None = None,
 ) -> tuple[int, bytes]:
-    """Return the status and the whole body of the answer, whatever the status.
+    """Return the status and the whole body of the answer, for any status.
 
-    The certificate must name `server_name`, or the address' host where that is absent. Raises
-    OSError, h11's error, and `ValueError` where there is no answer or more than `max_bytes` of it;
-    none of them has the address in it.
+    The certificate must contain `server_name`, which defaults to the URL's host. Raises `OSError`,
+    h11's errors, and `ValueError` if there is no answer or its body exceeds `max_bytes`. No message
+    contains the address.
     """
     parts = urlsplit(url)
     query = f"?{parts.query}" if parts.query else ""
@@ -74,5 +74,5 @@ async def _read_answer(
                     raise ValueError(f"answered with more than {max_bytes // 1024} KiB")
             case h11.EndOfMessage():
                 return status, bytes(body)
-            case _:  # an informational response; the deadline ends a flood of them
+            case _:  # an informational response; the deadline ends an endless series of them
                 pass

@@ -1,9 +1,9 @@
-"""Tokens of an OAuth 2.0 token endpoint, by client credentials (RFC 6749, 4.4).
+"""Tokens from an OAuth 2.0 token endpoint, by client credentials (RFC 6749, section 4.4).
 
-One request a token, over a connection of its own: by `post_form` with h11, which every deployable
-has, or as the caller has it. An endpoint may hang, answer anything, and quote what was sent to it:
-each request has a deadline, of an answer a bounded part is read, and the secret is masked in what
-is shown of it.
+Each token takes one request over a separate connection, either by `post_form` with h11, which every
+deployable has, or by the caller's function. An endpoint may hang, answer anything, or quote the
+request. So each request has a deadline, the answer's size is limited, and secrets are masked in
+error messages.
 """
 
 import asyncio
@@ -28,22 +28,22 @@ from gpuledger.settings.secret import shown_url
 from gpuledger.texts import readable
 
 DEADLINE_SECONDS: Final = 10.0
-"""How long one request may take, from the name's look-up to the last byte."""
+"""Timeout of a request, from the name look-up to the last byte."""
 MAX_BODY_BYTES: Final = 64 * 1024
-"""The longest answer that is taken."""
+"""Maximum size of an answer's body."""
 _SHOWN_BYTES: Final = 2048
 _REFUSED_CLIENT: Final = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 FormPost = Callable[[str, bytes, Mapping[str, str]], Awaitable[tuple[int, bytes]]]
-"""Posts a form to an address with headers, never following it elsewhere; returns status and body.
+"""Posts a form to a URL with headers, without following redirects; returns status and body.
 
-Raises OSError, `ValueError`, TimeoutError, h11's error or `UnavailableError`, none with the address
-in it.
+Raises `OSError`, `ValueError`, `TimeoutError`, h11's errors or `UnavailableError`; no message
+contains the address.
 """
 
 
 class TokenEndpoint:
-    """Asks for a token, and again before it ends."""
+    """Requests a token, and a new one before it expires."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class TokenEndpoint:
         deadline_seconds: float = DEADLINE_SECONDS,
         time_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """Take what returns the client's secret that is in force, and what asks the endpoint.
+        """Take functions that return the current client secret and post the request.
 
-        `group` is the name of the settings' group, such as `kafka.oauth`.
+        `group` is the name of the settings group, such as `kafka.oauth`.
         """
         self._settings, self._group = settings, group
         self._secret, self._post = secret, post
@@ -65,12 +65,12 @@ class TokenEndpoint:
         self._renew_seconds = math.inf
 
     async def fetch(self) -> BearerToken:
-        """Return a new token; raises `UnavailableError` naming the endpoint and what is wrong."""
+        """Return a new token; raise `UnavailableError` with the endpoint and the cause."""
         settings, secret = self._settings, self._secret()
         form_fields = {"grant_type": "client_credentials", **settings.parameters}
         if settings.scope:
             form_fields["scope"] = settings.scope
-        # Both are encoded as in a form before they are joined (RFC 6749, 2.3.1).
+        # Both are form-encoded before they are joined (RFC 6749, section 2.3.1).
         login = f"{quote_plus(settings.client_id)}:{quote_plus(secret)}".encode()
         headers = {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
         sent = BasicCredentials(
@@ -88,7 +88,7 @@ class TokenEndpoint:
         except TimeoutError as error:
             raise self._error(f"no answer within {self._deadline_seconds:g} s") from error
         except ssl.SSLCertVerificationError as error:
-            message = f"{error.verify_message}; look at {self._group}.ca_file"
+            message = f"{error.verify_message}; check {self._group}.ca_file"
             raise self._error(message) from error
         except h11.RemoteProtocolError as error:
             raise self._error(f"no valid HTTP: {readable(sent.mask(str(error)))}") from error
@@ -100,11 +100,11 @@ class TokenEndpoint:
         return token
 
     def is_due(self, token: BearerToken, *, now_seconds: float) -> bool:
-        """Return whether most of the token's time is over."""
+        """Return whether most of the token's lifetime is over."""
         return now_seconds >= min(self._renew_seconds, token.end_seconds)
 
     def _read(self, status: int, body: bytes, sent: BasicCredentials) -> BearerToken:
-        """Return the token of an answer; raises `ValueError` saying what it has instead."""
+        """Return the token in an answer; raise `ValueError` if it contains none."""
         if status != HTTPStatus.OK:
             message = sent.mask(body[:_SHOWN_BYTES].decode(errors="replace"))
             group = self._group
@@ -114,16 +114,16 @@ class TokenEndpoint:
                 if status in _REFUSED_CLIENT
                 else f"{group}.token_url"
             )
-            raise ValueError(f"answered {status}: {message}; look at {remedy}")
+            raise ValueError(f"answered {status}: {message}; check {remedy}")
         try:
             found: Any = json.loads(body)
         except ValueError:
             found = None
         text = found.get("access_token") if isinstance(found, dict) else None
         if not text or not isinstance(text, str):
-            # Not shown: a success may have a token in it, in whatever form.
+            # The body is not shown, because a success may contain a token in any form.
             raise ValueError(
-                'answered 200 without a JSON object that has a text "access_token"; look at'
+                'answered 200 without a JSON object with a string "access_token"; check'
                 f" {self._group}.token_url"
             )
         kind = found.get("token_type", "bearer")
@@ -154,14 +154,14 @@ _FORM: Final = {
 async def post_form(
     url: str, form: bytes, headers: Mapping[str, str], *, context: ssl.SSLContext
 ) -> tuple[int, bytes]:
-    """Return status and body; a `FormPost` over TLS, by no proxy."""
+    """Post a form over TLS without a proxy; return status and body. A `FormPost`."""
     return await request_once(
         "POST", url, headers, body=form, context=context, max_bytes=MAX_BODY_BYTES
     )
 
 
 def _valid_for(expires_in: object) -> float:
-    """Return the seconds of `expires_in`, which some write as a text; infinite without."""
+    """Return `expires_in` in seconds, infinite if missing; some endpoints send it as a string."""
     try:
         seconds = float(expires_in) if isinstance(expires_in, int | float | str) else math.inf
     except ValueError:

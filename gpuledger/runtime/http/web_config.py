@@ -1,8 +1,8 @@
 """The web configuration file (TLS, client certificates, users) of Prometheus' exporter toolkit.
 
-`WebGuard` reads the file and the certificates that it names, again if they change, and decides who
-may see a page. bcrypt is slow on purpose, so a password that was right is remembered as a keyed
-digest, and only one is tried at a time, off the event loop.
+`WebGuard` reads the file and its certificates, rereads them if they change, and decides whether a
+client may see a page. bcrypt is slow on purpose, so correct passwords are remembered as keyed
+digests, and only one password is verified at a time, outside of the event loop.
 """
 
 import asyncio
@@ -34,42 +34,42 @@ Version = Literal["TLS12", "TLS13"]
 ClientAuth = Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"]
 _TLS: Final = "tls_server_config."
 _MAX_BYTES: Final = 1024 * 1024
-"""Of the file: users are some 80 bytes each."""
-# A cost above 16 would take minutes for each login.
+"""Maximum file size; a user takes about 80 bytes."""
+# A cost above 16 would take minutes per login.
 _HASH: Final = re.compile(r"\$2[abxy]\$(0\d|1[0-6])\$[./A-Za-z0-9]{53}")
 _MAX_WAITING: Final = 8
 _log = structlog.get_logger(__name__)
 
 
 class TlsServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How connections are protected; paths are relative to the file."""
+    """TLS configuration; paths are relative to the file."""
 
     cert_file: Path
-    """The server's certificate with its chain, PEM."""
+    """PEM file with the server's certificate and its chain."""
     key_file: Path
-    """Its key, PEM."""
+    """PEM file with its private key."""
     client_auth_type: ClientAuth = "NoClientCert"
-    """Whether a client must show a certificate."""
+    """Whether clients may or must present a certificate."""
     client_ca_file: Path | None = None
-    """Authorities of the clients' certificates, PEM."""
+    """PEM file with the CA certificates that verify client certificates."""
     client_allowed_sans: list[str] = []
-    """Names of which a client's certificate must hold one; empty means any name."""
+    """Allowed subject alternative names of client certificates; empty allows any name."""
     min_version: Version = "TLS12"
-    """The oldest version."""
+    """The oldest accepted TLS version."""
     max_version: Version = "TLS13"
-    """The newest version."""
+    """The newest accepted TLS version."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` if fields contradict each other."""
         if (self.client_auth_type == "NoClientCert") != (self.client_ca_file is None):
-            raise ValueError("client_auth_type and client_ca_file need each other")
+            raise ValueError("client_auth_type and client_ca_file must be set together")
         if self.client_allowed_sans and self.client_ca_file is None:
-            raise ValueError("client_allowed_sans needs client_auth_type and client_ca_file")
+            raise ValueError("client_allowed_sans requires client_auth_type and client_ca_file")
         if self.min_version > self.max_version:
             raise ValueError("min_version is newer than max_version")
 
     def admits(self, certificate: Mapping[str, Any] | None) -> bool:
-        """Return whether a client may see a page, by its certificate."""
+        """Return whether a client with this certificate may see a page."""
         if not certificate:
             return self.client_auth_type != "RequireAndVerifyClientCert"
         names = {name for _, name in certificate.get("subjectAltName", ())}
@@ -77,17 +77,17 @@ class TlsServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class WebConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file."""
+    """The content of the file."""
 
     tls_server_config: TlsServerConfig | None = None
-    """Absent means plain HTTP."""
+    """TLS configuration; absent means plain HTTP."""
     basic_auth_users: dict[str, str] = {}
-    """Names with the bcrypt hash of their passwords; empty means that no password is required."""
+    """Users with the bcrypt hashes of their passwords; empty means that no login is required."""
 
     def __post_init__(self) -> None:
         """Raise `ValueError` if it protects nothing, such as a file that is still being written."""
         if self.tls_server_config is None and not self.basic_auth_users:
-            raise ValueError("tls_server_config and basic_auth_users are missing; give one of them")
+            raise ValueError("tls_server_config and basic_auth_users are missing; set one of them")
         for name, hashed in self.basic_auth_users.items():
             if not _HASH.fullmatch(hashed):
                 remedy = f"cost up to 16; run `htpasswd -nBC 10 {name}`"
@@ -95,7 +95,7 @@ class WebConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def read_web_config(file: Path) -> WebConfig:
-    """Return the configuration in the file; raises `UserError` naming file and field."""
+    """Return the configuration in the file; raise `UserError` with the file and field."""
     try:
         loaded = yaml.safe_load(read_small_file(file, max_bytes=_MAX_BYTES).decode()) or {}
         return msgspec.convert(loaded, WebConfig, dec_hook=lambda _, name: file.parent / name)
@@ -114,7 +114,7 @@ class BasicAuth:
     """The users of a web configuration."""
 
     def __init__(self, users: Mapping[str, str]) -> None:
-        """Take at least one name with its hash."""
+        """Take at least one user with the password's hash."""
         self._users = users
         self._key = secrets.token_bytes(32)
         self._right: set[bytes] = set()
@@ -122,7 +122,7 @@ class BasicAuth:
         self._waiting = 0
 
     async def status_for(self, authorization: str) -> HTTPStatus:
-        """Return OK for a user's `Authorization` header, else 401; 503 if too many wait."""
+        """Return OK for a valid `Authorization` header, otherwise 401; 503 if too many wait."""
         from bcrypt import checkpw  # noqa: PLC0415  # only components with users load it
 
         encoded = authorization[6:] if authorization[:6].lower() == "basic " else ""
@@ -130,9 +130,9 @@ class BasicAuth:
             name, password = base64.b64decode(encoded, validate=True).decode().split(":", 1)
         except ValueError:  # not base64, not UTF-8, or no colon
             return HTTPStatus.UNAUTHORIZED
-        # An unknown name must cost as much as a known one, or the time shows which names exist.
+        # An unknown name must take as long as a known one, or the time would reveal valid names.
         hashed = self._users.get(name, next(iter(self._users.values()))).encode()
-        shown = password.encode()[:72]  # all that bcrypt uses; newer versions refuse more
+        shown = password.encode()[:72]  # bcrypt uses only these; newer versions reject more
         digest = hmac.digest(self._key, b"\0".join((name.encode(), hashed, shown)), "sha256")
         if digest in self._right:
             return HTTPStatus.OK
@@ -154,9 +154,9 @@ class WebGuard:
     """The web configuration in force."""
 
     def __init__(self, file: Path, *, check: Check, watch: FileWatch | None = None) -> None:
-        """Read the file and the files that it names; raises `UserError` naming file and field.
+        """Read the file and its certificates; raise `UserError` with the file and field.
 
-        The check shows mistakes in later changes, until which the old files stay in force.
+        The check fails after an invalid change; the previous version then stays in force.
         """
         self._file, self._watch = file, watch or FileWatch([file])
         self._files = FilesInForce(
@@ -190,7 +190,7 @@ class WebGuard:
         return status is HTTPStatus.OK
 
     def _read(self) -> list[Validity]:
-        """Put the files in force; raises `UserError` and changes nothing if one has a mistake."""
+        """Put the files in force; raise `UserError` and change nothing if one is invalid."""
         config, context, validities = read_web_config(self._file), None, list[Validity]()
         if tls := config.tls_server_config:
             files = [self._file, tls.cert_file, tls.key_file, tls.client_ca_file]
@@ -204,7 +204,7 @@ class WebGuard:
 def make_context(config: TlsServerConfig) -> tuple[ssl.SSLContext, list[Validity]]:
     """Return a server's context, and how long its certificates are valid.
 
-    Raises `UserError` naming the field whose file cannot be used.
+    Raises `UserError` with the field of an unusable file.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion[f"TLSv1_{config.min_version[-1]}"]
@@ -213,7 +213,7 @@ def make_context(config: TlsServerConfig) -> tuple[ssl.SSLContext, list[Validity
     own, key = config.cert_file, config.key_file
     validities = load_own(context, prefix=_TLS, cert_file=own, key_file=key)
     if config.client_ca_file is not None:
-        # Clients without a certificate are refused page by page: the kubelet has none for probes.
+        # Each page rejects clients without a certificate itself: the kubelet's probes have none.
         context.verify_mode = ssl.CERT_OPTIONAL
         setting, file = f"{_TLS}client_ca_file", config.client_ca_file
         load_authorities(context, setting=setting, file=file)

@@ -152,7 +152,7 @@ MESSAGES: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
         web_config_of_nothing,
         (
             "http.web_config_file: {folder}/web.yml: tls_server_config and basic_auth_users are"
-            " missing; give one of them"
+            " missing; set one of them"
         ),
     ),
     "annotations": (

@@ -192,7 +192,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "proxy_username: has a colon",
     ),
     "no proxy": ({"no_proxy": ["a"]}, "no_proxy: needs proxy_url"),
-    "no entry": ({**PROXY, "no_proxy": ["a", "http://b/"]}, "no_proxy: 'http://b/' is no host"),
+    "no entry": ({**PROXY, "no_proxy": ["a", "http://b/"]}, "network: 'http://b/'; expected"),
 }
 
 

@@ -129,8 +129,8 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     "slow": ({"hangs": True}, "no answer within 0.5 s"),
     "no HTTP": ({"raw": b"\x00\xff no HTTP at all\r\n\r\n"}, "no valid HTTP"),
     "nothing": ({"raw": b""}, "isconnected"),
-    "no object": ({"answer": ["no object"]}, 'has a text "access_token"'),
-    "no token": ({"answer": {"access_token": "two words"}}, "blanks or other characters"),
+    "no object": ({"answer": ["no object"]}, 'with a string "access_token"'),
+    "no token": ({"answer": {"access_token": "two words"}}, "spaces or other invalid characters"),
     "ended": ({"answer": {"access_token": "x", "expires_in": -1}}, "it expired on"),
     "another kind": ({"answer": {"access_token": "x", "token_type": "mac"}}, "is not Bearer"),
     "refusal": ({"status": 401, "answer": {"error": CLIENT_SECRET}}, r"401: .*oauth\.client_id"),
@@ -187,7 +187,7 @@ async def test_an_endpoint_that_is_away_or_not_trusted_is_named(
             Opaque().serve(other) as url,
             posting(kind, receiver.url, **oauth(url, authority)) as client,
         ):
-            with pytest.raises(ReceiverUnavailableError, match=rf"look at {kind}\.oauth\.ca_file"):
+            with pytest.raises(ReceiverUnavailableError, match=rf"check {kind}\.oauth\.ca_file"):
                 await client.send()
 
 

@@ -68,5 +68,5 @@ def test_an_entry_means_what_it_means_in_no_proxy(entry: str, url: str, *, is_di
     ],
 )
 def test_what_is_no_entry_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected one such as"):
+    with pytest.raises(ValueError, match="expected for example"):
         NoProxyEntry.parse(text)

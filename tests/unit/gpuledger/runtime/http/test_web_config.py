@@ -78,9 +78,9 @@ def test_a_file_that_is_emptied_leaves_the_old_users_in_force(tmp_path: Path) ->
         (TLS + "client_auth_type: x}", "one of NoClientCert, VerifyClientCertIfGiven, Require"),
         (TLS + "curve_preferences: [X25519]}", "unknown field `curve_preferences`"),
         (TLS + "min_version: TLS13, max_version: TLS12}", "min_version is newer than max_version"),
-        (TLS + "client_auth_type: VerifyClientCertIfGiven}", "client_ca_file need each other"),
-        (TLS + "client_ca_file: c}", "client_auth_type and client_ca_file need each other"),
-        (TLS + "client_allowed_sans: [c]}", "client_allowed_sans needs client_auth_type"),
+        (TLS + "client_auth_type: VerifyClientCertIfGiven}", "client_ca_file must be set together"),
+        (TLS + "client_ca_file: c}", "client_auth_type and client_ca_file must be set together"),
+        (TLS + "client_allowed_sans: [c]}", "client_allowed_sans requires client_auth_type"),
         ("basic_auth_users: {bob: secret}", "basic_auth_users.bob: expected a bcrypt hash"),
         (
             f"basic_auth_users: {{bob: {HASH.replace('$10$', '$31$')}}}",
