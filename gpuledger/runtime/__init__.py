@@ -1,4 +1,4 @@
-"""The life of a deployable: logs, health pages, signals, back-off."""
+"""What every deployable needs to run: logs, health pages, checks, signals, retries."""
 
 from gpuledger.runtime.http.health_pages import serve_health
 from gpuledger.runtime.logs import configure_logs

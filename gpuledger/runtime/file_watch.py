@@ -1,9 +1,9 @@
-"""Whether files have changed since they were read: what credentials are read again by.
+"""Detects changed files, so that credentials and the web configuration are read again.
 
-A file is known by its entry in its folder, never by its content, and is looked at on request, at
-most once in a while. Its stamp is taken before it is read, so that a change in between is seen at
-the next look. Reading is the caller's business, and so is what becomes of a mistake in it: each
-change is reported once.
+A file's stamp contains its metadata, never its content. Files are only checked on request, and at
+most once per interval. The stamp is taken before the file is read, so that the next check detects a
+change in between. The caller reads the files and handles mistakes in them; each change is reported
+once.
 """
 
 import time
@@ -17,22 +17,22 @@ from gpuledger.runtime.process_metrics import CERTIFICATE_NOT_AFTER
 from gpuledger.runtime.readiness import Check
 
 POLL_INTERVAL_SECONDS: Final = 1.0
-"""How long after a look the next one is, unless another time is asked for."""
+"""Default minimum interval between two checks."""
 
 
 class Stamp(NamedTuple):
-    """What differs between two states of a file."""
+    """Metadata that identifies a state of a file."""
 
     device: int
     inode: int
     size_bytes: int
     modified_ns: int
     changed_ns: int
-    """When its owner, its rights or its content changed last: a file may become readable alone."""
+    """Time of the last change of owner, permissions or content. A file may only become readable."""
 
 
 class FileWatch:
-    """The stamps of some files as of the last look."""
+    """The stamps of some files at the last check."""
 
     def __init__(
         self,
@@ -41,24 +41,27 @@ class FileWatch:
         poll_interval_seconds: float = POLL_INTERVAL_SECONDS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the stamps; read the files only after that."""
+        """Take the stamps; the caller must read the files after this."""
         self._poll_interval_seconds, self._monotonic = poll_interval_seconds, monotonic
         self._stamps = {file: stamp_of(file) for file in files}
         self._checked_seconds = monotonic()
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that are watched, each once."""
+        """The watched files, each once."""
         return tuple(self._stamps)
 
     def follow(self, files: Iterable[Path]) -> None:
-        """Watch these from now on; one that is watched already keeps its stamp."""
+        """Watch these files from now on; an already watched file keeps its stamp."""
         self._stamps = {
             file: self._stamps[file] if file in self._stamps else stamp_of(file) for file in files
         }
 
     def has_changed(self) -> bool:
-        """Return whether a file has changed since the last look; look at most so often."""
+        """Return whether a file has changed since the last check.
+
+        Returns false without a check if the last one is less than `poll_interval_seconds` ago.
+        """
         now_seconds = self._monotonic()
         if now_seconds - self._checked_seconds < self._poll_interval_seconds:
             return False
@@ -70,7 +73,7 @@ class FileWatch:
 
 
 def stamp_of(file: Path) -> Stamp | None:
-    """Return a file's stamp, that of the file a link leads to; `None` where it cannot be had."""
+    """Return a file's stamp, following links; `None` if its metadata cannot be read."""
     try:
         found = file.stat()
     except OSError:
@@ -79,10 +82,10 @@ def stamp_of(file: Path) -> Stamp | None:
 
 
 class FilesInForce:
-    """The files that were read last without a mistake, for credentials and the web configuration.
+    """The last valid version of the files of credentials or the web configuration.
 
-    With a mistake in them what was read before stays in force, which a check shows until they are
-    mended. It shows likewise certificates in force that have expired, or are not valid yet.
+    If a new version is invalid, the previous one stays in force, and a check fails until the files
+    are fixed. The check also fails if a certificate in force has expired or is not yet valid.
     """
 
     def __init__(
@@ -95,10 +98,10 @@ class FilesInForce:
         on_read: Callable[[list[str]], None],
         time_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """Record what was read, whose certificates have these validities.
+        """Record the first version; `validities` are those of its certificates.
 
-        `read_again` reads the files and puts them in force, or raises `UserError` and changes
-        nothing; `on_read` is called with the files when it has.
+        `read_again` reads the files and puts them in force, or raises `UserError` without changing
+        anything. After a success, `on_read` is called with the files.
         """
         self._read_again, self._watch, self._check = read_again, watch, check
         self._on_read, self._time_seconds = on_read, time_seconds
@@ -108,14 +111,14 @@ class FilesInForce:
         self._report()
 
     def look(self) -> None:
-        """Read the files again where they have changed, at most once a second."""
+        """Read the files again if they have changed, as often as the watch checks."""
         if not self._watch.has_changed():
-            self._report()  # a certificate may have expired meanwhile
+            self._report()  # a certificate may have expired in the meantime
             return
         try:
             self._enter(self._read_again())
         except UserError as error:
-            self._mistake = f"{error}; what was read before stays in force"
+            self._mistake = f"{error}; the previous version stays in force"
             self._report()
         else:
             self._mistake = ""
@@ -141,4 +144,4 @@ class FilesInForce:
         if mistakes:
             self._check.failed("; ".join(mistakes))
         else:
-            self._check.ok(", ".join(map(str, self._watch.files)) or "none of them in a file")
+            self._check.ok(", ".join(map(str, self._watch.files)) or "not read from files")

@@ -1,6 +1,6 @@
-"""Logs to standard error: one JSON object a line, those of libraries included.
+"""Sets up logs to standard error: one JSON object per line, also for libraries.
 
-Here lives the set-up. What is worth a line is the caller's business: one a batch, none a record.
+Callers decide what to log: at most one line per batch, none per record.
 """
 
 import logging
@@ -23,10 +23,7 @@ _FIRST_KEYS: Final = ("timestamp", "level", "logger", "event")
 
 
 def _begin_line(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Return the event with its time, and with the keys first that every line has.
-
-    The time is in UTC, to the millisecond, as nobody compares lines more closely than that.
-    """
+    """Return the event with its time in UTC, in milliseconds, and with the common keys first."""
     now = datetime.now(tz=UTC).isoformat(timespec="milliseconds")
     event["timestamp"] = now.replace("+00:00", "Z")
     return {**{key: event.pop(key) for key in _FIRST_KEYS if key in event}, **event}
@@ -38,16 +35,16 @@ _SHARED: Final[list[Processor]] = [
     structlog.stdlib.add_log_level,
     _begin_line,
 ]
-# Of libraries: what the writer to a connection gets anyway, as an exception.
+# Library lines about errors that the writer to a connection receives as an exception anyway.
 _LOGGED_OTHERWISE: Final = frozenset({"socket.send() raised exception."})
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """Our own handler, so that a second set-up replaces it and no other."""
+    """A separate class, so that a second set-up replaces this handler and no other."""
 
 
 def configure_logs(settings: LogSettings) -> None:
-    """Send the logs of structlog and of all libraries to standard error."""
+    """Send the logs of structlog and all libraries to standard error."""
     level = getattr(logging, settings.level.upper())
     handler = _Handler(sys.stderr)
     rendering: list[Processor] = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
@@ -60,7 +57,7 @@ def configure_logs(settings: LogSettings) -> None:
         processors=[
             remove_meta,
             *rendering,
-            # Last, as a password may stand anywhere: in a traceback, in a library's line.
+            # Last, because a password may be anywhere, also in a traceback or a library's line.
             lambda _logger, _method, line: mask_addresses(cast("str", line)),
         ],
     )
@@ -79,14 +76,14 @@ def configure_logs(settings: LogSettings) -> None:
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Let everything of our own pass (structlog hands over a dict), of libraries only warnings."""
+    """Accept all of gpuledger's lines (structlog passes a dict), but only warnings of libraries."""
     if isinstance(record.msg, dict):
         return True
     return record.levelno >= logging.WARNING and record.msg not in _LOGGED_OTHERWISE
 
 
 def _to_json(event: dict[str, Any], **_: Any) -> str:  # noqa: ANN401  # structlog's own options
-    # What JSON has no form for is written as its text, which is a mask where it is a secret.
+    # Values without a JSON form are written as text; the text of a secret is a mask.
     return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
@@ -95,17 +92,17 @@ _MAX_KEYS: Final = 1000
 
 
 class _Line(NamedTuple):
-    """When a line was written last, and how often it would have been again since."""
+    """When a line was last written, and how often it was left out since."""
 
     written_seconds: float
     left_out: int
 
 
 class Repeats:
-    """At most one line a minute for each key; the next one counts those that were left out.
+    """Limits log lines to one a minute per key; the next line counts those that were left out.
 
-    Keys may be anybody's, such as the names of nodes. 1,000 that were written within the minute
-    have a line each; all others share one, so that whoever makes names up gets no line for each.
+    Keys may come from outside, such as node names. At most 1,000 keys have their own lines within a
+    minute. All others share one, so that invented names cannot flood the log.
     """
 
     def __init__(
@@ -117,14 +114,14 @@ class Repeats:
         self._quiet_seconds = quiet_seconds
         self._seconds = seconds or time.monotonic
         self._lines: OrderedDict[Hashable, _Line] = OrderedDict()
-        """The keys that have a line of their own, the one written last at the end."""
+        """The keys that have their own lines, ordered by the time of the last line."""
         self._others = _Line(-math.inf, 0)
 
     def count(self, key: Hashable, *, more: int = 1) -> int:
-        """Return how many there were since the last line, `more` included; 0 means be quiet."""
+        """Return the count since the last line, including `more`; 0 if no line may be written."""
         now_seconds = self._seconds()
         if key not in self._lines and len(self._lines) >= _MAX_KEYS:
-            # There is room where the key that was written longest ago has been quiet since.
+            # The oldest key can be dropped if its last line is more than a minute ago.
             eldest, line = next(iter(self._lines.items()))
             if now_seconds - line.written_seconds < self._quiet_seconds:
                 self._others, count = self._next(self._others, now_seconds, more=more)
@@ -139,7 +136,7 @@ class Repeats:
         return count
 
     def _next(self, line: _Line, now_seconds: float, *, more: int) -> tuple[_Line, int]:
-        """Return what becomes of a line, and how many it counts now: 0 where it is quiet."""
+        """Return the line's next state and the count to write, 0 if none may be written."""
         if now_seconds - line.written_seconds < self._quiet_seconds:
             return _Line(line.written_seconds, line.left_out + more), 0
         return _Line(now_seconds, 0), line.left_out + more

@@ -1,4 +1,4 @@
-"""The metrics that every deployable has of its checks and certificates, and how counters start."""
+"""Metrics of every deployable's checks and certificates, and `count_from_zero` for counters."""
 
 from collections.abc import Iterable
 from itertools import product
@@ -9,23 +9,24 @@ from prometheus_client.metrics import MetricWrapperBase
 
 CHECK_OK: Final = Gauge(
     "gpuledger_check_ok",
-    "1 while a check of /readyz holds, 0 while it fails; only severity `critical` makes unready.",
+    "Whether a check of /readyz passes (1 = yes, 0 = no). Only severity `critical` affects"
+    " readiness.",
     ["check", "severity"],
 )
 
 CERTIFICATE_NOT_AFTER: Final = Gauge(
     "gpuledger_certificate_not_after_timestamp_seconds",
-    "Time (Unix) at which the certificates in this file expire: of an own one with its "
-    "chain the first, of authorities the last.",
+    "Unix time at which the file's certificates expire, in seconds: the earliest of a certificate"
+    " and its chain, the latest of CA certificates.",
     ["file"],
 )
 
 
 def count_from_zero(counter: MetricWrapperBase, **values: Iterable[str]) -> None:
-    """Make a series at 0 for each combination of the known values of a counter's labels.
+    """Create a series at 0 for each combination of a counter's known label values.
 
-    Done at a process's start: Prometheus sees no increase where a series first appears at 1, so a
-    rule over it would miss the first time. Raises `ValueError` where the labels are not all named.
+    Call it when the process starts: Prometheus sees no increase in a series that first appears at
+    1, so an alert rule would miss the first event. Raises `ValueError` if a label is missing.
     """
     for combination in product(*values.values()):
         counter.labels(**dict(zip(values, combination, strict=True)))

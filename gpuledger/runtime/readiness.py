@@ -1,11 +1,11 @@
-"""Whether a deployable can do its work now, as named checks. Nothing here serves them.
+"""Named checks that show whether a deployable can do its work; other modules serve them.
 
-A check is the one place where a lasting state is reported: `gpuledger_check_ok` follows it,
-`/readyz` shows it, and the log has one line when it begins to fail and one when that has ended. A
-loop that tries again therefore only calls `failed` and `ok`; it logs nothing of the outage itself.
+A lasting state is reported only by its check: `gpuledger_check_ok` follows it, `/readyz` shows it,
+and the log has one line when it starts to fail and one when it recovers. So a loop that retries
+only calls `failed` and `ok`, and does not log the outage itself.
 
-A failure whose reason turns out to be another one, as where a broker that was restarted refuses the
-login, has a further line. A check that fails and recovers without end does not write without end.
+If the reason of a failure changes, for example because a restarted broker rejects the login, there
+is another line. Lines about a check that keeps failing and recovering are limited.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from gpuledger.runtime.process_metrics import CHECK_OK
 from gpuledger.settings.secret import mask_addresses
 
 CALM_SECONDS: Final = 60.0
-"""How long a check must have held before a further failure is news of its own."""
+"""How long a check must have passed before another failure counts as a new one."""
 MAX_REASONS: Final = 10
-"""So many reasons are logged of one failure."""
+"""Maximum number of reasons logged for one failure."""
 POLL_INTERVAL_SECONDS: Final = 1.0
 _NUMBER: Final = re.compile(r"[0-9]+")
 _log = structlog.get_logger(__name__)
@@ -33,22 +33,22 @@ _repeats: Final = Repeats()
 
 
 class Cancellable(Protocol):
-    """A call that is due later."""
+    """A scheduled call."""
 
     def cancel(self) -> None:
-        """Leave it out."""
+        """Cancel the call."""
 
 
 Later = Callable[[float, Callable[[], None]], Cancellable | None]
-"""Takes seconds and a call; returns `None` where there is nobody to make it later."""
+"""Takes a delay in seconds and a function to call; returns `None` if it cannot be scheduled."""
 
 
 class CheckLog:
-    """The log lines of one check.
+    """Writes a check's log lines.
 
-    The first failure and its end are logged at once. A check that fails again within `CALM_SECONDS`
-    is flapping: its next end is logged only after it has held for so long, with the number of
-    failures in between.
+    The first failure and its end are logged immediately. A check that fails again within
+    `CALM_SECONDS` is flapping: its recovery is logged only after it has passed for that long, with
+    the number of failures in between.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CheckLog:
         self._due: Cancellable | None = None
 
     def failed(self, detail: str) -> None:
-        """Record that the check began to fail."""
+        """Record that the check started to fail."""
         self._failures += 1
         if self._due is not None:
             self._due.cancel()
@@ -85,9 +85,9 @@ class CheckLog:
         _log.warning("check_failed", **self._facts, detail=detail)
 
     def still_fails(self, detail: Callable[[], str]) -> None:
-        """Record that it fails yet: a reason that was not logged is, once a minute at most.
+        """Record that the check still fails; log a new reason, at most once a minute.
 
-        Details that differ in numbers alone, as in how much waits, have the same reason.
+        Details that only differ in numbers, for example in a queue's length, have the same reason.
         """
         now_seconds = self._seconds()
         if now_seconds - self._logged_seconds < CALM_SECONDS or len(self._reasons) >= MAX_REASONS:
@@ -100,9 +100,10 @@ class CheckLog:
             _log.warning("check_reason_changed", **self._facts, detail=shown)
 
     def recovered(self) -> None:
-        """Record that the check holds; without a failure before it that is no news.
+        """Record that the check passes.
 
-        Nor is it while the end is due already: a check that only waited meanwhile did not fail.
+        Ignored without an earlier failure, or if the line is already scheduled, because a check
+        that only waited in between has not failed.
         """
         if self._began_seconds is None or self._due is not None:
             return
@@ -113,7 +114,7 @@ class CheckLog:
             self._log_end()
 
     def _log_end(self) -> None:
-        """Write the end at the level of the begin, so that readers of one see both."""
+        """Log the recovery at the failure's level, so that a filter by level shows both."""
         failed_seconds = self._ended_seconds - (self._began_seconds or 0.0)
         _log.warning(
             "check_recovered",
@@ -133,20 +134,20 @@ def _call_later(seconds: float, call: Callable[[], None]) -> Cancellable | None:
 
 
 class CheckSeverity(StrEnum):
-    """What a failed check means for whether the deployable is ready."""
+    """How a failed check affects the deployable's readiness."""
 
     CRITICAL = "critical"
-    """It does not do its work: not ready."""
+    """The deployable cannot do its work: not ready."""
     WARNING = "warning"
-    """It serves, with less than it should: ready, and said."""
+    """The deployable works with limitations: ready."""
 
 
 Detail = str | Callable[[], str]
-"""What is shown beside a check: a text, or what returns the text of the moment."""
+"""The text shown with a check, or a function that returns the current text."""
 
 
 class Check:
-    """One thing that has to be so; it has not been shown to be until `ok` is called."""
+    """One condition of readiness; it does not pass until `ok` is called."""
 
     def __init__(
         self,
@@ -163,16 +164,16 @@ class Check:
         self._on_change = on_change
         self._on_still_failing = on_still_failing
         self.has_failed = False
-        """Whether it was said to have failed; one that only starts has not."""
+        """Whether `failed` was called last; a check that is only starting or waiting has not."""
         self._has_ended = False
 
     @property
     def detail(self) -> str:
-        """The text beside it, as of now, with the passwords of addresses masked."""
+        """The current text, with passwords in addresses masked."""
         return mask_addresses(self._detail if isinstance(self._detail, str) else self._detail())
 
     def ok(self, detail: Detail = "") -> None:
-        """Record that it is so; a function as `detail` is asked whenever the check is shown."""
+        """Record that the check passes; a function as `detail` is called each time it is shown."""
         if self._has_ended and self.has_failed:
             return
         self._detail = detail
@@ -182,7 +183,7 @@ class Check:
             self._report()
 
     def failed(self, detail: Detail) -> None:
-        """Record that it is not so, and why."""
+        """Record that the check fails, with the cause."""
         self._detail = detail
         self.is_ok = False
         if not self.has_failed:
@@ -192,7 +193,7 @@ class Check:
             self._on_still_failing(self)
 
     def waits(self, detail: Detail) -> None:
-        """Record that it is not so yet, as nobody has failed: a start, a read-back, a stand-by."""
+        """Record that the check does not pass yet, without a failure: a start or a standby."""
         if self._has_ended and self.has_failed:
             return
         self._detail = detail
@@ -202,7 +203,7 @@ class Check:
             self._report()
 
     def end(self) -> None:
-        """Record that the work ends: a failure stands, as giving up what failed mends nothing."""
+        """Record that the work ends; a failed check stays failed, because nothing was fixed."""
         self._has_ended = True
 
     def _report(self) -> None:
@@ -211,29 +212,29 @@ class Check:
 
 
 class CheckParts:
-    """A check of several things that one cause makes fail together: one line of the log for all.
+    """One check for several parts that often fail together: it fails while any part fails.
 
-    It is failed while one of them is.
+    All of them share the check's log lines.
     """
 
     def __init__(self, check: Check) -> None:
         self._check = check
         self._details: dict[str, str] = {}
-        """What each that failed last time said."""
+        """The detail of each part that currently fails."""
 
     def ok(self, name: str) -> None:
-        """Record that this one is so."""
+        """Record that this part passes."""
         self._details.pop(name, None)
         if not self._details:
             self._check.ok()
 
     def failed(self, name: str, detail: str) -> None:
-        """Record that this one is not so, and why."""
+        """Record that this part fails, with the cause."""
         self._details[name] = detail
         self._check.failed(self._describe)
 
     def _describe(self) -> str:
-        """Return each reason once, behind the names of what it is said of."""
+        """Return each reason once, after the names of the parts that it concerns."""
         names_of: dict[str, list[str]] = {}
         for name, detail in sorted(self._details.items()):
             names_of.setdefault(detail, []).append(name)
@@ -241,29 +242,29 @@ class CheckParts:
 
 
 class Readiness:
-    """The checks of a deployable; it is ready when there are critical ones and none fails."""
+    """A deployable's checks; it is ready if it has critical checks and all of them pass."""
 
     def __init__(self, **checks: Check) -> None:
         self._checks = checks
         self._periodic: list[tuple[Check, Callable[[], None]]] = []
 
     def add_periodic(self, look: Callable[[], None], *, check: Check) -> None:
-        """Have the files of a check looked at each second, as they change unasked."""
+        """Add a function that `run_periodic` calls to detect changes of the check's files."""
         self._periodic.append((check, look))
 
     async def run_periodic(self, *, every_seconds: float = POLL_INTERVAL_SECONDS) -> None:
-        """Call each second, until cancelled, all that was added."""
+        """Call all added functions every `every_seconds` until cancelled."""
         while True:
             await asyncio.sleep(every_seconds)
             for check, look in self._periodic:
                 try:
                     look()
-                except Exception:  # noqa: BLE001  # a mistake of ours in one must not end the others
+                except Exception:  # noqa: BLE001  # a bug in one must not stop the others
                     if count := _repeats.count(("look", check.name)):
                         _log.exception("file_watch_failed", check=check.name, count=count)
 
     def check(self, name: str, *, severity: CheckSeverity = CheckSeverity.CRITICAL) -> Check:
-        """Return the check of that name; the first call makes it, with its severity."""
+        """Return the check with this name; the first call creates it with this severity."""
         if name not in self._checks:
             log = CheckLog(check=name, severity=severity.value)
 
@@ -284,17 +285,17 @@ class Readiness:
         return self._checks[name]
 
     def end(self) -> None:
-        """Record that the work ends: no check that fails then is said to have recovered."""
+        """Record that the work ends: a check that fails now is never reported as recovered."""
         for check in self._checks.values():
             check.end()
 
     def is_ready(self) -> bool:
-        """Return whether no critical check fails; without any nothing is known of its own work."""
+        """Return whether all critical checks pass; without any, the deployable is not ready."""
         critical = [c for c in self._checks.values() if c.severity is CheckSeverity.CRITICAL]
         return bool(critical) and all(check.is_ok for check in critical)
 
     def report(self) -> dict[str, object]:
-        """Return what `/readyz` shows: `{ready, checks: {name: {ok, severity, detail}}}`."""
+        """Return the content of `/readyz`: `{ready, checks: {name: {ok, severity, detail}}}`."""
         checks = {
             name: {"ok": check.is_ok, "severity": check.severity.value, "detail": check.detail}
             for name, check in self._checks.items()

@@ -1,11 +1,12 @@
-"""Try again: the one loop that repeats a call until it succeeds.
+"""Retries: the only loop that repeats a call until it succeeds, and its waits.
 
-`RetryingCaller` is that loop, for everything that is asked of one other side: it waits between the
-attempts, fails a check while they fail and counts them. `Backoff` is its waits alone, for a loop
-that does other things between its attempts (polls, reads on, waits for what is due), and for code
-without asyncio; such a loop says at its `Backoff` why it is no `RetryingCaller`. `RetryTimer`
-remembers when the wait of a `Backoff` is over, for code that is told the time and asks each time
-whether it may try.
+- `RetryingCaller` is that loop, for all calls to one receiver. It waits between the attempts, fails
+  a check while they fail, and counts the failures.
+- `Backoff` only calculates the waits. It is for loops that do other work between the attempts, and
+  for code without asyncio. A comment at each such `Backoff` explains why it is not a
+  `RetryingCaller`.
+- `RetryTimer` records when a wait of a `Backoff` ends, for code that receives the time as an
+  argument and checks each time whether it may try.
 """
 
 import asyncio
@@ -22,15 +23,15 @@ T = TypeVar("T")
 ErrorT = TypeVar("ErrorT", bound=Exception)
 
 SLOW_SECONDS: Final = 30.0
-"""How long a call may take before its check fails, where the call has no timeout of its own: a
-storage that takes connections and never answers keeps one for minutes."""
+"""How long a call without its own timeout may take before its check fails. A storage that accepts
+connections but never answers can block a call for minutes."""
 
 
 class Backoff:
-    """Waits that double from attempt to attempt, each by chance between half and the whole of it.
+    """Random waits between half a ceiling and the ceiling, which doubles with each attempt.
 
-    The chance keeps clients that failed together from coming back together. Pure: it counts
-    attempts, it does not wait.
+    The randomness keeps clients that failed together from retrying together. The class only
+    calculates the waits; it does not sleep.
     """
 
     def __init__(
@@ -41,33 +42,35 @@ class Backoff:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         if not 0 < first_seconds <= max_seconds:
-            raise ValueError(f"expected 0 < first ({first_seconds}) <= most ({max_seconds})")
+            raise ValueError(
+                f"expected 0 < first_seconds ({first_seconds}) <= max_seconds ({max_seconds})"
+            )
         self._first_seconds = first_seconds
         self._max_seconds = max_seconds
         self._jitter = jitter
         self._ceiling_seconds = first_seconds
 
     def next_seconds(self) -> float:
-        """Return the seconds to wait before the next attempt, and count that attempt."""
+        """Return the seconds to wait before the next attempt, and double the next wait."""
         ceiling = self._ceiling_seconds
         self._ceiling_seconds = min(2 * ceiling, self._max_seconds)
         return ceiling / 2 * (1 + self._jitter())
 
     def reset(self) -> None:
-        """Begin again with the first wait, after an attempt that succeeded."""
+        """Start again with the first wait, after a successful attempt."""
         self._ceiling_seconds = self._first_seconds
 
 
 class RetryTimer:
-    """When something may be tried again, for a caller that comes by anyway and asks.
+    """When the next attempt is due, for a caller that checks this regularly.
 
-    Pure: the time is an argument, nanoseconds of one clock.
+    All times are arguments in nanoseconds; the caller must always use the same clock.
     """
 
     def __init__(self, backoff: Backoff, *, calm_seconds: float = 0.0) -> None:
-        """Wait between attempts as `backoff` says.
+        """Take the waits from `backoff`.
 
-        After `calm_seconds` without an attempt a success ends the waits.
+        A success resets them if the last attempt is at least `calm_seconds` ago.
         """
         self._backoff = backoff
         self._calm_ns = round(calm_seconds * NS_PER_SECOND)
@@ -76,54 +79,54 @@ class RetryTimer:
 
     @property
     def is_running(self) -> bool:
-        """Whether a wait was begun since the last reset, be it over or not."""
+        """Whether a wait was started since the last reset; it may be over."""
         return self._tried_ns is not None
 
     def wait_ns(self, now_ns: int) -> int:
-        """Return how long it is not to be tried; 0 where it may be tried now."""
+        """Return the time until the next attempt is due; 0 if it is due now."""
         return max(0, self._due_ns - now_ns) if self.is_running else 0
 
     def is_due(self, now_ns: int) -> bool:
-        """Return whether it may be tried now."""
+        """Return whether the next attempt is due."""
         return not self.wait_ns(now_ns)
 
     def record_attempt(self, now_ns: int) -> None:
-        """Begin the wait before the next attempt, longer than the one before."""
+        """Start the wait before the next attempt, which is longer than the previous one."""
         self._tried_ns = now_ns
         self._due_ns = now_ns + round(self._backoff.next_seconds() * NS_PER_SECOND)
 
     def record_success(self, now_ns: int) -> None:
-        """Reset, unless the last attempt is so fresh that it may fail again at once."""
+        """Reset, unless the last attempt was less than `calm_seconds` ago."""
         if self._tried_ns is not None and now_ns - self._tried_ns >= self._calm_ns:
             self.reset()
 
     def wait(self, now_ns: int, *, seconds: float) -> None:
-        """Do not try for `seconds`; the waits after that begin anew."""
+        """Wait for `seconds`; after that, start again with the first wait."""
         self._backoff.reset()
         self._tried_ns = now_ns
         self._due_ns = now_ns + round(seconds * NS_PER_SECOND)
 
     def skip_wait(self) -> None:
-        """End the wait that runs; the one after it is as long as it would have been."""
+        """End the current wait without changing the length of the next one."""
         self._due_ns = 0
 
     def reset(self) -> None:
-        """Allow an attempt now; the waits begin anew."""
+        """Allow an attempt now, and start again with the first wait."""
         self._backoff.reset()
         self._tried_ns = None
 
 
 class FailureCounter(Protocol):
-    """A counter of the metrics, which are made elsewhere."""
+    """A counter metric, defined elsewhere."""
 
     def inc(self) -> None:
-        """Count one more."""
+        """Add one."""
 
 
 class RetryingCaller(Generic[ErrorT]):
-    """Calls again, with growing waits, while a call raises one kind of error.
+    """Repeats a call with growing waits while it raises one kind of error.
 
-    Several calls may be under way at once: each has waits of its own.
+    Several calls may run concurrently; each has its own waits.
     """
 
     def __init__(
@@ -139,15 +142,15 @@ class RetryingCaller(Generic[ErrorT]):
         min_seconds: Callable[[ErrorT], float] | None = None,
         describe: Callable[[ErrorT], str] = str,
     ) -> None:
-        """Take what is done about errors of the kind `on`; every other error goes on to the caller.
+        """Configure the handling of `on` errors; all other errors are raised to the caller.
 
-        `check` fails with what `describe` says of an error. A success passes it, with `receiver`
-        as its detail, unless `passes_check` is false: then more must succeed for that than the
-        call. `counter` counts the failures. `min_seconds` returns how long the other side wants to
-        be left alone.
+        After an error, `check` fails with the text of `describe`. After a success it passes with
+        `receiver` as its detail, unless `passes_check` is false because more than the call must
+        succeed. `counter` counts the failures. `min_seconds` returns the minimum wait that the
+        receiver requested.
         """
         self.attempts = 0
-        """How many calls have ended, well or not: it grows for as long as the caller goes round."""
+        """Number of attempts that have ended, successful or not; shows that the caller is alive."""
         self._on, self._check, self._receiver = on, check, receiver
         self._passes_check, self._counter = passes_check, counter
         self._clock, self._backoff = clock or SystemClock(), backoff
@@ -156,9 +159,9 @@ class RetryingCaller(Generic[ErrorT]):
     async def __call__(
         self, call: Callable[[], Awaitable[T]], *, deadline_seconds: float = math.inf
     ) -> T:
-        """Return what the call returns, once it succeeds.
+        """Return the call's result once it succeeds.
 
-        Raise its error where it has not succeeded by `deadline_seconds`, a time of the event loop.
+        Raises its error if it has not succeeded by `deadline_seconds`, a time of the event loop.
         """
         backoff: Backoff | None = None
         while True:
@@ -176,8 +179,8 @@ class RetryingCaller(Generic[ErrorT]):
                 return done
             finally:
                 self.attempts += 1
-            # Most calls succeed at once, and need none. Outside of `except`, as what ends the wait,
-            # such as a cancellation, is no consequence of the failure.
+            # Created here, because most calls succeed at once and need no back-off. Outside of
+            # `except`, so that a cancellation of the wait is not chained to the failure.
             backoff = backoff or self._backoff()
             wait_seconds = max(min_wait_seconds, backoff.next_seconds())
             left_seconds = deadline_seconds - asyncio.get_running_loop().time()
@@ -187,7 +190,7 @@ class RetryingCaller(Generic[ErrorT]):
 
     @contextmanager
     def awaiting(self) -> Iterator[None]:
-        """Fail the check while what is asked of the receiver in here takes too long."""
+        """Fail the check if the context is still open after `SLOW_SECONDS`."""
         loop = asyncio.get_running_loop()
         begun_seconds = loop.time()
         late = loop.call_later(

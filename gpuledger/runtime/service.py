@@ -1,7 +1,7 @@
-"""A deployable as a whole, from its first instruction to its exit code.
+"""Runs a deployable from its start to its exit code.
 
-Here live signals, the deadline for the end, what errors become, and around them logs and health
-pages. What a deployable does meanwhile is not known.
+Handles signals, the deadline for shutdown, uncaught errors, logs and health pages. Knows nothing of
+the deployable's own work.
 """
 
 import asyncio
@@ -46,9 +46,9 @@ def run_until_signalled(
 ) -> int:
     """Run `work()` until it ends or SIGTERM or SIGINT cancels it; return the exit code.
 
-    0 where it ended or let itself be cancelled, 1 where it failed, 2 where a `UserError` came out
-    of it. Where it has not ended `stop_within_seconds` after the signal, the process ends with 1.
-    `on_stop` is called in the event loop when the signal has come, before the work is cancelled.
+    The exit code is 0 if the work ended or was cancelled by a signal, 1 if it failed, and 2 if it
+    raised a `UserError`. If it is still running `stop_within_seconds` after the signal, the process
+    exits with 1. `on_stop` is called in the event loop after the signal, before the cancellation.
     """
     deadline = _Deadline(stop_within_seconds)
     signals = _EndingSignals(deadline)
@@ -63,7 +63,7 @@ def run_until_signalled(
 
 
 def explain_user_errors(main: Callable[[], int]) -> Callable[[], int]:
-    """Make a `main` that writes a `UserError` as one line on standard error and returns 2."""
+    """Wrap `main` so that a `UserError` becomes one line on standard error and the result 2."""
 
     @wraps(main)
     def explaining() -> int:
@@ -86,21 +86,21 @@ async def _supervise(
     def stop(name: str) -> None:
         on_stop()
         task.cancel()
-        _log.info("signal_received", signal=name)  # last, as nobody may be reading the log
+        _log.info("signal_received", signal=name)  # last, because writing may block
 
     signals.take(stop)
     await asyncio.wait({task})
-    deadline.begin()  # whatever the work left behind may hang as well
+    deadline.begin()  # tasks and threads left by the work may hang as well
     if not (signals.have_come and task.cancelled()):
         task.result()
 
 
 class _EndingSignals:
-    """SIGTERM and SIGINT: the first one counts, and those after it never do.
+    """Handles the first SIGTERM or SIGINT, and ignores all later ones.
 
-    A wrapper may pass the same signal on twice. The later one may come while the interpreter shuts
-    down, which returns every handler to the system: only what the system itself ignores is not
-    the exit code then.
+    A wrapper may forward the same signal twice. The second may arrive while the interpreter shuts
+    down, which restores the system's handlers. Then only a signal that the system ignores (SIG_IGN)
+    does not determine the exit code.
     """
 
     def __init__(self, deadline: "_Deadline") -> None:
@@ -109,23 +109,23 @@ class _EndingSignals:
         self._before = {number: signal.getsignal(number) for number in _ENDING}
 
     def take(self, stop: Callable[[str], None]) -> None:
-        """Call `stop` in the running event loop, with the name of the first signal that comes."""
+        """Call `stop` in the running event loop with the name of the first signal."""
         loop = asyncio.get_running_loop()
         self._deadline.set_loop(loop)
         passed_on = False
 
         def stop_once(name: str) -> None:
-            # Decided in the event loop: a handler may be interrupted by another signal's at any
-            # instruction, so that both believe to be the first.
+            # Decided in the event loop: another signal may interrupt a handler at any instruction,
+            # so that both handlers would consider themselves the first.
             nonlocal passed_on
             if not passed_on:
                 passed_on = True
                 stop(name)
 
         def pass_on(number: int, _: FrameType | None) -> None:
-            self._deadline.begin()  # here, as the event loop may stand still
+            self._deadline.begin()  # here, because the event loop may be blocked
             self.have_come = True
-            # Not SIG_IGN yet: Python reports a signal that came with this one and has no handler.
+            # Not SIG_IGN yet: Python reports an error for a pending signal that has no handler.
             for ending in _ENDING:
                 signal.signal(ending, lambda *_: None)
             if not loop.is_closed():
@@ -135,20 +135,20 @@ class _EndingSignals:
             signal.signal(ending, pass_on)
 
     def restore(self) -> None:
-        """Restore the handlers from before, or ignore the signals as the process ends by one."""
+        """Restore the previous handlers, or ignore the signals if one of them ends the process."""
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_IGN if self.have_come else handler)
 
 
 class _Deadline:
-    """Ends the process when its time is over: from a thread, as the event loop itself may hang.
+    """Ends the process at its deadline, from a thread because the event loop itself may hang.
 
-    The thread is there from the start and is woken through a pipe. A signal's handler can neither
-    start a thread nor take a lock, as the code that it interrupts may be doing just that. Nor may
-    it run at all: a signal that comes right before the main thread waits in the system, as for a
-    reader of standard error that does not read, has its handler called when that wait is over. So
-    the interpreter itself writes to the pipe (`signal.set_wakeup_fd`), whatever the thread does.
-    An event loop that is about to wait is woken by this thread, so that it calls the handler.
+    The thread is started in advance and woken through a pipe. A signal handler can neither start a
+    thread nor take a lock, because the interrupted code may be doing the same. The handler may not
+    even run: if a signal arrives just before the main thread blocks in a system call, for example
+    writing to a standard error that is not read, Python calls the handler only after that call. So
+    the interpreter itself writes to the pipe (`signal.set_wakeup_fd`), independent of the main
+    thread. The thread then wakes an event loop that is about to wait, so that it calls the handler.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -162,41 +162,41 @@ class _Deadline:
         self._thread.start()
 
     def set_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Set the event loop to wake when a signal comes."""
+        """Set the event loop to wake when a signal arrives."""
         self._loop = loop
 
     def begin(self) -> None:
-        """Let the time run from now on, unless it runs; also for a signal's handler."""
-        with suppress(BlockingIOError):  # full of what wakes it
+        """Start the time, unless it is already running; may be called by a signal handler."""
+        with suppress(BlockingIOError):  # the pipe is full, so the thread will wake anyway
             os.write(self._wake, _NO_SIGNAL)
 
     def lift(self) -> None:
-        """Let the process live on, unless a thread is left for which Python's exit would wait."""
+        """Cancel the deadline, unless a thread is left that Python's exit would wait for."""
         signal.set_wakeup_fd(self._former_wake)
         others = set(threading.enumerate()) - {threading.main_thread(), self._thread}
         if all(thread.daemon for thread in others):
-            self.begin()  # so that the thread looks, and ends
+            self.begin()  # wakes the thread, so that it ends
             self._lifted.set()
 
     def _watch(self) -> None:
         while not set(os.read(self._woken, 1)) & _BEGINS:
-            pass  # another signal than those that end us
+            pass  # a signal that does not end the process
         if self._loop is not None:
             with suppress(RuntimeError):  # it is closed
                 self._loop.call_soon_threadsafe(bool)
         if self._lifted.wait(self._seconds):
-            # Nobody writes any more: handlers and `set_wakeup_fd` are as they were before.
+            # Nothing writes to the pipe any more: the handlers and `set_wakeup_fd` are restored.
             os.close(self._wake)
             os.close(self._woken)
             return
 
-        # Whoever writes a line now may wait for a reader of standard error that does not read, or
-        # for the lock of somebody who does.
+        # In a thread with a time limit: writing may block because standard error is not read, or
+        # because another thread that writes holds the lock.
         def log() -> None:
             _log.error("stop_deadline_missed", stop_within_seconds=self._seconds)
 
         logging = threading.Thread(target=log, name="deadline-missed", daemon=True)
-        with suppress(RuntimeError):  # no thread can be started
+        with suppress(RuntimeError):  # the thread cannot be started
             logging.start()
             logging.join(_LOGGING_SECONDS)
         os._exit(_FAILED)
@@ -205,7 +205,7 @@ class _Deadline:
 def _explain(error: BaseException) -> int:
     if mistake := _foreseen(error, UserError):
         text = mask_addresses(" ".join(str(mistake).split()))
-        # The name under which this was started, also by `python -m`.
+        # The name by which the program was started, also for `python -m`.
         started = Path(sys.argv[0])
         program = started.parent.name if started.name == "__main__.py" else started.name
         sys.stderr.write(f"{program}: {text}\n")
@@ -218,7 +218,10 @@ def _explain(error: BaseException) -> int:
 
 
 def _foreseen(error: BaseException, kind: type[GpuledgerError]) -> GpuledgerError | None:
-    """Return an error of a kind and nothing else; a task group wraps what its tasks raise."""
+    """Return the error if it is of this kind, or a group with only such errors; otherwise `None`.
+
+    A task group wraps its tasks' errors in an exception group.
+    """
     if isinstance(error, BaseExceptionGroup):
         inner = [_foreseen(part, kind) for part in error.exceptions]
         return inner[0] if all(inner) else None
@@ -226,15 +229,15 @@ def _foreseen(error: BaseException, kind: type[GpuledgerError]) -> GpuledgerErro
 
 
 class ServiceSettings(Protocol):
-    """What the settings of every deployable have."""
+    """The settings that every deployable has."""
 
     @property
     def http(self) -> HttpSettings:
-        """Where health and metrics are served."""
+        """The HTTP server for health and metrics."""
 
     @property
     def log(self) -> LogSettings:
-        """What is written to standard error."""
+        """Format and level of the log on standard error."""
 
 
 S = TypeVar("S", bound=ServiceSettings)
@@ -248,11 +251,11 @@ def run_service(
     others: AsgiApp | None = None,
     about: Mapping[str, object] | None = None,
 ) -> int:
-    """Run `main` with logs and health pages until a signal; return the exit code.
+    """Run `main` with logs and health pages until it ends or a signal arrives.
 
-    `page` is written behind the process's own metrics on `/metrics`; `others` answers all other
-    paths; `about` is what the first log line says of this deployable: what it does, where to, and
-    as whom.
+    Returns the exit code. `page` is appended to the process's own metrics on `/metrics`. `others`
+    answers all other paths. `about` adds facts about this deployable to the first log line: its
+    work, destination and identity.
     """
     configure_logs(settings.log)
     readiness = Readiness()

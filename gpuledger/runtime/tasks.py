@@ -1,14 +1,14 @@
-"""Tasks and threads: how they are run and ended, and calls that block without holding up the end.
+"""Runs and ends tasks, and runs blocking calls in threads that do not delay the process's exit.
 
-`run_tasks` is for what goes on beside something else and has no end of its own, `end_tasks` for
-tasks that somebody keeps, `wait_event` for an event that may not come in time. For tasks that end
-by themselves, and that must all be done, `asyncio.TaskGroup` is there.
-
-A call that blocks goes into a thread for which the end of the process does not wait
-(`in_daemon_thread`). A storage that is slow or away may keep a call for minutes, an import on a
-busy node for seconds, and neither can be cancelled. For asyncio's own threads the end of the loop
-waits, so a deployable that was told to end would be killed. What is called must be done as a whole
-or not at all, as the process may end in the midst of it.
+- `run_tasks`: background tasks that run while a context is open.
+- `end_tasks`: ends tasks that an object keeps.
+- `wait_event`: waits for an event with a timeout.
+- `asyncio.TaskGroup`: for tasks that all end without being cancelled.
+- `in_daemon_thread`: for blocking calls. A slow or unavailable storage may block a call for
+  minutes, and an import on a busy node for seconds; neither can be cancelled. The event loop waits
+  at its end for asyncio's own threads, so a deployable would be killed instead of stopping in time.
+  The call must be atomic, because the process may exit in the middle of it.
+- `end_where_stalled`: ends a deployable that makes no progress.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ _CHECKS: Final = 60
 async def end_tasks(
     *tasks: "asyncio.Task[Any] | None", seconds: float | None = None, grace_seconds: float = 0.0
 ) -> None:
-    """Cancel tasks and wait until they have ended, for at most so many seconds.
+    """Cancel tasks and wait for at most `seconds` until they have ended.
 
-    For `grace_seconds` before that they may end by themselves; whoever is cancelled in that time
-    cancels them too, and goes on.
+    Before the cancellation, they have `grace_seconds` to end. If the caller is cancelled in that
+    time, it cancels them immediately. `None` is a task that was never started.
 
-    What they failed with is for whoever started them; it is looked at, as asyncio would log it as
-    never retrieved otherwise. They are not awaited themselves: their cancellation could not be told
-    from our own, which must go on. `None` is a task that was never started.
+    The tasks' exceptions are not raised, only retrieved, so that asyncio does not log them as never
+    retrieved. The tasks are not awaited directly, because their cancellation could not be
+    distinguished from the caller's own, which must be raised.
     """
     ending = {task for task in tasks if task is not None}
     try:
@@ -51,9 +51,9 @@ async def end_tasks(
 
 
 async def wait_event(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait until an event is set, for at most so many seconds; return whether it is set.
+    """Wait at most `seconds` until an event is set; return whether it is set.
 
-    `None` waits without an end. Unlike `asyncio.wait_for` it raises nothing where time is over.
+    `None` means no limit. Unlike `asyncio.wait_for`, it does not raise an error at the timeout.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -65,10 +65,10 @@ async def wait_event(event: asyncio.Event, seconds: float | None) -> bool:
 async def run_tasks(
     *works: Coroutine[Any, Any, T], end_seconds: float | None = None
 ) -> AsyncIterator[tuple[asyncio.Task[T], ...]]:
-    """Run works as tasks while the context is open, then end them as `end_tasks` does.
+    """Run coroutines as tasks while the context is open, then end them with `end_tasks`.
 
-    An `asyncio.TaskGroup` would wait for their own end, without a deadline, and cancel the context
-    where one fails. Here the context has the tasks, and it alone decides what their end means.
+    An `asyncio.TaskGroup` would wait for the tasks without a deadline, and cancel the context if
+    one fails. Here the context receives the tasks and decides what to do when one ends.
     """
     tasks = tuple(asyncio.create_task(work) for work in works)
     try:
@@ -78,12 +78,12 @@ async def run_tasks(
 
 
 async def in_daemon_thread(call: Callable[[], T]) -> T:
-    """Return what `call` returns, or raise what it raises; where cancelled, it goes on unseen."""
+    """Return the call's result or raise its error; if cancelled, the call continues unobserved."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
     def resolve(result: T | None, error: BaseException | None) -> None:
-        # In the event loop, where nobody can stop waiting in between.
+        # Runs in the event loop, so that the future cannot be cancelled after the check.
         if outcome.done():
             return
         if error is not None:
@@ -95,9 +95,9 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
         result, failure = None, None
         try:
             result = call()
-        except BaseException as error:  # noqa: BLE001  # who waits for the outcome gets it
+        except BaseException as error:  # noqa: BLE001  # the caller that awaits it receives it
             failure = error
-        # The loop may have been closed meanwhile: then nobody waits.
+        # The loop may have been closed in the meantime; then no caller waits.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(resolve, result, failure)
 
@@ -114,9 +114,9 @@ async def end_where_stalled(
 ) -> NoReturn:
     """Raise `FreshStartError` once `attempts()` has not changed for `stall_seconds`.
 
-    The time is counted in looks of this very loop: a process that was stopped, or a machine that
-    slept, has not stalled. `gpuledger_agent.gpu.watchdog` counts by itself: it checks more than a
-    number, reports what it found before it ends, and its thread detects a blocked event loop.
+    The time is measured in iterations of this loop, so a stopped process or a suspended machine
+    does not count as stalled. `gpuledger_agent.gpu.watchdog` has its own count: it checks more than
+    a number, reports its findings before it exits, and its thread detects a blocked event loop.
     """
     last, checks = attempts(), 0
     while checks < _CHECKS:
