@@ -1,1 +1,1 @@
-"""The GPUs of a node, queried each tick: threads, deadlines and breakers that know no vendor."""
+"""Vendor-independent polling of a node's GPUs: threads, deadlines and breakers."""

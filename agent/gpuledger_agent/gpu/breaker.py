@@ -1,6 +1,6 @@
-"""Breakers: whether what fails again and again is asked, probed or left alone.
+"""Circuit breakers, which decide whether a failing call group is queried, probed or skipped.
 
-What happened and what time it is are arguments. What is asked in a tick is decided in `worker`.
+Breakers call nothing: outcomes and times are arguments. `worker` decides what a tick queries.
 """
 
 import time
@@ -16,30 +16,30 @@ from gpuledger_agent.metrics import BREAKER_OPEN, CALL_GROUPS_FAILED
 _log = structlog.get_logger(__name__)
 
 MAX_FAILURES: Final = 3
-"""Failures one after the other after which a breaker opens."""
+"""Number of consecutive failures that open a breaker."""
 
 
 def slow_backoff() -> Backoff:
-    """Return the waits between attempts that cost the other GPUs something."""
+    """Return the backoff for attempts that disturb the other GPUs."""
     return Backoff(first_seconds=5, max_seconds=300)
 
 
 class Permit(Enum):
-    """What may be done now."""
+    """How a call group may be queried now."""
 
     QUERY = "query"
     """Query, and wait for the answer."""
     PROBE = "probe"
-    """Query once, and let nothing wait for the answer."""
+    """Query once, without waiting for the answer."""
     SKIP = "skip"
     """Do not query."""
 
 
 class BreakerLog:
-    """The breakers that were logged as open.
+    """Logs when breakers open and close.
 
-    It outlives the workers that have them, so that an opening and its closing are each logged
-    once, however often the source is opened again.
+    It outlives the workers, so each opening and each closing is logged only once, however often
+    the source is reopened.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class BreakerLog:
             _log.warning("breaker_opened", gpu=gpu_uuid, call_group=group.value, reason=reason)
 
     def closed(self, gpu_uuid: str, group: CallGroup) -> None:
-        """Record that a group was answered in its time."""
+        """Record that a call group was answered in time."""
         since_seconds = self._since_seconds.pop((gpu_uuid, group), None)
         if since_seconds is not None:
             open_seconds = round(time.monotonic() - since_seconds, 3)
@@ -65,9 +65,10 @@ class BreakerLog:
 
 
 class GroupBreaker:
-    """The breaker of one group of one GPU; its state is a metric, and each change a log line.
+    """The breaker of one call group of one GPU; exports its state and logs each change.
 
-    It opens if something fails again and again; then it lets single probes through, ever rarer.
+    It opens after repeated failures. An open breaker permits only single probes, at increasing
+    intervals.
     """
 
     def __init__(
@@ -82,35 +83,35 @@ class GroupBreaker:
         self._metric = BREAKER_OPEN.labels(gpu_uuid=gpu_uuid, group=group.value)
         self._metric.set(0)
         self.is_open = False
-        """Whether there are probes only."""
+        """Whether only probes are permitted."""
 
     def permit(self, now_ns: int) -> Permit:
-        """Return what may be done now; a probe has to be followed by `succeeded` or `failed`."""
+        """Return how to query now; call `succeeded` or `failed` after a probe."""
         if not self.is_open:
             return Permit.QUERY
         return Permit.PROBE if self._probes.is_due(now_ns) else Permit.SKIP
 
     def succeeded(self) -> None:
-        """Close: it answered in its time."""
+        """Record an answer in time, and close the breaker."""
         if self._has_succeeded and not (self._failures or self.is_open):
             return
         self._has_succeeded, self._failures, self.is_open = True, 0, False
         self._probes.reset()
         self._metric.set(0)
-        # Here alone: the breakers of a new worker are closed before anything has answered.
+        # Only here: a new worker's breakers start closed, although nothing has answered yet.
         self._log.closed(self._gpu_uuid, self._group)
 
     def failed(self, now_ns: int, *, reason: str) -> None:
-        """Count a failure."""
+        """Count a failure; the breaker opens after `MAX_FAILURES` in a row."""
         labels = {"gpu_uuid": self._gpu_uuid, "group": self._group.value, "reason": reason}
         CALL_GROUPS_FAILED.labels(**labels).inc()
         self._failures += 1
-        # If it is open, it was a probe that failed: the next one comes later.
+        # If the breaker is open, a probe failed: `trip` delays the next one.
         if self.is_open or self._failures >= MAX_FAILURES:
             self.trip(now_ns, reason=reason)
 
     def trip(self, now_ns: int, *, reason: str | None = None) -> None:
-        """Open at once: another failure would cost too much."""
+        """Open the breaker now, however few failures there were."""
         self.is_open = True
         self._probes.record_attempt(now_ns)
         self._metric.set(1)

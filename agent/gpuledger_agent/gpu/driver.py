@@ -1,32 +1,33 @@
-"""The GPUs of a node, polled from asyncio: opened, queried each tick, opened again where it helps.
+"""The GPUs of a node, polled from asyncio: opens the source, queries it each tick, and reopens it.
 
-A driver's calls can block for seconds or for ever, and a blocked thread cannot be ended. So every
-call is made in a thread, and the event loop waits for none longer than the tick's deadline:
+A driver's calls can block for seconds or forever, and a blocked thread cannot be ended. So every
+call runs in a thread, and the event loop never waits longer than the tick's deadline:
 
     Driver ── SourceLifecycle   opens and closes the source, in one thread
        ├───── GpuPool           the GPUs that the last opening found, one GpuWorker and thread each
-       ├───── FastPoller        what the GPUs answer between two ticks, in one thread
-       └───── GpuAvailability   which GPUs are lost, whatever the reason; it reports the changes
+       ├───── FastPoller        polls GPUs between two ticks, in one thread
+       └───── GpuAvailability   tracks lost GPUs and reports changes
 
-A GPU that hangs costs its own readings, never the tick of the others. Opening the source again
-helps where no GPU answers, and may bring back a GPU that is lost; but it takes all of them out of
-the ticks meanwhile, and can hang itself. So it is tried at ever longer intervals, and for the sake
-of a lost GPU only while no call hangs.
+A GPU that hangs costs its own readings, never the other GPUs' tick. Reopening the source helps if
+no GPU answers, and may bring back a lost GPU. But meanwhile all GPUs are missing from the ticks,
+and the opening itself can hang. So it is tried at increasing intervals, and for a lost GPU only
+while no call hangs.
 
-The source is in one `SourceState`; in each but OPEN there is a reason, and an opening is begun as
-soon as its wait is over (it may take many ticks):
+The source is always in one `SourceState`. Each state except OPEN has a reason, and an opening
+starts as soon as its backoff has passed (it may take many ticks):
 
     from      to       when
-    OPENING   OPEN     an opening found the GPUs (none is an answer too)
-    OPEN      OPENING  it is to be opened again: for a GPU that was bound or is lost, or as all are
-                       unresponsive; what answered before is not lost
-    OPEN      LOST     the source said that it is lost as a whole
-    OPEN      UNBOUND  the driver is taken from its GPUs: closed at once, as the driver waits for it
-    OPENING   LOST     an opening failed, though a GPU has answered before
-    LOST      OPEN     an opening found GPUs: it is reported of each that the driver was reloaded
-    UNBOUND   OPEN     as from LOST; that no driver is loaded meanwhile is as it should be
+    OPENING   OPEN     an opening succeeded, even if it found no GPU
+    OPEN      OPENING  the source has to be reopened because a GPU was bound or is lost, or because
+                       all GPUs are unresponsive; GPUs that answered before are not lost
+    OPEN      LOST     the source raised an error: it is lost as a whole
+    OPEN      UNBOUND  the driver is being unbound: the source is closed at once, because the
+                       driver waits for that
+    OPENING   LOST     an opening failed, although a GPU has answered before
+    LOST      OPEN     an opening succeeded: a driver reload is reported for each GPU
+    UNBOUND   OPEN     as from LOST; until then it is normal that no driver is loaded
 
-An opening that fails leaves each other state as it is, for another reason.
+If an opening fails in any other state, only the reason changes.
 """
 
 import time
@@ -58,36 +59,36 @@ from gpuledger_agent.gpu.threads import wait_at_most
 from gpuledger_agent.metrics import DRIVER_UP
 
 _log = structlog.get_logger(__name__)
-# How long an unbinding has before the source is opened again.
+# Time for an unbinding to finish before the source is reopened.
 _UNBINDING_SECONDS: Final = 5.0
-# So long a source has to stay open, until its next loss counts as the first one.
+# How long a source must stay open before its backoff starts again from the shortest interval.
 _CALM_SECONDS: Final = 60.0
 
 
 class SourceState(Enum):
-    """Whether the GPUs can be queried; the table of the module's docstring has the changes."""
+    """Whether the GPUs can be queried; see the module's docstring for the transitions."""
 
     OPENING = "opening"
-    """It is to be opened, the first time or again; nothing is lost by that."""
+    """The source has to be opened or reopened, but is not lost."""
     OPEN = "open"
-    """Its GPUs are queried."""
+    """The GPUs are queried."""
     LOST = "lost"
-    """No GPU answers until it is opened again."""
+    """No GPU answers until the source is reopened."""
     UNBOUND = "unbound"
-    """The same, as the driver was taken from its GPUs."""
+    """No GPU answers until the source is reopened, because the driver was unbound."""
 
 
 class Poll(NamedTuple):
     """The answers of one tick."""
 
     at: ClockReading
-    """When the GPUs were queried, and not when the last one answered or did not."""
+    """When the queries started."""
     samples: list[RawGpuSample]
-    """Those of the GPUs that answered in time."""
+    """One sample for each GPU that answered in time."""
 
 
 class Driver:
-    """The GPUs of a node: opened, polled, and opened again when they were lost."""
+    """The GPUs of a node; opens and polls their source, and reopens it if needed."""
 
     def __init__(
         self,
@@ -104,15 +105,15 @@ class Driver:
         report: Report = report_nowhere,
         listeners: Sequence[SourceListener] = (),
     ) -> None:
-        """Take the parts; `check`: does any GPU answer, `gpus_check`: does each one."""
+        """Create a driver; `check` fails if no GPU answers, `gpus_check` if any does not."""
         self._source = source
         self._clock = clock
         self._check = check
         self._gpus_check = gpus_check or Check()
         self.deadline_seconds = deadline_seconds
-        """How long a tick waits for an opening; it is read at each tick."""
+        """How long a tick waits for an opening, in seconds; read in each tick."""
         self.lifecycle = SourceLifecycle(source, listeners=listeners)
-        """The source's opening and closing."""
+        """Opens and closes the source."""
         self._availability = GpuAvailability(report)
         self.pool = GpuPool(
             availability=self._availability,
@@ -128,30 +129,30 @@ class Driver:
         )
         self._state, self._reason = SourceState.OPENING, "not started yet"
         self._opening: Future[Sequence[Gpu]] | None = None
-        """The opening that is under way."""
+        """The opening in progress."""
         self._worked_seconds = time.monotonic()
         self._pending_event = DriverEvent.NOTHING
-        """What the driver asked for while the source was not open."""
+        """The driver's last event that is not handled yet because the source is not open."""
         self._reported: tuple[int, Mapping[str, str | None], Capability] | None = None
-        """What was reported of the node last, as far as it tells whether there is news."""
+        """The parts of the last reported inventory whose change requires a new report."""
         self._was_unbound = False
-        """Whether the driver was taken from its GPUs since the last opening."""
+        """Whether the driver was unbound since the last opening."""
         self._logged: tuple[set[str], str | None] | None = None
-        """The GPUs that the last opening found, and why no unbinding is heard of."""
+        """The last opening's GPUs, and why the driver does not announce that it is unbound."""
 
     @property
     def idle_seconds(self) -> float:
-        """For how long nothing has worked: no GPU answered, though there should be one."""
+        """How long no GPU has answered, although at least one should; in seconds."""
         return time.monotonic() - self._worked_seconds
 
     @property
     def detail(self) -> str:
-        """What is known of the driver now, for people."""
+        """The driver's current state, for people."""
         return self._check.detail
 
     @property
     def known(self) -> Sequence[str]:
-        """The UUIDs of all GPUs that answered once."""
+        """The UUIDs of all GPUs that have ever answered."""
         return self._availability.known
 
     @property
@@ -160,7 +161,7 @@ class Driver:
         return self._state is SourceState.OPEN
 
     async def poll(self, cursors: Mapping[str, SampleCursor]) -> Poll | None:
-        """Query the GPUs; `None` where the source is not open."""
+        """Query the GPUs; return `None` if the source is not open."""
         self._handle_driver_events()
         if not self.is_open and not await self._open():
             DRIVER_UP.set(0)
@@ -175,12 +176,12 @@ class Driver:
 
     @property
     def accounting_gpus(self) -> frozenset[str]:
-        """The GPUs whose driver keeps accounts of processes, by UUID."""
+        """The UUIDs of the GPUs for which the driver keeps process accounting."""
         gpus = self.pool.accounting_gpus if self.is_open else ()
         return frozenset(gpu.uuid for gpu in gpus)
 
     async def fast_poll(self, cursors: Mapping[str, SampleCursor | None]) -> Sequence[FastPoll]:
-        """Return what GPUs answer between two ticks, those of them that do at once."""
+        """Return the answers to a fast poll that have arrived by now; `cursors` is by GPU UUID."""
         workers = self.pool.workers if self.is_open else ()
         requested = [
             (worker.gpu, cursors[worker.gpu.uuid])
@@ -190,11 +191,11 @@ class Driver:
         return await self._fast_poller.poll(requested, self._clock)
 
     def take_late_polls(self) -> Sequence[FastPoll]:
-        """Return what GPUs have answered by now to a fast poll that was late."""
+        """Return the answers to a late fast poll that have arrived since."""
         return self._fast_poller.take()
 
     def inventory(self) -> NodeFacts | None:
-        """Return what the node is built of, where that is news."""
+        """Return the node's versions and GPUs, or `None` if they have not changed."""
         unbind = self.lifecycle.unbind_capability
         known = (self.pool.facts_changes, self.lifecycle.versions, unbind)
         if not self.pool.facts_changes or known == self._reported:
@@ -203,7 +204,7 @@ class Driver:
         return NodeFacts(
             versions=self.lifecycle.versions,
             gpus=sorted(
-                # It is the driver's, and stands with each GPU's own capabilities.
+                # A capability of the driver, listed with each GPU's own.
                 (
                     replace(facts, capabilities=[*facts.capabilities, unbind])
                     for facts in self.pool.facts.values()
@@ -213,7 +214,7 @@ class Driver:
         )
 
     def close(self) -> "Future[None] | None":
-        """Let go of the driver, unless a call hangs in it: then only the process's end helps."""
+        """Start to close the source, unless a call hangs: then only the process's exit helps."""
         is_stuck = self.pool.is_stuck or self._fast_poller.is_stuck or self._source.is_stuck
         closing = None if is_stuck else self.lifecycle.close()
         self._let_go()
@@ -221,28 +222,28 @@ class Driver:
         return closing
 
     async def _open(self) -> bool:
-        """Open the source; return whether it is open now. An opening may outlive many ticks."""
+        """Open the source; return whether it is open now. An opening may take many ticks."""
         if self._opening is None:
             if not self._open_timer.is_due(self._clock.monotonic_ns()):
                 return False
             self._opening = self.lifecycle.open()
         await wait_at_most(self._opening, self.deadline_seconds)
         if not self._opening.done():
-            self._fail("the library does not return from its start")
+            self._fail("opening the library takes too long")
             return False
         opening, self._opening = self._opening, None
         self._open_timer.record_attempt(self._clock.monotonic_ns())
         try:
             self._use(opening.result())
         except SourceLostError as error:
-            # Whatever the driver asked for before is out of date: it is not open.
+            # The source is not open, so an earlier event of the driver no longer matters.
             self._pending_event = DriverEvent.NOTHING
             if self._state is SourceState.UNBOUND and isinstance(error, DriverNotLoadedError):
-                # As it should be while a driver is exchanged, so no reason to give up.
+                # Normal while a driver is being replaced, so the watchdog must not end the agent.
                 self._worked_seconds = time.monotonic()
                 self._fail(f"the driver was unbound: {error}")
             else:
-                # Before any GPU has answered there is nothing that could have been lost.
+                # Nothing can be lost before the first GPU has answered.
                 if self._state is SourceState.OPENING and self._availability.known:
                     self._state = SourceState.LOST
                 self._reason = str(error)
@@ -250,61 +251,61 @@ class Driver:
         return self.is_open
 
     def _use(self, found: Sequence[Gpu]) -> None:
-        """Begin to query the GPUs that an opening found."""
+        """Start to query the GPUs that an opening found."""
         self.pool.begin(found, self._clock.monotonic_ns())
         was_lost, reason = self._state is not SourceState.OPENING, self._reason
         self._state, self._reason = SourceState.OPEN, ""
         there = {gpu.uuid for gpu in found}
-        # An opening for a lost GPU may find what the one before did: that is no news.
+        # A repeated opening for a lost GPU often finds the same GPUs: log only changes.
         unheard = self.lifecycle.unbind_capability.reason
         if was_lost or (there, unheard) != self._logged:
             _log.info("source_opened", count=len(there), unbind_event_error=unheard)
         self._logged = (there, unheard)
         if self._was_unbound:
-            # Somebody took the driver from its GPUs: one that has not come back was removed.
+            # After an unbinding, a GPU that does not come back was removed on purpose.
             self._was_unbound = False
             self.pool.keep_facts(there, indices=self._source.unfound.keys())
         for uuid in self._availability.known:
             if uuid not in there:
-                self._availability.record_lost(uuid, "not there when the library was started again")
+                self._availability.record_lost(uuid, "it was missing when the library was reopened")
         self._availability.record_opening(
             {gpu.index: gpu.uuid for gpu in found}, self._source.unfound
         )
         if was_lost:
-            self._availability.report_all("driver_reloaded", f"before: {reason}")
+            self._availability.report_all("driver_reloaded", f"previous state: {reason}")
 
     def _handle_driver_events(self) -> None:
-        """Do what the driver's events ask for, now or as soon as the source is open again."""
+        """Handle the driver's last event, now or as soon as the source is open again."""
         event = self.lifecycle.poll_driver_events()
         self._pending_event = self._pending_event if event is DriverEvent.NOTHING else event
         if not self.is_open or self._pending_event is DriverEvent.NOTHING:
             return
         event, self._pending_event = self._pending_event, DriverEvent.NOTHING
         if event is DriverEvent.BIND:
-            # Only a new opening counts the GPU that has come.
+            # Only a new opening finds the added GPU.
             self._restart("the driver was bound to a GPU")
             return
-        # An open source is a user of the driver: it blocks the unbinding until it is closed.
+        # An open source blocks the unbinding until it is closed.
         self._availability.report_all("driver_unbound", "the agent has closed the library")
         self._was_unbound = True
         self._lose(SourceState.UNBOUND, "the driver was unbound")
         self._fail(self._reason)
-        # Not opened again at once: the driver waits until nobody holds it.
+        # Do not reopen at once: the driver waits until no process uses it.
         self.lifecycle.close()
         self._open_timer.wait(self._clock.monotonic_ns(), seconds=_UNBINDING_SECONDS)
 
     def _lose(self, state: SourceState, reason: str) -> None:
-        """Record that no GPU answers until the source is opened again."""
+        """Record that no GPU answers until the source is reopened."""
         self._state, self._reason = state, reason
         self._let_go()
 
     def _let_go(self) -> None:
-        """Ask the GPUs of the open source no more, neither in ticks nor between them."""
+        """Stop querying the GPUs, both in ticks and in fast polls."""
         self.pool.end()
         self._fast_poller.end()
 
     def _restart(self, reason: str) -> None:
-        """Begin to open again now, so that with luck it is over before the next tick."""
+        """Start to reopen the source now, so that it may be open before the next tick."""
         if self.is_open:
             self._state, self._reason = SourceState.OPENING, reason
         self._let_go()
@@ -317,12 +318,12 @@ class Driver:
         if not self._open_timer.is_due(now_ns):
             return
         if not self.is_open:
-            # It was lost in this tick: no need to wait for the next one.
+            # It was lost in this tick: reopen it without waiting for the next one.
             self._restart(self._reason)
         elif self.pool.is_unresponsive:
             self._restart("no GPU answers")
         elif missing and not may_harm and self._lost_gpu_timer.is_due(now_ns):
-            # Where a call hangs an opening may hang too, and cost the GPUs that answer.
+            # `may_harm`: if a call hangs, an opening may hang too and cost the GPUs that answer.
             self._lost_gpu_timer.record_attempt(now_ns)
             self._restart(missing)
         elif not missing:
@@ -330,7 +331,7 @@ class Driver:
             self._lost_gpu_timer.record_success(now_ns)
 
     def _missing(self) -> str:
-        """Return the GPUs that can answer again only after a new opening; empty where none is."""
+        """Describe the GPUs that only a reopened source can bring back; empty if there are none."""
         lost = sorted(self._availability.lost.keys() - self.pool.uuids)
         count = max(len(self._source.unfound), len(lost))
         named = f": {', '.join(lost)}" if lost else ""
@@ -338,7 +339,7 @@ class Driver:
 
     def _update_checks(self, answered: set[str]) -> None:
         unresponsive, missing = self.pool.uuids - answered, self._missing()
-        # A node whose driver counts no GPU works too.
+        # A node without any GPU also counts as working.
         if answered or not (unresponsive or missing):
             self._worked_seconds = time.monotonic()
         DRIVER_UP.set(bool(answered))
@@ -357,6 +358,6 @@ class Driver:
             self._gpus_check.ok(", without ".join([count, *self.pool.open_groups]))
 
     def _fail(self, reason: str) -> None:
-        """Record that no GPU answers, so that each GPU's check fails as well."""
+        """Fail both checks because no GPU answers."""
         self._check.failed(reason)
         self._gpus_check.failed(f"no GPU answers, see {self._check.name}")

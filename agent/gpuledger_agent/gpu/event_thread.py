@@ -1,22 +1,22 @@
-"""The thread that waits for the faults of the GPUs while their source is open.
+"""A thread that waits for GPU faults while the source is open.
 
-How it works. Waiting for the driver's events blocks, so a thread does nothing else. It alternates
-between two steps until it ends:
+Waiting for the driver's events blocks, so the thread does nothing else. Until it ends, it
+alternates between two steps:
 
-- create: make an event set in which the GPUs are registered;
-- wait: wait on that set, half a second at a time, and hand over each fault that comes.
+- create: create an event set and register the GPUs in it;
+- wait: wait on the set, half a second at a time, and pass on each fault.
 
-An error in either step frees the set, if there is one, and leads back to `create` after a pause
-that grows while nothing succeeds. So one lost GPU, with which its whole set fails, costs the others
-one pause: the next set holds those that are left. A row of errors is one failure (`_Failures`),
-with one log line when it begins and one when a wait succeeds again.
+After an error in either step, the thread frees the set, pauses, and creates a new one. The pause
+grows until a wait succeeds. A lost GPU fails its whole set, but costs the other GPUs only one
+pause, because the next set contains only the GPUs that are left. Consecutive errors count as one
+failure (`_Failures`), with one log line when it starts and one when a wait succeeds again.
 
 The thread ends in one of three ways:
 
-- `end` was called: it sees that after the wait that it is in, frees the set and returns;
-- the driver has no event sets: it returns by itself, as it would be refused again;
-- it hangs in the driver for longer than `end` waits: it is leaked. The library may be closed by the
-  time the driver returns, and the set belonged to it, so a leaked thread frees nothing.
+- `end` was called: after the current wait, the thread frees the set and returns;
+- the driver does not support event sets: the thread returns, because a retry would fail too;
+- the thread hangs in the driver for longer than `end` waits: it is leaked. It then frees nothing,
+  because the library, which owned the set, may be closed by the time the driver returns.
 """
 
 import threading
@@ -34,13 +34,13 @@ from gpuledger_agent.gpu.protocol import GpuEventSet, GpuIdentity, GpuSource, Un
 from gpuledger_agent.metrics import EVENT_SET_FAILURES
 
 _log = structlog.get_logger(__name__)
-# Short, so that the thread ends and frees its set within a second.
+# Short enough for the thread to free its set and end within a second.
 _WAIT_SECONDS: Final = 0.5
 _WAIT_MS: Final = round(_WAIT_SECONDS * 1000)
 
 
 class EventThread:
-    """Waits for the faults of these GPUs from its construction until `end`."""
+    """Waits for faults of the given GPUs from construction until `end`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class EventThread:
         on_detection: Callable[[Detection], None],
         backoff: Backoff,
     ) -> None:
-        """Start the thread, in which `on_detection` is called with each fault."""
+        """Start the thread; it calls `on_detection` with each fault."""
         self._source = source
         self._gpus = gpus
         self._clock = clock
@@ -64,16 +64,16 @@ class EventThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended yet, by itself or by `end`."""
+        """Whether the thread is still running."""
         return self._thread.is_alive()
 
     def join(self, seconds: float) -> bool:
-        """Wait until it ends by itself, for `seconds` at most; return whether it has ended."""
+        """Wait at most `seconds` for the thread to end; return whether it has ended."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def end(self, seconds: float) -> bool:
-        """End it; return whether it has ended within `seconds`. If not it is leaked."""
+        """End the thread; return whether it ended within `seconds`. If not, it is leaked."""
         self._ending.set()
         self._is_leaked = not self.join(seconds)
         return not self._is_leaked
@@ -83,11 +83,11 @@ class EventThread:
             try:
                 events = self._source.gpu_events(self._gpus, clock=self._clock)
             except UnsupportedError as error:
-                # The kernel's log is left as the only source of faults.
+                # Faults are then detected only in the kernel log.
                 EVENT_SET_FAILURES.labels(reason="create").inc()
                 _log.warning("event_set_refused", error=str(error))
                 return
-            except Exception as error:  # noqa: BLE001  # whatever it is, the next set may work
+            except Exception as error:  # noqa: BLE001  # after any error, the next set may work
                 self._pause_after("create", error)
                 continue
             try:
@@ -100,7 +100,7 @@ class EventThread:
                         events.close()
 
     def _wait_on(self, events: GpuEventSet) -> None:
-        """Hand over faults as fast as they come, until `end` is called or a wait fails."""
+        """Pass on faults as they arrive, until `end` is called or a wait fails."""
         while not self._ending.is_set():
             begin_seconds = time.monotonic()
             detection = events.wait(_WAIT_MS)
@@ -108,7 +108,7 @@ class EventThread:
             if detection:
                 self._on_detection(detection)
             else:
-                # A driver may return before the time is up; calling it at once again would spin.
+                # A driver may return before the timeout. Without this wait, the loop would spin.
                 self._ending.wait(begin_seconds + _WAIT_SECONDS - time.monotonic())
 
     def _pause_after(self, step: str, error: Exception) -> None:
@@ -116,15 +116,15 @@ class EventThread:
 
 
 class _Failures:
-    """The errors since a wait last succeeded, which are one failure in the log."""
+    """The errors since the last successful wait, logged as one failure."""
 
     def __init__(self, backoff: Backoff) -> None:
         self._backoff = backoff
         self._began_seconds: float | None = None
-        """When the first of them came, by the monotonic clock; `None` while there is none."""
+        """Monotonic time of the first error; `None` if there is none."""
 
     def record(self, step: str, error: Exception) -> float:
-        """Record an error in a step; return for how many seconds to pause."""
+        """Record an error in a step; return how many seconds to pause."""
         EVENT_SET_FAILURES.labels(reason=step).inc()
         if self._began_seconds is None:
             self._began_seconds = time.monotonic()
@@ -132,7 +132,7 @@ class _Failures:
         return self._backoff.next_seconds()
 
     def recover(self) -> None:
-        """Record that a wait succeeded."""
+        """Record a successful wait."""
         self._backoff.reset()
         if self._began_seconds is not None:
             failed_seconds = round(time.monotonic() - self._began_seconds, 3)

@@ -1,7 +1,7 @@
-"""Polls the GPUs of an open source between two ticks, in a thread beside those of the ticks.
+"""Fast polls: queries to GPUs between two ticks, in a thread that the ticks do not use.
 
-`gpuledger_agent.core.gpu_sampler` decides which GPUs need it, and `gpuledger_agent.core.fast_polls`
-when.
+`gpuledger_agent.core.gpu_sampler` decides which GPUs need fast polls;
+`gpuledger_agent.core.fast_polls` decides when.
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ from gpuledger_agent.metrics import FAST_POLLS_FAILED, FAST_POLLS_LATE
 
 _log = structlog.get_logger(__name__)
 _repeats: Final = Repeats()
-# Half of the usual pause between two fast polls: a longer one puts off none that follow.
+# Half of the usual pause between two fast polls, so that a late one does not delay the next.
 _MAX_WAIT_SECONDS: Final = 0.05
-# Longer than a tick waits for a GPU: what comes later than that is not slow, it hangs.
+# Longer than a tick waits for a GPU: a call that takes longer counts as hanging, not slow.
 _HANGS_SECONDS: Final = 2.0
 
 
 class FastPoller:
     """Polls GPUs between two ticks.
 
-    All GPUs are queried in one thread, so that a call that hangs costs no tick. The GPU in which it
-    hangs is not polled until the call returns, and the others by another thread: at most one thread
-    for each GPU hangs at a time.
+    One thread queries all GPUs, so a call that hangs delays no tick. The GPU whose call hangs is
+    not polled until the call returns, and a new thread polls the others. So at most one thread per
+    GPU hangs at a time.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class FastPoller:
         self._hanging: dict[str, _FastPollCall] = {}
 
     def end(self) -> None:
-        """Query no GPU any more, as the source is closed; a call that hangs is left to itself."""
+        """Stop querying because the source is being closed; does not wait for a call that hangs."""
         if self._under_way:
             self._under_way.is_over = True
             self._hanging |= (
@@ -51,16 +51,16 @@ class FastPoller:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a call is not back yet."""
+        """Whether a call has not returned yet."""
         calls = [*self._hanging.values(), self._under_way]
         return any(one is not None and not one.future.done() for one in calls)
 
     async def poll(
         self, requested: Sequence[tuple[Gpu, SampleCursor | None]], clocks: Clocks
     ) -> Sequence[FastPoll]:
-        """Return what the GPUs answer, each after the samples of its cursor.
+        """Return the GPUs' answers, with ring buffer entries after each GPU's cursor.
 
-        What does not come at once comes with a later fast poll, or by `take`.
+        Late answers are returned by a later call, or by `take`.
         """
         self._hanging = {uuid: one for uuid, one in self._hanging.items() if not one.future.done()}
         if self._under_way and self._under_way.hangs(clocks.monotonic_ns()) and self._worker:
@@ -76,7 +76,7 @@ class FastPoller:
         return self.take()
 
     def take(self) -> Sequence[FastPoll]:
-        """Return what has come of a fast poll that was late, without waiting for more of it."""
+        """Return the answers to a fast poll if it is finished, without waiting for it."""
         if self._under_way is None or not self._under_way.future.done():
             return ()
         done, self._under_way = self._under_way, None
@@ -84,7 +84,7 @@ class FastPoller:
 
 
 class _FastPollCall:
-    """One fast poll of some GPUs, in a thread."""
+    """One fast poll of one or more GPUs, in a thread."""
 
     def __init__(
         self,
@@ -95,20 +95,20 @@ class _FastPollCall:
         self._requested, self._clocks = requested, clocks
         self._began_ns = clocks.monotonic_ns()
         self.querying = ""
-        """The GPU that is queried now, by UUID; written by the thread."""
+        """The UUID of the GPU that is queried now; written by the thread."""
         self.is_over = False
-        """Whether no further GPU is to be queried; read by the thread."""
+        """Whether the thread should stop before the next GPU; read by the thread."""
         self.future = worker.start(self._query)
 
     def hangs(self, now_ns: int) -> bool:
-        """Return whether a call has not returned for so long that others shall not wait for it."""
+        """Return whether a call has taken so long that other GPUs must no longer wait for it."""
         is_late = now_ns - self._began_ns > _HANGS_SECONDS * NS_PER_SECOND
         return is_late and bool(self.querying) and not self.future.done()
 
     def _query(self) -> Sequence[FastPoll]:
-        """Return the answers of the GPUs; those that did not answer are left out.
+        """Return the polls of the GPUs that answered.
 
-        A GPU whose answers could not be read has a poll that failed.
+        If a GPU's answer cannot be read, its poll is marked as failed.
         """
         found = []
         for gpu, cursor in self._requested:
@@ -119,9 +119,9 @@ class _FastPollCall:
             try:
                 found.append(gpu.fast_poll(cursor, at=at))
             except UnavailableError:
-                # The next tick finds out what is wrong with a GPU that does not answer.
+                # The next tick finds out why the GPU does not answer.
                 continue
-            except Exception as error:  # noqa: BLE001  # one GPU's answers are less than those of all
+            except Exception as error:  # noqa: BLE001  # the other GPUs must still be polled
                 FAST_POLLS_FAILED.inc()
                 if count := _repeats.count(f"{gpu.uuid} {type(error).__name__}"):
                     _log.exception("fast_poll_failed", gpu=gpu.uuid, count=count)

@@ -1,8 +1,8 @@
-"""The source of GPU readings, from its opening to its closing.
+"""Opening and closing of the GPU source.
 
-An opening can take seconds, or hang, so it is done in a thread of its own: the first one and those
-after a loss. When to open is decided in `driver`. Whoever else uses the open source is a
-`SourceListener`, which begins after each opening and stops before each closing.
+An opening can take seconds or hang, so it runs in a separate thread. `driver` decides when to
+open. Other users of the open source are `SourceListener`s, which start after each opening and
+stop before each closing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +27,13 @@ _log = structlog.get_logger(__name__)
 
 
 class SourceListener(Protocol):
-    """A further user of the source while it is open; called in the lifecycle's thread."""
+    """Another user of the open source; called in the lifecycle's thread."""
 
     def opened(self, gpus: Sequence[Gpu]) -> None:
-        """Begin: the source is open and these GPUs answer."""
+        """Start to use the source, which is open; `gpus` answer."""
 
     def closing(self) -> None:
-        """Stop using it, and free what it gave, within about a second."""
+        """Stop using the source and free its objects, within about a second."""
 
 
 class SourceLifecycle:
@@ -44,44 +44,45 @@ class SourceLifecycle:
         self._listeners = listeners
         self._events = source.driver_events
         self.worker = CallThread("source")
-        """The thread in which all of it is done."""
+        """The thread that opens, closes and polls."""
         self._polling: Future[DriverEvent] | None = None
         self._is_late = False
         self.versions: Mapping[str, str | None] = {}
-        """The node's versions by the fields of `Inventory`, as they were at the last opening."""
+        """The node's versions at the last opening, keyed by field of `Inventory`."""
 
     @property
     def is_stuck(self) -> bool:
-        """Whether its thread is not back from a poll of an earlier tick, so cannot open anything.
+        """Whether the thread still hangs in an earlier tick's poll, so that it cannot open.
 
-        The poll of this tick has only just begun: where no GPU is queried, it outlasts the tick.
+        This tick's poll does not count: it has only just started, and may outlast a tick that
+        queries no GPU.
         """
         return self._is_late and self._polling is not None and not self._polling.done()
 
     @property
     def unbind_capability(self) -> Capability:
-        """Whether the driver reports its unbinding, and why not."""
+        """Whether the driver announces that it will be unbound, and if not, why."""
         return self._events.capability
 
     def open(self) -> "Future[Sequence[Gpu]]":
-        """Begin to open; the result is the GPUs that answer, or SourceLostError."""
+        """Start to open; the future returns the GPUs that answer or raises SourceLostError."""
         return self.worker.start(self._open)
 
     def close(self) -> "Future[None]":
-        """Begin to close the source."""
+        """Start to close the source."""
         return self.worker.start(self._close)
 
     def end(self) -> None:
-        """Let the thread end."""
+        """End the thread."""
         self.worker.end()
 
     def poll_driver_events(self) -> DriverEvent:
-        """Return the driver's event since the last call; begins the next poll, waits for none."""
+        """Return the last poll's event and start the next poll, without waiting."""
         event = DriverEvent.NOTHING
         self._is_late = self._polling is not None and not self._polling.done()
         if self._polling and not self._is_late:
             event, self._polling = self._polling.result(), None
-        # At most one at a time: a poll that hangs must not fill the thread's queue.
+        # One poll at a time, so that a poll that hangs does not fill the thread's queue.
         if self._polling is None and self._events.is_open:
             self._polling = self.worker.start(self._poll)
         return event
@@ -89,15 +90,15 @@ class SourceLifecycle:
     def _poll(self) -> DriverEvent:
         try:
             return self._events.poll()
-        except Exception:  # noqa: BLE001  # it must not end the agent, nor fail each tick
-            # It would come at each tick: no more is listened to until the next opening.
+        except Exception:  # noqa: BLE001  # it must not end the agent or fail each tick
+            # It would recur in each tick, so stop listening until the next opening.
             _log.exception("library_events_failed")
             self._events.close()
             return DriverEvent.NOTHING
 
     def _open(self) -> Sequence[Gpu]:
         try:
-            # What the opening before gave must not outlive it.
+            # Close first: nothing from the previous opening may stay in use.
             self._close()
             SOURCE_OPENINGS.inc()
             gpus = self._source.open()
@@ -108,13 +109,13 @@ class SourceLifecycle:
         except SourceLostError:
             raise
         except Exception as error:
-            # Whatever else goes wrong is an opening that failed, and tried again like others.
+            # Any other error is also a failed opening, which is retried.
             _log.exception("library_start_failed")
             raise LibraryLostError(f"{type(error).__name__}: {error}") from error
         return gpus
 
     def _close(self) -> None:
-        # Listeners first: what they hold belongs to the library that is closed here.
+        # Listeners first: they hold objects of the library, which is closed below.
         for listener in self._listeners:
             _call(listener.closing)
         self._events.close()
@@ -122,8 +123,8 @@ class SourceLifecycle:
 
 
 def _call(call: Callable[[], None]) -> None:
-    """Call a listener; its mistakes must not keep the source from being opened or closed."""
+    """Call a listener; its errors must not prevent the source from being opened or closed."""
     try:
         call()
-    except Exception:  # noqa: BLE001  # said in the docstring
+    except Exception:  # noqa: BLE001  # see the docstring
         _log.exception("library_user_failed")

@@ -1,6 +1,6 @@
-"""The GPUs of an open source: polled together once a tick, and what became of each.
+"""The GPUs of an open source, polled together once per tick, and which of them are lost.
 
-Whose a pid is, how the source is opened, and when again, is decided elsewhere.
+Opening the source and attributing processes are done elsewhere.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,15 +15,15 @@ from gpuledger_agent.gpu.worker import GpuWorker, LeakedThreads, Pace
 from gpuledger_agent.metrics import GPU_DEADLINES_MISSED, GPUS_LOST
 
 Report = Callable[[str, str, str], None]
-"""Takes an incident's kind, the GPU's UUID and one sentence for people."""
+"""Reports an incident: takes its kind, the GPU's UUID and one sentence for people."""
 
 
 def report_nowhere(_kind: str, _gpu_uuid: str, _message: str) -> None:
-    """Report nothing."""
+    """Discard the report."""
 
 
 class GpuAvailability:
-    """The GPUs of a node that have answered, and which of them are lost."""
+    """Tracks which GPUs of the node have answered and which are lost, and reports changes."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -34,16 +34,16 @@ class GpuAvailability:
 
     @property
     def known(self) -> Sequence[str]:
-        """The UUIDs of all GPUs that answered once."""
+        """The UUIDs of all GPUs that have ever answered."""
         return tuple(self._known)
 
     @property
     def lost(self) -> Mapping[str, str]:
-        """Why each lost GPU is lost, by UUID."""
+        """Why each lost GPU is lost, by UUID or by its name in `GpuSource.unfound`."""
         return self._lost
 
     def record_lost(self, uuid: str, reason: str) -> None:
-        """Record that a GPU does not answer any more; reported where that is news."""
+        """Record that a GPU no longer answers, and report it if it was not already lost."""
         if uuid in self._lost:
             return
         self._lost[uuid] = reason
@@ -51,18 +51,18 @@ class GpuAvailability:
         self._report("gpu_lost", uuid, reason)
 
     def record_opening(self, found: Mapping[int, str], unfound: Mapping[int, str]) -> None:
-        """Record an opening: by index, the UUIDs that it found and what names the others.
+        """Record an opening: the UUIDs of the GPUs found and the names of the others, by index.
 
-        Those that an earlier one found are lost by their UUID, and not by another name.
+        A GPU that an earlier opening found is not recorded here: it is lost under its UUID.
         """
         self._indices |= found
         for index, name in unfound.items():
             if index not in self._indices and index not in self._unnamed:
                 self._unnamed[index] = name
-                self.record_lost(name, "it does not answer at the start of the library")
+                self.record_lost(name, "it did not answer when the library was opened")
 
     def record_answer(self, uuid: str, *, index: int) -> None:
-        """Record that a GPU answered; reported where it was lost, be it by another name."""
+        """Record that a GPU answered, and report it if it was lost, under any of its names."""
         self._known[uuid] = None
         for name in (uuid, self._unnamed.pop(index, None)):
             if name in self._lost:
@@ -72,7 +72,7 @@ class GpuAvailability:
                 self._report("gpu_recovered", name, message)
 
     def report_all(self, kind: str, message: str) -> None:
-        """Report what happened to the driver, so to each GPU that was not lost."""
+        """Report an event of the driver for each known GPU that is not lost."""
         for uuid in self._known:
             if uuid not in self._lost:
                 self._report(kind, uuid, message)
@@ -91,7 +91,7 @@ class GpuPool:
     ) -> None:
         self._availability = availability
         self.deadline_seconds = deadline_seconds
-        """How long a tick waits for the GPUs; it is read at each tick."""
+        """How long a tick waits for the GPUs, in seconds; read in each tick."""
         self._readings_ns = round(readings_seconds * NS_PER_SECOND)
         self._health_ns = round(health_seconds * NS_PER_SECOND)
         self._leaked = LeakedThreads()
@@ -100,25 +100,25 @@ class GpuPool:
         """One for each GPU of the open source that can be queried."""
         self._cycle: PollCycle | None = None
         self.source_lost: str | None = None
-        """Why no GPU can answer any more, where the last answers said so."""
+        """Why the source is lost as a whole, if the last answers showed that it is."""
         self.facts: dict[str, GpuFacts] = {}
-        """What is known of each GPU, by UUID."""
+        """The latest facts about each GPU, by UUID."""
         self.facts_changes = 0
-        """How often that was news."""
+        """How often `facts` has changed."""
 
     @property
     def uuids(self) -> set[str]:
-        """The GPUs that are queried, be it by probes."""
+        """The UUIDs of the GPUs that are queried or probed."""
         return {worker.gpu.uuid for worker in self.workers}
 
     @property
     def accounting_gpus(self) -> list[Gpu]:
-        """The GPUs whose driver keeps accounts of processes."""
+        """The GPUs for which the driver keeps process accounting."""
         return [worker.gpu for worker in self.workers if worker.gpu.has_process_accounting]
 
     @property
     def is_unresponsive(self) -> bool:
-        """Whether there are GPUs, and none of them answers."""
+        """Whether there are GPUs but all of them are unresponsive."""
         return bool(self.workers) and all(worker.is_unresponsive for worker in self.workers)
 
     @property
@@ -128,7 +128,7 @@ class GpuPool:
 
     @property
     def open_groups(self) -> list[str]:
-        """What is not queried of which GPU, for people."""
+        """The call groups with an open breaker and their GPUs, for people."""
         return [
             f"{group.value} of {worker.gpu.uuid}"
             for worker in self.workers
@@ -136,7 +136,7 @@ class GpuPool:
         ]
 
     def begin(self, found: Sequence[Gpu], now_ns: int) -> None:
-        """Begin with the GPUs of a newly opened source; one whose threads all hang is left out."""
+        """Start to query a newly opened source's GPUs, except those at their limit of threads."""
         self.source_lost = None
 
         def pace(position: int, period_ns: int) -> Pace:
@@ -158,13 +158,13 @@ class GpuPool:
         ]
 
     def end(self) -> None:
-        """Let the threads go; those that hang are leaked."""
+        """End the threads; those that hang are leaked."""
         for worker in self.workers:
             worker.end()
         self.workers = []
 
     def keep_facts(self, uuids: Collection[str], *, indices: Collection[int]) -> None:
-        """Forget the GPUs that are neither these nor at these indices: they are no more there."""
+        """Forget the facts about GPUs that have neither of these UUIDs nor these indices."""
         kept = {
             uuid: facts
             for uuid, facts in self.facts.items()
@@ -187,7 +187,7 @@ class GpuPool:
         evaluated = [self._evaluate(worker, self._cycle, now_ns) for worker, _ in started]
         samples = [sample for sample in evaluated if sample]
         GPU_DEADLINES_MISSED.inc(len(self.workers) - len(samples))
-        # With the library no GPU answers, which says nothing of any one of them.
+        # If the library is lost, no GPU answers, so no single GPU can be called lost.
         for worker in () if self.source_lost else self.workers:
             if worker.is_unresponsive:
                 self._availability.record_lost(worker.gpu.uuid, worker.silence)
@@ -199,7 +199,7 @@ class GpuPool:
         try:
             sample = worker.evaluate(cycle, now_ns)
         except GpuLostError as error:
-            # No probe can help: only a new opening gives another handle of it.
+            # Probes cannot help: only reopening the source gives a new handle.
             self._availability.record_lost(uuid, str(error))
             worker.end()
             self.workers.remove(worker)

@@ -1,21 +1,21 @@
-"""The seam to a vendor: what the agent needs of a source of GPUs, and which errors it may raise.
+"""The interface to a GPU vendor: the methods of a GPU source and the errors it may raise.
 
-A source is opened, gives the GPUs that answer, and is closed. Each tick every GPU is queried in
-its own thread, one group after the other; a group's answers are fields of `RawGpuSample`, in the
-units given there and in `gpuledger_agent.core.readings`. All else (threads, deadlines, breakers,
-retries, what is lost and what came back) is done on this side of the seam, so a source needs none
-of it: it calls its library, blocks as long as that does, and says by the error what would help.
+Opening a source returns the GPUs that answer. In each tick every GPU is queried in its own thread,
+one call group after the other. A group's answers are fields of `RawGpuSample`, in the units given
+there and in `gpuledger_agent.core.readings`. Threads, deadlines, breakers, retries and tracking of
+lost GPUs are implemented outside the source. A source only calls its library, blocks while the
+library blocks, and raises the error that tells the caller how to recover:
 
     UnavailableError
-    ├── SourceLostError             the source must be opened again
+    ├── SourceLostError             the source must be reopened
     │   ├── LibraryLostError        no GPU answers until then
     │   │   └── DriverNotLoadedError
-    │   └── GpuLostError            this GPU does not; the others may
-    ├── UnsupportedError            the driver never gives this
-    └── FailedError                 the driver did not give this now
+    │   └── GpuLostError            this GPU does not answer until then; others may
+    ├── UnsupportedError            the driver never provides the value
+    └── FailedError                 the driver did not provide the value this time
 
-A vendor is a folder beside this file that holds a class with the methods of `GpuSource`; the
-import contracts keep everything else in `gpuledger_agent.gpu` from knowing it.
+Each vendor has a directory next to this file with a class that implements `GpuSource`. Import
+contracts keep the rest of `gpuledger_agent.gpu` independent of vendors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,43 +30,43 @@ from gpuledger_agent.core.raw import CallGroup, ClockReading, FastPoll, SampleCu
 
 
 class SourceLostError(UnavailableError):
-    """The source, or a GPU, is lost until the source is opened again."""
+    """The source, or one GPU, is lost until the source is reopened."""
 
 
 class LibraryLostError(SourceLostError):
-    """No GPU answers until the source is opened again."""
+    """No GPU answers until the source is reopened."""
 
 
 class DriverNotLoadedError(LibraryLostError):
-    """There is no driver now."""
+    """No driver is loaded at the moment."""
 
 
 class GpuLostError(SourceLostError):
-    """One GPU is lost; the others may answer."""
+    """One GPU is lost; the others may still answer."""
 
 
 class UnsupportedError(UnavailableError):
-    """The driver does not give this, now or later."""
+    """The driver never provides the value."""
 
 
 class FailedError(UnavailableError):
-    """The driver did not give this, now."""
+    """The driver did not provide the value this time."""
 
 
 class GpuIdentity(Protocol):
-    """Which GPU of an open source it is."""
+    """Identifies a GPU of an open source."""
 
     @property
     def uuid(self) -> str:
-        """Its identity."""
+        """The GPU's UUID."""
 
     @property
     def index(self) -> int:
-        """The driver's index of it."""
+        """The GPU's index in the driver."""
 
     @property
     def handle(self) -> object:
-        """What its source knows it by; opaque to everybody else."""
+        """The source's handle of the GPU; opaque to all other code."""
 
 
 class Gpu(GpuIdentity, Protocol):
@@ -74,97 +74,97 @@ class Gpu(GpuIdentity, Protocol):
 
     @property
     def has_process_accounting(self) -> bool:
-        """Whether its driver keeps accounts of processes, by the last answer."""
+        """Whether the driver kept process accounting for this GPU at the last query."""
 
     def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
-        """Return the answer to one group, by the fields of `RawGpuSample`.
+        """Return the answer to one call group, keyed by field of `RawGpuSample`.
 
-        `cursor` says what of the ring buffers is known already. Raises SourceLostError.
+        `cursor` marks the ring buffer entries that were already read. Raises SourceLostError.
         """
 
     def fast_poll(self, cursor: SampleCursor | None, *, at: ClockReading) -> FastPoll:
-        """Return what is asked of it between two ticks, from any thread; raises UnavailableError.
+        """Return the GPU's answer to a fast poll; callable from any thread.
 
-        `cursor` says what of the ring buffers is known already; `None` asks for its energy alone.
-        `at` is what the clocks show.
+        `cursor` marks the ring buffer entries that were already read; `None` requests only the
+        energy counter. `at` is the current time. Raises UnavailableError.
         """
 
 
 class DriverEvent(Enum):
-    """What the driver is about to do, or has done, to a GPU."""
+    """A change to the driver's binding that is about to happen or has happened."""
 
     NOTHING = "nothing"
-    """All is as it was."""
+    """No change."""
     UNBIND = "unbind"
-    """It will be unbound from a GPU, and waits until nobody holds it open."""
+    """The driver will be unbound from a GPU, and waits until no process has the GPU open."""
     BIND = "bind"
-    """It was bound to a GPU."""
+    """The driver was bound to a GPU."""
 
 
 class DriverEvents(Protocol):
-    """The driver's own events; all calls come from one thread."""
+    """Events about the driver itself; all calls come from one thread."""
 
     @property
     def is_open(self) -> bool:
-        """Whether there is something to listen to."""
+        """Whether events can be received."""
 
     @property
     def capability(self) -> Capability:
-        """Whether the driver reports its unbinding, and why not."""
+        """Whether the driver announces that it will be unbound, and if not, why."""
 
     def open(self) -> None:
-        """Begin to listen, where the driver can be listened to."""
+        """Start to listen, if the driver supports it."""
 
     def poll(self) -> DriverEvent:
-        """Return what has happened since the last call; an error ends the listening."""
+        """Return the event since the last call; after an error, no more events are received."""
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
 
 
 class GpuEventSet(Protocol):
-    """The faults that the driver reports of the GPUs of an open source; used from one thread."""
+    """Faults that the driver reports for the GPUs of an open source; used from one thread."""
 
     def wait(self, timeout_ms: int) -> Detection | None:
-        """Return the next event, `None` where none comes in time; raises UnavailableError."""
+        """Return the next event, or `None` after the timeout; raises UnavailableError."""
 
     def close(self) -> None:
-        """Free what is held; raises UnavailableError where the source is closed."""
+        """Free the event set; raises UnavailableError if the source is closed."""
 
 
 class GpuSource(Protocol):
-    """The GPUs of one node, behind one vendor's library."""
+    """The GPUs of one node, accessed through one vendor's library."""
 
     @property
     def unfound(self) -> Mapping[int, str]:
-        """What names the GPUs that did not answer when it was opened, by the driver's index.
+        """Names of the GPUs that did not answer when the source was opened, by driver index.
 
-        `PCI:0000:1b:00` where the driver knows the slot, else `INDEX:1`.
+        A name is `PCI:0000:1b:00` if the driver reports the slot, otherwise `INDEX:1`.
         """
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a call of an opening has not returned yet, though the opening is over."""
+        """Whether a call made during opening still hangs, although the opening is over."""
 
     @property
     def origin(self) -> str:
-        """Where the vendor's library was found, for people; empty where that says nothing."""
+        """Where the vendor's library was found, for people; empty if that is not informative."""
 
     @property
     def driver_events(self) -> DriverEvents:
-        """The driver's own events."""
+        """Events about the driver itself."""
 
     def open(self) -> Sequence[Gpu]:
-        """Return the GPUs that answer; raises SourceLostError where it cannot be opened."""
+        """Return the GPUs that answer; raises SourceLostError if the source cannot be opened."""
 
     def close(self) -> None:
-        """Let go of the driver; a library that is lost has nothing to let go of."""
+        """Release the driver; does nothing if the library is lost."""
 
     def versions(self) -> Mapping[str, str | None]:
-        """Return the driver's versions by the fields of `Inventory`; raises SourceLostError."""
+        """Return the driver's versions, keyed by field of `Inventory`; raises SourceLostError."""
 
     def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> GpuEventSet:
-        """Begin to listen to the faults of these GPUs, of this opening; raises UnavailableError."""
+        """Start to listen for faults of GPUs of this opening; raises UnavailableError."""
 
     def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
-        """Return the GPUs' UUIDs by the PCI addresses at which they are plugged in."""
+        """Return the GPUs' UUIDs by PCI address."""

@@ -1,20 +1,21 @@
-"""Threads that may hang: work is submitted to them, and the process never waits for them.
+"""Threads that may hang: they run calls to the driver, and the process never waits for them to end.
 
-A call that hangs in the driver cannot be ended, so neither can its thread: it is leaked, and ends
-by itself if the call ever returns. A `CallThread` does one call after the other, whatever it is.
+A call that hangs in the driver cannot be ended, and neither can its thread. The thread is leaked
+and ends if the call ever returns. A `CallThread` runs any calls, one after another.
 
-A `PollCycle` is one tick's requests to the GPUs, each in the thread of its GPU, and one wake-up
-when all answered. The event loop submits the requests and waits for one future. A thread queries
-its GPU group by group and writes into the request what came, what failed and which group it is in;
-so the event loop sees at any time, without a lock, whose time is up. The GPUs are queried in turn:
-each thread submits the next request when it is done with its own. One that takes longer than
-`_MAX_TURN_SECONDS` is left to itself, and the event loop submits the next one, so that a GPU that
-hangs holds up the others by that alone. A group has a share of the tick's deadline that begins when
-the thread begins with it: a group that is late costs the groups behind it in the same GPU, and
-nothing else. The last thread to finish wakes the event loop; what comes later stays in the request,
-where the next cycle looks for the answers to probes.
+A `PollCycle` holds one tick's requests, one per GPU, and wakes the event loop once when all have
+been answered. The event loop submits the requests and waits for one future. A thread queries its
+GPU group by group and writes answers, errors and the current group into the request, so the event
+loop can see at any time, without a lock, which groups are late.
 
-Which GPU is queried for what, and what a missing answer means, is decided in `worker`.
+The GPUs are queried in turn: a thread that has finished its request submits the next one. If a
+request takes longer than `_MAX_TURN_SECONDS`, the event loop submits the next one meanwhile, so a
+GPU that hangs delays the others by at most that time. Each group has a share of the tick's
+deadline, which starts when the thread starts to query the group. A late group only delays later
+groups of the same GPU. The last thread to finish wakes the event loop. Later answers stay in the
+request, where the next cycle looks for the answers to probes.
+
+`worker` decides which groups are queried and what a missing answer means.
 """
 
 import asyncio
@@ -39,38 +40,38 @@ from gpuledger_agent.gpu.protocol import Gpu
 _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
-# Enough for ctypes and the driver's own frames, and too small for the kernel to back a stack
-# with a huge page of 2 MiB.
+# Enough for the frames of ctypes and the driver, but too small for the kernel to use a huge page
+# of 2 MiB for the stack.
 _STACK_BYTES: Final = 512 * 1024
 _stack_size_lock = threading.Lock()
 
 
 class CallThread:
-    """A thread that does one call after the other; it ends with the process, hanging or not."""
+    """A daemon thread that runs one call after another; the process can exit while it hangs."""
 
     def __init__(self, name: str) -> None:
         self._work: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         start_thread(self._run, name=name)
 
     def submit(self, do: Callable[[], object]) -> None:
-        """Have `do` done after what was submitted before; it must not raise."""
+        """Queue `do`, which must not raise."""
         self._work.put(do)
 
     def start(self, do: Callable[[], T]) -> "Future[T]":
-        """Have `do` done after what was submitted before; return the future of its result."""
+        """Queue `do` and return a future for its result."""
         future: Future[T] = Future()
 
         def run() -> None:
             try:
                 future.set_result(do())
-            except BaseException as error:  # noqa: BLE001  # whoever waits for the result gets it
+            except BaseException as error:  # noqa: BLE001  # the future passes it to the caller
                 future.set_exception(error)
 
         self.submit(run)
         return future
 
     def end(self) -> None:
-        """Let the thread end once it is done."""
+        """End the thread after the calls that are queued now."""
         self._work.put(None)
 
     def _run(self) -> None:
@@ -79,9 +80,9 @@ class CallThread:
 
 
 def start_thread(run: Callable[[], None], *, name: str) -> threading.Thread:
-    """Start a thread with a small stack, for which the process's end does not wait."""
+    """Start a daemon thread with a small stack."""
     thread = threading.Thread(target=run, name=name, daemon=True)
-    # The size is the process's, so nobody else may set it until the thread has started.
+    # The stack size is a setting of the whole process, so the lock is held until the thread starts.
     with _stack_size_lock:
         before = threading.stack_size(_STACK_BYTES)
         try:
@@ -92,17 +93,17 @@ def start_thread(run: Callable[[], None], *, name: str) -> threading.Thread:
 
 
 async def wait_at_most(future: "Future[Any]", seconds: float) -> None:
-    """Wait until it is done, or for `seconds` of the host's time; what is late goes on."""
+    """Wait until the future is done, for `seconds` at most; does not cancel a late call."""
     waiting = asyncio.wrap_future(future)
-    # An error is retrieved here, as asyncio reports one of a call that nobody waits for any more.
+    # Retrieve the error, because asyncio reports each error that was never retrieved.
     waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
     await asyncio.wait((waiting,), timeout=seconds)
 
 
-# For so long a GPU waits for the one before it. In turn they cost half the processor's time: all at
-# once, each call gives up Python's lock and the threads wake one another for it.
+# How long a GPU waits for the one before it. Queries in turn take half the CPU time of concurrent
+# ones, where each call releases the GIL and the threads wake one another for it.
 _MAX_TURN_SECONDS: Final = 0.02
-# Shares of a tick's deadline, so that what is not booked cannot use it up.
+# Fractions of a tick's deadline, so that no group but BOOKS can use all of it.
 _SHARES: Final = {
     CallGroup.BOOKS: 1.0,
     CallGroup.SENSORS: 0.5,
@@ -114,28 +115,28 @@ _SHARES: Final = {
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class PollRequest:
-    """What one GPU is queried for in one cycle; its thread fills in the answers."""
+    """One GPU's request in one cycle; the GPU's thread fills in the answers."""
 
     gpu: Gpu
-    """The GPU."""
+    """The GPU to query."""
     cursor: SampleCursor
-    """What of its ring buffers is known already."""
+    """The ring buffer entries that were already read."""
     awaited: Sequence[CallGroup]
-    """What the cycle waits for, in this order."""
+    """The groups that the cycle waits for, in the order in which they are queried."""
     probing: Sequence[CallGroup] = ()
-    """What is queried after that, and nothing waits for."""
+    """The groups that are probed afterwards, without the cycle waiting for them."""
     answers: dict[CallGroup, dict[str, Any]]
-    """What came."""
+    """The answer to each group that succeeded, keyed by field of `RawGpuSample`."""
     errors: dict[CallGroup, Exception]
-    """What failed."""
+    """The error of each group that failed."""
     took_seconds: dict[CallGroup, float]
-    """How long each group took, failed or not."""
+    """How long each group took, whether it succeeded or failed."""
     current_group: CallGroup | None = None
-    """Which group is being queried."""
+    """The group that is being queried, if any."""
     since_seconds: float = 0.0
-    """Since when, by the host's monotonic clock."""
+    """When its query started, on the host's monotonic clock."""
     has_awaited: bool = False
-    """Whether all that the cycle waits for is there."""
+    """Whether the query of the awaited groups is finished."""
     is_done: bool = False
     """Whether the thread is free again."""
 
@@ -147,7 +148,7 @@ class PollRequest:
         awaited: Sequence[CallGroup],
         probing: Sequence[CallGroup] = (),
     ) -> "PollRequest":
-        """Return a request without an answer yet."""
+        """Return a new request without answers."""
         return cls(
             gpu=gpu,
             cursor=cursor,
@@ -161,13 +162,14 @@ class PollRequest:
     def run(self, *, pass_on: Callable[[], None], done: Callable[[], None]) -> None:
         """Query all groups, in the GPU's thread.
 
-        `done` is called when the awaited ones are there, `pass_on` once others may be queried.
+        Calls `pass_on` once the next GPU may be queried, and `done` once the event loop may be
+        woken: after the awaited groups, but not before the thread is free if nothing is probed.
         """
         probing = self.probing
         try:
             for group in self.awaited:
                 if not self._query(group) and group is CallGroup.BOOKS:
-                    # Without it the GPU is not in the tick, and the others would fail alike.
+                    # Without BOOKS the GPU has no sample, and the other groups would fail too.
                     probing = ()
                     break
             self.has_awaited = True
@@ -177,20 +179,20 @@ class PollRequest:
             done()
         for group in probing:
             self._query(group)
-        # In this order: who sees that it is done must not find a group that is being queried.
+        # In this order, so that no reader finds a done request with a current group.
         self.current_group = None
         self.is_done = True
-        # Only now where nothing is probed: the next tick must find the thread free.
+        # Without probes, call `done` only now: the next tick must find the thread free.
         if self.awaited and not probing:
             done()
 
     def _query(self, group: CallGroup) -> bool:
-        # The time first: the event loop must not take the time of the group before for its own.
+        # Set the time first, so that the event loop never pairs the new group with the old time.
         self.since_seconds = time.monotonic()
         self.current_group = group
         try:
             self.answers[group] = self.gpu.query(group, self.cursor)
-        except Exception as error:  # noqa: BLE001  # no error of one group may cost another one
+        except Exception as error:  # noqa: BLE001  # the other groups must still be queried
             self.errors[group] = error
             if not isinstance(error, UnavailableError):
                 _log.exception("call_group_failed", gpu=self.gpu.uuid, call_group=group.value)
@@ -199,7 +201,7 @@ class PollRequest:
 
 
 Submit = Callable[[Callable[[], object]], None]
-"""Has something done in the thread of a GPU."""
+"""Queues a function in a GPU's thread."""
 
 
 class PollCycle:
@@ -217,15 +219,15 @@ class PollCycle:
         self._all_there: asyncio.Future[None] = self._loop.create_future()
 
     def start(self, requests: Sequence[tuple[PollRequest, Submit]]) -> None:
-        """Have the requests done in their threads, one after the other; call it once."""
+        """Run the requests in their threads, one after another; call it only once."""
         self._requests = [request for request, _ in requests if request.awaited]
         self._to_come.extend(requests)
         self._submit_next()
 
     async def wait(self) -> None:
-        """Wait until each awaited group is there or late; what is late goes on by itself."""
+        """Wait until each awaited group has been answered or is late; cancels no late query."""
         while self._requests and not self._all_there.done():
-            # How long an answer can still come in time: a group that begins late has its share.
+            # How long any answer can still be in time. A group that starts late has its full share.
             now = time.monotonic()
             waiting = [request for request in self._requests if not request.has_awaited]
             ends = [min(self._end_seconds, self._group_end(request)) for request in waiting]
@@ -237,43 +239,43 @@ class PollCycle:
             await asyncio.wait((self._all_there,), timeout=seconds)
             if time.monotonic() >= self._turn_seconds + _MAX_TURN_SECONDS:
                 self._submit_next()
-        # Late or not, each thread gets its request: one that has none would never be free again.
+        # Submit every request, late or not: one that never runs would never be done.
         while self._to_come:
             self._submit_next()
 
     def _submit_next(self) -> None:
-        """Submit the request whose turn is next, if any; from the event loop or a GPU's thread."""
-        # Where the event loop and a thread do so at once, two GPUs are queried beside each other.
+        """Submit the next request, if any; called from the event loop or a GPU's thread."""
+        # If the event loop and a thread call this at the same time, two GPUs are queried at once.
         with contextlib.suppress(IndexError):
             request, submit = self._to_come.popleft()
             self._turn, self._turn_seconds = request, time.monotonic()
             submit(partial(request.run, pass_on=partial(self._pass_on, request), done=self._count))
 
     def _pass_on(self, request: PollRequest) -> None:
-        # Where it took too long, others had their turn meanwhile, and one of them has it now.
+        # If it took too long, the event loop has already given the turn to another request.
         if self._turn is request:
             self._submit_next()
 
     def _count(self) -> None:
-        """Count a request as answered, in its GPU's thread; the last one wakes the event loop."""
-        # `next` is atomic under Python's lock: one thread alone is the last.
+        """Count a finished request, in its GPU's thread; the last one wakes the event loop."""
+        # `next` is atomic under the GIL, so exactly one thread is the last.
         if next(self._finished) == len(self._requests):
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 self._loop.call_soon_threadsafe(self._all_there.set_result, None)
 
     def is_late(self, request: PollRequest) -> bool:
-        """Return whether the group that is being queried has had its time."""
+        """Return whether the current group has used up its time."""
         group = request.current_group
         return (
             group is not None and time.monotonic() >= request.since_seconds + self._seconds[group]
         )
 
     def is_in_time(self, request: PollRequest, group: CallGroup) -> bool:
-        """Return whether a group was answered, and within its time."""
+        """Return whether a group was answered within its time."""
         took_seconds = request.took_seconds.get(group)
         return group in request.answers and (took_seconds or 0) <= self._seconds[group]
 
     def _group_end(self, request: PollRequest) -> float:
-        # Read once: its thread goes on meanwhile, and may be done with the group.
+        # Read it once: the thread may change it meanwhile.
         group = request.current_group
         return self._end_seconds if group is None else request.since_seconds + self._seconds[group]

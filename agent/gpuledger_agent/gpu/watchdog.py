@@ -1,7 +1,8 @@
-"""Ends the process when nothing works any more, and only then; the reason is published first.
+"""Ends the process if no GPU answers or the event loop stalls, so that it is restarted.
 
-Some states of the driver cannot be left by a process that has been in them. A sick GPU beside one
-that works is no such state.
+A process cannot recover from some driver states; only a new process can. If at least one GPU
+works, the driver is not in such a state and the process keeps running. If no GPU answers, the
+reason is published before the process ends.
 """
 
 import asyncio
@@ -23,33 +24,36 @@ _log = structlog.get_logger(__name__)
 
 STALLED_EXIT_CODE: Final = 70
 _CHECKS: Final = 20
-"""Looks within the time that the process has."""
+"""Number of checks within the watchdog's timeout."""
 _LONGEST_PAUSE: Final = 0.25
-"""Between two looks, as a part of that time; where it is longer the process was stopped."""
+"""Longest pause between two checks, as a fraction of the timeout.
+
+After a longer pause the process must have been stopped.
+"""
 
 
 class NothingWorksError(FreshStartError):
-    """Nothing has worked for so long that only a fresh start can help."""
+    """No GPU has answered for so long that only a restart of the process can help."""
 
 
 class Watched(Protocol):
-    """What is looked at."""
+    """The driver's state that the watchdog checks."""
 
     @property
     def idle_seconds(self) -> float:
-        """For how long nothing has worked."""
+        """How long no GPU has answered."""
 
     @property
     def detail(self) -> str:
-        """What is known of it now, for people."""
+        """The driver's current state, for people."""
 
     @property
     def known(self) -> Sequence[str]:
-        """The UUIDs of all GPUs that answered once."""
+        """The UUIDs of all GPUs that have ever answered."""
 
 
 class Watchdog:
-    """Looks at the driver from the event loop, and at the event loop from a thread."""
+    """Checks the driver from the event loop, and the event loop from a thread."""
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class Watchdog:
         self._loop_watch = LoopWatch(max_missed=_CHECKS, end_process=_end_process, seconds=seconds)
 
     async def run(self) -> None:
-        """Look for ever; raise NothingWorksError when it is time to end."""
+        """Check until cancelled; raises NothingWorksError if no GPU answers for too long."""
         self._loop_watch.begin()
         try:
             while True:
@@ -79,9 +83,12 @@ class Watchdog:
             self._loop_watch.end()
 
     def check(self) -> None:
-        """Look once; report the end and raise NothingWorksError when it is time."""
+        """Check the driver once.
+
+        If no GPU has answered for too long, reports that to each GPU and raises NothingWorksError.
+        """
         before, self._checked_seconds = self._checked_seconds, self._now_seconds()
-        # A process that was stopped, or a machine that slept, could not have worked meanwhile.
+        # The process was stopped or the machine slept: no GPU could have answered meanwhile.
         if self._checked_seconds - before > _LONGEST_PAUSE * self._seconds:
             self._awake_since_seconds = self._checked_seconds
         awake_seconds = self._checked_seconds - self._awake_since_seconds
@@ -91,13 +98,13 @@ class Watchdog:
         reason = f"no GPU answered for {idle_seconds:.0f} s: {self._driver.detail}"
         for uuid in self._driver.known:
             self._report("agent_ended", uuid, reason)
-        raise NothingWorksError(f"{reason}; the agent ends to be started afresh")
+        raise NothingWorksError(f"{reason}; the agent exits so that it is restarted")
 
 
 class LoopWatch:
-    """Ends the process when the event loop stands still.
+    """Ends the process if the event loop stalls.
 
-    Looks are counted, not seconds: a process that was stopped for an hour has not looked.
+    It counts checks, not seconds, because a stopped process makes no checks.
     """
 
     def __init__(self, *, max_missed: int, end_process: Callable[[], None], seconds: float) -> None:
@@ -112,20 +119,20 @@ class LoopWatch:
         start_thread(self.run, name="watchdog")
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._ended.set()
 
     def beat(self) -> None:
-        """Report that the event loop goes on."""
+        """Record that the event loop is running."""
         self._missed = 0
 
     def check(self) -> bool:
-        """Look once, from the thread; return whether the loop has stood still for too long."""
+        """Check once, from the thread; return whether the loop has stalled for too long."""
         self._missed += 1
         return self._missed > self._max_missed
 
     def run(self) -> None:
-        """Look until it is ended, or has ended the process."""
+        """Check until `end` is called or the process has been ended."""
         while not self._ended.wait(self._seconds / self._max_missed):
             if self.check():
                 _log.critical("event_loop_stalled", stalled_seconds=self._seconds)
@@ -134,6 +141,6 @@ class LoopWatch:
 
 
 def _end_process() -> None:
-    # Not by an exception: the event loop stands still, so nobody would handle it.
+    # An exception would not help: the event loop is stalled and could not handle it.
     sys.stderr.flush()
     os._exit(STALLED_EXIT_CODE)

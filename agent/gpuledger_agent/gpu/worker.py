@@ -1,16 +1,17 @@
-"""One GPU with its thread and its breakers: what it is queried for in a tick, and what came of it.
+"""One GPU with its thread and breakers: chooses what a tick queries and evaluates the answers.
 
-A call that hangs cannot be ended, so what is done about it is a matter of who would wait:
+A call that hangs cannot be ended, so the worker limits what has to wait for it:
 
-- Each group has a breaker. It opens after some failures in a row, or at once where a thread hangs
-  in the group; then the group is probed, ever more rarely, and nothing waits for a probe.
-- Where the thread hangs in a group that is not booked, the GPU would be out of the tick without
-  any fault of its books. So the thread is leaked at once and a new one takes its place.
-- Where it hangs in the books, another thread would hang as well. So a new one is started only when
-  a probe is due, and nothing else is queried until one has answered.
-- At most `MAX_LEAKED` threads of a GPU hang at a time; beyond that it waits for one to return.
+- Each call group has a breaker. It opens after several failures in a row, or at once if a thread
+  hangs in the group. The group is then probed at increasing intervals, and nothing waits for a
+  probe.
+- If the thread hangs in a group other than BOOKS, the GPU would miss the tick although BOOKS
+  could still be queried. So the thread is leaked at once and a new one replaces it.
+- If the thread hangs in BOOKS, another thread would hang as well. So a new one is started only
+  when a probe is due, and nothing else is queried until a probe has been answered.
+- At most `MAX_LEAKED` threads of a GPU hang at a time. After that, the GPU waits until one returns.
 
-When there is a tick, and when the source is opened again, is decided elsewhere.
+Other modules decide when a tick happens and when the source is reopened.
 """
 
 from collections.abc import Callable
@@ -29,18 +30,18 @@ from gpuledger_agent.metrics import THREADS_LEAKED
 _log = structlog.get_logger(__name__)
 
 MAX_LEAKED: Final = 4
-"""Threads of one GPU that may hang beside the one that is used."""
+"""Maximum number of hanging threads per GPU, not counting the thread in use."""
 _SLACK_PART: Final = 8
 
 
 @dataclass
 class LeakedThreads:
-    """The threads that hang in the driver, by GPU; they outlive the source's being opened again."""
+    """The threads that hang in the driver, by GPU; kept when the source is reopened."""
 
     _requests: dict[str, list[PollRequest]] = field(default_factory=dict)
 
     def add(self, request: PollRequest, worker: CallThread) -> bool:
-        """Leak a thread where the bound allows it; it ends when its call returns."""
+        """Leak a thread, which ends when its call returns; return whether the limit allows it."""
         uuid = request.gpu.uuid
         if self.is_full(uuid):
             return False
@@ -52,23 +53,23 @@ class LeakedThreads:
         return True
 
     def is_full(self, uuid: str) -> bool:
-        """Return whether no other thread of this GPU may be leaked."""
+        """Return whether the GPU has reached its limit of leaked threads."""
         return len(self._hanging(uuid)) >= MAX_LEAKED
 
     def hangs_in(self, uuid: str, group: CallGroup) -> bool:
-        """Return whether a thread hangs in this group of a GPU."""
+        """Return whether a leaked thread of this GPU hangs in this call group."""
         return any(request.current_group is group for request in self._hanging(uuid))
 
     def update_metric(self) -> None:
-        """Set the metric to what still hangs."""
+        """Set the metric to the number of threads that still hang."""
         THREADS_LEAKED.set(self.total())
 
     def total(self) -> int:
-        """Return how many threads hang."""
+        """Return the number of threads that hang."""
         return sum(len(self._hanging(uuid)) for uuid in list(self._requests))
 
     def _hanging(self, uuid: str) -> list[PollRequest]:
-        # A call may return after minutes: its thread has ended by then, and makes room for another.
+        # A call may return after minutes. Its thread then ends and makes room for another one.
         hanging = [request for request in self._requests.get(uuid, ()) if not request.is_done]
         self._requests[uuid] = hanging
         return hanging
@@ -76,23 +77,24 @@ class LeakedThreads:
 
 @dataclass(kw_only=True)
 class Pace:
-    """When a GPU is queried for what is not in each tick.
+    """The schedule for call groups that are not queried in every tick.
 
-    That is at once, and then at times that differ from GPU to GPU: no tick shall have that of all.
+    The first query is immediate. Later ones follow a schedule with a different offset for each
+    GPU, so that they do not all fall into the same tick.
     """
 
     origin_ns: int
-    """One of these times."""
+    """Any one of the scheduled times."""
     period_ns: int
-    """From one to the next."""
+    """Time from one scheduled time to the next."""
     _next_ns: int | None = None
 
     def take(self, now_ns: int) -> bool:
-        """Return whether it is time, and wait for the next time from now on."""
+        """Return whether a query is due, and if so, schedule the next one."""
         if self._next_ns is not None and now_ns < self._next_ns:
             return False
-        # Ticks are never quite on time: one that is a little early is not left out for that, else
-        # a pace that is as long as a tick would be one of two.
+        # Ticks are not exactly on time. Without this slack, a period as long as a tick would skip
+        # each tick that is slightly early, and so query only every other tick.
         slack_ns = self.period_ns // _SLACK_PART
         reached_ns = now_ns + slack_ns
         to_come_ns = self.period_ns - (reached_ns - self.origin_ns) % self.period_ns
@@ -101,7 +103,7 @@ class Pace:
 
 
 class GpuWorker:
-    """Queries one GPU; made anew each time the source is opened."""
+    """Queries one GPU; created each time the source is opened."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class GpuWorker:
         self.gpu = gpu
         self._leaked = leaked
         self.thread = CallThread(f"gpu-{gpu.index}")
-        """Its thread; another one after that one hung."""
+        """The thread in use; replaced if it hangs."""
         self._request: PollRequest | None = None
         self._core_error: str | None = None
         self._readings, self._health = readings, health
@@ -126,33 +128,33 @@ class GpuWorker:
             for group in CallGroup
         }
         for group, breaker in self._breakers.items():
-            # A new handle of the GPU does not help a call that hangs: the next would hang alike.
+            # If a call hangs in this group, the next call would hang too, even with a new handle.
             if leaked.hangs_in(gpu.uuid, group):
                 breaker.trip(now_ns)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether its thread is not back yet."""
+        """Whether the thread is still busy with the last request."""
         return self._request is not None and not self._request.is_done
 
     @property
     def is_unresponsive(self) -> bool:
-        """Whether it is queried by probes only, as even what is booked did not come."""
+        """Whether the GPU is only probed because it did not answer BOOKS."""
         return self._breakers[CallGroup.BOOKS].is_open
 
     @property
     def silence(self) -> str:
-        """Why, for people."""
+        """Why the GPU is unresponsive, for people."""
         return self._core_error or "its calls do not return in time"
 
     @property
     def open_groups(self) -> list[CallGroup]:
-        """The groups whose breaker is open: they are queried by single probes alone."""
+        """The call groups whose breaker is open, so that they are only probed."""
         return [group for group, breaker in self._breakers.items() if breaker.is_open]
 
     def end(self) -> None:
-        """Let go of the thread; where it hangs in a call it is leaked."""
-        # One whose turn is yet to come, or that is just done, ends by itself.
+        """End the thread, or leak it if it hangs in a call."""
+        # If the request has not started or has just finished, the thread ends without help.
         if self._request and self.is_stuck and self._request.current_group is not None:
             self._leaked.add(self._request, self.thread)
         self.thread.end()
@@ -160,7 +162,7 @@ class GpuWorker:
     def next_request(
         self, cursor: SampleCursor, *, last: PollCycle | None, now_ns: int
     ) -> PollRequest | None:
-        """Return what to query now, if anything; `last` is the cycle before."""
+        """Return the request for this tick, if any; `last` is the previous cycle."""
         if self._request and last:
             self._evaluate_probes(self._request, last, now_ns)
         if self.is_stuck and not self._free_thread(now_ns):
@@ -168,7 +170,7 @@ class GpuWorker:
         self._request = None
         core = self._breakers[CallGroup.BOOKS].permit(now_ns)
         if core is Permit.PROBE:
-            # Nothing else: without the books the GPU would not be in the tick.
+            # No other group: without BOOKS the GPU has no sample in this tick.
             self._request = PollRequest.to(self.gpu, cursor, (), (CallGroup.BOOKS,))
         elif core is Permit.QUERY:
             due = [CallGroup.SENSORS]
@@ -178,7 +180,7 @@ class GpuWorker:
                 due.append(CallGroup.HEALTH)
             permits = {group: self._breakers[group].permit(now_ns) for group in due}
             awaited = [group for group, permit in permits.items() if permit is Permit.QUERY]
-            # A group in which a thread hangs already would cost one more for each probe.
+            # If a thread already hangs in the group, each probe would cost another thread.
             probing = [
                 group
                 for group, permit in permits.items()
@@ -189,9 +191,9 @@ class GpuWorker:
         return self._request
 
     def evaluate(self, cycle: PollCycle, now_ns: int) -> RawGpuSample | None:
-        """Return what came in time, `None` without the books.
+        """Return the answers that came in time, or `None` without BOOKS.
 
-        Raises `GpuLostError` where this GPU is lost, `LibraryLostError` where the source is.
+        Raises `GpuLostError` if this GPU is lost, `LibraryLostError` if the source is lost.
         """
         request = self._request
         if request is None or not request.awaited:
@@ -199,7 +201,7 @@ class GpuWorker:
         values: dict[str, Any] = {}
         for group in request.awaited:
             values |= request.answers.get(group, {})
-            # A group that has not had its time, as one before it was late, has not failed.
+            # A group that had too little time because an earlier one was late has not failed.
             is_late = request.current_group is group and cycle.is_late(request)
             if group in request.errors:
                 self._breakers[group].failed(now_ns, reason="error")
@@ -216,30 +218,30 @@ class GpuWorker:
         return RawGpuSample(uuid=self.gpu.uuid, index=self.gpu.index, **values)
 
     def _evaluate_probes(self, request: PollRequest, cycle: PollCycle, now_ns: int) -> None:
-        """Count what became of the probes of the cycle before, for which nothing waited."""
+        """Record the outcome of the previous cycle's probes."""
         for group in request.probing:
             if cycle.is_in_time(request, group):
                 self._breakers[group].succeeded()
-            # One whose turn has not come, as another hangs before it, has neither failed nor not.
+            # A probe that has not started because an earlier one hangs has no outcome.
             elif group in request.took_seconds or request.current_group is group:
                 self._breakers[group].failed(now_ns, reason="probe")
         request.probing = ()
 
     def _free_thread(self, now_ns: int) -> bool:
-        """Return whether there is a thread to query with, although one hangs."""
+        """Replace the thread that hangs, if allowed; return whether a thread is available."""
         group = self._request.current_group if self._request else None
-        # Its turn is yet to come, or it is just done: its thread is free soon.
+        # The request has not started or has just finished: the thread will soon be free.
         if not self._request or group is None:
             return False
         breaker = self._breakers[group]
         if group is CallGroup.BOOKS:
-            # A new thread would hang alike: one is spent only where a probe is due.
+            # A new thread would probably hang too, so one is started only for a probe.
             if not breaker.is_open:
                 breaker.failed(now_ns, reason="hangs")
             if breaker.permit(now_ns) is not Permit.PROBE:
                 return False
         else:
-            # Not after some failures as else: each of them would cost the books of a tick.
+            # At once, not after several failures: each of them would cost BOOKS in a tick.
             breaker.trip(now_ns, reason="hangs")
         if not self._leaked.add(self._request, self.thread):
             return False

@@ -1,1 +1,1 @@
-"""NVIDIA GPUs through NVML: a source as in `gpuledger_agent.gpu.protocol`."""
+"""The GPU source for NVIDIA, based on NVML; implements `gpuledger_agent.gpu.protocol`."""
