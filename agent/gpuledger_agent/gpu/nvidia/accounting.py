@@ -1,10 +1,11 @@
-"""The driver's accounts of processes that are done with a GPU, where its accounting mode is on.
+"""NVML's process accounting: the driver's accounts of processes that no longer use a GPU.
 
-They outlive the process: so one that is shorter than a tick is still known by what it used. Each is
-queried once, when the process is done with the GPU: those of pids that are new or gone, and of some
-that were told of late, as a process that lives on may have come back for a moment. The driver's
-ring buffer holds the latest account of a pid; to which process an account belongs is decided by its
-start, in `gpuledger_agent.core.processes.accounting`.
+It requires accounting mode. An account outlives its process, so it shows the usage of processes
+that were shorter than a tick. Each account is queried once, after the process has stopped using
+the GPU: accounts of pids that are new in the driver's ring buffer or no longer listed, and of a few
+pids reported recently, because a process that is still alive may have used the GPU again. The ring
+buffer holds the latest account of each pid. `gpuledger_agent.core.processes.accounting` assigns an
+account to a process by its start time.
 """
 
 from collections import deque
@@ -21,11 +22,11 @@ from gpuledger_agent.gpu.protocol import FailedError, UnsupportedError
 from gpuledger_agent.metrics import NVML_ERRORS
 
 _STATS: Final = "nvmlDeviceGetAccountingStats"
-# An answer that comes too late is thrown away, so each account is in some answers.
+# Late answers are discarded, so each account is part of several answers.
 _ANSWERS_EACH: Final = 3
 _MAX_AT_ONCE: Final = 64
 _MAX_AGAIN: Final = 8
-"""Of how many pids without a new sign an account is asked for again: a question a tick for each."""
+"""Number of recently reported pids whose account is queried again: one call each per tick."""
 _NO_PERCENT: Final = 0xFFFFFFFF
 _NO_BYTES: Final = (1 << 64) - 1
 _PER_PERCENT: Final = 100
@@ -33,51 +34,51 @@ _PER_PERCENT: Final = 100
 
 @dataclass(kw_only=True)
 class AccountingReader:
-    """The driver's accounts of the processes of one GPU."""
+    """Reads the driver's accounts of one GPU's processes."""
 
     client: DeviceClient
-    """Queries the GPU."""
+    """The client for the GPU."""
     _known: set[int] | None = None
     _listed: set[int] = field(default_factory=set)
     _pending: set[int] = field(default_factory=set)
     _reported: dict[int, int] = field(default_factory=dict)
-    """When the latest accounts began, by pid, the newest last."""
+    """The start times of the latest reported accounts, by pid, newest last."""
     _latest: deque[list[ProcessAccounting]] = field(
         default_factory=lambda: deque(maxlen=_ANSWERS_EACH)
     )
 
     @property
     def is_kept(self) -> bool:
-        """Whether the driver keeps accounts, by the last answer; safe to read from any thread."""
+        """Whether accounting was on at the last query; safe to read from any thread."""
         return self._known is not None
 
     def query(self, listed: Iterable[ListedProcess] | None) -> tuple[ProcessAccounting, ...] | None:
-        """Return the processes that are done with the GPU since some queries ago.
+        """Return the accounts found in the last few queries, or `None` without accounting.
 
-        `listed` are those that are on it now, `None` where that is not known. What had ended
-        before the first query is not reported. Raises SourceLostError.
+        `listed` contains the GPU's current processes; `None` if unknown. Processes that ended
+        before the first query are not reported. Raises SourceLostError.
         """
         try:
             buffered = self._query_buffered_pids()
         except FailedError:
-            # Those of the answers before come again, as in any answer.
+            # Return the accounts of the previous queries again.
             if self._known is None:
                 return None
         else:
             if buffered is None:
-                # Accounting was turned off, or is not there: its buffer begins anew.
+                # Accounting is off or not supported. When it is turned on, its buffer is empty.
                 self._known = None
                 self._latest.clear()
                 self._pending.clear()
                 self._reported.clear()
                 return None
             self._find_candidates(buffered, listed)
-            # First those that were told: whoever is told now is not asked for twice.
+            # `_query_again` first, so that it does not repeat what `_query_pending` reports.
             self._latest.append([*self._query_again(), *self._query_pending()])
         return tuple(account for accounts in self._latest for account in accounts)
 
     def _query_buffered_pids(self) -> set[int] | None:
-        """Return the pids in the ring buffer, `None` where there is none; raises FailedError."""
+        """Return the pids in the ring buffer, or `None` without accounting; raises FailedError."""
         client, get_mode = self.client, NvmlLibrary.nvmlDeviceGetAccountingMode
         mode = client.query(get_mode)
         if mode is None and not client.is_unsupported((get_mode.__name__,)):
@@ -85,39 +86,40 @@ class AccountingReader:
         if mode != pynvml.NVML_FEATURE_ENABLED:
             return None
         try:
-            # Not through the client: it is refused while the mode is off, and may be there later.
+            # Not through the client, which would remember a refusal: the driver refuses the call
+            # while accounting is off, but accounting may be turned on later.
             function = NvmlLibrary.nvmlDeviceGetAccountingPids
             return set(list_nvml(client.library, (), function, client.handle))
         except UnsupportedError:
             return None
 
     def _find_candidates(self, buffered: set[int], listed: Iterable[ListedProcess] | None) -> None:
-        """Record which may have ended: no longer listed, or there only between two queries."""
+        """Record the pids that may have ended: no longer listed, or new in the buffer."""
         now = self._listed if listed is None else {process.pid for process in listed}
         if self._known is not None:
             self._pending |= self._listed - now
             self._pending |= buffered - self._known
-        # One that is listed again goes on, and of one that has left the buffer nothing is known.
+        # Listed processes are still running, and pids that left the buffer have no account.
         self._pending = (self._pending - now) & buffered
         self._known, self._listed = buffered, now
 
     def _query_pending(self) -> list[ProcessAccounting]:
-        """Return the accounts of those that may have ended; raises SourceLostError."""
+        """Return the accounts of processes that may have ended; raises SourceLostError."""
         found = []
         for pid in sorted(self._pending)[:_MAX_AT_ONCE]:
             stats = self._query_stats(pid)
             if stats is not None and stats.isRunning:
-                continue  # not listed any more, and not closed yet: again at the next tick
+                continue  # no longer listed but not closed yet: query it again in the next tick
             self._pending.discard(pid)
             if stats is not None:
                 found.append(self._report(pid, stats))
         return found
 
     def _query_again(self) -> list[ProcessAccounting]:
-        """Return new accounts of those that were told of late; raises SourceLostError.
+        """Return new accounts of recently reported pids; raises SourceLostError.
 
-        Nothing shows that a process came back that is neither listed now nor was a tick ago: its
-        pid has been in the buffer since the first time.
+        If a process used the GPU again between two ticks, nothing else shows it: the process is not
+        listed, and its pid has been in the buffer since the first use.
         """
         known = self._known or set()
         candidates = [pid for pid in self._reported if pid in known - self._listed - self._pending]
@@ -136,10 +138,10 @@ class AccountingReader:
         return _account(pid, stats)
 
     def _query_stats(self, pid: int) -> AccountingStats | None:
-        """Return the account of a pid, `None` where there is none; raises SourceLostError."""
+        """Return the account of a pid, or `None` if there is none; raises SourceLostError."""
         client, newer = self.client, NvmlLibrary.nvmlDeviceGetAccountingStats_v2
         stats = client.query_varying(newer, pid)
-        # An older driver has the first version alone.
+        # Older drivers have only the first version.
         if stats is not None or not client.is_unsupported((newer.__name__,)):
             return stats
         try:
@@ -148,14 +150,14 @@ class AccountingReader:
         except (FailedError, UnsupportedError):
             return None
         except TypeError:
-            # nvidia-ml-py writes None into a number where the driver does not know the memory.
+            # If the driver does not know the memory, nvidia-ml-py assigns None to a number.
             NVML_ERRORS.labels(call=_STATS, error="TypeError").inc()
             return None
 
 
 def _account(pid: int, stats: AccountingStats) -> ProcessAccounting:
-    # The second version sums hundredths of a percent, which gives the exact mean; the first one
-    # has whole percents.
+    # The second version has sums in hundredths of a percent, which give the exact mean; the first
+    # has only whole percents.
     count = getattr(stats, "sampleCount", 0)
     gpu_percent: float | None
     memory_percent: float | None

@@ -1,10 +1,11 @@
-"""Every reading with the calls that it comes from.
+"""The catalogue of readings and the NVML calls that provide them.
 
-`gpuledger_agent.core.readings` has the unit and the plausible range of each reading; with a line
-there and one here it is queried, validated and published. The readings that are booked are
-queried in `core` and stand here for the documentation.
-`nvmlDeviceGetPcieThroughput` is no source of any: it sleeps 20 ms for each direction, and the
-counters (fields 197 and 198) and the chip's own metrics say the same without.
+`gpuledger_agent.core.readings` has each reading's unit and plausible range. A reading with a row
+there and a row here is queried, validated and published. Call group BOOKS is queried in `core`;
+its readings are listed here only for the documentation.
+
+`nvmlDeviceGetPcieThroughput` is not used: it sleeps 20 ms per direction, and the counters
+(fields 197 and 198) and the chip's own metrics provide the same data without a delay.
 """
 
 import re
@@ -20,21 +21,21 @@ from gpuledger_agent.core.raw import CallGroup
 from gpuledger_agent.core.readings import READINGS, Unit
 
 ALL_LINKS: Final = 0xFFFFFFFF
-"""In the place of a link's number: all of them together."""
+"""NVML's link number for all links together."""
 EACH_LINK: Final = -1
-"""In the place of a link's number: each of those that the GPU has, by itself."""
+"""Our link number for each of the GPU's links separately."""
 _OF_EACH_LINK: Final = "each_link"
 
 
 class DriverVersion(NamedTuple):
-    """The two parts of a driver's version that decide what it supports: 580.95 of 580.95.05."""
+    """The two parts of a driver's version that determine its features: 580.95 of 580.95.05."""
 
     branch: int
     release: int
 
     @classmethod
     def parse(cls, text: str | None) -> "DriverVersion | None":
-        """Return a driver's version; `None` where it does not say, or is none as we know them."""
+        """Return the parsed version, or `None` if it is missing or has another format."""
         found = re.match(r"([0-9]{1,6})\.([0-9]{1,6})(?![0-9])", text or "")
         return cls(int(found[1]), int(found[2])) if found else None
 
@@ -44,38 +45,38 @@ class DriverVersion(NamedTuple):
 
 
 class DriverRange(NamedTuple):
-    """The drivers in which the number of a field or metric has the meaning given here."""
+    """A range of driver versions, inclusive at both ends."""
 
     first: DriverVersion
     last: DriverVersion | None = None
-    """`None` is all later ones, as far as is known."""
+    """`None` for a range without an end."""
 
     def has(self, driver: DriverVersion | None) -> bool:
-        """Return whether a driver is among them; one that is not known is not."""
+        """Return whether the range contains a driver; false if the driver is unknown."""
         if driver is None or driver < self.first:
             return False
         return self.last is None or driver <= self.last
 
     @override
     def __str__(self) -> str:
-        return f"{self.first} to {self.last}" if self.last else f"from {self.first} on"
+        return f"{self.first} to {self.last}" if self.last else f"{self.first} and later"
 
 
 class FunctionCall(msgspec.Struct, frozen=True):
-    """A function with the arguments behind the handle."""
+    """A function call on a device."""
 
     name: str
-    """The function."""
+    """The function's name."""
     arguments: tuple[int, ...] = ()
-    """What comes behind the handle."""
+    """The arguments after the handle."""
     part: str | int | None = None
-    """The member, or the position, of the answer that is meant; `None` is all of it."""
+    """The member or position of the answer to use; `None` for the whole answer."""
     fills: str | None = None
-    """The struct to pass behind the arguments, where the answer is written into one."""
+    """The struct of pynvml to pass as the last argument, if the function fills one."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What distinguishes it from other sources."""
+        """The source's key in `DeviceClient.outcomes`."""
         return (self.name, *self.arguments)
 
 
@@ -83,25 +84,25 @@ class FieldValue(msgspec.Struct, frozen=True):
     """One of the numbered fields of `nvmlDeviceGetFieldValues`."""
 
     number: int
-    """Its id."""
+    """The field's id."""
     link: int | None = None
-    """Of a field of NVLinks: the link's number, all of them together, or each one by itself, which
-    makes a mapping by their numbers."""
+    """For an NVLink field: a link's number, `ALL_LINKS` or `EACH_LINK`, which gives a mapping by
+    link number."""
     count: int | None = None
-    """Of several in a row that make a list for each link: how many."""
+    """Number of consecutive field ids that form a list for each link."""
     drivers: DriverRange | None = None
-    """The drivers in which the number means this, where it means something else in others."""
+    """The drivers in which the id has this meaning; `None` for all drivers."""
     member: str | None = None
-    """The member of the union that has the value, where that is not left to the driver's word."""
+    """The member of the union to read; `None` if the type reported by the driver decides."""
 
     @property
     def scope(self) -> int:
-        """What is passed to the driver for the link."""
+        """The driver's argument for the link."""
         return self.link or 0
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What distinguishes it from other sources."""
+        """The source's key in `DeviceClient.outcomes`."""
         known = ("nvmlDeviceGetFieldValues", self.number)
         if self.link in (None, ALL_LINKS):
             return known
@@ -109,25 +110,25 @@ class FieldValue(msgspec.Struct, frozen=True):
 
     @property
     def answered_key(self) -> tuple[object, ...]:
-        """What an answer is remembered by: of single links one for all, as there are hundreds."""
+        """The key under which an answer is remembered: the same for all links, to save memory."""
         return self.key if self.link in (None, ALL_LINKS) else self.of(EACH_LINK).key
 
     def of(self, link: int, *, position: int = 0) -> "FieldValue":
-        """Return the same field of one link; of several in a row the one at a position."""
+        """Return the same field for one link; for a list, the element at `position`."""
         return replace(self, number=self.number + position, link=link, count=None)
 
 
 class GpmMetric(msgspec.Struct, frozen=True):
-    """One of the metrics of `nvmlGpmMetricsGet`, or several that make a list or a mapping."""
+    """One of the metrics of `nvmlGpmMetricsGet`, or several that form a list or a mapping."""
 
     number: int
-    """Its id, or the first one's."""
+    """The id of the only or first metric."""
     count: int | None = None
-    """Of a list or a mapping: how many there may be."""
+    """Maximum number of metrics in the list or mapping; `None` for a single metric."""
     step: int = 1
-    """How far the ids of two in a row lie apart."""
+    """Difference between consecutive ids."""
     is_by_link: bool = False
-    """Whether they are one of each NVLink, which makes a mapping by the links' numbers."""
+    """Whether there is one metric per NVLink, which gives a mapping by link number."""
 
     @property
     def numbers(self) -> range:
@@ -136,7 +137,7 @@ class GpmMetric(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What distinguishes it from other sources."""
+        """The key that distinguishes this source from others."""
         return ("nvmlGpmMetricsGet", self.number)
 
 
@@ -144,19 +145,19 @@ Source = FunctionCall | FieldValue | GpmMetric
 
 
 class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One of our readings and where it comes from."""
+    """One of our readings and its sources."""
 
     name: str
-    """The field of `GpuReading`, dotted where it lies in a part."""
+    """The field of `GpuReading`; dotted if it is in a nested struct."""
     unit: Unit
-    """What the driver counts in."""
+    """The driver's unit."""
     sources: tuple[Source, ...]
-    """Where it comes from: the first of these that the driver supports."""
+    """Possible sources; the first that the driver supports is used."""
     architectures: str = ""
-    """The first architecture that has it, or `until` the last one; empty where all have it."""
+    """The first architecture with this reading, or `until` the last one; empty for all."""
 
 
-# Not by the group: a name stands in one group alone.
+# One mapping for all groups, because each name is in only one group.
 _UNITS: Final = {name: spec.unit for group in READINGS.values() for name, spec in group.items()}
 
 
@@ -164,11 +165,11 @@ def _row(name: str, *sources: Source, architectures: str = "") -> MetricSpec:
     return MetricSpec(name=name, unit=_UNITS[name], sources=sources, architectures=architectures)
 
 
-# The first version counts the driver's own memory as used; drivers before 510 have no other.
+# The first version counts reserved memory as used; drivers before 510 have only that version.
 _V1: Final = ("nvmlDeviceGetMemoryInfo", ())
 _V2: Final = ("nvmlDeviceGetMemoryInfo", (nvml.nvmlMemory_v2,))
 _BOOKS: Final = (
-    # All samples of the ring buffer first: the rates are of one sample period of at most a second.
+    # Prefer the ring buffer's samples: the rates cover only one sample period of at most 1 s.
     _row(
         "utilization_ratio",
         FunctionCall("nvmlDeviceGetSamples", (nvml.NVML_GPU_UTILIZATION_SAMPLES,)),
@@ -198,7 +199,7 @@ _BOOKS: Final = (
     ),
 )
 
-# What stands in the tick itself, and goes with each event.
+# Part of the sample record itself, and so of each event.
 _SENSORS: Final = (
     # Newer drivers have a versioned call as well.
     _row(
@@ -211,7 +212,7 @@ _SENSORS: Final = (
 )
 _INSTANT: Final = (
     _row("memory_temperature_celsius", FieldValue(82), architectures="HBM"),
-    # `nvmlDeviceGetPowerUsage` is the mean of a second on most GPUs since Ampere; this is not.
+    # `nvmlDeviceGetPowerUsage` returns a mean over 1 s on most GPUs since Ampere; this does not.
     _row("power_instant_milliwatts", FieldValue(186), architectures="Ampere"),
     # Position 1 of these answers is the sampling period.
     _row(
@@ -232,13 +233,14 @@ _INSTANT: Final = (
     _row("performance_state", FunctionCall("nvmlDeviceGetPerformanceState")),
 )
 
-# NVIDIA has moved these fields among those of power smoothing: a number that is asked of the wrong
-# driver gives watts or percents for seconds. Where between the two ranges it did is not known.
+# NVIDIA renumbered these fields and those of power smoothing: with the wrong driver, a number
+# returns watts or percents instead of a time. The release between the two ranges that changed it is
+# not known.
 _BEFORE_RENUMBERED: Final = DriverRange(DriverVersion(575, 51), DriverVersion(580, 65))
 _RENUMBERED: Final = DriverRange(DriverVersion(580, 82))
 
 _THROTTLING: Final = (
-    # NVIDIA renamed the function; older drivers have the second name alone.
+    # NVIDIA renamed the function; older drivers have only the second name.
     _row(
         "throttling.reasons",
         FunctionCall("nvmlDeviceGetCurrentClocksEventReasons"),
@@ -302,7 +304,7 @@ _PROFILING: Final = tuple(
         "nvlink_received_bytes_per_second": GpmMetric(nvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC),
         "c2c_sent_bytes_per_second": GpmMetric(nvml.NVML_GPM_METRIC_C2C_TOTAL_TX_PER_SEC),
         "c2c_received_bytes_per_second": GpmMetric(nvml.NVML_GPM_METRIC_C2C_TOTAL_RX_PER_SEC),
-        # The engines of a kind have ids in a row, the first one's being 0.
+        # Engines of one kind have consecutive ids, starting with engine 0.
         "nvdec_active_ratios": GpmMetric(nvml.NVML_GPM_METRIC_NVDEC_0_UTIL, 8),
         "nvjpg_active_ratios": GpmMetric(nvml.NVML_GPM_METRIC_NVJPG_0_UTIL, 8),
         "nvofa_active_ratios": GpmMetric(nvml.NVML_GPM_METRIC_NVOFA_0_UTIL, 2),
@@ -317,7 +319,7 @@ _FABRIC_STRUCT: Final = "c_nvmlGpuFabricInfo_v2_t"
 
 _HEALTH: Final = (
     _row("health.recovery_action", FieldValue(230)),
-    # Volatile counts begin anew at each load of the driver; aggregate ones are of the board's life.
+    # Volatile counts restart when the driver is loaded; aggregate ones cover the GPU's lifetime.
     *(
         _row(f"health.ecc_{name}_total", FunctionCall("nvmlDeviceGetTotalEccErrors", kinds))
         for name, kinds in {
@@ -338,7 +340,7 @@ _HEALTH: Final = (
             "threshold_exceeded": "bThresholdExceeded",
         }.items()
     ),
-    # Ampere replaced the retirement of pages by the remapping of rows.
+    # Ampere replaced page retirement with row remapping.
     _row("health.retired_pages_single_bit", FieldValue(29), architectures="until Volta"),
     _row("health.retired_pages_double_bit", FieldValue(30), architectures="until Volta"),
     _row("health.retired_pages_pending", FieldValue(31), architectures="until Volta"),
@@ -359,7 +361,7 @@ _HEALTH: Final = (
         for part in ("max", "high", "partial", "low", "none")
     ),
     _row("health.pcie_replays_total", FunctionCall("nvmlDeviceGetPcieReplayCounter")),
-    # Fields in a row.
+    # Consecutive field ids.
     *(
         _row(f"health.pcie_{name}_total", FieldValue(number), architectures="Hopper")
         for number, name in enumerate(
@@ -379,12 +381,12 @@ _HEALTH: Final = (
             start=173,
         )
     ),
-    # Newer GPUs refuse these: they count a link's errors by other fields.
+    # Newer GPUs refuse these and count link errors in other fields.
     _row("health.nvlink_crc_flit_errors_total", FieldValue(38), architectures="until Ampere"),
     _row("health.nvlink_crc_data_errors_total", FieldValue(45), architectures="until Ampere"),
     _row("health.nvlink_replays_total", FieldValue(52), architectures="until Ampere"),
     _row("health.nvlink_recoveries_total", FieldValue(59), architectures="until Ampere"),
-    # With the health, and not at each tick: it is a field for each link.
+    # In this rarely queried group, because there is one field per link.
     _row(
         "health.nvlink_link_sent_bytes_totals", FieldValue(138, EACH_LINK), architectures="Ampere"
     ),
@@ -402,7 +404,7 @@ _HEALTH: Final = (
         )
         for name, number in (("replays", 161), ("recoveries", 162), ("crc_errors", 163))
     ),
-    # NVLink 5 counts otherwise.
+    # NVLink 5 has different counters.
     *(
         _row(
             f"health.nvlink_link_{name}",
@@ -426,7 +428,7 @@ _HEALTH: Final = (
             ("fec_history_totals", 235, 16),
         )
     ),
-    # Behind what a link received stands what it sent, and then the next link.
+    # The ids alternate: a link's received bytes, its sent bytes, then the next link.
     *(
         _row(
             f"health.nvlink_link_{direction}_bytes_per_second",
@@ -456,7 +458,7 @@ _HEALTH: Final = (
     ),
     _row("health.pcie_link_generation", FunctionCall("nvmlDeviceGetCurrPcieLinkGeneration")),
     _row("health.pcie_link_width", FunctionCall("nvmlDeviceGetCurrPcieLinkWidth")),
-    # With the health, and not once: it is what GPU and machine can do together.
+    # Queried repeatedly, because the maximum depends on the GPU and the machine.
     _row("health.pcie_max_link_generation", FunctionCall("nvmlDeviceGetMaxPcieLinkGeneration")),
     _row("health.pcie_max_link_width", FunctionCall("nvmlDeviceGetMaxPcieLinkWidth")),
     _row("health.bar1_used_bytes", FunctionCall("nvmlDeviceGetBAR1MemoryInfo", (), "bar1Used")),
@@ -492,7 +494,7 @@ _LIMITS: Final = (
             "shutdown": nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,
         }.items()
     ),
-    # Below 0 where they lie behind the limit, so never to be read as an unsigned number.
+    # Negative beyond the limit, so they must not be read as unsigned numbers.
     *(
         _row(
             f"limits.temperature_margin_{name}_celsius",
@@ -519,11 +521,11 @@ CATALOGUE: Final[Mapping[CallGroup, Sequence[MetricSpec]]] = {
     CallGroup.PROFILING: _PROFILING,
     CallGroup.HEALTH: (*_HEALTH, *_LIMITS),
 }
-"""The readings by the group in which they are queried."""
+"""The readings of each call group."""
 
 
 def specs_for(group: CallGroup, driver: DriverVersion | None) -> Sequence[MetricSpec]:
-    """Return the readings of a group that a driver's numbers give; `None` is an unknown driver."""
+    """Return a group's readings and sources for a driver; `None` means an unknown driver."""
     possible = (
         replace(spec, sources=tuple(source for source in spec.sources if _means_it(source, driver)))
         for spec in CATALOGUE[group]

@@ -1,6 +1,6 @@
-"""What is booked: samples, memory, power, energy, processes; the same between ticks.
+"""Queries of call group BOOKS and of fast polls: samples, memory, power, energy and processes.
 
-Nothing slow may be called here. Whether a value can be true is decided in `gpuledger_agent.core`.
+No slow function may be called here. `gpuledger_agent.core` decides which values are plausible.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -38,16 +38,16 @@ _RARE: Final = frozenset({ProcessKind.GRAPHICS, ProcessKind.MPS})
 
 
 class Memory(NamedTuple):
-    """What was answered, in bytes; `None` where it was not."""
+    """A device's memory in bytes; a value that was not answered is `None`."""
 
     total: int | None = None
-    """All of it."""
+    """Total memory."""
     used: int | None = None
-    """What is in use; the driver's own is in it where `reserved` is not known."""
+    """Memory in use; includes reserved memory if `reserved` is unknown."""
     reserved: int | None = None
-    """What the driver and the firmware keep for themselves."""
+    """Memory reserved by the driver and the firmware."""
     is_unified: bool = False
-    """Whether there is none of its own, as on a GPU that is built with its CPU."""
+    """Whether the GPU shares the CPU's memory and has none of its own."""
 
 
 def query_memory(client: DeviceClient) -> Memory:
@@ -55,13 +55,13 @@ def query_memory(client: DeviceClient) -> Memory:
     newer = client.query(NvmlLibrary.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
     if newer is not None:
         return Memory(newer.total, newer.used, newer.reserved)
-    # What only failed is not queried in the older way: its `used` means something else.
+    # After a mere failure, do not fall back to the older call: its `used` includes `reserved`.
     if not client.is_unsupported((_MEMORY, pynvml.nvmlMemory_v2)):
         return Memory()
     older = client.query(NvmlLibrary.nvmlDeviceGetMemoryInfo)
     if older is not None:
         return Memory(older.total, older.used)
-    # Where it is hidden, or the driver lacks the function, another reason is given.
+    # If memory is only hidden or the driver lacks the function, the error is a different one.
     return Memory(is_unified=client.outcomes.get((_MEMORY,)) == NOT_SUPPORTED)
 
 
@@ -72,7 +72,7 @@ def query_core(
     *,
     monotonic_ns: Callable[[], int],
 ) -> dict[str, Any]:
-    """Return a GPU's answers, by the fields of `RawGpuSample`; raises SourceLostError."""
+    """Return a GPU's answers, keyed by field of `RawGpuSample`; raises SourceLostError."""
     samples = query_samples(client, last_seen, monotonic_ns=monotonic_ns)
     memory = query_memory(client)
     return {
@@ -83,7 +83,7 @@ def query_core(
         "memory_reserved_bytes": memory.reserved,
         "memory_unified": memory.is_unified,
         **query_energy(client),
-        # Last, so that a process with samples is still looked for after they were taken.
+        # List processes after the samples were read, so that no process with samples is missed.
         "processes": lists.query(client, memory_used_bytes=memory.used),
     }
 
@@ -95,7 +95,7 @@ def query_fast_poll(
     *,
     monotonic_ns: Callable[[], int],
 ) -> dict[str, Any]:
-    """Return a GPU's answers between two ticks, by the fields of `FastPoll`.
+    """Return a GPU's answers to a fast poll, keyed by field of `FastPoll`.
 
     Raises SourceLostError.
     """
@@ -105,7 +105,7 @@ def query_fast_poll(
         "since_us": last_seen.process_us,
         **samples,
         **query_energy(client),
-        # Last, so that a process with samples is still looked for after they were taken.
+        # List processes after the samples were read, so that no process with samples is missed.
         "processes": list_processes(client, skipped=lists.empty),
     }
 
@@ -113,17 +113,17 @@ def query_fast_poll(
 def query_samples(
     client: DeviceClient, last_seen: SampleCursor, *, monotonic_ns: Callable[[], int]
 ) -> dict[str, Any]:
-    """Return what the driver has sampled; raises SourceLostError."""
+    """Return the driver's new samples and its current rates; raises SourceLostError."""
     requested_ns = monotonic_ns()
-    # The rates are always of the last sample period, so they show whether the ring buffers leave
-    # something out. Before the samples: of a window that closes in between there is a sample.
+    # The rates always cover the last sample period, so they show whether the ring buffers lack
+    # samples. They are queried first: if a period ends in between, it has a sample as well.
     rates = client.query(NvmlLibrary.nvmlDeviceGetUtilizationRates)
     samples = _samples(client, pynvml.NVML_GPU_UTILIZATION_SAMPLES, last_seen.gpu_us)
     return {
         "percent": rates and rates.gpu,
         "memory_percent": rates and rates.memory,
         "samples": samples,
-        # By these the driver's clock is followed: of the GPU behind others it is later.
+        # Used to track the driver's clock. Measured per GPU, because the GPUs are queried in turn.
         "sampled": AnswerTime(requested_ns, monotonic_ns()),
         "memory_samples": _samples(
             client, pynvml.NVML_MEMORY_UTILIZATION_SAMPLES, last_seen.memory_us
@@ -133,7 +133,7 @@ def query_samples(
 
 
 def query_energy(client: DeviceClient) -> dict[str, Any]:
-    """Return a board's counter of energy and its draw; raises SourceLostError."""
+    """Return the GPU's energy counter and its power draw; raises SourceLostError."""
     return {
         "energy_millijoules": client.query(NvmlLibrary.nvmlDeviceGetTotalEnergyConsumption),
         "power_milliwatts": client.query(NvmlLibrary.nvmlDeviceGetPowerUsage),
@@ -142,36 +142,35 @@ def query_energy(client: DeviceClient) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class ProcessLists:
-    """The lists of processes of one GPU, of which those that are empty are asked rarely.
+    """One GPU's process lists; skips lists that were empty at the last query.
 
-    Most GPUs never have a process of graphics or of MPS. A list that was empty is asked again when
-    something has come that may be in it, by the compute list or by the memory in use, and whenever
-    it is `due`.
+    Most GPUs never have graphics or MPS processes. An empty list is queried again if the compute
+    processes or the used memory have changed, and whenever `is_due` is set.
     """
 
     is_due: bool = True
-    """Whether all lists are to be asked next."""
+    """Whether the next query must query all lists."""
     empty: frozenset[ProcessKind] = frozenset()
-    """Those that were empty when they were asked last; read by other threads, too."""
+    """The lists that were empty at the last query; also read by other threads."""
     _compute_pids: frozenset[int] = frozenset()
     _memory_used_bytes: int | None = None
 
     def query(
         self, client: DeviceClient, *, memory_used_bytes: int | None
     ) -> tuple[ListedProcess, ...] | None:
-        """Return the processes of all lists; raises SourceLostError."""
-        # Where memory is not told, as where it is the machine's, only the lists say who has come.
+        """Return the processes of all lists, or `None` if a list failed; raises SourceLostError."""
+        # If memory usage is unknown, as with unified memory, only the lists show new processes.
         is_as_before = not self.is_due and memory_used_bytes is not None
         is_as_before &= memory_used_bytes == self._memory_used_bytes
         skipped = self.empty if is_as_before else frozenset[ProcessKind]()
         listed = list_processes(client, skipped=skipped)
-        # Where no list has answered, one that was skipped may be all that there is.
+        # If no list was answered, a skipped list may be the only one that the driver supports.
         if skipped and (listed is None or _compute_pids(listed) != self._compute_pids):
             skipped = frozenset()
             listed = list_processes(client)
         self._memory_used_bytes = memory_used_bytes
         if listed is None:
-            # Nobody knows what the others would have said.
+            # The state of the other lists is unknown.
             self.is_due = True
             return None
         self._compute_pids = _compute_pids(listed)
@@ -188,10 +187,10 @@ def _compute_pids(listed: Iterable[ListedProcess]) -> frozenset[int]:
 def list_processes(
     client: DeviceClient, *, skipped: Collection[ProcessKind] = ()
 ) -> tuple[ListedProcess, ...] | None:
-    """Return the driver's three lists of processes in one; `None` where one of them failed.
+    """Return the driver's three process lists as one, or `None` if a list failed.
 
-    Those that are `skipped` are not asked. A list with a pid that no process can have is none: its
-    rows are not what they are read as, and the pids that could be true would be those of others.
+    Lists in `skipped` are not queried. A list with an impossible pid also counts as failed: its
+    rows have a different layout, so even its plausible pids would be wrong.
     """
     listed: list[ListedProcess] | None = None
     for kind, function in _LISTS.items():
@@ -204,7 +203,7 @@ def list_processes(
         if processes is None:
             if client.is_unsupported((function.__name__,)):
                 continue
-            # Two lists of three would show the processes of the third one as ended.
+            # Without this list, its processes would appear to have ended.
             return None
         listed = [
             *(listed or ()),
@@ -212,7 +211,7 @@ def list_processes(
                 ListedProcess(
                     pid=process.pid,
                     kind=kind,
-                    # `None` where the driver answers 2^64-1: the binding makes it that.
+                    # `None` if unknown: the binding converts the driver's 2^64-1 to `None`.
                     memory_bytes=process.usedGpuMemory,
                     gpu_instance=instance_id(process.gpuInstanceId),
                     compute_instance=instance_id(process.computeInstanceId),
@@ -248,7 +247,7 @@ def _samples(
 def _process_samples(
     client: DeviceClient, last_seen_us: int
 ) -> tuple[ProcessUtilizationSample, ...] | None:
-    # With 0 the driver answers from its whole buffer, so also processes that are long gone.
+    # If `last_seen_us` is 0, the driver returns its whole buffer, including processes long gone.
     function = NvmlLibrary.nvmlDeviceGetProcessUtilization
     samples = client.query_list((), function, last_seen_us)
     if samples is None:

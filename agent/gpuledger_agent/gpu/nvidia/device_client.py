@@ -1,11 +1,11 @@
-"""Calls of the library, and of one device of it.
+"""Calls to NVML, and a client for one device that remembers unsupported calls.
 
-The library's error codes become the errors of `gpuledger_agent.gpu.protocol`; its exceptions do not
-leave this module. A driver says in three ways that it does not give something: the
-binding lacks the function, the driver's library lacks it, or the call is refused. All of them are
-`UnsupportedError`; a device is queried once, and what it does not support is remembered by its
-`Key`. Opening the library again makes new clients, so everything is probed again. What failed is
-queried again at the next tick.
+NVML's error codes become the errors of `gpuledger_agent.gpu.protocol`; pynvml's exceptions do not
+leave this module. A value can be unsupported in three ways: the binding lacks the function, the
+driver's library lacks it, or the driver refuses the call. All three raise `UnsupportedError`. A
+client remembers an unsupported call by its `Key` and does not repeat it. Reopening the library
+creates new clients, so everything is probed again. Calls that only failed are repeated in the next
+tick.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class NothingHappenedError(FailedError):
-    """A wait for events ended without an event, as most do."""
+    """A wait for events timed out without an event, as most waits do."""
 
 
 _ATTEMPTS: Final = 3
@@ -41,17 +41,17 @@ _UNSUPPORTED: Final = frozenset(
         pynvml.NVML_ERROR_NOT_SUPPORTED,
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
         pynvml.NVML_ERROR_NO_PERMISSION,
-        # A struct that is newer than the driver.
+        # The struct's version is newer than the driver.
         pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     }
 )
 NOT_SUPPORTED: Final = "NotSupported"
-"""The driver's name of the refusal of what the device does not have."""
+"""NVML's error name for a call that the device does not support."""
 NO_PERMISSION: Final = "NoPermission"
-"""The same of what the agent has no right to."""
+"""NVML's error name for a call that the agent is not permitted to make."""
 _STARTING: Final = ("nvmlInit", "nvmlDeviceGetCount")
-# Some drivers answer a single call with "unknown error" for ever. Only of a call that every GPU
-# can answer does it say that the GPU is lost.
+# Some drivers always answer certain calls with "unknown error". It means that the GPU is lost only
+# for calls that every GPU supports.
 _ESSENTIAL: Final = (
     "nvmlDeviceGetHandleByIndex",
     "nvmlDeviceGetUUID",
@@ -59,13 +59,13 @@ _ESSENTIAL: Final = (
 )
 _SAMPLES: Final = "nvmlDeviceGetSamples"
 _WAITING: Final = "nvmlEventSetWait"
-# nvidia-ml-py raises an "error" of value 0 where the size call of a list succeeds with nothing.
+# nvidia-ml-py raises an error with code 0 if the size call of a list succeeds with size 0.
 _EMPTY: Final = frozenset({pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND})
-# What stands in place of an id where MIG is off.
+# NVML's instance id if MIG is off.
 _NO_INSTANCE: Final = 0xFFFFFFFF
 _MAX_INT: Final = 2**31 - 1
 
-# After these only a new start of the library helps.
+# Errors that only reinitializing the library can resolve.
 _LOST: Final[Mapping[int, type[SourceLostError]]] = {
     pynvml.NVML_ERROR_UNINITIALIZED: LibraryLostError,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: DriverNotLoadedError,
@@ -77,7 +77,7 @@ _LOST: Final[Mapping[int, type[SourceLostError]]] = {
 
 
 def none_where_absent(query: Callable[[], T]) -> T | None:
-    """Return what a query returns, or `None` where the driver does not give it, now or ever."""
+    """Return the query's result, or `None` if it is unsupported or failed."""
     try:
         return query()
     except (UnsupportedError, FailedError):
@@ -90,7 +90,7 @@ def call_nvml(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """Call the library's own function; raises SourceLostError, UnsupportedError, FailedError."""
+    """Call the library's function; raises SourceLostError, UnsupportedError, FailedError."""
     return cast("T", call_by_name(library, function.__name__, *arguments, **named))
 
 
@@ -101,74 +101,76 @@ def list_nvml(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """As `call_nvml`; `empty` is the answer where the library has nothing to list."""
+    """Call the library's function as `call_nvml` does; return `empty` for an empty list."""
     return cast("T", call_by_name(library, function.__name__, *arguments, empty=empty, **named))
 
 
 def call_by_name(library: object, name: str, *arguments: object, empty: object = None) -> object:
-    """Call a function; a list that grew between the library's two calls is queried again."""
-    # Looked up at each call: which functions there are depends on the binding, not on the driver.
+    """Call a function by name; retries if a list grew between the binding's two calls.
+
+    Raises SourceLostError, UnsupportedError, FailedError.
+    """
+    # Looked up at each call: which functions exist depends on the binding, not on the driver.
     function = getattr(library, name, None)
     if function is None:
-        raise UnsupportedError(f"{name}: this nvidia-ml-py does not have it")
+        raise UnsupportedError(f"{name}: not available in this version of nvidia-ml-py")
     for _ in range(_ATTEMPTS):
         try:
             answer: object = function(*arguments)
         except pynvml.NVMLLibraryMismatchError as error:
-            # The binding raises it where it is newer than the library, before it calls anything.
+            # The binding raises it, before any call, if it is newer than the driver's library.
             raise UnsupportedError(f"{name}: {error}") from error
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-                continue  # the binding asked for the size, and then for a list that is longer
+                continue  # the list grew after the binding had queried its size
             if empty is not None and error.value in _EMPTY:
                 return empty
             raise _translate(name, error) from error
         except UnicodeDecodeError as error:
             NVML_ERRORS.labels(call=name, error="NotText").inc()
-            raise FailedError(f"{name}: what the driver wrote is no text") from error
+            raise FailedError(f"{name}: invalid text from the driver") from error
         return answer
     NVML_ERRORS.labels(call=name, error="InsufficientSize").inc()
-    raise FailedError(f"{name}: its list grew {_ATTEMPTS} times while it was read")
+    raise FailedError(f"{name}: the list grew during each of {_ATTEMPTS} attempts to read it")
 
 
 def _translate(name: str, error: pynvml.NVMLError) -> UnavailableError:
     message = f"{name}: {error}"
     if error.value == pynvml.NVML_ERROR_TIMEOUT and name.startswith(_WAITING):
         return NothingHappenedError(message)
-    # Of the first calls a refusal means that there is no driver to speak of.
+    # If one of the first calls is refused, there is no working driver.
     if error.value in _UNSUPPORTED and name not in _STARTING:
         return UnsupportedError(message)
     NVML_ERRORS.labels(call=name, error=error_name(error)).inc()
     if error.value == pynvml.NVML_ERROR_UNKNOWN and name not in (*_STARTING, *_ESSENTIAL):
         return FailedError(message)
     lost = _LOST.get(error.value)
-    # Without a start there are no GPUs, so whatever it says it cannot be of one of them.
+    # Before the library is initialized there are no GPUs, so no error can concern a single GPU.
     if name in _STARTING:
         return (DriverNotLoadedError if lost is DriverNotLoadedError else LibraryLostError)(message)
     return (lost or FailedError)(message)
 
 
 Key = tuple[object, ...]
-"""A function's name and the arguments behind the handle that never change."""
+"""A function's name and those of its arguments after the handle that never change."""
 
 
 @dataclass(kw_only=True)
 class DeviceClient:
-    """Queries one device of an open library, a GPU or a MIG instance.
+    """Queries one device of an open library: a GPU or a MIG instance.
 
-    Each query returns `None` where there is no answer, and raises SourceLostError. Where it makes a
-    difference whether that is for now or for good, `is_unsupported` says it of the query's key: the
-    function's name, and the arguments by which a refusal is remembered.
+    Each query returns `None` if there is no answer, and raises SourceLostError. To find out whether
+    the lack of an answer is permanent, call `is_unsupported` with the query's key.
     """
 
     library: object
-    """The library that gave the handle."""
+    """The library that returned the handle."""
     handle: object
-    """The library's own handle."""
+    """The library's handle of the device."""
     outcomes: dict[Key, str | None] = field(default_factory=dict)
-    """What was queried so far, with the driver's reason where it is not supported."""
+    """The outcome of each query: the driver's reason if it is unsupported, otherwise `None`."""
     support_version: int = 0
-    """Changes whenever what is unsupported does."""
+    """Increases whenever the set of unsupported queries changes."""
 
     def query(
         self,
@@ -176,7 +178,7 @@ class DeviceClient:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T | None:
-        """Return the answer; a refusal is remembered of the function with these arguments."""
+        """Return the answer; remembers per function and arguments if it is unsupported."""
         return cast("T | None", self.query_key((function.__name__, *arguments), **named))
 
     def query_varying(
@@ -185,7 +187,7 @@ class DeviceClient:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T | None:
-        """Return the answer; a refusal is remembered of the function, whatever the arguments."""
+        """Return the answer; remembers per function, for any arguments, if it is unsupported."""
         return cast("T | None", self.query_key((function.__name__,), *arguments, **named))
 
     def query_list(
@@ -195,18 +197,18 @@ class DeviceClient:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T | None:
-        """As `query_varying`; `empty` is the answer where there is nothing to list."""
+        """Return a list as `query_varying` does; return `empty` for an empty list."""
         return cast(
             "T | None", self.query_key((function.__name__,), *arguments, empty=empty, **named)
         )
 
     def query_samples(self, kind: int, since_us: int) -> tuple[int | None, Sequence[object]] | None:
-        """Return the samples of a ring buffer and their type; one kind may be refused alone."""
+        """Return a ring buffer's value type and samples; remembers each unsupported kind."""
         answer = self.query_key((_SAMPLES, kind), since_us, empty=(None, ()))
         return cast("tuple[int | None, Sequence[object]] | None", answer)
 
     def fill(self, name: str, struct: str) -> object | None:
-        """Return the struct that the function filled."""
+        """Call a function that fills a struct of pynvml, and return the struct."""
         if self.is_unsupported((name,)):
             return None
         filled: Structure = getattr(pynvml, struct)()
@@ -215,9 +217,9 @@ class DeviceClient:
     def query_key(
         self, key: Key, *varying: object, empty: object = None, fills: object = None
     ) -> object | None:
-        """Return the answer to a call; `varying` arguments are no part of what is remembered.
+        """Return the answer to a call; `varying` arguments are not part of the key.
 
-        Where the call fills a struct, that is the answer, whatever the call returns.
+        If the call fills a struct, pass it as `fills`: it is returned instead of the call's result.
         """
         if self.is_unsupported(key):
             return None
@@ -236,34 +238,38 @@ class DeviceClient:
 
     @property
     def outcomes_version(self) -> tuple[int, int]:
-        """What changes whenever the outcomes do: what was answered once is only refused later."""
+        """A value that changes whenever `outcomes` changes.
+
+        The number of outcomes and the support version are enough, because an outcome can change
+        only from answered to unsupported.
+        """
         return len(self.outcomes), self.support_version
 
     def is_unsupported(self, key: Key) -> bool:
-        """Return whether the device is known not to support it."""
+        """Return whether the device is known not to support a query."""
         return self.outcomes.get(key) is not None
 
     def mark_unsupported(self, key: Key, reason: str) -> None:
-        """Remember that the device does not support it."""
+        """Remember that the device does not support a query."""
         self.support_version += 1
         self.outcomes[key] = reason
 
     def merge_refusals(self, parts: Sequence[Key], whole: Key) -> None:
-        """Remember as one refusal what was refused of each part, if of each it was."""
+        """Replace the refusals of all parts by one refusal of the whole, if all were refused."""
         if all(map(self.is_unsupported, parts)):
             reasons = [self.outcomes.pop(part) for part in parts]
             self.mark_unsupported(whole, reasons[0] or "")
 
     def forget(self) -> None:
-        """Probe everything again: what is supported has changed, as it does with MIG."""
+        """Forget all outcomes, because the supported calls have changed, for example with MIG."""
         self.support_version += 1
         self.outcomes.clear()
 
 
 def reason_of(error: UnavailableError) -> str:
-    """Return the driver's name of a refusal, such as `NotSupported`."""
+    """Return the name of the NVML error that caused the error, such as `NotSupported`."""
     cause = error.__cause__
-    # Without a cause, or with the binding's own, it is the function that is missing.
+    # Without an NVML error as the cause, the function is missing.
     return error_name(cause) if isinstance(cause, pynvml.NVMLError) else "FunctionNotFound"
 
 
@@ -273,21 +279,21 @@ def error_name(error: pynvml.NVMLError) -> str:
 
 
 def instance_id(number: int) -> int | None:
-    """Return an id of a GPU or compute instance, `None` for NVML's number of none."""
+    """Return a GPU or compute instance id, or `None` for NVML's placeholder."""
     return None if number == _NO_INSTANCE else number
 
 
 def small_number(number: int | None) -> int | None:
-    """Return an id or a count where the value can be one.
+    """Return an id or a count, or `None` if the value cannot be one.
 
-    NVML's greatest number stands for an unknown one.
+    NVML reports an unknown number as the greatest number of its type.
     """
     return number if number is not None and 0 <= number <= _MAX_INT else None
 
 
 raw_getattr: Final[Any] = object.__getattribute__
-"""`getattr` for members that are no text.
+"""`getattr` for struct members other than text.
 
-The binding's own attribute access decodes text, and for a number costs more than the call of the
-driver that it came from.
+The binding's attribute access decodes text; even for a number, it takes longer than the driver
+call that returned it.
 """

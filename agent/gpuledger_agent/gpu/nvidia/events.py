@@ -1,12 +1,13 @@
-"""NVML's events, of two kinds: what the driver says of itself, and the faults of GPUs.
+"""NVML's events: events about the driver itself, and GPU faults.
 
-The driver says that it will be unbound from a GPU, or was bound to one. A program that keeps the
-library open blocks the driver's unbinding, so it must learn of it and close the library. Where the
-driver or nvidia-ml-py do not know these events, the capability says so and none come.
+The driver announces that it will be unbound from a GPU, and that it was bound to one. A program
+that keeps the library open blocks the unbinding, so it has to close the library on this event. If
+the driver or nvidia-ml-py does not support these events, the capability contains the reason and no
+events arrive.
 
-The faults of GPUs come by an event set in which every GPU is registered for what it supports. One
-GPU that refuses must not cost the others theirs, nor one bit of the mask the other bits. The
-thread that waits, and new attempts, are in `gpuledger_agent.gpu.lifecycle`.
+GPU faults arrive through an event set in which every GPU is registered for the events that it
+supports. If one GPU or one event type is refused, the others are still registered. The thread that
+waits and retries is in `gpuledger_agent.gpu.event_thread`.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ from gpuledger_agent.metrics import EVENT_SET_FAILURES
 
 P = ParamSpec("P")
 T = TypeVar("T")
-# It is called at each tick, so it need not wait; what 0 means to it is not written anywhere.
+# The call is made in each tick, so it need not wait. NVML does not document the meaning of 0.
 _WAIT_MILLISECONDS: Final = 1
 _MAX_EVENTS: Final = 16
 _VERSIONS: Final = {
@@ -45,7 +46,7 @@ _VERSIONS: Final = {
 
 
 class NvmlDriverEvents:
-    """The driver's events that are not a GPU's; all calls in one thread."""
+    """Events about the driver itself; all calls come from one thread."""
 
     def __init__(self, library: object) -> None:
         self._library = library
@@ -55,20 +56,20 @@ class NvmlDriverEvents:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is something to listen to."""
+        """Whether events can be received."""
         return self._set is not None
 
     @property
     def capability(self) -> Capability:
-        """Whether the driver reports its unbinding, by the first function that this takes."""
+        """Whether the driver announces that it will be unbound, under the first function called."""
         reason = self._reason
         return Capability(call="nvmlSystemEventSetCreate", supported=reason is None, reason=reason)
 
     def open(self) -> None:
-        """Begin to listen, where the driver can be listened to."""
+        """Start to listen, if the driver supports it."""
         try:
             self._set = self._call(NvmlLibrary.nvmlSystemEventSetCreate)
-            # Read here, as an older binding has neither of them.
+            # Looked up only here, because older bindings lack both constants.
             events = (
                 pynvml.nvmlSystemEventTypeGpuDriverUnbind | pynvml.nvmlSystemEventTypeGpuDriverBind
             )
@@ -80,7 +81,7 @@ class NvmlDriverEvents:
             self._reason = str(error)
 
     def poll(self) -> DriverEvent:
-        """Return what has happened since the last call; an error ends the listening."""
+        """Return the event since the last call; after an error, no more events are received."""
         if self._set is None:
             return DriverEvent.NOTHING
         try:
@@ -96,7 +97,7 @@ class NvmlDriverEvents:
             self._reason = str(error)
             return DriverEvent.NOTHING
         kinds = {event["eventType"] for event in happened}
-        # Where both came it is the unbinding that somebody waits for.
+        # If both arrived, the unbinding is more urgent: the driver waits for it.
         if pynvml.nvmlSystemEventTypeGpuDriverUnbind in kinds:
             return DriverEvent.UNBIND
         return DriverEvent.BIND if kinds else DriverEvent.NOTHING
@@ -117,7 +118,7 @@ class NvmlDriverEvents:
         *arguments: P.args,
         **named: P.kwargs,
     ) -> T:
-        """Call a function with the version of its struct; an older binding knows neither."""
+        """Call a function with the version of its struct; older bindings lack both."""
         version: int | None = getattr(pynvml, _VERSIONS[function.__name__], None)
         return call_nvml(self._library, function, version, *arguments, **named)
 
@@ -126,7 +127,7 @@ SOURCE: Final = "nvml"
 KINDS: Final = {
     pynvml.nvmlEventTypeXidCriticalError: "xid",
     pynvml.nvmlEventTypeDoubleBitEccError: "ecc_uncorrected",
-    # Older bindings lack the names of what newer drivers report, so these are by number.
+    # Numbers, because older bindings lack the names.
     0x200: "ecc_corrected_storm",
     0x400: "page_retirement_pending",
     0x800: "page_retirement_failed",
@@ -137,42 +138,42 @@ KINDS: Final = {
     0x100: "mig_changed",
 }
 WANTED: Final[int] = sum(KINDS)
-# Nobody says by which clock a driver stamps; a stamp that is far from now is by another one.
+# NVML does not document the clock of its time stamps. If one is far from now, the clock is unknown.
 _BELIEVABLE_NS: Final = NS_PER_HOUR
 
 _log = structlog.get_logger(__name__)
 
 
 class NvmlGpuEvents:
-    """An event set in which every GPU is registered that can be."""
+    """An event set with all GPUs that can be registered."""
 
     def __init__(self, library: object, gpus: Sequence[GpuIdentity], *, clock: Clock) -> None:
-        """Make the set; raises UnavailableError where the driver makes none."""
+        """Create the set; raises UnavailableError if the driver refuses to."""
         self._library = library
         self._clock = clock
         self._uuids: dict[object, str] = {}
         self.has_v3: bool | None = None
-        """Whether the driver has the newer wait; `None` before the first one."""
+        """Whether the driver has `nvmlEventSetWait_v3`; `None` before the first wait."""
         self._set = call_nvml(library, NvmlLibrary.nvmlEventSetCreate)
         for gpu in gpus:
             if self._register(gpu):
                 self._uuids[_identity(gpu.handle)] = gpu.uuid
 
     def close(self) -> None:
-        """Free the set; raises UnavailableError where the library is gone."""
+        """Free the set; raises UnavailableError if the library is closed."""
         call_nvml(self._library, NvmlLibrary.nvmlEventSetFree, self._set)
 
     def wait(self, timeout_ms: int) -> Detection | None:
-        """Wait for the next event; `None` where there is none in time. Raises UnavailableError."""
+        """Return the next event, or `None` after the timeout; raises UnavailableError."""
         if not self._uuids:
-            raise FailedError("no GPU can be registered for events")
+            raise FailedError("no GPU could be registered for events")
         try:
             return self._wait_v2(timeout_ms) if self.has_v3 is False else self._wait_v3(timeout_ms)
         except NothingHappenedError:
             return None
 
     def _wait_v3(self, timeout_ms: int) -> Detection | None:
-        """Wait by the newest function, which says when and to which GPU it happened."""
+        """Wait with the newest function, which also returns the event's time and GPU."""
         make = getattr(pynvml, "c_nvmlEventSetWait_v3_t", None)
         if make is None:
             self.has_v3 = False  # an older nvidia-ml-py
@@ -185,13 +186,13 @@ class NvmlGpuEvents:
             self.has_v3 = True
             raise
         except (UnsupportedError, FailedError):
-            # A driver that lacks it shows it at the first call; later it is a failure like others.
+            # If the first call fails, the driver lacks the function. A later error is a failure.
             if self.has_v3:
                 raise
             self.has_v3 = False
             return self._wait_v2(timeout_ms)
         self.has_v3 = True
-        # The members below are of this kind of data alone.
+        # The members read below are valid only for this type of data.
         if event.dataType != pynvml.NVML_EVENT_DATA_TYPE_NVML_EVENT:
             return None
         try:
@@ -204,7 +205,7 @@ class NvmlGpuEvents:
 
     def _wait_v2(self, timeout_ms: int) -> Detection | None:
         event = call_nvml(self._library, NvmlLibrary.nvmlEventSetWait_v2, self._set, timeout_ms)
-        # These events have no time stamp, so it is taken before anything else is called.
+        # These events have no time stamp, so read the clock before any other call.
         now_ns = self._clock.time_ns()
         uuid = self._uuids.get(_identity(event.device))
         if uuid is None:
@@ -213,10 +214,11 @@ class NvmlGpuEvents:
         return _make_detection(event, uuid, now_ns)
 
     def _register(self, gpu: GpuIdentity) -> bool:
-        """Register for what is wanted and supported; return whether that is anything.
+        """Register a GPU for the wanted events that it supports; return whether there are any.
 
-        All bits at once, else one by one: a bit that is refused must not cost the others, nor a
-        GPU that refuses the other GPUs.
+        Registers all bits at once. If that is refused, it registers the bits one by one, so that a
+        refused bit does not affect the others. If a GPU cannot be registered at all, a warning is
+        logged.
         """
         library, register = self._library, NvmlLibrary.nvmlDeviceRegisterEvents
         supported_types = NvmlLibrary.nvmlDeviceGetSupportedEventTypes
@@ -243,7 +245,7 @@ class NvmlGpuEvents:
 
 def _make_detection(event: EventData, uuid: str | None, time_ns: int) -> Detection | None:
     kind = KINDS.get(event.eventType)
-    # Not registered for, so not understood either.
+    # An event that was not registered for.
     if kind is None:
         return None
     return Detection(
@@ -251,7 +253,7 @@ def _make_detection(event: EventData, uuid: str | None, time_ns: int) -> Detecti
         gpu_uuid=uuid or "unknown",
         time_ns=time_ns,
         source=SOURCE,
-        # NVML fills the data for XIDs alone.
+        # NVML sets the data only for XIDs.
         xid=event.eventData if kind == "xid" else None,
         gpu_instance=instance_id(event.gpuInstanceId),
         compute_instance=instance_id(event.computeInstanceId),
@@ -259,7 +261,7 @@ def _make_detection(event: EventData, uuid: str | None, time_ns: int) -> Detecti
 
 
 def pci_buses_of(library: object, gpus: Sequence[GpuIdentity]) -> dict[str, str]:
-    """Return the GPUs' UUIDs by the PCI addresses at which they are plugged in."""
+    """Return the GPUs' UUIDs by PCI address, without GPUs that do not answer."""
     found = {}
     for gpu in gpus:
         with suppress(UnavailableError):
@@ -270,7 +272,7 @@ def pci_buses_of(library: object, gpus: Sequence[GpuIdentity]) -> dict[str, str]
 
 
 def _identity(handle: object) -> object:
-    """Return what identifies a handle: the binding makes a new object each time."""
+    """Return a comparable identity of a handle; the binding creates a new object each time."""
     if isinstance(handle, pynvml.c_nvmlDevice_t):
         return cast(handle, c_void_p).value
     return handle

@@ -1,17 +1,17 @@
-"""The chip's own counters (GPM, Hopper and newer): what lies between two samples of them.
+"""The chip's own counters (GPM, Hopper and newer), computed from two samples.
 
-Two samples are taken in turn into two buffers; the metrics are of the time between. So the first
-query has none, and each one after it has those since the query before, as long as the time between
-is one that NVML can measure.
+Samples are written alternately to two buffers, and the metrics cover the time between them. So the
+first query returns nothing, and each later one covers the time since the previous query, if NVML
+can measure an interval of that length.
 
-Metrics of different paces have pairs of samples of their own: those of each tick are of that tick
-alone, and those that are queried every few seconds are of all the time since, so that nothing that
-happened in between is left out.
+Metrics with different query intervals have separate pairs of samples: metrics queried in each tick
+cover that tick, and metrics queried every few seconds cover all the time since, so no activity in
+between is missed.
 
-A MIG instance has a pair of samples of its own. A GPU instance that is one compute instance is
-sampled by the GPU's handle and its id; where it is cut further, each compute instance is sampled by
-its own handle, as the whole would be counted to each. Whether a value can be true is decided in
-`gpuledger_agent.core`.
+Each MIG instance also has its own pair of samples. A GPU instance with one compute instance is
+sampled through the GPU's handle and the instance's id. If it has several, each compute instance is
+sampled through its own handle, because otherwise each would get the whole GPU instance's values.
+`gpuledger_agent.core` decides which values are plausible.
 """
 
 from collections import Counter
@@ -32,8 +32,8 @@ from gpuledger_agent.gpu.nvidia.query import check_code, mark_if_unsupported
 from gpuledger_agent.gpu.protocol import FailedError, UnsupportedError
 
 MIN_NS: Final = 100 * NS_PER_MS
-"""NVML's least time between two samples."""
-# Twice the longest pause that can be set: after a silence a mean says little of now.
+"""NVML's minimum time between two samples."""
+# Twice the longest interval that can be configured. A mean over a longer gap is not meaningful.
 _MAX_NS: Final = 2 * NS_PER_MINUTE
 _METRICS: Final = "nvmlGpmMetricsGet"
 _FIELDS: Final = {
@@ -41,14 +41,14 @@ _FIELDS: Final = {
     CallGroup.PROFILING: "profiling",
     CallGroup.HEALTH: "health",
 }
-"""Fields of `RawGpuSample`, by the group whose metrics they have."""
+"""The field of `RawGpuSample` with each call group's metrics."""
 
 
 class GpmQuery:
-    """The metrics of one device, and the struct in which NVML is asked for them.
+    """Queries one device's metrics with a struct that is reused.
 
-    The struct has room for every metric that there is (19 KB), so it is made once, and what is
-    wanted stays in it from call to call.
+    The struct has room for every metric (19 KB), so it is created once and keeps the ids of the
+    wanted metrics between calls.
     """
 
     def __init__(self, client: DeviceClient, specs: Sequence[MetricSpec]) -> None:
@@ -57,7 +57,7 @@ class GpmQuery:
         for spec in specs:
             metric = spec.sources[0]
             if not isinstance(metric, GpmMetric):
-                raise TypeError(f"{spec.name} comes from {metric}, which is no metric")
+                raise TypeError(f"{spec.name}: its source is not a GPM metric: {metric}")
             self._wanted.append((spec.name, metric))
         self._struct: Any = None
         self._ids: list[int] = []
@@ -65,9 +65,9 @@ class GpmQuery:
         self._support_version: int | None = None
 
     def query(self, older: object, newer: object) -> dict[str, Any]:
-        """Return by our names what lies between two samples.
+        """Return the metrics between two samples, keyed by reading.
 
-        Raises UnsupportedError where the device has no metrics, FailedError and SourceLostError.
+        Raises UnsupportedError if the device has no metrics, FailedError, and SourceLostError.
         """
         if self._struct is None:
             self._struct = pynvml.c_nvmlGpmMetricsGet_t()
@@ -82,7 +82,7 @@ class GpmQuery:
             self._client.mark_unsupported((_METRICS,), reason_of(error))
             raise
         except FailedError:
-            # Each was queried alone before, so no single one of them is the reason.
+            # If each metric was queried separately before, no single metric is the cause.
             if all((_METRICS, number) in self._client.outcomes for number in self._ids):
                 raise
             values = self._query_apart()
@@ -90,7 +90,7 @@ class GpmQuery:
         return {name: value for name, value in named.items() if value is not None}
 
     def _query_apart(self) -> dict[int, float]:
-        """Try each metric alone, once: one that an older driver lacks may have cost all."""
+        """Query each metric separately, because one that the driver lacks may fail the call."""
         values: dict[int, float] = {}
         for number in self._ids:
             self._lay_out([number])
@@ -102,7 +102,7 @@ class GpmQuery:
         return values
 
     def _lay_out(self, ids: Sequence[int] | None = None) -> None:
-        """Write into the struct which metrics are wanted: those that are not refused, or `ids`."""
+        """Write the metrics to query into the struct: `ids`, or all that were not refused."""
         if ids is None:
             numbers = (number for _, metric in self._wanted for number in metric.numbers)
             ids = self._ids = [
@@ -119,10 +119,10 @@ class GpmQuery:
         client, values = self._client, {}
         call_nvml(client.library, NvmlLibrary.nvmlGpmMetricsGet, self._struct)
         for number, slot in self._slots:
-            # The call may succeed and each metric still be refused: both have a code.
+            # Each metric has its own return code, because a metric may be refused separately.
             if check_code(client, (_METRICS, number), raw_getattr(slot, "nvmlReturn")):
                 value = raw_getattr(slot, "value")
-                if value == value:  # noqa: PLR0124  # not so of NaN, which is no data
+                if value == value:  # noqa: PLR0124  # false for NaN, which means no data
                     values[number] = value
         return values
 
@@ -130,19 +130,19 @@ class GpmQuery:
 def _value_of(
     metric: GpmMetric, values: Mapping[int, float]
 ) -> float | list[float] | dict[int, float] | None:
-    """Return the value of a metric, of all its engines or its links; `None` where there is none."""
+    """Return a metric's value, list by engine or mapping by link; `None` without any value."""
     if metric.count is None:
         return values.get(metric.number)
     if metric.is_by_link:
         numbers = enumerate(metric.numbers)
         return {link: values[number] for link, number in numbers if number in values} or None
-    # An index in the list is an engine's number: it ends at the first missing one.
+    # The list ends at the first missing value, because an index is an engine's number.
     there = takewhile(values.__contains__, metric.numbers)
     return [values[number] for number in there] or None
 
 
 class Gpm:
-    """The counters of one GPU, or of one GPU instance of it."""
+    """The counters of one GPU or of one of its MIG instances."""
 
     def __init__(
         self,
@@ -154,10 +154,11 @@ class Gpm:
         gpu_instance: int | None = None,
         whole: DeviceClient | None = None,
     ) -> None:
-        """`client` queries the GPU itself, also where `gpu_instance` names an instance of it.
+        """Create the counters of one device.
 
-        An instance needs a client of its own, as it refuses metrics that the GPU does not. Where
-        `client` queries a compute instance, `whole` queries the GPU that has the counters.
+        `client` has the GPU's handle, even if `gpu_instance` is given, or a compute instance's
+        handle; then `whole` is the client for the GPU. Each instance needs a separate client,
+        because it may refuse metrics that the GPU supports.
         """
         self._client = client
         self._whole = whole or client
@@ -170,15 +171,16 @@ class Gpm:
         self._is_querying = False
 
     def query(self) -> dict[str, Any]:
-        """Return `profiling`, by our names, and the time that it is of as `profiling_ns`.
+        """Return the metrics by reading, and the time they cover in nanoseconds.
 
-        `activity` and `activity_ns` for the sensors, `health` and `health_ns` for the health.
+        The keys are `activity` and `activity_ns` for group SENSORS, `profiling` and `profiling_ns`
+        for PROFILING, and `health` and `health_ns` for HEALTH.
 
-        Empty where there is nothing to report: the GPU has no such counters, or no sample before
-        this one, or one that is too old or too young. Raises SourceLostError.
+        The result is empty if the GPU has no such counters, or if there is no previous sample or
+        it is too old or too recent. Raises SourceLostError.
         """
         now_ns = self._monotonic_ns()
-        # The sample before stays: the next tick measures from there.
+        # Keep the previous sample: the next query measures from there.
         if self._taken_ns is not None and now_ns - self._taken_ns < MIN_NS:
             return {}
         self._is_querying = True
@@ -191,7 +193,7 @@ class Gpm:
 
     def close(self) -> None:
         """Free the buffers; the library must be open."""
-        # A call that hangs in another thread may yet write into them: they are left to it.
+        # If a call hangs in another thread, it may still write into the buffers: do not free them.
         if not self._is_querying:
             self._free()
 
@@ -201,7 +203,7 @@ class Gpm:
             try:
                 call_nvml(self._client.library, NvmlLibrary.nvmlGpmSampleFree, buffer)
             except (UnsupportedError, FailedError):
-                continue  # a few hundred bytes, and nobody to give them back to
+                continue  # this leaks only a few hundred bytes
 
     def _query(self, now_ns: int) -> dict[str, Any]:
         self._allocate()
@@ -214,9 +216,9 @@ class Gpm:
         if taken is None:
             return {}
         before_ns, self._taken_ns = self._taken_ns, now_ns
-        # The newer one is the older one of the next time, whatever comes of this one.
+        # The next query uses the newer sample as the older one, even if this query fails.
         self._buffers = [newer, older]
-        # After so long a gap it begins anew: the chip's counters may have wrapped meanwhile.
+        # After a long gap, start again: the chip's counters may have wrapped meanwhile.
         if before_ns is None or now_ns - before_ns > _MAX_NS:
             return {}
         try:
@@ -227,12 +229,12 @@ class Gpm:
         return {self._field: values, f"{self._field}_ns": now_ns - before_ns}
 
     def _allocate(self) -> None:
-        """Allocate the buffers, once; raise UnsupportedError where the GPU has no such counters."""
+        """Allocate the buffers once; raises UnsupportedError if the GPU has no such counters."""
         if self._buffers:
             return
         if self._client.is_unsupported((_METRICS,)):
             raise UnsupportedError(_METRICS)
-        # Of the GPU, as an instance answers for it or not, by its driver.
+        # Query the GPU, because not all drivers answer this for an instance.
         support = self._whole.query(NvmlLibrary.nvmlGpmQueryDeviceSupport)
         if support is None:
             raise FailedError("nvmlGpmQueryDeviceSupport: no answer")
@@ -244,7 +246,7 @@ class Gpm:
 
 
 class InstanceCounters:
-    """The counters of one GPU's instances."""
+    """The counters of one GPU's MIG instances."""
 
     def __init__(
         self,
@@ -255,18 +257,19 @@ class InstanceCounters:
         monotonic_ns: Callable[[], int],
     ) -> None:
         self._client, self._group = client, group
-        # By NVML's own words the links' flows are the GPU's: reported of each instance they would
-        # be counted once for each.
+        # According to NVML, link throughput is always of the whole GPU: if each instance reported
+        # it, it would be counted several times.
         self._specs = [spec for spec in specs if spec.unit is not MEBIBYTES_PER_SECOND]
         self._monotonic_ns = monotonic_ns
         self._of: dict[tuple[str, bool], Gpm] = {}
 
     def query(self, instances: Sequence[InstanceClient]) -> Mapping[str, Mapping[str, Any]]:
-        """Return what `Gpm.query` returns, by the instance's UUID; raises SourceLostError."""
+        """Return each instance's result of `Gpm.query`, by UUID; raises SourceLostError."""
         if not instances and not self._of:
             return {}
         sizes = Counter(instance.identity.gpu_instance for instance in instances)
-        # An instance that is alone no more is sampled in another way, so from the beginning.
+        # If a GPU instance gets or loses a second compute instance, its sampling starts again,
+        # because the two cases are sampled differently.
         wanted = {
             (instance.identity.uuid, sizes[instance.identity.gpu_instance] == 1): instance
             for instance in instances
@@ -278,7 +281,8 @@ class InstanceCounters:
             number = instance.identity.gpu_instance if is_alone else None
             client = instance.client
             if number is not None:
-                # The GPU's handle with a client of its own: it refuses what the GPU does not.
+                # A separate client with the GPU's handle, because the instance may refuse metrics
+                # that the GPU supports.
                 client = DeviceClient(library=self._client.library, handle=self._client.handle)
             self._of[uuid, is_alone] = Gpm(
                 client,
@@ -298,7 +302,7 @@ class InstanceCounters:
 
 
 class ChipCounters:
-    """One group's counters of one GPU and of its instances."""
+    """One call group's counters of one GPU and its MIG instances."""
 
     def __init__(
         self,
@@ -313,7 +317,7 @@ class ChipCounters:
         self._field = f"instance_{_FIELDS[group]}"
 
     def query(self, instances: Sequence[InstanceClient]) -> dict[str, Any]:
-        """Return the group's fields of `RawGpuSample`; raises SourceLostError."""
+        """Return the call group's fields of `RawGpuSample`; raises SourceLostError."""
         of_instances = self._instances.query(instances)
         return {**self._whole.query(), self._field: of_instances}
 

@@ -1,6 +1,6 @@
-"""What is built into a GPU or set on it. What never changes is queried once.
+"""Facts about a GPU: its hardware, firmware and modes. Facts that never change are queried once.
 
-The layout of MIG instances is known elsewhere.
+`mig` provides the layout of MIG instances.
 """
 
 from collections import Counter
@@ -29,9 +29,9 @@ from gpuledger_agent.gpu.protocol import FailedError, UnsupportedError
 
 
 def capabilities_of(outcomes: Mapping[Key, str | None]) -> list[Capability]:
-    """Return a record for each call that was answered or refused, in the order of their names.
+    """Return a record for each call that was answered or refused, sorted by name.
 
-    An argument stands behind the name where one function was called with several.
+    The name includes the arguments if a function was called with more than one set of them.
     """
     times = Counter(name for name, *_ in outcomes)
     capabilities = [
@@ -41,8 +41,8 @@ def capabilities_of(outcomes: Mapping[Key, str | None]) -> list[Capability]:
     return sorted(capabilities, key=attrgetter("call"))
 
 
-# The GPUs of a node answer alike, and again with each of their facts: 20 KiB for each that would
-# hold records of its own.
+# Cached, because all GPUs of a node have similar capabilities; separate records would take 20 KiB
+# per GPU.
 @lru_cache(maxsize=2048)
 def _capability(key: Key, reason: str | None) -> Capability:
     name, *arguments = key
@@ -96,12 +96,12 @@ _PEER_STATUSES: Final = {
 
 
 class Facts:
-    """The facts of one GPU."""
+    """Queries the facts about one GPU."""
 
     def __init__(
         self, client: DeviceClient, *, uuid: str, index: int, peers: Sequence[tuple[str, object]]
     ) -> None:
-        """`peers` are the node's other GPUs as pairs of UUID and handle."""
+        """Create a query; `peers` are the node's other GPUs as pairs of UUID and handle."""
         self._client = client
         self._uuid = uuid
         self._index = index
@@ -113,7 +113,7 @@ class Facts:
         self._capabilities_version: tuple[int, int] | None = None
 
     def query(self) -> GpuFacts:
-        """Return the facts as they are now, without the MIG layout; raises SourceLostError."""
+        """Return the current facts, without the MIG layout; raises SourceLostError."""
         self._query_physical_gpu()
         self._query_rack()
         self._query_fabric()
@@ -126,18 +126,18 @@ class Facts:
             **self._built_in,
             **self._fabric,
             nvlink_peers=dict(self._peer_statuses) or None,
-            # The first is the mode now, the second the one after the next reset.
+            # The first element is the current mode, the second the mode after the next reset.
             ecc_enabled=_flag(ecc[0]) if ecc else None,
             persistence_enabled=_flag(query(NvmlLibrary.nvmlDeviceGetPersistenceMode)),
             accounting_enabled=_flag(query(NvmlLibrary.nvmlDeviceGetAccountingMode)),
             compute_mode=_COMPUTE_MODES.get(query(NvmlLibrary.nvmlDeviceGetComputeMode)),
             instances=[],
-            # Last, as the calls above are among them.
+            # Last, because they include the calls above.
             capabilities=self._current_capabilities(),
         )
 
     def _current_capabilities(self) -> list[Capability]:
-        """Return what the GPU answers; the same list as before where that has not changed."""
+        """Return the GPU's capabilities; the same list object if they have not changed."""
         version = self._client.outcomes_version
         if version != self._capabilities_version:
             self._capabilities = capabilities_of(self._client.outcomes)
@@ -145,7 +145,7 @@ class Facts:
         return self._capabilities
 
     def _query_physical_gpu(self) -> None:
-        """Query what is not known yet: what was neither given nor refused."""
+        """Query the facts that have been neither answered nor refused."""
         if self._built_in.get("memory_total_bytes") is None:
             total = query_memory(self._client).total
             is_true = total is not None and 0 <= total <= MEMORY_BYTES.high
@@ -159,7 +159,7 @@ class Facts:
                     self._built_in[name] = None
 
     def _query_rack(self) -> None:
-        """Query where in a rack it is, until that is known or refused."""
+        """Query the GPU's position in a rack until it is known or refused."""
         if "module_id" in self._built_in:
             return
         struct = self._client.fill(_PLATFORM, _PLATFORM_STRUCT)
@@ -169,14 +169,17 @@ class Facts:
             self._built_in["module_id"] = None
 
     def _query_fabric(self) -> None:
-        """Query which fabric it is in: it joins one some time after it is there, or another one."""
+        """Query the GPU's fabric each time, because it may join one late or change to another."""
         struct = self._client.fill(_FABRIC, _FABRIC_STRUCT)
-        # A call that failed once has changed nothing.
+        # After a mere failure, keep the last answer.
         if struct is not None:
             self._fabric = _fabric_of(struct)
 
     def _query_peers(self) -> None:
-        """Query whom it reaches; a refusal is of the pair, so it is not remembered of the call."""
+        """Query the NVLink status to each peer; a refused peer is not queried again.
+
+        Not through the client, which would remember a refusal for the function, not for the pair.
+        """
         for uuid in list(self._peers):
             arguments = self._peers[uuid], nvml.NVML_P2P_CAPS_INDEX_NVLINK
             try:
@@ -188,19 +191,19 @@ class Facts:
                 )
                 self._peer_statuses[uuid] = _PEER_STATUSES.get(status, "unknown")
             except FailedError:
-                continue  # again with the next facts
+                continue  # queried again with the next facts
             except UnsupportedError:
                 pass
             del self._peers[uuid]
 
 
 def _bus_id(pci: object) -> str:
-    # Not as the binding decodes it: bytes that are no text must not cost the other facts.
+    # Decoded here, because the binding's decoding would fail all facts on invalid bytes.
     return str(raw_getattr(pci, "busId").decode(errors="replace"))
 
 
 _PLATFORM: Final = "nvmlDeviceGetPlatformInfo"
-# The names of the first version's fields, of one driver branch, meant something else.
+# Not the first version, whose fields had other meanings and which only one driver branch has.
 _PLATFORM_STRUCT: Final = "c_nvmlPlatformInfo_v2_t"
 _UNKNOWN_BYTE: Final = 0xFF
 _FABRIC: Final = "nvmlDeviceGetGpuFabricInfoV"
@@ -208,17 +211,17 @@ _FABRIC_STRUCT: Final = "c_nvmlGpuFabricInfo_v2_t"
 
 
 def _bytes_of(struct: object, name: str) -> bytes:
-    """Return a field's bytes as the driver wrote them.
+    """Return the bytes of a struct's field as the driver wrote them.
 
-    The binding takes single bytes for characters: it fails on what is no text, and a text of ctypes
-    ends at its first zero.
+    Attribute access would not do: the binding decodes single bytes as characters, which fails on
+    invalid text, and ctypes ends a text at the first zero byte.
     """
     descriptor = getattr(type(struct), name)
     return bytes(cast("Any", struct))[descriptor.offset :][: descriptor.size]
 
 
 def _rack_of(struct: object) -> dict[str, Any]:
-    """Return where a GPU is in its rack, as far as it is in one."""
+    """Return a GPU's position in its rack, keyed by field of `GpuFacts`."""
 
     def number(name: str) -> int | None:
         value = _bytes_of(struct, name)[0]
@@ -227,7 +230,7 @@ def _rack_of(struct: object) -> dict[str, Any]:
     serial = _bytes_of(struct, "chassisSerialNumber").partition(b"\0")[0]
     rack: dict[str, Any] = {"module_id": number("moduleId")}
     if serial.strip():
-        # Without a chassis a slot of it would be a 0 that says nothing.
+        # Without a chassis, slot, tray and host would be meaningless zeros.
         rack["chassis_serial_number"] = serial.decode("ascii", errors="replace").strip()
         rack["chassis_slot"] = number("slotNumber")
         rack["chassis_tray"] = number("trayIndex")
@@ -236,7 +239,10 @@ def _rack_of(struct: object) -> dict[str, Any]:
 
 
 def _fabric_of(struct: Any) -> dict[str, Any]:  # noqa: ANN401  # a struct of ctypes
-    """Return which fabric a GPU has joined; of one machine alone, which needs none, it is all 0."""
+    """Return the fabric that a GPU has joined; empty if none, or if all ids are 0.
+
+    They are 0 on a single machine that needs no fabric.
+    """
     cluster = bytes(struct.clusterUuid)
     has_joined = struct.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED
     if not has_joined or struct.status != nvml.NVML_SUCCESS or not any(cluster):
@@ -268,7 +274,7 @@ def query_driver_version(library: object) -> str | None:
 
 
 def query_versions(library: object) -> Mapping[str, str | None]:
-    """Return the node's versions by the fields of `Inventory`; raises SourceLostError."""
+    """Return the node's versions, keyed by field of `Inventory`; raises SourceLostError."""
     cuda = none_where_absent(
         lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetCudaDriverVersion_v2)
     )
@@ -277,7 +283,7 @@ def query_versions(library: object) -> Mapping[str, str | None]:
         "nvml_version": none_where_absent(
             lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetNVMLVersion)
         ),
-        # 12040 is 12.4.
+        # For example, 12040 means 12.4.
         "cuda_driver_version": f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
         "confidential_computing_mode": _query_confidential_mode(library),
         "confidential_link_mode": _query_link_mode(library),
@@ -302,7 +308,7 @@ def _query_confidential_mode(library: object) -> str | None:
 
 def _query_link_mode(library: object) -> str | None:
     settings = nvml.c_nvmlSystemConfComputeSettings_v1_t()
-    # Of this one the binding hands on the driver's code, and raises nothing.
+    # For this function, the binding returns the driver's code instead of raising an error.
     code = none_where_absent(
         lambda: call_nvml(library, NvmlLibrary.nvmlSystemGetConfComputeSettings, byref(settings))
     )

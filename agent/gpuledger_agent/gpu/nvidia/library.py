@@ -1,14 +1,14 @@
-"""The functions of NVML that are called by name, as nvidia-ml-py has them, for the type checker.
+"""Types of the NVML functions that the agent calls, as in nvidia-ml-py; for the type checker.
 
-`call_nvml` and `DeviceClient` take a function of this protocol, find the library's own one by its
-name, and answer with its type. A driver or a binding may lack any of them, so no object is ever
-checked to have them all: the real module, the simulator, a recording and the tests' fakes have
-what they have. The functions of the catalogue are called by their names and answer `object`.
+`call_nvml` and `DeviceClient` take a function of this protocol, look up the library's function of
+the same name, and return its type. A driver or binding may lack any of these functions, so no
+object has to implement the whole protocol: the real module, the simulator, a recording and the
+tests' fakes each provide some of them. Functions in the catalogue are called by name and return
+`object`.
 
-The structs are plain classes, and annotations are not evaluated, as all of it costs the node memory
-and is never looked at.
+To save memory on the node, the structs are plain classes and annotations are not evaluated.
 """
-# ruff: noqa: D101, D102, N802, N815  # the names are NVML's, and described there
+# ruff: noqa: D101, D102, N802, N815  # NVML's names, documented in NVML
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class AccountingStats:
     time: int
     startTime: int
     isRunning: int
-    # Of the second version alone.
+    # Only in the second version.
     sampleCount: int
     sumGpuUtil: int
     sumFbUtil: int
@@ -100,7 +100,7 @@ class EventData:
 
 
 class NvmlLibrary(Protocol):
-    """Every handle is `object`: only the library that gave it can read it."""
+    """NVML's functions; handles are `object` because only the library can interpret them."""
 
     def nvmlInit(self) -> None: ...
     def nvmlShutdown(self) -> None: ...

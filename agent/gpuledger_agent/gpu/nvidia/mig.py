@@ -1,21 +1,23 @@
-"""The instances of a GPU that is cut by MIG: found anew in each tick, queried by their own handles.
+"""The MIG instances of a GPU, found again in each tick and queried by their own handles.
 
-A handle of an instance is good until the GPU is cut again, so none is kept: at each tick each index
-is queried, and what is known of an instance is kept by its UUID. `version` counts the layouts, so
-that others see when what they keep by instance is out of date.
+An instance's handle is valid until the GPU is repartitioned, so no handle is kept: each tick
+queries every index, and facts about an instance are cached by its UUID. `version` counts the
+layouts, so that other code can detect that its data about instances is outdated.
 
-Whose a process is: the parent's lists name the instance of each process where the driver lets us
-see them, in three calls for all instances. Whether it does is not said, and an empty list of the
-parent may mean either; so its lists are trusted once they have named every process that they hold,
-and until then the instances are queried one by one.
+The GPU's own process lists name the instance of each process if the driver permits it, which takes
+three calls for all instances. The driver does not report whether it permits it, and an empty list
+may mean either. So the GPU's lists are trusted once they have contained an instance for every
+process; until then, each instance is queried separately.
 
-In a container without the right to monitor MIG the driver refuses the instances, and of the GPU
-what is theirs in sum. Then the GPU's own row is all there is, and says so (`mig_hidden`).
+In a container without permission to monitor MIG, the driver refuses to list instances and the
+GPU-wide values that would reveal their total. Then there is only the GPU's own sample, marked as
+`mig_hidden`.
 
-What an instance is of the GPU is said in slices: of compute and of memory. How many the GPU has is
-said by its greatest profile, and the slices of memory by how often that of one slice goes
-into that: no product is known here. A small instance has a little less than its slices are, so the
-one is rounded down, and an instance's own slices, where no placement tells them, to the nearest.
+An instance's share of the GPU is given in compute slices and memory slices. The GPU's largest
+profile gives its number of compute slices; its memory divided by that of the one-slice profile
+gives the number of memory slices. So no list of products is needed. An instance has slightly less
+memory than its slices suggest, so the quotient is rounded down; an instance's own memory slices, if
+its placement is unknown, are rounded to the nearest number.
 """
 
 import re
@@ -44,10 +46,10 @@ _FULL_PROFILES: Final = (
     pynvml.NVML_GPU_INSTANCE_PROFILE_4_SLICE,
     pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE,
 )
-"""Those that can be all of a GPU; the greatest that it has is."""
-# The first version of the struct: every driver with MIG has it.
+"""Profiles that can span a whole GPU, largest first; the first that a GPU supports does."""
+# The struct's first version, which every driver with MIG supports.
 _PROFILE_VERSION: Final = 1
-# What NVML gives of a whole GPU only; a stray answer under MIG would be of nobody.
+# Values that NVML provides only without MIG. A stray answer under MIG would belong to no instance.
 _ABSENT: Final = {
     "samples": None,
     "memory_samples": None,
@@ -59,17 +61,17 @@ _ABSENT: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class PhysicalGpuSlices:
-    """Into what a GPU can be cut; `None` is not known."""
+    """The slices into which a GPU can be partitioned; an unknown value is `None`."""
 
     compute: int | None = None
-    """Compute slices."""
+    """Number of compute slices."""
     memory: int | None = None
-    """Memory slices."""
+    """Number of memory slices."""
     memory_mebibytes: int | None = None
-    """Memory of an instance that has them all."""
+    """Memory of an instance with all memory slices."""
 
     def memory_slices_of(self, mebibytes: int | None) -> int | None:
-        """Return how many memory slices an instance with so much memory has."""
+        """Return the number of memory slices of an instance with this memory; `None` if unknown."""
         if not (mebibytes and self.memory and self.memory_mebibytes):
             return None
         slices = round(self.memory * mebibytes / self.memory_mebibytes)
@@ -77,35 +79,35 @@ class PhysicalGpuSlices:
 
 
 _WHOLE: Final = PhysicalGpuSlices(compute=1, memory=1)
-"""A GPU that cannot be cut."""
+"""A GPU that cannot be partitioned."""
 
 
 @dataclass(kw_only=True)
 class InstanceClient:
-    """One instance and its client."""
+    """One MIG instance and its client."""
 
     identity: InstanceIdentity
-    """Which one it is."""
+    """The instance's ids, profile and slices."""
     client: DeviceClient
-    """Queries it."""
+    """The client for the instance."""
 
 
 @dataclass(kw_only=True)
 class MigLayout:
-    """Which instances one GPU has now."""
+    """The current MIG instances of one GPU."""
 
     client: DeviceClient
-    """Queries the GPU."""
+    """The client for the GPU."""
     uuid: str
-    """The GPU's identity."""
+    """The GPU's UUID."""
     index: int
-    """The driver's index of the GPU."""
+    """The GPU's index in the driver."""
     instances: Sequence[InstanceClient] = ()
-    """The instances as they were at the last query."""
+    """The instances at the last query."""
     is_enabled: bool | None = None
-    """Whether MIG is on; `None` where the GPU has none."""
+    """Whether MIG is enabled; `None` if the GPU does not support it."""
     version: int = 0
-    """Counts the layouts."""
+    """Increases with each change of the layout."""
     _max_instances: int = 0
     _lists_all: bool = False
     _is_hidden: bool = False
@@ -113,10 +115,13 @@ class MigLayout:
     _known: dict[str, InstanceClient] = field(default_factory=dict)
 
     def query(self, core: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what MIG changes in the answer to the first group; raises SourceLostError."""
+        """Return the fields of `RawGpuSample` that depend on MIG; raises SourceLostError.
+
+        `core` contains the GPU's other answers to call group BOOKS.
+        """
         before, self.is_enabled = self.is_enabled, self._query_mode()
         if before is not None and before != self.is_enabled:
-            # What one mode does not support the other may.
+            # The two modes support different functions.
             self.client.forget()
             self.version += 1
             self._slices = None
@@ -164,7 +169,7 @@ class MigLayout:
         }
 
     def describe(self) -> list[MigInstance]:
-        """Return the layout as it was at the last query."""
+        """Return the instances at the last query."""
         return [
             MigInstance(
                 uuid=identity.uuid,
@@ -178,7 +183,7 @@ class MigLayout:
                 memory_total_bytes=identity.memory_bytes,
             )
             for identity in (instance.identity for instance in self.instances)
-            # The record has both ids, and without them nothing leads to the instance.
+            # The record requires both ids, and nothing can refer to an instance without them.
             if identity.gpu_instance is not None and identity.compute_instance is not None
         ]
 
@@ -186,19 +191,19 @@ class MigLayout:
         function = NvmlLibrary.nvmlDeviceGetMigMode
         mode = self.client.query(function)
         if mode is None:
-            # A call that failed once has changed nothing.
+            # After a mere failure, assume that the mode has not changed.
             return None if self.client.is_unsupported((function.__name__,)) else self.is_enabled
         current, _ = mode
         return bool(current)
 
     def _query_slices(self) -> PhysicalGpuSlices:
-        """Return into what the GPU can be cut; queried until it was answered or refused."""
+        """Return the GPU's slices; queried again until the driver answers or refuses."""
         if self._slices is None:
             self._slices = self._find_slices()
         return self._slices or PhysicalGpuSlices()
 
     def _find_slices(self) -> PhysicalGpuSlices | None:
-        """Return the slices; `None` where a call failed, so that nobody knows."""
+        """Return the GPU's slices, or `None` if a call failed."""
         mode, query = NvmlLibrary.nvmlDeviceGetMigMode, self.client.query
         if self.is_enabled is None:
             return _WHOLE if self.client.is_unsupported((mode.__name__,)) else None
@@ -210,7 +215,7 @@ class MigLayout:
             if not self.client.is_unsupported((info.__name__, profile, _PROFILE_VERSION)):
                 return None
         else:
-            # Some drivers tell it only while MIG is on; what is not cut is whole all the same.
+            # Some drivers report profiles only while MIG is on. Without MIG, the GPU is one slice.
             return PhysicalGpuSlices() if self.is_enabled else _WHOLE
         smallest = pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE
         one_slice = query(info, smallest, _PROFILE_VERSION)
@@ -234,11 +239,11 @@ class MigLayout:
         self.instances, self._known = found, known
 
     def _find(self, index: int) -> InstanceClient | None:
-        """Return the instance at an index; one whose handle fails now is still there."""
+        """Return the instance at an index; if a call fails, the instance previously found there."""
         before = next(
             (instance for instance in self.instances if instance.identity.index == index), None
         )
-        # NOT_FOUND is an index that no instance has; there may be more behind it.
+        # NOT_FOUND means that the index is unused; higher indices may still be used.
         function = NvmlLibrary.nvmlDeviceGetMigDeviceHandleByIndex
         handle = self.client.query_list(_HOLE, function, index)
         self._is_hidden |= self.client.outcomes.get((function.__name__,)) == NO_PERMISSION
@@ -249,10 +254,10 @@ class MigLayout:
         uuid = None if handle is None else client.query(get_uuid)
         self._is_hidden |= NO_PERMISSION in client.outcomes.values()
         if uuid is None:
-            # Its processes must not count as ended for a call that failed once.
+            # After a mere failure, keep the instance, or its processes would count as ended.
             return None if client.is_unsupported((get_uuid.__name__,)) else before
         known = self._known.get(uuid)
-        # Known by its UUID, so what never changes of it is not queried at each tick.
+        # Facts that never change are cached by UUID and not queried in each tick.
         if known is None or known.identity.index != index:
             return InstanceClient(identity=self._identify(client, uuid, index), client=client)
         known.client.handle = handle
@@ -263,7 +268,7 @@ class MigLayout:
         gpu_instance = small_number(client.query(NvmlLibrary.nvmlDeviceGetGpuInstanceId))
         info = None
         if gpu_instance is not None:
-            # Where it begins is known of the GPU instance alone, which has a handle of its own.
+            # The placement is available only from the GPU instance, which has its own handle.
             handle = self.client.query(NvmlLibrary.nvmlDeviceGetGpuInstanceById, gpu_instance)
             if handle is not None:
                 parent = DeviceClient(library=self.client.library, handle=handle)
@@ -291,18 +296,18 @@ class MigLayout:
     def _apportion(
         self, listed: tuple[ListedProcess, ...] | None
     ) -> tuple[dict[str, tuple[ListedProcess, ...] | None], tuple[ListedProcess, ...] | None]:
-        """Return the processes of each instance, and those that are in no instance."""
+        """Return the processes of each instance, and the processes without an instance."""
         own, left = self._by_ids(listed or ())
         if listed is not None and not left and (listed or self._lists_all):
-            # The parent's list is the whole list where it has shown that it is: three calls
-            # instead of three for each instance.
+            # Once the GPU's lists have proved complete, use only them: three calls instead of
+            # three per instance.
             self._lists_all = True
             return {uuid: tuple(found) for uuid, found in own.items()}, ()
         lists: dict[str, tuple[ListedProcess, ...] | None] = {}
         for instance in self.instances:
             uuid = instance.identity.uuid
             found = list_processes(instance.client)
-            # Where its own list failed, what the parent said of it is better than nothing.
+            # If the instance's own list failed, use its processes in the GPU's list.
             lists[uuid] = tuple(own[uuid]) or None if found is None else found
         pids = {process.pid for processes in lists.values() for process in processes or ()}
         rest = tuple(process for process in left if process.pid not in pids)
@@ -319,7 +324,7 @@ class MigLayout:
             for instance in self.instances
         }
         sizes = Counter(instance.identity.gpu_instance for instance in self.instances)
-        # Where a GPU instance is not cut further, its id alone says enough.
+        # If a GPU instance has only one compute instance, its id is sufficient.
         ids |= {(number, None): uuid for (number, _), uuid in ids.items() if sizes[number] == 1}
         own: dict[str, list[ListedProcess]] = {
             instance.identity.uuid: [] for instance in self.instances
@@ -334,7 +339,7 @@ class MigLayout:
 
 
 def _profile(name: str | None, attributes: DeviceAttributes | None) -> str | None:
-    """Return the profile as the driver names it, else as its names are built."""
+    """Return the profile in the device's name; if it has none, build it the way NVIDIA does."""
     found = _PROFILE.search(name or "")
     if found:
         return found[1]

@@ -1,13 +1,13 @@
-"""A group of the catalogue queried of one device: its functions, and its numbered fields at once.
+"""Queries one call group of the catalogue from one device: its functions and numbered fields.
 
-A plan says which calls to make: each reading comes from the first of its sources that the device
-supports, and readings that are parts of one answer share the call. It is laid out again whenever
-what is unsupported changes, so a tick looks nothing up.
+A plan lists the calls to make: each reading comes from the first of its sources that the device
+supports, and readings that are parts of one answer share a call. The plan is rebuilt whenever the
+set of unsupported calls changes, so a tick does not have to choose sources.
 
-Many numbered fields come by one call, each with a return code of its own. One number that an older
-driver does not know may fail the whole call; then each is queried alone, once. Before the fields of
-each link, the device is queried for how many links it has. Whether a value can be true is decided
-in `gpuledger_agent.core`.
+One call returns many numbered fields, each with its own return code. A field that an older driver
+does not know may fail the whole call; then each field is queried separately, once. Before fields
+that exist per NVLink are queried, the device is queried for its number of links.
+`gpuledger_agent.core` decides which values are plausible.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,11 +32,11 @@ from gpuledger_agent.metrics import NVML_ERRORS
 
 _Key = tuple[object, ...]
 Name = str | tuple[str, int, int | None]
-"""Ours of a field; where it is of one link with the link's number, and where it is one of several
-in a row with its position."""
+"""Our name of a field; for a field of one link, with the link's number and, if the field is an
+element of a list, its position."""
 _CALL: Final = "nvmlDeviceGetFieldValues"
 _MAX_FIELDS: Final = 128
-"""Of one call: what NVIDIA's own tools ask for together, and more, is not known to work."""
+"""Maximum number of fields per call: NVIDIA's tools query as many; more may not work."""
 _SUCCESS: Final = pynvml.NVML_SUCCESS
 _VALUE_NAMES: Final = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
@@ -47,7 +47,7 @@ _VALUE_NAMES: Final = {
     pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
     pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
 }
-# A number that an older driver does not know is an invalid argument to it.
+# An older driver answers with "invalid argument" for a field that it does not know.
 _REFUSALS: Final = frozenset(
     {
         pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -61,23 +61,23 @@ _LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET
 
 
 class WantedField(NamedTuple):
-    """A field under our name."""
+    """A field to query, with the name of its reading."""
 
     name: Name
     key: _Key
-    """By which a refusal is remembered."""
+    """The key in `DeviceClient.outcomes` if the field is refused."""
     answered_key: _Key
-    """By which an answer is remembered."""
+    """The key in `DeviceClient.outcomes` if the field is answered."""
     number: tuple[int, int]
-    """What is passed to the driver: the field's id, and the link."""
+    """The arguments for the driver: the field's id and the link."""
     member: str | None
-    """The member of the union that has the value; `None` where the driver says which."""
+    """The member of the union that holds the value; if `None`, the driver reports it."""
 
 
-# The GPUs of a node have the same fields: hundreds, where each of their links has its own.
+# Cached, because all GPUs of a node have the same fields; with per-link fields, there are hundreds.
 @lru_cache(maxsize=2048)
 def wanted_field(name: Name, field: FieldValue) -> WantedField:
-    """Return what a batch needs of a field."""
+    """Return a field of the catalogue in the form that `FieldBatch` uses."""
     return WantedField(
         name=name,
         key=field.key,
@@ -88,12 +88,12 @@ def wanted_field(name: Name, field: FieldValue) -> WantedField:
 
 
 def value_name(value_type: int | None) -> str:
-    """Return the member of the union that holds a value of this type."""
+    """Return the member of NVML's union that holds a value of this type."""
     return _VALUE_NAMES.get(value_type, "uiVal")
 
 
 class FieldBatch:
-    """Fields that are queried together."""
+    """Fields that are queried in one call."""
 
     def __init__(self, client: DeviceClient, wanted: Sequence[WantedField]) -> None:
         self._client = client
@@ -113,13 +113,13 @@ class FieldBatch:
             known = self._client.outcomes.keys()
             if all(field.key in known or field.answered_key in known for field in self._wanted):
                 return {}
-            # One number that is unknown to the driver may have cost all: each is tried alone, once.
+            # A field that the driver does not know may fail the whole call: try each one, once.
             return self.query_apart()
         self._client.outcomes[_CALL,] = None
         return values
 
     def query_apart(self) -> dict[Name, Any]:
-        """Query each in a call of its own, so that a refusal is its own; raises SourceLostError."""
+        """Query each field in a separate call, to find the refused ones; raises SourceLostError."""
         values: dict[Name, Any] = {}
         for field in self._wanted:
             try:
@@ -143,9 +143,9 @@ class FieldBatch:
 
 
 def mark_if_unsupported(client: DeviceClient, key: _Key, error: UnavailableError) -> None:
-    """Mark a reading as unsupported where it was queried alone and refused.
+    """Mark a reading as unsupported if its separate query was refused.
 
-    What only failed may succeed later.
+    Other failures are not remembered, because a later query may succeed.
     """
     code = getattr(error.__cause__, "value", None)
     if code in _REFUSALS:
@@ -155,9 +155,10 @@ def mark_if_unsupported(client: DeviceClient, key: _Key, error: UnavailableError
 def check_code(
     client: DeviceClient, key: _Key, code: int, *, answered_key: _Key | None = None
 ) -> bool:
-    """Return whether a code inside a successful answer is success; raises SourceLostError.
+    """Return whether a return code within a successful answer means success.
 
-    A refusal is remembered by `key`, an answer by `answered_key` where that is another one.
+    Remembers a refusal under `key`, and an answer under `answered_key` if given, else `key`.
+    Raises GpuLostError.
     """
     if code == _SUCCESS:
         client.outcomes.setdefault(answered_key or key, None)
@@ -168,7 +169,7 @@ def check_code(
     if code in _REFUSALS:
         client.mark_unsupported(key, name)
     else:
-        # It may be there at the next tick, so it is no refusal.
+        # Not a refusal: the next tick may succeed.
         NVML_ERRORS.labels(call=label, error=name).inc()
     return False
 
@@ -177,22 +178,25 @@ _COUNT: Final = FieldValue(pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT)
 
 
 class Links:
-    """The NVLinks of one GPU; their numbers begin at 0."""
+    """The NVLinks of one GPU; their numbers start at 0."""
 
     def __init__(self, client: DeviceClient) -> None:
         self._client = client
         self._batch = FieldBatch(client, [wanted_field("count", _COUNT)])
         self._is_known = False
         self.numbers = range(0)
-        """Those that it has, as far as is known."""
+        """The GPU's link numbers; empty while unknown."""
 
     def update(self) -> bool:
-        """Query where it is not known; return whether it changed. Raises SourceLostError."""
+        """Query the number of links if unknown; return whether it changed.
+
+        Raises SourceLostError.
+        """
         was_queried = _COUNT.key in self._client.outcomes
-        # Again after MIG was turned on or off: the client has forgotten what was queried.
+        # After MIG is turned on or off, the client has no outcomes, so the number is queried again.
         if was_queried and (self._is_known or self._client.is_unsupported(_COUNT.key)):
             return False
-        # Not as other fields are: a whole call that is refused would refuse all of them.
+        # Not by `query`: if it were refused, it would mark all fields as unsupported.
         count, before = self._batch.query_apart().get("count"), self.numbers
         if isinstance(count, int) and 0 <= count <= pynvml.NVML_NVLINK_MAX_LINKS:
             self.numbers, self._is_known = range(count), True
@@ -203,7 +207,7 @@ _Wanted = list[tuple[str, Callable[[Any], Any]]]
 
 
 class QueryPlan:
-    """The calls for one group of readings of one device."""
+    """The calls that query one group of readings from one device."""
 
     def __init__(self, client: DeviceClient, specs: Sequence[MetricSpec]) -> None:
         self._client = client
@@ -217,7 +221,7 @@ class QueryPlan:
         self._plan()
 
     def query(self) -> dict[str, Any]:
-        """Return the values that the driver supports, by the names of the readings.
+        """Return the values that the driver supports, keyed by reading.
 
         Raises SourceLostError.
         """
@@ -235,14 +239,14 @@ class QueryPlan:
         for batch in self._batches:
             for field, value in batch.query().items():
                 _put(values, field, value)
-        # Something was refused in this tick: from the next one on its second source is queried.
+        # If a source was refused in this tick, the next tick queries the reading's next source.
         if self._client.support_version != self._support_version:
             self._merge_refusals()
             self._plan()
         return values
 
     def _merge_refusals(self) -> None:
-        """Remember once what each link refused: a GPU may refuse a field of hundreds of links."""
+        """Merge the refusals of fields that every link refused, to save memory."""
         each_link = [
             (spec.name, source)
             for spec in self._specs
@@ -258,7 +262,7 @@ class QueryPlan:
                 self._client.merge_refusals(keys, fields[0].answered_key)
 
     def _plan(self) -> None:
-        """Choose the sources that are not unsupported, and each call once."""
+        """Choose the first source of each reading that may be supported, and merge equal calls."""
         self._support_version = self._client.support_version
         is_unsupported = self._client.is_unsupported
         calls: dict[tuple[object, ...], tuple[FunctionCall, _Wanted]] = {}
@@ -273,7 +277,7 @@ class QueryPlan:
                 fields.append(wanted_field(spec.name, source))
             elif isinstance(source, FieldValue):
                 links = self._links.numbers if self._links else ()
-                # One link may refuse what the others answer, as one that is not in use.
+                # A single link, such as an unused one, may refuse a field that others answer.
                 fields += [
                     field
                     for link in links
@@ -298,7 +302,7 @@ def _fields_of_link(name: str, source: FieldValue, link: int) -> tuple[WantedFie
 
 
 def _put(values: dict[str, Any], field: Name, value: object) -> None:
-    """Put a field's value into the answer: what comes of each link is one mapping by its number."""
+    """Add a field's value to the answer; per-link values become one mapping by link number."""
     if isinstance(field, str):
         values[field] = value
         return
@@ -307,7 +311,7 @@ def _put(values: dict[str, Any], field: Name, value: object) -> None:
     if position is None:
         by_link[link] = value
         return
-    # A list ends before the first that is missing, as a position says what it is.
+    # The list ends before the first missing value, because a value's position has a meaning.
     in_a_row = by_link.setdefault(link, [])
     if len(in_a_row) == position:
         in_a_row.append(value)
@@ -322,9 +326,9 @@ def _extractor(call: FunctionCall) -> Callable[[Any], Any]:
 
 
 def _license_status(features: LicensableFeatures) -> int | None:
-    """Return 1 where any licensed feature is licensed, `None` where none can be."""
+    """Return 1 if any feature is licensed, otherwise 0; `None` if licenses are not supported."""
     if not features.isGridLicenseSupported:
         return None
-    # The array has room for more features than there are.
+    # Only the first `count` elements of the array are valid.
     count = features.licensableFeaturesCount
     return int(any(feature.featureState for feature in features.gridLicensableFeatures[:count]))

@@ -1,10 +1,10 @@
-"""NVML as a source of GPUs: the library from its start to its end, and each GPU that it finds.
+"""The GPU source for NVML: opens and closes the library, finds its GPUs and queries them.
 
-A session takes any object with functions of `pynvml`: the real module, the simulator's, a
-recording. Opening it finds the GPUs in a thread each, so that one that hangs at the start costs the
-others a bounded wait; it is found by a later opening, under the same index. A GPU's handle is good
-until the library is shut down, so each opening makes new GPUs, which remember nothing of what an
-earlier one did not support.
+A session accepts any object with functions of `pynvml`: the real module, the simulator or a
+recording. When it is opened, one thread per GPU looks for it, so a GPU that hangs delays the others
+only for a limited time. A later opening finds that GPU under the same index. A handle is valid
+until the library is shut down, so each opening creates new GPUs, which probe again what the driver
+supports.
 """
 
 import contextlib
@@ -39,26 +39,26 @@ from gpuledger_agent.gpu.threads import CallThread
 
 @dataclass(kw_only=True)
 class NvidiaGpu:
-    """One GPU of an open library; what it does not support is called once."""
+    """One GPU of an open library; unsupported functions are called only once."""
 
     library: object
-    """The library that gave the handle."""
+    """The library that returned the handle."""
     handle: object
-    """The library's own handle."""
+    """The library's handle of the GPU."""
     uuid: str
-    """Its identity."""
+    """The GPU's UUID."""
     index: int
-    """The driver's index."""
+    """The GPU's index in the driver."""
     peers: Sequence[tuple[str, object]] = ()
     """The node's other GPUs, as pairs of UUID and handle."""
     driver: DriverVersion | None = None
-    """The driver; of one that is not known only what every driver means alike is queried."""
+    """The driver's version; if unknown, fields that differ between drivers are not queried."""
     monotonic_ns: Callable[[], int] = time.monotonic_ns
-    """The clock by which samples are far enough apart."""
+    """The clock that measures the time between two samples."""
 
     def __post_init__(self) -> None:
         client = self.client = DeviceClient(library=self.library, handle=self.handle)
-        # One of its own: it is used by another thread than the rest.
+        # A separate client, because fast polls run in another thread.
         self._fast_client = DeviceClient(library=self.library, handle=self.handle)
         sensors = specs_for(CallGroup.SENSORS, self.driver)
         self._sensors = QueryPlan(client, [spec for spec in sensors if not is_of_chip(spec)])
@@ -78,7 +78,7 @@ class NvidiaGpu:
         }
         health = specs_for(CallGroup.HEALTH, self.driver)
         self._health = QueryPlan(client, [spec for spec in health if not is_of_chip(spec)])
-        # Samples of its own: what is of each link is the mean over the time between two healths.
+        # With its own GPM samples: a link's rate is the mean since the previous health query.
         self._link_rates = Gpm(
             client,
             [spec for spec in health if is_of_chip(spec)],
@@ -93,33 +93,36 @@ class NvidiaGpu:
         self._facts = Facts(client, uuid=self.uuid, index=self.index, peers=self.peers)
 
     def query(self, group: CallGroup, cursor: SampleCursor) -> dict[str, Any]:
-        """Return the answer to a group, by the fields of `RawGpuSample`; raises SourceLostError."""
+        """Return the answer to a call group, keyed by field of `RawGpuSample`.
+
+        Raises SourceLostError.
+        """
         if group is CallGroup.BOOKS:
             return self._query_core(cursor)
         if group is CallGroup.SENSORS:
             counters = self._counters[group].query(self._mig.instances)
             return {"sensors": self._sensors.query(), **counters}
         if group is CallGroup.READINGS:
-            # As rarely as these: lists that were empty when they were asked last.
+            # Process lists that were empty are queried again at the pace of the readings.
             self._lists.is_due = True
             return {"readings": self._readings.query()}
         if group is CallGroup.PROFILING:
             return self._counters[group].query(self._mig.instances)
         health = {**self._health.query(), **self._link_rates.query().get("health", {})}
-        # The facts come last, as their capabilities are those of all calls before.
+        # Query the facts last, because their capabilities cover all calls made before.
         self._known_facts = self._with_layout(self._facts.query())
         return {"health": health, "facts": self._known_facts}
 
     @property
     def has_process_accounting(self) -> bool:
-        """Whether its driver keeps accounts of processes, by the last answer."""
+        """Whether the driver kept process accounting for this GPU at the last query."""
         return self._accounting.is_kept
 
     def fast_poll(self, cursor: SampleCursor | None, *, at: ClockReading) -> FastPoll:
-        """Return what is asked of it between two ticks, from any thread; raises SourceLostError.
+        """Return the answer to a fast poll; callable from any thread. Raises SourceLostError.
 
-        Of a GPU that is cut it is the energy alone: processes are of its instances, of which the
-        driver samples none.
+        Under MIG, only the energy is queried, because the driver does not sample the processes of
+        MIG instances.
         """
         client = self._fast_client
         if cursor is None or self._mig.is_enabled:
@@ -129,7 +132,7 @@ class NvidiaGpu:
         return FastPoll(uuid=self.uuid, at=at, **answers)
 
     def close(self) -> None:
-        """Let go of what the library holds for it; the library must be open."""
+        """Free the GPU's buffers; the library must be open."""
         for counters in self._counters.values():
             counters.close()
         self._link_rates.close()
@@ -139,13 +142,15 @@ class NvidiaGpu:
         was_cut = self._mig.is_enabled
         core |= self._mig.query(core)
         if self._mig.is_enabled != was_cut:
-            # A fast poll that came in between may have been refused what the other mode has.
+            # The two modes support different functions; a fast poll may have found some
+            # unsupported.
             self._fast_client.forget()
-        # Not under MIG: what the driver accounts for there is not documented.
+        # Not under MIG, where NVML does not document the accounting.
         if not core["mig_enabled"]:
             core["process_stats"] = self._accounting.query(core["processes"])
         if self._known_facts and self._layout_version != self._mig.version:
-            # At once, and not with the next health: kubelet's ids lead to instances by it.
+            # Do not wait for the next health query: the kubelet's device ids are resolved to MIG
+            # instances by this layout.
             self._known_facts = self._with_layout(self._known_facts)
             core["facts"] = self._known_facts
         return core
@@ -156,13 +161,13 @@ class NvidiaGpu:
         return replace(facts, instances=self._mig.describe(), mig_enabled=is_enabled)
 
 
-# A GPU that nobody uses may have to be woken up first, which takes seconds.
+# An unused GPU may have to be initialized first, which takes seconds.
 _FIND_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """A GPU that answered."""
+    """A GPU that answered during an opening."""
 
     index: int
     uuid: str
@@ -170,7 +175,7 @@ class _Found:
 
 
 class NvmlSession:
-    """The library, as a `GpuSource`."""
+    """The NVML library as a `GpuSource`."""
 
     def __init__(
         self,
@@ -180,7 +185,7 @@ class NvmlSession:
         find_seconds: float = _FIND_SECONDS,
     ) -> None:
         self.library = library
-        """The functions of `pynvml`, real or played."""
+        """An object with the functions of `pynvml`: real, simulated or recorded."""
         self._nvml = with_own_lists(library)
         self._monotonic_ns = monotonic_ns
         self._find_seconds = find_seconds
@@ -189,28 +194,28 @@ class NvmlSession:
         self._is_open = False
         self._slots: dict[int, str] = {}
         self.unfound: Mapping[int, str] = {}
-        """What names the GPUs that the driver counts and that did not answer at the start."""
+        """Names of the GPUs that did not answer at the last opening, by driver index."""
         self.driver_events = NvmlDriverEvents(self._nvml)
-        """What the driver says of itself."""
+        """Events about the driver itself."""
 
     @property
     def origin(self) -> str:
-        """Where the library was found, for people; empty where it is played, or not found yet."""
+        """Where the library was found, for people; empty if simulated, recorded or not found."""
         return self.library.path if isinstance(self.library, SystemNvml) else ""
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a GPU that an opening looked for has not answered yet; another would wait too."""
-        # A copy, as the thread that opens may change it meanwhile.
+        """Whether an opening still waits for a GPU, so that another opening would wait too."""
+        # Use a copy, because the opening thread may change the dictionary meanwhile.
         return any(not finding.done() for finding in list(self._finding.values()))
 
     def open(self) -> list[NvidiaGpu]:
-        """Start the library; return the GPUs that answer. Raises SourceLostError."""
+        """Initialize the library and return the GPUs that answer. Raises SourceLostError."""
         call_nvml(self._nvml, NvmlLibrary.nvmlInit)
-        # It has to be shut down from here on, whatever comes next.
+        # From here on the library has to be shut down, even if the opening fails.
         self._is_open = True
         count = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetCount)
-        # At each opening: the driver may be another one since the last.
+        # Query the version at each opening, because the driver may have been replaced.
         driver = DriverVersion.parse(query_driver_version(self._nvml))
         found = self._find_all(count)
         self._gpus = [
@@ -230,19 +235,19 @@ class NvmlSession:
         return self._gpus
 
     def versions(self) -> Mapping[str, str | None]:
-        """Return the versions by the fields of `Inventory`; raises SourceLostError."""
+        """Return the versions, keyed by field of `Inventory`; raises SourceLostError."""
         return query_versions(self._nvml)
 
     def gpu_events(self, gpus: Sequence[GpuIdentity], *, clock: Clock) -> NvmlGpuEvents:
-        """Make an event set in which these GPUs are registered; raises UnavailableError."""
+        """Create an event set with these GPUs registered; raises UnavailableError."""
         return NvmlGpuEvents(self._nvml, gpus, clock=clock)
 
     def pci_buses(self, gpus: Sequence[GpuIdentity]) -> Mapping[str, str]:
-        """Return the GPUs' UUIDs by the PCI addresses at which they are plugged in."""
+        """Return the GPUs' UUIDs by PCI address."""
         return pci_buses_of(self._nvml, gpus)
 
     def close(self) -> None:
-        """Let go of the driver; a library that is lost has nothing to let go of."""
+        """Free the GPUs' buffers and shut the library down; ignores errors."""
         if not self._is_open:
             return
         self._is_open = False
@@ -250,26 +255,26 @@ class NvmlSession:
         for gpu in gpus:
             with contextlib.suppress(UnavailableError):
                 gpu.close()
-        # However the GPUs ended: a library that is not shut down is not started anew either.
+        # Even if a GPU failed to close: a library that is not shut down cannot be reinitialized.
         with contextlib.suppress(UnavailableError):
             call_nvml(self._nvml, NvmlLibrary.nvmlShutdown)
 
     def _find_all(self, count: int) -> list[_Found]:
-        """Find the GPUs, each in a thread: one that hangs must not cost the others."""
+        """Find each GPU in its own thread, so that one that hangs does not block the others."""
         for index in range(count):
-            # One that is done now was found too late, with a handle of the start before.
+            # If a previous search is done, its handle belongs to the previous initialization.
             if index not in self._finding or self._finding[index].done():
                 worker = CallThread(f"find-{index}")
                 self._finding[index] = worker.start(partial(self._find, index))
                 worker.end()
         finding = {index: self._finding[index] for index in range(count)}
         wait(finding.values(), timeout=self._find_seconds)
-        # The thread of one that is late goes on: the next opening waits for it, not for another.
+        # A late thread keeps running: the next opening waits for it instead of starting another.
         done = [index for index, future in finding.items() if future.done()]
         return [gpu for index in done if (gpu := self._finding.pop(index).result())]
 
     def _find(self, index: int) -> _Found | None:
-        """Return the GPU at an index; one that is lost must not cost the others."""
+        """Return the GPU at an index, or `None` if it does not answer."""
         try:
             handle = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetHandleByIndex, index)
         except UnavailableError:
@@ -277,7 +282,7 @@ class NvmlSession:
         try:
             uuid = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetUUID, handle)
         except UnavailableError:
-            # A GPU that does not say who it is may still say where it is plugged in.
+            # A GPU that does not return its UUID may still return its PCI address.
             with contextlib.suppress(UnavailableError):
                 slot = call_nvml(self._nvml, NvmlLibrary.nvmlDeviceGetPciInfo_v3, handle).busId
                 if bus := read_bus(slot):

@@ -80,7 +80,9 @@ def test_where_there_is_none_the_error_names_all_that_was_tried_and_the_setting(
 
 def test_a_setting_that_is_wrong_is_not_made_good_by_another_library() -> None:
     load = Loader(LIBRARY)
-    with pytest.raises(LibraryNotFoundError, match=r"nvml_library: /nowhere/lib\.so is not there"):
+    with pytest.raises(
+        LibraryNotFoundError, match=r"nvml_library: /nowhere/lib\.so does not exist"
+    ):
         load_library(Path("/nowhere/lib.so"), load=load)
     assert load.tried == ["/nowhere/lib.so"]
 

@@ -87,7 +87,8 @@ def test_a_library_without_these_events_is_said_and_nothing_is_heard() -> None:
     events.open()
     assert not events.is_open
     assert (
-        events.capability.reason == "nvmlSystemEventSetCreate: this nvidia-ml-py does not have it"
+        events.capability.reason
+        == "nvmlSystemEventSetCreate: not available in this version of nvidia-ml-py"
     )
     assert events.poll() is DriverEvent.NOTHING
     events.close()
